@@ -1,0 +1,20 @@
+"""Shared set-up: every test runs on eight logical CPU devices."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import pytest
+
+import tfgpipe
+
+tfgpipe.make_logical_cpus(8)
+
+
+@pytest.fixture(autouse=True)
+def fresh_names_and_seeds():
+    """Layer names and random draws do not depend on which tests ran before."""
+    import keras
+
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)

@@ -1,0 +1,40 @@
+"""GPipe-style pipeline parallelism for Keras 3 on TensorFlow.
+
+Importing this package is quick: names are loaded from their modules on first use, and
+TensorFlow with them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tfgpipe._backend import check_keras_backend
+
+if TYPE_CHECKING:
+    from tfgpipe.mesh import make_logical_cpus
+    from tfgpipe.pipelined_layer import PipelinedLayer
+    from tfgpipe.reports import stage_table
+    from tfgpipe.strategy import PipelineStrategy
+
+__version__ = "0.1.0"
+__all__ = ["PipelineStrategy", "PipelinedLayer", "make_logical_cpus", "stage_table"]
+
+_MODULES = {
+    "PipelineStrategy": "strategy",
+    "PipelinedLayer": "pipelined_layer",
+    "make_logical_cpus": "mesh",
+    "stage_table": "reports",
+}
+
+check_keras_backend()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'tfgpipe' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"tfgpipe.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

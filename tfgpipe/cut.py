@@ -1,0 +1,138 @@
+"""Where to cut one traced computation into a forward and a backward program.
+
+A stage is traced once, forward and gradient together, as one graph. Both programs are
+then pieces of that graph, and rematerialisation is nothing but a choice of where to
+cut it:
+
+      sources ──▶ f1 ──▶ f2 ──▶ outputs          forward program
+                  │      │
+             ·····│······│·····························  the cut
+                  ▼      ▼
+      d sources ◀ b1 ◀── b2 ◀── d outputs        backward program
+
+* `saving` cuts along the dotted line: the tensors that cross it, the *residuals*, are
+  kept from the forward to the backward (no rematerialisation).
+* `recomputing` cuts above `f1`: the backward program holds f1 and f2 again and starts
+  from the sources. Only what a second run would not reproduce, the results of stateful
+  operations, is kept.
+
+A graph here is a mapping from the name of an operation to the names of its inputs in
+`GraphDef` form: `op` or `op:index` for a tensor, `^op` for a control dependency.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+Graph = Mapping[str, Sequence[str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """One program's share of a graph.
+
+    Attributes:
+        operations: Names of the operations to copy into the program.
+        feeds: Tensors to feed, residuals and sources alike, in a fixed order.
+    """
+
+    operations: frozenset[str]
+    feeds: tuple[str, ...]
+
+
+def operation(tensor: str) -> str:
+    """Returns the name of the operation that makes a tensor.
+
+    >>> operation("dense/MatMul:0"), operation("^assert"), operation("x")
+    ('dense/MatMul', 'assert', 'x')
+    """
+    return tensor.lstrip("^").rsplit(":", 1)[0]
+
+
+def canonical(tensor: str) -> str:
+    """Returns a tensor's full name, with its index.
+
+    >>> canonical("x"), canonical("split:1")
+    ('x:0', 'split:1')
+    """
+    return tensor if ":" in tensor else f"{tensor}:0"
+
+
+def program(graph: Graph, *, fetches: Iterable[str], feeds: Collection[str]) -> Cut:
+    """Returns the operations between `feeds` and `fetches`, and the feeds they use.
+
+    Control dependencies are followed like data, but stop at fed operations.
+    """
+    stop = {operation(feed) for feed in feeds}
+    used: dict[str, None] = {}
+    operations: set[str] = set()
+    pending = [canonical(fetch) for fetch in fetches]
+    while pending:
+        tensor = pending.pop()
+        if tensor in feeds:
+            used[tensor] = None
+            continue
+        name = operation(tensor)
+        if tensor.startswith("^") and name in stop or name in operations:
+            continue
+        operations.add(name)
+        pending.extend(i if i.startswith("^") else canonical(i) for i in graph[name])
+    ordered = tuple(feed for feed in feeds if feed in used)
+    return Cut(frozenset(operations), ordered)
+
+
+def saving(
+    graph: Graph,
+    *,
+    sources: Collection[str],
+    outputs: Iterable[str],
+    gradients: Iterable[str],
+    constants: Collection[str],
+) -> tuple[str, ...]:
+    """Returns the residuals that spare the backward program any recomputation.
+
+    Args:
+        graph: The whole computation.
+        sources: Tensors that both programs are given anyway.
+        outputs: What the forward program fetches.
+        gradients: What the backward program fetches.
+        constants: Operations that are cheaper to copy than to keep the result of.
+    """
+    fetches = [canonical(gradient) for gradient in gradients]
+    forward = program(graph, fetches=outputs, feeds=sources).operations
+    shared = forward - set(constants)
+    needed = program(graph, fetches=fetches, feeds=sources).operations
+    residuals: dict[str, None] = {}
+    for name in graph:
+        if name in needed and name not in shared:
+            fetches.extend(canonical(i) for i in graph[name] if not i.startswith("^"))
+    for tensor in fetches:
+        if tensor not in sources and operation(tensor) in shared:
+            residuals[tensor] = None
+    return tuple(residuals)
+
+
+def recomputing(
+    graph: Graph,
+    *,
+    sources: Collection[str],
+    outputs: Iterable[str],
+    gradients: Iterable[str],
+    stateful: Collection[str],
+) -> tuple[str, ...]:
+    """Returns the residuals that a recomputation cannot reproduce.
+
+    These are the results of stateful operations (an unseeded random draw, a read of a
+    resource) that the forward program ran and the backward program would run again.
+    """
+    forward = program(graph, fetches=outputs, feeds=sources).operations
+    needed = program(graph, fetches=gradients, feeds=sources).operations
+    once = forward & needed & set(stateful)
+    consumed = [i for name in graph if name in needed for i in graph[name]]
+    residuals = {
+        canonical(i): None
+        for i in (*consumed, *gradients)
+        if not i.startswith("^") and operation(i) in once
+    }
+    return tuple(residuals)

@@ -1,0 +1,80 @@
+"""Cutting a mini-batch into microbatches and joining the results.
+
+A mini-batch of B rows becomes M microbatches of B // M or B // M + 1 rows, the larger
+ones first. Rows keep their order. When B is known only at run time the sizes are
+tensors, and if B < M the last M - B microbatches have no rows at all; programs of
+stages skip those (see `program`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+# A number of rows: known when the graph is built, or only when it runs.
+Rows = int | tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """How one mini-batch is cut.
+
+    Attributes:
+        sizes: Rows of each microbatch.
+        total: Rows of the mini-batch.
+    """
+
+    sizes: tuple[Rows, ...]
+    total: Rows
+
+    @property
+    def static_size(self) -> int | None:
+        """The size of every microbatch, if known and equal, else None."""
+        first = self.sizes[0]
+        if isinstance(first, int) and all(size == first for size in self.sizes):
+            return first
+        return None
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether some microbatch could turn out to have no rows."""
+        return not isinstance(self.total, int)
+
+    def weight(self, m: int, dtype: tf.DType) -> tf.Tensor:
+        """Returns the share of microbatch `m` in the mini-batch's rows."""
+        total = tf.cast(self.total, dtype)
+        return tf.math.divide_no_nan(tf.cast(self.sizes[m], dtype), total)
+
+    def cut(self, tensor: tf.Tensor) -> list[tf.Tensor]:
+        """Cuts `tensor` `[B, ...]` into M tensors `[b_m, ...]`."""
+        if len(self.sizes) == 1:
+            return [tensor]
+        if self.static_size is not None:
+            return tf.split(tensor, len(self.sizes))
+        return tf.split(tensor, tf.stack(self.sizes), num=len(self.sizes))
+
+
+def split_rows(tensor: tf.Tensor, num_microbatches: int) -> Split:
+    """Decides the sizes of the microbatches of a mini-batch `[B, ...]`."""
+    total = tensor.shape[0]
+    if total is None:
+        total = tf.shape(tensor)[0]
+        count = num_microbatches
+    else:
+        count = max(1, min(num_microbatches, total))
+    quotient, remainder = total // count, total % count
+    sizes = tuple(quotient + _one_if(m < remainder) for m in range(count))
+    return Split(sizes, total)
+
+
+def join(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Joins M tensors `[b_m, ...]` into one `[B, ...]`."""
+    return tensors[0] if len(tensors) == 1 else tf.concat(tensors, axis=0)
+
+
+def _one_if(condition: bool | tf.Tensor) -> Rows:
+    if isinstance(condition, bool):
+        return int(condition)
+    return tf.cast(condition, tf.int32)

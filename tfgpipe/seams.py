@@ -1,0 +1,129 @@
+"""Every private name of Keras and TensorFlow that this library leans on.
+
+Public API is used wherever it reaches. Each function here wraps one thing it does not
+reach, says why, and has a contract test in `tests/test_seams.py`, so that an upgrade
+that moves one of them fails there, by name, rather than as a wrong gradient.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src import backend
+from keras.src.backend.common import global_state
+
+Scope = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def place(variable: keras.Variable, scope: Scope) -> None:
+    """Makes the `tf.Variable` behind a Keras variable come to life inside `scope()`.
+
+    Keras creates the `tf.Variable` of a layer that is built in a `StatelessScope` when
+    the outermost such scope ends, long after any `tf.device` the layer could have set,
+    and has no public hook there. A variable that already has its value is created anew
+    inside the scope, with that value.
+    """
+    if variable._value is not None:
+        value = tf.convert_to_tensor(variable._value)
+        with tf.init_scope(), scope():
+            variable._initialize(value)
+        return
+    initialize = variable._initialize
+
+    def placed(value: Any) -> None:
+        del variable._initialize
+        with scope():
+            initialize(value)
+
+    variable._initialize = placed
+
+
+def snapshot(variable: keras.Variable) -> tf.Tensor:
+    """Returns a variable's value now, in the dtype it is stored in.
+
+    Inside a layer's `call`, `variable.value` is cast to the compute dtype; gradients
+    and accumulators want the stored one. There is no public way to leave the cast.
+    """
+    with backend.AutocastScope(None):
+        return tf.identity(variable.value)
+
+
+def get_mask(tensor: tf.Tensor) -> tf.Tensor | None:
+    """Returns the Keras mask that rides on a tensor."""
+    return backend.get_keras_mask(tensor)
+
+
+def set_mask(tensor: tf.Tensor, mask: tf.Tensor) -> None:
+    """Puts a Keras mask on a tensor, which a function boundary has taken off."""
+    backend.set_keras_mask(tensor, mask)
+
+
+def current_stateless_scope() -> keras.StatelessScope:
+    """Returns the innermost `StatelessScope` we are in."""
+    return backend.get_stateless_scope()
+
+
+def calling_optimizer() -> keras.optimizers.Optimizer | None:
+    """Returns the optimizer compiled into the model whose call is under way, if any.
+
+    A layer has no public path to the model around it. Keras notes the outermost layer
+    of each call so that inner ones inherit `training`; that note is the path.
+    """
+    context = global_state.get_global_attribute("current_call_ctx")
+    model = getattr(context, "entry_layer", None)
+    return getattr(model, "optimizer", None)
+
+
+def update_in_place(optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes an optimizer keep slots, and do its arithmetic, where each variable is.
+
+    By itself Keras runs the arithmetic of every update on the default device, pulling
+    gradients over, and creates slots there. It asks the distribution strategy it was
+    made under to run updates and place slots, so an optimizer made under none is given
+    one that does just that. Optimizers made under a real strategy are left alone.
+    """
+    # A LossScaleOptimizer hands the update to the optimizer inside it.
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None:
+        update_in_place(inner)
+    if type(optimizer._distribution_strategy) is _DEFAULT_STRATEGY:
+        optimizer._distribution_strategy = _OnTheVariablesDevice()
+
+
+_DEFAULT_STRATEGY = type(tf.distribute.get_strategy())
+
+
+class _OnTheVariablesDevice:
+    """The two methods of a distribution strategy that a Keras optimizer calls."""
+
+    @property
+    def extended(self) -> _OnTheVariablesDevice:
+        return self
+
+    def colocate_vars_with(
+        self, variable: tf.Variable
+    ) -> contextlib.AbstractContextManager[Any]:
+        return tf.device(variable.device)
+
+    def update(
+        self,
+        variable: tf.Variable,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        del group  # One variable on one device: nothing to group.
+        with tf.device(variable.device):
+            return fn(variable, *args, **(kwargs or {}))
+
+
+class Colocation:
+    """What `colocate_with=` must look like for MirroredStrategy to use our devices."""
+
+    def __init__(self, devices: tuple[str, ...]) -> None:
+        self._devices = devices

@@ -1,0 +1,192 @@
+"""One stage, forward and gradient together, as a graph of explicit values.
+
+Keras runs layers on variables; a pipeline needs them as a function of values, so that
+every microbatch sees the weights of the start of the step, and a recomputation sees
+the dropout seeds and statistics of the forward pass it repeats. `keras.StatelessScope`
+gives that: inside it, reading a variable yields the value it was mapped to, and an
+assignment only notes the new value.
+
+The layers are traced exactly once, and the gradient of every output with respect to
+every input and weight in the same graph. `cut` and `program` then take it apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import keras
+import tensorflow as tf
+
+Body = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Gradient:
+    """Names of the tensors that hold the gradient of one weight.
+
+    Attributes:
+        values: The gradient, or for a weight that was indexed the rows of it.
+        indices: Which rows, `[n]`, or None if the gradient is dense.
+    """
+
+    values: str
+    indices: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """A traced stage. Strings are names of tensors in `graph`.
+
+    Attributes:
+        graph: Forward and gradient of the stage.
+        captures: Values of tensors outside that the layers refer to.
+        inputs: What the stage before hands over.
+        weights: Values of the trainable variables.
+        state: Values of the non-trainable variables, read-only ones included.
+        outputs: What goes to the stage after.
+        new_state: For each state, its value afterwards; the same name if unchanged.
+        loss: Sum of the losses that layers added, or None.
+        output_grads: For each output, its gradient to be fed, or None.
+        loss_grad: The gradient of `loss` to be fed, or None.
+        input_grads: For each input its gradient, or None where there is none.
+        weight_grads: For each weight its gradient, or None where there is none.
+    """
+
+    graph: tf.Graph
+    captures: dict[str, tf.Tensor]
+    inputs: tuple[str, ...]
+    weights: tuple[str, ...]
+    state: tuple[str, ...]
+    outputs: tuple[str, ...]
+    new_state: tuple[str, ...]
+    loss: str | None
+    output_grads: tuple[str | None, ...]
+    loss_grad: str | None
+    input_grads: tuple[str | None, ...]
+    weight_grads: tuple[Gradient | None, ...]
+
+    def spec(self, tensor: str) -> tf.TensorSpec:
+        """Returns the shape and type of a tensor."""
+        symbolic = self.graph.get_tensor_by_name(tensor)
+        return tf.TensorSpec(symbolic.shape, symbolic.dtype)
+
+
+def trace(
+    body: Body,
+    *,
+    input_specs: Sequence[tf.TensorSpec],
+    weights: Sequence[keras.Variable],
+    state: Sequence[keras.Variable],
+) -> Trace:
+    """Traces `body` with variables replaced by explicit values.
+
+    Args:
+        body: The stage's computation, from its inputs to its outputs.
+        input_specs: Shapes and types of the inputs of one microbatch.
+        weights: The trainable variables that `body` reads.
+        state: The other variables that it reads or assigns.
+
+    Raises:
+        ValueError: If `body` assigns a variable that is in neither list, since that
+            update would be lost.
+    """
+    found: list[Trace] = []
+
+    def joint() -> None:
+        inputs = [_placeholder(spec) for spec in input_specs]
+        weight_values = [_placeholder(v) for v in weights]
+        state_values = [_placeholder(v) for v in state]
+        sources = [*inputs, *weight_values]
+        with tf.GradientTape() as tape:
+            tape.watch([source for source in sources if _differentiable(source)])
+            scope = keras.StatelessScope(
+                [*zip(weights, weight_values), *zip(state, state_values)],
+                collect_losses=True,
+            )
+            with scope:
+                outputs = list(body(inputs))
+            _check_assignments(scope, [*weights, *state])
+            loss = _total(scope.losses)
+        targets = [*outputs, *([] if loss is None else [loss])]
+        target_grads = [
+            _placeholder(target) if _differentiable(target) else None
+            for target in targets
+        ]
+        paired = [(t, g) for t, g in zip(targets, target_grads) if g is not None]
+        gradients = [None] * len(sources)
+        if paired:
+            gradients = tape.gradient(
+                [target for target, _ in paired],
+                sources,
+                output_gradients=[grad for _, grad in paired],
+            )
+        found.append(
+            Trace(
+                graph=tf.compat.v1.get_default_graph(),
+                captures={},
+                inputs=_names(inputs),
+                weights=_names(weight_values),
+                state=_names(state_values),
+                outputs=_names(outputs),
+                new_state=_names([scope.get_current_value(v) for v in state]),
+                loss=None if loss is None else loss.name,
+                output_grads=_names(target_grads[: len(outputs)]),
+                loss_grad=None if loss is None else _name(target_grads[-1]),
+                input_grads=_names(
+                    None if g is None else tf.convert_to_tensor(g)
+                    for g in gradients[: len(inputs)]
+                ),
+                weight_grads=tuple(map(_gradient, gradients[len(inputs) :])),
+            )
+        )
+
+    # Programs run on whatever device they are called on, so the trace names none.
+    with tf.device(None):
+        wrapped = tf.compat.v1.wrap_function(joint, signature=[])
+    captures = {inner.name: outer for outer, inner in wrapped.graph.captures}
+    return dataclasses.replace(found[0], captures=captures)
+
+
+def _placeholder(like: tf.Tensor | tf.TensorSpec | keras.Variable) -> tf.Tensor:
+    return tf.compat.v1.placeholder(like.dtype, like.shape)
+
+
+def _differentiable(tensor: tf.Tensor) -> bool:
+    return tensor.dtype.is_floating or tensor.dtype.is_complex
+
+
+def _name(tensor: tf.Tensor | None) -> str | None:
+    return None if tensor is None else tensor.name
+
+
+def _names(tensors: Sequence[tf.Tensor | None]) -> tuple[str | None, ...]:
+    return tuple(map(_name, tensors))
+
+
+def _gradient(gradient: tf.Tensor | tf.IndexedSlices | None) -> Gradient | None:
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return Gradient(gradient.values.name, gradient.indices.name)
+    return Gradient(gradient.name)
+
+
+def _total(losses: Sequence[tf.Tensor]) -> tf.Tensor | None:
+    if not losses:
+        return None
+    return tf.add_n([tf.cast(tf.reduce_sum(loss), tf.float32) for loss in losses])
+
+
+def _check_assignments(
+    scope: keras.StatelessScope, known: Sequence[keras.Variable]
+) -> None:
+    if len(scope.state_mapping) > len({id(variable) for variable in known}):
+        raise ValueError(
+            "A layer inside the pipeline assigns a variable that no layer owns, so "
+            "the pipeline cannot carry its value from microbatch to microbatch. "
+            "Expected every assigned variable in some layer's `variables`; received "
+            "one that is not, most often the seed of `keras.random` functions called "
+            "without `seed=`. Give the layer its own "
+            "`self.seed = keras.random.SeedGenerator(...)` and pass `seed=self.seed`."
+        )
