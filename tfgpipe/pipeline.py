@@ -170,7 +170,7 @@ class _Step:
             values = {**self._values[k], **dict(zip(trace.inputs, boundary[m]))}
             forward, _ = self._programs(k, m)
             with tf.device(devices[k]), chain.after(k):
-                made = forward(values, self._rows(m))
+                made = forward(values, *self._rows(m))
             chain.ran(k, made.values())
             self._kept[k, m] = {**values, **made}
             everything = self._kept[k, m]
@@ -232,7 +232,7 @@ class _Step:
             _, backward = self._programs(k, m)
             with tf.device(devices[k]), chain.after(k):
                 grads, accumulators[k] = backward(
-                    values, self._rows(m), accumulators[k]
+                    values, accumulators[k], *self._rows(m)
                 )
             chain.ran(k, [*grads, *accumulators[k]])
             made = iter(grads)
@@ -254,8 +254,9 @@ class _Step:
         stage = self._traced[k]
         return stage.saving if self._saves[m] else stage.recomputing
 
-    def _rows(self, m: int) -> tf.Tensor:
-        return tf.convert_to_tensor(self._split.sizes[m], tf.int32)
+    def _rows(self, m: int) -> list[tf.Tensor]:
+        """Returns the size of a microbatch that may turn out empty, else nothing."""
+        return [self._split.sizes[m]] if self._split.may_be_empty else []
 
     def _cut(self, tensors: Sequence[tf.Tensor | None]) -> list[list[tf.Tensor | None]]:
         """Cuts mini-batch tensors into a list of tensors for each microbatch."""

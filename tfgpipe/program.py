@@ -28,17 +28,18 @@ class Forward:
     Attributes:
         feeds: Names of the tensors it takes.
         fetches: Names of the tensors it makes.
-        function: The function itself, `(rows, *feeds) -> fetches`.
+        function: The function itself, `(*rows, *feeds) -> fetches`, where `rows` is
+            the number of rows of the microbatch if that may be zero, else nothing.
     """
 
     feeds: tuple[str, ...]
     fetches: tuple[str, ...]
     function: Callable[..., Sequence[tf.Tensor]]
 
-    def __call__(self, values: Mapping[str, tf.Tensor], rows: tf.Tensor) -> Values:
+    def __call__(self, values: Mapping[str, tf.Tensor], *rows: tf.Tensor) -> Values:
         """Runs the program on the tensors in `values` and returns what it made."""
         feeds = [values[feed] for feed in self.feeds]
-        return dict(zip(self.fetches, self.function(rows, *feeds), strict=True))
+        return dict(zip(self.fetches, self.function(*rows, *feeds), strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Backward:
     Attributes:
         feeds: Names of the tensors it takes.
         num_inputs: Number of inputs of the stage that have a gradient.
-        function: `(rows, *feeds, *accumulators) -> (*input_grads, *accumulators)`.
+        function: `(*rows, *feeds, *accumulators) -> (*input_grads, *accumulators)`.
     """
 
     feeds: tuple[str, ...]
@@ -58,12 +59,12 @@ class Backward:
     def __call__(
         self,
         values: Mapping[str, tf.Tensor],
-        rows: tf.Tensor,
         accumulators: Sequence[tf.Tensor],
+        *rows: tf.Tensor,
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Returns the gradients of the inputs, and accumulators with this one added."""
         feeds = [values[feed] for feed in self.feeds]
-        results = list(self.function(rows, *feeds, *accumulators))
+        results = list(self.function(*rows, *feeds, *accumulators))
         return results[: self.num_inputs], results[self.num_inputs :]
 
 
@@ -168,11 +169,18 @@ class _Pieces:
                     if not i.startswith("^") or i[1:] in piece.operations
                 )
         computed = [f for f in dict.fromkeys(fetches) if f not in piece.feeds]
+        consumed = {cut.canonical(i) for node in sub.node for i in node.input}
 
         def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
             values = {**dict(zip(taken, tensors, strict=True)), **captured}
+            # An import maps only tensors of the very graph it goes to, which may be a
+            # branch of a conditional; `identity` brings them there.
+            values = {name: tf.identity(tensor) for name, tensor in values.items()}
             results = tf.graph_util.import_graph_def(
-                sub, input_map=values, return_elements=computed, name=""
+                sub,
+                input_map={n: t for n, t in values.items() if n in consumed},
+                return_elements=computed,
+                name="",
             )
             values.update(zip(computed, results, strict=True))
             return [values[fetch] for fetch in fetches]
@@ -199,22 +207,18 @@ def _forward(
     kept = [before[fetch] for fetch in _changed(trace)] if options.may_be_empty else []
     feeds = tuple(dict.fromkeys((*taken, *kept)))
 
-    def function(rows: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        def compute() -> list[tf.Tensor]:
-            return run(*tensors[: len(taken)])
+    def compute(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        return run(*tensors[: len(taken)])
 
-        def skip() -> list[tf.Tensor]:
-            values = dict(zip(feeds, tensors, strict=True))
-            return [
-                values[before[fetch]]
-                if fetch in before
-                else _nothing(trace.spec(fetch))
-                for fetch in fetches
-            ]
+    def skip(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        values = dict(zip(feeds, tensors, strict=True))
+        return [
+            values[before[fetch]] if fetch in before else _nothing(trace.spec(fetch))
+            for fetch in fetches
+        ]
 
-        return tf.cond(rows > 0, compute, skip) if options.may_be_empty else compute()
-
-    return Forward(feeds, fetches, _call(function, trace, feeds, (), name))
+    function = _call(compute, skip, list(map(trace.spec, feeds)), options, name)
+    return Forward(feeds, fetches, function)
 
 
 def _backward(
@@ -229,38 +233,42 @@ def _backward(
     inputs = _present(*trace.input_grads)
     weight_grads = _weight_grads(trace)
 
-    def function(rows: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
+    def add(*tensors: tf.Tensor) -> list[tf.Tensor]:
         taken, accumulators = tensors[: len(feeds)], tensors[len(feeds) :]
+        values = dict(zip(gradients, run(*taken), strict=True))
+        sums = [
+            _add_in_place(accumulator, gradient, values)
+            for accumulator, gradient in zip(accumulators, weight_grads, strict=True)
+        ]
+        return [*(values[name] for name in inputs), *sums]
 
-        def add() -> list[tf.Tensor]:
-            values = dict(zip(gradients, run(*taken), strict=True))
-            sums = [
-                _add_in_place(accumulator, gradient, values)
-                for accumulator, gradient in zip(
-                    accumulators, weight_grads, strict=True
-                )
-            ]
-            return [*(values[name] for name in inputs), *sums]
+    def skip(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        return [*(_nothing(trace.spec(name)) for name in inputs), *tensors[len(feeds) :]]
 
-        def skip() -> list[tf.Tensor]:
-            return [*(_nothing(trace.spec(name)) for name in inputs), *accumulators]
-
-        return tf.cond(rows > 0, add, skip) if options.may_be_empty else add()
-
-    extra = _accumulator_specs(trace)
-    return Backward(feeds, len(inputs), _call(function, trace, feeds, extra, name))
+    specs = [*map(trace.spec, feeds), *_accumulator_specs(trace)]
+    return Backward(feeds, len(inputs), _call(add, skip, specs, options, name))
 
 
 def _call(
-    function: Callable[..., list[tf.Tensor]],
-    trace: Trace,
-    feeds: Sequence[str],
-    extra: Sequence[tf.TensorSpec],
+    compute: Callable[..., list[tf.Tensor]],
+    skip: Callable[..., list[tf.Tensor]],
+    specs: Sequence[tf.TensorSpec],
+    options: Options,
     name: str,
 ) -> Callable[..., Sequence[tf.Tensor]]:
-    """Makes a TensorFlow function that stays a call where it is called."""
+    """Makes a TensorFlow function that stays a call where it is called.
+
+    The number of rows is an argument only where it matters: a constant argument would
+    make TensorFlow compile one copy of the function for every value.
+    """
+
+    def guarded(rows: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        return tf.cond(rows > 0, lambda: compute(*tensors), lambda: skip(*tensors))
+
+    function = compute
+    if options.may_be_empty:
+        function, specs = guarded, [tf.TensorSpec((), tf.int32), *specs]
     function.__name__ = name
-    specs = [tf.TensorSpec((), tf.int32), *map(trace.spec, feeds), *extra]
     with tf.init_scope():
         return tf.function(
             function, autograph=False, experimental_attributes={"_noinline": True}

@@ -81,10 +81,14 @@ def calling_optimizer() -> keras.optimizers.Optimizer | None:
 def update_in_place(optimizer: keras.optimizers.Optimizer) -> None:
     """Makes an optimizer keep slots, and do its arithmetic, where each variable is.
 
-    By itself Keras runs the arithmetic of every update on the default device, pulling
-    gradients over, and creates slots there. It asks the distribution strategy it was
-    made under to run updates and place slots, so an optimizer made under none is given
-    one that does just that. Optimizers made under a real strategy are left alone.
+    By itself Keras runs the arithmetic of every update on the default device and
+    creates slots there. It asks the distribution strategy it was made under to run
+    updates and place slots, so an optimizer made under none is given one that does just
+    that. Real strategies do so by themselves.
+
+    Either way Keras first takes all gradients through one all-reduce, which even for a
+    single replica is an operation that gathers them on one device and sends them back.
+    That is replaced by a reduction of each gradient where it is.
     """
     # A LossScaleOptimizer hands the update to the optimizer inside it.
     inner = getattr(optimizer, "inner_optimizer", None)
@@ -92,6 +96,27 @@ def update_in_place(optimizer: keras.optimizers.Optimizer) -> None:
         update_in_place(inner)
     if type(optimizer._distribution_strategy) is _DEFAULT_STRATEGY:
         optimizer._distribution_strategy = _OnTheVariablesDevice()
+    optimizer._all_reduce_sum_gradients = _sum_over_replicas
+
+
+def _sum_over_replicas(
+    grads_and_vars: list[tuple[tf.Tensor | None, tf.Variable]],
+) -> list[tuple[tf.Tensor | None, tf.Variable]]:
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return grads_and_vars
+    present = [gradient for gradient, _ in grads_and_vars if gradient is not None]
+
+    def merge(strategy: tf.distribute.Strategy, *gradients: Any) -> Any:
+        return strategy.extended.batch_reduce_to(
+            tf.distribute.ReduceOp.SUM, [(gradient, gradient) for gradient in gradients]
+        )
+
+    summed = iter(context.merge_call(merge, args=tuple(present)))
+    return [
+        (None if gradient is None else next(summed), variable)
+        for gradient, variable in grads_and_vars
+    ]
 
 
 _DEFAULT_STRATEGY = type(tf.distribute.get_strategy())

@@ -1,0 +1,170 @@
+"""The product: a pipelined stack computes exactly what the plain stack computes.
+
+The grid covers all pairs of (K, M, batch size, kind of layers, remat) rather than their
+full product, by a fixed orthogonal-like sampling: each value of each factor meets each
+value of each other factor in at least one case (`test_the_grid_covers_all_pairs`).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import compare
+from tests.stacks import STACKS
+from tfgpipe.stage import REMAT_MODES
+
+FACTORS = {
+    "num_stages": (1, 2, 3, 4),
+    "num_microbatches": (1, 2, 3, 4, 5, 8),
+    "rows": (1, 3, 8, 12),
+    "stack": tuple(STACKS),
+    "remat": REMAT_MODES,
+    "batch": ("static", "unknown"),
+    "graph": (True, False),
+}
+
+
+@functools.cache
+def grid() -> tuple[tuple, ...]:
+    """Returns few cases that together hold every pair of values, greedily chosen."""
+    names = list(FACTORS)
+    wanted = {
+        ((i, a), (j, b))
+        for i, j in itertools.combinations(range(len(names)), 2)
+        for a in FACTORS[names[i]]
+        for b in FACTORS[names[j]]
+    }
+    rng = random.Random(0)
+    cases = []
+    while wanted:
+        (i, a), (j, b) = min(wanted, key=repr)
+        best, best_new = None, -1
+        for _ in range(60):
+            case = [rng.choice(FACTORS[name]) for name in names]
+            case[i], case[j] = a, b
+            new = len(wanted & _pairs(case))
+            if new > best_new:
+                best, best_new = tuple(case), new
+        cases.append(best)
+        wanted -= _pairs(best)
+    return tuple(cases)
+
+
+def _pairs(case):
+    return set(itertools.combinations(enumerate(case), 2))
+
+
+def test_the_grid_covers_all_pairs():
+    held = set().union(*map(_pairs, grid()))
+    for (i, a), (j, b) in itertools.combinations(enumerate(FACTORS.values()), 2):
+        for pair in itertools.product(a, b):
+            assert ((i, pair[0]), (j, pair[1])) in held
+
+
+@pytest.mark.parametrize(
+    ",".join(FACTORS), grid(), ids=["-".join(map(str, case)) for case in grid()]
+)
+def test_outputs_gradients_and_state_are_the_plain_models(
+    num_stages, num_microbatches, rows, stack, remat, batch, graph
+):
+    chosen = STACKS[stack]
+    if not chosen.rowwise:
+        # Statistics and masks depend on the microbatch: only M=1 is the plain model.
+        # The microbatched case has its own reference in test_state.py.
+        num_microbatches = 1
+    plain = compare.plain_model(chosen.make, chosen.shape, chosen.dtype)
+    pipelined = compare.pipelined_model(
+        chosen.make,
+        chosen.shape,
+        chosen.dtype,
+        num_stages=num_stages,
+        num_microbatches=num_microbatches,
+        remat=remat,
+    )
+    compare.copy_state(plain, pipelined)
+    x = chosen.data(rows)
+    specs = None
+    if batch == "unknown":
+        specs = [tf.TensorSpec([None, *chosen.shape], chosen.dtype)]
+    expected = compare.run(plain, x, graph=graph, specs=specs)
+    received = compare.run(pipelined, x, graph=graph, specs=specs)
+    compare.assert_same(expected, received)
+
+
+@pytest.mark.parametrize("remat", REMAT_MODES)
+@pytest.mark.parametrize("name", list(STACKS))
+def test_inference_is_the_plain_models_and_differentiable(name, remat):
+    chosen = STACKS[name]
+    plain = compare.plain_model(chosen.make, chosen.shape, chosen.dtype)
+    pipelined = compare.pipelined_model(
+        chosen.make,
+        chosen.shape,
+        chosen.dtype,
+        num_stages=3,
+        num_microbatches=4,
+        remat=remat,
+    )
+    compare.copy_state(plain, pipelined)
+    x = chosen.data(8)
+    compare.assert_same(
+        compare.run(plain, x, training=False), compare.run(pipelined, x, training=False)
+    )
+
+
+@pytest.mark.parametrize("remat", REMAT_MODES)
+def test_xla_compiled_stages_give_the_same(remat):
+    chosen = STACKS["blocks"]
+    plain = compare.plain_model(chosen.make, chosen.shape, chosen.dtype)
+    pipelined = compare.pipelined_model(
+        chosen.make,
+        chosen.shape,
+        chosen.dtype,
+        num_stages=2,
+        num_microbatches=2,
+        remat=remat,
+        jit_compile=True,
+    )
+    compare.copy_state(plain, pipelined)
+    x = chosen.data(8)
+    compare.assert_same(compare.run(plain, x), compare.run(pipelined, x))
+
+
+def test_a_gradient_called_twice_is_the_same_twice():
+    """Accumulators are added to in place; a second gradient must start from zero."""
+    chosen = STACKS["dense"]
+    model = compare.pipelined_model(
+        chosen.make, chosen.shape, chosen.dtype, num_stages=2, num_microbatches=4
+    )
+    x = tf.constant(chosen.data(8))
+    with tf.GradientTape(persistent=True) as tape:
+        loss = tf.reduce_sum(model(x, training=True) ** 2)
+    first = [g.numpy() for g in tape.gradient(loss, model.trainable_variables)]
+    second = tape.gradient(loss, model.trainable_variables)
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(a, b.numpy())
+
+
+def test_a_gradient_taken_outside_the_tf_function_of_the_forward_pass():
+    chosen = STACKS["dense"]
+    plain = compare.plain_model(chosen.make, chosen.shape, chosen.dtype)
+    model = compare.pipelined_model(
+        chosen.make, chosen.shape, chosen.dtype, num_stages=2, num_microbatches=4
+    )
+    compare.copy_state(plain, model)
+    x = tf.constant(chosen.data(8))
+
+    def gradients(model: keras.Model) -> list[tf.Tensor]:
+        forward = tf.function(lambda x: model(x, training=True))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(forward(x) ** 2)
+        return tape.gradient(loss, model.trainable_variables)
+
+    for a, b in zip(gradients(plain), gradients(model), strict=True):
+        compare.close(a.numpy(), b.numpy(), "gradient", compare.RTOL, compare.ATOL)

@@ -1,0 +1,158 @@
+"""Dropout and batch statistics, microbatch by microbatch.
+
+The reference is the plain Keras model run on the microbatches one after another, by
+Keras itself: its seeds and moving averages then advance exactly as a pipeline's should.
+"""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfgpipe
+from tests import compare
+from tests.stacks import STACKS
+from tfgpipe import microbatch
+from tfgpipe.stage import REMAT_MODES
+
+
+class OneAfterAnother:
+    """A plain model that takes a mini-batch in microbatches, for `compare.run`."""
+
+    def __init__(self, model: keras.Model, num_microbatches: int) -> None:
+        self._model = model
+        self._num_microbatches = num_microbatches
+        self.losses: list[tf.Tensor] = []
+
+    def __getattr__(self, name: str):
+        return getattr(self._model, name)
+
+    def __call__(self, x: tf.Tensor, training: bool) -> tf.Tensor:
+        sizes = microbatch.split_rows(x, self._num_microbatches).sizes
+        outputs, total = [], 0.0
+        for rows in tf.split(x, sizes):
+            outputs.append(self._model(rows, training=training))
+            share = rows.shape[0] / x.shape[0]
+            total += share * sum(self._model.losses)
+        self.losses = [tf.convert_to_tensor(total)]
+        return tf.concat(outputs, axis=0)
+
+
+@pytest.mark.parametrize("remat", REMAT_MODES)
+@pytest.mark.parametrize("rows, num_microbatches", [(8, 4), (7, 3), (5, 8)])
+@pytest.mark.parametrize("name", ["dropped", "normalised", "regularised"])
+def test_state_advances_as_when_microbatches_come_one_by_one(
+    name, rows, num_microbatches, remat
+):
+    chosen = STACKS[name]
+    plain = compare.plain_model(chosen.make, chosen.shape, chosen.dtype)
+    pipelined = compare.pipelined_model(
+        chosen.make,
+        chosen.shape,
+        chosen.dtype,
+        num_stages=3,
+        num_microbatches=num_microbatches,
+        remat=remat,
+    )
+    compare.copy_state(plain, pipelined)
+    x = chosen.data(rows)
+    reference = OneAfterAnother(plain, num_microbatches)
+    for _ in range(2):
+        # Twice, so that the second step starts from a state that the first one left.
+        compare.assert_same(
+            compare.run(reference, x, graph=False), compare.run(pipelined, x)
+        )
+
+
+@pytest.mark.parametrize("remat", REMAT_MODES)
+def test_an_unknown_batch_size_leaves_the_same_state(remat):
+    chosen = STACKS["normalised"]
+    plain = compare.plain_model(chosen.make, chosen.shape, chosen.dtype)
+    pipelined = compare.pipelined_model(
+        chosen.make,
+        chosen.shape,
+        chosen.dtype,
+        num_stages=2,
+        num_microbatches=4,
+        remat=remat,
+    )
+    compare.copy_state(plain, pipelined)
+    # Three rows for four microbatches: one is empty, and must not touch the averages.
+    x = chosen.data(3)
+    specs = [tf.TensorSpec([None, *chosen.shape], chosen.dtype)]
+    compare.assert_same(
+        compare.run(OneAfterAnother(plain, 4), x, graph=False),
+        compare.run(pipelined, x, specs=specs),
+    )
+
+
+def ones_dropped(num_microbatches: int, seed: int = 5) -> np.ndarray:
+    """Returns which of 4 x 50 ones a dropout in the second stage kept."""
+    layer = tfgpipe.PipelinedLayer(
+        [keras.layers.Activation("linear"), keras.layers.Dropout(0.5, seed=seed)],
+        num_stages=2,
+        num_microbatches=num_microbatches,
+    )
+    return layer(tf.ones((4, 50)), training=True).numpy() != 0
+
+
+def test_microbatches_draw_different_masks():
+    kept = ones_dropped(4)
+    assert len(np.unique(kept, axis=0)) == 4
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another():
+    np.testing.assert_array_equal(ones_dropped(4), ones_dropped(4))
+    assert (ones_dropped(4) != ones_dropped(4, seed=6)).any()
+
+
+@pytest.mark.parametrize("remat", REMAT_MODES)
+def test_the_gradient_flows_through_the_mask_that_the_output_shows(remat):
+    layer = tfgpipe.PipelinedLayer(
+        [keras.layers.Activation("linear"), keras.layers.Dropout(0.5, seed=5)],
+        num_stages=2,
+        num_microbatches=4,
+        remat=remat,
+    )
+    x = tf.ones((8, 50))
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = layer(x, training=True)
+    np.testing.assert_array_equal(tape.gradient(y, x).numpy(), y.numpy())
+
+
+def test_a_stateful_draw_is_not_repeated_by_the_recomputation():
+    """`tf.random` has hidden state; what the forward drew is kept instead."""
+
+    class Noise(keras.layers.Layer):
+        def call(self, x):
+            return x * tf.random.normal(tf.shape(x))
+
+    layer = tfgpipe.PipelinedLayer(
+        [Noise(), keras.layers.Activation("linear")], num_stages=2, num_microbatches=2
+    )
+    x = tf.ones((4, 3))
+
+    @tf.function
+    def run(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x, training=True)
+        return y, tape.gradient(y, x)
+
+    y, gradient = run(x)
+    np.testing.assert_array_equal(gradient.numpy(), y.numpy())
+
+
+def test_a_variable_that_no_layer_owns_cannot_be_assigned():
+    class Unseeded(keras.layers.Layer):
+        def call(self, x):
+            return x + keras.random.normal(keras.ops.shape(x))
+
+    layer = tfgpipe.PipelinedLayer(
+        [Unseeded(), keras.layers.Dense(2)], num_stages=2, num_microbatches=2
+    )
+    with pytest.raises(ValueError, match=r"keras.random.SeedGenerator"):
+        layer(tf.ones((4, 3)), training=True)
