@@ -66,17 +66,11 @@ class Hyperparams:
     def __init_subclass__(cls) -> None:
         for inherited in dataclasses.fields(cls):
             default = vars(cls).get(inherited.name, inherited)
-            if not isinstance(default, dataclasses.Field):
+            if not isinstance(default, dataclasses.Field):  # A new default.
                 new = field(default=default, **inherited.metadata)
                 setattr(cls, inherited.name, new)
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
         for own in dataclasses.fields(cls):
-            if own.name in vars(cls) and own.name not in cls.__annotations__:
-                # `dataclasses` would go on with the inherited default.
-                raise TypeError(
-                    f"{cls.__name__}.{own.name} is assigned without its type. "
-                    f"Expected `{own.name}: TYPE = VALUE`."
-                )
             if "help" not in own.metadata:
                 raise TypeError(
                     f"{cls.__name__}.{own.name} is declared without help. Expected "

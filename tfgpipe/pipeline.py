@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from tfgpipe import microbatch, program, schedule, seams
+from tfgpipe import microbatch, program, schedule
 from tfgpipe.stage import Mode, Remat, Stage, TracedStage
 
 
@@ -117,8 +117,8 @@ class Pipeline:
         weights, state = [], []
         for stage, device in zip(self.stages, self.devices, strict=True):
             with tf.device(device):
-                weights.append([seams.snapshot(v) for v in stage.weights])
-                state.append([seams.snapshot(v) for v in stage.state])
+                weights.append([tf.identity(v.value) for v in stage.weights])
+                state.append([tf.identity(v.value) for v in stage.state])
         return weights, state
 
     def _saves(self, training: bool) -> Sequence[bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import keras
@@ -69,9 +69,6 @@ class PipelinedLayer(keras.layers.Layer):
         TypeError: If `layers` holds something that is no layer.
     """
 
-    # One XLA cluster is one device; stages are compiled one by one instead.
-    supports_jit = False
-
     def __init__(
         self,
         layers: Sequence[keras.layers.Layer] | keras.Sequential,
@@ -114,6 +111,8 @@ class PipelinedLayer(keras.layers.Layer):
         self.num_stages = self._mesh.num_stages
         partition.check_num_stages(self.num_stages, len(self.layers))
         self.supports_masking = True
+        # One XLA cluster is one device; stages are compiled one by one instead.
+        self.supports_jit = False
         self._pipeline: _Built | None = None
         self._input_dtype: str | None = None
 
@@ -141,10 +140,12 @@ class PipelinedLayer(keras.layers.Layer):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         dtype = self._input_dtype or self.layers[0].compute_dtype
+        self._input_shape = tuple(input_shape)
         # Inside the scope variables get a shape but no value yet, so the cut can be
         # decided on their sizes before any of them takes memory on a device.
         with keras.StatelessScope():
-            self._output_spec(keras.KerasTensor(input_shape, dtype))
+            steps = list(self._walk(keras.KerasTensor(input_shape, dtype)))
+            _check_batch_is_kept(steps)
             counts = self.balance
             if counts == "params":
                 costs = [layer.count_params() for layer in self.layers]
@@ -175,11 +176,14 @@ class PipelinedLayer(keras.layers.Layer):
             jit_compile=[self._compiles(device) for device in devices],
         )
         mask = seams.get_mask(inputs)
-        result = pipeline.run(
-            [inputs] if mask is None else [inputs, mask], training=bool(training)
-        )
-        for variable, value in result.new_state:
-            variable.assign(value)
+        # Weights and their gradients stay in the dtype they are stored in; each layer
+        # casts for itself.
+        with seams.without_autocast():
+            result = pipeline.run(
+                [inputs] if mask is None else [inputs, mask], training=bool(training)
+            )
+            for variable, value in result.new_state:
+                variable.assign(value)
         if result.loss is not None:
             self.add_loss(result.loss)
         output, *masks = result.outputs
@@ -190,13 +194,14 @@ class PipelinedLayer(keras.layers.Layer):
     def compute_output_spec(
         self, inputs: keras.KerasTensor, training: bool | None = None
     ) -> keras.KerasTensor:
-        return self._output_spec(inputs)
+        *_, (_, _, output) = self._walk(inputs)
+        return output
 
     def compute_output_shape(
         self, input_shape: tuple[int | None, ...]
     ) -> tuple[int | None, ...]:
         dtype = self._input_dtype or self.layers[0].compute_dtype
-        return self._output_spec(keras.KerasTensor(input_shape, dtype)).shape
+        return self.compute_output_spec(keras.KerasTensor(input_shape, dtype)).shape
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
         """Returns None: the last layer has put the right mask on the output."""
@@ -204,9 +209,15 @@ class PipelinedLayer(keras.layers.Layer):
     def unpipelined(self) -> keras.Sequential:
         """Returns a plain `keras.Sequential` of the same layers, weights shared.
 
-        Its weight files are interchangeable with those of this layer.
+        Saves to and loads from the weight files of such a Sequential, whatever the
+        number of stages: `layer.unpipelined().load_weights("plain.weights.h5")`.
+
+        Raises:
+            RuntimeError: If the layer is not built.
         """
-        return keras.Sequential(self.layers)
+        _ = self.stages
+        inputs = keras.Input(batch_shape=self._input_shape, dtype=self._input_dtype)
+        return keras.Sequential([inputs, *self.layers])
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
@@ -236,26 +247,18 @@ class PipelinedLayer(keras.layers.Layer):
         self._input_dtype = config.pop("input_dtype", None)
         super().build_from_config(config)
 
-    def _output_spec(self, spec: keras.KerasTensor) -> keras.KerasTensor:
-        """Infers the output of the whole stack, building layers that are not yet."""
-        batch = spec.shape[0]
+    def _walk(self, spec: keras.KerasTensor) -> Iterator[_LayerStep]:
+        """Infers each layer's output, building layers that are not yet built."""
         for layer in self.layers:
-            following = layer(spec)
-            if not isinstance(following, keras.KerasTensor):
+            output = layer(spec)
+            if not isinstance(output, keras.KerasTensor):
                 raise TypeError(
                     "Every layer in a pipeline maps one tensor to one tensor. Layer "
-                    f"'{layer.name}' returned {type(following).__name__}. Return a "
+                    f"'{layer.name}' returned {type(output).__name__}. Return a "
                     "single tensor, or keep the layer outside the pipeline."
                 )
-            if not following.shape or following.shape[0] != batch:
-                raise ValueError(
-                    "Every layer in a pipeline must keep the batch dimension, since it "
-                    f"sees only one microbatch at a time. Layer '{layer.name}' maps "
-                    f"shape {spec.shape} to {following.shape}. Keep the layer outside "
-                    "the pipeline."
-                )
-            spec = following
-        return spec
+            yield layer, spec, output
+            spec = output
 
     def _compiles(self, device: str) -> bool:
         if self.jit_compile == "auto":
@@ -271,6 +274,36 @@ class PipelinedLayer(keras.layers.Layer):
                 f"which it was built; received {_describe(strategy)}. Create the "
                 "model inside `with strategy.scope():`, or leave the strategy out."
             )
+
+
+_LayerStep = tuple[keras.layers.Layer, keras.KerasTensor, keras.KerasTensor]
+
+# A batch size that no layer is likely to make out of another dimension.
+_PROBE = 8191
+
+
+def _check_batch_is_kept(steps: Sequence[_LayerStep]) -> None:
+    """Raises ValueError if a layer's output has another batch size than its input."""
+    probed = set()
+    for layer, before, after in steps:
+        kind = (type(layer), before.shape[1:])
+        if before.shape[0] is None and kind not in probed and not _is_keras_own(layer):
+            # With an unknown batch size all looks well; try one that is known.
+            probed.add(kind)
+            before = keras.KerasTensor((_PROBE, *before.shape[1:]), before.dtype)
+            after = layer.compute_output_spec(before)
+        if not after.shape or after.shape[0] != before.shape[0]:
+            raise ValueError(
+                "Every layer in a pipeline must keep the batch dimension, since it "
+                f"sees only one microbatch at a time. Layer '{layer.name}' maps shape "
+                f"{before.shape} to {after.shape}. Keep the layer outside the "
+                "pipeline."
+            )
+
+
+def _is_keras_own(layer: keras.layers.Layer) -> bool:
+    own = type(layer).__module__.startswith("keras.")
+    return own and not isinstance(layer, keras.layers.Lambda)
 
 
 class _Built:

@@ -42,14 +42,12 @@ def place(variable: keras.Variable, scope: Scope) -> None:
     variable._initialize = placed
 
 
-def snapshot(variable: keras.Variable) -> tf.Tensor:
-    """Returns a variable's value now, in the dtype it is stored in.
+def without_autocast() -> contextlib.AbstractContextManager[Any]:
+    """Leaves the scope in which reading a variable casts it to the compute dtype.
 
-    Inside a layer's `call`, `variable.value` is cast to the compute dtype; gradients
-    and accumulators want the stored one. There is no public way to leave the cast.
+    Keras enters that scope around a layer's `call`, and offers no public way out.
     """
-    with backend.AutocastScope(None):
-        return tf.identity(variable.value)
+    return backend.AutocastScope(None)
 
 
 def get_mask(tensor: tf.Tensor) -> tf.Tensor | None:

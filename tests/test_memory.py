@@ -1,0 +1,120 @@
+"""What is kept between the forward and the backward."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tfgpipe.stage import Mode, Stage
+
+# Runs one training step in a process of its own, and prints by how much its resident
+# memory grew at its highest.
+CHILD = """
+import json, resource, sys
+import tfgpipe
+tfgpipe.make_logical_cpus(2)
+import keras, tensorflow as tf
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+layers = [keras.layers.Dense(256, activation="gelu") for _ in range(16)]
+layer = tfgpipe.PipelinedLayer(
+    layers, num_stages=2, num_microbatches=8, remat=sys.argv[1]
+)
+model = keras.Sequential([keras.Input((256,)), layer])
+x = tf.ones((8192, 256))
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(x, training=True))
+    return [tf.norm(g) for g in tape.gradient(loss, model.trainable_variables)]
+step(x[:8])
+before = peak()
+step(x)
+print(json.dumps(peak() - before))
+"""
+
+
+def peak_growth(remat: str) -> int:
+    root = pathlib.Path(__file__).parent.parent
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, remat],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    return json.loads(child.stdout)
+
+
+@pytest.mark.slow
+def test_rematerialisation_at_least_halves_peak_memory():
+    kept = peak_growth("none")
+    # 16 layers x (input, pre-activation) x 8192 x 256 floats.
+    assert kept > 16 * 2 * 8192 * 256 * 4
+    for remat in ("stage", "layer"):
+        assert peak_growth(remat) < kept / 2, remat
+
+
+def make_stage() -> Stage:
+    layers = [keras.layers.Dense(4, activation="gelu") for _ in range(3)]
+    keras.Sequential([keras.Input((4,)), *layers])
+    return Stage(0, layers)
+
+
+def traced(*, per_layer: bool = False):
+    mode = Mode(
+        training=True, per_layer=per_layer, may_be_empty=False, jit_compile=False
+    )
+    return make_stage().traced((tf.TensorSpec([2, 4]),), mode)
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_a_recomputing_forward_hands_on_its_output_and_nothing_else(per_layer):
+    stage = traced(per_layer=per_layer)
+    forward, backward = stage.recomputing
+    assert forward.fetches == stage.trace.outputs
+    # The backward starts from the stage's input, not from anything the forward made.
+    assert set(stage.trace.inputs) < set(backward.feeds)
+    assert not set(forward.fetches) & set(backward.feeds)
+
+
+def test_a_saving_forward_keeps_what_spares_the_backward_every_matrix_product():
+    stage = traced()
+    forward, backward = stage.saving
+    assert len(forward.fetches) > len(stage.trace.outputs)
+
+    def products(program) -> int:
+        operations = program.function.graph.get_operations()
+        return sum(op.type == "MatMul" for op in operations)
+
+    assert products(forward) == 3
+    assert products(backward) == 6
+    assert products(stage.recomputing[1]) == 8  # Two of three forwards again.
+
+
+def test_accumulation_holds_one_buffer_a_weight():
+    """A step's graph has one `Empty` a weight and no sum over microbatches."""
+    import tfgpipe
+
+    layers = [keras.layers.Dense(4) for _ in range(4)]
+    layer = tfgpipe.PipelinedLayer(layers, num_stages=2, num_microbatches=6)
+    model = keras.Sequential([keras.Input((4,)), layer])
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x, training=True))
+        return tape.gradient(loss, model.trainable_variables)
+
+    graph = step.get_concrete_function(tf.TensorSpec([12, 4])).graph
+    types = [op.type for op in graph.get_operations()]
+    assert types.count("Empty") == 8
+    assert "AddN" not in types

@@ -1,0 +1,49 @@
+"""The table of stages."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+
+import tfgpipe
+from tfgpipe.reports import readable_bytes
+
+
+def make_model():
+    layers = [keras.layers.Dense(8, name=f"d{i}") for i in range(5)]
+    layer = tfgpipe.PipelinedLayer(
+        layers, balance=[2, 3], num_microbatches=4, name="pipe"
+    )
+    return keras.Sequential([keras.Input((8,)), layer])
+
+
+def test_each_stage_has_a_line_that_adds_up():
+    model = make_model()
+    model.compile("adam")
+    model.optimizer.build(model.trainable_variables)
+    # A stage of n layers has 72 n parameters of 4 bytes, and Adam two slots for each.
+    assert tfgpipe.stage_table(model).splitlines() == [
+        "pipe: 2 stages, 4 microbatches, remat=stage",
+        "stage  device  layers        parameters  weights    slots  share",
+        "0      CPU:0   d0, d1               144    576 B  1.1 KiB  40.0%",
+        "1      CPU:1   d2 .. d4 (3)         216    864 B  1.7 KiB  60.0%",
+    ]
+
+
+def test_slots_are_unknown_until_the_optimizer_is_built():
+    model = make_model()
+    model.compile("adam")
+    assert tfgpipe.stage_table(model).splitlines()[2].split()[-2] == "-"
+
+
+def test_a_model_without_a_pipeline_is_refused():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)], name="plain")
+    with pytest.raises(ValueError, match="'plain', which holds no PipelinedLayer"):
+        tfgpipe.stage_table(model)
+
+
+@pytest.mark.parametrize(
+    "count, text", [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3.5e12, "3.2 TiB")]
+)
+def test_bytes_are_readable(count, text):
+    assert readable_bytes(count) == text

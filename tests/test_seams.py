@@ -1,0 +1,139 @@
+"""The contract of each private name in `tfgpipe.seams`.
+
+Checked with the versions below. If one of these fails after an upgrade, that seam has
+moved: read its docstring, find the new place, and change `tfgpipe/seams.py` alone.
+"""
+
+from __future__ import annotations
+
+import keras
+import pytest
+import tensorflow as tf
+
+import tfgpipe
+from tfgpipe import seams
+
+CHECKED = "TensorFlow 2.21, Keras 3.15"
+MOVED = f"worked with {CHECKED}; here TensorFlow {tf.__version__}, Keras "
+MOVED += keras.__version__
+
+
+def on(device):
+    return lambda: tf.device(device)
+
+
+def test_an_uninitialised_variable_comes_to_life_inside_the_scope():
+    layer = keras.layers.Dense(3)
+    with keras.StatelessScope():
+        layer.build((None, 2))
+        seams.place(layer.kernel, on("CPU:3"))
+    assert layer.kernel.value.device.endswith("CPU:3"), MOVED
+    assert layer.bias.value.device.endswith("CPU:0"), MOVED
+
+
+def test_an_initialised_variable_moves_with_its_value():
+    variable = keras.Variable([1.0, 2.0])
+    seams.place(variable, on("CPU:2"))
+    assert variable.value.device.endswith("CPU:2"), MOVED
+    assert variable.numpy().tolist() == [1.0, 2.0]
+
+
+def test_reading_without_autocast_gives_the_stored_dtype():
+    class Reads(keras.layers.Layer):
+        def build(self, shape):
+            self.w = self.add_weight(shape=(2,))
+
+        def call(self, x):
+            seen.append(self.w.value.dtype)
+            with seams.without_autocast():
+                seen.append(self.w.value.dtype)
+            return x
+
+    seen = []
+    Reads(dtype="mixed_bfloat16")(tf.ones((1, 2)))
+    assert seen == [tf.bfloat16, tf.float32], MOVED
+
+
+def test_masks_ride_on_tensors():
+    masked = keras.layers.Embedding(5, 2, mask_zero=True)(tf.constant([[1, 0]]))
+    assert seams.get_mask(masked).numpy().tolist() == [[True, False]], MOVED
+    plain = tf.ones((1, 2, 2))
+    assert seams.get_mask(plain) is None
+    seams.set_mask(plain, seams.get_mask(masked))
+    output = keras.layers.LSTM(3, return_sequences=True)(plain)
+    assert seams.get_mask(output) is not None, MOVED
+
+
+def test_the_scope_is_found_and_takes_updates():
+    variable = keras.Variable(1.0)
+    with keras.StatelessScope() as scope:
+        assert seams.current_stateless_scope() is scope, MOVED
+        variable.assign(2.0)
+        assert scope.state_mapping, MOVED
+    assert scope.get_current_value(variable).numpy() == 2.0
+    assert seams.current_stateless_scope() is None
+
+
+def test_the_optimizer_of_the_model_being_called_is_found():
+    class Looks(keras.layers.Layer):
+        def call(self, x):
+            found.append(seams.calling_optimizer())
+            return x
+
+    found = []
+    inner = keras.Sequential([Looks()])
+    model = keras.Sequential([keras.Input((2,)), inner])
+    model(tf.ones((1, 2)))
+    model.compile("sgd", "mse")
+    model(tf.ones((1, 2)))
+    assert found[-2:] == [None, model.optimizer], MOVED
+    assert seams.calling_optimizer() is None, MOVED
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+def test_slots_and_arithmetic_follow_the_variable(wrap):
+    with tf.device("CPU:4"):
+        variable = keras.Variable([1.0, 2.0])
+    optimizer = inner = keras.optimizers.Adam(0.5)
+    if wrap:
+        optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=1.0)
+    seams.update_in_place(optimizer)
+
+    @tf.function
+    def step(gradient):
+        optimizer.apply([gradient], [variable])
+
+    concrete = step.get_concrete_function(tf.TensorSpec([2]))
+    slots = [v for v in inner.variables if v.shape == (2,)]
+    assert len(slots) == 2
+    assert all(v.value.device.endswith("CPU:4") for v in slots), MOVED
+    graphs = [concrete.graph, *_branches(concrete.graph)]
+    roots = [op for g in graphs for op in g.get_operations() if op.type == "Sqrt"]
+    assert roots
+    assert any(op.device.endswith("CPU:4") for op in roots), MOVED
+    assert not [op for op in concrete.graph.get_operations() if op.type == "IdentityN"]
+    step(tf.constant([1.0, 1.0]))
+    reference = keras.Variable([1.0, 2.0])
+    keras.optimizers.Adam(0.5).apply([tf.constant([1.0, 1.0])], [reference])
+    assert variable.numpy().tolist() == reference.numpy().tolist()
+
+
+def _branches(graph):
+    """Returns the graphs of the branches of conditionals in a graph."""
+    from tensorflow.python.ops import cond_v2
+
+    for op in graph.get_operations():
+        if op.type in ("If", "StatelessIf"):
+            yield from cond_v2.get_func_graphs(op)
+
+
+def test_a_mirrored_strategy_takes_our_devices():
+    strategy = tfgpipe.PipelineStrategy(num_stages=2, num_replicas=2)
+    with strategy.scope(), strategy.stage_scope(0):
+        variable = tf.Variable([1.0])
+    devices = [v.device for v in strategy.experimental_local_results(variable)]
+    assert [device[-5:] for device in devices] == ["CPU:0", "CPU:2"], MOVED
+    with strategy.scope():
+        variable = tf.Variable([1.0])
+    devices = [v.device for v in strategy.experimental_local_results(variable)]
+    assert [device[-5:] for device in devices] == ["CPU:1", "CPU:3"], MOVED
