@@ -97,7 +97,7 @@ def test_a_saving_forward_keeps_what_spares_the_backward_every_matrix_product():
 
     assert products(forward) == 3
     assert products(backward) == 6
-    assert products(stage.recomputing[1]) == 8  # Two of three forwards again.
+    assert products(stage.recomputing[1]) == 9  # The three forwards again.
 
 
 def test_accumulation_holds_one_buffer_a_weight():

@@ -1,0 +1,69 @@
+# The two commands: `make train` and `make test`. Needed first: Python 3.11, make.
+#
+#   make train     train the language model of params/lm.py into runs/lm.Tiny
+#   make test      format check, lint, types, tests
+#   make lint      the first three of these
+#   make format    rewrite the code in the project's format
+#   make bench     speed, start-up and memory
+#   make clean     remove caches and builds (not the environment, not the runs)
+#
+# VENV=DIR puts the environment elsewhere, PYTHON=... chooses the interpreter,
+# PARAMS=lm.Small another experiment.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+PARAMS ?= lm.Tiny
+LOGDIR ?= runs/$(PARAMS)
+
+BIN := $(VENV)/bin
+TRAINER_INSTALLED := $(VENV)/.installed-trainer
+DEV_INSTALLED := $(VENV)/.installed-dev
+
+.PHONY: help train test lint format bench clean
+
+help:
+	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
+
+train: $(TRAINER_INSTALLED)
+	$(BIN)/python -m trainer --params=$(PARAMS) --logdir=$(LOGDIR)
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(DEV_INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(DEV_INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(TRAINER_INSTALLED)
+	$(BIN)/python -m benchmarks.pipeline --workload=mlp
+	$(BIN)/python -m benchmarks.pipeline --workload=transformer
+	$(BIN)/python -m benchmarks.startup
+	$(BIN)/python -m benchmarks.memory
+
+clean:
+	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find tfgpipe params trainer tests benchmarks -name __pycache__ -prune \
+		-exec rm -rf {} +
+
+# Without build isolation an environment that already holds every requirement
+# installs with no network at all.
+define install
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet 'setuptools>=64' wheel
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[$(1)]'
+endef
+
+$(TRAINER_INSTALLED): setup.py
+	$(call install,trainer)
+	touch $@
+
+$(DEV_INSTALLED): setup.py
+	$(call install,trainer$(comma)dev)
+	touch $@ $(TRAINER_INSTALLED)
+
+comma := ,

@@ -1,0 +1,297 @@
+"""One model in one process, training a step when told to.
+
+Two workers that take turns measure two models under the same conditions: only one runs
+at a time, each on its own cores, and whatever else the machine does hits both.
+
+    with Worker(Side(workload="mlp")) as plain:
+        plain.step().seconds
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import multiprocessing
+import os
+import re
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+Remat = Literal["none", "stage", "layer", "except_last"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Side:
+    """One side of a comparison: a workload, plain or pipelined.
+
+    Attributes:
+        workload: A name in `workloads.WORKLOADS`.
+        sizes: Keyword arguments of the workload.
+        num_stages: K, or None for the plain `keras.Sequential`.
+        num_microbatches: M.
+        remat: What the pipeline rematerialises.
+        jit_compile: False, or "auto" for what Keras and `PipelinedLayer` choose.
+        executor: "parallel" is TensorFlow's own: operations of one stage run side by
+            side wherever a core is idle, which fills the bubble and flatters the
+            pipeline. "serial" runs a stage's operations one after another, as if each
+            device had one core of its own.
+        cores: The cores to run on, each with one thread for arithmetic.
+    """
+
+    workload: str
+    sizes: dict[str, int] = dataclasses.field(default_factory=dict)
+    num_stages: int | None = None
+    num_microbatches: int = 1
+    remat: Remat = "none"
+    jit_compile: bool | Literal["auto"] = False
+    executor: Literal["parallel", "serial"] = "parallel"
+    cores: tuple[int, ...] = (0,)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Step:
+    """What one training step took, and its loss.
+
+    Attributes:
+        seconds: Wall time.
+        cpu_seconds: CPU time over all threads.
+        stolen_seconds: CPU time that other work took on this side's cores meanwhile.
+        loss: The loss before the update.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    stolen_seconds: float
+    loss: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Graph:
+    """Sizes of a train step's graph."""
+
+    num_nodes: int
+    num_functions: int
+    num_function_nodes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Resident bytes before a step, and the most during it."""
+
+    before: int
+    peak: int
+
+
+class Worker:
+    """A process that holds one model.
+
+    Args:
+        side: What the model is. It is built before the constructor returns.
+
+    Raises:
+        RuntimeError: If the process stops by itself.
+    """
+
+    def __init__(self, side: Side) -> None:
+        self.side = side
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, side))
+        self._process.start()
+        theirs.close()
+        self.build_seconds: float = self._receive()
+
+    def step(self) -> Step:
+        """Trains one step."""
+        return self._ask("step")
+
+    def reset(self) -> None:
+        """Sets the weights to their initial values."""
+        self._ask("reset")
+
+    def graph(self) -> Graph:
+        """Traces the train step and counts the nodes of its graph."""
+        return self._ask("graph")
+
+    def memory(self) -> Memory:
+        """Trains the first step and measures the memory it takes."""
+        return self._ask("memory")
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._connection.close()
+        self._process.join()
+
+    def _ask(self, command: str) -> Any:
+        self._connection.send(command)
+        return self._receive()
+
+    def _receive(self) -> Any:
+        try:
+            return self._connection.recv()
+        except EOFError:
+            raise RuntimeError(
+                f"The worker for {self.side} stopped. What it said is above."
+            ) from None
+
+
+def _serve(connection: Connection, side: Side) -> None:
+    """Runs in the process: builds the model, then obeys until the pipe closes."""
+    # Before TensorFlow starts its threads, which inherit it.
+    os.sched_setaffinity(0, side.cores)
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(side.num_stages or 1)
+    if side.num_stages is not None:
+        import tfgpipe
+
+        tfgpipe.make_logical_cpus(side.num_stages)
+    if side.executor == "serial":
+        _keep_sums_whole()
+    start = time.perf_counter()
+    trainer = _Trainer(side)
+    connection.send(time.perf_counter() - start)
+    while True:
+        try:
+            command = connection.recv()
+        except EOFError:
+            return
+        connection.send(getattr(trainer, command)())
+
+
+def _keep_sums_whole() -> None:
+    """Switches TensorFlow's memory optimizer off.
+
+    Where tensors are large it turns a sum into additions to a temporary variable, of a
+    reference type, which the serial executor refuses. There is no public switch.
+    """
+    from tensorflow.python.eager import context
+
+    config = context.context().config
+    config.allow_soft_placement = True
+    rewriting = config.graph_options.rewrite_options
+    rewriting.memory_optimization = rewriting.NO_MEM_OPT
+    options = context.FunctionCallOptions(config_proto=config)
+    context.context().function_call_options = options
+
+
+class _Trainer:
+    """The model of one side, with the data it trains on; lives in the process."""
+
+    def __init__(self, side: Side) -> None:
+        import keras
+        import tensorflow as tf
+
+        from benchmarks import workloads
+
+        self._side = side
+        workload = workloads.WORKLOADS[side.workload](**side.sizes)
+        self._layers = workload.make_layers()
+        self._x, self._y = map(tf.constant, workload.make_data())
+        stack = self._layers
+        jit_compile = side.jit_compile
+        if side.num_stages is not None:
+            import tfgpipe
+
+            stack = [
+                tfgpipe.PipelinedLayer(
+                    self._layers,
+                    num_stages=side.num_stages,
+                    num_microbatches=side.num_microbatches,
+                    remat=side.remat,
+                    jit_compile=side.jit_compile,
+                )
+            ]
+            # XLA compiles for one device: each stage for itself, not the model.
+            jit_compile = False
+        self._model = keras.Sequential([keras.Input(workload.batch_shape[1:]), *stack])
+        self._model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=jit_compile)
+        self.reset()
+
+    def reset(self) -> None:
+        from benchmarks import workloads
+
+        workloads.set_weights(self._layers)
+
+    def step(self) -> Step:
+        busy_start = _busy_seconds(self._side.cores)
+        start, cpu_start = time.perf_counter(), time.process_time()
+        loss = float(self._train_step((self._x, self._y))["loss"])
+        seconds = time.perf_counter() - start
+        cpu_seconds = time.process_time() - cpu_start
+        busy_seconds = _busy_seconds(self._side.cores) - busy_start
+        step = Step(
+            seconds=seconds,
+            cpu_seconds=cpu_seconds,
+            stolen_seconds=busy_seconds - cpu_seconds,
+            loss=loss,
+        )
+        self._model.reset_metrics()  # The loss is a running mean otherwise.
+        return step
+
+    def graph(self) -> Graph:
+        definition = self._train_step.graph.as_graph_def()
+        functions = definition.library.function
+        return Graph(
+            num_nodes=len(definition.node),
+            num_functions=len(functions),
+            num_function_nodes=sum(len(function.node_def) for function in functions),
+        )
+
+    def memory(self) -> Memory:
+        # TensorFlow keeps what it has allocated once, so only the first step shows what
+        # a step needs; tracing it comes before, and is not counted.
+        train_step = self._train_step
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")  # Resets the peak, VmHWM.
+        before = _resident("VmRSS")
+        train_step((self._x, self._y))
+        return Memory(before=before, peak=_resident("VmHWM"))
+
+    @functools.cached_property
+    def _train_step(self) -> Any:
+        """Keras' train step, compiled: what `fit` runs on every batch."""
+        import tensorflow as tf
+
+        # Holds for the calls that are traced here and stay calls: a stage's programs.
+        # The train step itself runs outside, in the parallel executor.
+        executor = {"parallel": "", "serial": "SINGLE_THREADED_EXECUTOR"}
+        with tf.experimental.function_executor_type(executor[self._side.executor]):
+            step = tf.function(
+                self._model.train_step,
+                autograph=False,
+                jit_compile=self._model.jit_compile,
+            )
+            return step.get_concrete_function((self._x, self._y))
+
+
+def _resident(field: str) -> int:
+    """Returns a field of this process' status in bytes."""
+    status = Path("/proc/self/status").read_text()
+    (kibibytes,) = re.findall(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
+    return 1024 * int(kibibytes)
+
+
+def _busy_seconds(cores: tuple[int, ...]) -> float:
+    """Returns how long cores have been busy since the machine started."""
+    lines = Path("/proc/stat").read_text().splitlines()
+    names = {f"cpu{core}" for core in cores}
+    ticks = 0
+    for name, *fields in (line.split() for line in lines):
+        if name in names:
+            user, nice, system, _idle, _iowait, *interrupts = map(int, fields[:8])
+            ticks += user + nice + system + sum(interrupts)
+    return ticks / os.sysconf("SC_CLK_TCK")

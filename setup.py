@@ -1,0 +1,47 @@
+"""Metadata of tfgpipe; `make train` and `make test` install it from here."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+setup(
+    name="tfgpipe",
+    version="0.1.0",
+    description="GPipe-style pipeline parallelism for Keras 3, as a Keras layer.",
+    long_description=Path(__file__).with_name("README.md").read_text("utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    # `params`, `trainer`, `tests` and `benchmarks` run from the checkout.
+    packages=find_packages(include=["tfgpipe", "tfgpipe.*"]),
+    package_data={"tfgpipe": ["py.typed"]},
+    # `typing.dataclass_transform` is new in Python 3.11.
+    python_requires=">=3.11",
+    install_requires=[
+        "absl-py>=1.4",
+        "keras>=3.12,<4",
+        "numpy>=1.26,<3",
+        "tensorflow>=2.21,<2.22",
+        "tensorflow-model-optimization>=0.8,<0.9",
+    ],
+    extras_require={
+        "trainer": ["matplotlib>=3.8", "tensorboard>=2.20,<2.22"],
+        "dev": [
+            "build>=1.2",
+            "hypothesis>=6.100",
+            "mypy>=1.11",
+            "pytest>=8.2",
+            # Its format changes between minor releases.
+            "ruff>=0.17,<0.18",
+            "setuptools>=64",
+            "wheel>=0.43",
+        ],
+    },
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)
