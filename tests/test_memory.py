@@ -66,7 +66,7 @@ def test_rematerialisation_at_least_halves_peak_memory():
 def make_stage() -> Stage:
     layers = [keras.layers.Dense(4, activation="gelu") for _ in range(3)]
     keras.Sequential([keras.Input((4,)), *layers])
-    return Stage(0, layers)
+    return Stage(0, layers, {})
 
 
 def traced(*, per_layer: bool = False):

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import mesh as mesh_lib
-from tfgpipe import partition, seams
+from tfgpipe import partition, program, seams
 from tfgpipe.pipeline import Pipeline
 from tfgpipe.stage import REMAT_MODES, Remat, Stage
 from tfgpipe.strategy import PipelineStrategy, current_replica, current_strategy
@@ -150,8 +150,9 @@ class PipelinedLayer(keras.layers.Layer):
             if counts == "params":
                 costs = [layer.count_params() for layer in self.layers]
                 counts = partition.balanced(costs, self.num_stages)
+            library: program.Library = {}  # Shared, so that equal stages share.
             stages = tuple(
-                Stage(k, self.layers[span])
+                Stage(k, self.layers[span], library)
                 for k, span in enumerate(partition.spans(counts))
             )
             strategy = current_strategy()

@@ -1,24 +1,29 @@
-"""Functions cut from a traced stage, each built once and called every microbatch.
+"""The forward and backward programs of a stage, called once for every microbatch.
 
 A program takes the tensors it needs by name and returns the ones it makes by name, so
 the pipeline keeps, for each stage and microbatch, one small dictionary of tensors and
 need not know which of them a cut turned out to need.
 
 Programs stay *calls* in the graph of a training step (`_noinline`), so that this graph
-grows with the number of actions and not with the number of layers.
+grows with the number of actions and not with the number of layers, and stages that
+compute the same share them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import tensorflow as tf
 
 from tfgpipe import cut
+from tfgpipe.excerpt import Excerpt, Source
 from tfgpipe.trace import Gradient, Trace
 
 Values = dict[str, tf.Tensor]
+
+# Functions built so far, by what they compute.
+Library = dict[Hashable, Callable[..., Sequence[tf.Tensor]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,47 +88,45 @@ class Options:
     jit_compile: bool
 
 
-def build(trace: Trace, options: Options, name: str) -> tuple[Forward, Backward]:
-    """Builds the forward and the backward program of a traced stage."""
-    graph_def = _without_colocation(trace.graph.as_graph_def())
-    graph = {node.name: tuple(node.input) for node in graph_def.node}
-    operations = {op.name: op for op in trace.graph.get_operations()}
-    sources = (*trace.inputs, *trace.weights, *trace.state, *trace.captures)
-    made = [*trace.outputs, *_changed(trace), *_present(trace.loss)]
+def build(
+    trace: Trace, options: Options, library: Library
+) -> tuple[Forward, Backward]:
+    """Builds the forward and the backward program of a traced stage.
+
+    Args:
+        trace: The stage.
+        options: How to build them.
+        library: Functions to share. New ones are added.
+    """
+    source = Source(trace)
+    sources = (*trace.inputs, *trace.weights, *trace.state)
+    given = _present(*trace.output_grads, trace.loss_grad)
+    outputs = [*trace.outputs, *_changed(trace), *_present(trace.loss)]
     gradients = [
         *_present(*trace.input_grads),
-        *(n for g in _weight_grads(trace) for n in _present(g.values, g.indices)),
+        *(name for gradient in _weight_grads(trace) for name in gradient.names),
     ]
-    given = _present(*trace.output_grads, trace.loss_grad)
-    stateful = [name for name, op in operations.items() if op.op_def.is_stateful]
+    available = (*sources, *given, *trace.captures)
     if options.saves:
-        constants = [name for name, op in operations.items() if op.type == "Const"]
         residuals = cut.saving(
-            graph,
-            sources=(*sources, *given),
-            outputs=made,
+            source.graph,
+            sources=available,
+            outputs=outputs,
             gradients=gradients,
-            constants=constants,
+            constants=source.constants,
         )
     else:
         residuals = cut.recomputing(
-            graph,
-            sources=(*sources, *given),
-            outputs=made,
+            source.graph,
+            sources=available,
+            outputs=outputs,
             gradients=gradients,
-            stateful=stateful,
+            stateful=source.stateful,
         )
-    piece = _Pieces(trace, graph_def, graph, options.jit_compile)
-    return (
-        _forward(piece, options, made, residuals, sources, f"{name}_forward"),
-        _backward(
-            piece,
-            options,
-            gradients,
-            (*given, *residuals, *sources),
-            f"{name}_backward",
-        ),
-    )
+    builder = _Builder(trace, options, library, source.fingerprint)
+    forward = source.excerpt(fetches=(*outputs, *residuals), feeds=sources)
+    backward = source.excerpt(fetches=gradients, feeds=(*given, *residuals, *sources))
+    return builder.forward(forward), builder.backward(backward)
 
 
 def empty_accumulators(trace: Trace) -> list[tf.Tensor]:
@@ -139,140 +142,89 @@ def empty_accumulators(trace: Trace) -> list[tf.Tensor]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Pieces:
-    """Copies parts of a traced stage into functions."""
+class _Builder:
+    """Makes programs out of excerpts."""
 
     trace: Trace
-    graph_def: tf.compat.v1.GraphDef
-    graph: cut.Graph
-    jit_compile: bool
+    options: Options
+    library: Library
+    fingerprint: str
 
-    def function(
-        self, fetches: Sequence[str], feeds: Sequence[str], name: str
-    ) -> tuple[tuple[str, ...], Callable[..., list[tf.Tensor]]]:
-        """Returns a function from some of `feeds` to `fetches`, and which it takes."""
-        piece = cut.program(self.graph, fetches=fetches, feeds=feeds)
-        captures = self.trace.captures
-        taken = tuple(feed for feed in piece.feeds if feed not in captures)
-        captured = {f: captures[f] for f in piece.feeds if f in captures}
-        sub = tf.compat.v1.GraphDef(
-            versions=self.graph_def.versions, library=self.graph_def.library
-        )
-        for node in self.graph_def.node:
-            if node.name in piece.operations:
-                copy = sub.node.add()
-                copy.CopyFrom(node)
-                del copy.input[:]
-                copy.input.extend(
-                    i
-                    for i in node.input
-                    if not i.startswith("^") or i[1:] in piece.operations
-                )
-        computed = [f for f in dict.fromkeys(fetches) if f not in piece.feeds]
-        consumed = {cut.canonical(i) for node in sub.node for i in node.input}
+    def forward(self, excerpt: Excerpt) -> Forward:
+        trace = self.trace
+        before = dict(zip(trace.new_state, trace.state, strict=True))
+        # An empty microbatch leaves the state as it was, so it takes that as well.
+        kept = [before[after] for after in _changed(trace)]
+        feeds = tuple(dict.fromkeys((*excerpt.feeds, *kept)))
+        run = self._compiled(excerpt)
 
-        def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            values = {**dict(zip(taken, tensors, strict=True)), **captured}
-            # An import maps only tensors of the very graph it goes to, which may be a
-            # branch of a conditional; `identity` brings them there.
-            values = {name: tf.identity(tensor) for name, tensor in values.items()}
-            results = tf.graph_util.import_graph_def(
-                sub,
-                input_map={n: t for n, t in values.items() if n in consumed},
-                return_elements=computed,
-                name="",
-            )
-            values.update(zip(computed, results, strict=True))
-            return [values[fetch] for fetch in fetches]
+        def compute(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            return run(*tensors[: len(excerpt.feeds)])
 
-        if self.jit_compile:
-            run.__name__ = name
-            return taken, tf.function(run, autograph=False, jit_compile=True)
-        return taken, run
+        def skip(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            values = dict(zip(feeds, tensors, strict=True))
+            return [
+                values[before[fetch]] if fetch in before else _nothing(trace.spec(fetch))
+                for fetch in excerpt.fetches
+            ]
 
+        specs = [trace.spec(feed) for feed in feeds]
+        return Forward(feeds, excerpt.fetches, self._call("forward", compute, skip, specs))
 
-def _forward(
-    pieces: _Pieces,
-    options: Options,
-    made: Sequence[str],
-    residuals: Sequence[str],
-    sources: Sequence[str],
-    name: str,
-) -> Forward:
-    trace = pieces.trace
-    fetches = tuple(dict.fromkeys((*made, *residuals)))
-    taken, run = pieces.function(fetches, sources, name)
-    # An empty microbatch leaves the state as it was, so it takes that state as well.
-    before = dict(zip(trace.new_state, trace.state, strict=True))
-    kept = [before[fetch] for fetch in _changed(trace)] if options.may_be_empty else []
-    feeds = tuple(dict.fromkeys((*taken, *kept)))
+    def backward(self, excerpt: Excerpt) -> Backward:
+        trace, feeds = self.trace, excerpt.feeds
+        inputs = _present(*trace.input_grads)
+        run = self._compiled(excerpt)
 
-    def compute(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        return run(*tensors[: len(taken)])
+        def compute(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            taken, accumulators = tensors[: len(feeds)], tensors[len(feeds) :]
+            values = dict(zip(excerpt.fetches, run(*taken), strict=True))
+            gradients = zip(accumulators, _weight_grads(trace), strict=True)
+            sums = [_add_in_place(total, new, values) for total, new in gradients]
+            return [*(values[name] for name in inputs), *sums]
 
-    def skip(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        values = dict(zip(feeds, tensors, strict=True))
-        return [
-            values[before[fetch]] if fetch in before else _nothing(trace.spec(fetch))
-            for fetch in fetches
-        ]
+        def skip(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            nothing = [_nothing(trace.spec(name)) for name in inputs]
+            return [*nothing, *tensors[len(feeds) :]]
 
-    function = _call(compute, skip, list(map(trace.spec, feeds)), options, name)
-    return Forward(feeds, fetches, function)
+        specs = [*map(trace.spec, feeds), *_accumulator_specs(trace)]
+        function = self._call("backward", compute, skip, specs)
+        return Backward(feeds, len(inputs), function)
 
+    def _compiled(self, excerpt: Excerpt) -> Callable[..., list[tf.Tensor]]:
+        if not self.options.jit_compile:
+            return excerpt.run
+        return tf.function(excerpt.run, autograph=False, jit_compile=True)
 
-def _backward(
-    pieces: _Pieces,
-    options: Options,
-    gradients: Sequence[str],
-    available: Sequence[str],
-    name: str,
-) -> Backward:
-    trace = pieces.trace
-    feeds, run = pieces.function(gradients, available, name)
-    inputs = _present(*trace.input_grads)
-    weight_grads = _weight_grads(trace)
+    def _call(
+        self,
+        name: str,
+        compute: Callable[..., list[tf.Tensor]],
+        skip: Callable[..., list[tf.Tensor]],
+        specs: Sequence[tf.TensorSpec],
+    ) -> Callable[..., Sequence[tf.Tensor]]:
+        """Makes a TensorFlow function that stays a call where it is called.
 
-    def add(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        taken, accumulators = tensors[: len(feeds)], tensors[len(feeds) :]
-        values = dict(zip(gradients, run(*taken), strict=True))
-        sums = [
-            _add_in_place(accumulator, gradient, values)
-            for accumulator, gradient in zip(accumulators, weight_grads, strict=True)
-        ]
-        return [*(values[name] for name in inputs), *sums]
+        The number of rows is an argument only where it matters: a constant argument
+        would make TensorFlow compile one copy of the function for every value.
+        """
 
-    def skip(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        return [*(_nothing(trace.spec(name)) for name in inputs), *tensors[len(feeds) :]]
+        def guarded(rows: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
+            return tf.cond(rows > 0, lambda: compute(*tensors), lambda: skip(*tensors))
 
-    specs = [*map(trace.spec, feeds), *_accumulator_specs(trace)]
-    return Backward(feeds, len(inputs), _call(add, skip, specs, options, name))
-
-
-def _call(
-    compute: Callable[..., list[tf.Tensor]],
-    skip: Callable[..., list[tf.Tensor]],
-    specs: Sequence[tf.TensorSpec],
-    options: Options,
-    name: str,
-) -> Callable[..., Sequence[tf.Tensor]]:
-    """Makes a TensorFlow function that stays a call where it is called.
-
-    The number of rows is an argument only where it matters: a constant argument would
-    make TensorFlow compile one copy of the function for every value.
-    """
-
-    def guarded(rows: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        return tf.cond(rows > 0, lambda: compute(*tensors), lambda: skip(*tensors))
-
-    function = compute
-    if options.may_be_empty:
-        function, specs = guarded, [tf.TensorSpec((), tf.int32), *specs]
-    function.__name__ = name
-    with tf.init_scope():
-        return tf.function(
-            function, autograph=False, experimental_attributes={"_noinline": True}
-        ).get_concrete_function(*specs)
+        key = (name, self.options, self.fingerprint)
+        if key not in self.library:
+            function = compute
+            if self.options.may_be_empty:
+                function, specs = guarded, [tf.TensorSpec((), tf.int32), *specs]
+            function.__name__ = f"stage_{name}"
+            with tf.init_scope():
+                self.library[key] = tf.function(
+                    function,
+                    autograph=False,
+                    experimental_attributes={"_noinline": True},
+                ).get_concrete_function(*specs)
+        return self.library[key]
 
 
 def _add_in_place(
@@ -285,8 +237,7 @@ def _add_in_place(
     """
     value = values[gradient.values]
     if gradient.indices is not None:
-        rows = tf.cast(values[gradient.indices], tf.int32)
-        rows = tf.reshape(rows, [-1])
+        rows = tf.reshape(tf.cast(values[gradient.indices], tf.int32), [-1])
         value = tf.reshape(value, [-1, *accumulator.shape[1:]])
         return tf.raw_ops.InplaceAdd(x=accumulator, i=rows, v=value)
     total = tf.raw_ops.InplaceAdd(
@@ -325,10 +276,3 @@ def _changed(trace: Trace) -> list[str]:
 
 def _present(*names: str | None) -> list[str]:
     return [name for name in names if name is not None]
-
-
-def _without_colocation(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
-    """Drops requests to sit next to operations that another program may hold."""
-    for node in graph_def.node:
-        node.attr.pop("_class", None)
-    return graph_def

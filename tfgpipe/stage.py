@@ -41,10 +41,12 @@ class Mode:
 class TracedStage:
     """A stage traced for one mode and one set of input shapes."""
 
-    def __init__(self, stage_trace: Trace, mode: Mode, name: str) -> None:
+    def __init__(
+        self, stage_trace: Trace, mode: Mode, library: program.Library
+    ) -> None:
         self.trace = stage_trace
         self._mode = mode
-        self._name = name
+        self._library = library
 
     @functools.cached_property
     def recomputing(self) -> tuple[program.Forward, program.Backward]:
@@ -66,7 +68,7 @@ class TracedStage:
             may_be_empty=self._mode.may_be_empty,
             jit_compile=self._mode.jit_compile,
         )
-        return program.build(self.trace, options, self._name)
+        return program.build(self.trace, options, self._library)
 
 
 class Stage:
@@ -77,9 +79,15 @@ class Stage:
         layers: The layers, in the order they are applied.
     """
 
-    def __init__(self, index: int, layers: Sequence[keras.layers.Layer]) -> None:
+    def __init__(
+        self,
+        index: int,
+        layers: Sequence[keras.layers.Layer],
+        library: program.Library,
+    ) -> None:
         self.index = index
         self.layers = tuple(layers)
+        self._library = library
         self._traced: dict[object, TracedStage] = {}
 
     @property
@@ -105,8 +113,7 @@ class Stage:
                 weights=weights,
                 state=state,
             )
-            name = f"stage{self.index}"
-            self._traced[key] = TracedStage(stage_trace, mode, name)
+            self._traced[key] = TracedStage(stage_trace, mode, self._library)
         return self._traced[key]
 
 

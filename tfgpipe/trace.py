@@ -33,6 +33,11 @@ class Gradient:
     values: str
     indices: str | None = None
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that are there."""
+        return (self.values,) if self.indices is None else (self.values, self.indices)
+
 
 @dataclasses.dataclass(frozen=True)
 class Trace:

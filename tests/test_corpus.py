@@ -1,0 +1,120 @@
+"""The text that language models learn: files, windows, and the bigram model's view."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from params import bigram, windows
+from params.corpus import Corpus
+from tfgpipe.hyperparams import HyperparameterError
+
+TEXT = np.arange(200, dtype=np.uint8)
+
+
+def _files(folder: Path, count: int) -> str:
+    for i in range(count):
+        (folder / f"{i:02}.txt").write_bytes(b"%02d" % i * 5)
+    return str(folder / "*.txt")
+
+
+def test_every_tenth_file_is_for_validation(tmp_path: Path) -> None:
+    corpus = Corpus(files=_files(tmp_path, 20))
+    assert corpus.read("validation").tobytes() == b"00" * 5 + b"\n" + b"10" * 5
+    train = corpus.read("train").tobytes().split(b"\n")
+    assert train == [b"%02d" % i * 5 for i in range(20) if i % 10]
+
+
+def test_a_few_files_are_each_cut(tmp_path: Path) -> None:
+    corpus = Corpus(files=_files(tmp_path, 2))
+    assert corpus.read("train").tobytes() == b"000000000\n010101010"
+    assert corpus.read("validation").tobytes() == b"0\n1"
+
+
+def test_a_pattern_that_matches_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HyperparameterError) as error:
+        Corpus(files=f"{tmp_path}/*.none").read("train")
+    assert str(error.value) == (
+        "data.files: expected a glob that matches files, such as 'texts/**/*.txt'; "
+        f"received '{tmp_path}/*.none', which matches none."
+    )
+
+
+def test_a_pattern_may_go_down_into_folders_and_skips_them(tmp_path: Path) -> None:
+    (tmp_path / "deep.txt").mkdir()
+    _files(tmp_path / "deep.txt", 1)
+    corpus = Corpus(files=f"{tmp_path}/**/*.txt")
+    assert corpus.read("train").tobytes() == b"000000000"
+
+
+def test_the_default_is_the_standard_library_without_its_tests() -> None:
+    train, validation = (Corpus().read(split) for split in ("train", "validation"))
+    assert len(train) > 5e6
+    assert 0.05 < len(validation) / len(train) < 0.3
+    assert b"\nclass OrderedDict(dict):" in train.tobytes() + validation.tobytes()
+    assert b"import pytest" not in train.tobytes()
+
+
+def test_splits_do_not_overlap_and_do_not_change() -> None:
+    first, again = Corpus().read("validation"), Corpus().read("validation")
+    assert np.array_equal(first, again)
+    assert first[:5000].tobytes() not in Corpus().read("train").tobytes()
+
+
+def _random(**changes: object) -> list[tuple[np.ndarray, np.ndarray]]:
+    settings = {"length": 8, "batch_size": 4, "steps": range(5), "seed": 1, **changes}
+    return list(windows.random_windows(TEXT, **settings).as_numpy_iterator())
+
+
+def test_targets_are_the_bytes_that_follow() -> None:
+    for inputs, targets in _random():
+        assert inputs.shape == targets.shape == (4, 8)
+        assert np.array_equal(inputs + 1, targets)  # The text counts up.
+
+
+def test_the_batch_of_a_step_depends_on_seed_and_step_alone() -> None:
+    from_zero, from_three = _random(), _random(steps=range(3, 5))
+    assert len(from_three) == 2
+    for late, early in zip(from_three, from_zero[3:], strict=True):
+        assert np.array_equal(late[0], early[0])
+    assert not np.array_equal(_random(seed=2)[0][0], from_zero[0][0])
+    assert not np.array_equal(from_zero[0][0], from_zero[1][0])
+
+
+def test_random_windows_reach_both_ends_of_the_text() -> None:
+    batches = _random(steps=range(2000))
+    assert min(inputs.min() for inputs, _ in batches) == TEXT[0]
+    assert max(targets.max() for _, targets in batches) == TEXT[-1]
+
+
+def test_even_windows_spread_over_the_whole_text() -> None:
+    batches = list(
+        windows.even_windows(
+            TEXT, length=8, batch_size=2, num_batches=3
+        ).as_numpy_iterator()
+    )
+    starts = np.concatenate([inputs[:, 0] for inputs, _ in batches])
+    assert starts.tolist() == [0, 38, 76, 114, 152, 191]
+    assert batches[-1][1][-1, -1] == TEXT[-1]
+
+
+def test_the_bigram_model_counts_add_one_smoothed() -> None:
+    chances = np.exp(bigram.fit(np.frombuffer(b"abaab", np.uint8)))
+    a, b = b"ab"
+    # `a` is followed by b, a, b; `b` by a.
+    assert chances[a, b] == pytest.approx((2 + 1) / (3 + 256))
+    assert chances[a, a] == pytest.approx((1 + 1) / (3 + 256))
+    assert chances[b, a] == pytest.approx((1 + 1) / (1 + 256))
+    assert chances[b, b] == pytest.approx(1 / (1 + 256))
+    assert chances[0, 0] == pytest.approx(1 / 256)
+    assert chances.sum(axis=1) == pytest.approx(np.ones(256))
+
+
+def test_the_bigram_cross_entropy_is_that_worked_out_by_hand() -> None:
+    fitted = bigram.fit(np.frombuffer(b"abaab", np.uint8))
+    text = np.frombuffer(b"abb", np.uint8)
+    expected = -(math.log(3 / 259) + math.log(1 / 257)) / 2
+    assert bigram.cross_entropy(fitted, text[:-1], text[1:]) == pytest.approx(expected)

@@ -1,0 +1,229 @@
+"""Language models: found by name, causal, better than bigrams, true to their words."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import params
+from params.experiment import Experiment
+from params.language_model import LanguageModel, Transformer
+from params.transformer import Block, Positions
+from tfgpipe.hyperparams import HyperparameterError, from_text, override, to_text
+
+SMALL = [
+    "model.width=16",
+    "model.mlp_width=32",
+    "model.num_heads=2",
+    "model.context=12",
+    "training.batch_size=8",
+    "training.num_validation_batches=2",
+    "pipelining.num_microbatches=4",
+]
+
+
+def _tiny(*assignments: str) -> LanguageModel:
+    return override(params.find("lm.Tiny")(), [*SMALL, *assignments])
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    """A text in which `a` is followed by b and c in turn: bigrams cannot tell."""
+    (tmp_path / "text").write_bytes(b"abac" * 2000)
+    return f"data.files={tmp_path}/text"
+
+
+def test_the_named_experiments_are_all_there() -> None:
+    assert list(params.experiments()) == [
+        "lm.Medium",
+        "lm.OneBillion",
+        "lm.Small",
+        "lm.Tiny",
+    ]
+
+
+def test_an_unknown_experiment_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(HyperparameterError) as error:
+        params.find("lm.Tyni")
+    assert str(error.value) == (
+        "lm.Tyni: no such experiment. Did you mean lm.Tiny? "
+        "Expected one of lm.Medium, lm.OneBillion, lm.Small, lm.Tiny."
+    )
+
+
+@pytest.mark.parametrize("cls", params.experiments().values())
+def test_every_experiment_reads_back_and_says_what_it_needs(
+    cls: type[Experiment],
+) -> None:
+    assert from_text(to_text(cls()), cls) == cls()
+    for heading in ("Command:", "Hardware:", "Memory:", "Time:"):
+        assert heading in (cls.__doc__ or "")
+
+
+@pytest.mark.parametrize("name", params.experiments())
+def test_every_experiment_has_the_weights_that_it_says(name: str) -> None:
+    cls = params.find(name)
+    claim = re.match(r"([\d.]+) (million|billion)", cls.__doc__ or "")
+    assert claim
+    claimed = float(claim[1]) * {"million": 1e6, "billion": 1e9}[claim[2]]
+    hyper = cls().model
+    block = 12 * hyper.width**2 + 13 * hyper.width
+    assert hyper.mlp_width == 4 * hyper.width
+    outside = (256 + hyper.context + 2 + 256) * hyper.width + 256
+    assert hyper.num_layers * block + outside == pytest.approx(claimed, rel=0.06)
+
+
+def test_the_count_of_weights_above_is_that_of_the_model() -> None:
+    model = _tiny("model.num_layers=3", "model.mlp_width=64").build_model()
+    block = 12 * 16**2 + 13 * 16
+    assert model.count_params() == 3 * block + (256 + 12 + 2 + 256) * 16 + 256
+
+
+@pytest.mark.parametrize("softmax", ["tied", "untied"])
+def test_a_later_byte_changes_no_earlier_logit(softmax: str) -> None:
+    model = _tiny(f"model.softmax={softmax}").build_model()
+    text = np.arange(24, dtype=np.int32).reshape(2, 12)
+    changed = text.copy()
+    changed[:, 7] = 99
+    before, after = model.predict_on_batch(text), model.predict_on_batch(changed)
+    assert before.shape == (2, 12, 256)
+    assert np.array_equal(before[:, :7], after[:, :7])
+    assert (np.abs(before - after)[:, 7:].max(axis=(0, 2)) > 1e-6).all()
+
+
+def test_a_tied_softmax_has_one_table_for_both_ends() -> None:
+    tied, untied = (
+        _tiny(f"model.softmax={softmax}").build_model()
+        for softmax in ("tied", "untied")
+    )
+    # The untied one has a second table and a bias.
+    assert untied.count_params() - tied.count_params() == 256 * 16 + 256
+
+
+def test_positions_matter() -> None:
+    model = _tiny("model.num_layers=1").build_model()
+    logits = model.predict_on_batch(np.zeros([1, 12], np.int32))[0]
+    assert all(np.abs(a - b).max() > 1e-6 for a, b in itertools.pairwise(logits))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [Positions(), Block(width=8, num_heads=2, mlp_width=16, dropout=0.1)],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_layers_come_back_from_their_configuration(
+    layer: keras.layers.Layer, tmp_path: Path
+) -> None:
+    model = keras.Sequential([keras.Input((4, 8)), layer])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    data = np.random.default_rng(0).normal(size=[2, 4, 8]).astype("float32")
+    assert np.array_equal(model.predict_on_batch(data), loaded.predict_on_batch(data))
+
+
+def test_the_model_learns_what_bigrams_cannot(corpus: str) -> None:
+    experiment = _tiny(corpus, "training.num_steps=60", "optimizer.learning_rate=0.01")
+    model = experiment.build_model()
+    model.fit(experiment.build_dataset("train"), verbose=0, shuffle=False)
+    loss = model.evaluate(experiment.build_dataset("validation"), verbose=0)
+    bigram = experiment.baselines()["bigram"]
+    assert bigram == pytest.approx(0.5 * np.log(2), rel=0.3)
+    assert loss < 0.6 * bigram
+
+
+def test_the_bigram_model_is_judged_on_the_very_bytes_of_the_model(corpus: str) -> None:
+    experiment = _tiny(corpus)
+    batches = list(experiment.build_dataset("validation").as_numpy_iterator())
+    again = list(experiment.build_dataset("validation").as_numpy_iterator())
+    assert len(batches) == 2
+    for one, other in zip(batches, again, strict=True):
+        assert np.array_equal(one[0], other[0])
+        assert np.array_equal(one[1], other[1])
+
+
+def test_a_step_trains_on_the_tokens_it_says(corpus: str) -> None:
+    experiment = _tiny(corpus)
+    _, targets = next(experiment.build_dataset("train").as_numpy_iterator())
+    assert experiment.tokens_per_step == targets.size
+
+
+@pytest.mark.parametrize("softmax", ["tied", "untied"])
+def test_the_pipeline_trains_as_one_stage_does(corpus: str, softmax: str) -> None:
+    losses = []
+    for num_stages in (1, 2):
+        keras.utils.set_random_seed(0)
+        experiment = _tiny(
+            corpus,
+            f"model.softmax={softmax}",
+            f"pipelining.num_stages={num_stages}",
+            "pipelining.num_microbatches=2",
+            "training.num_steps=2",
+        )
+        model = experiment.build_model()
+        model.fit(experiment.build_dataset("train"), verbose=0, shuffle=False)
+        losses.append(model.evaluate(experiment.build_dataset("validation"), verbose=0))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_a_sample_begins_with_its_prompt_and_repeats_with_its_seed() -> None:
+    experiment = _tiny("sampling.num_bytes=20", "sampling.prompt='def f('")
+    model = experiment.build_model()
+    sample = experiment.sample(model)
+    assert sample.startswith("def f(")
+    assert 6 < len(sample) <= 26
+    assert experiment.sample(model) == sample
+
+
+def test_a_sample_holds_no_control_characters() -> None:
+    # An untrained model draws any byte.
+    sample = _tiny("sampling.num_bytes=80").sample(_tiny().build_model())
+    assert all(c.isprintable() or c in "\n\t\ufffd" for c in sample)
+
+
+def test_a_text_shorter_than_a_window_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"short")
+    with pytest.raises(HyperparameterError) as error:
+        _tiny(f"data.files={tmp_path}/text").build_dataset("validation")
+    assert str(error.value) == (
+        "data.files: expected more than model.context=12 bytes for validation; "
+        "received 1. Give more text, or a smaller model.context."
+    )
+
+
+def test_heads_that_do_not_share_the_width_are_refused() -> None:
+    with pytest.raises(HyperparameterError) as error:
+        Transformer(width=10, num_heads=4)
+    assert str(error.value) == "width: expected a multiple of num_heads=4; received 10."
+
+
+def test_more_stages_than_layers_is_a_wrong_hyperparameter() -> None:
+    with pytest.raises(HyperparameterError, match=r"pipelining: .*7"):
+        _tiny("pipelining.num_stages=7", "model.num_layers=1").build_model()
+
+
+def test_the_learning_rate_rises_then_falls() -> None:
+    adam = _tiny("optimizer.learning_rate=0.5", "optimizer.warmup=0.2").optimizer
+    optimizer = adam.build(num_steps=10)
+    rates = []
+    for step in range(11):
+        optimizer.iterations.assign(step)
+        rates.append(float(optimizer.learning_rate))
+    assert rates[0] == 0
+    assert max(rates) == rates[2] == pytest.approx(0.5)
+    assert rates[2:] == sorted(rates[2:], reverse=True)
+    assert rates[10] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_tiny_passes_the_bigram_model_in_a_fifth_of_its_steps() -> None:
+    shorter = ["training.num_steps=160", "training.num_validation_batches=16"]
+    experiment = override(params.find("lm.Tiny")(), shorter)
+    model = experiment.build_model()
+    model.fit(experiment.build_dataset("train"), verbose=0, shuffle=False)
+    loss = model.evaluate(experiment.build_dataset("validation"), verbose=0)
+    assert loss < experiment.baselines()["bigram"]

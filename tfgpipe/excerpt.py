@@ -1,0 +1,129 @@
+"""Copying part of a traced stage into a function of its own.
+
+A traced stage is a graph; the part of it between some tensors that are fed and some
+that are fetched is copied, as a `GraphDef`, into whatever function is being built.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tfgpipe import cut
+from tfgpipe.trace import Trace
+
+
+@dataclasses.dataclass(frozen=True)
+class Excerpt:
+    """A function copied from part of a stage.
+
+    Attributes:
+        feeds: Names of the tensors it takes.
+        fetches: Names of the tensors it returns.
+        run: The function, `feeds -> fetches`. Adds operations to the current graph.
+    """
+
+    feeds: tuple[str, ...]
+    fetches: tuple[str, ...]
+    run: Callable[..., list[tf.Tensor]]
+
+
+class Source:
+    """A traced stage that excerpts are copied from."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self._graph_def = trace.graph.as_graph_def()
+        for node in self._graph_def.node:
+            # Drops requests to sit next to operations that the excerpt may not hold.
+            node.attr.pop("_class", None)
+        self.graph = {node.name: tuple(node.input) for node in self._graph_def.node}
+        operations = trace.graph.get_operations()
+        self.stateful = [op.name for op in operations if op.op_def.is_stateful]
+        self.constants = [op.name for op in operations if op.type == "Const"]
+
+    def excerpt(self, *, fetches: Sequence[str], feeds: Sequence[str]) -> Excerpt:
+        """Returns the function from as many of `feeds` as it takes to `fetches`."""
+        fetches = tuple(dict.fromkeys(fetches))
+        captures = self.trace.captures
+        piece = cut.program(self.graph, fetches=fetches, feeds=(*feeds, *captures))
+        taken = tuple(feed for feed in piece.feeds if feed not in captures)
+        captured = {f: captures[f] for f in piece.feeds if f in captures}
+        graph_def = self._copy(piece.operations)
+        computed = [fetch for fetch in fetches if fetch not in piece.feeds]
+        consumed = {cut.canonical(i) for node in graph_def.node for i in node.input}
+
+        def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            values = {**dict(zip(taken, tensors, strict=True)), **captured}
+            # An import maps only tensors of the very graph it goes to, which may be a
+            # branch of a conditional; `identity` brings them there.
+            values = {name: tf.identity(tensor) for name, tensor in values.items()}
+            results = tf.graph_util.import_graph_def(
+                graph_def,
+                input_map={n: t for n, t in values.items() if n in consumed},
+                return_elements=computed,
+                name="",
+            )
+            values.update(zip(computed, results, strict=True))
+            return [values[fetch] for fetch in fetches]
+
+        return Excerpt(taken, fetches, run)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Equal for stages that compute the same and differ in names alone.
+
+        Operations are numbered in the order they were traced in, so the graphs of two
+        equal stacks of layers become the same bytes. Nothing is assumed of the layers.
+        """
+        numbers = {name: str(number) for number, name in enumerate(self.graph)}
+
+        def numbered(tensor: str) -> str:
+            control = "^" if tensor.startswith("^") else ""
+            _, colon, index = tensor.partition(":")
+            return control + numbers[cut.operation(tensor)] + colon + index
+
+        anonymous = self._copy(self.graph)
+        for node in anonymous.node:
+            inputs = [numbered(i) for i in node.input]
+            node.name = numbers[node.name]
+            node.input[:] = inputs
+        trace = self.trace
+        captures = [(numbered(n), id(value)) for n, value in trace.captures.items()]
+        ends = [
+            [name and numbered(name) for name in names]
+            for names in (
+                trace.inputs,
+                trace.weights,
+                trace.state,
+                trace.outputs,
+                trace.new_state,
+                (trace.loss, trace.loss_grad),
+                trace.output_grads,
+                trace.input_grads,
+                [name for g in trace.weight_grads for name in (g.names if g else (None,))],
+            )
+        ]
+        digest = hashlib.sha256(anonymous.SerializeToString(deterministic=True))
+        digest.update(repr((captures, ends)).encode())
+        return digest.hexdigest()
+
+    def _copy(self, operations: Sequence[str]) -> tf.compat.v1.GraphDef:
+        """Copies some operations, without control dependencies on any other."""
+        copy = tf.compat.v1.GraphDef(
+            versions=self._graph_def.versions, library=self._graph_def.library
+        )
+        for node in self._graph_def.node:
+            if node.name in operations:
+                added = copy.node.add()
+                added.CopyFrom(node)
+                added.input[:] = [
+                    i
+                    for i in node.input
+                    if not i.startswith("^") or cut.operation(i) in operations
+                ]
+        return copy
