@@ -102,7 +102,7 @@ def assert_same(
         expected, received = getattr(plain, what), getattr(pipelined, what)
         for (name, a), b in zip(expected.items(), received.values(), strict=True):
             if a is None or b is None:
-                assert a is None and b is None, f"{what} of {name}"
+                assert a is b is None, f"{what} of {name}"
                 continue
             close(a, b, f"{what} of {name}", rtol, atol)
 

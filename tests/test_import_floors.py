@@ -30,15 +30,17 @@ FLOORS = {
     "mesh": 1,
     "seams": 1,
     "microbatch": 1,
+    "checks": 1,
     "trace": 1,
     "strategy": 2,
-    "program": 2,
-    "stage": 3,
-    "pipeline": 4,
+    "excerpt": 2,
+    "program": 3,
+    "stage": 4,
+    "pipeline": 5,
     # What users touch.
-    "pipelined_layer": 5,
-    "reports": 6,
-    "__init__": 7,
+    "pipelined_layer": 6,
+    "reports": 7,
+    "__init__": 8,
 }
 # Packages beside the floors: they may import any floor and any floor may import them,
 # as long as nothing goes round.

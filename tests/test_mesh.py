@@ -29,18 +29,18 @@ def test_too_few_devices_are_counted_and_the_remedy_shown():
 
 
 def test_an_unknown_device_is_named():
-    with pytest.raises(ValueError, match="Received GPU:7; TensorFlow sees .*CPU:7"):
+    with pytest.raises(ValueError, match=r"Received GPU:7; TensorFlow sees .*CPU:7"):
         mesh.make_mesh(num_stages=2, devices=["CPU:0", "GPU:7"])
 
 
 def test_logical_cpus_cannot_change_once_tensorflow_runs():
     tfgpipe.make_logical_cpus(8)  # As many as there are: nothing to do.
-    with pytest.raises(RuntimeError, match="num_devices=5 when .* started with 8"):
+    with pytest.raises(RuntimeError, match=r"num_devices=5 when .* started with 8"):
         tfgpipe.make_logical_cpus(5)
 
 
 def test_no_logical_cpus_are_refused():
-    with pytest.raises(ValueError, match="at least 1. Received 0"):
+    with pytest.raises(ValueError, match=r"at least 1\. Received 0"):
         tfgpipe.make_logical_cpus(0)
 
 

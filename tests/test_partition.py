@@ -33,7 +33,7 @@ def test_no_cut_has_a_lighter_heaviest_stage(costs, data):
 
 
 @pytest.mark.parametrize(
-    "costs, num_stages, counts",
+    ("costs", "num_stages", "counts"),
     [
         # Two cuts that a well-known greedy algorithm gets wrong.
         ([10, 1, 1, 1], 2, (1, 3)),

@@ -71,7 +71,13 @@ def test_fit_evaluate_and_predict_are_the_plain_models(kind, run_eagerly):
         # 12 rows in batches of 8: the last batch is partial.
         weights = np.arange(12, dtype=np.float32)
         fitted = model.fit(
-            X, Y, batch_size=8, epochs=2, shuffle=False, sample_weight=weights, verbose=0
+            X,
+            Y,
+            batch_size=8,
+            epochs=2,
+            shuffle=False,
+            sample_weight=weights,
+            verbose=0,
         )
         histories.append(fitted.history)
     for key, values in histories[0].items():
@@ -168,15 +174,18 @@ def test_two_pipelines_and_layers_around_them():
     def make(pipelined):
         keras.utils.set_random_seed(1)
         wrap = (
-            (lambda ls, k: [tfgpipe.PipelinedLayer(ls, num_stages=k, num_microbatches=3)])
+            (
+                lambda ls, k: [
+                    tfgpipe.PipelinedLayer(ls, num_stages=k, num_microbatches=3)
+                ]
+            )
             if pipelined
             else (lambda ls, k: ls)
         )
         first = [keras.layers.Dense(6), keras.layers.Dense(6)]
         second = [keras.layers.Dense(4) for _ in range(3)]
         between = keras.layers.Dense(5, activation="tanh")
-        model = sequential([*wrap(first, 2), between, *wrap(second, 3)])
-        return model
+        return sequential([*wrap(first, 2), between, *wrap(second, 3)])
 
     plain, pipelined = make(False), make(True)
     compare.copy_state(plain, pipelined)
@@ -334,28 +343,31 @@ def test_two_replicas_train_as_the_plain_model():
 
 def test_a_strategy_entered_after_the_layer_was_built_is_refused():
     _, model = both()
-    with tfgpipe.PipelineStrategy(num_stages=2).scope():
-        with pytest.raises(RuntimeError, match="no strategy.*PipelineStrategy"):
-            model(X)
+    strategy = tfgpipe.PipelineStrategy(num_stages=2)
+    words = r"no strategy.*PipelineStrategy"
+    with strategy.scope(), pytest.raises(RuntimeError, match=words):
+        model(X)
 
 
 def test_a_foreign_strategy_is_refused():
-    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-        with pytest.raises(ValueError, match="Received MirroredStrategy"):
-            tfgpipe.PipelinedLayer(dense(), num_stages=2, num_microbatches=2)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    words = "Received MirroredStrategy"
+    with strategy.scope(), pytest.raises(ValueError, match=words):
+        tfgpipe.PipelinedLayer(dense(), num_stages=2, num_microbatches=2)
 
 
 def test_stages_and_devices_are_the_strategys_under_one():
-    with tfgpipe.PipelineStrategy(num_stages=2).scope():
-        with pytest.raises(ValueError, match="num_stages=3.*strategy of 2 stages"):
-            tfgpipe.PipelinedLayer(dense(), num_stages=3, num_microbatches=2)
+    strategy = tfgpipe.PipelineStrategy(num_stages=2)
+    words = r"num_stages=3.*strategy of 2 stages"
+    with strategy.scope(), pytest.raises(ValueError, match=words):
+        tfgpipe.PipelinedLayer(dense(), num_stages=3, num_microbatches=2)
 
 
 # -- refusals -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "arguments, words",
+    ("arguments", "words"),
     [
         ({"num_stages": 5}, "num_stages=5 for 4 layers"),
         ({"num_stages": 0}, "between 1 and the number of layers"),
@@ -416,7 +428,7 @@ def test_a_layer_that_changes_the_batch_is_refused(shape):
         num_stages=2,
         num_microbatches=2,
     )
-    with pytest.raises(ValueError, match="batch dimension.*Layer 'doubles' maps"):
+    with pytest.raises(ValueError, match=r"batch dimension.*Layer 'doubles' maps"):
         layer.build(shape)
 
 
@@ -495,7 +507,9 @@ def test_jit_compile_around_the_layer_falls_back_says_so_and_trains_right():
 def test_the_number_of_stages_defaults_to_the_devices():
     layers = [keras.layers.Dense(2) for _ in range(8)]
     assert tfgpipe.PipelinedLayer(layers, num_microbatches=2).num_stages == 8
-    two = tfgpipe.PipelinedLayer(dense(), num_microbatches=2, devices=["CPU:3", "CPU:1"])
+    two = tfgpipe.PipelinedLayer(
+        dense(), num_microbatches=2, devices=["CPU:3", "CPU:1"]
+    )
     assert two.num_stages == 2
     two.build((None, 5))
     assert two.layers[0].kernel.value.device.endswith("CPU:3")

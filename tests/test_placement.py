@@ -9,7 +9,6 @@ import re
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from tensorflow.python.eager import context
 
 import tfgpipe

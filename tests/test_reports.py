@@ -43,7 +43,8 @@ def test_a_model_without_a_pipeline_is_refused():
 
 
 @pytest.mark.parametrize(
-    "count, text", [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3.5e12, "3.2 TiB")]
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3.5e12, "3.2 TiB")],
 )
 def test_bytes_are_readable(count, text):
     assert readable_bytes(count) == text

@@ -41,7 +41,7 @@ class OneAfterAnother:
 
 
 @pytest.mark.parametrize("remat", REMAT_MODES)
-@pytest.mark.parametrize("rows, num_microbatches", [(8, 4), (7, 3), (5, 8)])
+@pytest.mark.parametrize(("rows", "num_microbatches"), [(8, 4), (7, 3), (5, 8)])
 @pytest.mark.parametrize("name", ["dropped", "normalised", "regularised"])
 def test_state_advances_as_when_microbatches_come_one_by_one(
     name, rows, num_microbatches, remat

@@ -74,7 +74,7 @@ def program(graph: Graph, *, fetches: Iterable[str], feeds: Collection[str]) -> 
             used[tensor] = None
             continue
         name = operation(tensor)
-        if tensor.startswith("^") and name in stop or name in operations:
+        if name in operations or (tensor.startswith("^") and name in stop):
             continue
         operations.add(name)
         pending.extend(i if i.startswith("^") else canonical(i) for i in graph[name])

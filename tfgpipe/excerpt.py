@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import tensorflow as tf
 
@@ -105,14 +105,18 @@ class Source:
                 (trace.loss, trace.loss_grad),
                 trace.output_grads,
                 trace.input_grads,
-                [name for g in trace.weight_grads for name in (g.names if g else (None,))],
+                [
+                    name
+                    for g in trace.weight_grads
+                    for name in (g.names if g else (None,))
+                ],
             )
         ]
         digest = hashlib.sha256(anonymous.SerializeToString(deterministic=True))
         digest.update(repr((captures, ends)).encode())
         return digest.hexdigest()
 
-    def _copy(self, operations: Sequence[str]) -> tf.compat.v1.GraphDef:
+    def _copy(self, operations: Collection[str]) -> tf.compat.v1.GraphDef:
         """Copies some operations, without control dependencies on any other."""
         copy = tf.compat.v1.GraphDef(
             versions=self._graph_def.versions, library=self._graph_def.library

@@ -21,10 +21,12 @@ class Mesh:
 
     @property
     def num_replicas(self) -> int:
+        """D, the number of rows."""
         return len(self.grid)
 
     @property
     def num_stages(self) -> int:
+        """K, the number of columns."""
         return len(self.grid[0])
 
     def stage(self, k: int) -> tuple[str, ...]:

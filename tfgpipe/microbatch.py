@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import tensorflow as tf
 
 # A number of rows: known when the graph is built, or only when it runs.
-Rows = int | tf.Tensor
+Rows: TypeAlias = "int | tf.Tensor"
 
 
 @dataclasses.dataclass(frozen=True)

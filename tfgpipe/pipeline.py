@@ -16,9 +16,11 @@ device goes on with the next microbatch.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -74,12 +76,14 @@ class Pipeline:
         changed: list[tuple[keras.Variable, tf.Tensor]] = []
 
         @tf.custom_gradient
-        def differentiable(*tensors: tf.Tensor):
+        def differentiable(*tensors: tf.Tensor) -> Any:
             outputs, loss = step.forward(tensors[: len(inputs)])
             # Not differentiated, so they need not be results of this function.
             changed.extend(step.changed_state())
 
-            def gradient(*output_grads: tf.Tensor, variables=None):
+            # TensorFlow passes `variables` if it finds one behind the results, such as
+            # a frozen weight, and then wants a gradient for it.
+            def gradient(*output_grads: tf.Tensor, variables: Any = None) -> Any:
                 grads = step.backward(
                     output_grads[: len(outputs)],
                     None if loss is None else output_grads[-1],
@@ -167,7 +171,8 @@ class _Step:
         for action in self._schedule.actions("forward"):
             k, m = action.stage, action.microbatch
             trace = traced[k].trace
-            values = {**self._values[k], **dict(zip(trace.inputs, boundary[m]))}
+            received = zip(trace.inputs, boundary[m], strict=True)
+            values = {**self._values[k], **dict(received)}
             forward, _ = self._programs(k, m)
             with tf.device(devices[k]), chain.after(k):
                 made = forward(values, *self._rows(m))
@@ -242,7 +247,7 @@ class _Step:
                 None if column[0] is None else microbatch.join(column)
                 for column in zip(*boundary, strict=True)
             ]
-        weight_grads = []
+        weight_grads: list[tf.Tensor | None] = []
         for stage, sums in zip(traced, accumulators, strict=True):
             made = iter(sums)
             weight_grads.extend(
@@ -271,11 +276,11 @@ class _Chain:
     def __init__(self, num_devices: int) -> None:
         self._last: list[list[tf.Operation]] = [[] for _ in range(num_devices)]
 
-    def after(self, k: int):
+    def after(self, k: int) -> contextlib.AbstractContextManager[Any]:
         """Operations created inside run after the last action on device `k`."""
         return tf.control_dependencies(self._last[k])
 
-    def ran(self, k: int, results) -> None:
+    def ran(self, k: int, results: Iterable[tf.Tensor]) -> None:
         """Notes the results of the newest action on device `k`."""
         if not tf.executing_eagerly():
             self._last[k] = [result.op for result in itertools.islice(results, 1)]
@@ -286,7 +291,9 @@ def _dense(gradient: tf.Tensor | None, output: tf.Tensor) -> tf.Tensor:
     return tf.zeros_like(output) if gradient is None else tf.convert_to_tensor(gradient)
 
 
-def _paired(names, tensors) -> program.Values:
+def _paired(
+    names: Sequence[str | None], tensors: Sequence[tf.Tensor]
+) -> program.Values:
     return {
         name: tensor
         for name, tensor in zip(names, tensors, strict=True)

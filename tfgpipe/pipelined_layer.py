@@ -9,8 +9,8 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
+from tfgpipe import checks, partition, program, seams
 from tfgpipe import mesh as mesh_lib
-from tfgpipe import partition, program, seams
 from tfgpipe.pipeline import Pipeline
 from tfgpipe.stage import REMAT_MODES, Remat, Stage
 from tfgpipe.strategy import PipelineStrategy, current_replica, current_strategy
@@ -87,15 +87,15 @@ class PipelinedLayer(keras.layers.Layer):
         if isinstance(layers, keras.Sequential):
             layers = layers.layers
         # A tuple: TensorFlow's checkpoints follow it, but not a Keras layer's lists.
-        self.layers = tuple(_checked_layers(layers))
-        self.num_microbatches = _checked_num_microbatches(num_microbatches)
-        self.remat = _checked_choice("remat", remat, REMAT_MODES)
-        self.jit_compile = _checked_choice(
+        self.layers = tuple(checks.layer_list(layers))
+        self.num_microbatches = checks.num_microbatches(num_microbatches)
+        self.remat = checks.choice("remat", remat, REMAT_MODES)
+        self.jit_compile = checks.choice(
             "jit_compile", jit_compile, ("auto", True, False)
         )
         self.devices = None if devices is None else tuple(devices)
         if isinstance(balance, str):
-            _checked_choice("balance", balance, ("params",))
+            checks.choice("balance", balance, ("params",))
         else:
             balance = partition.check_counts(list(balance), len(self.layers))
             if num_stages not in (None, len(balance)):
@@ -132,6 +132,7 @@ class PipelinedLayer(keras.layers.Layer):
         return self._mesh
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Applies the layer, building it first if need be."""
         # Keras tells `build` the input's shape but not its type, which an embedding
         # of integers needs to know.
         if self._input_dtype is None:
@@ -139,13 +140,14 @@ class PipelinedLayer(keras.layers.Layer):
         return super().__call__(inputs, *args, **kwargs)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Cuts the stack into stages and makes their weights on their devices."""
         dtype = self._input_dtype or self.layers[0].compute_dtype
         self._input_shape = tuple(input_shape)
         # Inside the scope variables get a shape but no value yet, so the cut can be
         # decided on their sizes before any of them takes memory on a device.
         with keras.StatelessScope():
             steps = list(self._walk(keras.KerasTensor(input_shape, dtype)))
-            _check_batch_is_kept(steps)
+            checks.batch_is_kept(steps)
             counts = self.balance
             if counts == "params":
                 costs = [layer.count_params() for layer in self.layers]
@@ -163,7 +165,9 @@ class PipelinedLayer(keras.layers.Layer):
         self._pipeline = _Built(stages, strategy)
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        """Runs a mini-batch `[B, ...]` through the pipeline."""
         built = self._pipeline
+        assert built is not None  # Keras builds before it calls.
         self._check_strategy(built.strategy)
         optimizer = seams.calling_optimizer()
         if optimizer is not None:
@@ -195,12 +199,14 @@ class PipelinedLayer(keras.layers.Layer):
     def compute_output_spec(
         self, inputs: keras.KerasTensor, training: bool | None = None
     ) -> keras.KerasTensor:
+        """Infers the output's shape and dtype."""
         *_, (_, _, output) = self._walk(inputs)
         return output
 
     def compute_output_shape(
         self, input_shape: tuple[int | None, ...]
     ) -> tuple[int | None, ...]:
+        """Infers the output's shape."""
         dtype = self._input_dtype or self.layers[0].compute_dtype
         return self.compute_output_spec(keras.KerasTensor(input_shape, dtype)).shape
 
@@ -221,6 +227,7 @@ class PipelinedLayer(keras.layers.Layer):
         return keras.Sequential([inputs, *self.layers])
 
     def get_config(self) -> dict[str, Any]:
+        """Returns the arguments that make this layer again."""
         config = super().get_config()
         config.update(
             layers=[keras.saving.serialize_keras_object(la) for la in self.layers],
@@ -235,20 +242,23 @@ class PipelinedLayer(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> PipelinedLayer:
+        """Makes a layer from what `get_config` returned."""
         layers = [
             keras.saving.deserialize_keras_object(layer) for layer in config["layers"]
         ]
         return cls(**{**config, "layers": layers})
 
     def get_build_config(self) -> dict[str, Any] | None:
+        """Returns what `build_from_config` needs to build the layer again."""
         config = super().get_build_config()
         return config and {**config, "input_dtype": self._input_dtype}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
+        """Builds the layer as it was when it was saved."""
         self._input_dtype = config.pop("input_dtype", None)
         super().build_from_config(config)
 
-    def _walk(self, spec: keras.KerasTensor) -> Iterator[_LayerStep]:
+    def _walk(self, spec: keras.KerasTensor) -> Iterator[checks.LayerStep]:
         """Infers each layer's output, building layers that are not yet built."""
         for layer in self.layers:
             output = layer(spec)
@@ -275,36 +285,6 @@ class PipelinedLayer(keras.layers.Layer):
                 f"which it was built; received {_describe(strategy)}. Create the "
                 "model inside `with strategy.scope():`, or leave the strategy out."
             )
-
-
-_LayerStep = tuple[keras.layers.Layer, keras.KerasTensor, keras.KerasTensor]
-
-# A batch size that no layer is likely to make out of another dimension.
-_PROBE = 8191
-
-
-def _check_batch_is_kept(steps: Sequence[_LayerStep]) -> None:
-    """Raises ValueError if a layer's output has another batch size than its input."""
-    probed = set()
-    for layer, before, after in steps:
-        kind = (type(layer), before.shape[1:])
-        if before.shape[0] is None and kind not in probed and not _is_keras_own(layer):
-            # With an unknown batch size all looks well; try one that is known.
-            probed.add(kind)
-            before = keras.KerasTensor((_PROBE, *before.shape[1:]), before.dtype)
-            after = layer.compute_output_spec(before)
-        if not after.shape or after.shape[0] != before.shape[0]:
-            raise ValueError(
-                "Every layer in a pipeline must keep the batch dimension, since it "
-                f"sees only one microbatch at a time. Layer '{layer.name}' maps shape "
-                f"{before.shape} to {after.shape}. Keep the layer outside the "
-                "pipeline."
-            )
-
-
-def _is_keras_own(layer: keras.layers.Layer) -> bool:
-    own = type(layer).__module__.startswith("keras.")
-    return own and not isinstance(layer, keras.layers.Lambda)
 
 
 class _Built:
@@ -348,48 +328,6 @@ def _variable_scope(
     if isinstance(strategy, PipelineStrategy):
         return lambda: strategy.stage_scope(k)
     return lambda: tf.device(mesh.grid[0][k])
-
-
-def _checked_layers(
-    layers: Sequence[keras.layers.Layer],
-) -> Sequence[keras.layers.Layer]:
-    if not isinstance(layers, Sequence) or not layers:
-        raise ValueError(
-            "`layers` must be a non-empty list of Keras layers, or a "
-            f"`keras.Sequential`. Received {layers!r}."
-        )
-    seen: dict[int, int] = {}
-    for position, layer in enumerate(layers):
-        if not isinstance(layer, keras.layers.Layer):
-            raise TypeError(
-                "`layers` must hold Keras layers. Received at position "
-                f"{position}: {layer!r} of type {type(layer).__name__}. Wrap a "
-                "function as `keras.layers.Lambda(function)`."
-            )
-        if id(layer) in seen:
-            raise ValueError(
-                "`layers` must hold each layer object once. Received layer "
-                f"'{layer.name}' at positions {seen[id(layer)]} and {position}. Create "
-                "one layer for each position."
-            )
-        seen[id(layer)] = position
-    return layers
-
-
-def _checked_num_microbatches(num_microbatches: int) -> int:
-    if not isinstance(num_microbatches, int) or num_microbatches < 1:
-        raise ValueError(
-            "`num_microbatches` must be an integer of at least 1. Received "
-            f"{num_microbatches!r}. Four times the number of stages is a good start."
-        )
-    return num_microbatches
-
-
-def _checked_choice(argument: str, value: Any, choices: Sequence[Any]) -> Any:
-    if not any(value is choice or value == choice for choice in choices):
-        expected = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"`{argument}` must be one of {expected}. Received {value!r}.")
-    return value
 
 
 def _describe(strategy: tf.distribute.Strategy | None) -> str:

@@ -88,9 +88,7 @@ class Options:
     jit_compile: bool
 
 
-def build(
-    trace: Trace, options: Options, library: Library
-) -> tuple[Forward, Backward]:
+def build(trace: Trace, options: Options, library: Library) -> tuple[Forward, Backward]:
     """Builds the forward and the backward program of a traced stage.
 
     Args:
@@ -164,12 +162,16 @@ class _Builder:
         def skip(*tensors: tf.Tensor) -> list[tf.Tensor]:
             values = dict(zip(feeds, tensors, strict=True))
             return [
-                values[before[fetch]] if fetch in before else _nothing(trace.spec(fetch))
+                values[before[fetch]]
+                if fetch in before
+                else _nothing(trace.spec(fetch))
                 for fetch in excerpt.fetches
             ]
 
         specs = [trace.spec(feed) for feed in feeds]
-        return Forward(feeds, excerpt.fetches, self._call("forward", compute, skip, specs))
+        return Forward(
+            feeds, excerpt.fetches, self._call("forward", compute, skip, specs)
+        )
 
     def backward(self, excerpt: Excerpt) -> Backward:
         trace, feeds = self.trace, excerpt.feeds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import keras
 
@@ -108,7 +108,7 @@ def _slots(stage: Stage, optimizer: keras.optimizers.Optimizer | None) -> str:
     )
 
 
-def _bytes(variables) -> int:
+def _bytes(variables: Iterable[keras.Variable]) -> int:
     return sum(v.value.dtype.size * v.value.shape.num_elements() for v in variables)
 
 

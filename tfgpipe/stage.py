@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import keras
@@ -60,6 +60,7 @@ class TracedStage:
 
     @property
     def output_specs(self) -> tuple[tf.TensorSpec, ...]:
+        """Shapes and types of what the stage hands to the next."""
         return tuple(map(self.trace.spec, self.trace.outputs))
 
     def _build(self, *, saves: bool) -> tuple[program.Forward, program.Backward]:
@@ -169,5 +170,5 @@ def _rematerialised(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
     return y
 
 
-def _unique(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
+def _unique(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
     return list({id(variable): variable for variable in variables}.values())

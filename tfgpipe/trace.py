@@ -13,7 +13,8 @@ every input and weight in the same graph. `cut` and `program` then take it apart
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -106,7 +107,7 @@ def trace(
         with tf.GradientTape() as tape:
             tape.watch([source for source in sources if _differentiable(source)])
             scope = keras.StatelessScope(
-                [*zip(weights, weight_values), *zip(state, state_values)],
+                zip([*weights, *state], [*weight_values, *state_values], strict=True),
                 collect_losses=True,
             )
             with scope:
@@ -118,7 +119,11 @@ def trace(
             _placeholder(target) if _differentiable(target) else None
             for target in targets
         ]
-        paired = [(t, g) for t, g in zip(targets, target_grads) if g is not None]
+        paired = [
+            (target, grad)
+            for target, grad in zip(targets, target_grads, strict=True)
+            if grad is not None
+        ]
         gradients = [None] * len(sources)
         if paired:
             gradients = tape.gradient(
@@ -161,11 +166,11 @@ def _differentiable(tensor: tf.Tensor) -> bool:
     return tensor.dtype.is_floating or tensor.dtype.is_complex
 
 
-def _name(tensor: tf.Tensor | None) -> str | None:
+def _name(tensor: tf.Tensor | None) -> Any:
     return None if tensor is None else tensor.name
 
 
-def _names(tensors: Sequence[tf.Tensor | None]) -> tuple[str | None, ...]:
+def _names(tensors: Iterable[tf.Tensor | None]) -> tuple[Any, ...]:
     return tuple(map(_name, tensors))
 
 
