@@ -152,6 +152,7 @@ def test_a_step_trains_on_the_tokens_it_says(corpus: str) -> None:
     assert experiment.tokens_per_step == targets.size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("softmax", ["tied", "untied"])
 def test_the_pipeline_trains_as_one_stage_does(corpus: str, softmax: str) -> None:
     losses = []

@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
-from trainer import flags
+from params.experiment import Pipelining
+from trainer import devices, flags
 from trainer.evaluate import comparison
 from trainer.main import main
 from trainer.metrics import Metrics
@@ -76,7 +78,7 @@ def test_help_fits_a_screen_and_is_no_failure(
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
     assert len(lines) <= 24
-    assert max(map(len, lines)) <= 84
+    assert max(map(len, lines)) <= 80
     assert printed.err == ""
 
 
@@ -220,6 +222,7 @@ def test_a_run_leaves_all_it_should(
     )
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_same_losses(
     small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -292,7 +295,42 @@ def test_a_run_that_could_not_start_leaves_the_folder_free(
     assert main(small) == 0
 
 
+def test_ctrl_c_ends_a_run_without_a_traceback(
+    small: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trainer.devices.start_tensorflow", interrupted)
+    assert main([*small, f"--logdir={tmp_path / 'run'}"]) == 1
+    assert capsys.readouterr().err == "\nStopped. The same command goes on.\n"
+
+
 # The parts.
+
+
+def test_with_too_few_gpus_the_cpu_takes_all_stages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cpus, hidden = tf.config.list_physical_devices("CPU"), []
+    monkeypatch.setattr(
+        tf.config,
+        "list_physical_devices",
+        lambda kind: cpus if kind == "CPU" else ["a GPU"],
+    )
+    monkeypatch.setattr(
+        tf.config, "set_visible_devices", lambda *arguments: hidden.append(arguments)
+    )
+    devices.start_tensorflow(Pipelining(num_stages=1))
+    assert (hidden, capsys.readouterr().out) == ([], "")
+    devices.start_tensorflow(Pipelining(num_stages=2, num_replicas=2))
+    assert hidden == [([], "GPU")]
+    assert capsys.readouterr().out == (
+        "4 devices are needed and 1 GPUs are here: using the CPU.\n"
+    )
 
 
 def _measurement(step: int) -> Measurement:
@@ -367,6 +405,7 @@ def test_a_loss_that_is_not_finite_has_a_status_of_its_own(
     assert "Try a smaller optimizer.learning_rate." in error
 
 
+@pytest.mark.slow
 def test_replicas_share_the_work(small: list[str], tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     assert main([*small, f"--logdir={one}", "--set=training.num_steps=3"]) == 0

@@ -1,0 +1,81 @@
+"""Language models over bytes, from one for a laptop to one of a billion weights.
+
+Memory is what each accelerator needs, computed in float32. A weight takes 16 bytes:
+itself, its gradient, Adam's two slots. A stage keeps its inputs of M microbatches. The
+microbatch being recomputed takes, for each position, `n (17 w + 2 a) + 4 a` numbers: n
+blocks a stage, width w, a = num_heads x context. (Fitted to the peak of one stage of
+`Small` on a CPU, 2.7 GB without Adam.) Logits and TensorFlow itself add to it.
+"""
+
+from __future__ import annotations
+
+from params.experiment import Adam, Pipelining, Training
+from params.language_model import LanguageModel, Transformer
+
+
+class Tiny(LanguageModel):
+    """0.5 million weights on two CPU cores.
+
+    Command:   python -m trainer --params=lm.Tiny --logdir=runs/tiny
+    Hardware:  2 CPU cores, no accelerator.
+    Memory:    1 GB in all, most of it TensorFlow itself.
+    Time:      1 to 2 minutes.
+    Result:    1.57 nats a byte; the bigram model has 2.36.
+    """
+
+    pipelining: Pipelining = Pipelining(num_stages=2, num_microbatches=8, remat="none")
+    optimizer: Adam = Adam(learning_rate=5e-3)
+    model: Transformer = Transformer(num_layers=2, context=64)
+    training: Training = Training(num_steps=800, batch_size=32)
+
+
+class Small(LanguageModel):
+    """86 million weights on four accelerators.
+
+    Command:   python -m trainer --params=lm.Small --logdir=runs/small
+               --set='data.files=TEXTS/**/*.txt'
+    Hardware:  4 accelerators.
+    Memory:    3.5 GB each: weights 0.3, stage inputs 0.2, recomputation 2.7.
+    Time:      not measured.
+    Data:      20,000 steps read 1.3 billion bytes; the default corpus has 10 million.
+    """
+
+    pipelining: Pipelining = Pipelining(num_stages=4, num_microbatches=16)
+    optimizer: Adam = Adam(learning_rate=6e-4, warmup=0.02, weight_decay=0.1)
+    model: Transformer = Transformer(
+        num_layers=12, width=768, num_heads=12, mlp_width=3072, context=1024
+    )
+    training: Training = Training(num_steps=20_000, batch_size=64, save_every=500)
+
+
+class Medium(Small):
+    """304 million weights on eight accelerators.
+
+    Command:   python -m trainer --params=lm.Medium --logdir=runs/medium
+               --set='data.files=TEXTS/**/*.txt'
+    Hardware:  8 accelerators, or 4 with --set=pipelining.num_stages=4.
+    Memory:    3 GB each: weights 0.6, stage inputs 0.3, recomputation 1.8. On 4, 5 GB.
+    Time:      not measured.
+    """
+
+    pipelining: Pipelining = Pipelining(num_stages=8, num_microbatches=32)
+    optimizer: Adam = Adam(learning_rate=3e-4, warmup=0.02, weight_decay=0.1)
+    model: Transformer = Transformer(
+        num_layers=24, width=1024, num_heads=16, mlp_width=4096, context=1024
+    )
+
+
+class OneBillion(Medium):
+    """1.07 billion weights on eight accelerators; they alone would fill one of 16 GB.
+
+    Command:   python -m trainer --params=lm.OneBillion --logdir=runs/one-billion
+               --set='data.files=TEXTS/**/*.txt'
+    Hardware:  8 accelerators.
+    Memory:    5 GB each: weights 2.1, stage inputs 0.5, recomputation 2.1.
+    Time:      not measured.
+    """
+
+    optimizer: Adam = Adam(learning_rate=2e-4, warmup=0.02, weight_decay=0.1)
+    model: Transformer = Transformer(
+        num_layers=24, width=1920, num_heads=15, mlp_width=7680, context=1024
+    )

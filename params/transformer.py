@@ -1,0 +1,98 @@
+"""The layers of a decoder-only transformer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+
+@keras.saving.register_keras_serializable(package="params")
+class Positions(keras.layers.Layer):
+    """Adds a learnt vector to each position.
+
+    Input shape:
+        `(batch_size, length, width)`, `length` known.
+
+    Output shape:
+        The same.
+    """
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Creates the vectors."""
+        self.vectors = self.add_weight(
+            shape=input_shape[1:],
+            initializer=keras.initializers.RandomNormal(stddev=0.02),
+            name="vectors",
+        )
+
+    def call(self, inputs: Any) -> Any:
+        """Returns the inputs with the vectors added."""
+        return inputs + self.vectors
+
+
+@keras.saving.register_keras_serializable(package="params")
+class Block(keras.layers.Layer):
+    """Causal self-attention, then a perceptron, each behind a norm and a skip.
+
+    Args:
+        width: Numbers in a position's vector.
+        num_heads: Heads of the attention; they share the width.
+        mlp_width: Width of the perceptron's inner layer.
+        dropout: Share of activations dropped before each addition.
+
+    Input shape:
+        `(batch_size, length, width)`
+
+    Output shape:
+        The same.
+    """
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        num_heads: int,
+        mlp_width: int,
+        dropout: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.width = width
+        self.num_heads = num_heads
+        self.mlp_width = mlp_width
+        self.dropout = dropout
+        self.attention_norm = keras.layers.LayerNormalization()
+        self.attention = keras.layers.MultiHeadAttention(num_heads, width // num_heads)
+        self.mlp_norm = keras.layers.LayerNormalization()
+        self.widen = keras.layers.Dense(mlp_width, activation="gelu")
+        self.narrow = keras.layers.Dense(width)
+        self.drop_attention = keras.layers.Dropout(dropout)
+        self.drop_mlp = keras.layers.Dropout(dropout)
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Builds the layers inside."""
+        self.attention_norm.build(input_shape)
+        self.attention.build(input_shape, input_shape)
+        self.mlp_norm.build(input_shape)
+        self.widen.build(input_shape)
+        self.narrow.build((*input_shape[:-1], self.mlp_width))
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Returns the inputs with what attention and perceptron add."""
+        # [batch_size, length, width] throughout
+        normed = self.attention_norm(inputs)
+        attended = self.attention(normed, normed, use_causal_mask=True)
+        x = inputs + self.drop_attention(attended, training=training)
+        added = self.narrow(self.widen(self.mlp_norm(x)))
+        return x + self.drop_mlp(added, training=training)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {
+            **super().get_config(),
+            "width": self.width,
+            "num_heads": self.num_heads,
+            "mlp_width": self.mlp_width,
+            "dropout": self.dropout,
+        }

@@ -1,0 +1,72 @@
+"""From the command line to an exit status."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import params
+from tfgpipe import hyperparams
+from tfgpipe.hyperparams import HyperparameterError
+from trainer import devices, run_folder
+from trainer.flags import HELP, Flags, UsageError, parse
+
+
+def main(argv: Sequence[str]) -> int:
+    """Does what a command line says and returns the exit status: see `flags.HELP`."""
+    try:
+        flags = parse(argv)
+        if flags.help:
+            print(HELP, end="")
+        else:
+            _run(flags)
+    except UsageError as error:
+        return _failed(1, f"{error}\nTry `python -m trainer --help`.")
+    except HyperparameterError as error:
+        return _failed(2, str(error))
+    except KeyboardInterrupt:
+        return _failed(1, "\nStopped. The same command goes on.")
+    except FloatingPointError as error:
+        return _failed(3, f"Diverged: {error}. Try a smaller optimizer.learning_rate.")
+    return 0
+
+
+def _run(flags: Flags) -> None:
+    if not flags.params:
+        names = ", ".join(params.experiments())
+        raise UsageError(f"Expected --params=NAME, one of {names}.")
+    if flags.mode in ("train", "eval") and not flags.logdir:
+        raise UsageError(f"Expected --logdir=DIR, which --mode={flags.mode} needs.")
+    experiment = hyperparams.override(params.find(flags.params)(), flags.set)
+    folder = Path(flags.logdir)
+    if flags.mode == "describe":
+        print(f"{flags.params}: {inspect.getdoc(experiment)}\n")
+        print(hyperparams.describe(experiment))
+        return
+    if flags.mode == "eval" and not run_folder.holds_run(folder):
+        raise UsageError(f"{folder} holds no checkpoint to evaluate.")
+    if flags.mode in ("train", "eval"):
+        run_folder.claim(folder, name=flags.params, experiment=experiment)
+
+    devices.start_tensorflow(experiment.pipelining)
+    # TensorFlow comes with these, so they wait for the line above.
+    from trainer.build import build
+    from trainer.checkpoints import Checkpoints
+    from trainer.evaluate import comparison, evaluate
+    from trainer.train import train
+
+    model = build(experiment)
+    if flags.mode == "train":
+        train(experiment, model, folder)
+    if flags.mode == "eval":
+        Checkpoints(folder / "checkpoints", model).restore()
+        validation = experiment.build_dataset("validation")
+        losses = evaluate(experiment, model, validation)
+        print(comparison(losses, unit=experiment.unit))
+
+
+def _failed(status: int, message: str) -> int:
+    print(message, file=sys.stderr)
+    return status
