@@ -34,7 +34,6 @@ FLOORS = {
     "trace": 1,
     "strategy": 2,
     "excerpt": 2,
-    "remat": 2,
     "program": 3,
     "stage": 4,
     "pipeline": 5,

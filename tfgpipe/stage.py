@@ -14,7 +14,7 @@ from typing import Literal
 import keras
 import tensorflow as tf
 
-from tfgpipe import program, remat, seams
+from tfgpipe import program, seams
 from tfgpipe.trace import Body, Trace, trace
 
 Remat = Literal["stage", "layer", "except_last", "none"]
@@ -67,9 +67,7 @@ class TracedStage:
         options = program.Options(
             saves=saves,
             may_be_empty=self._mode.may_be_empty,
-            # Layer by layer, it is the layers that are compiled: in one cluster XLA
-            # would merge the recomputation with the forward.
-            jit_compile=self._mode.jit_compile and not self._mode.per_layer,
+            jit_compile=self._mode.jit_compile,
         )
         return program.build(self.trace, options, self._library)
 
@@ -111,7 +109,7 @@ class Stage:
         key = (tuple(input_specs), mode, *map(id, weights), None, *map(id, state))
         if key not in self._traced:
             stage_trace = trace(
-                _body(self.layers, mode),
+                _body(self.layers, per_layer=mode.per_layer),
                 input_specs=input_specs,
                 weights=weights,
                 state=state,
@@ -120,7 +118,7 @@ class Stage:
         return self._traced[key]
 
 
-def _body(layers: Sequence[keras.layers.Layer], mode: Mode) -> Body:
+def _body(layers: Sequence[keras.layers.Layer], *, per_layer: bool) -> Body:
     """Returns the layers as a function of a tensor and, where it has one, its mask."""
 
     def body(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -128,14 +126,48 @@ def _body(layers: Sequence[keras.layers.Layer], mode: Mode) -> Body:
         for mask in masks:
             seams.set_mask(x, mask)
         for layer in layers:
-            if mode.per_layer:
-                x = remat.rematerialised(layer, x, jit_compile=mode.jit_compile)
-            else:
-                x = layer(x)
+            x = _rematerialised(layer, x) if per_layer else layer(x)
         mask = seams.get_mask(x)
         return [x] if mask is None else [x, mask]
 
     return body
+
+
+def _rematerialised(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
+    """Applies a layer so that its gradient recomputes it from its input alone.
+
+    `tf.recompute_grad` differentiates only with respect to arguments, so the weights
+    are passed as such. It runs `call` twice; what the layer assigns, adds as a loss or
+    masks is taken from the first run, which is the forward pass.
+    """
+    scope = seams.current_stateless_scope()
+    weights, state = layer.trainable_variables, layer.non_trainable_variables
+    held = [(variable, scope.get_current_value(variable)) for variable in state]
+    mask = seams.get_mask(x)
+    first: list[tuple[list[tf.Tensor], tf.Tensor | None]] = []
+
+    def call(x: tf.Tensor, *values: tf.Tensor) -> list[tf.Tensor]:
+        if mask is not None:
+            seams.set_mask(x, mask)
+        inner = keras.StatelessScope(
+            [*zip(weights, values, strict=True), *held], collect_losses=True
+        )
+        with inner:
+            y = layer(x)
+        first.append(([inner.get_current_value(v) for v in state], seams.get_mask(y)))
+        return [y, *inner.losses]
+
+    y, *losses = tf.recompute_grad(call)(
+        x, *(scope.get_current_value(v) for v in weights)
+    )
+    new_state, new_mask = first[0]
+    for variable, value in zip(state, new_state, strict=True):
+        scope.add_update((variable, value))
+    for loss in losses:
+        scope.add_loss(loss)
+    if new_mask is not None:
+        seams.set_mask(y, new_mask)
+    return y
 
 
 def _unique(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
