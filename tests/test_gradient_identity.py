@@ -22,7 +22,7 @@ from tfgpipe.stage import REMAT_MODES
 
 FACTORS = {
     "num_stages": (1, 2, 3, 4),
-    "num_microbatches": (1, 2, 3, 4, 5, 8),
+    "num_microbatches": (1, 2, 3, 4, 5, 6, 7, 8),
     "rows": (1, 3, 8, 12),
     "stack": tuple(STACKS),
     "remat": REMAT_MODES,

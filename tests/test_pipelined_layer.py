@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import tempfile
 
 import keras
 import numpy as np
@@ -14,6 +15,7 @@ from keras.src import testing
 import tfgpipe
 from tests import compare
 from tests.stacks import dense, normalised, regularised
+from tfgpipe.stage import REMAT_MODES
 
 X = np.random.default_rng(0).standard_normal((12, 5), dtype=np.float32)
 Y = np.random.default_rng(1).standard_normal((12, 3), dtype=np.float32)
@@ -492,6 +494,36 @@ def test_an_error_inside_a_layer_reaches_the_caller():
     )
     with pytest.raises(tf.errors.InvalidArgumentError, match="boom"):
         tf.function(layer)(X)
+
+
+@pytest.mark.parametrize("remat", REMAT_MODES)
+def test_assertions_and_prints_in_a_layer_run_once_a_microbatch(remat):
+    class Looks(keras.layers.Layer):
+        def call(self, x):
+            tf.debugging.assert_less(x, 10.0, "too large")
+            tf.print("seen", tf.shape(x)[0], output_stream=f"file://{path}")
+            return x * 2.0
+
+    with tempfile.NamedTemporaryFile(mode="r") as file:
+        path = file.name
+        layer = tfgpipe.PipelinedLayer(
+            [keras.layers.Dense(5), Looks()],
+            num_stages=2,
+            num_microbatches=3,
+            remat=remat,
+        )
+        layer.build((None, 5))
+
+        @tf.function
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(x, training=True))
+            return tape.gradient(loss, layer.trainable_variables)
+
+        step(X)
+        assert file.read().splitlines() == ["seen 4"] * 3
+        with pytest.raises(tf.errors.InvalidArgumentError, match="too large"):
+            step(1000.0 * X)
 
 
 def test_jit_compile_around_the_layer_falls_back_says_so_and_trains_right():

@@ -51,25 +51,37 @@ def operation(tensor: str) -> str:
 
 
 def canonical(tensor: str) -> str:
-    """Returns a tensor's full name, with its index.
+    """Returns a tensor's full name, with its index; a control dependency as it is.
 
-    >>> canonical("x"), canonical("split:1")
-    ('x:0', 'split:1')
+    >>> canonical("x"), canonical("split:1"), canonical("^assert")
+    ('x:0', 'split:1', '^assert')
     """
-    return tensor if ":" in tensor else f"{tensor}:0"
+    return tensor if ":" in tensor or tensor.startswith("^") else f"{tensor}:0"
 
 
-def program(graph: Graph, *, fetches: Iterable[str], feeds: Collection[str]) -> Cut:
+def program(
+    graph: Graph,
+    *,
+    fetches: Iterable[str],
+    feeds: Collection[str],
+    done: Iterable[str] = (),
+) -> Cut:
     """Returns the operations between `feeds` and `fetches`, and the feeds they use.
 
-    Control dependencies are followed like data, but stop at fed operations.
+    Control dependencies are followed like data, but stop at operations that are fed.
+
+    Args:
+        graph: The whole computation.
+        fetches: Tensors to compute. A control dependency has an operation run.
+        feeds: Tensors that are given.
+        done: Operations that have run before, so that nothing need wait for them.
     """
-    stop = {operation(feed) for feed in feeds}
+    stop = {*map(operation, feeds), *done}
     used: dict[str, None] = {}
     operations: set[str] = set()
-    pending = [canonical(fetch) for fetch in fetches]
+    pending = list(fetches)
     while pending:
-        tensor = pending.pop()
+        tensor = canonical(pending.pop())
         if tensor in feeds:
             used[tensor] = None
             continue
@@ -77,7 +89,7 @@ def program(graph: Graph, *, fetches: Iterable[str], feeds: Collection[str]) -> 
         if name in operations or (tensor.startswith("^") and name in stop):
             continue
         operations.add(name)
-        pending.extend(i if i.startswith("^") else canonical(i) for i in graph[name])
+        pending.extend(graph[name])
     ordered = tuple(feed for feed in feeds if feed in used)
     return Cut(frozenset(operations), ordered)
 
@@ -127,7 +139,7 @@ def recomputing(
     resource) that the forward program ran and the backward program would run again.
     """
     forward = program(graph, fetches=outputs, feeds=sources).operations
-    needed = program(graph, fetches=gradients, feeds=sources).operations
+    needed = program(graph, fetches=gradients, feeds=sources, done=stateful).operations
     once = forward & needed & set(stateful)
     consumed = [i for name in graph if name in needed for i in graph[name]]
     residuals = {

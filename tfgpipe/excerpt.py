@@ -46,11 +46,31 @@ class Source:
         self.stateful = [op.name for op in operations if op.op_def.is_stateful]
         self.constants = [op.name for op in operations if op.type == "Const"]
 
-    def excerpt(self, *, fetches: Sequence[str], feeds: Sequence[str]) -> Excerpt:
-        """Returns the function from as many of `feeds` as it takes to `fetches`."""
+    def excerpt(
+        self,
+        *,
+        fetches: Sequence[str],
+        feeds: Sequence[str],
+        effects: Sequence[str] = (),
+        done: Sequence[str] = (),
+    ) -> Excerpt:
+        """Returns the function from as many of `feeds` as it takes to `fetches`.
+
+        Args:
+            fetches: Names of the tensors to compute.
+            feeds: Names of the tensors that can be fed.
+            effects: Operations to run as well. (TensorFlow makes a function wait for
+                the stateful operations in it.)
+            done: Operations that have run before, for which nothing waits.
+        """
         fetches = tuple(dict.fromkeys(fetches))
         captures = self.trace.captures
-        piece = cut.program(self.graph, fetches=fetches, feeds=(*feeds, *captures))
+        piece = cut.program(
+            self.graph,
+            fetches=(*fetches, *(f"^{name}" for name in effects)),
+            feeds=(*feeds, *captures),
+            done=done,
+        )
         taken = tuple(feed for feed in piece.feeds if feed not in captures)
         captured = {f: captures[f] for f in piece.feeds if f in captures}
         graph_def = self._copy(piece.operations)
@@ -103,6 +123,7 @@ class Source:
                 trace.outputs,
                 trace.new_state,
                 (trace.loss, trace.loss_grad),
+                trace.effects,
                 trace.output_grads,
                 trace.input_grads,
                 [

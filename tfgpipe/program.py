@@ -122,8 +122,12 @@ def build(trace: Trace, options: Options, library: Library) -> tuple[Forward, Ba
             stateful=source.stateful,
         )
     builder = _Builder(trace, options, library, source.fingerprint)
-    forward = source.excerpt(fetches=(*outputs, *residuals), feeds=sources)
-    backward = source.excerpt(fetches=gradients, feeds=(*given, *residuals, *sources))
+    forward = source.excerpt(
+        fetches=(*outputs, *residuals), feeds=sources, effects=trace.effects
+    )
+    backward = source.excerpt(
+        fetches=gradients, feeds=(*given, *residuals, *sources), done=trace.effects
+    )
     return builder.forward(forward), builder.backward(backward)
 
 

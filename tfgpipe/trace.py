@@ -53,6 +53,8 @@ class Trace:
         outputs: What goes to the stage after.
         new_state: For each state, its value afterwards; the same name if unchanged.
         loss: Sum of the losses that layers added, or None.
+        effects: Names of the stateful operations of the forward (a print, an
+            assertion), which must run though nothing may depend on them.
         output_grads: For each output, its gradient to be fed, or None.
         loss_grad: The gradient of `loss` to be fed, or None.
         input_grads: For each input its gradient, or None where there is none.
@@ -67,6 +69,7 @@ class Trace:
     outputs: tuple[str, ...]
     new_state: tuple[str, ...]
     loss: str | None
+    effects: tuple[str, ...]
     output_grads: tuple[str | None, ...]
     loss_grad: str | None
     input_grads: tuple[str | None, ...]
@@ -114,6 +117,8 @@ def trace(
                 outputs = list(body(inputs))
             _check_assignments(scope, [*weights, *state])
             loss = _total(scope.losses)
+        graph = tf.compat.v1.get_default_graph()
+        effects = [op.name for op in graph.get_operations() if op.op_def.is_stateful]
         targets = [*outputs, *([] if loss is None else [loss])]
         target_grads = [
             _placeholder(target) if _differentiable(target) else None
@@ -133,7 +138,7 @@ def trace(
             )
         found.append(
             Trace(
-                graph=tf.compat.v1.get_default_graph(),
+                graph=graph,
                 captures={},
                 inputs=_names(inputs),
                 weights=_names(weight_values),
@@ -141,6 +146,7 @@ def trace(
                 outputs=_names(outputs),
                 new_state=_names([scope.get_current_value(v) for v in state]),
                 loss=None if loss is None else loss.name,
+                effects=tuple(effects),
                 output_grads=_names(target_grads[: len(outputs)]),
                 loss_grad=None if loss is None else _name(target_grads[-1]),
                 input_grads=_names(
@@ -153,8 +159,8 @@ def trace(
 
     # Programs run on whatever device they are called on, so the trace names none.
     with tf.device(None):
-        wrapped = tf.compat.v1.wrap_function(joint, signature=[])
-    captures = {inner.name: outer for outer, inner in wrapped.graph.captures}
+        graph = tf.function(joint, autograph=False).get_concrete_function().graph
+    captures = {inner.name: outer for outer, inner in graph.captures}
     return dataclasses.replace(found[0], captures=captures)
 
 
