@@ -28,6 +28,7 @@ FACTORS = {
     "remat": REMAT_MODES,
     "batch": ("static", "unknown"),
     "graph": (True, False),
+    "dtype": ("float32", "float64"),
 }
 
 
@@ -57,6 +58,13 @@ def grid() -> tuple[tuple, ...]:
     return tuple(cases)
 
 
+@pytest.fixture
+def floatx():
+    """Sets the dtype of everything that is made in a test."""
+    yield keras.config.set_floatx
+    keras.config.set_floatx("float32")
+
+
 def _pairs(case):
     return set(itertools.combinations(enumerate(case), 2))
 
@@ -72,30 +80,33 @@ def test_the_grid_covers_all_pairs():
     ",".join(FACTORS), grid(), ids=["-".join(map(str, case)) for case in grid()]
 )
 def test_outputs_gradients_and_state_are_the_plain_models(
-    num_stages, num_microbatches, rows, stack, remat, batch, graph
+    num_stages, num_microbatches, rows, stack, remat, batch, graph, dtype, floatx
 ):
+    floatx(dtype)
     chosen = STACKS[stack]
     if not chosen.rowwise:
         # Statistics and masks depend on the microbatch: only M=1 is the plain model.
         # The microbatched case has its own reference in test_state.py.
         num_microbatches = 1
-    plain = compare.plain_model(chosen.make, chosen.shape, chosen.dtype)
+    input_dtype = dtype if chosen.dtype == "float32" else chosen.dtype
+    plain = compare.plain_model(chosen.make, chosen.shape, input_dtype)
     pipelined = compare.pipelined_model(
         chosen.make,
         chosen.shape,
-        chosen.dtype,
+        input_dtype,
         num_stages=num_stages,
         num_microbatches=num_microbatches,
         remat=remat,
     )
     compare.copy_state(plain, pipelined)
-    x = chosen.data(rows)
+    x = chosen.data(rows).astype(input_dtype)
     specs = None
     if batch == "unknown":
-        specs = [tf.TensorSpec([None, *chosen.shape], chosen.dtype)]
+        specs = [tf.TensorSpec([None, *chosen.shape], input_dtype)]
     expected = compare.run(plain, x, graph=graph, specs=specs)
     received = compare.run(pipelined, x, graph=graph, specs=specs)
-    compare.assert_same(expected, received)
+    rtol, atol = compare.TOLERANCES[dtype]
+    compare.assert_same(expected, received, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("remat", REMAT_MODES)
@@ -134,6 +145,68 @@ def test_xla_compiled_stages_give_the_same(remat):
     compare.copy_state(plain, pipelined)
     x = chosen.data(8)
     compare.assert_same(compare.run(plain, x), compare.run(pipelined, x))
+
+
+@pytest.mark.parametrize("remat", REMAT_MODES)
+def test_layers_that_share_weights_across_stages(remat):
+    class Wraps(keras.layers.Layer):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def build(self, shape):
+            if not self.inner.built:
+                self.inner.build(shape)
+
+        def call(self, x):
+            return keras.ops.tanh(self.inner(x))
+
+    def make():
+        shared = keras.layers.Dense(5)
+        return [Wraps(shared), keras.layers.Dense(5), Wraps(shared)]
+
+    plain = compare.plain_model(make, (5,), "float32")
+    arguments = {"num_stages": 3, "num_microbatches": 2, "remat": remat}
+    pipelined = compare.pipelined_model(make, (5,), "float32", **arguments)
+    compare.copy_state(plain, pipelined)
+    x = STACKS["dense"].data(6)
+    compare.assert_same(compare.run(plain, x), compare.run(pipelined, x))
+
+
+@pytest.mark.parametrize("rows", [2, 5])
+@pytest.mark.parametrize("remat", REMAT_MODES)
+def test_lengths_unknown_until_run_time(remat, rows):
+    def make():
+        return [
+            keras.layers.Dense(4),
+            keras.layers.Conv1D(3, 2, padding="causal"),
+            keras.layers.LSTM(3, return_sequences=True),
+        ]
+
+    plain = compare.plain_model(make, (None, 3), "float32")
+    arguments = {"num_stages": 3, "num_microbatches": 4, "remat": remat}
+    pipelined = compare.pipelined_model(make, (None, 3), "float32", **arguments)
+    compare.copy_state(plain, pipelined)
+    specs = [tf.TensorSpec([None, None, 3])]
+    x = np.random.default_rng(0).standard_normal((rows, 7, 3), dtype=np.float32)
+    compare.assert_same(
+        compare.run(plain, x, specs=specs), compare.run(pipelined, x, specs=specs)
+    )
+
+
+@pytest.mark.parametrize("wrapper", ["float32", "float64"])
+def test_double_precision_layers_stay_double(wrapper):
+    def make():
+        return [keras.layers.Dense(4, dtype="float64") for _ in range(3)]
+
+    plain = compare.plain_model(make, (5,), "float64")
+    arguments = {"num_stages": 3, "num_microbatches": 2, "dtype": wrapper}
+    pipelined = compare.pipelined_model(make, (5,), "float64", **arguments)
+    compare.copy_state(plain, pipelined)
+    x = np.random.default_rng(0).standard_normal((6, 5))
+    compare.assert_same(
+        compare.run(plain, x), compare.run(pipelined, x), rtol=1e-13, atol=1e-14
+    )
 
 
 def test_a_gradient_called_twice_is_the_same_twice():

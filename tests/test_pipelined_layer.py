@@ -351,6 +351,24 @@ def test_a_strategy_entered_after_the_layer_was_built_is_refused():
         model(X)
 
 
+def test_a_strategy_left_after_the_layer_was_built_is_refused():
+    with tfgpipe.PipelineStrategy(num_stages=2).scope():
+        model = sequential([tfgpipe.PipelinedLayer(dense(), num_microbatches=2)])
+    with pytest.raises(RuntimeError, match=r"Call it inside `with strategy.scope\(\)"):
+        model(X)
+
+
+def test_a_model_saved_under_a_strategy_loads_under_another(tmp_path):
+    with tfgpipe.PipelineStrategy(num_stages=4).scope():
+        four = sequential([tfgpipe.PipelinedLayer(dense(), num_microbatches=2)])
+        four.save(tmp_path / "four.keras")
+        expected = four(X)
+    with tfgpipe.PipelineStrategy(num_stages=2).scope():
+        two = keras.models.load_model(tmp_path / "four.keras")
+        np.testing.assert_allclose(two(X), expected, rtol=1e-6, atol=1e-6)
+    assert two.layers[0].num_stages == 2
+
+
 def test_a_foreign_strategy_is_refused():
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     words = "Received MirroredStrategy"
@@ -434,6 +452,18 @@ def test_a_layer_that_changes_the_batch_is_refused(shape):
         layer.build(shape)
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, lambda f: keras.Sequential([f])])
+def test_a_function_that_changes_the_batch_is_found_among_others(wrap):
+    doubles = wrap(keras.layers.Lambda(lambda x: tf.concat([x, x], 0)))
+    layer = tfgpipe.PipelinedLayer(
+        [keras.layers.Lambda(lambda x: 2.0 * x), doubles],
+        num_stages=2,
+        num_microbatches=2,
+    )
+    with pytest.raises(ValueError, match=f"Layer '{doubles.name}' maps shape"):
+        layer.build((None, 3))
+
+
 def test_a_layer_that_reduces_the_batch_away_is_refused():
     class Reduces(keras.layers.Layer):
         def call(self, x):
@@ -458,6 +488,20 @@ def test_a_layer_with_several_outputs_is_refused():
     )
     with pytest.raises(TypeError, match="'pair' returned tuple"):
         layer.build((None, 5))
+
+
+def test_several_inputs_are_refused():
+    layer = tfgpipe.PipelinedLayer(dense(), num_stages=2, num_microbatches=2)
+    with pytest.raises(TypeError, match=r"takes one tensor.*received a list"):
+        layer([X, X])
+
+
+def test_a_pipeline_in_a_pipeline_is_refused():
+    inner = tfgpipe.PipelinedLayer(
+        dense(), num_stages=2, num_microbatches=2, name="inner"
+    )
+    with pytest.raises(ValueError, match=r"cannot hold another.*'inner'"):
+        tfgpipe.PipelinedLayer([inner], num_stages=1, num_microbatches=2)
 
 
 def test_stages_before_build_say_how_to_build():
@@ -523,7 +567,7 @@ def test_assertions_and_prints_in_a_layer_run_once_a_microbatch(remat):
         step(X)
         assert file.read().splitlines() == ["seen 4"] * 3
         with pytest.raises(tf.errors.InvalidArgumentError, match="too large"):
-            step(1000.0 * X)
+            layer(1000.0 * X)
 
 
 def test_jit_compile_around_the_layer_falls_back_says_so_and_trains_right():

@@ -9,6 +9,7 @@ import re
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from tensorflow.python.eager import context
 
 import tfgpipe
@@ -122,6 +123,52 @@ def test_only_boundaries_and_scalars_cross_between_devices(fitted):
         if source.op == "ReadVariableOp":
             # Learning rate and step number are kept once and read by every stage.
             assert "adam" in source.name, source.name
+
+
+def test_an_optimizer_of_a_custom_loop_can_be_placed():
+    layers = [keras.layers.Dense(4) for _ in range(2)]
+    layer = tfgpipe.PipelinedLayer(layers, num_stages=2, num_microbatches=2)
+    optimizer = keras.optimizers.Adam()
+    tfgpipe.place_optimizer(optimizer)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(layer(x, training=True) ** 2)
+        gradients = tape.gradient(loss, layer.trainable_variables)
+        optimizer.apply(gradients, layer.trainable_variables)
+
+    layer.build((None, 4))
+    step(tf.ones((4, 4)))
+    slots = [v for v in optimizer.variables if re.search("momentum|velocity", v.name)]
+    assert [device_of(slot.value.device) for slot in slots] == [
+        device_of(weight.value.device)
+        for weight in layer.trainable_variables
+        for _ in range(2)
+    ]
+
+
+def test_each_replica_runs_on_its_own_devices():
+    with tfgpipe.PipelineStrategy(num_stages=2, num_replicas=2).scope():
+        layers = [keras.layers.Dense(4) for _ in range(2)]
+        layer = tfgpipe.PipelinedLayer(layers, num_microbatches=2)
+        model = keras.Sequential([keras.Input((4,)), layer])
+        model.compile("sgd", "mse", jit_compile=False)
+    x = np.ones((8, 4), "float32")
+    context.enable_run_metadata()
+    try:
+        model.fit(x, x, batch_size=8, verbose=0)
+        metadata = context.context().export_run_metadata()
+    finally:
+        context.disable_run_metadata()
+    graphs = [g for f in metadata.function_graphs for g in f.partition_graphs]
+    calls = collections.Counter(
+        device_of(node.device)
+        for graph in graphs
+        for node in graph.node
+        if "stage_" in _function(node)
+    )
+    assert calls == dict.fromkeys(range(4), 2 * 2)
 
 
 def _function(node) -> str:

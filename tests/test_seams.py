@@ -26,14 +26,14 @@ def test_an_uninitialised_variable_comes_to_life_inside_the_scope():
     layer = keras.layers.Dense(3)
     with keras.StatelessScope():
         layer.build((None, 2))
-        seams.place(layer.kernel, on("CPU:3"))
+        seams.place(layer.kernel, on("CPU:3"), None)
     assert layer.kernel.value.device.endswith("CPU:3"), MOVED
     assert layer.bias.value.device.endswith("CPU:0"), MOVED
 
 
 def test_an_initialised_variable_moves_with_its_value():
     variable = keras.Variable([1.0, 2.0])
-    seams.place(variable, on("CPU:2"))
+    seams.place(variable, on("CPU:2"), None)
     assert variable.value.device.endswith("CPU:2"), MOVED
     assert variable.numpy().tolist() == [1.0, 2.0]
 

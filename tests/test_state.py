@@ -146,13 +146,39 @@ def test_a_stateful_draw_is_not_repeated_by_the_recomputation():
     np.testing.assert_array_equal(gradient.numpy(), y.numpy())
 
 
-def test_a_variable_that_no_layer_owns_cannot_be_assigned():
+@pytest.mark.parametrize("remat", ["stage", "layer"])
+def test_a_variable_that_no_layer_owns_cannot_be_assigned(remat):
     class Unseeded(keras.layers.Layer):
         def call(self, x):
             return x + keras.random.normal(keras.ops.shape(x))
 
     layer = tfgpipe.PipelinedLayer(
-        [Unseeded(), keras.layers.Dense(2)], num_stages=2, num_microbatches=2
+        [Unseeded(), keras.layers.Dense(2)],
+        num_stages=2,
+        num_microbatches=2,
+        remat=remat,
     )
     with pytest.raises(ValueError, match=r"keras.random.SeedGenerator"):
         layer(tf.ones((4, 3)), training=True)
+
+
+def test_freezing_a_layer_without_weights_of_its_own_is_noticed():
+    norm = keras.layers.BatchNormalization(center=False, scale=False)
+    layer = tfgpipe.PipelinedLayer(
+        [keras.layers.Activation("linear"), norm], num_stages=2, num_microbatches=2
+    )
+    x = 1.0 + tf.random.normal((8, 3))
+    layer(x, training=True)
+    moved = norm.moving_mean.numpy()
+    assert moved.any()
+    norm.trainable = False
+    layer(x, training=True)
+    np.testing.assert_array_equal(norm.moving_mean.numpy(), moved)
+
+
+def test_statistics_shared_by_two_stages_are_refused():
+    norm = keras.layers.BatchNormalization(name="shared")
+    first, second = keras.Sequential([norm]), keras.Sequential([norm])
+    layer = tfgpipe.PipelinedLayer([first, second], num_stages=2, num_microbatches=2)
+    with pytest.raises(ValueError, match=r"shared/moving_mean' in stages 0 and 1"):
+        layer.build((None, 3))

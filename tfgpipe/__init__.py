@@ -15,15 +15,22 @@ if TYPE_CHECKING:
     from tfgpipe.mesh import make_logical_cpus
     from tfgpipe.pipelined_layer import PipelinedLayer
     from tfgpipe.reports import stage_table
-    from tfgpipe.strategy import PipelineStrategy
+    from tfgpipe.strategy import PipelineStrategy, place_optimizer
 
 __version__ = "0.1.0"
-__all__ = ["PipelineStrategy", "PipelinedLayer", "make_logical_cpus", "stage_table"]
+__all__ = [
+    "PipelineStrategy",
+    "PipelinedLayer",
+    "make_logical_cpus",
+    "place_optimizer",
+    "stage_table",
+]
 
 _MODULES = {
     "PipelineStrategy": "strategy",
     "PipelinedLayer": "pipelined_layer",
     "make_logical_cpus": "mesh",
+    "place_optimizer": "strategy",
     "stage_table": "reports",
 }
 

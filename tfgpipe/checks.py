@@ -11,6 +11,8 @@ from typing import Any
 
 import keras
 
+from tfgpipe.stage import Stage
+
 LayerStep = tuple[keras.layers.Layer, keras.KerasTensor, keras.KerasTensor]
 
 # A batch size that no layer is likely to make out of another dimension.
@@ -19,12 +21,9 @@ _PROBE = 8191
 
 def batch_is_kept(steps: Sequence[LayerStep]) -> None:
     """Raises ValueError if a layer's output has another batch size than its input."""
-    probed = set()
     for layer, before, after in steps:
-        kind = (type(layer), before.shape[1:])
-        if before.shape[0] is None and kind not in probed and not _is_keras_own(layer):
+        if before.shape[0] is None and not _is_keras_own(layer):
             # With an unknown batch size all looks well; try one that is known.
-            probed.add(kind)
             before = keras.KerasTensor((_PROBE, *before.shape[1:]), before.dtype)
             after = layer.compute_output_spec(before)
         if not after.shape or after.shape[0] != before.shape[0]:
@@ -37,8 +36,42 @@ def batch_is_kept(steps: Sequence[LayerStep]) -> None:
 
 
 def _is_keras_own(layer: keras.layers.Layer) -> bool:
-    own = type(layer).__module__.startswith("keras.")
-    return own and not isinstance(layer, keras.layers.Lambda)
+    holds_foreign = isinstance(layer, keras.layers.Lambda | keras.Model)
+    return type(layer).__module__.startswith("keras.") and not holds_foreign
+
+
+def one_tensor(inputs: Any, name: str) -> None:
+    """Raises TypeError if `inputs` is a structure rather than a tensor."""
+    if isinstance(inputs, list | tuple | dict):
+        raise TypeError(
+            f"A pipeline takes one tensor. Layer '{name}' received a "
+            f"{type(inputs).__name__}. Make an array or tensor of it; if it holds "
+            "several, combine them in a layer before the pipeline."
+        )
+
+
+def owned_variables(stages: Sequence[Stage]) -> list[tuple[Stage, list[Any]]]:
+    """Returns for each stage its variables, those that stages share at the first.
+
+    Raises:
+        ValueError: If stages share a variable that is not a weight, since each of them
+            would advance it from the same value.
+    """
+    owners: dict[int, Stage] = {}
+    owned = []
+    for stage in stages:
+        for variable in stage.state:
+            if id(variable) in owners:
+                raise ValueError(
+                    "Stages can share weights, but not seeds, statistics or frozen "
+                    f"weights. Received '{variable.path}' in stages "
+                    f"{owners[id(variable)].index} and {stage.index}. Use a layer of "
+                    "its own in each, or a `balance` that keeps them together."
+                )
+        mine = [v for v in (*stage.weights, *stage.state) if id(v) not in owners]
+        owners.update({id(variable): stage for variable in mine})
+        owned.append((stage, mine))
+    return owned
 
 
 def layer_list(

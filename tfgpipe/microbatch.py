@@ -71,8 +71,22 @@ def split_rows(tensor: tf.Tensor, num_microbatches: int) -> Split:
 
 
 def join(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Joins M tensors `[b_m, ...]` into one `[B, ...]`."""
-    return tensors[0] if len(tensors) == 1 else tf.concat(tensors, axis=0)
+    """Joins M tensors `[b_m, ...]` into one `[B, ...]`.
+
+    A microbatch without rows has zero in place of any size that is not known; it takes
+    the sizes of the first, which has the most rows.
+    """
+    if len(tensors) == 1:
+        return tensors[0]
+    first, *others = tensors
+    if not first.shape[1:].is_fully_defined():
+        sizes = tf.shape(first)[1:]
+        others = [tf.reshape(t, tf.concat([[-1], sizes], 0)) for t in others]
+        others = [
+            tf.ensure_shape(t, o.shape)
+            for t, o in zip(others, tensors[1:], strict=True)
+        ]
+    return tf.concat([first, *others], axis=0)
 
 
 def _one_if(condition: bool | tf.Tensor) -> Rows:

@@ -27,6 +27,7 @@ import tensorflow as tf
 
 from tfgpipe import microbatch, program, schedule
 from tfgpipe.stage import Mode, Remat, Stage, TracedStage
+from tfgpipe.trace import total
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +174,7 @@ class _Step:
             trace = traced[k].trace
             received = zip(trace.inputs, boundary[m], strict=True)
             values = {**self._values[k], **dict(received)}
-            forward, _ = self._programs(k, m)
+            forward = self._programs(k, m).forward
             with tf.device(devices[k]), chain.after(k):
                 made = forward(values, *self._rows(m))
             chain.ran(k, made.values())
@@ -184,11 +185,11 @@ class _Step:
                 self._values[k][before] = everything[after]
             if trace.loss is not None:
                 with tf.device(devices[k]):
-                    weight = self._split.weight(m, tf.float32)
-                    losses.append(everything[trace.loss] * weight)
+                    loss = everything[trace.loss]
+                    losses.append(loss * self._split.weight(m, loss.dtype))
         with tf.device(devices[-1]):
             self._outputs = [microbatch.join(c) for c in zip(*boundary, strict=True)]
-            return self._outputs, tf.add_n(losses) if losses else None
+            return self._outputs, total(losses)
 
     def changed_state(self) -> list[tuple[keras.Variable, tf.Tensor]]:
         """Returns the variables that the forward actions changed, with new values."""
@@ -232,9 +233,10 @@ class _Step:
             values.update(_paired(trace.output_grads, boundary[m]))
             if trace.loss_grad is not None:
                 with tf.device(devices[k]):
-                    weight = self._split.weight(m, tf.float32)
-                    values[trace.loss_grad] = loss_grad * weight
-            _, backward = self._programs(k, m)
+                    dtype = trace.spec(trace.loss_grad).dtype
+                    share = self._split.weight(m, dtype)
+                    values[trace.loss_grad] = tf.cast(loss_grad, dtype) * share
+            backward = self._programs(k, m).backward
             with tf.device(devices[k]), chain.after(k):
                 grads, accumulators[k] = backward(
                     values, accumulators[k], *self._rows(m)
@@ -255,7 +257,7 @@ class _Step:
             )
         return [*input_grads, *weight_grads]
 
-    def _programs(self, k: int, m: int) -> tuple[program.Forward, program.Backward]:
+    def _programs(self, k: int, m: int) -> program.Programs:
         stage = self._traced[k]
         return stage.saving if self._saves[m] else stage.recomputing
 

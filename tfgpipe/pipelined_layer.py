@@ -83,11 +83,18 @@ class PipelinedLayer(keras.layers.Layer):
         dtype: Any = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(name=name, dtype=dtype, **kwargs)
+        # The layers inside cast what they are given, each to its own dtype.
+        super().__init__(name=name, dtype=dtype, autocast=False, **kwargs)
         if isinstance(layers, keras.Sequential):
             layers = layers.layers
         # A tuple: TensorFlow's checkpoints follow it, but not a Keras layer's lists.
         self.layers = tuple(checks.layer_list(layers))
+        for layer in self.layers:
+            if isinstance(layer, PipelinedLayer):
+                raise ValueError(
+                    "A pipeline cannot hold another. Received PipelinedLayer "
+                    f"'{layer.name}' among `layers`. Put its layers in its place."
+                )
         self.num_microbatches = checks.num_microbatches(num_microbatches)
         self.remat = checks.choice("remat", remat, REMAT_MODES)
         self.jit_compile = checks.choice(
@@ -106,6 +113,7 @@ class PipelinedLayer(keras.layers.Layer):
                 )
             num_stages = len(balance)
         self.balance = balance
+        self._given_num_stages = num_stages
         strategy = current_strategy()
         self._mesh = _mesh_for(strategy, num_stages, self.devices)
         self.num_stages = self._mesh.num_stages
@@ -133,6 +141,7 @@ class PipelinedLayer(keras.layers.Layer):
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies the layer, building it first if need be."""
+        checks.one_tensor(inputs, self.name)
         # Keras tells `build` the input's shape but not its type, which an embedding
         # of integers needs to know.
         if self._input_dtype is None:
@@ -158,10 +167,11 @@ class PipelinedLayer(keras.layers.Layer):
                 for k, span in enumerate(partition.spans(counts))
             )
             strategy = current_strategy()
-            for stage in stages:
+            for stage, variables in checks.owned_variables(stages):
                 scope = _variable_scope(strategy, self._mesh, stage.index)
-                for variable in (*stage.weights, *stage.state):
-                    seams.place(variable, scope)
+                device = None if strategy else self._mesh.grid[0][stage.index]
+                for variable in variables:
+                    seams.place(variable, scope, device)
         self._pipeline = _Built(stages, strategy)
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
@@ -231,7 +241,7 @@ class PipelinedLayer(keras.layers.Layer):
         config = super().get_config()
         config.update(
             layers=[keras.saving.serialize_keras_object(la) for la in self.layers],
-            num_stages=self.num_stages,
+            num_stages=self._given_num_stages,
             num_microbatches=self.num_microbatches,
             balance=self.balance if self.balance == "params" else list(self.balance),
             remat=self.remat,
@@ -279,11 +289,16 @@ class PipelinedLayer(keras.layers.Layer):
     def _check_strategy(self, built_under: tf.distribute.Strategy | None) -> None:
         strategy = current_strategy()
         if strategy is not built_under:
+            way_out = (
+                "Create the model inside `with strategy.scope():`, or leave the "
+                "strategy out."
+                if built_under is None
+                else "Call it inside `with strategy.scope():` as well."
+            )
             raise RuntimeError(
                 f"Layer '{self.name}' must be built and called under the same "
                 f"distribution strategy. Expected {_describe(built_under)}, under "
-                f"which it was built; received {_describe(strategy)}. Create the "
-                "model inside `with strategy.scope():`, or leave the strategy out."
+                f"which it was built; received {_describe(strategy)}. {way_out}"
             )
 
 

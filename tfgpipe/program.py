@@ -12,6 +12,7 @@ compute the same share them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import tensorflow as tf
@@ -88,47 +89,56 @@ class Options:
     jit_compile: bool
 
 
-def build(trace: Trace, options: Options, library: Library) -> tuple[Forward, Backward]:
-    """Builds the forward and the backward program of a traced stage.
+class Programs:
+    """The two programs of a traced stage, each built when it is first asked for.
 
     Args:
         trace: The stage.
         options: How to build them.
         library: Functions to share. New ones are added.
     """
-    source = Source(trace)
-    sources = (*trace.inputs, *trace.weights, *trace.state)
-    given = _present(*trace.output_grads, trace.loss_grad)
-    outputs = [*trace.outputs, *_changed(trace), *_present(trace.loss)]
-    gradients = [
-        *_present(*trace.input_grads),
-        *(name for gradient in _weight_grads(trace) for name in gradient.names),
-    ]
-    available = (*sources, *given, *trace.captures)
-    if options.saves:
-        residuals = cut.saving(
-            source.graph,
-            sources=available,
-            outputs=outputs,
-            gradients=gradients,
-            constants=source.constants,
+
+    def __init__(self, trace: Trace, options: Options, library: Library) -> None:
+        self._trace = trace
+        self._source = Source(trace)
+        self._builder = _Builder(trace, options, library, self._source.fingerprint)
+        self._sources = (*trace.inputs, *trace.weights, *trace.state)
+        self._given = _present(*trace.output_grads, trace.loss_grad)
+        self._outputs = [*trace.outputs, *_changed(trace), *_present(trace.loss)]
+        self._gradients = [
+            *_present(*trace.input_grads),
+            *(name for gradient in _weight_grads(trace) for name in gradient.names),
+        ]
+        ends = {
+            "sources": (*self._sources, *self._given, *trace.captures),
+            "outputs": self._outputs,
+            "gradients": self._gradients,
+        }
+        graph, source = self._source.graph, self._source
+        if options.saves:
+            self._residuals = cut.saving(graph, constants=source.constants, **ends)
+        else:
+            self._residuals = cut.recomputing(graph, stateful=source.stateful, **ends)
+
+    @functools.cached_property
+    def forward(self) -> Forward:
+        """The forward program."""
+        excerpt = self._source.excerpt(
+            fetches=(*self._outputs, *self._residuals),
+            feeds=self._sources,
+            effects=self._trace.effects,
         )
-    else:
-        residuals = cut.recomputing(
-            source.graph,
-            sources=available,
-            outputs=outputs,
-            gradients=gradients,
-            stateful=source.stateful,
+        return self._builder.forward(excerpt)
+
+    @functools.cached_property
+    def backward(self) -> Backward:
+        """The backward program."""
+        excerpt = self._source.excerpt(
+            fetches=self._gradients,
+            feeds=(*self._given, *self._residuals, *self._sources),
+            done=self._trace.effects,
         )
-    builder = _Builder(trace, options, library, source.fingerprint)
-    forward = source.excerpt(
-        fetches=(*outputs, *residuals), feeds=sources, effects=trace.effects
-    )
-    backward = source.excerpt(
-        fetches=gradients, feeds=(*given, *residuals, *sources), done=trace.effects
-    )
-    return builder.forward(forward), builder.backward(backward)
+        return self._builder.backward(excerpt)
 
 
 def empty_accumulators(trace: Trace) -> list[tf.Tensor]:
@@ -243,9 +253,11 @@ def _add_in_place(
     """
     value = values[gradient.values]
     if gradient.indices is not None:
-        rows = tf.reshape(tf.cast(values[gradient.indices], tf.int32), [-1])
         value = tf.reshape(value, [-1, *accumulator.shape[1:]])
-        return tf.raw_ops.InplaceAdd(x=accumulator, i=rows, v=value)
+        # Each row once: on a GPU additions to one row would overtake one another.
+        rows, where = tf.unique(tf.reshape(values[gradient.indices], [-1]))
+        value = tf.math.unsorted_segment_sum(value, where, tf.size(rows))
+        return tf.raw_ops.InplaceAdd(x=accumulator, i=tf.cast(rows, tf.int32), v=value)
     total = tf.raw_ops.InplaceAdd(
         x=tf.reshape(accumulator, [1, -1]), i=[0], v=tf.reshape(value, [1, -1])
     )

@@ -8,7 +8,7 @@ that moves one of them fails there, by name, rather than as a wrong gradient.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -19,15 +19,17 @@ from keras.src.backend.common import global_state
 Scope = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
-def place(variable: keras.Variable, scope: Scope) -> None:
+def place(variable: keras.Variable, scope: Scope, device: str | None) -> None:
     """Makes the `tf.Variable` behind a Keras variable come to life inside `scope()`.
 
     Keras creates the `tf.Variable` of a layer that is built in a `StatelessScope` when
     the outermost such scope ends, long after any `tf.device` the layer could have set,
     and has no public hook there. A variable that already has its value is created anew
-    inside the scope, with that value.
+    inside the scope, with that value, unless it is on `device` as it is.
     """
     if variable._value is not None:
+        if variable._value.device == device:
+            return
         value = tf.convert_to_tensor(variable._value)
         with tf.init_scope(), scope():
             variable._initialize(value)
@@ -42,12 +44,26 @@ def place(variable: keras.Variable, scope: Scope) -> None:
     variable._initialize = placed
 
 
-def without_autocast() -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
     """Leaves the scope in which reading a variable casts it to the compute dtype.
 
     Keras enters that scope around a layer's `call`, and offers no public way out.
     """
-    return backend.AutocastScope(None)
+    outer = global_state.get_global_attribute("autocast_scope")
+    global_state.set_global_attribute("autocast_scope", None)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute("autocast_scope", outer)
+
+
+def is_trainable(layer: keras.layers.Layer) -> tuple[bool, ...]:
+    """Returns whether a layer, and each layer inside it, is trainable.
+
+    Layers other than models have no public list of the layers inside.
+    """
+    return tuple(inner.trainable for inner in layer._flatten_layers())
 
 
 def get_mask(tensor: tf.Tensor) -> tf.Tensor | None:

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import program, seams
-from tfgpipe.trace import Body, Trace, trace
+from tfgpipe.trace import Body, Trace, check_assignments, trace
 
 Remat = Literal["stage", "layer", "except_last", "none"]
 REMAT_MODES: tuple[Remat, ...] = ("stage", "layer", "except_last", "none")
@@ -49,12 +49,12 @@ class TracedStage:
         self._library = library
 
     @functools.cached_property
-    def recomputing(self) -> tuple[program.Forward, program.Backward]:
+    def recomputing(self) -> program.Programs:
         """Programs that keep only the stage's inputs for the backward."""
         return self._build(saves=False)
 
     @functools.cached_property
-    def saving(self) -> tuple[program.Forward, program.Backward]:
+    def saving(self) -> program.Programs:
         """Programs that keep what spares the backward any recomputation."""
         return self._build(saves=True)
 
@@ -63,13 +63,13 @@ class TracedStage:
         """Shapes and types of what the stage hands to the next."""
         return tuple(map(self.trace.spec, self.trace.outputs))
 
-    def _build(self, *, saves: bool) -> tuple[program.Forward, program.Backward]:
+    def _build(self, *, saves: bool) -> program.Programs:
         options = program.Options(
             saves=saves,
             may_be_empty=self._mode.may_be_empty,
             jit_compile=self._mode.jit_compile,
         )
-        return program.build(self.trace, options, self._library)
+        return program.Programs(self.trace, options, self._library)
 
 
 class Stage:
@@ -106,7 +106,9 @@ class Stage:
     def traced(self, input_specs: Sequence[tf.TensorSpec], mode: Mode) -> TracedStage:
         """Returns the stage traced for these inputs, from memory if it was before."""
         weights, state = self.weights, self.state
-        key = (tuple(input_specs), mode, *map(id, weights), None, *map(id, state))
+        # Freezing a layer can change what it does beside what is trained.
+        frozen = [seams.is_trainable(layer) for layer in self.layers]
+        key = (tuple(input_specs), mode, tuple(map(id, weights)), tuple(frozen))
         if key not in self._traced:
             stage_trace = trace(
                 _body(self.layers, per_layer=mode.per_layer),
@@ -154,6 +156,7 @@ def _rematerialised(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
         )
         with inner:
             y = layer(x)
+        check_assignments(inner, [*weights, *state])
         first.append(([inner.get_current_value(v) for v in state], seams.get_mask(y)))
         return [y, *inner.losses]
 

@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfgpipe import mesh as mesh_lib
@@ -82,6 +83,20 @@ class PipelineStrategy(tf.distribute.MirroredStrategy):
             yield
 
 
+def place_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes an optimizer keep slots, and update weights, where the weights are.
+
+    Under `fit` a `PipelinedLayer` does this to the model's own optimizer. Call it on an
+    optimizer of your own, for a custom training loop, before its first step.
+
+    Example:
+
+    >>> optimizer = keras.optimizers.Adam()
+    >>> tfgpipe.place_optimizer(optimizer)
+    """
+    seams.update_in_place(optimizer)
+
+
 def current_strategy() -> tf.distribute.Strategy | None:
     """Returns the distribution strategy whose scope we are in, or None."""
     return tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
@@ -90,6 +105,7 @@ def current_strategy() -> tf.distribute.Strategy | None:
 def current_replica() -> int:
     """Returns the number of the replica whose computation is being built."""
     context = tf.distribute.get_replica_context()
-    replica = 0 if context is None else context.replica_id_in_sync_group
-    # A tensor under strategies that run one program on many hosts; ours give an int.
-    return replica if isinstance(replica, int) else 0
+    if context is None:
+        return 0  # Across replicas, as when shapes are inferred.
+    # A tensor, though of a number that is known here.
+    return int(tf.get_static_value(context.replica_id_in_sync_group))

@@ -115,8 +115,8 @@ def trace(
             )
             with scope:
                 outputs = list(body(inputs))
-            _check_assignments(scope, [*weights, *state])
-            loss = _total(scope.losses)
+            check_assignments(scope, [*weights, *state])
+            loss = total(scope.losses)
         graph = tf.compat.v1.get_default_graph()
         effects = [op.name for op in graph.get_operations() if op.op_def.is_stateful]
         targets = [*outputs, *([] if loss is None else [loss])]
@@ -188,15 +188,18 @@ def _gradient(gradient: tf.Tensor | tf.IndexedSlices | None) -> Gradient | None:
     return Gradient(gradient.name)
 
 
-def _total(losses: Sequence[tf.Tensor]) -> tf.Tensor | None:
+def total(losses: Sequence[tf.Tensor]) -> tf.Tensor | None:
+    """Returns the sum of losses, in at least single precision, or None of none."""
     if not losses:
         return None
-    return tf.add_n([tf.cast(tf.reduce_sum(loss), tf.float32) for loss in losses])
+    dtype = tf.float64 if tf.float64 in [loss.dtype for loss in losses] else tf.float32
+    return tf.add_n([tf.cast(tf.reduce_sum(loss), dtype) for loss in losses])
 
 
-def _check_assignments(
+def check_assignments(
     scope: keras.StatelessScope, known: Sequence[keras.Variable]
 ) -> None:
+    """Raises ValueError if a variable that is not known has been assigned."""
     if len(scope.state_mapping) > len({id(variable) for variable in known}):
         raise ValueError(
             "A layer inside the pipeline assigns a variable that no layer owns, so "
