@@ -18,12 +18,18 @@ LayerStep = tuple[keras.layers.Layer, keras.KerasTensor, keras.KerasTensor]
 # A batch size that no layer is likely to make out of another dimension.
 _PROBE = 8191
 
+# Keras' own layers, which keep the batch dimension.
+_KERAS_OWN = ("keras",)
+
 
 def batch_is_kept(steps: Sequence[LayerStep]) -> None:
     """Raises ValueError if a layer's output has another batch size than its input."""
+    probed = {_KERAS_OWN}
     for layer, before, after in steps:
-        if before.shape[0] is None and not _is_keras_own(layer):
+        kind = _kind(layer, before)
+        if before.shape[0] is None and kind not in probed:
             # With an unknown batch size all looks well; try one that is known.
+            probed.add(kind)
             before = keras.KerasTensor((_PROBE, *before.shape[1:]), before.dtype)
             after = layer.compute_output_spec(before)
         if not after.shape or after.shape[0] != before.shape[0]:
@@ -35,9 +41,17 @@ def batch_is_kept(steps: Sequence[LayerStep]) -> None:
             )
 
 
-def _is_keras_own(layer: keras.layers.Layer) -> bool:
-    holds_foreign = isinstance(layer, keras.layers.Lambda | keras.Model)
-    return type(layer).__module__.startswith("keras.") and not holds_foreign
+def _kind(layer: keras.layers.Layer, inputs: keras.KerasTensor) -> tuple[Any, ...]:
+    """Returns what layers that treat the batch dimension alike have in common."""
+    if isinstance(layer, keras.layers.Lambda | keras.Model):
+        return (id(layer),)  # May hold anything.
+    if type(layer).__module__.startswith("keras."):
+        return _KERAS_OWN
+    try:
+        config = {**layer.get_config(), "name": None}
+    except NotImplementedError:  # A layer need not have one.
+        config = {}
+    return (type(layer), inputs.shape[1:], repr(config))
 
 
 def one_tensor(inputs: Any, name: str) -> None:
