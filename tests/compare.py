@@ -47,6 +47,16 @@ def pipelined_model(
     return keras.Sequential([keras.Input(shape, dtype=input_dtype), layer])
 
 
+def pair(
+    make_layers: Factory, shape: tuple, input_dtype: str, **arguments: object
+) -> tuple[keras.Model, keras.Model]:
+    """Returns the plain and the pipelined model, with equal weights and seeds."""
+    plain = plain_model(make_layers, shape, input_dtype)
+    pipelined = pipelined_model(make_layers, shape, input_dtype, **arguments)
+    copy_state(plain, pipelined)
+    return plain, pipelined
+
+
 def copy_state(source: keras.Model, target: keras.Model) -> None:
     """Copies weights, statistics and dropout seeds."""
     for a, b in zip(source.variables, target.variables, strict=True):

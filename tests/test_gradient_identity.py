@@ -89,8 +89,7 @@ def test_outputs_gradients_and_state_are_the_plain_models(
         # The microbatched case has its own reference in test_state.py.
         num_microbatches = 1
     input_dtype = dtype if chosen.dtype == "float32" else chosen.dtype
-    plain = compare.plain_model(chosen.make, chosen.shape, input_dtype)
-    pipelined = compare.pipelined_model(
+    plain, pipelined = compare.pair(
         chosen.make,
         chosen.shape,
         input_dtype,
@@ -98,7 +97,6 @@ def test_outputs_gradients_and_state_are_the_plain_models(
         num_microbatches=num_microbatches,
         remat=remat,
     )
-    compare.copy_state(plain, pipelined)
     x = chosen.data(rows).astype(input_dtype)
     specs = None
     if batch == "unknown":
@@ -113,8 +111,7 @@ def test_outputs_gradients_and_state_are_the_plain_models(
 @pytest.mark.parametrize("name", list(STACKS))
 def test_inference_is_the_plain_models_and_differentiable(name, remat):
     chosen = STACKS[name]
-    plain = compare.plain_model(chosen.make, chosen.shape, chosen.dtype)
-    pipelined = compare.pipelined_model(
+    plain, pipelined = compare.pair(
         chosen.make,
         chosen.shape,
         chosen.dtype,
@@ -122,7 +119,6 @@ def test_inference_is_the_plain_models_and_differentiable(name, remat):
         num_microbatches=4,
         remat=remat,
     )
-    compare.copy_state(plain, pipelined)
     x = chosen.data(8)
     compare.assert_same(
         compare.run(plain, x, training=False), compare.run(pipelined, x, training=False)
@@ -132,8 +128,7 @@ def test_inference_is_the_plain_models_and_differentiable(name, remat):
 @pytest.mark.parametrize("remat", REMAT_MODES)
 def test_xla_compiled_stages_give_the_same(remat):
     chosen = STACKS["blocks"]
-    plain = compare.plain_model(chosen.make, chosen.shape, chosen.dtype)
-    pipelined = compare.pipelined_model(
+    plain, pipelined = compare.pair(
         chosen.make,
         chosen.shape,
         chosen.dtype,
@@ -142,7 +137,6 @@ def test_xla_compiled_stages_give_the_same(remat):
         remat=remat,
         jit_compile=True,
     )
-    compare.copy_state(plain, pipelined)
     x = chosen.data(8)
     compare.assert_same(compare.run(plain, x), compare.run(pipelined, x))
 
@@ -165,10 +159,8 @@ def test_layers_that_share_weights_across_stages(remat):
         shared = keras.layers.Dense(5)
         return [Wraps(shared), keras.layers.Dense(5), Wraps(shared)]
 
-    plain = compare.plain_model(make, (5,), "float32")
     arguments = {"num_stages": 3, "num_microbatches": 2, "remat": remat}
-    pipelined = compare.pipelined_model(make, (5,), "float32", **arguments)
-    compare.copy_state(plain, pipelined)
+    plain, pipelined = compare.pair(make, (5,), "float32", **arguments)
     x = STACKS["dense"].data(6)
     compare.assert_same(compare.run(plain, x), compare.run(pipelined, x))
 
@@ -183,10 +175,8 @@ def test_lengths_unknown_until_run_time(remat, rows):
             keras.layers.LSTM(3, return_sequences=True),
         ]
 
-    plain = compare.plain_model(make, (None, 3), "float32")
     arguments = {"num_stages": 3, "num_microbatches": 4, "remat": remat}
-    pipelined = compare.pipelined_model(make, (None, 3), "float32", **arguments)
-    compare.copy_state(plain, pipelined)
+    plain, pipelined = compare.pair(make, (None, 3), "float32", **arguments)
     specs = [tf.TensorSpec([None, None, 3])]
     x = np.random.default_rng(0).standard_normal((rows, 7, 3), dtype=np.float32)
     compare.assert_same(
@@ -199,10 +189,8 @@ def test_double_precision_layers_stay_double(wrapper):
     def make():
         return [keras.layers.Dense(4, dtype="float64") for _ in range(3)]
 
-    plain = compare.plain_model(make, (5,), "float64")
     arguments = {"num_stages": 3, "num_microbatches": 2, "dtype": wrapper}
-    pipelined = compare.pipelined_model(make, (5,), "float64", **arguments)
-    compare.copy_state(plain, pipelined)
+    plain, pipelined = compare.pair(make, (5,), "float64", **arguments)
     x = np.random.default_rng(0).standard_normal((6, 5))
     compare.assert_same(
         compare.run(plain, x), compare.run(pipelined, x), rtol=1e-13, atol=1e-14

@@ -31,15 +31,19 @@ def partition_graphs(optimizer: str, *, strategy: bool) -> tuple[keras.Model, li
         )
         model = keras.Sequential([keras.Input((32,)), pipelined])
         model.compile(optimizer, "mse", jit_compile=False)
-    x = np.ones((8, 32), "float32")
+    return model, fit_one_step(model)
+
+
+def fit_one_step(model: keras.Model) -> list:
+    """Fits one batch and returns the graph that each device ran."""
+    x = np.ones((8, model.input_shape[-1]), "float32")
     context.enable_run_metadata()
     try:
         model.fit(x, x, batch_size=8, verbose=0)
         metadata = context.context().export_run_metadata()
     finally:
         context.disable_run_metadata()
-    graphs = [g for f in metadata.function_graphs for g in f.partition_graphs]
-    return model, graphs
+    return [g for f in metadata.function_graphs for g in f.partition_graphs]
 
 
 def device_of(name: str) -> int | None:
@@ -154,14 +158,7 @@ def test_each_replica_runs_on_its_own_devices():
         layer = tfgpipe.PipelinedLayer(layers, num_microbatches=2)
         model = keras.Sequential([keras.Input((4,)), layer])
         model.compile("sgd", "mse", jit_compile=False)
-    x = np.ones((8, 4), "float32")
-    context.enable_run_metadata()
-    try:
-        model.fit(x, x, batch_size=8, verbose=0)
-        metadata = context.context().export_run_metadata()
-    finally:
-        context.disable_run_metadata()
-    graphs = [g for f in metadata.function_graphs for g in f.partition_graphs]
+    graphs = fit_one_step(model)
     devices = collections.defaultdict(set)
     for node in (node for graph in graphs for node in graph.node):
         if "stage_" in _function(node):

@@ -47,8 +47,7 @@ def test_state_advances_as_when_microbatches_come_one_by_one(
     name, rows, num_microbatches, remat
 ):
     chosen = STACKS[name]
-    plain = compare.plain_model(chosen.make, chosen.shape, chosen.dtype)
-    pipelined = compare.pipelined_model(
+    plain, pipelined = compare.pair(
         chosen.make,
         chosen.shape,
         chosen.dtype,
@@ -56,7 +55,6 @@ def test_state_advances_as_when_microbatches_come_one_by_one(
         num_microbatches=num_microbatches,
         remat=remat,
     )
-    compare.copy_state(plain, pipelined)
     x = chosen.data(rows)
     reference = OneAfterAnother(plain, num_microbatches)
     for _ in range(2):
@@ -69,8 +67,7 @@ def test_state_advances_as_when_microbatches_come_one_by_one(
 @pytest.mark.parametrize("remat", REMAT_MODES)
 def test_an_unknown_batch_size_leaves_the_same_state(remat):
     chosen = STACKS["normalised"]
-    plain = compare.plain_model(chosen.make, chosen.shape, chosen.dtype)
-    pipelined = compare.pipelined_model(
+    plain, pipelined = compare.pair(
         chosen.make,
         chosen.shape,
         chosen.dtype,
@@ -78,7 +75,6 @@ def test_an_unknown_batch_size_leaves_the_same_state(remat):
         num_microbatches=4,
         remat=remat,
     )
-    compare.copy_state(plain, pipelined)
     # Three rows for four microbatches: one is empty, and must not touch the averages.
     x = chosen.data(3)
     specs = [tf.TensorSpec([None, *chosen.shape], chosen.dtype)]

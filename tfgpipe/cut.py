@@ -101,6 +101,7 @@ def saving(
     outputs: Iterable[str],
     gradients: Iterable[str],
     constants: Collection[str],
+    done: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Returns the residuals that spare the backward program any recomputation.
 
@@ -110,11 +111,12 @@ def saving(
         outputs: What the forward program fetches.
         gradients: What the backward program fetches.
         constants: Operations that are cheaper to copy than to keep the result of.
+        done: Operations of the forward for which nothing in the backward waits.
     """
     fetches = [canonical(gradient) for gradient in gradients]
     forward = program(graph, fetches=outputs, feeds=sources).operations
     shared = forward - set(constants)
-    needed = program(graph, fetches=fetches, feeds=sources).operations
+    needed = program(graph, fetches=fetches, feeds=sources, done=done).operations
     residuals: dict[str, None] = {}
     for name in graph:
         if name in needed and name not in shared:

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 def balanced(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
     """Returns the number of layers in each stage, minimising the heaviest stage.
 
-    Every stage gets at least one layer. Among equally good cuts the one whose sum of
-    squared stage costs is least wins, so that the lighter stages are even as well.
+    Every stage gets at least one layer. Among equally good cuts of the layers so far
+    the one with the least sum of squared stage costs goes on, which keeps lighter
+    stages even too.
 
     >>> balanced([1, 2, 3, 4, 5, 6], 2)
     (4, 2)

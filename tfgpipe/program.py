@@ -116,7 +116,9 @@ class Programs:
         }
         graph, source = self._source.graph, self._source
         if options.saves:
-            self._residuals = cut.saving(graph, constants=source.constants, **ends)
+            self._residuals = cut.saving(
+                graph, constants=source.constants, done=trace.effects, **ends
+            )
         else:
             self._residuals = cut.recomputing(graph, stateful=source.stateful, **ends)
 
