@@ -6,7 +6,6 @@ import keras
 import pytest
 
 import tfgpipe
-from tfgpipe.reports import readable_bytes
 
 
 def make_model():
@@ -42,9 +41,14 @@ def test_a_model_without_a_pipeline_is_refused():
         tfgpipe.stage_table(model)
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3.5e12, "3.2 TiB")],
-)
-def test_bytes_are_readable(count, text):
-    assert readable_bytes(count) == text
+def test_a_shared_weight_counts_at_its_owner_which_the_other_stage_names():
+    dense = keras.layers.Dense(8, name="shared")
+    layers = [dense, keras.layers.Dense(8, name="own"), dense]
+    layer = tfgpipe.PipelinedLayer(
+        layers, balance=[1, 2], num_microbatches=4, name="pipe"
+    )
+    layer.build((None, 8))
+    assert tfgpipe.stage_table(layer).splitlines()[2:] == [
+        "0      CPU:0   shared                            72    288 B      -  50.0%",
+        "1      CPU:1   own, shared (of stage 0)          72    288 B      -  50.0%",
+    ]

@@ -14,30 +14,7 @@ import tensorflow as tf
 import tfgpipe
 from tests import compare
 from tests.stacks import STACKS
-from tfgpipe import microbatch
 from tfgpipe.stage import REMAT_MODES
-
-
-class OneAfterAnother:
-    """A plain model that takes a mini-batch in microbatches, for `compare.run`."""
-
-    def __init__(self, model: keras.Model, num_microbatches: int) -> None:
-        self._model = model
-        self._num_microbatches = num_microbatches
-        self.losses: list[tf.Tensor] = []
-
-    def __getattr__(self, name: str):
-        return getattr(self._model, name)
-
-    def __call__(self, x: tf.Tensor, training: bool) -> tf.Tensor:
-        sizes = microbatch.split_rows(x, self._num_microbatches).sizes
-        outputs, total = [], 0.0
-        for rows in tf.split(x, sizes):
-            outputs.append(self._model(rows, training=training))
-            share = rows.shape[0] / x.shape[0]
-            total += share * sum(self._model.losses)
-        self.losses = [tf.convert_to_tensor(total)]
-        return tf.concat(outputs, axis=0)
 
 
 @pytest.mark.parametrize("remat", REMAT_MODES)
@@ -56,7 +33,7 @@ def test_state_advances_as_when_microbatches_come_one_by_one(
         remat=remat,
     )
     x = chosen.data(rows)
-    reference = OneAfterAnother(plain, num_microbatches)
+    reference = compare.OneAfterAnother(plain, num_microbatches)
     for _ in range(2):
         # Twice, so that the second step starts from a state that the first one left.
         compare.assert_same(
@@ -79,7 +56,7 @@ def test_an_unknown_batch_size_leaves_the_same_state(remat):
     x = chosen.data(3)
     specs = [tf.TensorSpec([None, *chosen.shape], chosen.dtype)]
     compare.assert_same(
-        compare.run(OneAfterAnother(plain, 4), x, graph=False),
+        compare.run(compare.OneAfterAnother(plain, 4), x, graph=False),
         compare.run(pipelined, x, specs=specs),
     )
 

@@ -14,6 +14,7 @@ from tfgpipe._backend import check_keras_backend
 if TYPE_CHECKING:
     from tfgpipe.mesh import make_logical_cpus
     from tfgpipe.pipelined_layer import PipelinedLayer
+    from tfgpipe.pipelined_model import pipeline, plan, recut
     from tfgpipe.reports import stage_table
     from tfgpipe.strategy import PipelineStrategy, place_optimizer
 
@@ -22,7 +23,10 @@ __all__ = [
     "PipelineStrategy",
     "PipelinedLayer",
     "make_logical_cpus",
+    "pipeline",
     "place_optimizer",
+    "plan",
+    "recut",
     "stage_table",
 ]
 
@@ -30,7 +34,10 @@ _MODULES = {
     "PipelineStrategy": "strategy",
     "PipelinedLayer": "pipelined_layer",
     "make_logical_cpus": "mesh",
+    "pipeline": "pipelined_model",
     "place_optimizer": "strategy",
+    "plan": "pipelined_model",
+    "recut": "pipelined_model",
     "stage_table": "reports",
 }
 

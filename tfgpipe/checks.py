@@ -6,98 +6,173 @@ what was received and what to try.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
-from tfgpipe.stage import Stage
-
-LayerStep = tuple[keras.layers.Layer, keras.KerasTensor, keras.KerasTensor]
+from tfgpipe import recording
+from tfgpipe.network import Call, Value
+from tfgpipe.recording import Recording
 
 # A batch size that no layer is likely to make out of another dimension.
 _PROBE = 8191
 
-# Keras' own layers, which keep the batch dimension.
-_KERAS_OWN = ("keras",)
 
-
-def batch_is_kept(steps: Sequence[LayerStep]) -> None:
+def batch_is_kept(recorded: Recording) -> None:
     """Raises ValueError if a layer's output has another batch size than its input."""
-    probed = {_KERAS_OWN}
-    for layer, before, after in steps:
-        kind = _kind(layer, before)
-        if before.shape[0] is None and kind not in probed:
+    probed: set[Hashable] = set()
+    for call in recorded.network.calls:
+        given = [recorded.specs[number] for number in call.reads]
+        made = [recorded.specs[number] for number in call.makes]
+        kind = _kind(call.layer, given)
+        if given[0].shape[:1] == (None,) and kind and kind not in probed:
             # With an unknown batch size all looks well; try one that is known.
             probed.add(kind)
-            before = keras.KerasTensor((_PROBE, *before.shape[1:]), before.dtype)
-            after = layer.compute_output_spec(before)
-        if not after.shape or after.shape[0] != before.shape[0]:
-            raise ValueError(
-                "Every layer in a pipeline must keep the batch dimension, since it "
-                f"sees only one microbatch at a time. Layer '{layer.name}' maps shape "
-                f"{before.shape} to {after.shape}. Keep the layer outside the "
-                "pipeline."
-            )
+            given, made = _probe(call, recorded)
+        for spec in made:
+            if not spec.shape or spec.shape[0] != given[0].shape[0]:
+                raise ValueError(
+                    "Every layer in a pipeline must keep the batch dimension, since it "
+                    f"sees only one microbatch at a time. Layer '{call.layer.name}' "
+                    f"maps shape {given[0].shape} to {spec.shape}. Keep the layer "
+                    "outside the pipeline."
+                )
 
 
-def _kind(layer: keras.layers.Layer, inputs: keras.KerasTensor) -> tuple[Any, ...]:
-    """Returns what layers that treat the batch dimension alike have in common."""
+def _probe(
+    call: Call, recorded: Recording
+) -> tuple[list[keras.KerasTensor], list[keras.KerasTensor]]:
+    """Infers the outputs of a call for a batch size that stands out."""
+    given = {
+        number: keras.KerasTensor(
+            (_PROBE, *recorded.specs[number].shape[1:]), recorded.specs[number].dtype
+        )
+        for number in call.reads
+    }
+    args, kwargs = keras.tree.map_structure(
+        lambda leaf: given[leaf.number] if isinstance(leaf, Value) else leaf,
+        (call.args, dict(call.kwargs)),
+    )
+    made = call.layer.compute_output_spec(*args, **kwargs)
+    return list(given.values()), keras.tree.flatten(made)
+
+
+def _kind(layer: Any, inputs: Sequence[keras.KerasTensor]) -> Hashable:
+    """Returns what layers that treat the batch dimension alike have in common.
+
+    None for Keras' own layers, which keep it.
+    """
     if isinstance(layer, keras.layers.Lambda | keras.Model):
-        return (id(layer),)  # May hold anything.
+        return id(layer)  # May hold anything.
+    if not isinstance(layer, keras.layers.Layer):
+        return id(layer)  # An operation, such as a mean over any axis.
     if type(layer).__module__.startswith("keras."):
-        return _KERAS_OWN
+        return None
     try:
         config = {**layer.get_config(), "name": None}
     except NotImplementedError:  # A layer need not have one.
         config = {}
-    return (type(layer), inputs.shape[1:], repr(config))
+    shapes = tuple((x.shape[1:], x.dtype) for x in inputs)
+    return (type(layer), shapes, repr(config))
 
 
-def one_tensor(inputs: Any, name: str) -> None:
-    """Raises TypeError if `inputs` is a structure rather than a tensor."""
-    if isinstance(inputs, list | tuple | dict):
-        raise TypeError(
-            f"A pipeline takes one tensor. Layer '{name}' received a "
-            f"{type(inputs).__name__}. Make an array or tensor of it; if it holds "
-            "several, combine them in a layer before the pipeline."
+def dense_tensors(inputs: Any, name: str) -> None:
+    """Raises TypeError if there is a ragged or sparse tensor among the inputs."""
+    # Not `keras.tree`, which would take them for structures.
+    for tensor in tf.nest.flatten(inputs):
+        if isinstance(tensor, tf.RaggedTensor):
+            raise TypeError(
+                "A pipeline takes padded tensors, since microbatches of a ragged one "
+                f"have no common shape. Layer '{name}' received a RaggedTensor of "
+                f"shape {tensor.shape}. Pad it with `x.to_tensor()`, and mark the "
+                "padding: `keras.layers.Embedding(..., mask_zero=True)` or "
+                "`keras.layers.Masking()` as the first layer."
+            )
+        if isinstance(tensor, tf.SparseTensor):
+            raise TypeError(
+                f"A pipeline takes dense tensors. Layer '{name}' received a "
+                f"SparseTensor of shape {tensor.shape}. Convert it with "
+                "`tf.sparse.to_dense(x)`, or keep the layer that reads it outside."
+            )
+
+
+def same_structure(expected: Any, received: Any) -> None:
+    """Raises ValueError if inputs are nested otherwise than when it was built."""
+    try:
+        keras.tree.assert_same_structure(expected, received)
+    except (TypeError, ValueError):
+        raise ValueError(
+            "A pipeline is called on the structure of inputs it was built with. "
+            f"Expected {_outline(expected)}; received {_outline(received)}. Nest the "
+            "inputs in the same way."
+        ) from None
+
+
+def _outline(structure: Any) -> str:
+    shapes = keras.tree.map_structure(
+        lambda x: "None" if x is None else f"Tensor(shape={tuple(x.shape)})", structure
+    )
+    return str(shapes).replace("'", "")
+
+
+def side_inputs_are_asked_for(
+    layers: Sequence[keras.layers.Layer], side_inputs: Iterable[str]
+) -> None:
+    """Raises ValueError if no layer has an argument of a side input's name."""
+    for name in side_inputs:
+        if not any(recording.asks_for(layer, name) for layer in layers):
+            raise ValueError(
+                "A side input goes to every layer whose `call` has an argument of its "
+                f"name. Received '{name}', which no layer asks for. Name the argument "
+                f"of the layer that uses it, `def call(self, x, {name}=None)`, or "
+                "leave it out."
+            )
+
+
+def same_side_inputs(expected: Sequence[str], received: Iterable[str]) -> None:
+    """Raises ValueError for a side input that it was not built with."""
+    new = [name for name in received if name not in expected]
+    if new:
+        raise ValueError(
+            "Side inputs are those that the pipeline was built with. Expected "
+            f"{list(expected) or 'none'}; received {new}. Pass them in the first call "
+            "as well; a Functional model takes them as inputs of its own."
         )
 
 
-def owned_variables(stages: Sequence[Stage]) -> list[tuple[Stage, list[Any]]]:
-    """Returns for each stage its variables, those that stages share at the first.
-
-    Raises:
-        ValueError: If stages share a variable that is not a weight, since each of them
-            would advance it from the same value.
-    """
-    owners: dict[int, Stage] = {}
-    owned = []
-    for stage in stages:
-        for variable in stage.state:
-            if id(variable) in owners:
-                raise ValueError(
-                    "Stages can share weights, but not seeds, statistics or frozen "
-                    f"weights. Received '{variable.path}' in stages "
-                    f"{owners[id(variable)].index} and {stage.index}. Use a layer of "
-                    "its own in each, or a `balance` that keeps them together."
-                )
-        mine = [v for v in (*stage.weights, *stage.state) if id(v) not in owners]
-        owners.update({id(variable): stage for variable in mine})
-        owned.append((stage, mine))
-    return owned
+def equal_batches(tensors: Mapping[str, tf.Tensor]) -> None:
+    """Raises ValueError if inputs differ in their number of rows."""
+    (first, batch), *others = [
+        (name, x.shape[0] if x.shape.rank else 0) for name, x in tensors.items()
+    ]
+    for name, rows in others:
+        if rows is not None and batch is not None and rows != batch:
+            raise ValueError(
+                "All inputs of a pipeline are cut into microbatches together, so all "
+                f"have the same number of rows. Received {batch} rows of {first} and "
+                f"a shape {tuple(tensors[name].shape)} of {name}. Repeat {name} for "
+                "each row, `tf.repeat(x[None], rows, axis=0)`, or keep it in a layer."
+            )
 
 
 def layer_list(
     layers: Sequence[keras.layers.Layer],
 ) -> Sequence[keras.layers.Layer]:
-    """Returns `layers` if it is a non-empty list of different Keras layers."""
+    """Returns `layers` if it is a non-empty list of Keras layers."""
+    if isinstance(layers, keras.Model):
+        raise TypeError(
+            "A pipeline cuts Functional and Sequential models, whose calls Keras "
+            f"knows. Received '{layers.name}' of type {type(layers).__name__}, which "
+            "has a `call` of its own. Give its layers as a list, or write it with "
+            "`keras.Model(inputs, outputs)`."
+        )
     if not isinstance(layers, Sequence) or not layers:
         raise ValueError(
-            "`layers` must be a non-empty list of Keras layers, or a "
-            f"`keras.Sequential`. Received {layers!r}."
+            "`layers` must be a non-empty list of Keras layers, or a Keras model. "
+            f"Received {layers!r}."
         )
-    seen: dict[int, int] = {}
     for position, layer in enumerate(layers):
         if not isinstance(layer, keras.layers.Layer):
             raise TypeError(
@@ -105,13 +180,6 @@ def layer_list(
                 f"{position}: {layer!r} of type {type(layer).__name__}. Wrap a "
                 "function as `keras.layers.Lambda(function)`."
             )
-        if id(layer) in seen:
-            raise ValueError(
-                "`layers` must hold each layer object once. Received layer "
-                f"'{layer.name}' at positions {seen[id(layer)]} and {position}. Create "
-                "one layer for each position."
-            )
-        seen[id(layer)] = position
     return layers
 
 

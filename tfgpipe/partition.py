@@ -1,64 +1,163 @@
-"""Where to cut a sequence of layers into stages.
+"""Where to cut a sequence of calls into stages.
 
-`balanced` finds the contiguous cut whose heaviest stage is as light as possible. It is
-exact: the classic linear-partition dynamic program over (first i layers, k stages), in
-O(K L^2) steps, which for 1000 layers and 8 stages is still well under ten seconds and
-for the usual few dozen is nothing.
+The slowest stage sets the pace of a pipeline, so `best_cut` first asks for the least
+bottleneck. Many cuts have it, or nearly: among them it takes the one that sends the
+fewest bytes, and among those the one with the evenest stages. It is exact, not greedy,
+because the best way to fill k + 1 stages with the calls before e ends with one stage
+[s, e) and fills k stages with the calls before s in the best way:
+
+      0 ········ s ····· e ········ L        best[k + 1][e] =
+      ╰ k stages ╯╰ one ─╯                      min over s of  best[k][s] ⊕ [s, e)
+
+What is known about a stage is a table over (s, e), such as its cost, infinite where the
+stage is not admissible. One step for all s and e at once is one numpy expression, and
+there are two passes of K such steps, about a second for L = 1000 and K = 64:
+
+1. ⊕ is the maximum, of costs: the least bottleneck.
+2. ⊕ is the sum, of (bytes, squares of costs) in lexicographic order, over the stages
+   that cost no more than that bottleneck. Both only add up, so the best beginning of a
+   cut is part of the best cut.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+# Bottlenecks that differ by less, relatively, are the same but for rounding.
+TIE = 1e-9
+# What a stage's number of calls counts beside its cost when lighter stages are evened
+# out: enough to spread weightless calls, too little to move others.
+CALLS_COUNT = 1e-9
 
 
-def balanced(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
-    """Returns the number of layers in each stage, minimising the heaviest stage.
+def best_cut(
+    costs: npt.ArrayLike,
+    *,
+    num_stages: int,
+    received: npt.ArrayLike | None = None,
+    memory: npt.ArrayLike | None = None,
+    limit: float | None = None,
+    may_start: Sequence[bool] | None = None,
+    slack: float = 0.0,
+) -> tuple[int, ...]:
+    """Returns the number of calls in each stage of the best contiguous cut.
 
-    Every stage gets at least one layer. Among equally good cuts of the layers so far
-    the one with the least sum of squared stage costs goes on, which keeps lighter
-    stages even too.
+    Of the admissible cuts, those come first whose bottleneck, the largest stage cost,
+    is at most 1 + `slack` times the least one; of these, those whose stages receive the
+    fewest bytes; of these, the one with the least sum of squared stage costs. Every
+    stage gets at least one call. Calls that are all weightless cost one each.
 
-    >>> balanced([1, 2, 3, 4, 5, 6], 2)
-    (4, 2)
-    >>> balanced([10, 1, 1, 1], 2)
+    >>> best_cut([10, 1, 1, 1], num_stages=2)
     (1, 3)
-    >>> balanced([0, 0, 0, 0], 2)
+    >>> best_cut([1, 2, 3, 4, 5, 6], num_stages=2)
+    (4, 2)
+    >>> best_cut([0, 0, 0, 0], num_stages=2)
     (2, 2)
 
+    A cut after three calls is as even as one after two, (2, 3), and receives less:
+
+    >>> received = np.zeros((6, 6))
+    >>> received[2, 5], received[3, 5] = 4096, 64
+    >>> best_cut([1, 1, 1, 1, 1], num_stages=2, received=received)
+    (3, 2)
+
     Args:
-        costs: The cost of each layer, in any unit, none negative.
-        num_stages: K, at least 1 and at most the number of layers.
+        costs: The cost of each of the L calls, in any unit, none negative. Where those
+            of a stage's calls do not add up, an array of shape `(L + 1, L + 1)`: what a
+            stage of the calls [s, e) costs at index `[s, e]`.
+        num_stages: K, at least 1 and at most the number of stages that can be cut.
+        received: Array of shape `(L + 1, L + 1)`: bytes that a stage of the calls
+            [s, e) receives from other stages, at index `[s, e]`. Only s < e is read.
+            Whole numbers, so that equal sums are equal. None if stages receive alike.
+        memory: Array of the same shape: bytes that a stage of the calls [s, e) needs.
+            It may grow and shrink with the stage.
+        limit: Bytes that one device has: no stage needs more. None for any number.
+        may_start: For each call whether a stage may start with it. The first stage
+            starts with the first call in any case. None if all may.
+        slack: How much worse than the least the bottleneck may be, relatively, where
+            that saves bytes or evens out stages.
 
     Raises:
-        ValueError: If there are fewer layers than stages, or no stage at all.
+        ValueError: If so many stages cannot be cut, if no cut stays within the limit,
+            or if an argument is malformed.
     """
-    num_layers = len(costs)
-    check_num_stages(num_stages, num_layers)
-    # Layers count a little by themselves, so that weightless ones spread evenly too.
-    epsilon = (sum(costs) or 1.0) * 1e-9
-    sums = [0.0, *itertools.accumulate(cost + epsilon for cost in costs)]
-    # best[i] = (heaviest stage, sum of squares, counts) for the first i layers.
-    best: list[tuple[float, float, tuple[int, ...]] | None]
-    best = [(0.0, 0.0, ())] + [None] * num_layers
-    for stage in range(1, num_stages + 1):
-        following: list[tuple[float, float, tuple[int, ...]] | None]
-        following = [None] * (num_layers + 1)
-        for end in range(stage, num_layers - (num_stages - stage) + 1):
-            choices = []
-            for start in range(stage - 1, end):
-                before = best[start]
-                if before is None:
-                    continue
-                cost = sums[end] - sums[start]
-                heaviest = max(before[0], cost)
-                squares = before[1] + cost * cost
-                choices.append((heaviest, squares, (*before[2], end - start)))
-            following[end] = min(choices)
-        best = following
-    solution = best[num_layers]
-    assert solution is not None  # num_stages <= num_layers makes a cut possible.
-    return solution[2]
+    cost = _cost_of_stages(np.asarray(costs, np.float64))
+    num_calls = len(cost) - 1
+    if not 0 <= slack < math.inf:
+        raise ValueError(
+            "`slack` says how much worse than the least the bottleneck may be, as a "
+            f"finite number of at least 0. Received slack={slack}. Use 0.05 for 5%."
+        )
+    starts = _starts(may_start, num_calls)
+    possible = int(starts.sum())
+    if not 1 <= num_stages <= possible:
+        raise ValueError(
+            f"`num_stages` must be at least 1, and at most {possible} stages can be "
+            "cut here, since every stage holds at least one call and starts where it "
+            f"may. Received num_stages={num_stages} for {num_calls} calls. Use fewer "
+            "stages, or split what holds them together."
+        )
+    cost[:num_calls][~starts] = math.inf
+    if limit is not None:
+        if memory is None:
+            raise ValueError(
+                "`limit` needs `memory`, the bytes that each stage needs. Received "
+                f"limit={limit} and memory=None. Give both, or no limit."
+            )
+        need = _table("memory", memory, num_calls)
+        need[np.isinf(cost)] = math.inf
+        most = _least_bottleneck(need, num_stages)
+        if most > limit:
+            enough = math.ceil(most)
+            raise ValueError(
+                f"No cut into {num_stages} stages stays within `limit`, the memory of "
+                f"one device. Received limit={limit:,} bytes; the least limit that "
+                f"some cut satisfies is {enough:,} bytes, {enough - limit:,} bytes "
+                "more. Try more stages, more microbatches, or remat."
+            )
+        cost[need > limit] = math.inf
+    least = _least_bottleneck(cost, num_stages)
+    cost[cost > least * (1 + slack) * (1 + TIE)] = math.inf
+    bytes_in = np.zeros_like(cost)
+    if received is not None:
+        bytes_in = _table("received", received, num_calls)
+    return _fewest_bytes(cost, bytes_in, num_stages)
+
+
+def bottleneck(costs: Sequence[float], counts: Sequence[int]) -> float:
+    """Returns the largest stage cost of a cut.
+
+    >>> bottleneck([1, 2, 3, 4, 5, 6], (4, 2))
+    11.0
+
+    Args:
+        costs: The cost of each call.
+        counts: The number of calls in each stage, as many as there are costs in all.
+    """
+    return max(math.fsum(costs[span]) for span in spans(counts))
+
+
+def imbalance(stage_costs: Sequence[float]) -> float:
+    """Returns the largest stage cost over the mean one: 1.0 is perfect.
+
+    With many microbatches, a mini-batch takes about so many times as long as it would
+    with equal stages. Stages that all cost nothing are equal.
+
+    >>> imbalance([3, 1, 2])
+    1.5
+    >>> imbalance([0, 0])
+    1.0
+    """
+    total = math.fsum(stage_costs)
+    return max(stage_costs) * len(stage_costs) / total if total else 1.0
 
 
 def check_num_stages(num_stages: int, num_layers: int) -> None:
@@ -101,3 +200,91 @@ def spans(counts: Sequence[int]) -> tuple[slice, ...]:
     ends = list(itertools.accumulate(counts))
     starts = [0, *ends[:-1]]
     return tuple(slice(a, b) for a, b in zip(starts, ends, strict=True))
+
+
+def _cost_of_stages(array: Floats) -> Floats:
+    """Returns the cost of every stage [s, e), in units of the mean call.
+
+    A stage that holds no call, s >= e, costs infinity: it is not admissible.
+    """
+    if array.ndim == 2:
+        table = _table("costs", array, len(array) - 1)
+        table[np.tril_indices_from(table)] = math.inf
+        return table / (table[np.isfinite(table)].mean() or 1.0)
+    if array.ndim != 1 or not (np.isfinite(array) & (array >= 0)).all():
+        raise ValueError(
+            "`costs` holds one finite number of at least 0 for each call. Received "
+            f"costs={array.tolist()}. Leave out what was not measured."
+        )
+    # By the largest first: the sum of large ones may be more than a float holds.
+    each = array / array.max() if array.any() else np.ones_like(array)
+    sums = np.concatenate([[0.0], np.cumsum(each / each.sum() * len(each))])
+    stages: Floats = sums[None, :] - sums[:, None]  # [L+1, L+1]
+    stages[np.tril_indices_from(stages)] = math.inf
+    return stages
+
+
+def _starts(may_start: Sequence[bool] | None, num_calls: int) -> npt.NDArray[np.bool_]:
+    """Returns for each call whether a stage may start with it, the first included."""
+    if may_start is None:
+        return np.ones(num_calls, np.bool_)
+    if len(may_start) != num_calls:
+        raise ValueError(
+            "`may_start` holds one boolean for each call. Received "
+            f"{len(may_start)} for {num_calls} calls. Give one for the first, too."
+        )
+    starts = np.array(may_start, np.bool_)
+    starts[:1] = True
+    return starts
+
+
+def _table(name: str, values: npt.ArrayLike, num_calls: int) -> Floats:
+    """Returns a copy of a user's table over stages, once it makes sense."""
+    table = np.array(values, np.float64)
+    shape = (num_calls + 1, num_calls + 1)
+    if table.shape != shape:
+        raise ValueError(
+            f"`{name}` holds what a stage of the calls [s, e) has at index [s, e], "
+            f"with shape {shape} for {num_calls} calls. Received shape {table.shape}. "
+            "Leave zeros where s >= e."
+        )
+    read = table[np.triu_indices_from(table, 1)]
+    if not (np.isfinite(read) & (read >= 0)).all():
+        raise ValueError(
+            f"`{name}` holds finite numbers of at least 0 wherever s < e. Received "
+            f"values from {read.min()} to {read.max()}. Correct the table, or use "
+            "`may_start` for stages that cannot be."
+        )
+    return table
+
+
+def _least_bottleneck(table: Floats, num_stages: int) -> float:
+    """Returns the least, over all cuts, of the largest entry of a cut's stages."""
+    least = np.full(len(table), math.inf)
+    least[0] = 0.0
+    for _ in range(num_stages):
+        least = np.maximum(least[:, None], table).min(axis=0)  # [s, e] -> [e]
+    return float(least[-1])
+
+
+def _fewest_bytes(cost: Floats, received: Floats, num_stages: int) -> tuple[int, ...]:
+    """Returns the cut with the fewest bytes, then the evenest, of finite costs."""
+    size = len(cost)
+    ends = np.arange(size)
+    bytes_in = np.where(np.isinf(cost), math.inf, received)  # [s, e]
+    squares = cost**2 + CALLS_COUNT * (ends[None, :] - ends[:, None]) ** 2  # [s, e]
+    fewest = np.full(size, math.inf)  # [e], for the calls before e
+    fewest[0] = 0.0
+    evenest = fewest
+    starts_before: list[npt.NDArray[np.intp]] = []  # Of the last stage, per stage, [e].
+    for _ in range(num_stages):
+        choices = fewest[:, None] + bytes_in
+        fewest = choices.min(axis=0)
+        choices = np.where(choices == fewest, evenest[:, None] + squares, math.inf)
+        starts = choices.argmin(axis=0)
+        evenest = choices[starts, ends]
+        starts_before.append(starts)
+    bounds = [size - 1]
+    for starts in reversed(starts_before):
+        bounds.append(int(starts[bounds[-1]]))
+    return tuple(end - start for start, end in itertools.pairwise(reversed(bounds)))

@@ -1,43 +1,61 @@
-"""The Keras face of a pipeline: a layer that runs a stack of layers across devices."""
+"""The Keras face of a pipeline: a layer that runs other layers across devices."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import keras
 import tensorflow as tf
 
-from tfgpipe import checks, partition, program, seams
+from tfgpipe import checks, original, partition, planning, program, seams
 from tfgpipe import mesh as mesh_lib
-from tfgpipe.pipeline import Pipeline
-from tfgpipe.stage import REMAT_MODES, Remat, Stage
-from tfgpipe.strategy import PipelineStrategy, current_replica, current_strategy
+from tfgpipe.engine import Pipeline
+from tfgpipe.planning import Plan
+from tfgpipe.profiles import QUANTITIES, Quantity, Settings
+from tfgpipe.recording import Recording
+from tfgpipe.replay import Wire
+from tfgpipe.stage import REMAT_MODES, Remat, Stage, owned_variables
+from tfgpipe.strategy import (
+    PipelineStrategy,
+    current_replica,
+    current_strategy,
+    slots,
+)
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
 class PipelinedLayer(keras.layers.Layer):
     """Runs a stack of layers as a pipeline of stages on several devices.
 
-    Outputs, gradients and state are those of the same layers in a
-    `keras.Sequential`. Each mini-batch is cut into microbatches that follow one
-    another through the stages, each stage on a device of its own (GPipe, Huang et al.
-    2019). Weights, optimizer slots and updates of a stage live on its device.
+    Outputs, gradients and state are those of the same layers in a plain Keras model.
+    Each mini-batch is cut into microbatches that follow one another through the
+    stages, each stage on a device of its own (GPipe, Huang et al. 2019). Weights,
+    optimizer slots and updates of a stage live on its device. What one stage makes goes
+    straight to those that read it, skip connections and masks included.
 
     Batch statistics (`BatchNormalization`) are taken over each microbatch, and moving
     averages updated once for each, in order.
 
     Args:
-        layers: Keras layers, each from one tensor to one, or a `keras.Sequential`.
+        layers: A Functional or Sequential model, with models inside it opened; or
+            Keras layers that each take what the one before returns. A layer may occur
+            more than once: its weight is one, at the first stage that uses it, and its
+            gradient the sum.
         num_stages: K, the number of stages. Defaults to the length of `balance` if
             that is a list, else to that of the `PipelineStrategy` in scope, else to
             the number of `devices`, or of visible GPUs or logical CPUs.
         num_microbatches: M, into how many microbatches each mini-batch is cut. Should
             be several times K: devices idle for (K - 1) / (M + K - 1) of the time. A
             mini-batch of fewer rows than M is cut into single rows.
-        balance: `"params"` to cut the stack so that the stage with the most parameters
-            has as few as possible, or a list with each stage's number of layers.
+        balance: What of the stage that has most of it is to be least: `"params"`,
+            `"flops"`, measured `"time"` or `"memory"`. Or a list with each stage's
+            number of layers (calls of layers, in a model); or the names of the layers
+            that end each stage but the last. See `tfgpipe.plan`.
+        memory_limit: Bytes that a device has for weights, gradients, two optimizer
+            slots a weight, and activations. None for no limit.
         remat: What the backward pass recomputes instead of keeping. `"stage"` keeps
             the inputs of each stage; `"layer"` recomputes layer by layer as well,
             never holding a whole stage's activations; `"except_last"` is `"stage"`
@@ -50,12 +68,20 @@ class PipelinedLayer(keras.layers.Layer):
         name: The layer's name.
         dtype: The layer's dtype or dtype policy. Layers inside keep their own.
 
+    Call arguments:
+        inputs: What the model, or the first layer, takes, in its structure.
+        training: Whether layers run as in training.
+        mask: Keras masks to put on the inputs. Masks on them already count as well.
+        **kwargs: Side inputs of a list of layers, `(batch_size, ...)`, such as lengths
+            or an attention mask: each goes to every layer whose `call` has an argument
+            of its name. A Functional model takes them as inputs.
+
     Input shape:
-        `(batch_size, ...)`: whatever the first layer takes. Any batch size will do,
-        unknown ones and such that M does not divide included.
+        `(batch_size, ...)` for each tensor. Any batch size will do, unknown ones and
+        such that M does not divide included.
 
     Output shape:
-        `(batch_size, ...)`: whatever the last layer gives.
+        `(batch_size, ...)`: whatever the model, or the last layer, gives.
 
     Example:
 
@@ -71,11 +97,12 @@ class PipelinedLayer(keras.layers.Layer):
 
     def __init__(
         self,
-        layers: Sequence[keras.layers.Layer] | keras.Sequential,
+        layers: Sequence[keras.layers.Layer] | keras.Model,
         *,
         num_stages: int | None = None,
         num_microbatches: int,
-        balance: Literal["params"] | Sequence[int] = "params",
+        balance: Quantity | Sequence[int] | Sequence[str] = "params",
+        memory_limit: float | None = None,
         remat: Remat = "stage",
         jit_compile: bool | Literal["auto"] = "auto",
         devices: Sequence[str] | None = None,
@@ -85,11 +112,10 @@ class PipelinedLayer(keras.layers.Layer):
     ) -> None:
         # The layers inside cast what they are given, each to its own dtype.
         super().__init__(name=name, dtype=dtype, autocast=False, **kwargs)
-        if isinstance(layers, keras.Sequential):
-            layers = layers.layers
+        self._original = original.make(layers)
         # A tuple: TensorFlow's checkpoints follow it, but not a Keras layer's lists.
-        self.layers = tuple(checks.layer_list(layers))
-        for layer in self.layers:
+        self.layers = self._original.layers
+        for layer in self._original.calls:
             if isinstance(layer, PipelinedLayer):
                 raise ValueError(
                     "A pipeline cannot hold another. Received PipelinedLayer "
@@ -101,28 +127,32 @@ class PipelinedLayer(keras.layers.Layer):
             "jit_compile", jit_compile, ("auto", True, False)
         )
         self.devices = None if devices is None else tuple(devices)
+        self.memory_limit = memory_limit
+        self.balance: Quantity | tuple[int, ...]
         if isinstance(balance, str):
-            checks.choice("balance", balance, ("params",))
+            self.balance = checks.choice("balance", balance, QUANTITIES)
         else:
-            balance = partition.check_counts(list(balance), len(self.layers))
-            if num_stages not in (None, len(balance)):
+            self.balance = self._original.counts(balance)
+            if num_stages not in (None, len(self.balance)):
                 raise ValueError(
                     "A `balance` list holds one number a stage. Received num_stages="
-                    f"{num_stages} and balance={list(balance)}, which has "
-                    f"{len(balance)}. Leave `num_stages` out."
+                    f"{num_stages} and balance={list(balance)}, which makes "
+                    f"{len(self.balance)}. Leave `num_stages` out."
                 )
-            num_stages = len(balance)
-        self.balance = balance
+            num_stages = len(self.balance)
         self._given_num_stages = num_stages
         strategy = current_strategy()
         self._mesh = _mesh_for(strategy, num_stages, self.devices)
         self.num_stages = self._mesh.num_stages
-        partition.check_num_stages(self.num_stages, len(self.layers))
+        partition.check_num_stages(self.num_stages, len(self._original.calls))
         self.supports_masking = True
         # One XLA cluster is one device; stages are compiled one by one instead.
         self.supports_jit = False
+        self._given: _Given | None = None
         self._pipeline: _Built | None = None
-        self._input_dtype: str | None = None
+        if self._original.inputs is not None:  # A model, with all its weights.
+            self._given = _Given(original.symbolic(self._original.inputs), {})
+            self.build(None)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -141,41 +171,111 @@ class PipelinedLayer(keras.layers.Layer):
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies the layer, building it first if need be."""
-        checks.one_tensor(inputs, self.name)
-        # Keras tells `build` the input's shape but not its type, which an embedding
-        # of integers needs to know.
-        if self._input_dtype is None:
-            self._input_dtype = keras.backend.standardize_dtype(inputs.dtype)
+        checks.dense_tensors((inputs, args, kwargs), self.name)
+        # Keras tells `build` the inputs' shapes but not their types, which an embedding
+        # of integers needs to know, and nothing of the side inputs.
+        if self._given is None:
+            side = {n: x for n, x in kwargs.items() if n not in ("training", "mask")}
+            self._given = _Given(original.symbolic(inputs), original.symbolic(side))
         return super().__call__(inputs, *args, **kwargs)
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Cuts the stack into stages and makes their weights on their devices."""
-        dtype = self._input_dtype or self.layers[0].compute_dtype
-        self._input_shape = tuple(input_shape)
+    def build(self, input_shape: Any) -> None:
+        """Cuts the layers into stages and makes their weights on their devices."""
+        if self._given is None:
+            self._given = _Given(self._specs(input_shape), {})
         # Inside the scope variables get a shape but no value yet, so the cut can be
         # decided on their sizes before any of them takes memory on a device.
         with keras.StatelessScope():
-            steps = list(self._walk(keras.KerasTensor(input_shape, dtype)))
-            checks.batch_is_kept(steps)
-            counts = self.balance
-            if counts == "params":
-                costs = [layer.count_params() for layer in self.layers]
-                counts = partition.balanced(costs, self.num_stages)
-            library: program.Library = {}  # Shared, so that equal stages share.
-            stages = tuple(
-                Stage(k, self.layers[span], library)
-                for k, span in enumerate(partition.spans(counts))
+            recorded = self._original.record(
+                self._given.inputs, self._given.side_inputs
             )
-            strategy = current_strategy()
-            for stage, variables in checks.owned_variables(stages):
-                scope = _variable_scope(strategy, self._mesh, stage.index)
-                device = None if strategy else self._mesh.grid[0][stage.index]
-                for variable in variables:
-                    seams.place(variable, scope, device)
-        self._pipeline = _Built(stages, strategy)
+            checks.batch_is_kept(recorded)
+            stages = _stages(recorded, self._counts(recorded))
+            self._place(owned_variables(stages), current_strategy())
+        self._pipeline = _Built(recorded, stages, current_strategy())
 
-    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-        """Runs a mini-batch `[B, ...]` through the pipeline."""
+    def plan(self, *, sample: Any = None, num_slots: int = 2) -> Plan:
+        """Returns the plan of the cut as it is: what each stage holds and costs.
+
+        Args:
+            sample: A mini-batch, where the sizes that the layer was built with leave
+                something open. Defaults to 32 rows of them.
+            num_slots: Optimizer slots a trained weight.
+
+        Raises:
+            RuntimeError: If the layer is not built.
+        """
+        counts = [len(stage.part.calls) for stage in self.stages]
+        assert self._pipeline is not None  # Or there would be no stages.
+        return self._plan(
+            self._pipeline.recorded, counts, sample=sample, num_slots=num_slots
+        )
+
+    def recut(
+        self,
+        balance: Sequence[int] | Sequence[str],
+        *,
+        optimizer: keras.optimizers.Optimizer | None = None,
+    ) -> None:
+        """Cuts the layers anew, and moves weights and slots to their new devices.
+
+        Values stay, so training goes on exactly as it would have. Functions that were
+        traced before hold the old variables: `tfgpipe.recut` renews those of a model;
+        those of your own must be made again.
+
+        Args:
+            balance: Each stage's number of calls, such as `plan.counts`, or the names
+                of the layers that end each stage but the last.
+            optimizer: The optimizer whose slots are to move along.
+
+        Raises:
+            ValueError: If the layers cannot be cut so.
+            RuntimeError: If the layer is not built.
+        """
+        counts = self._original.counts(balance)
+        if len(counts) != self.num_stages:
+            raise ValueError(
+                "A new cut has as many stages as the old one. Received "
+                f"balance={list(balance)} for {self.num_stages} stages. To change "
+                "their number, save the weights and load them into a new pipeline."
+            )
+        before = {
+            id(v): stage.index
+            for stage, variables in owned_variables(self.stages)
+            for v in variables
+        }
+        built = self._pipeline
+        assert built is not None  # Or there would be no stages.
+        self._check_strategy(built.strategy)
+        stages = _stages(built.recorded, counts)
+        moved = [
+            (stage, [v for v in variables if before[id(v)] != stage.index])
+            for stage, variables in owned_variables(stages)
+        ]
+        if optimizer is not None and optimizer.built:
+            moved = [
+                (stage, [*variables, *slots(optimizer, variables)])
+                for stage, variables in moved
+            ]
+        self._place(moved, built.strategy)
+        self.balance = counts
+        self._pipeline = dataclasses.replace(built, stages=stages)
+
+    def call(
+        self,
+        inputs: Any,
+        training: bool | None = None,
+        mask: Any = None,
+        **kwargs: tf.Tensor,
+    ) -> Any:
+        """Runs a mini-batch through the pipeline.
+
+        Args:
+            inputs: What the first layer, or the model, takes, `[B, ...]` each.
+            training: Whether layers run as in training.
+            mask: Keras masks to put on the inputs, in the same structure.
+            **kwargs: Side inputs, `[B, ...]` each.
+        """
         built = self._pipeline
         assert built is not None  # Keras builds before it calls.
         self._check_strategy(built.strategy)
@@ -185,65 +285,75 @@ class PipelinedLayer(keras.layers.Layer):
         devices = self._mesh.grid[current_replica()]
         pipeline = Pipeline(
             stages=built.stages,
+            wanted=built.recorded.network.outputs,
             devices=devices,
             num_microbatches=self.num_microbatches,
             remat=self.remat,
             jit_compile=[self._compiles(device) for device in devices],
         )
-        mask = seams.get_mask(inputs)
+        if mask is not None:
+            for x, m in zip(*map(keras.tree.flatten, (inputs, mask)), strict=True):
+                seams.set_mask(x, m)
+        wires = self._wires(inputs, kwargs)
         # Weights and their gradients stay in the dtype they are stored in; each layer
         # casts for itself.
         with seams.without_autocast():
-            result = pipeline.run(
-                [inputs] if mask is None else [inputs, mask], training=bool(training)
-            )
+            result = pipeline.run(wires, training=bool(training))
             for variable, value in result.new_state:
                 variable.assign(value)
         if result.loss is not None:
             self.add_loss(result.loss)
-        output, *masks = result.outputs
-        for mask in masks:
-            seams.set_mask(output, mask)
-        return output
+        for wire, value in result.outputs.items():
+            if wire.is_mask:
+                seams.set_mask(result.outputs[Wire(wire.number)], value)
+        return keras.tree.map_structure(
+            lambda value: result.outputs.get(Wire(value.number)), built.recorded.output
+        )
 
     def compute_output_spec(
-        self, inputs: keras.KerasTensor, training: bool | None = None
-    ) -> keras.KerasTensor:
-        """Infers the output's shape and dtype."""
-        *_, (_, _, output) = self._walk(inputs)
-        return output
+        self,
+        inputs: Any,
+        training: bool | None = None,
+        mask: Any = None,
+        **kwargs: keras.KerasTensor,
+    ) -> Any:
+        """Infers the outputs' shapes and dtypes."""
+        return self._original.output_spec(inputs, kwargs)
 
-    def compute_output_shape(
-        self, input_shape: tuple[int | None, ...]
-    ) -> tuple[int | None, ...]:
-        """Infers the output's shape."""
-        dtype = self._input_dtype or self.layers[0].compute_dtype
-        return self.compute_output_spec(keras.KerasTensor(input_shape, dtype)).shape
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Infers the outputs' shapes."""
+        side_inputs = self._given.side_inputs if self._given else {}
+        outputs = self._original.output_spec(self._specs(input_shape), side_inputs)
+        return keras.tree.map_structure(lambda x: x.shape, outputs)
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
-        """Returns None: the last layer has put the right mask on the output."""
+        """Returns None: the last layers have put the right masks on the outputs."""
 
-    def unpipelined(self) -> keras.Sequential:
-        """Returns a plain `keras.Sequential` of the same layers, weights shared.
+    def unpipelined(self) -> keras.Model:
+        """Returns a plain Keras model of the same layers, weights shared.
 
-        Saves to and loads from the weight files of such a Sequential, whatever the
-        number of stages: `layer.unpipelined().load_weights("plain.weights.h5")`.
+        The model that the pipeline was given, or of a list of layers a
+        `keras.Sequential`. It saves to and loads from weight files of the plain model,
+        whatever the number of stages: `layer.unpipelined().load_weights(...)`.
 
         Raises:
             RuntimeError: If the layer is not built.
         """
         _ = self.stages
-        inputs = keras.Input(batch_shape=self._input_shape, dtype=self._input_dtype)
-        return keras.Sequential([inputs, *self.layers])
+        assert self._given is not None  # Keras builds by calling.
+        return self._original.plain(self._given.inputs, self._given.side_inputs)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this layer again."""
         config = super().get_config()
         config.update(
-            layers=[keras.saving.serialize_keras_object(la) for la in self.layers],
+            layers=self._original.get_config(),
             num_stages=self._given_num_stages,
             num_microbatches=self.num_microbatches,
-            balance=self.balance if self.balance == "params" else list(self.balance),
+            balance=self.balance
+            if isinstance(self.balance, str)
+            else list(self.balance),
+            memory_limit=self.memory_limit,
             remat=self.remat,
             jit_compile=self.jit_compile,
             devices=None if self.devices is None else list(self.devices),
@@ -253,33 +363,93 @@ class PipelinedLayer(keras.layers.Layer):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> PipelinedLayer:
         """Makes a layer from what `get_config` returned."""
-        layers = [
-            keras.saving.deserialize_keras_object(layer) for layer in config["layers"]
-        ]
-        return cls(**{**config, "layers": layers})
+        return cls(**{**config, "layers": original.from_config(config["layers"])})
 
     def get_build_config(self) -> dict[str, Any] | None:
         """Returns what `build_from_config` needs to build the layer again."""
-        config = super().get_build_config()
-        return config and {**config, "input_dtype": self._input_dtype}
+        if self._given is None:
+            return None
+        given = {"inputs": self._given.inputs, "side_inputs": self._given.side_inputs}
+        # Anew, without the memory of calls that Keras leaves on symbolic tensors.
+        return keras.saving.serialize_keras_object(original.symbolic(given))
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Builds the layer as it was when it was saved."""
-        self._input_dtype = config.pop("input_dtype", None)
-        super().build_from_config(config)
+        self._given = _Given(**keras.saving.deserialize_keras_object(config))
+        self.build(None)
+        self.built = True
 
-    def _walk(self, spec: keras.KerasTensor) -> Iterator[checks.LayerStep]:
-        """Infers each layer's output, building layers that are not yet built."""
-        for layer in self.layers:
-            output = layer(spec)
-            if not isinstance(output, keras.KerasTensor):
-                raise TypeError(
-                    "Every layer in a pipeline maps one tensor to one tensor. Layer "
-                    f"'{layer.name}' returned {type(output).__name__}. Return a "
-                    "single tensor, or keep the layer outside the pipeline."
-                )
-            yield layer, spec, output
-            spec = output
+    def _specs(self, shapes: Any) -> Any:
+        """Returns symbolic inputs of these shapes, of the types known so far."""
+        known = keras.tree.flatten(self._given.inputs) if self._given else []
+        dtypes = iter([x and x.dtype for x in known])
+        default = self.layers[0].compute_dtype if self.layers else None
+        return keras.tree.map_shape_structure(
+            lambda shape: keras.KerasTensor(shape, next(dtypes, default)), shapes
+        )
+
+    def _counts(self, recorded: Recording) -> tuple[int, ...]:
+        """Returns the number of calls in each stage."""
+        if self.memory_limit is None:
+            if not isinstance(self.balance, str):
+                return self.balance
+            if self.balance == "params":  # Which needs no tracing.
+                return planning.by_parameters(recorded, self.num_stages)
+        return self._plan(recorded, self.balance).counts
+
+    def _plan(
+        self,
+        recorded: Recording,
+        balance: Quantity | Sequence[int],
+        *,
+        sample: Any = None,
+        num_slots: int = 2,
+    ) -> Plan:
+        settings = Settings(
+            num_stages=self.num_stages,
+            num_microbatches=self.num_microbatches,
+            remat=self.remat,
+            memory_limit=self.memory_limit,
+            num_slots=num_slots,
+        )
+        fed = None if sample is None else [*self._original.feed(sample, {}).values()]
+        return planning.make(
+            recorded,
+            balance,
+            settings,
+            sample=fed,
+            device=self._mesh.grid[0][0],
+        )
+
+    def _place(
+        self,
+        variables: Sequence[tuple[Stage, Sequence[keras.Variable]]],
+        strategy: tf.distribute.Strategy | None,
+    ) -> None:
+        """Makes variables live, or come to life, on the devices of their stages."""
+        for stage, mine in variables:
+            scope = _variable_scope(strategy, self._mesh, stage.index)
+            device = None if strategy else self._mesh.grid[0][stage.index]
+            for variable in mine:
+                seams.place(variable, scope, device)
+
+    def _wires(
+        self, inputs: Any, side_inputs: Mapping[str, tf.Tensor]
+    ) -> dict[Wire, tf.Tensor]:
+        """Returns what goes into the pipeline: tensors and the masks on them."""
+        assert self._pipeline is not None
+        numbers = self._pipeline.recorded.network.inputs
+        fed = self._original.feed(inputs, side_inputs)
+        checks.equal_batches({name: x for name, x in fed.items() if x is not None})
+        wires = {}
+        for number, x in zip(numbers, fed.values(), strict=True):
+            if x is None:
+                continue
+            wires[Wire(number)] = x
+            mask = seams.get_mask(x)
+            if mask is not None:
+                wires[Wire(number, True)] = mask
+        return wires
 
     def _compiles(self, device: str) -> bool:
         if self.jit_compile == "auto":
@@ -302,14 +472,29 @@ class PipelinedLayer(keras.layers.Layer):
             )
 
 
-class _Built:
-    """What is known once the layer is built. A class of its own, so untracked."""
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """What the layer is called on, symbolically."""
 
-    def __init__(
-        self, stages: tuple[Stage, ...], strategy: tf.distribute.Strategy | None
-    ) -> None:
-        self.stages = stages
-        self.strategy = strategy
+    inputs: Any
+    side_inputs: dict[str, keras.KerasTensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Built:
+    """What is known once the layer is built."""
+
+    recorded: Recording
+    stages: tuple[Stage, ...]
+    strategy: tf.distribute.Strategy | None
+
+
+def _stages(recorded: Recording, counts: Sequence[int]) -> tuple[Stage, ...]:
+    library: program.Library = {}  # Shared, so that equal stages share.
+    return tuple(
+        Stage(k, recorded.network.part(span), library)
+        for k, span in enumerate(partition.spans(counts))
+    )
 
 
 def _mesh_for(

@@ -96,6 +96,9 @@ class Programs:
         trace: The stage.
         options: How to build them.
         library: Functions to share. New ones are added.
+
+    Attributes:
+        residuals: Names of the tensors that the forward keeps for the backward.
     """
 
     def __init__(self, trace: Trace, options: Options, library: Library) -> None:
@@ -116,17 +119,17 @@ class Programs:
         }
         graph, source = self._source.graph, self._source
         if options.saves:
-            self._residuals = cut.saving(
+            self.residuals = cut.saving(
                 graph, constants=source.constants, done=trace.effects, **ends
             )
         else:
-            self._residuals = cut.recomputing(graph, stateful=source.stateful, **ends)
+            self.residuals = cut.recomputing(graph, stateful=source.stateful, **ends)
 
     @functools.cached_property
     def forward(self) -> Forward:
         """The forward program."""
         excerpt = self._source.excerpt(
-            fetches=(*self._outputs, *self._residuals),
+            fetches=(*self._outputs, *self.residuals),
             feeds=self._sources,
             effects=self._trace.effects,
         )
@@ -137,7 +140,7 @@ class Programs:
         """The backward program."""
         excerpt = self._source.excerpt(
             fetches=self._gradients,
-            feeds=(*self._given, *self._residuals, *self._sources),
+            feeds=(*self._given, *self.residuals, *self._sources),
             done=self._trace.effects,
         )
         return self._builder.backward(excerpt)

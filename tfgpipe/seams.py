@@ -8,13 +8,15 @@ that moves one of them fails there, by name, rather than as a wrong gradient.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src import backend
 from keras.src.backend.common import global_state
+from keras.src.models.functional import Functional
 
 Scope = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -30,9 +32,8 @@ def place(variable: keras.Variable, scope: Scope, device: str | None) -> None:
     if variable._value is not None:
         if variable._value.device == device:
             return
-        value = tf.convert_to_tensor(variable._value)
         with tf.init_scope(), scope():
-            variable._initialize(value)
+            variable._initialize(tf.convert_to_tensor(variable._value))
         return
     initialize = variable._initialize
 
@@ -42,6 +43,15 @@ def place(variable: keras.Variable, scope: Scope, device: str | None) -> None:
             initialize(value)
 
     variable._initialize = placed
+
+
+def is_initialized(variable: keras.Variable) -> bool:
+    """Returns whether a variable has a value yet.
+
+    In the `StatelessScope` that its layer was built in it has not; reading it there
+    would draw one.
+    """
+    return variable._value is not None
 
 
 @contextlib.contextmanager
@@ -58,12 +68,95 @@ def without_autocast() -> Iterator[None]:
         global_state.set_global_attribute("autocast_scope", outer)
 
 
-def is_trainable(layer: keras.layers.Layer) -> tuple[bool, ...]:
+def is_trainable(layer: Any) -> tuple[bool, ...]:
     """Returns whether a layer, and each layer inside it, is trainable.
 
-    Layers other than models have no public list of the layers inside.
+    Layers other than models have no public list of the layers inside; operations have
+    none inside.
     """
+    if not isinstance(layer, keras.layers.Layer):
+        return ()
     return tuple(inner.trainable for inner in layer._flatten_layers())
+
+
+def inner_names(layer: Any) -> list[str]:
+    """Returns the names of a layer and of all layers inside it."""
+    if not isinstance(layer, keras.layers.Layer):
+        return [layer.name]
+    return [inner.name for inner in layer._flatten_layers()]
+
+
+def may_change(layer: Any) -> bool:
+    """Returns whether a training step may change variables of a layer by itself.
+
+    Statistics of a layer that is trainable, and seeds. Keras' public list of variables
+    that are not trained holds frozen weights as well.
+    """
+    if not isinstance(layer, keras.layers.Layer):
+        return False
+    return any(
+        inner._seed_generators or (inner.trainable and inner._non_trainable_variables)
+        for inner in layer._flatten_layers()
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """One call that a Functional model remembers.
+
+    Attributes:
+        operation: The layer or operation called.
+        args: Its positional arguments, symbolic tensors in any structure.
+        kwargs: Its keyword arguments.
+        inputs: The symbolic tensors among the arguments.
+        outputs: The symbolic tensors it returned, in flat order.
+    """
+
+    operation: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: Sequence[keras.KerasTensor]
+    outputs: Sequence[keras.KerasTensor]
+
+
+def graph_of(layer: Any) -> keras.Model | None:
+    """Returns the Functional model that a call of `layer` runs and nothing else.
+
+    None for layers that are no models, models that are not built, and models with a
+    `call` of their own. A Sequential model keeps its Functional one to itself.
+    """
+    if isinstance(layer, keras.Sequential):
+        if type(layer).call is not keras.Sequential.call:
+            return None
+        layer = layer._functional
+    own = isinstance(layer, Functional) and type(layer).call is Functional.call
+    return layer if own else None
+
+
+def nodes(graph: keras.Model) -> Iterator[Node]:
+    """Yields the calls of a Functional model in the order in which Keras runs them.
+
+    Keras' public list of a model's operations does not tell their arguments.
+    """
+    for depth in sorted(graph._nodes_by_depth, reverse=True):
+        for node in graph._nodes_by_depth[depth]:
+            if node.operation and not node.is_input:
+                yield Node(
+                    node.operation,
+                    node.arguments.args,
+                    node.arguments.kwargs,
+                    node.input_tensors,
+                    node.outputs,
+                )
+
+
+def standardized(graph: keras.Model, inputs: Any) -> list[tf.Tensor | None]:
+    """Returns the inputs of a Functional model as it feeds them to its graph.
+
+    In flat order, of the right type and rank, masks still on them. Only a call of the
+    whole model does this publicly.
+    """
+    return graph._standardize_inputs(inputs)
 
 
 def get_mask(tensor: tf.Tensor) -> tf.Tensor | None:
@@ -71,7 +164,7 @@ def get_mask(tensor: tf.Tensor) -> tf.Tensor | None:
     return backend.get_keras_mask(tensor)
 
 
-def set_mask(tensor: tf.Tensor, mask: tf.Tensor) -> None:
+def set_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> None:
     """Puts a Keras mask on a tensor, which a function boundary has taken off."""
     backend.set_keras_mask(tensor, mask)
 

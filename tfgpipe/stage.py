@@ -1,4 +1,4 @@
-"""A stage: consecutive Keras layers, and the programs that run them.
+"""A stage: consecutive calls of a network, and the programs that run them.
 
 Programs are built on first use for each way of running (shapes of the inputs, training
 or not, which weights are trainable, rematerialised or not) and kept.
@@ -6,19 +6,24 @@ or not, which weights are trainable, rematerialised or not) and kept.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
 
 from tfgpipe import program, seams
-from tfgpipe.trace import Body, Trace, check_assignments, trace
+from tfgpipe.network import Part
+from tfgpipe.replay import Replay, Wire, layer_variables
+from tfgpipe.trace import Trace, trace
 
 Remat = Literal["stage", "layer", "except_last", "none"]
 REMAT_MODES: tuple[Remat, ...] = ("stage", "layer", "except_last", "none")
+
+Specs = Mapping[Wire, tf.TensorSpec]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +44,22 @@ class Mode:
 
 
 class TracedStage:
-    """A stage traced for one mode and one set of input shapes."""
+    """A stage traced for one mode and one set of input shapes.
+
+    Attributes:
+        trace: The trace.
+        reads: What its inputs are.
+        makes: What its outputs are.
+        unmasked: Values that lose their mask here.
+    """
 
     def __init__(
-        self, stage_trace: Trace, mode: Mode, library: program.Library
+        self, stage_trace: Trace, replay: Replay, mode: Mode, library: program.Library
     ) -> None:
         self.trace = stage_trace
+        self.reads = replay.reads
+        self.makes = replay.makes
+        self.unmasked = replay.unmasked
         self._mode = mode
         self._library = library
 
@@ -59,9 +74,15 @@ class TracedStage:
         return self._build(saves=True)
 
     @property
-    def output_specs(self) -> tuple[tf.TensorSpec, ...]:
-        """Shapes and types of what the stage hands to the next."""
-        return tuple(map(self.trace.spec, self.trace.outputs))
+    def output_specs(self) -> dict[Wire, tf.TensorSpec]:
+        """Shapes and types of what the stage makes."""
+        specs = map(self.trace.spec, self.trace.outputs)
+        return dict(zip(self.makes, specs, strict=True))
+
+    def changed(self, state: Sequence[keras.Variable]) -> list[keras.Variable]:
+        """Returns which of the stage's `state` a forward changes."""
+        names = zip(self.trace.state, self.trace.new_state, strict=True)
+        return [v for v, (old, new) in zip(state, names, strict=True) if old != new]
 
     def _build(self, *, saves: bool) -> program.Programs:
         options = program.Options(
@@ -73,105 +94,119 @@ class TracedStage:
 
 
 class Stage:
-    """Consecutive layers that run on one device.
+    """A part of a network that runs on one device.
 
     Attributes:
         index: k, counted from the pipeline's input.
-        layers: The layers, in the order they are applied.
+        part: Its calls.
     """
 
-    def __init__(
-        self,
-        index: int,
-        layers: Sequence[keras.layers.Layer],
-        library: program.Library,
-    ) -> None:
+    def __init__(self, index: int, part: Part, library: program.Library) -> None:
         self.index = index
-        self.layers = tuple(layers)
+        self.part = part
         self._library = library
-        self._traced: dict[object, TracedStage] = {}
+        self._traced: dict[Hashable, dict[tuple[tf.TensorSpec, ...], TracedStage]] = {}
+
+    @property
+    def layers(self) -> tuple[Any, ...]:
+        """The layers, each once, in the order they are first called."""
+        return self.part.layers
 
     @property
     def weights(self) -> list[keras.Variable]:
         """The trainable variables, each once."""
-        return _unique(v for layer in self.layers for v in layer.trainable_variables)
+        return layer_variables(self.layers)[0]
 
     @property
     def state(self) -> list[keras.Variable]:
         """All other variables: statistics, seeds, frozen weights."""
-        return _unique(
-            v for layer in self.layers for v in layer.non_trainable_variables
-        )
+        return layer_variables(self.layers)[1]
 
-    def traced(self, input_specs: Sequence[tf.TensorSpec], mode: Mode) -> TracedStage:
-        """Returns the stage traced for these inputs, from memory if it was before."""
-        weights, state = self.weights, self.state
+    def traced(self, specs: Specs, mode: Mode) -> TracedStage:
+        """Returns the stage traced for these inputs, from memory if it was before.
+
+        Called eagerly on shapes that vary, it is traced once for the first and once for
+        all that follow, sizes that vary left open. (In a graph it is TensorFlow that
+        decides which sizes are open, and known ones give known ones.)
+
+        Args:
+            specs: Shapes and types of all that is there, of which it takes its own.
+            mode: How it is to run.
+        """
+        reads = {wire: s for wire, s in specs.items() if wire.number in self.part.reads}
         # Freezing a layer can change what it does beside what is trained.
-        frozen = [seams.is_trainable(layer) for layer in self.layers]
-        key = (tuple(input_specs), mode, tuple(map(id, weights)), tuple(frozen))
-        if key not in self._traced:
-            stage_trace = trace(
-                _body(self.layers, per_layer=mode.per_layer),
-                input_specs=input_specs,
-                weights=weights,
-                state=state,
-            )
-            self._traced[key] = TracedStage(stage_trace, mode, self._library)
-        return self._traced[key]
+        frozen = tuple(seams.is_trainable(layer) for layer in self.layers)
+        key = (tuple(reads), mode, tuple(map(id, self.weights)), frozen)
+        known = self._traced.setdefault(key, {})
+        exact = tuple(reads.values())
+        if exact in known:
+            return known[exact]
+        if known and tf.executing_eagerly():
+            relaxed = functools.reduce(_relaxed, known, exact)
+            if relaxed in known:
+                return known[relaxed]
+            # A layer may need to know a size; then each is traced by itself.
+            with contextlib.suppress(TypeError, ValueError):
+                known[relaxed] = self._trace(tuple(reads), relaxed, mode)
+                return known[relaxed]
+        known[exact] = self._trace(tuple(reads), exact, mode)
+        return known[exact]
 
-
-def _body(layers: Sequence[keras.layers.Layer], *, per_layer: bool) -> Body:
-    """Returns the layers as a function of a tensor and, where it has one, its mask."""
-
-    def body(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        x, *masks = inputs
-        for mask in masks:
-            seams.set_mask(x, mask)
-        for layer in layers:
-            x = _rematerialised(layer, x) if per_layer else layer(x)
-        mask = seams.get_mask(x)
-        return [x] if mask is None else [x, mask]
-
-    return body
-
-
-def _rematerialised(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Applies a layer so that its gradient recomputes it from its input alone.
-
-    `tf.recompute_grad` differentiates only with respect to arguments, so the weights
-    are passed as such. It runs `call` twice; what the layer assigns, adds as a loss or
-    masks is taken from the first run, which is the forward pass.
-    """
-    scope = seams.current_stateless_scope()
-    weights, state = layer.trainable_variables, layer.non_trainable_variables
-    held = [(variable, scope.get_current_value(variable)) for variable in state]
-    mask = seams.get_mask(x)
-    first: list[tuple[list[tf.Tensor], tf.Tensor | None]] = []
-
-    def call(x: tf.Tensor, *values: tf.Tensor) -> list[tf.Tensor]:
-        if mask is not None:
-            seams.set_mask(x, mask)
-        inner = keras.StatelessScope(
-            [*zip(weights, values, strict=True), *held], collect_losses=True
+    def _trace(
+        self, wires: Sequence[Wire], specs: Sequence[tf.TensorSpec], mode: Mode
+    ) -> TracedStage:
+        replay = Replay(
+            self.part, wires, training=mode.training, per_layer=mode.per_layer
         )
-        with inner:
-            y = layer(x)
-        check_assignments(inner, [*weights, *state])
-        first.append(([inner.get_current_value(v) for v in state], seams.get_mask(y)))
-        return [y, *inner.losses]
+        weights, state = layer_variables(self.layers)
+        stage_trace = trace(
+            replay.body, input_specs=specs, weights=weights, state=state
+        )
+        return TracedStage(stage_trace, replay, mode, self._library)
 
-    y, *losses = tf.recompute_grad(call)(
-        x, *(scope.get_current_value(v) for v in weights)
+
+def trace_all(
+    stages: Sequence[Stage], inputs: Specs, modes: Sequence[Mode]
+) -> list[TracedStage]:
+    """Traces stages one after another, each on what those before it make."""
+    specs = dict(inputs)
+    results = []
+    for stage, mode in zip(stages, modes, strict=True):
+        traced = stage.traced(specs, mode)
+        specs.update(traced.output_specs)
+        for number in traced.unmasked:
+            del specs[Wire(number, True)]
+        results.append(traced)
+    return results
+
+
+def owned_variables(
+    stages: Sequence[Stage],
+) -> list[tuple[Stage, list[keras.Variable]]]:
+    """Returns for each stage its variables, those that stages share at the first."""
+    owned = []
+    seen: set[int] = set()
+    for stage in stages:
+        mine = [v for v in (*stage.weights, *stage.state) if id(v) not in seen]
+        seen.update(map(id, mine))
+        owned.append((stage, mine))
+    return owned
+
+
+def _relaxed(
+    specs: tuple[tf.TensorSpec, ...], others: tuple[tf.TensorSpec, ...]
+) -> tuple[tf.TensorSpec, ...]:
+    """Returns specs with the sizes left open in which they differ from others.
+
+    Specs of other types or ranks are no reason to.
+    """
+    pairs = list(zip(specs, others, strict=True))
+    if any(a.dtype != b.dtype or a.shape.rank != b.shape.rank for a, b in pairs):
+        return specs
+    return tuple(
+        tf.TensorSpec(
+            [m if m == n else None for m, n in zip(a.shape, b.shape, strict=True)],
+            a.dtype,
+        )
+        for a, b in pairs
     )
-    new_state, new_mask = first[0]
-    for variable, value in zip(state, new_state, strict=True):
-        scope.add_update((variable, value))
-    for loss in losses:
-        scope.add_loss(loss)
-    if new_mask is not None:
-        seams.set_mask(y, new_mask)
-    return y
-
-
-def _unique(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
-    return list({id(variable): variable for variable in variables}.values())

@@ -9,7 +9,7 @@ logits are. Variables made in `stage_scope(k)` are mirrored over the devices of 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -95,6 +95,15 @@ def place_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     >>> tfgpipe.place_optimizer(optimizer)
     """
     seams.update_in_place(optimizer)
+
+
+def slots(
+    optimizer: keras.optimizers.Optimizer, weights: Iterable[keras.Variable]
+) -> list[keras.Variable]:
+    """Returns what a built optimizer keeps for some weights."""
+    # A slot's name starts with the path of its weight, slashes made underscores.
+    prefixes = tuple(v.path.replace("/", "_") + "_" for v in weights if v.trainable)
+    return [v for v in optimizer.variables if v.name.startswith(prefixes)]
 
 
 def current_strategy() -> tf.distribute.Strategy | None:

@@ -108,7 +108,7 @@ def trace(
         state_values = [_placeholder(v) for v in state]
         sources = [*inputs, *weight_values]
         with tf.GradientTape() as tape:
-            tape.watch([source for source in sources if _differentiable(source)])
+            tape.watch([source for source in sources if differentiable(source)])
             scope = keras.StatelessScope(
                 zip([*weights, *state], [*weight_values, *state_values], strict=True),
                 collect_losses=True,
@@ -121,7 +121,7 @@ def trace(
         effects = [op.name for op in graph.get_operations() if op.op_def.is_stateful]
         targets = [*outputs, *([] if loss is None else [loss])]
         target_grads = [
-            _placeholder(target) if _differentiable(target) else None
+            _placeholder(target) if differentiable(target) else None
             for target in targets
         ]
         paired = [
@@ -168,7 +168,8 @@ def _placeholder(like: tf.Tensor | tf.TensorSpec | keras.Variable) -> tf.Tensor:
     return tf.compat.v1.placeholder(like.dtype, like.shape)
 
 
-def _differentiable(tensor: tf.Tensor) -> bool:
+def differentiable(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is of a type that has gradients."""
     return tensor.dtype.is_floating or tensor.dtype.is_complex
 
 

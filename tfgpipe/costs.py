@@ -1,0 +1,249 @@
+"""What each call of a network costs: parameters, FLOPs, bytes, and measured time.
+
+Every call is traced by itself, forward and gradient, on a microbatch. FLOPs are counted
+in that trace, the bytes that a backward needs are the tensors that cross from its
+forward to its backward, and time is that of running both. Variables are never touched:
+a trace takes their values as arguments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe import cut, flops, program, seams
+from tfgpipe.network import Network
+from tfgpipe.replay import Wire, layer_variables
+from tfgpipe.stage import Mode, Stage, TracedStage, trace_all
+
+# How often a program is run to measure it, after a first time that compiles it.
+REPEATS = 5
+
+_MODE = Mode(training=True, per_layer=False, may_be_empty=False, jit_compile=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """What a call brings with it that no call before has.
+
+    Attributes:
+        parameters: Numbers in its weights, trained or not.
+        bytes: Their size.
+        trained_bytes: The size of those that are trained.
+    """
+
+    parameters: int
+    bytes: int
+    trained_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What a call does for one microbatch, in FLOPs or seconds.
+
+    Attributes:
+        forward: In the forward.
+        backward: In the backward, without recomputation.
+    """
+
+    forward: float
+    backward: float
+
+
+def weights(network: Network) -> list[Weights]:
+    """Returns for each call the variables of its layer that no call before has."""
+    seen: set[int] = set()
+    results = []
+    for call in network.calls:
+        new = []
+        for variables in layer_variables([call.layer]):
+            new.append([v for v in variables if id(v) not in seen])
+            seen.update(map(id, variables))
+        trained, state = new
+        weights = getattr(call.layer, "weights", ())  # Without seeds.
+        counted = set(map(id, weights)) & {id(v) for v in (*trained, *state)}
+        results.append(
+            Weights(
+                parameters=sum(math.prod(v.shape) for v in weights if id(v) in counted),
+                bytes=sum(map(_variable_bytes, (*trained, *state))),
+                trained_bytes=sum(map(_variable_bytes, trained)),
+            )
+        )
+    return results
+
+
+class TracedCalls:
+    """The calls of a network, each traced by itself.
+
+    Args:
+        network: The calls.
+        inputs: Shapes and types of the network's inputs for one microbatch.
+    """
+
+    def __init__(self, network: Network, inputs: Mapping[Wire, tf.TensorSpec]) -> None:
+        library: program.Library = {}  # Equal layers share programs, and measurements.
+        self._stages = [
+            Stage(i, network.part(slice(i, i + 1)), library)
+            for i in range(len(network.calls))
+        ]
+        self._inputs = dict(inputs)
+        self._traced = trace_all(self._stages, inputs, [_MODE] * len(self._stages))
+
+    def flops(self) -> list[Work]:
+        """Counts floating point operations; those of unknown sizes count as one."""
+        results = []
+        for traced in self._traced:
+            graph = traced.trace.graph
+            everything = {op.name for op in graph.get_operations()}
+            inputs = {
+                op.name: [x.name for x in op.inputs] for op in graph.get_operations()
+            }
+            forward = cut.program(
+                inputs, fetches=traced.trace.outputs, feeds=()
+            ).operations
+            results.append(
+                Work(
+                    forward=flops.count(graph, forward),
+                    backward=flops.count(graph, everything - forward),
+                )
+            )
+        return results
+
+    def sizes(self) -> dict[int, int]:
+        """Returns the bytes of each value that is read by some call."""
+        specs = dict(self._inputs)
+        for traced in self._traced:
+            specs.update(traced.output_specs)
+        return {
+            wire.number: _bytes(spec)
+            for wire, spec in specs.items()
+            if not wire.is_mask
+        }
+
+    def kept_bytes(self) -> list[int]:
+        """Returns the bytes that each call adds to what the backward needs.
+
+        These are its outputs and whatever else goes from its forward to its backward.
+        """
+        results = []
+        for traced in self._traced:
+            trace = traced.trace
+            kept = {*traced.saving.residuals, *trace.outputs} - {*trace.inputs}
+            results.append(sum(_bytes(trace.spec(name)) for name in kept))
+        return results
+
+    def seconds(
+        self,
+        inputs: Mapping[Wire, tf.Tensor],
+        device: str,
+        progress: Callable[[int], None],
+    ) -> list[Work]:
+        """Runs each call on its own input, forward and backward, and times both.
+
+        Args:
+            inputs: One microbatch.
+            device: Where to run.
+            progress: Called with the number of calls measured so far.
+        """
+        results = []
+        known: dict[tuple[int, int], Work] = {}
+        values = dict(inputs)
+        last_readers = {wire: i for i, t in enumerate(self._traced) for wire in t.reads}
+        with tf.init_scope(), tf.device(device):
+            values = {wire: tf.identity(x) for wire, x in values.items()}
+            overhead = _fastest(_nothing(), tf.zeros(()))
+            for i, (stage, traced) in enumerate(
+                zip(self._stages, self._traced, strict=True)
+            ):
+                work, made = _measured(stage, traced, values, known, overhead)
+                results.append(work)
+                values.update(made)
+                values = {w: x for w, x in values.items() if last_readers.get(w, 0) > i}
+                progress(i + 1)
+        return results
+
+
+def _measured(
+    stage: Stage,
+    traced: TracedStage,
+    values: Mapping[Wire, tf.Tensor],
+    known: dict[tuple[int, int], Work],
+    overhead: float,
+) -> tuple[Work, dict[Wire, tf.Tensor]]:
+    """Returns the time of a call, or what is `known` of its like, and outputs."""
+    trace, programs = traced.trace, traced.saving
+    variables = [*map(_value, stage.weights), *map(_value, stage.state)]
+    feed = dict(zip((*trace.weights, *trace.state), variables, strict=True))
+    feed.update(zip(trace.inputs, (values[w] for w in traced.reads), strict=True))
+    made = programs.forward(feed)
+    feed.update(made)
+    for output, gradient in zip(trace.outputs, trace.output_grads, strict=True):
+        if gradient is not None:
+            feed[gradient] = tf.ones_like(feed[output])
+    if trace.loss_grad is not None:
+        feed[trace.loss_grad] = tf.ones((), trace.spec(trace.loss_grad).dtype)
+    key = (id(programs.forward.function), id(programs.backward.function))
+    if key not in known:
+        forward = _fastest(programs.forward, feed)
+        accumulators = program.empty_accumulators(trace)
+        backward = 0.0
+        if accumulators or any(trace.input_grads):
+            backward = _fastest(programs.backward, feed, accumulators)
+        known[key] = Work(_without(overhead, forward), _without(overhead, backward))
+    outputs = (feed[output] for output in trace.outputs)
+    return known[key], dict(zip(traced.makes, outputs, strict=True))
+
+
+def _fastest(function: Callable[..., Any], *args: Any) -> float:
+    """Returns the least time of a call in seconds, after one that warms up.
+
+    Whatever else the machine does only adds to it.
+    """
+    seconds = []
+    for _ in range(REPEATS + 1):
+        tf.test.experimental.sync_devices()
+        start = time.perf_counter()
+        function(*args)
+        tf.test.experimental.sync_devices()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:])
+
+
+def _without(overhead: float, seconds: float) -> float:
+    """Returns what a program takes beside its call, at least a tenth."""
+    return max(seconds - overhead, seconds / 10)
+
+
+def _nothing() -> Callable[..., Any]:
+    """Returns a program that does nothing: what a call costs by itself."""
+    specs = [tf.TensorSpec((), tf.float32)]
+    return tf.function(tf.identity, autograph=False).get_concrete_function(*specs)
+
+
+def _value(variable: keras.Variable) -> tf.Tensor:
+    """Returns the value of a variable, or one like it if it has none yet."""
+    if seams.is_initialized(variable):
+        return tf.convert_to_tensor(variable.value)
+    if not variable.trainable or len(variable.shape) < 2:
+        return tf.ones(variable.shape, variable.dtype)
+    # Keeps activations in range, through whatever number of layers.
+    scale = math.prod(variable.shape[:-1]) ** -0.5
+    noise = tf.random.stateless_normal(variable.shape, seed=[0, 0]) * scale
+    return tf.cast(noise, variable.dtype)
+
+
+def _variable_bytes(variable: keras.Variable) -> int:
+    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
+
+
+def _bytes(spec: tf.TensorSpec) -> int:
+    """Returns the size of a tensor; sizes that are not known count as one."""
+    if spec.shape.rank is None or spec.dtype in (tf.variant, tf.resource):
+        return 0
+    return math.prod(n or 1 for n in spec.shape) * spec.dtype.size

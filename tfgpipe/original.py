@@ -1,0 +1,254 @@
+"""What is pipelined, as the user gave it: a list of layers, or a Keras model."""
+
+from __future__ import annotations
+
+import abc
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe import checks, partition, recording, seams
+from tfgpipe.recording import Recording
+
+Specs = Mapping[str, keras.KerasTensor]
+
+
+class Original(abc.ABC):
+    """What the pipeline must compute the same as.
+
+    Attributes:
+        layers: The layers whose variables are its own.
+        inputs: What it takes, symbolically, if that is known before it is called.
+    """
+
+    layers: tuple[keras.layers.Layer, ...]
+    inputs: Any = None
+
+    @property
+    @abc.abstractmethod
+    def calls(self) -> Sequence[Any]:
+        """The layers and operations in the order they are called, some maybe twice."""
+
+    @abc.abstractmethod
+    def record(self, inputs: Any, side_inputs: Specs) -> Recording:
+        """Returns its calls, building layers that are not yet built.
+
+        Args:
+            inputs: What it is called on: symbolic tensors in any structure.
+            side_inputs: Symbolic tensors by name, beside the inputs.
+        """
+
+    @abc.abstractmethod
+    def feed(
+        self, inputs: Any, side_inputs: Mapping[str, tf.Tensor]
+    ) -> dict[str, tf.Tensor | None]:
+        """Returns tensors, by name, in the order of the recorded network's inputs."""
+
+    @abc.abstractmethod
+    def output_spec(self, inputs: Any, side_inputs: Specs) -> Any:
+        """Returns symbolic outputs for symbolic inputs."""
+
+    @abc.abstractmethod
+    def plain(self, inputs: Any, side_inputs: Specs) -> keras.Model:
+        """Returns a plain Keras model of the same layers."""
+
+    @abc.abstractmethod
+    def get_config(self) -> Any:
+        """Returns what `from_config` makes it again from."""
+
+    def counts(self, balance: Sequence[int] | Sequence[str]) -> tuple[int, ...]:
+        """Returns a user's cut as the number of calls in each stage.
+
+        Args:
+            balance: These numbers, or the names of the layers that end each stage but
+                the last, each after its last call.
+
+        Raises:
+            ValueError: If there is no such cut.
+        """
+        calls = self.calls
+        names = [entry for entry in balance if isinstance(entry, str)]
+        if not names:
+            numbers = [entry for entry in balance if not isinstance(entry, str)]
+            return partition.check_counts(numbers, len(calls))
+        ends = [0]
+        for name in names:
+            found = [i for i, layer in enumerate(calls) if layer.name == name]
+            if not found:
+                raise ValueError(
+                    "A `balance` of names holds the layers that end each stage but the "
+                    f"last. Received '{name}', which {self._whereabouts(name)}"
+                )
+            ends.append(found[-1] + 1)
+        counts = [b - a for a, b in itertools.pairwise([*ends, len(calls)])]
+        if min(counts) < 1:
+            raise ValueError(
+                "A `balance` of names holds layers in the order they are called, and "
+                f"not the last. Received {list(balance)}, which end after calls "
+                f"{ends[1:]} of {len(calls)}. Put them in order."
+            )
+        return tuple(counts)
+
+    def _whereabouts(self, name: str) -> str:
+        for layer in self.calls:
+            if name in seams.inner_names(layer):
+                return (
+                    f"is inside layer '{layer.name}', where no cut can go: only models "
+                    "whose calls Keras knows are opened. Cut after "
+                    f"'{layer.name}', or make a Functional model of it."
+                )
+        names = ", ".join(layer.name for layer in self.calls[:8])
+        return f"no layer has. The layers are {names}, ... Use one of their names."
+
+
+class LayerList(Original):
+    """Layers that each take what the one before returns."""
+
+    def __init__(self, layers: Sequence[keras.layers.Layer]) -> None:
+        self.layers = tuple(checks.layer_list(layers))
+        self._structure: Any = None
+        self._side_inputs: tuple[str, ...] = ()
+
+    @property
+    def calls(self) -> Sequence[Any]:
+        """The layers."""
+        return self.layers
+
+    def record(self, inputs: Any, side_inputs: Specs) -> Recording:
+        """Returns the calls of the layers one after another."""
+        checks.side_inputs_are_asked_for(self.layers, side_inputs)
+        self._structure, self._side_inputs = inputs, tuple(side_inputs)
+        return recording.from_layers(self.layers, inputs, side_inputs)
+
+    def feed(
+        self, inputs: Any, side_inputs: Mapping[str, tf.Tensor]
+    ) -> dict[str, tf.Tensor | None]:
+        """Returns the tensors of `inputs`, then those of `side_inputs`."""
+        checks.same_structure(self._structure, inputs)
+        checks.same_side_inputs(self._side_inputs, side_inputs)
+        given = [x for x in keras.tree.flatten(inputs) if x is not None]
+        named = {f"input {i}": x for i, x in enumerate(given)}
+        return {**named, **{n: side_inputs.get(n) for n in self._side_inputs}}
+
+    def output_spec(self, inputs: Any, side_inputs: Specs) -> Any:
+        """Returns what the last layer gives."""
+        calls = recording.from_layers(self.layers, inputs, side_inputs)
+        return keras.tree.map_structure(lambda v: calls.specs[v.number], calls.output)
+
+    def plain(self, inputs: Any, side_inputs: Specs) -> keras.Model:
+        """Returns a Sequential; with several inputs, a Functional model."""
+        if isinstance(inputs, keras.KerasTensor) and not side_inputs:
+            first = keras.Input(batch_shape=inputs.shape, dtype=inputs.dtype)
+            return keras.Sequential([first, *self.layers])
+        inputs, side_inputs = keras.tree.map_structure(
+            lambda x: x and keras.Input(batch_shape=x.shape, dtype=x.dtype),
+            (inputs, dict(side_inputs)),
+        )
+        outputs = self.output_spec(inputs, side_inputs)
+        return keras.Model((inputs, side_inputs) if side_inputs else inputs, outputs)
+
+    def get_config(self) -> Any:
+        """Returns each layer's configuration once, and the order of their calls."""
+        unique = list({id(layer): layer for layer in self.layers}.values())
+        configs = [keras.saving.serialize_keras_object(layer) for layer in unique]
+        if len(unique) == len(self.layers):
+            return configs
+        positions = {id(layer): i for i, layer in enumerate(unique)}
+        order = [positions[id(layer)] for layer in self.layers]
+        return {"layers": configs, "order": order}
+
+
+class KerasModel(Original):
+    """A Functional model, or a Sequential one that is built."""
+
+    def __init__(self, model: keras.Model, graph: keras.Model) -> None:
+        self._model = model
+        self._graph = graph
+        self._recording = recording.from_graph(graph)
+        self.inputs = graph.input
+        inner = (layer for layer in model.layers if not _is_input(layer))
+        self.layers = tuple(inner)
+
+    @property
+    def calls(self) -> Sequence[Any]:
+        """The layers and operations in the order Keras runs them."""
+        return [call.layer for call in self._recording.network.calls]
+
+    def record(self, inputs: Any = None, side_inputs: Specs | None = None) -> Recording:
+        """Returns the calls that the model remembers."""
+        checks.same_side_inputs((), side_inputs or {})
+        return self._recording
+
+    def feed(
+        self, inputs: Any, side_inputs: Mapping[str, tf.Tensor]
+    ) -> dict[str, tf.Tensor | None]:
+        """Returns the inputs as Keras feeds them to the model."""
+        checks.same_side_inputs((), side_inputs)
+        tensors = seams.standardized(self._graph, inputs)
+        return {x.name: y for x, y in zip(self._graph.inputs, tensors, strict=True)}
+
+    def output_spec(self, inputs: Any, side_inputs: Specs) -> Any:
+        """Returns what the model gives."""
+        outputs = self._model.compute_output_spec(inputs)
+        return recording.unpacked(outputs)
+
+    def plain(self, inputs: Any, side_inputs: Specs) -> keras.Model:
+        """Returns the model itself."""
+        return self._model
+
+    def get_config(self) -> Any:
+        """Returns the model's configuration."""
+        return keras.saving.serialize_keras_object(self._model)
+
+
+def make(layers: Any) -> Original:
+    """Returns the original behind the first argument of a `PipelinedLayer`."""
+    graph = seams.graph_of(layers)
+    if graph is not None:
+        return KerasModel(layers, graph)
+    if isinstance(layers, keras.Sequential):
+        return LayerList(layers.layers)
+    return LayerList(layers)
+
+
+def from_config(config: Any) -> Any:
+    """Returns layers, or a model, from what `get_config` returned."""
+    if isinstance(config, list | tuple):
+        return [keras.saving.deserialize_keras_object(layer) for layer in config]
+    if "order" in config:
+        layers = from_config(config["layers"])
+        return [layers[i] for i in config["order"]]
+    return keras.saving.deserialize_keras_object(config)
+
+
+def symbolic(tensors: Any) -> Any:
+    """Returns the shapes and types of tensors in any structure."""
+    return keras.tree.map_structure(
+        lambda x: (
+            None
+            if x is None
+            else keras.KerasTensor(x.shape, keras.backend.standardize_dtype(x.dtype))
+        ),
+        tensors,
+    )
+
+
+def copied_if_unbuilt(layers: Any) -> Any:
+    """Returns layers, those that are not built replaced by copies, to build those."""
+    if isinstance(layers, keras.Sequential) and not layers.built:
+        layers = layers.layers
+    if isinstance(layers, keras.Model) or not isinstance(layers, list | tuple):
+        return layers
+    copies: dict[int, keras.layers.Layer] = {}
+    for layer in checks.layer_list(layers):
+        copies[id(layer)] = (
+            layer if layer.built else type(layer).from_config(layer.get_config())
+        )
+    return [copies[id(layer)] for layer in layers]
+
+
+def _is_input(layer: keras.layers.Layer) -> bool:
+    return isinstance(layer, keras.layers.InputLayer)

@@ -1,0 +1,187 @@
+"""A whole Keras model: planned, pipelined, and cut anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tfgpipe import checks, original, planning
+from tfgpipe import mesh as mesh_lib
+from tfgpipe.pipelined_layer import PipelinedLayer
+from tfgpipe.planning import Plan
+from tfgpipe.profiles import QUANTITIES, Quantity, Settings
+from tfgpipe.stage import REMAT_MODES, Remat
+
+
+def pipeline(
+    model: keras.Model, *, num_microbatches: int, **arguments: Any
+) -> keras.Model:
+    """Returns a model that runs a Functional or Sequential one as a pipeline.
+
+    Inputs, outputs and their names are those of the model, so that what compiles and
+    fits it compiles and fits the pipeline. Weights are shared, and move to the devices
+    of their stages. To build a model that fits no single device, make it under
+    `tf.device("CPU:0")`.
+
+    Example:
+
+    >>> inputs = keras.Input((8,))
+    >>> hidden = keras.layers.Dense(8, activation="relu")(inputs)
+    >>> outputs = keras.layers.Dense(1)(hidden + inputs)
+    >>> model = keras.Model(inputs, outputs)
+    >>> pipelined = tfgpipe.pipeline(model, num_stages=2, num_microbatches=4)
+    >>> pipelined(np.ones((8, 8), "float32")).shape
+    TensorShape([8, 1])
+
+    Args:
+        model: A Functional model, or a Sequential one that is built.
+        num_microbatches: M, into how many microbatches each mini-batch is cut.
+        **arguments: The other arguments of `PipelinedLayer`.
+
+    Raises:
+        TypeError: If `model` has a `call` of its own.
+        ValueError: If it cannot be cut as asked, or devices are missing.
+    """
+    layer = PipelinedLayer(model, num_microbatches=num_microbatches, **arguments)
+    outputs = layer(model.input)
+    names = getattr(model, "output_names", None) or []
+    if len(set(names)) == len(keras.tree.flatten(outputs)):
+        # Losses and metrics go by the name of the layer that an output comes from.
+        named = iter(names)
+        outputs = keras.tree.map_structure(
+            lambda x: keras.layers.Identity(name=next(named))(x), outputs
+        )
+    return keras.Model(model.input, outputs, name=model.name)
+
+
+def plan(
+    model: keras.Model | Sequence[keras.layers.Layer],
+    *,
+    num_stages: int,
+    num_microbatches: int,
+    balance: Quantity | Sequence[int] | Sequence[str] = "params",
+    remat: Remat = "stage",
+    sample: Any = None,
+    memory_limit: float | None = None,
+    num_slots: int = 2,
+    device: str | None = None,
+) -> Plan:
+    """Plans where to cut a model, without building anything on a device.
+
+    The cut is the best one there is: no other contiguous cut has a lighter heaviest
+    stage, and of those that are as good none sends fewer bytes between stages.
+
+    Example:
+
+    >>> layers = [keras.layers.Dense(64, name=f"dense_{i}") for i in range(6)]
+    >>> x = np.ones((32, 64), "float32")
+    >>> plan = tfgpipe.plan(layers, num_stages=3, num_microbatches=4, sample=x)
+    >>> plan.counts, plan.imbalance
+    ((2, 2, 2), 1.0)
+    >>> print(plan)  # doctest: +ELLIPSIS
+    3 stages, 4 microbatches of 8 rows, remat=stage, balanced by params (of the layers)
+    stage  layers            parameters  FLOPs     memory  receives  share
+    0      dense_0, dense_1       8,320  ... k  134.0 KiB       0 B  33.3%
+    1      dense_2, dense_3       8,320  ... k  142.0 KiB   2.0 KiB  33.3%
+    2      dense_4, dense_5       8,320  ... k  142.0 KiB   2.0 KiB  33.3%
+    imbalance 1.000, bubble 33.3%, 142.0 KiB on the fullest device
+
+    Args:
+        model: A Functional or Sequential model, or layers that each take what the one
+            before returns. Layers that are not built stay so.
+        num_stages: K.
+        num_microbatches: M.
+        balance: What of the stage that has most of it is to be least: `"params"`;
+            `"flops"`, counted in the layers' traced forward and backward; `"time"`,
+            measured by running each layer's forward and backward on a microbatch;
+            `"memory"`, the bytes of weights, gradients, slots and activations. Or a cut
+            to look at, as numbers of calls or as names of layers that end stages.
+        remat: What the backward recomputes.
+        sample: A mini-batch as the model takes it. A list of layers needs one; for a
+            model it defaults to 32 rows of the sizes of its inputs.
+        memory_limit: Bytes that a device has, or None.
+        num_slots: Optimizer slots a trained weight: 2 for Adam, 1 for momentum.
+        device: Where to measure time. Defaults to the first.
+
+    Raises:
+        ValueError: If the model cannot be cut as asked, if no cut stays within the
+            memory limit (by how much is said), or if a size is not known.
+        TypeError: If `model` has a `call` of its own.
+    """
+    checks.choice("remat", remat, REMAT_MODES)
+    given = original.make(original.copied_if_unbuilt(model))
+    chosen: Quantity | tuple[int, ...]
+    if isinstance(balance, str):
+        chosen = checks.choice("balance", balance, QUANTITIES)
+    else:
+        chosen = given.counts(balance)
+    if given.inputs is None and sample is None:
+        raise ValueError(
+            "The costs of layers depend on what they are given. Received a list of "
+            "layers and no `sample`. Pass a mini-batch, `sample=x`."
+        )
+    inputs = original.symbolic(sample) if given.inputs is None else given.inputs
+    with keras.StatelessScope(initialize_variables=False):
+        recorded = given.record(inputs, {})
+        checks.batch_is_kept(recorded)
+        return planning.make(
+            recorded,
+            chosen,
+            Settings(
+                num_stages=num_stages,
+                num_microbatches=checks.num_microbatches(num_microbatches),
+                remat=remat,
+                memory_limit=memory_limit,
+                num_slots=num_slots,
+            ),
+            sample=None if sample is None else [*given.feed(sample, {}).values()],
+            device=mesh_lib.make_mesh(num_stages=1, devices=device and [device]).grid[
+                0
+            ][0],
+        )
+
+
+def recut(model: keras.Model, balance: Sequence[int] | Sequence[str]) -> None:
+    """Cuts the pipeline in a model anew, and goes on with its training exactly.
+
+    Weights and optimizer slots move to the devices of their new stages. The functions
+    that `fit`, `evaluate` and `predict` have traced are made again at their next use.
+
+    Example:
+
+    >>> layers = [keras.layers.Dense(8) for _ in range(4)]
+    >>> layer = tfgpipe.PipelinedLayer(layers, num_stages=2, num_microbatches=2)
+    >>> model = keras.Sequential([keras.Input((8,)), layer])
+    >>> plan = layer.plan().rebalance(measured=[0.3, 0.1])  # In seconds.
+    >>> tfgpipe.recut(model, plan.counts)
+    >>> [len(stage.layers) for stage in layer.stages]
+    [1, 3]
+
+    Args:
+        model: A model that holds one `PipelinedLayer`.
+        balance: Each stage's number of calls, or the names of the layers that end each
+            stage but the last.
+
+    Raises:
+        ValueError: If the layers cannot be cut so, or the model does not hold exactly
+            one pipeline.
+    """
+    pipelines = pipelines_in(model)
+    if len(pipelines) != 1:
+        raise ValueError(
+            "`recut` cuts the pipeline of a model anew. Received a model "
+            f"'{model.name}' that holds {len(pipelines)} of them. Use "
+            "`PipelinedLayer.recut` on each."
+        )
+    pipelines[0].recut(balance, optimizer=getattr(model, "optimizer", None))
+    model.train_function = model.test_function = model.predict_function = None
+
+
+def pipelines_in(layer: keras.layers.Layer) -> list[PipelinedLayer]:
+    """Returns the pipelines in a model, or the one that is given."""
+    if isinstance(layer, PipelinedLayer):
+        return [layer]
+    inner = layer.layers if isinstance(layer, keras.Model) else ()
+    return [found for each in inner for found in pipelines_in(each)]

@@ -1,0 +1,279 @@
+"""Where a model is cut, why, and what that gives: a plan, made before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from tfgpipe import costs, mesh, partition, profiles, tables
+from tfgpipe.costs import Work
+from tfgpipe.profiles import Profile, Quantity, Settings
+from tfgpipe.recording import Recording
+from tfgpipe.replay import Wire
+
+# Measured costs that differ by less are the same; fewer bytes then decide.
+_TIME_SLACK = 0.02
+# Rows of a mini-batch where neither a sample nor the model says how many.
+_ROWS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class StagePlan:
+    """One stage of a plan.
+
+    Attributes:
+        layers: Names of its layers, in order.
+        parameters: Numbers in its variables.
+        cost: Of the plan's quantity.
+        flops: Of one microbatch, forward, backward and recomputation.
+        memory: Bytes of weights, gradients, slots and activations.
+        received: Bytes that come from other stages for one microbatch.
+    """
+
+    layers: tuple[str, ...]
+    parameters: int
+    cost: float
+    flops: float
+    memory: float
+    received: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A cut into stages. `print` it for a table.
+
+    Attributes:
+        counts: The number of calls in each stage, to be given as `balance`.
+        quantity: What is balanced.
+        settings: What it was made for.
+        note: How the costs were found.
+        profile: What each call costs.
+    """
+
+    counts: tuple[int, ...]
+    quantity: Quantity
+    settings: Settings
+    note: str
+    profile: Profile = dataclasses.field(repr=False)
+
+    @functools.cached_property
+    def stages(self) -> tuple[StagePlan, ...]:
+        """What each stage holds and costs."""
+        profile, settings = self.profile, self.settings
+        spans = partition.spans(self.counts)
+        work = profile.work("flops", settings)
+        cost = profile.table(self.quantity, settings)
+        memory = profile.memory(settings)
+        return tuple(
+            StagePlan(
+                layers=tuple(profile.names[span]),
+                parameters=sum(w.parameters for w in profile.weights[span]),
+                cost=float(cost[span.start, span.stop]),
+                flops=sum(work[span]),
+                memory=float(memory[span.start, span.stop]),
+                received=float(profile.received[span.start, span.stop]),
+            )
+            for span in spans
+        )
+
+    @property
+    def imbalance(self) -> float:
+        """The largest stage cost, of the mean; 1.0 is even."""
+        return partition.imbalance([stage.cost for stage in self.stages])
+
+    @property
+    def bubble(self) -> float:
+        """The share of all devices' time in which they wait, under GPipe's schedule.
+
+        Stages of costs c take sum(c) + (M - 1) max(c) for M microbatches: for even ones
+        the (K - 1) / (M + K - 1) of Huang et al. 2019, section 2.3.
+        """
+        cost = [stage.cost for stage in self.stages]
+        if not any(cost):
+            return 0.0
+        M = self.settings.num_microbatches
+        busy, step = M * sum(cost), sum(cost) + (M - 1) * max(cost)
+        return 1.0 - busy / (len(cost) * step)
+
+    def rebalance(self, measured: Sequence[float]) -> Plan:
+        """Returns the plan that measured stage times ask for.
+
+        What a stage took beyond what was planned is laid on its calls in proportion.
+        Give the result to `PipelinedLayer.recut` to change a model that runs.
+
+        Args:
+            measured: For each stage the time that it took, in any unit.
+
+        Raises:
+            ValueError: If there is not one positive number for each stage.
+        """
+        if len(measured) != len(self.counts) or min(measured) <= 0:
+            raise ValueError(
+                "`measured` holds a positive time for each stage. Received "
+                f"{list(measured)} for {len(self.counts)} stages. Measure each stage, "
+                "forward and backward, over the same microbatches."
+            )
+        planned = self.profile.work(
+            "flops" if self.quantity == "memory" else self.quantity, self.settings
+        )
+        scaled: list[float] = []
+        for span, seconds in zip(partition.spans(self.counts), measured, strict=True):
+            part = planned[span]
+            total = sum(part)
+            scaled += [
+                seconds * (cost / total if total else 1 / len(part)) for cost in part
+            ]
+        work = tuple(Work(forward=0.0, backward=cost) for cost in scaled)
+        profile = dataclasses.replace(self.profile, seconds=work)
+        return best(profile, "time", self.settings, note="costs from measured stages")
+
+    def __str__(self) -> str:
+        settings, rows_each = self.settings, self.profile.rows
+        timed = self.quantity == "time"
+        work = "ms" if timed else "FLOPs"
+        header = ("stage", "layers", "parameters", work, "memory", "receives", "share")
+        total = sum(stage.cost for stage in self.stages)
+        rows = [
+            (
+                str(k),
+                tables.layer_names(stage.layers),
+                f"{stage.parameters:,}",
+                f"{1e3 * stage.cost:.3g}"
+                if timed
+                else tables.readable_count(stage.flops),
+                tables.readable_bytes(stage.memory),
+                tables.readable_bytes(stage.received),
+                f"{100 * stage.cost / total:.1f}%" if total else "-",
+            )
+            for k, stage in enumerate(self.stages)
+        ]
+        most = max(stage.memory for stage in self.stages)
+        limit = settings.memory_limit
+        fits = "" if limit is None else f" of {tables.readable_bytes(limit)}"
+        return "\n".join(
+            [
+                f"{settings.num_stages} stages, {settings.num_microbatches} "
+                f"microbatches of {rows_each} rows, remat={settings.remat}, balanced "
+                f"by {self.quantity} ({self.note})",
+                tables.table(header, rows, left=("layers", "stage")),
+                f"imbalance {self.imbalance:.3f}, bubble {100 * self.bubble:.1f}%, "
+                f"{tables.readable_bytes(most)}{fits} on the fullest device",
+            ]
+        )
+
+
+def make(
+    recorded: Recording,
+    balance: Quantity | Sequence[int],
+    settings: Settings,
+    *,
+    sample: Sequence[tf.Tensor | None] | None,
+    device: str,
+) -> Plan:
+    """Makes a plan.
+
+    Args:
+        recorded: The model.
+        balance: What to balance, or the number of calls of each stage.
+        settings: What for.
+        sample: A mini-batch, one tensor an input, or None for 32 rows of the sizes that
+            were recorded, of noise where time is measured.
+        device: Where to measure time.
+
+    Raises:
+        ValueError: If the model cannot be cut so, or a size is not known.
+    """
+    network = recorded.network
+    inputs = _microbatch(recorded, sample, settings.num_microbatches)
+    if not isinstance(balance, str):
+        counts = partition.check_counts(tuple(balance), len(network.calls))
+        profile = profiles.profile(network, inputs)
+        return _within(Plan(counts, "flops", settings, "as given", profile))
+    if balance != "time":
+        profile = profiles.profile(network, inputs)
+        return best(profile, balance, settings, note="of the layers")
+    bar = keras.utils.Progbar(len(network.calls), unit_name="layer")
+    profile = profiles.profile(network, inputs, device=device, progress=bar.update)
+    where = mesh.short_name(device)
+    note = f"fastest of {costs.REPEATS} runs of each layer on {where}"
+    return best(profile, balance, settings, note=note)
+
+
+def _microbatch(
+    recorded: Recording,
+    sample: Sequence[tf.Tensor | None] | None,
+    num_microbatches: int,
+) -> dict[Wire, tf.Tensor | tf.TensorSpec]:
+    """Returns the first microbatch of a sample, or what is known of one."""
+    numbers = recorded.network.inputs
+    given = sample or [recorded.specs[number] for number in numbers]
+    tensors = {Wire(n): x for n, x in zip(numbers, given, strict=True) if x is not None}
+    batch = next(iter(tensors.values())).shape[0] or _ROWS
+    rows = math.ceil(batch / num_microbatches)
+    if sample is not None:
+        return {wire: x[:rows] for wire, x in tensors.items()}
+    for x in tensors.values():
+        if None in x.shape[1:]:
+            raise ValueError(
+                "Costs depend on all sizes but that of the batch. Received an input "
+                f"'{x.name}' of shape {x.shape}. Plan with a mini-batch, "
+                "`tfgpipe.plan(..., sample=x)`, and give `balance=plan.counts`."
+            )
+    return {w: tf.TensorSpec([rows, *x.shape[1:]], x.dtype) for w, x in tensors.items()}
+
+
+def _within(plan: Plan) -> Plan:
+    """Returns a plan if its stages stay within the memory limit."""
+    limit = plan.settings.memory_limit
+    need = max(stage.memory for stage in plan.stages)
+    if limit is not None and need > limit:
+        raise ValueError(
+            f"This cut needs {need:,.0f} bytes on one device, {need - limit:,.0f} more "
+            f"than `memory_limit`. Received balance={list(plan.counts)} and "
+            f'memory_limit={limit:,.0f}. Use balance="memory", more stages, more '
+            "microbatches, or remat."
+        )
+    return plan
+
+
+def best(
+    profile: Profile, quantity: Quantity, settings: Settings, *, note: str
+) -> Plan:
+    """Returns the plan with the least bottleneck of a quantity."""
+    added_up = quantity != "memory"
+    counts = partition.best_cut(
+        profile.work(quantity, settings)
+        if added_up
+        else profile.table(quantity, settings),
+        num_stages=settings.num_stages,
+        received=profile.received,
+        memory=profile.memory(settings),
+        limit=settings.memory_limit,
+        may_start=profile.may_start,
+        slack=_TIME_SLACK if quantity == "time" else 0.0,
+    )
+    return Plan(counts, quantity, settings, note, profile)
+
+
+def by_parameters(recorded: Recording, num_stages: int) -> tuple[int, ...]:
+    """Returns the number of calls of each stage, parameters balanced.
+
+    The cut that `make` finds, without tracing anything: sizes of values are as they
+    were recorded, those that are not known counted as one.
+    """
+    network = recorded.network
+    sizes = {
+        number: math.prod(n or 1 for n in x.shape) * tf.as_dtype(x.dtype).size
+        for number, x in recorded.specs.items()
+    }
+    return partition.best_cut(
+        [w.parameters for w in costs.weights(network)],
+        num_stages=num_stages,
+        received=network.received(sizes),
+        may_start=profiles.may_start(network),
+    )

@@ -1,0 +1,179 @@
+"""What the calls of a network cost, alone and together in a stage."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, get_args
+
+import numpy as np
+import tensorflow as tf
+
+from tfgpipe import costs, seams
+from tfgpipe.costs import Weights, Work
+from tfgpipe.network import Network
+from tfgpipe.replay import Wire
+from tfgpipe.stage import Remat
+
+Quantity = Literal["params", "flops", "time", "memory"]
+QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a plan depends on beside the model.
+
+    Attributes:
+        num_stages: K.
+        num_microbatches: M.
+        remat: What the backward recomputes.
+        memory_limit: Bytes that a device has, or None.
+        num_slots: Optimizer slots a trained weight: 2 for Adam, 1 for momentum.
+    """
+
+    num_stages: int
+    num_microbatches: int
+    remat: Remat
+    memory_limit: float | None = None
+    num_slots: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """What the calls of a network cost.
+
+    Attributes:
+        names: Names of the layers called.
+        weights: What each call brings.
+        flops: What each call does for a microbatch.
+        kept: Bytes each adds to what a backward needs.
+        reads: Bytes that each reads.
+        received: For all [s, e) the bytes that a stage of those calls receives.
+        may_start: For each call whether a stage may start with it.
+        rows: Rows of a microbatch.
+        seconds: What each call takes, where it was measured.
+    """
+
+    names: tuple[str, ...]
+    weights: tuple[Weights, ...]
+    flops: tuple[Work, ...]
+    kept: tuple[int, ...]
+    reads: tuple[int, ...]
+    received: np.ndarray
+    may_start: tuple[bool, ...]
+    rows: int
+    seconds: tuple[Work, ...] = ()
+
+    def work(self, quantity: Quantity, settings: Settings) -> list[float]:
+        """Returns the cost of each call, in parameters, FLOPs or seconds."""
+        if quantity == "params":
+            return [w.parameters for w in self.weights]
+        M = settings.num_microbatches
+        forwards = 1 + {"none": 0.0, "except_last": (M - 1) / M}.get(
+            settings.remat, 1.0
+        )
+        works = self.seconds if quantity == "time" else self.flops
+        return [forwards * work.forward + work.backward for work in works]
+
+    def table(self, quantity: Quantity, settings: Settings) -> np.ndarray:
+        """Returns the cost of a stage of the calls [s, e) at index [s, e]."""
+        if quantity == "memory":
+            return self.memory(settings)
+        return _sums(self.work(quantity, settings))
+
+    def memory(self, settings: Settings) -> np.ndarray:
+        """Returns the bytes that a stage of the calls [s, e) needs, at index [s, e].
+
+        Weights, a gradient and the slots of those that are trained, and activations:
+        of all microbatches without rematerialisation; with it, what each microbatch
+        received and the activations of the one under way, of one call at a time for
+        `"layer"`.
+        """
+        held = [
+            w.bytes + (1 + settings.num_slots) * w.trained_bytes for w in self.weights
+        ]
+        M, remat = settings.num_microbatches, settings.remat
+        activations = _sums(self.kept)
+        if remat == "none":
+            return _sums(held) + M * (self.received + activations)
+        if remat == "layer":
+            activations = _sums(self.reads) + _maxima(self.kept)
+        return _sums(held) + M * self.received + activations
+
+
+def profile(
+    network: Network,
+    inputs: Mapping[Wire, tf.Tensor | tf.TensorSpec],
+    *,
+    device: str | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Profile:
+    """Returns what the calls of a network cost.
+
+    Args:
+        network: The calls.
+        inputs: A microbatch, or its shapes and types alone.
+        device: Where to measure time, or None not to. Noise stands in for tensors that
+            are not given.
+        progress: Called with the number of calls measured so far.
+    """
+    specs = {wire: tf.TensorSpec(x.shape, x.dtype) for wire, x in inputs.items()}
+    traced = costs.TracedCalls(network, specs)
+    sizes = traced.sizes()
+    seconds: list[Work] = []
+    if device is not None:
+        tensors = {wire: _example(x) for wire, x in inputs.items()}
+        seconds = traced.seconds(tensors, device, progress or (lambda count: None))
+    return Profile(
+        names=tuple(call.layer.name for call in network.calls),
+        weights=tuple(costs.weights(network)),
+        flops=tuple(traced.flops()),
+        kept=tuple(traced.kept_bytes()),
+        reads=tuple(sum(sizes[n] for n in call.reads) for call in network.calls),
+        received=np.array(network.received(sizes)),
+        may_start=tuple(may_start(network)),
+        rows=next(iter(specs.values())).shape[0] or 1,
+        seconds=tuple(seconds),
+    )
+
+
+def may_start(network: Network) -> list[bool]:
+    """Returns for each call whether a stage may start with it.
+
+    All calls of a layer that a step changes belong in one stage.
+    """
+    allowed = [True] * len(network.calls)
+    for positions in network.uses().values():
+        first, last = positions[0], positions[-1]
+        if first < last and seams.may_change(network.calls[first].layer):
+            allowed[first + 1 : last + 1] = [False] * (last - first)
+    return allowed
+
+
+def _sums(each: Sequence[float]) -> np.ndarray:
+    """Returns the sum over [s, e) at index [s, e]."""
+    sums = np.concatenate([[0.0], np.cumsum(np.asarray(each, np.float64))])
+    return np.triu(sums[None, :] - sums[:, None])
+
+
+def _maxima(each: Sequence[float]) -> np.ndarray:
+    """Returns the maximum over [s, e) at index [s, e]."""
+    table = np.zeros((len(each) + 1, len(each) + 1))
+    for start in range(len(each)):
+        table[start, start + 1 :] = list(itertools.accumulate(each[start:], max))
+    return table
+
+
+def _example(like: tf.Tensor | tf.TensorSpec) -> tf.Tensor:
+    """Returns a tensor of that shape and type: itself, noise, zeros or True."""
+    if not isinstance(like, tf.TensorSpec):
+        return like
+    shape = [n or 1 for n in like.shape]
+    if like.dtype.is_floating:
+        return tf.cast(tf.random.stateless_normal(shape, seed=[0, 0]), like.dtype)
+    return (
+        tf.ones(shape, like.dtype)
+        if like.dtype.is_bool
+        else tf.zeros(shape, like.dtype)
+    )

@@ -1,0 +1,161 @@
+"""Recording a Keras model as a network of calls.
+
+A Functional model remembers the calls that made it; a list of layers is called once on
+symbolic tensors. Models inside models are opened, so that a cut can go through them,
+wherever calling the inner model does nothing but run its own graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from tfgpipe import seams
+from tfgpipe.network import Call, Network, Value
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """A network, and what its values are.
+
+    Attributes:
+        network: The calls.
+        specs: For each value, its shape and type while it was recorded.
+        output: What the model returns, nested, with a `Value` for each tensor.
+    """
+
+    network: Network
+    specs: Mapping[int, keras.KerasTensor]
+    output: Any
+
+
+class _Recorder:
+    """Numbers symbolic tensors and notes calls on them."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.specs: dict[int, keras.KerasTensor] = {}
+
+    def number(self, tensor: keras.KerasTensor) -> int:
+        number = len(self.specs)
+        self.specs[number] = tensor
+        return number
+
+    def call(
+        self,
+        layer: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        outputs: Sequence[keras.KerasTensor],
+        numbers: Mapping[int, int],
+    ) -> list[int]:
+        """Notes a call whose tensors have `numbers` by `id`; numbers its outputs."""
+        args, kwargs = keras.tree.map_structure(
+            lambda leaf: Value(numbers[id(leaf)]) if _is_tensor(leaf) else leaf,
+            (args, dict(kwargs)),
+        )
+        leaves = keras.tree.flatten((args, kwargs))
+        reads = dict.fromkeys(x.number for x in leaves if isinstance(x, Value))
+        makes = [self.number(tensor) for tensor in outputs]
+        self.calls.append(Call(layer, args, kwargs, tuple(reads), tuple(makes)))
+        return makes
+
+    def graph(self, graph: keras.Model, inputs: Sequence[int]) -> list[int]:
+        """Notes the calls of a Functional model on numbered inputs."""
+        numbers = dict(zip(map(id, graph.inputs), inputs, strict=True))
+        for node in seams.nodes(graph):
+            if any(id(tensor) not in numbers for tensor in node.inputs):
+                continue  # Belongs to another model that shares the layer.
+            inner = _inner_graph(node)
+            if inner is None:
+                made = self.call(
+                    node.operation, node.args, node.kwargs, node.outputs, numbers
+                )
+            else:
+                given = keras.tree.flatten(node.args)
+                made = self.graph(inner, [numbers[id(tensor)] for tensor in given])
+            numbers.update(zip(map(id, node.outputs), made, strict=True))
+        return [numbers[id(tensor)] for tensor in graph.outputs]
+
+
+def from_graph(graph: keras.Model) -> Recording:
+    """Records a Functional model."""
+    recorder = _Recorder()
+    inputs = [recorder.number(tensor) for tensor in graph.inputs]
+    outputs = recorder.graph(graph, inputs)
+    output = keras.tree.pack_sequence_as(graph.output, [Value(n) for n in outputs])
+    network = Network(tuple(recorder.calls), tuple(inputs), tuple(outputs))
+    return Recording(network, recorder.specs, unpacked(output))
+
+
+def from_layers(
+    layers: Sequence[keras.layers.Layer],
+    inputs: Any,
+    side_inputs: Mapping[str, keras.KerasTensor],
+) -> Recording:
+    """Records layers that each take what the one before returns.
+
+    Args:
+        layers: The layers. Those that are not built become so.
+        inputs: What the first layer takes, symbolic tensors in any structure.
+        side_inputs: Tensors by name, each for all layers whose `call` has an argument
+            of that name.
+    """
+    recorder = _Recorder()
+    given = [*_tensors(inputs), *side_inputs.values()]
+    numbers = {id(tensor): recorder.number(tensor) for tensor in given}
+    values = inputs
+    for layer in layers:
+        kwargs = {n: x for n, x in side_inputs.items() if asks_for(layer, n)}
+        outputs = layer(values, **kwargs)
+        made = recorder.call(layer, (values,), kwargs, _tensors(outputs), numbers)
+        numbers.update(zip(map(id, _tensors(outputs)), made, strict=True))
+        values = outputs
+    output = keras.tree.map_structure(lambda x: Value(numbers[id(x)]), values)
+    network = Network(
+        tuple(recorder.calls),
+        tuple(range(len(given))),
+        tuple(numbers[id(tensor)] for tensor in _tensors(values)),
+    )
+    return Recording(network, recorder.specs, output)
+
+
+def unpacked(outputs: Any) -> Any:
+    """Returns the only output of a model instead of a list of it, as Keras does."""
+    alone = isinstance(outputs, list | tuple) and len(outputs) == 1
+    return outputs[0] if alone else outputs
+
+
+def asks_for(layer: keras.layers.Layer, side_input: str) -> bool:
+    """Returns whether a layer's `call` has an argument of the given name."""
+    return side_input in inspect.signature(layer.call).parameters
+
+
+def _inner_graph(node: seams.Node) -> keras.Model | None:
+    """Returns the graph to run in place of a call of a model, if that is the same."""
+    graph = seams.graph_of(node.operation)
+    if graph is None or node.kwargs or len(node.args) != 1:
+        return None
+    given = node.args[0]
+    expected = graph.input
+    if _is_tensor(given) and not _is_tensor(expected):
+        given = [given]
+    try:
+        keras.tree.assert_same_structure(given, expected)
+    except (TypeError, ValueError):
+        return None
+    pairs = zip(_tensors(given), graph.inputs, strict=True)
+    same = all(a.dtype == b.dtype and a.ndim == b.ndim for a, b in pairs)
+    return graph if same else None
+
+
+def _tensors(structure: Any) -> list[keras.KerasTensor]:
+    return [x for x in keras.tree.flatten(structure) if _is_tensor(x)]
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, keras.KerasTensor)
