@@ -27,8 +27,11 @@ class Pipelining(Hyperparams):
     num_replicas: int = field(
         default=1, at_least=1, help="D, copies of the pipeline that share each batch."
     )
-    balance: tuple[int, ...] | None = field(
-        default=None, help="Layers of each stage; None evens out the parameters."
+    balance: Literal["params", "flops", "time", "memory"] = field(
+        default="params", help="What the fullest stage is to have least of."
+    )
+    layers: tuple[int, ...] | None = field(
+        default=None, help="Layers of each stage, in place of a balance."
     )
     remat: Literal["stage", "layer", "except_last", "none"] = field(
         default="stage", help="What the backward pass recomputes: see PipelinedLayer."
@@ -47,7 +50,7 @@ class Pipelining(Hyperparams):
                 layers,
                 num_stages=self.num_stages,
                 num_microbatches=self.num_microbatches,
-                balance="params" if self.balance is None else list(self.balance),
+                balance=self.balance if self.layers is None else self.layers,
                 remat=self.remat,
                 jit_compile="auto" if choice == "auto" else choice == "on",
             )

@@ -133,13 +133,13 @@ def squares(outputs: Any) -> tf.Tensor:
     return tf.add_n(terms)
 
 
-def unknown_batch(
-    x: Any, side_inputs: Mapping[str, Any] | None = None, *, unknown_axes: int = 1
+def unknown_sizes(
+    x: Any, side_inputs: Mapping[str, Any] | None = None, *, axes: int = 1
 ) -> list[tf.TensorSpec]:
     """Returns the shapes and types of inputs, the first axes' sizes left open."""
     return [
         tf.TensorSpec(
-            [None if i < unknown_axes else n for i, n in enumerate(leaf.shape)],
+            [None if i < axes else n for i, n in enumerate(leaf.shape)],
             leaf.dtype,
         )
         for leaf in keras.tree.flatten((x, side_inputs or {}))

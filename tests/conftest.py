@@ -18,3 +18,12 @@ def fresh_names_and_seeds():
 
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
+
+
+@pytest.fixture
+def floatx():
+    """Sets the dtype of everything that is made in a test."""
+    import keras
+
+    yield keras.config.set_floatx
+    keras.config.set_floatx("float32")

@@ -7,16 +7,12 @@ value of each other factor in at least one case (`test_the_grid_covers_all_pairs
 
 from __future__ import annotations
 
-import functools
-import itertools
-import random
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import compare
+from tests import compare, pairs
 from tests.stacks import STACKS
 from tfgpipe.stage import REMAT_MODES
 
@@ -32,52 +28,15 @@ FACTORS = {
 }
 
 
-@functools.cache
-def grid() -> tuple[tuple, ...]:
-    """Returns few cases that together hold every pair of values, greedily chosen."""
-    names = list(FACTORS)
-    wanted = {
-        ((i, a), (j, b))
-        for i, j in itertools.combinations(range(len(names)), 2)
-        for a in FACTORS[names[i]]
-        for b in FACTORS[names[j]]
-    }
-    rng = random.Random(0)
-    cases = []
-    while wanted:
-        (i, a), (j, b) = min(wanted, key=repr)
-        best, best_new = None, -1
-        for _ in range(60):
-            case = [rng.choice(FACTORS[name]) for name in names]
-            case[i], case[j] = a, b
-            new = len(wanted & _pairs(case))
-            if new > best_new:
-                best, best_new = tuple(case), new
-        cases.append(best)
-        wanted -= _pairs(best)
-    return tuple(cases)
-
-
-@pytest.fixture
-def floatx():
-    """Sets the dtype of everything that is made in a test."""
-    yield keras.config.set_floatx
-    keras.config.set_floatx("float32")
-
-
-def _pairs(case):
-    return set(itertools.combinations(enumerate(case), 2))
+GRID = pairs.all_pairs(FACTORS)
 
 
 def test_the_grid_covers_all_pairs():
-    held = set().union(*map(_pairs, grid()))
-    for (i, a), (j, b) in itertools.combinations(enumerate(FACTORS.values()), 2):
-        for pair in itertools.product(a, b):
-            assert ((i, pair[0]), (j, pair[1])) in held
+    pairs.assert_covers_all_pairs(FACTORS, GRID)
 
 
 @pytest.mark.parametrize(
-    ",".join(FACTORS), grid(), ids=["-".join(map(str, case)) for case in grid()]
+    ",".join(FACTORS), GRID, ids=["-".join(map(str, case)) for case in GRID]
 )
 def test_outputs_gradients_and_state_are_the_plain_models(
     num_stages, num_microbatches, rows, stack, remat, batch, graph, dtype, floatx

@@ -320,7 +320,10 @@ def test_a_table_of_costs_that_do_not_add_up_has_the_least_bottleneck(data):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"costs": [1, -1, 1]}, r"at least 0 for each call\. Received costs=\[1\.0, -1"),
+        (
+            {"costs": [1, -1, 1]},
+            r"at least 0 for each call\. Received costs=\[1\.0, -1",
+        ),
         ({"costs": [1, math.nan, 1]}, r"finite number.*Received costs=\[1\.0, nan"),
         ({"costs": [1, math.inf, 1]}, r"finite number.*Received costs=\[1\.0, inf"),
         ({"costs": [[[1, 1], [1, 1]]]}, "one finite number of at least 0"),

@@ -137,3 +137,90 @@ def test_a_mirrored_strategy_takes_our_devices():
         variable = tf.Variable([1.0])
     devices = [v.device for v in strategy.experimental_local_results(variable)]
     assert [device[-5:] for device in devices] == ["CPU:1", "CPU:3"], MOVED
+
+
+def test_an_optimizer_knows_a_variable_that_has_moved():
+    variable = keras.Variable([1.0, 2.0])
+    optimizer = keras.optimizers.SGD(1.0)
+    optimizer.build([variable])
+    seams.place(variable, on("CPU:2"), None)
+    optimizer.apply([tf.ones(2)], [variable])
+    assert variable.numpy().tolist() == [0.0, 1.0], MOVED
+
+
+def test_a_variable_has_no_value_in_the_scope_it_was_made_in():
+    layer = keras.layers.Dense(2)
+    with keras.StatelessScope():
+        layer.build((None, 2))
+        assert not seams.is_initialized(layer.kernel), MOVED
+    assert seams.is_initialized(layer.kernel), MOVED
+
+
+def test_only_models_that_run_their_graph_and_nothing_else_have_one():
+    class Own(keras.Model):
+        def call(self, x):
+            return 2 * super().call(x)
+
+    class OwnSequential(keras.Sequential):
+        def call(self, x):
+            return 2 * super().call(x)
+
+    inputs = keras.Input((2,))
+    dense = keras.layers.Dense(2)
+    functional = keras.Model(inputs, dense(inputs))
+    sequential = keras.Sequential([keras.Input((2,)), dense])
+    assert seams.graph_of(functional) is functional, MOVED
+    graph = seams.graph_of(sequential)
+    assert [node.operation for node in seams.nodes(graph)] == [dense], MOVED
+    for other in (
+        dense,
+        keras.Sequential([dense]),
+        Own(inputs, dense(inputs)),
+        OwnSequential([keras.Input((2,)), dense]),
+        keras.ops.add,
+    ):
+        assert seams.graph_of(other) is None, MOVED
+
+
+def test_a_graph_remembers_its_calls_and_their_arguments():
+    a, b = keras.Input((3, 2)), keras.Input((4, 2))
+    attention = keras.layers.MultiHeadAttention(1, 2)
+    attended = attention(a, value=b, use_causal_mask=True)
+    total = keras.ops.add(attended, 1.0)
+    nodes = list(seams.nodes(keras.Model([a, b], total)))
+    assert nodes[0].operation is attention, MOVED
+    assert nodes[0].args == (a,), MOVED
+    assert nodes[0].kwargs == {"value": b, "use_causal_mask": True}, MOVED
+    assert nodes[0].outputs == [attended], MOVED
+    assert nodes[0].inputs == [a, b], MOVED
+    assert nodes[1].args == (attended, 1.0), MOVED
+
+
+def test_a_graph_standardizes_what_it_is_given():
+    inputs = {"b": keras.Input((1,), name="b"), "a": keras.Input((2,), name="a")}
+    inputs = dict(sorted(inputs.items()))
+    outputs = keras.layers.Concatenate()(list(inputs.values()))
+    given = {"a": tf.ones((3, 2), tf.int32), "b": tf.zeros((3,))}
+    a, b = seams.standardized(keras.Model(inputs, outputs), given)
+    assert (a.dtype, a.shape, b.shape) == (tf.float32, (3, 2), (3, 1)), MOVED
+
+
+def test_names_of_inner_layers_are_found():
+    block = keras.Sequential([keras.layers.Dense(2, name="inner")], name="outer")
+    assert seams.inner_names(block) == ["outer", "inner"], MOVED
+    operation = keras.ops.add(keras.Input((2,)), 1.0)._keras_history.operation
+    assert seams.inner_names(operation) == ["add"], MOVED
+
+
+def test_layers_that_a_step_may_change():
+    norm = keras.layers.BatchNormalization()
+    norm.build((None, 2))
+    frozen = keras.layers.Dense(2)
+    frozen.build((None, 2))
+    frozen.trainable = False
+    wrapped = keras.Sequential([keras.Input((2,)), keras.layers.Dropout(0.5)])
+    assert seams.may_change(norm), MOVED
+    assert seams.may_change(wrapped), MOVED
+    assert not seams.may_change(frozen), MOVED
+    norm.trainable = False
+    assert not seams.may_change(norm), MOVED

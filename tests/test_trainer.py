@@ -168,6 +168,9 @@ def test_inspecting_prints_the_stages_and_nothing_of_tensorflow() -> None:
     assert (run.returncode, run.stderr) == (0, "")
     assert TABLE in run.stdout
     assert "CPU:1" in run.stdout
+    plan = run.stdout.partition("\n\n")[2]
+    assert "8 microbatches of 4 rows, remat=none, cut as given" in plan
+    assert "imbalance 1." in plan
 
 
 def test_a_run_leaves_all_it_should(

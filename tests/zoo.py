@@ -282,8 +282,9 @@ def passed_through() -> keras.Model:
 def siamese() -> keras.Model:
     """One encoder, a model itself, on two inputs, with much in between."""
     inputs = keras.Input((4,))
-    hidden = layers.Dense(6, activation="tanh")(inputs)
-    encoder = keras.Model(inputs, layers.Dense(3)(hidden), name="encoder")
+    hidden = layers.Dense(6, activation="tanh", kernel_regularizer="l2")(inputs)
+    last = layers.Dense(3, activity_regularizer="l1")
+    encoder = keras.Model(inputs, last(hidden), name="encoder")
     a = keras.Input((4,), name="a")
     b = keras.Input((4,), name="b")
     x = encoder(a)
@@ -426,6 +427,14 @@ def transfer() -> keras.Model:
     return keras.Model(inputs, layers.Dense(2)(layers.Dense(3)(x)))
 
 
+def nested_optional() -> keras.Model:
+    """An inner model that is called without one of its inputs."""
+    inner = optional()
+    a = keras.Input((4,), name="outer")
+    x = inner([layers.Dense(4)(a), None])
+    return keras.Model(a, layers.Dense(3)(x))
+
+
 # -- control flow ---------------------------------------------------------------------
 
 
@@ -525,6 +534,74 @@ def control_flow(kind: type[Weighs]) -> keras.Model:
     return keras.Model(inputs, layers.Dense(2)(x))
 
 
+# -- side inputs ----------------------------------------------------------------------
+
+
+class Forgets(layers.Layer):
+    """Sets what lies beyond each row's length to zero: `lengths` `[B]`, integers."""
+
+    def call(self, x: tf.Tensor, lengths: tf.Tensor | None = None) -> tf.Tensor:
+        if lengths is None:
+            return x
+        within = tf.sequence_mask(lengths, tf.shape(x)[1], dtype=x.dtype)
+        return x * within[:, :, None]
+
+    def compute_output_spec(self, x: keras.KerasTensor, **_: Any) -> keras.KerasTensor:
+        return keras.KerasTensor(x.shape, x.dtype)
+
+
+class Attends(layers.Layer):
+    """Attention within segments: `segment_ids` `[B, S]`, `allowed` `[B, S]` boolean."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.attention = attention()
+
+    def build(self, shape: tuple) -> None:
+        self.attention.build(shape, shape)
+
+    def call(
+        self,
+        x: tf.Tensor,
+        segment_ids: tf.Tensor | None = None,
+        allowed: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        together = ops.equal(segment_ids[:, :, None], segment_ids[:, None, :])
+        if allowed is not None:
+            together = ops.logical_and(together, allowed[:, None, :])
+        return x + self.attention(x, x, attention_mask=together)
+
+
+class Scales(layers.Layer):
+    """Multiplies each row by a number: `scale` `[B]`, floats, with gradients."""
+
+    def call(self, x: tf.Tensor, scale: tf.Tensor | None = None) -> tf.Tensor:
+        return x if scale is None else x * ops.tanh(scale)[:, None, None]
+
+
+def side_fed() -> list[keras.layers.Layer]:
+    """Layers that ask for side inputs, some for several, some for none."""
+    return [
+        layers.Dense(4, activation="tanh"),
+        Forgets(),
+        Attends(),
+        Scales(),
+        layers.Conv1D(4, 3, padding="causal"),
+        Attends(),
+        Scales(),
+        layers.Dense(2),
+    ]
+
+
+def side_inputs(rows: int, length: int) -> dict[str, np.ndarray]:
+    return {
+        "lengths": 1 + ids(rows, seed=3) % length,
+        "segment_ids": ids(rows, length, seed=4) // 5,
+        "allowed": ids(rows, length, seed=5) > 3,
+        "scale": floats(rows, seed=6),
+    }
+
+
 ZOO = {
     "u_net": Animal(u_net, lambda n: floats(n, 8, 8, 2)),
     "u_net_normalised": Animal(
@@ -581,12 +658,11 @@ ZOO = {
     ),
     "tied_layer": Animal(tied_layer, lambda n: ids(n, 5)),
     "tied_reversible": Animal(tied_reversible, lambda n: ids(n, 5)),
-    "tied_by_operation": Animal(tied_by_operation, lambda n: ids(n, 5)),
-    "tied_by_function": Animal(tied_by_function, lambda n: ids(n, 5)),
     "frozen_and_shared": Animal(frozen_and_shared, lambda n: floats(n, 4)),
     "nested": Animal(nested, lambda n: floats(n, 4)),
     "sequential": Animal(sequential, lambda n: floats(n, 4)),
     "nested_and_masked": Animal(nested_and_masked, lambda n: padded_ids(n, 5)),
+    "nested_optional": Animal(nested_optional, lambda n: floats(n, 4)),
     "transfer": Animal(transfer, lambda n: floats(n, 4), rowwise=False),
     "tf_cond": Animal(lambda: control_flow(Branches), lambda n: floats(n, 4)),
     "tf_while_loop": Animal(lambda: control_flow(Loops), lambda n: floats(n, 4)),

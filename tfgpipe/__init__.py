@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tfgpipe._backend import check_keras_backend
 
 if TYPE_CHECKING:
+    from tfgpipe import layers
     from tfgpipe.mesh import make_logical_cpus
     from tfgpipe.pipelined_layer import PipelinedLayer
     from tfgpipe.pipelined_model import pipeline, plan, recut
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 __all__ = [
     "PipelineStrategy",
     "PipelinedLayer",
+    "layers",
     "make_logical_cpus",
     "pipeline",
     "place_optimizer",
@@ -30,6 +32,7 @@ __all__ = [
     "stage_table",
 ]
 
+_ROOMS = ("layers",)
 _MODULES = {
     "PipelineStrategy": "strategy",
     "PipelinedLayer": "pipelined_layer",
@@ -45,6 +48,8 @@ check_keras_backend()
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"tfgpipe.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module 'tfgpipe' has no attribute {name!r}")
     return getattr(importlib.import_module(f"tfgpipe.{_MODULES[name]}"), name)

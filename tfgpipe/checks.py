@@ -6,76 +6,14 @@ what was received and what to try.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfgpipe import recording
-from tfgpipe.network import Call, Value
-from tfgpipe.recording import Recording
-
-# A batch size that no layer is likely to make out of another dimension.
-_PROBE = 8191
-
-
-def batch_is_kept(recorded: Recording) -> None:
-    """Raises ValueError if a layer's output has another batch size than its input."""
-    probed: set[Hashable] = set()
-    for call in recorded.network.calls:
-        given = [recorded.specs[number] for number in call.reads]
-        made = [recorded.specs[number] for number in call.makes]
-        kind = _kind(call.layer, given)
-        if given[0].shape[:1] == (None,) and kind and kind not in probed:
-            # With an unknown batch size all looks well; try one that is known.
-            probed.add(kind)
-            given, made = _probe(call, recorded)
-        for spec in made:
-            if not spec.shape or spec.shape[0] != given[0].shape[0]:
-                raise ValueError(
-                    "Every layer in a pipeline must keep the batch dimension, since it "
-                    f"sees only one microbatch at a time. Layer '{call.layer.name}' "
-                    f"maps shape {given[0].shape} to {spec.shape}. Keep the layer "
-                    "outside the pipeline."
-                )
-
-
-def _probe(
-    call: Call, recorded: Recording
-) -> tuple[list[keras.KerasTensor], list[keras.KerasTensor]]:
-    """Infers the outputs of a call for a batch size that stands out."""
-    given = {
-        number: keras.KerasTensor(
-            (_PROBE, *recorded.specs[number].shape[1:]), recorded.specs[number].dtype
-        )
-        for number in call.reads
-    }
-    args, kwargs = keras.tree.map_structure(
-        lambda leaf: given[leaf.number] if isinstance(leaf, Value) else leaf,
-        (call.args, dict(call.kwargs)),
-    )
-    made = call.layer.compute_output_spec(*args, **kwargs)
-    return list(given.values()), keras.tree.flatten(made)
-
-
-def _kind(layer: Any, inputs: Sequence[keras.KerasTensor]) -> Hashable:
-    """Returns what layers that treat the batch dimension alike have in common.
-
-    None for Keras' own layers, which keep it.
-    """
-    if isinstance(layer, keras.layers.Lambda | keras.Model):
-        return id(layer)  # May hold anything.
-    if not isinstance(layer, keras.layers.Layer):
-        return id(layer)  # An operation, such as a mean over any axis.
-    if type(layer).__module__.startswith("keras."):
-        return None
-    try:
-        config = {**layer.get_config(), "name": None}
-    except NotImplementedError:  # A layer need not have one.
-        config = {}
-    shapes = tuple((x.shape[1:], x.dtype) for x in inputs)
-    return (type(layer), shapes, repr(config))
+from tfgpipe import layers, recording
 
 
 def dense_tensors(inputs: Any, name: str) -> None:
@@ -199,3 +137,30 @@ def choice(argument: str, value: Any, choices: Sequence[Any]) -> Any:
         expected = ", ".join(repr(choice) for choice in choices)
         raise ValueError(f"`{argument}` must be one of {expected}. Received {value!r}.")
     return value
+
+
+def batch_norm_is_deferred(calls: Iterable[Any], batch_norm: str) -> None:
+    """Warns of moving averages that would move once a microbatch."""
+    norms = [norm for norm in layers.batch_norms(calls) if norm.trainable]
+    moved = [x for x in norms if not isinstance(x, layers.DeferredBatchNormalization)]
+    if batch_norm == "deferred":
+        moved = [norm for norm in moved if not layers.is_convertible(norm)]
+        way_out = (
+            "These renormalise, or have a class of their own, which cannot be made to "
+            "wait: let the class inherit from "
+            "`tfgpipe.layers.DeferredBatchNormalization`, use "
+        )
+    else:
+        way_out = 'Try `batch_norm="deferred"` for the averages, '
+    if not moved:
+        return
+    first = ", ".join(f"'{norm.name}'" for norm in moved[:3])
+    more = f" and {len(moved) - 3} more" if len(moved) > 3 else ""
+    warnings.warn(
+        "Batch normalization sees one microbatch at a time in a pipeline: each is "
+        "normalised on its own, and the moving averages move once for each, so that "
+        "evaluation differs from that of the unpipelined model. Received "
+        f"{len(moved)} such layers: {first}{more}. {way_out}`num_microbatches=1` for "
+        "everything, or GroupNormalization or LayerNormalization, which know no batch.",
+        stacklevel=2,
+    )

@@ -11,13 +11,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfgpipe import cut, flops, program, seams
+from tfgpipe import cut, examples, flops, program
 from tfgpipe.network import Network
 from tfgpipe.replay import Wire, layer_variables
 from tfgpipe.stage import Mode, Stage, TracedStage, trace_all
@@ -45,7 +45,7 @@ class Weights:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a call does for one microbatch, in FLOPs or seconds.
+    """What a part does for one microbatch, in FLOPs or seconds.
 
     Attributes:
         forward: In the forward.
@@ -78,19 +78,24 @@ def weights(network: Network) -> list[Weights]:
     return results
 
 
-class TracedCalls:
-    """The calls of a network, each traced by itself.
+class TracedParts:
+    """The parts of a network, such as its single calls, each traced by itself.
 
     Args:
         network: The calls.
+        spans: Which calls make each part.
         inputs: Shapes and types of the network's inputs for one microbatch.
     """
 
-    def __init__(self, network: Network, inputs: Mapping[Wire, tf.TensorSpec]) -> None:
-        library: program.Library = {}  # Equal layers share programs, and measurements.
+    def __init__(
+        self,
+        network: Network,
+        spans: Sequence[slice],
+        inputs: Mapping[Wire, tf.TensorSpec],
+    ) -> None:
+        library: program.Library = {}  # Equal parts share programs, and measurements.
         self._stages = [
-            Stage(i, network.part(slice(i, i + 1)), library)
-            for i in range(len(network.calls))
+            Stage(i, network.part(span), library) for i, span in enumerate(spans)
         ]
         self._inputs = dict(inputs)
         self._traced = trace_all(self._stages, inputs, [_MODE] * len(self._stages))
@@ -116,7 +121,7 @@ class TracedCalls:
         return results
 
     def sizes(self) -> dict[int, int]:
-        """Returns the bytes of each value that is read by some call."""
+        """Returns the bytes of each value that goes from part to part."""
         specs = dict(self._inputs)
         for traced in self._traced:
             specs.update(traced.output_specs)
@@ -127,7 +132,7 @@ class TracedCalls:
         }
 
     def kept_bytes(self) -> list[int]:
-        """Returns the bytes that each call adds to what the backward needs.
+        """Returns the bytes that each part adds to what the backward needs.
 
         These are its outputs and whatever else goes from its forward to its backward.
         """
@@ -144,12 +149,12 @@ class TracedCalls:
         device: str,
         progress: Callable[[int], None],
     ) -> list[Work]:
-        """Runs each call on its own input, forward and backward, and times both.
+        """Runs each part on its own input, forward and backward, and times both.
 
         Args:
             inputs: One microbatch.
             device: Where to run.
-            progress: Called with the number of calls measured so far.
+            progress: Called with the number of parts measured so far.
         """
         results = []
         known: dict[tuple[int, int], Work] = {}
@@ -176,10 +181,11 @@ def _measured(
     known: dict[tuple[int, int], Work],
     overhead: float,
 ) -> tuple[Work, dict[Wire, tf.Tensor]]:
-    """Returns the time of a call, or what is `known` of its like, and outputs."""
+    """Returns the time of a part, or what is `known` of its like, and outputs."""
     trace, programs = traced.trace, traced.saving
-    variables = [*map(_value, stage.weights), *map(_value, stage.state)]
+    variables = map(examples.variable_value, (*stage.weights, *stage.state))
     feed = dict(zip((*trace.weights, *trace.state), variables, strict=True))
+    feed.update(program.nothing_gathered(trace))
     feed.update(zip(trace.inputs, (values[w] for w in traced.reads), strict=True))
     made = programs.forward(feed)
     feed.update(made)
@@ -224,18 +230,6 @@ def _nothing() -> Callable[..., Any]:
     """Returns a program that does nothing: what a call costs by itself."""
     specs = [tf.TensorSpec((), tf.float32)]
     return tf.function(tf.identity, autograph=False).get_concrete_function(*specs)
-
-
-def _value(variable: keras.Variable) -> tf.Tensor:
-    """Returns the value of a variable, or one like it if it has none yet."""
-    if seams.is_initialized(variable):
-        return tf.convert_to_tensor(variable.value)
-    if not variable.trainable or len(variable.shape) < 2:
-        return tf.ones(variable.shape, variable.dtype)
-    # Keeps activations in range, through whatever number of layers.
-    scale = math.prod(variable.shape[:-1]) ** -0.5
-    noise = tf.random.stateless_normal(variable.shape, seed=[0, 0]) * scale
-    return tf.cast(noise, variable.dtype)
 
 
 def _variable_bytes(variable: keras.Variable) -> int:

@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from tfgpipe import microbatch, program, schedule
 from tfgpipe.replay import Wire
-from tfgpipe.stage import Mode, Remat, Stage, TracedStage, trace_all
+from tfgpipe.stage import BatchNorm, Mode, Remat, Stage, TracedStage, trace_all
 from tfgpipe.trace import differentiable, total
 
 Tensors = dict[Wire, tf.Tensor]
@@ -59,6 +59,7 @@ class Pipeline:
         num_microbatches: M.
         remat: What the backward recomputes.
         jit_compile: For each stage, whether XLA compiles its programs.
+        batch_norm: When moving averages of batch statistics move.
     """
 
     stages: Sequence[Stage]
@@ -67,6 +68,7 @@ class Pipeline:
     num_microbatches: int
     remat: Remat
     jit_compile: Sequence[bool]
+    batch_norm: BatchNorm = "microbatch"
 
     def run(self, inputs: Mapping[Wire, tf.Tensor], *, training: bool) -> Result:
         """Runs a mini-batch through all stages, differentiably.
@@ -130,6 +132,7 @@ class Pipeline:
                 per_layer=self.remat == "layer",
                 may_be_empty=split.may_be_empty,
                 jit_compile=jit_compile,
+                batch_norm=self.batch_norm,
             )
             for jit_compile in self.jit_compile
         ]
@@ -209,7 +212,8 @@ class _Step:
         self._snapshot = snapshot
         self._schedule = schedule.gpipe(len(traced), len(split.sizes))
         self._saves = saves[-len(split.sizes) :]
-        # For each stage, its variables by the name they have in its trace.
+        # For each stage, its variables by the name they have in its trace, and what
+        # it gathers.
         self._variables = [
             dict(
                 zip(
@@ -220,6 +224,10 @@ class _Step:
             )
             for t, stage in zip(traced, pipeline.stages, strict=True)
         ]
+        for k, device in enumerate(self._devices):
+            with tf.device(device):
+                gathered = program.nothing_gathered(traced[k].trace)
+            self._variables[k].update(gathered)
         # For each action of stage k on microbatch m, what its programs need by name.
         self._kept: dict[tuple[int, int], program.Values] = {}
         self._inputs: tuple[Wire, ...] = ()
@@ -245,7 +253,7 @@ class _Step:
             self._kept[k, m] = values
             for wire, name in zip(stage.makes, trace.outputs, strict=True):
                 pieces[m][wire] = values[name]
-            for before, after in zip(trace.state, trace.new_state, strict=True):
+            for before, after in zip(trace.carried, trace.new_carried, strict=True):
                 self._variables[k][before] = values[after]
             if trace.loss is not None:
                 with tf.device(self._devices[k]):
@@ -260,7 +268,7 @@ class _Step:
 
     def changed_state(self) -> list[tuple[keras.Variable, tf.Tensor]]:
         """Returns the variables that the forward actions changed, with new values."""
-        return [
+        changed = [
             (variable, values[before])
             for stage, traced, values in zip(
                 self._pipeline.stages, self._traced, self._variables, strict=True
@@ -270,6 +278,25 @@ class _Step:
             )
             if before != after
         ]
+        return [*changed, *self._updated()]
+
+    def _updated(self) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """Returns the variables that move by what was gathered, with new values."""
+        moved: dict[int, keras.Variable] = {}
+        latest = dict(self._snapshot.values)
+        for traced, values in zip(self._traced, self._variables, strict=True):
+            trace = traced.trace
+            for statistic, names in zip(trace.statistics, trace.gathered, strict=True):
+                keys = [id(variable) for variable in statistic.variables]
+                owner = self._snapshot.owners[keys[0]]
+                with tf.device(self._devices[owner]):
+                    after = statistic.update(
+                        [values[name] for name in names], [latest[key] for key in keys]
+                    )
+                # Several calls may move a variable, one after the other.
+                latest.update(zip(keys, after, strict=True))
+                moved.update(zip(keys, statistic.variables, strict=True))
+        return [(variable, latest[key]) for key, variable in moved.items()]
 
     def backward(
         self, output_grads: Sequence[tf.Tensor], loss_grad: tf.Tensor | None

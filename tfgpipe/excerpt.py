@@ -119,9 +119,9 @@ class Source:
             for names in (
                 trace.inputs,
                 trace.weights,
-                trace.state,
+                trace.carried,
                 trace.outputs,
-                trace.new_state,
+                trace.new_carried,
                 (trace.loss, trace.loss_grad),
                 trace.effects,
                 trace.output_grads,

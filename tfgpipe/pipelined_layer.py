@@ -10,14 +10,21 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from tfgpipe import checks, original, partition, planning, program, seams
+from tfgpipe import checks, original, partition, planning, program, rows, seams
 from tfgpipe import mesh as mesh_lib
 from tfgpipe.engine import Pipeline
 from tfgpipe.planning import Plan
 from tfgpipe.profiles import QUANTITIES, Quantity, Settings
 from tfgpipe.recording import Recording
 from tfgpipe.replay import Wire
-from tfgpipe.stage import REMAT_MODES, Remat, Stage, owned_variables
+from tfgpipe.stage import (
+    BATCH_NORM_MODES,
+    REMAT_MODES,
+    BatchNorm,
+    Remat,
+    Stage,
+    owned_variables,
+)
 from tfgpipe.strategy import (
     PipelineStrategy,
     current_replica,
@@ -36,8 +43,9 @@ class PipelinedLayer(keras.layers.Layer):
     optimizer slots and updates of a stage live on its device. What one stage makes goes
     straight to those that read it, skip connections and masks included.
 
-    Batch statistics (`BatchNormalization`) are taken over each microbatch, and moving
-    averages updated once for each, in order.
+    Batch normalization normalises each microbatch with its own statistics. What its
+    moving averages move by is the choice of `batch_norm`; `docs/batch-statistics.md`
+    tells what is normalised with what.
 
     Args:
         layers: A Functional or Sequential model, with models inside it opened; or
@@ -63,6 +71,10 @@ class PipelinedLayer(keras.layers.Layer):
             keeps all activations.
         jit_compile: Whether XLA compiles each stage's programs. `"auto"` does so on
             GPUs and not on CPUs.
+        batch_norm: When moving averages of Keras' `BatchNormalization` layers move,
+            wherever these are: `"microbatch"` for once a microbatch, by its statistics,
+            or `"deferred"` for once a step, by those of the whole mini-batch, as they
+            do unpipelined. (`tfgpipe.layers.DeferredBatchNormalization` does always.)
         devices: Names of K devices, such as `["GPU:0", "GPU:1"]`. Not to be given
             under a `PipelineStrategy`, which has devices of its own.
         name: The layer's name.
@@ -105,6 +117,7 @@ class PipelinedLayer(keras.layers.Layer):
         memory_limit: float | None = None,
         remat: Remat = "stage",
         jit_compile: bool | Literal["auto"] = "auto",
+        batch_norm: BatchNorm = "microbatch",
         devices: Sequence[str] | None = None,
         name: str | None = None,
         dtype: Any = None,
@@ -126,6 +139,7 @@ class PipelinedLayer(keras.layers.Layer):
         self.jit_compile = checks.choice(
             "jit_compile", jit_compile, ("auto", True, False)
         )
+        self.batch_norm = checks.choice("batch_norm", batch_norm, BATCH_NORM_MODES)
         self.devices = None if devices is None else tuple(devices)
         self.memory_limit = memory_limit
         self.balance: Quantity | tuple[int, ...]
@@ -189,17 +203,23 @@ class PipelinedLayer(keras.layers.Layer):
             recorded = self._original.record(
                 self._given.inputs, self._given.side_inputs
             )
-            checks.batch_is_kept(recorded)
+            rows.check(recorded, num_microbatches=self.num_microbatches)
+            if self.num_microbatches > 1:
+                called = [call.layer for call in recorded.network.calls]
+                checks.batch_norm_is_deferred(called, self.batch_norm)
             stages = _stages(recorded, self._counts(recorded))
             self._place(owned_variables(stages), current_strategy())
         self._pipeline = _Built(recorded, stages, current_strategy())
 
-    def plan(self, *, sample: Any = None, num_slots: int = 2) -> Plan:
+    def plan(
+        self, *, sample: Any = None, batch_size: int = 32, num_slots: int = 2
+    ) -> Plan:
         """Returns the plan of the cut as it is: what each stage holds and costs.
 
         Args:
             sample: A mini-batch, where the sizes that the layer was built with leave
-                something open. Defaults to 32 rows of them.
+                something open.
+            batch_size: Rows of the mini-batch, where there is no sample.
             num_slots: Optimizer slots a trained weight.
 
         Raises:
@@ -208,7 +228,11 @@ class PipelinedLayer(keras.layers.Layer):
         counts = [len(stage.part.calls) for stage in self.stages]
         assert self._pipeline is not None  # Or there would be no stages.
         return self._plan(
-            self._pipeline.recorded, counts, sample=sample, num_slots=num_slots
+            self._pipeline.recorded,
+            counts,
+            sample=sample,
+            batch_size=batch_size,
+            num_slots=num_slots,
         )
 
     def recut(
@@ -290,6 +314,7 @@ class PipelinedLayer(keras.layers.Layer):
             num_microbatches=self.num_microbatches,
             remat=self.remat,
             jit_compile=[self._compiles(device) for device in devices],
+            batch_norm=self.batch_norm,
         )
         if mask is not None:
             for x, m in zip(*map(keras.tree.flatten, (inputs, mask)), strict=True):
@@ -356,6 +381,7 @@ class PipelinedLayer(keras.layers.Layer):
             memory_limit=self.memory_limit,
             remat=self.remat,
             jit_compile=self.jit_compile,
+            batch_norm=self.batch_norm,
             devices=None if self.devices is None else list(self.devices),
         )
         return config
@@ -403,6 +429,7 @@ class PipelinedLayer(keras.layers.Layer):
         balance: Quantity | Sequence[int],
         *,
         sample: Any = None,
+        batch_size: int = 32,
         num_slots: int = 2,
     ) -> Plan:
         settings = Settings(
@@ -418,6 +445,7 @@ class PipelinedLayer(keras.layers.Layer):
             balance,
             settings,
             sample=fed,
+            batch_size=batch_size,
             device=self._mesh.grid[0][0],
         )
 

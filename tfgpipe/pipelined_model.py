@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tfgpipe import checks, original, planning
+from tfgpipe import checks, original, planning, rows, seams
 from tfgpipe import mesh as mesh_lib
 from tfgpipe.pipelined_layer import PipelinedLayer
 from tfgpipe.planning import Plan
@@ -45,15 +45,29 @@ def pipeline(
         ValueError: If it cannot be cut as asked, or devices are missing.
     """
     layer = PipelinedLayer(model, num_microbatches=num_microbatches, **arguments)
-    outputs = layer(model.input)
-    names = getattr(model, "output_names", None) or []
-    if len(set(names)) == len(keras.tree.flatten(outputs)):
-        # Losses and metrics go by the name of the layer that an output comes from.
-        named = iter(names)
-        outputs = keras.tree.map_structure(
-            lambda x: keras.layers.Identity(name=next(named))(x), outputs
+    graph = seams.graph_of(model)  # A Sequential model keeps its own to itself.
+    if graph is None:
+        raise ValueError(
+            "A Sequential model is pipelined once it is built. Received "
+            f"'{model.name}', which is not. Begin it with `keras.Input(shape)`, or "
+            "give its layers as a list to `tfgpipe.PipelinedLayer`."
         )
-    return keras.Model(model.input, outputs, name=model.name)
+    outputs = layer(graph.input)
+    names = graph.output_names
+    if len(set(names)) == len(names):
+        # Losses and metrics go by the name of the layer that an output comes from. An
+        # input that is an output has its own already.
+        inputs = {id(tensor) for tensor in graph.inputs}
+        ends = iter(zip(graph.outputs, names, strict=True))
+
+        def named(output: keras.KerasTensor) -> keras.KerasTensor:
+            end, name = next(ends)
+            if id(end) in inputs:
+                return end
+            return keras.layers.Identity(name=name)(output)
+
+        outputs = keras.tree.map_structure(named, outputs)
+    return keras.Model(graph.input, outputs, name=model.name)
 
 
 def plan(
@@ -64,6 +78,7 @@ def plan(
     balance: Quantity | Sequence[int] | Sequence[str] = "params",
     remat: Remat = "stage",
     sample: Any = None,
+    batch_size: int = 32,
     memory_limit: float | None = None,
     num_slots: int = 2,
     device: str | None = None,
@@ -81,7 +96,7 @@ def plan(
     >>> plan.counts, plan.imbalance
     ((2, 2, 2), 1.0)
     >>> print(plan)  # doctest: +ELLIPSIS
-    3 stages, 4 microbatches of 8 rows, remat=stage, balanced by params (of the layers)
+    3 stages, 4 microbatches of 8 rows, remat=stage, balanced by params
     stage  layers            parameters  FLOPs     memory  receives  share
     0      dense_0, dense_1       8,320  ... k  134.0 KiB       0 B  33.3%
     1      dense_2, dense_3       8,320  ... k  142.0 KiB   2.0 KiB  33.3%
@@ -99,8 +114,9 @@ def plan(
             `"memory"`, the bytes of weights, gradients, slots and activations. Or a cut
             to look at, as numbers of calls or as names of layers that end stages.
         remat: What the backward recomputes.
-        sample: A mini-batch as the model takes it. A list of layers needs one; for a
-            model it defaults to 32 rows of the sizes of its inputs.
+        sample: A mini-batch as the model takes it. A list of layers needs one, and a
+            model with inputs of unknown sizes.
+        batch_size: Rows of the mini-batch, where there is no sample.
         memory_limit: Bytes that a device has, or None.
         num_slots: Optimizer slots a trained weight: 2 for Adam, 1 for momentum.
         device: Where to measure time. Defaults to the first.
@@ -125,7 +141,7 @@ def plan(
     inputs = original.symbolic(sample) if given.inputs is None else given.inputs
     with keras.StatelessScope(initialize_variables=False):
         recorded = given.record(inputs, {})
-        checks.batch_is_kept(recorded)
+        rows.check(recorded, num_microbatches=num_microbatches)
         return planning.make(
             recorded,
             chosen,
@@ -137,6 +153,7 @@ def plan(
                 num_slots=num_slots,
             ),
             sample=None if sample is None else [*given.feed(sample, {}).values()],
+            batch_size=batch_size,
             device=mesh_lib.make_mesh(num_stages=1, devices=device and [device]).grid[
                 0
             ][0],

@@ -18,8 +18,6 @@ from tfgpipe.replay import Wire
 
 # Measured costs that differ by less are the same; fewer bytes then decide.
 _TIME_SLACK = 0.02
-# Rows of a mini-batch where neither a sample nor the model says how many.
-_ROWS = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +128,9 @@ class Plan:
             ]
         work = tuple(Work(forward=0.0, backward=cost) for cost in scaled)
         profile = dataclasses.replace(self.profile, seconds=work)
-        return best(profile, "time", self.settings, note="costs from measured stages")
+        return best(
+            profile, "time", self.settings, note="balanced by measured stage times"
+        )
 
     def __str__(self) -> str:
         settings, rows_each = self.settings, self.profile.rows
@@ -158,8 +158,8 @@ class Plan:
         return "\n".join(
             [
                 f"{settings.num_stages} stages, {settings.num_microbatches} "
-                f"microbatches of {rows_each} rows, remat={settings.remat}, balanced "
-                f"by {self.quantity} ({self.note})",
+                f"microbatches of {rows_each} rows, remat={settings.remat}, "
+                f"{self.note}",
                 tables.table(header, rows, left=("layers", "stage")),
                 f"imbalance {self.imbalance:.3f}, bubble {100 * self.bubble:.1f}%, "
                 f"{tables.readable_bytes(most)}{fits} on the fullest device",
@@ -173,6 +173,7 @@ def make(
     settings: Settings,
     *,
     sample: Sequence[tf.Tensor | None] | None,
+    batch_size: int,
     device: str,
 ) -> Plan:
     """Makes a plan.
@@ -181,39 +182,44 @@ def make(
         recorded: The model.
         balance: What to balance, or the number of calls of each stage.
         settings: What for.
-        sample: A mini-batch, one tensor an input, or None for 32 rows of the sizes that
-            were recorded, of noise where time is measured.
+        sample: A mini-batch, one tensor an input, or None for `batch_size` rows of the
+            sizes that were recorded, of noise where time is measured.
+        batch_size: Their number, if the model leaves it open.
         device: Where to measure time.
 
     Raises:
         ValueError: If the model cannot be cut so, or a size is not known.
     """
     network = recorded.network
-    inputs = _microbatch(recorded, sample, settings.num_microbatches)
+    inputs = microbatch(
+        recorded, sample, batch_size, num_microbatches=settings.num_microbatches
+    )
     if not isinstance(balance, str):
         counts = partition.check_counts(tuple(balance), len(network.calls))
         profile = profiles.profile(network, inputs)
-        return _within(Plan(counts, "flops", settings, "as given", profile))
+        return _within(Plan(counts, "flops", settings, "cut as given", profile))
     if balance != "time":
         profile = profiles.profile(network, inputs)
-        return best(profile, balance, settings, note="of the layers")
+        return best(profile, balance, settings, note=f"balanced by {balance}")
     bar = keras.utils.Progbar(len(network.calls), unit_name="layer")
     profile = profiles.profile(network, inputs, device=device, progress=bar.update)
     where = mesh.short_name(device)
-    note = f"fastest of {costs.REPEATS} runs of each layer on {where}"
+    note = f"balanced by time, the best of {costs.REPEATS} runs of a layer on {where}"
     return best(profile, balance, settings, note=note)
 
 
-def _microbatch(
+def microbatch(
     recorded: Recording,
     sample: Sequence[tf.Tensor | None] | None,
+    batch_size: int,
+    *,
     num_microbatches: int,
 ) -> dict[Wire, tf.Tensor | tf.TensorSpec]:
     """Returns the first microbatch of a sample, or what is known of one."""
     numbers = recorded.network.inputs
     given = sample or [recorded.specs[number] for number in numbers]
     tensors = {Wire(n): x for n, x in zip(numbers, given, strict=True) if x is not None}
-    batch = next(iter(tensors.values())).shape[0] or _ROWS
+    batch = next(iter(tensors.values())).shape[0] or batch_size
     rows = math.ceil(batch / num_microbatches)
     if sample is not None:
         return {wire: x[:rows] for wire, x in tensors.items()}

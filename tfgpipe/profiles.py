@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe import costs, seams
+from tfgpipe import costs, examples, partition, seams
 from tfgpipe.costs import Weights, Work
 from tfgpipe.network import Network
 from tfgpipe.replay import Wire
@@ -119,11 +119,17 @@ def profile(
         progress: Called with the number of calls measured so far.
     """
     specs = {wire: tf.TensorSpec(x.shape, x.dtype) for wire, x in inputs.items()}
-    traced = costs.TracedCalls(network, specs)
+    singles = partition.spans([1] * len(network.calls))
+    traced = costs.TracedParts(network, singles, specs)
     sizes = traced.sizes()
     seconds: list[Work] = []
     if device is not None:
-        tensors = {wire: _example(x) for wire, x in inputs.items()}
+        tensors = {
+            wire: examples.tensor(x, unknown_size=1)
+            if isinstance(x, tf.TensorSpec)
+            else x
+            for wire, x in inputs.items()
+        }
         seconds = traced.seconds(tensors, device, progress or (lambda count: None))
     return Profile(
         names=tuple(call.layer.name for call in network.calls),
@@ -163,17 +169,3 @@ def _maxima(each: Sequence[float]) -> np.ndarray:
     for start in range(len(each)):
         table[start, start + 1 :] = list(itertools.accumulate(each[start:], max))
     return table
-
-
-def _example(like: tf.Tensor | tf.TensorSpec) -> tf.Tensor:
-    """Returns a tensor of that shape and type: itself, noise, zeros or True."""
-    if not isinstance(like, tf.TensorSpec):
-        return like
-    shape = [n or 1 for n in like.shape]
-    if like.dtype.is_floating:
-        return tf.cast(tf.random.stateless_normal(shape, seed=[0, 0]), like.dtype)
-    return (
-        tf.ones(shape, like.dtype)
-        if like.dtype.is_bool
-        else tf.zeros(shape, like.dtype)
-    )

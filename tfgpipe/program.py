@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import tensorflow as tf
@@ -105,7 +106,7 @@ class Programs:
         self._trace = trace
         self._source = Source(trace)
         self._builder = _Builder(trace, options, library, self._source.fingerprint)
-        self._sources = (*trace.inputs, *trace.weights, *trace.state)
+        self._sources = (*trace.inputs, *trace.weights, *trace.carried)
         self._given = _present(*trace.output_grads, trace.loss_grad)
         self._outputs = [*trace.outputs, *_changed(trace), *_present(trace.loss)]
         self._gradients = [
@@ -149,13 +150,15 @@ class Programs:
 def empty_accumulators(trace: Trace) -> list[tf.Tensor]:
     """Returns a zero for each weight that has a gradient, each in a buffer of its own.
 
-    `Empty` is stateful, so no optimizer shares or folds these buffers: programs add to
-    them in place.
+    Programs add to them in place.
     """
-    return [
-        tf.raw_ops.Empty(shape=spec.shape, dtype=spec.dtype, init=True)
-        for spec in _accumulator_specs(trace)
-    ]
+    return list(map(_zero, _accumulator_specs(trace)))
+
+
+def nothing_gathered(trace: Trace) -> Values:
+    """Returns what is gathered of a mini-batch before its first microbatch."""
+    names = itertools.chain(*trace.gathered)
+    return {name: _zero(trace.spec(name)) for name in names}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +172,7 @@ class _Builder:
 
     def forward(self, excerpt: Excerpt) -> Forward:
         trace = self.trace
-        before = dict(zip(trace.new_state, trace.state, strict=True))
+        before = dict(zip(trace.new_carried, trace.carried, strict=True))
         # An empty microbatch leaves the state as it was, so it takes that as well.
         kept = [before[after] for after in _changed(trace)]
         feeds = tuple(dict.fromkeys((*excerpt.feeds, *kept)))
@@ -269,6 +272,14 @@ def _add_in_place(
     return tf.reshape(total, accumulator.shape)
 
 
+def _zero(spec: tf.TensorSpec) -> tf.Tensor:
+    """Returns a zero in a buffer of its own.
+
+    `Empty` is stateful, so no optimizer shares or folds these buffers.
+    """
+    return tf.raw_ops.Empty(shape=spec.shape, dtype=spec.dtype, init=True)
+
+
 def _nothing(spec: tf.TensorSpec) -> tf.Tensor:
     """Returns a tensor of the given type without rows, which nobody reads."""
     if spec.dtype == tf.variant:
@@ -292,8 +303,8 @@ def _weight_grads(trace: Trace) -> list[Gradient]:
 
 
 def _changed(trace: Trace) -> list[str]:
-    """Returns the new values of the state that the stage changes."""
-    pairs = zip(trace.state, trace.new_state, strict=True)
+    """Returns the new values of what the stage carries on and changes."""
+    pairs = zip(trace.carried, trace.new_carried, strict=True)
     return [after for before, after in pairs if after != before]
 
 

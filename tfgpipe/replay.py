@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from tfgpipe import seams
 from tfgpipe.network import Call, Part, Value
-from tfgpipe.trace import check_assignments
+from tfgpipe.statistic import Statistic
+from tfgpipe.trace import Scope, check_assignments, differentiable
 
 
 class Wire(NamedTuple):
@@ -113,24 +114,26 @@ def _rematerialised(
     scope = seams.current_stateless_scope()
     weights, state = layer_variables([call.layer])
     held = [(variable, scope.get_current_value(variable)) for variable in state]
-    read = [number for number in call.reads if values[number] is not None]
-    masks = {number: seams.get_mask(values[number]) for number in read}
+    # Only what has a gradient is an argument: `tf.recompute_grad` adds to each of them.
+    given = {n: values[n] for n in call.reads if values[n] is not None}
+    read = [number for number, tensor in given.items() if differentiable(tensor)]
+    if not read and not weights:
+        return _run(call, values, training)
+    masks = {number: seams.get_mask(tensor) for number, tensor in given.items()}
     first: list[_FirstRun] = []
 
     def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        inputs = dict(zip(read, tensors, strict=False))
+        inputs = {**given, **dict(zip(read, tensors, strict=False))}
         for number, tensor in inputs.items():
             seams.set_mask(tensor, masks[number])
-        inner = keras.StatelessScope(
-            [*zip(weights, tensors[len(read) :], strict=True), *held],
-            collect_losses=True,
-        )
+        inner = Scope([*zip(weights, tensors[len(read) :], strict=True), *held])
         with inner:
             outputs = _run(call, {**values, **inputs}, training)
         check_assignments(inner, [*weights, *state])
         first.append(
             _FirstRun(
                 state=[inner.get_current_value(v) for v in state],
+                statistics=inner.statistics,
                 input_masks=[seams.get_mask(tensor) for tensor in inputs.values()],
                 output_masks=[seams.get_mask(tensor) for tensor in outputs],
             )
@@ -144,10 +147,11 @@ def _rematerialised(
     outputs, losses = results[: len(call.makes)], results[len(call.makes) :]
     for variable, value in zip(state, first[0].state, strict=True):
         scope.add_update((variable, value))
+    scope.statistics.extend(first[0].statistics)
     for loss in losses:
         scope.add_loss(loss)
-    for number, mask in zip(read, first[0].input_masks, strict=True):
-        seams.set_mask(values[number], mask)
+    for tensor, mask in zip(given.values(), first[0].input_masks, strict=True):
+        seams.set_mask(tensor, mask)
     for tensor, mask in zip(outputs, first[0].output_masks, strict=True):
         seams.set_mask(tensor, mask)
     return list(outputs)
@@ -157,5 +161,6 @@ class _FirstRun(NamedTuple):
     """What a call leaves behind beside its outputs and losses."""
 
     state: list[tf.Tensor]
+    statistics: list[Statistic]
     input_masks: list[tf.Tensor | None]
     output_masks: list[tf.Tensor | None]

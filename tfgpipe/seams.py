@@ -27,13 +27,18 @@ def place(variable: keras.Variable, scope: Scope, device: str | None) -> None:
     Keras creates the `tf.Variable` of a layer that is built in a `StatelessScope` when
     the outermost such scope ends, long after any `tf.device` the layer could have set,
     and has no public hook there. A variable that already has its value is created anew
-    inside the scope, with that value, unless it is on `device` as it is.
+    inside the scope, with that value, unless it is on `device` as it is; an optimizer
+    that was built for it still knows it.
     """
     if variable._value is not None:
         if variable._value.device == device:
             return
+        old = variable._value
         with tf.init_scope(), scope():
-            variable._initialize(tf.convert_to_tensor(variable._value))
+            variable._initialize(tf.convert_to_tensor(old))
+        # By this an optimizer knows the weights that it was built for.
+        new = getattr(variable._value, "_primary", variable._value)
+        new._unique_id = old._unique_id
         return
     initialize = variable._initialize
 
@@ -68,15 +73,20 @@ def without_autocast() -> Iterator[None]:
         global_state.set_global_attribute("autocast_scope", outer)
 
 
-def is_trainable(layer: Any) -> tuple[bool, ...]:
-    """Returns whether a layer, and each layer inside it, is trainable.
+def inner_layers(layer: Any) -> list[keras.layers.Layer]:
+    """Returns a layer and each layer inside it.
 
     Layers other than models have no public list of the layers inside; operations have
     none inside.
     """
     if not isinstance(layer, keras.layers.Layer):
-        return ()
-    return tuple(inner.trainable for inner in layer._flatten_layers())
+        return []
+    return layer._flatten_layers()
+
+
+def is_trainable(layer: Any) -> tuple[bool, ...]:
+    """Returns whether a layer, and each layer inside it, is trainable."""
+    return tuple(inner.trainable for inner in inner_layers(layer))
 
 
 def inner_names(layer: Any) -> list[str]:
@@ -169,8 +179,8 @@ def set_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> None:
     backend.set_keras_mask(tensor, mask)
 
 
-def current_stateless_scope() -> keras.StatelessScope:
-    """Returns the innermost `StatelessScope` we are in."""
+def current_stateless_scope() -> keras.StatelessScope | None:
+    """Returns the innermost `StatelessScope` we are in, or None if we are in none."""
     return backend.get_stateless_scope()
 
 

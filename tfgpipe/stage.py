@@ -15,13 +15,15 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from tfgpipe import program, seams
+from tfgpipe import layers, program, seams
 from tfgpipe.network import Part
 from tfgpipe.replay import Replay, Wire, layer_variables
 from tfgpipe.trace import Trace, trace
 
 Remat = Literal["stage", "layer", "except_last", "none"]
 REMAT_MODES: tuple[Remat, ...] = ("stage", "layer", "except_last", "none")
+BatchNorm = Literal["microbatch", "deferred"]
+BATCH_NORM_MODES: tuple[BatchNorm, ...] = ("microbatch", "deferred")
 
 Specs = Mapping[Wire, tf.TensorSpec]
 
@@ -35,12 +37,15 @@ class Mode:
         per_layer: Whether the backward recomputes layer by layer.
         may_be_empty: Whether microbatches without rows can occur.
         jit_compile: Whether XLA compiles the programs.
+        batch_norm: When moving averages of batch statistics move: with each
+            microbatch, or once a step.
     """
 
     training: bool
     per_layer: bool
     may_be_empty: bool
     jit_compile: bool
+    batch_norm: BatchNorm = "microbatch"
 
 
 class TracedStage:
@@ -159,9 +164,11 @@ class Stage:
             self.part, wires, training=mode.training, per_layer=mode.per_layer
         )
         weights, state = layer_variables(self.layers)
-        stage_trace = trace(
-            replay.body, input_specs=specs, weights=weights, state=state
-        )
+        deferred = self.layers if mode.batch_norm == "deferred" else ()
+        with layers.deferring(deferred):
+            stage_trace = trace(
+                replay.body, input_specs=specs, weights=weights, state=state
+            )
         return TracedStage(stage_trace, replay, mode, self._library)
 
 

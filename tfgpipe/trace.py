@@ -13,11 +13,14 @@ every input and weight in the same graph. `cut` and `program` then take it apart
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from tfgpipe.statistic import Statistic
 
 Body = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
 
@@ -52,6 +55,9 @@ class Trace:
         state: Values of the non-trainable variables, read-only ones included.
         outputs: What goes to the stage after.
         new_state: For each state, its value afterwards; the same name if unchanged.
+        statistics: What layers learn of the mini-batch beside their state.
+        gathered: For each of these, its values for the microbatches before.
+        new_gathered: For each of these, its values with this microbatch.
         loss: Sum of the losses that layers added, or None.
         effects: Names of the stateful operations of the forward (a print, an
             assertion), which must run though nothing may depend on them.
@@ -68,12 +74,25 @@ class Trace:
     state: tuple[str, ...]
     outputs: tuple[str, ...]
     new_state: tuple[str, ...]
+    statistics: tuple[Statistic, ...]
+    gathered: tuple[tuple[str, ...], ...]
+    new_gathered: tuple[tuple[str, ...], ...]
     loss: str | None
     effects: tuple[str, ...]
     output_grads: tuple[str | None, ...]
     loss_grad: str | None
     input_grads: tuple[str | None, ...]
     weight_grads: tuple[Gradient | None, ...]
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """What comes from the microbatch before: the state, and what is gathered."""
+        return (*self.state, *itertools.chain(*self.gathered))
+
+    @property
+    def new_carried(self) -> tuple[str, ...]:
+        """What goes to the microbatch after, in the same order."""
+        return (*self.new_state, *itertools.chain(*self.new_gathered))
 
     def spec(self, tensor: str) -> tf.TensorSpec:
         """Returns the shape and type of a tensor."""
@@ -109,14 +128,15 @@ def trace(
         sources = [*inputs, *weight_values]
         with tf.GradientTape() as tape:
             tape.watch([source for source in sources if differentiable(source)])
-            scope = keras.StatelessScope(
-                zip([*weights, *state], [*weight_values, *state_values], strict=True),
-                collect_losses=True,
+            scope = Scope(
+                zip([*weights, *state], [*weight_values, *state_values], strict=True)
             )
             with scope:
                 outputs = list(body(inputs))
             check_assignments(scope, [*weights, *state])
             loss = total(scope.losses)
+        gathered = [list(map(_placeholder, s.values)) for s in scope.statistics]
+        merged = [s.merge(g) for s, g in zip(scope.statistics, gathered, strict=True)]
         graph = tf.compat.v1.get_default_graph()
         effects = [op.name for op in graph.get_operations() if op.op_def.is_stateful]
         targets = [*outputs, *([] if loss is None else [loss])]
@@ -145,6 +165,9 @@ def trace(
                 state=_names(state_values),
                 outputs=_names(outputs),
                 new_state=_names([scope.get_current_value(v) for v in state]),
+                statistics=tuple(scope.statistics),
+                gathered=tuple(map(_names, gathered)),
+                new_gathered=tuple(map(_names, merged)),
                 loss=None if loss is None else loss.name,
                 effects=tuple(effects),
                 output_grads=_names(target_grads[: len(outputs)]),
@@ -162,6 +185,22 @@ def trace(
         graph = tf.function(joint, autograph=False).get_concrete_function().graph
     captures = {inner.name: outer for outer, inner in graph.captures}
     return dataclasses.replace(found[0], captures=captures)
+
+
+class Scope(keras.StatelessScope):
+    """The scope in which layers are traced.
+
+    Args:
+        values: For each variable, its value at the start.
+
+    Attributes:
+        statistics: What layers have learnt of the mini-batch beside their state, in
+            the order of their calls.
+    """
+
+    def __init__(self, values: Iterable[tuple[keras.Variable, tf.Tensor]]) -> None:
+        super().__init__(values, collect_losses=True)
+        self.statistics: list[Statistic] = []
 
 
 def _placeholder(like: tf.Tensor | tf.TensorSpec | keras.Variable) -> tf.Tensor:

@@ -17,3 +17,11 @@ def build(experiment: Experiment) -> keras.Model:
         model.optimizer.build(model.trainable_variables)
     print(tfgpipe.stage_table(model), flush=True)
     return model
+
+
+def print_plans(experiment: Experiment, model: keras.Model) -> None:
+    """Prints what each stage of each pipeline costs."""
+    for layer in model.layers:
+        if isinstance(layer, tfgpipe.PipelinedLayer):
+            plan = layer.plan(batch_size=experiment.training.batch_size)
+            print(f"\n{layer.name}: {plan}", flush=True)

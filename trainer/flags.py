@@ -21,7 +21,7 @@ Trains an experiment of params/ through a pipeline.
   --mode=MODE     train     train, evaluate, draw a sample (the default)
                   eval      evaluate the last checkpoint in DIR
                   describe  print the hyperparameters
-                  inspect   print the stages: devices, layers, sizes
+                  inspect   print the stages: devices, layers, sizes, costs
   --set=A.B=C     change a hyperparameter; may be repeated
   --help          print this
 

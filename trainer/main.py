@@ -52,12 +52,14 @@ def _run(flags: Flags) -> None:
 
     devices.start_tensorflow(experiment.pipelining)
     # TensorFlow comes with these, so they wait for the line above.
-    from trainer.build import build
+    from trainer.build import build, print_plans
     from trainer.checkpoints import Checkpoints
     from trainer.evaluate import comparison, evaluate
     from trainer.train import train
 
     model = build(experiment)
+    if flags.mode == "inspect":
+        print_plans(experiment, model)
     if flags.mode == "train":
         train(experiment, model, folder)
     if flags.mode == "eval":

@@ -1,0 +1,138 @@
+"""How good each way of cutting a model is, against the best cut there is.
+
+    python -m benchmarks.partition --stages=4
+
+For each model the time of every layer, forward, recomputation and backward of one
+microbatch, is measured several times over and the least taken: the reference. All cuts
+are then tried on it, exhaustively, for the one whose slowest stage is fastest. Each
+`balance` cuts the model on its own, `"time"` with a measurement of its own. Columns:
+
+* `plan s`: what making the plan took, the tracing of layers included;
+* `share`: the slowest stage's share of the time of all, by the reference;
+* `of best`: that share over the share of the best cut (1.00 is optimal);
+* `run`: the share when the stages themselves are run instead of their layers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+import tfgpipe
+from benchmarks import tables
+
+
+def main() -> None:
+    """Measures the models that the flags name."""
+    flags = _parse()
+    tfgpipe.make_logical_cpus(flags.stages)
+    from benchmarks.models import MODELS  # TensorFlow starts with these.
+
+    rows: list[tables.Row] = []
+    for name in flags.models or MODELS:
+        rows += measure(name, num_stages=flags.stages, passes=flags.passes)
+        print(tables.draw(rows), flush=True)
+    if flags.json:
+        tables.write_json(flags.json, rows)
+
+
+def measure(name: str, *, num_stages: int, passes: int) -> list[tables.Row]:
+    """Returns a row for each balance, and one for the best cut."""
+    from benchmarks.models import MODELS
+    from tfgpipe.profiles import QUANTITIES
+
+    model = MODELS[name]()
+    plans, seconds = {}, {}
+    for balance in QUANTITIES:
+        start = time.perf_counter()
+        plans[balance] = tfgpipe.plan(
+            model, num_stages=num_stages, num_microbatches=4, balance=balance
+        )
+        seconds[balance] = time.perf_counter() - start
+    again = [
+        tfgpipe.plan(
+            model, num_stages=num_stages, num_microbatches=4, balance="time"
+        ).profile
+        for _ in range(passes)
+    ]
+    settings = plans["time"].settings
+    reference = np.min([p.work("time", settings) for p in again], axis=0)
+    best = best_cut(reference, num_stages)
+    least = share(reference, best)
+    rows: list[tables.Row] = []
+    for balance, plan in plans.items():
+        mine = share(reference, plan.counts)
+        rows.append(
+            {
+                "model": name,
+                "balance": balance,
+                "calls": " ".join(map(str, plan.counts)),
+                "plan s": seconds[balance],
+                "share": mine,
+                "of best": mine / least,
+                "run": _run_share(model, plan),
+            }
+        )
+    best_row: tables.Row = {
+        "model": name,
+        "balance": "exhaustive",
+        "calls": " ".join(map(str, best)),
+        "plan s": "",
+        "share": least,
+        "of best": 1.0,
+        "run": "",
+    }
+    return [*rows, best_row]
+
+
+def best_cut(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
+    """Returns the cut of the lightest heaviest stage, having tried all."""
+    sums = np.concatenate([[0.0], np.cumsum(costs)])
+    choices = itertools.combinations(range(1, len(costs)), num_stages - 1)
+    ends = np.fromiter(itertools.chain.from_iterable(choices), np.int64)
+    inner = ends.reshape(-1, num_stages - 1)
+    bounds = np.pad(inner, ((0, 0), (1, 1)), constant_values=(0, len(costs)))
+    stages = np.diff(sums[bounds], axis=1)  # [cut, stage]
+    best = bounds[stages.max(axis=1).argmin()]
+    return tuple(int(n) for n in np.diff(best))
+
+
+def share(costs: Sequence[float], counts: Sequence[int]) -> float:
+    """Returns the heaviest stage's share of all."""
+    ends = np.cumsum([0, *counts])
+    stages = np.add.reduceat(np.asarray(costs), ends[:-1])
+    return float(stages.max() / stages.sum())
+
+
+def _run_share(model: object, plan: tfgpipe.planning.Plan) -> float:
+    """Returns the share of the slowest stage when the stages are run."""
+    from tfgpipe import costs, examples, original, partition
+    from tfgpipe.planning import microbatch
+
+    recorded = original.make(model).record(None, {})
+    specs = microbatch(recorded, None, 32, num_microbatches=4)
+    spans = partition.spans(plan.counts)
+    parts = costs.TracedParts(recorded.network, spans, specs)
+    inputs = {w: examples.tensor(x, unknown_size=1) for w, x in specs.items()}
+    work = parts.seconds(inputs, "CPU:0", lambda count: None)
+    stages = [2 * part.forward + part.backward for part in work]  # remat="stage"
+    return max(stages) / sum(stages)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Compares each way of cutting a model with the best cut."
+    )
+    parser.add_argument("--models", nargs="*", metavar="NAME")
+    parser.add_argument("--stages", type=int, default=4, help="K")
+    parser.add_argument("--passes", type=int, default=3, help="of the reference")
+    parser.add_argument("--json", metavar="FILE", help="also write the rows there")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

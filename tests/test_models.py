@@ -1,0 +1,820 @@
+"""Any Keras model: whatever its graph, a pipeline computes exactly what it computes.
+
+Every model of `zoo` is compared with its plain twin in every output and its mask, every
+gradient and every state variable. What is told apart here: the number of stages and of
+microbatches, what is recomputed, static and unknown sizes, graphs and eager execution,
+single and double precision, each pair of these in at least one case.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfgpipe
+from tests import compare, pairs, zoo
+from tests.zoo import ZOO, floats, ids, padded_ids
+from tfgpipe.stage import REMAT_MODES
+
+layers = keras.layers
+
+# -- every model, all pairs of settings -----------------------------------------------
+
+SETTINGS = {
+    "num_stages": (1, 2, 3, 4),
+    "num_microbatches": (1, 2, 3, 4, 5),
+    "rows": (3, 4, 5),
+    "remat": REMAT_MODES,
+    "sizes": ("static", "unknown"),
+    "graph": (True, False),
+    "dtype": ("float32", "float64"),
+}
+GRID = pairs.all_pairs(SETTINGS)
+
+
+def deal() -> list[tuple]:
+    """Deals the settings to the models, like cards, until each has two or three.
+
+    The first of each model recomputes layer by layer, the most delicate way of all.
+    """
+    rng = random.Random(0)
+    per_layer = [case for case in GRID if "layer" in case]
+    others = [case for case in GRID if "layer" not in case]
+    rng.shuffle(others)
+    hands = [per_layer, others, others[len(others) // 2 :] + others]
+    return [
+        (name, *hand[i % len(hand)])
+        for i, (name, animal) in enumerate(ZOO.items())
+        for hand in (hands[:2] if animal.slow else hands)
+    ]
+
+
+def test_the_cases_hold_all_pairs_of_settings():
+    pairs.assert_covers_all_pairs(SETTINGS, [case[1:] for case in deal()])
+
+
+@pytest.mark.parametrize(
+    ("name", *SETTINGS), deal(), ids=["-".join(map(str, case)) for case in deal()]
+)
+def test_outputs_gradients_and_state_are_the_plain_models(
+    name, num_stages, num_microbatches, rows, remat, sizes, graph, dtype, floatx
+):
+    floatx(dtype)
+    animal = ZOO[name]
+    plain, pipelined = compare.model_pair(
+        animal.make,
+        num_stages=num_stages,
+        num_microbatches=num_microbatches,
+        remat=remat,
+    )
+    x = animal.data(rows)
+    specs = None
+    if graph and sizes == "unknown":
+        specs = compare.unknown_sizes(x, axes=animal.unknown_axes)
+    if animal.rowwise:
+        expected = compare.run(plain, x, graph=graph, specs=specs)
+    else:
+        one_by_one = compare.OneAfterAnother(plain, num_microbatches)
+        expected = compare.run(one_by_one, x, graph=False)
+    received = compare.run(pipelined, x, graph=graph, specs=specs)
+    assert any(np.any(grad) for grad in expected.weight_grads.values())
+    rtol, atol = compare.TOLERANCES[dtype]
+    compare.assert_same(expected, received, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, animal in ZOO.items() if not animal.rowwise]
+)
+def test_inference_is_the_plain_models_at_any_number_of_microbatches(name, floatx):
+    floatx("float64")
+    plain, pipelined = compare.model_pair(
+        ZOO[name].make, num_stages=3, num_microbatches=3
+    )
+    for variable in plain.non_trainable_variables:  # Other than they are made.
+        if variable.dtype == "float64":
+            variable.assign(variable + 0.5)
+    compare.copy_state(plain, pipelined)
+    x = ZOO[name].data(5)
+    compare.assert_same(
+        compare.run(plain, x, training=False),
+        compare.run(pipelined, x, training=False),
+        **DOUBLE,
+    )
+
+
+DOUBLE = dict(zip(("rtol", "atol"), compare.TOLERANCES["float64"], strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("application", "num_stages", "num_microbatches", "training"),
+    [
+        ("ResNet50", 4, 1, True),
+        ("ResNet50", 3, 3, False),
+        ("EfficientNetB0", 3, 1, True),
+        ("EfficientNetB0", 4, 3, False),
+        ("MobileNetV2", 4, 1, True),
+        ("MobileNetV2", 3, 3, False),
+    ],
+)
+def test_applications(application, num_stages, num_microbatches, training, floatx):
+    # Statistics of few rows through a hundred layers: single precision tells nothing.
+    floatx("float64")
+
+    def make() -> keras.Model:
+        return getattr(keras.applications, application)(
+            weights=None, input_shape=(32, 32, 3), classes=3
+        )
+
+    plain, pipelined = compare.model_pair(
+        make, num_stages=num_stages, num_microbatches=num_microbatches
+    )
+    assert len(pipelined.get_layer(index=1).stages) == num_stages
+    x = floats(4, 32, 32, 3)
+    compare.assert_same(
+        compare.run(plain, x, training=training),
+        compare.run(pipelined, x, training=training),
+        **DOUBLE,
+    )
+
+
+# -- fit ------------------------------------------------------------------------------
+
+
+def assert_fits_the_same(plain, pipelined, x, y, compile_arguments, **fit_arguments):
+    histories, scores = [], []
+    for model in (plain, pipelined):
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), **compile_arguments())
+        fitted = model.fit(
+            x, y, batch_size=4, epochs=2, shuffle=False, verbose=0, **fit_arguments
+        )
+        histories.append(fitted.history)
+        scores.append(model.evaluate(x, y, batch_size=3, return_dict=True, verbose=0))
+    for expected, received in (histories, scores):
+        assert list(expected) == list(received)
+        for key, values in expected.items():
+            np.testing.assert_allclose(values, received[key], 1e-5, 1e-6, err_msg=key)
+    for a, b in zip(plain.variables, pipelined.variables, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), 1e-5, 1e-5, err_msg=a.path)
+    expected, received = (
+        model.predict(x, batch_size=4, verbose=0) for model in (plain, pipelined)
+    )
+    keras.tree.assert_same_structure(expected, received)
+    for a, b in zip(*map(keras.tree.flatten, (expected, received)), strict=True):
+        np.testing.assert_allclose(a, b, 1e-5, 1e-5)
+
+
+def two_losses():
+    return {
+        "loss": {"price": "mse", "kind": "sparse_categorical_crossentropy"},
+        "loss_weights": {"price": 0.3, "kind": 2.0},
+        "metrics": {"price": ["mae"], "kind": ["accuracy"]},
+    }
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("num_microbatches", [1, 3])
+def test_losses_and_metrics_go_by_the_names_of_outputs(num_microbatches, weighted):
+    plain, pipelined = compare.model_pair(
+        zoo.two_in_two_out, num_stages=3, num_microbatches=num_microbatches
+    )
+    assert pipelined.output_names == plain.output_names == ["price", "kind"]
+    assert pipelined.input_names == plain.input_names == ["a", "b"]
+    x = {"a": floats(10, 4), "b": floats(10, 3)}
+    y = {"price": floats(10, 1), "kind": ids(10, 1) % 3}
+    weights = {}
+    if weighted:
+        weight = np.arange(10, dtype="float32")
+        weights = {"sample_weight": {"price": weight, "kind": weight[::-1]}}
+    assert_fits_the_same(plain, pipelined, x, y, two_losses, **weights)
+
+
+def test_outputs_in_a_dict_are_fitted_by_its_keys():
+    plain, pipelined = compare.model_pair(zoo.dicts, num_stages=3, num_microbatches=2)
+    y = {"early": floats(10, 5), "z": floats(10, 2)}
+    assert_fits_the_same(
+        plain,
+        pipelined,
+        ZOO["dicts"].data(10),
+        y,
+        lambda: {"loss": {"z": "mse", "early": "mae"}, "metrics": {"z": ["mse"]}},
+    )
+
+
+def test_an_output_without_a_loss():
+    plain, pipelined = compare.model_pair(
+        zoo.two_in_two_out, num_stages=3, num_microbatches=2
+    )
+    assert_fits_the_same(
+        plain,
+        pipelined,
+        [floats(10, 4), floats(10, 3)],
+        {"price": floats(10, 1)},
+        lambda: {"loss": {"price": "mse"}},
+    )
+
+
+@pytest.mark.parametrize("remat", ["stage", "layer"])
+def test_the_loss_honours_masks(remat):
+    """A mean over what is no padding, for each output by its own mask."""
+    plain, pipelined = compare.model_pair(
+        zoo.masked_outputs, num_stages=3, num_microbatches=3, remat=remat
+    )
+    x = ZOO["masked_outputs"].data(10)
+    y = [floats(10, 6, 3), floats(10, 4, 3), floats(10, 3), floats(10, 4, 2)]
+    assert_fits_the_same(plain, pipelined, x, y, lambda: {"loss": ["mse"] * 4})
+    # The mask counts: without it the loss is another.
+    counted = plain.evaluate(x, y, verbose=0)
+    everywhere = np.mean((plain(x)[0].numpy() - y[0]) ** 2)
+    assert abs(counted[1] - everywhere) > 1e-3
+
+
+def test_a_padded_sequence_model_trains_as_the_plain_one():
+    plain, pipelined = compare.model_pair(
+        zoo.encoder_decoder, num_stages=4, num_microbatches=3
+    )
+    assert_fits_the_same(
+        plain,
+        pipelined,
+        ZOO["encoder_decoder"].data(10),
+        padded_ids(10, 4, seed=3),
+        lambda: {
+            "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            "metrics": ["accuracy"],
+            "weighted_metrics": ["accuracy"],
+        },
+    )
+
+
+# -- skips ----------------------------------------------------------------------------
+
+
+def skip_from_layer_one_to_three():
+    inputs = keras.Input((5,))
+    a = layers.Dense(6, activation="tanh")(layers.Dense(4)(inputs))
+    b = layers.Dense(6, activation="tanh")(a)
+    return keras.Model(inputs, layers.Add()([a, b]))
+
+
+BALANCES = [
+    [b - a for a, b in itertools.pairwise([0, *cuts, 4])]
+    for count in range(4)
+    for cuts in itertools.combinations(range(1, 4), count)
+]
+
+
+@pytest.mark.parametrize("remat", REMAT_MODES)
+@pytest.mark.parametrize("balance", BALANCES, ids=str)
+def test_a_skip_under_every_balance(balance, remat):
+    plain, pipelined = compare.model_pair(
+        skip_from_layer_one_to_three, num_microbatches=2, balance=balance, remat=remat
+    )
+    x = floats(5, 5)
+    compare.assert_same(compare.run(plain, x), compare.run(pipelined, x))
+
+
+def test_a_skip_goes_straight_from_its_maker_to_its_readers():
+    layer = tfgpipe.PipelinedLayer(
+        zoo.skips(), num_microbatches=2, balance=[1] * 5, jit_compile=False
+    )
+    parts = [stage.part for stage in layer.stages]
+    (skip,) = parts[0].makes
+    assert [skip in part.reads for part in parts] == [False, True, False, True, False]
+    assert [skip in part.makes for part in parts] == [True] + [False] * 4
+    # In the graph too. The skip is known by its width, six, and goes as it was made.
+    graph = tf.function(layer).get_concrete_function(tf.TensorSpec([6, 5])).graph
+    calls = [op for op in graph.get_operations() if op.type == "PartitionedCall"]
+    for k in range(5):
+        mine = [op for op in calls if op.device.endswith(f"CPU:{k}")]
+        assert len(mine) == 2
+        for op in mine:
+            skips = [x for x in op.inputs if x.shape.as_list() == [3, 6]]
+            assert len(skips) == (k in (1, 3))
+            assert all(x.op.device.endswith("CPU:0") for x in skips)
+            assert all(x.op in calls for x in skips)
+
+
+# -- layers used more than once -------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [zoo.tied_layer, zoo.tied_reversible])
+def test_a_weight_in_the_first_and_last_stage_has_one_gradient_their_sum(make):
+    pipelined = tfgpipe.pipeline(make(), num_stages=3, num_microbatches=2)
+    layer = pipelined.get_layer(index=1)
+    (tied,) = (v for v in pipelined.trainable_variables if "tied" in v.path)
+    holders = [k for k, s in enumerate(layer.stages) if _holds(s.weights, tied)]
+    assert holders == [0, 2]
+    assert tied.value.device.endswith("CPU:0")
+    x = ids(6, 5)
+
+    @tf.function
+    def gradients(x):
+        with tf.GradientTape() as tape:
+            loss = compare.squares(pipelined(x, training=True))
+        return tape.gradient(loss, pipelined.trainable_variables)
+
+    graph = gradients.get_concrete_function(tf.TensorSpec(x.shape, tf.int32)).graph
+    position = [v is tied for v in pipelined.trainable_variables].index(True)
+    result = graph.structured_outputs[position]
+    while result.op.type == "Identity":
+        (result,) = result.op.inputs
+    assert (result.op.type, len(result.op.inputs)) == ("AddN", 2)
+    assert result.op.device.endswith("CPU:0")
+
+
+def test_the_gradient_of_each_use_is_in_the_sum():
+    """The last stage uses ids that the first stage does not look up."""
+    plain, pipelined = compare.model_pair(
+        zoo.tied_reversible, num_stages=3, num_microbatches=2
+    )
+    x = np.ones((4, 5), np.int32)
+    received = compare.run(pipelined, x)
+    compare.assert_same(compare.run(plain, x), received)
+    (grad,) = (g for name, g in received.weight_grads.items() if "tied" in name)
+    assert np.all(np.any(grad != 0.0, axis=1))
+
+
+def tied_unseen(make, num_stages):
+    plain, pipelined = compare.model_pair(
+        make, num_stages=num_stages, num_microbatches=2
+    )
+    x = ids(6, 5)
+    compare.assert_same(compare.run(plain, x), compare.run(pipelined, x))
+
+
+@pytest.mark.parametrize("num_stages", [1, 3])
+def test_a_weight_given_to_an_operation(num_stages, floatx):
+    floatx("float64")
+    tied_unseen(zoo.tied_by_operation, num_stages)
+
+
+@pytest.mark.parametrize("num_stages", [1, 3])
+def test_a_weight_used_by_a_function(num_stages, floatx):
+    floatx("float64")
+    tied_unseen(zoo.tied_by_function, num_stages)
+
+
+class Chain(keras.Model):
+    """The plain model of a list of layers with side inputs."""
+
+    def __init__(self, stack):
+        super().__init__()
+        self.stack = list(stack)
+
+    def call(
+        self, x, training=None, lengths=None, segment_ids=None, allowed=None, scale=None
+    ):
+        sides = {
+            "lengths": lengths,
+            "segment_ids": segment_ids,
+            "allowed": allowed,
+            "scale": scale,
+        }
+        for layer in self.stack:
+            asked = {
+                n: t for n, t in sides.items() if n in layer._call_signature.parameters
+            }
+            x = layer(x, **asked)
+        return x
+
+
+@pytest.mark.parametrize("remat", REMAT_MODES)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_layer_twice_in_a_list(frozen, remat):
+    def make():
+        twice = layers.Dense(4, activation="tanh", activity_regularizer="l2")
+        twice.trainable = not frozen
+        return [twice, layers.Dense(4), twice, layers.Dense(2)]
+
+    stack = make()
+    x = inputs = keras.Input((4,))
+    for layer in stack:
+        x = layer(x)
+    plain = keras.Model(inputs, x)
+    pipelined = tfgpipe.PipelinedLayer(
+        make(), balance=[1, 1, 2], num_microbatches=2, remat=remat
+    )
+    pipelined.build((None, 4))
+    compare.copy_state(plain, pipelined)
+    x = floats(5, 4)
+    compare.assert_same(compare.run(plain, x), compare.run(pipelined, x))
+    assert pipelined.layers[0] is pipelined.layers[2]
+    assert stack[0] is stack[2]
+
+
+def _holds(variables, variable):
+    return any(variable is other for other in variables)
+
+
+# -- side inputs ----------------------------------------------------------------------
+
+
+def side_pair(make, x, sides, **arguments):
+    plain = Chain(make())
+    pipelined = tfgpipe.PipelinedLayer(make(), **arguments)
+    for model in (plain, pipelined):
+        model(x, **sides)
+    compare.copy_state(plain, pipelined)
+    return plain, pipelined
+
+
+@pytest.mark.parametrize(
+    ("num_stages", "num_microbatches", "rows", "sizes", "remat", "dtype"),
+    [
+        (1, 2, 4, "static", "stage", "float32"),
+        (2, 3, 5, "unknown", "none", "float64"),
+        (3, 4, 6, "static", "layer", "float64"),
+        (4, 2, 5, "unknown", "except_last", "float32"),
+        (4, 5, 3, "unknown", "layer", "float64"),
+        (8, 3, 5, "static", "stage", "float64"),
+    ],
+)
+def test_side_inputs_reach_every_layer_that_asks(
+    num_stages, num_microbatches, rows, sizes, remat, dtype, floatx
+):
+    floatx(dtype)
+    x, sides = floats(rows, 5, 4), zoo.side_inputs(rows, 5)
+    plain, pipelined = side_pair(
+        zoo.side_fed,
+        x,
+        sides,
+        num_stages=num_stages,
+        num_microbatches=num_microbatches,
+        remat=remat,
+    )
+    specs = None
+    if sizes == "unknown":
+        specs = compare.unknown_sizes(x, sides, axes=2)
+    expected = compare.run(plain, x, side_inputs=sides, specs=specs)
+    received = compare.run(pipelined, x, side_inputs=sides, specs=specs)
+    rtol, atol = compare.TOLERANCES[dtype]
+    compare.assert_same(expected, received, rtol=rtol, atol=atol)
+    # Of x and of scale, and of no integers or booleans.
+    present = [grad is not None for grad in received.input_grads]
+    assert present == [x.dtype.kind == "f" for x in keras.tree.flatten((x, sides))]
+
+
+def test_side_inputs_go_only_to_the_stages_that_ask():
+    x, sides = floats(4, 5, 4), zoo.side_inputs(4, 5)
+    layer = tfgpipe.PipelinedLayer(
+        zoo.side_fed(), balance=[1] * 8, num_microbatches=2, jit_compile=False
+    )
+
+    @tf.function
+    def call(x, sides):
+        return layer(x, **sides)
+
+    layer(x, **sides)
+    readers = {
+        "lengths": [1],
+        "segment_ids": [2, 5],
+        "allowed": [2, 5],
+        "scale": [3, 6],
+    }
+    numbers = {name: 1 + i for i, name in enumerate(sides)}  # After x.
+    for name, number in numbers.items():
+        stages = [k for k, s in enumerate(layer.stages) if number in s.part.reads]
+        assert stages == readers[name]
+    graph = call.get_concrete_function(
+        *keras.tree.map_structure(lambda a: tf.TensorSpec(a.shape, a.dtype), (x, sides))
+    ).graph
+    calls = [op for op in graph.get_operations() if op.type == "PartitionedCall"]
+    types = {k: set() for k in range(8)}
+    for op in calls:
+        types[int(op.device.rsplit(":")[-1])].update(t.dtype for t in op.inputs)
+    assert types[0] == types[4] == types[7] == {tf.float32}
+    assert types[2] == types[5] == {tf.float32, tf.int32, tf.bool}
+
+
+def test_side_inputs_may_be_left_out_later():
+    make = lambda: [zoo.Forgets(), layers.Dense(3), zoo.Scales()]  # noqa: E731
+    x, sides = floats(4, 5, 4), zoo.side_inputs(4, 5)
+    sides = {name: sides[name] for name in ("lengths", "scale")}
+    plain, pipelined = side_pair(make, x, sides, num_stages=3, num_microbatches=2)
+    for names in (["lengths"], ["scale"], []):
+        some = {name: sides[name] for name in names}
+        compare.assert_same(
+            compare.run(plain, x, side_inputs=some),
+            compare.run(pipelined, x, side_inputs=some),
+        )
+
+
+def test_side_inputs_through_a_functional_model_around_the_layer():
+    x, scale = keras.Input((5, 4)), keras.Input((), name="scale")
+    lengths = keras.Input((), dtype="int32", name="lengths")
+
+    def make(pipelined):
+        stack = [layers.Dense(4), zoo.Forgets(), layers.Dense(3), zoo.Scales()]
+        chain = (
+            tfgpipe.PipelinedLayer(stack, num_stages=3, num_microbatches=2)
+            if pipelined
+            else Chain(stack)
+        )
+        y = chain(x, lengths=lengths, scale=scale)
+        return keras.Model([x, lengths, scale], y)
+
+    plain, pipelined = make(False), make(True)
+    compare.copy_state(plain, pipelined)
+    sides = zoo.side_inputs(10, 5)
+    data = [floats(10, 5, 4), sides["lengths"], sides["scale"]]
+    compare.assert_same(compare.run(plain, data), compare.run(pipelined, data))
+    assert_fits_the_same(
+        plain, pipelined, data, floats(10, 5, 3), lambda: {"loss": "mse"}
+    )
+
+
+# -- training or not, optional inputs, one output of many -----------------------------
+
+
+@pytest.mark.parametrize("training", [None, False, True])
+def test_a_layer_told_at_its_call_whether_it_trains(training):
+    """Dropout that a model always wants, as Keras has it."""
+
+    def make():
+        inputs = keras.Input((8,))
+        x = layers.Dropout(0.5, seed=3)(layers.Dense(8)(inputs), training=True)
+        return keras.Model(inputs, layers.Dense(3)(x))
+
+    plain, pipelined = compare.model_pair(make, num_stages=2, num_microbatches=1)
+    x = floats(4, 8)
+    np.testing.assert_allclose(
+        plain(x, training=training), pipelined(x, training=training), 1e-5, 1e-6
+    )
+
+
+def test_an_optional_input_there_and_not_there_in_turn():
+    plain, pipelined = compare.model_pair(
+        zoo.optional, num_stages=3, num_microbatches=2
+    )
+    for name in ("optional", "optional_none", "optional"):
+        x = ZOO[name].data(5)
+        compare.assert_same(compare.run(plain, x), compare.run(pipelined, x))
+
+
+@pytest.mark.parametrize("output", [0, 1])
+def test_a_loss_of_one_output_alone(output):
+    """What it does not depend on has no gradient in Keras, and zeros in a pipeline."""
+    plain, pipelined = compare.model_pair(
+        zoo.two_in_two_out, num_stages=3, num_microbatches=2
+    )
+    x = ZOO["two_in_two_out"].data(5)
+
+    def loss(outputs):
+        return compare.squares(outputs[output])
+
+    expected = compare.run(plain, x, loss=loss)
+    received = compare.run(pipelined, x, loss=loss)
+    missing = [name for name, grad in expected.weight_grads.items() if grad is None]
+    assert missing
+    names = dict(zip(expected.weight_grads, received.weight_grads, strict=True))
+    for name in missing:
+        assert not np.any(received.weight_grads[names[name]])
+        received.weight_grads[names[name]] = None
+    compare.assert_same(expected, received)
+
+
+def test_one_program_serves_batches_of_any_size_and_length():
+    _, pipelined = compare.model_pair(zoo.masked, num_stages=3, num_microbatches=2)
+    traces = []
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32)])
+    def call(x):
+        traces.append(x)
+        return pipelined(x, training=True)
+
+    for rows, length in [(4, 5), (5, 3), (1, 7)]:
+        assert call(padded_ids(rows, length)).shape == (rows, 2)
+    assert len(traces) == 1
+
+
+# -- saving ---------------------------------------------------------------------------
+
+SAVED = {
+    name: ZOO[name]
+    for name in (
+        "u_net_normalised",
+        "encoder_decoder",
+        "operations",
+        "siamese",
+        "tied_reversible",
+        "masked_outputs",
+        "dicts",
+        "tuples",
+        "sequential",
+    )
+}
+
+
+def moved(model):
+    """Moves all weights from where they were made."""
+    for variable in model.weights:
+        variable.assign(variable + 0.1)
+
+
+def outputs(model, x):
+    return [y.numpy() for y in keras.tree.flatten(model(x, training=False))]
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_keras_file_brings_the_model_back(name, tmp_path):
+    model = tfgpipe.pipeline(SAVED[name].make(), num_stages=3, num_microbatches=2)
+    moved(model)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    x = SAVED[name].data(4)
+    for a, b in zip(outputs(model, x), outputs(loaded, x), strict=True):
+        np.testing.assert_array_equal(a, b)
+    (layer,) = (x for x in loaded.layers if isinstance(x, tfgpipe.PipelinedLayer))
+    assert layer.num_stages == 3
+    keras.tree.assert_same_structure(model(x), loaded(x))
+
+
+@pytest.mark.parametrize("name", ["u_net_normalised", "siamese", "dicts", "sequential"])
+def test_weight_files_go_from_the_plain_model_to_any_cut_and_back(name, tmp_path):
+    plain, two = compare.model_pair(SAVED[name].make, num_stages=2, num_microbatches=2)
+    keras.utils.clear_session(free_memory=False)
+    four = tfgpipe.pipeline(SAVED[name].make(), num_stages=4, num_microbatches=2)
+    inner = [
+        next(x for x in model.layers if isinstance(x, tfgpipe.PipelinedLayer))
+        for model in (two, four)
+    ]
+    x = SAVED[name].data(4)
+    path = tmp_path / "a.weights.h5"
+    moved(plain)
+    plain.save_weights(path)
+    inner[0].unpipelined().load_weights(path)
+    two.save_weights(tmp_path / "b.weights.h5")
+    four.load_weights(tmp_path / "b.weights.h5")
+    moved(four)
+    inner[1].unpipelined().save_weights(path)
+    for a, b in zip(outputs(plain, x), outputs(two, x), strict=True):
+        np.testing.assert_allclose(a, b, 1e-5, 1e-6)
+    plain.load_weights(path)
+    for a, b in zip(outputs(plain, x), outputs(four, x), strict=True):
+        np.testing.assert_allclose(a, b, 1e-5, 1e-6)
+
+
+def test_a_layer_twice_in_a_list_is_once_in_a_file(tmp_path):
+    twice = layers.Dense(4, activation="tanh")
+    layer = tfgpipe.PipelinedLayer(
+        [twice, layers.Dense(4), twice], balance=[1, 1, 1], num_microbatches=2
+    )
+    again = tfgpipe.PipelinedLayer.from_config(layer.get_config())
+    assert again.get_config() == layer.get_config()
+    assert again.layers[0] is again.layers[2]
+    assert again.layers[0] is not again.layers[1]
+    model = keras.Sequential([keras.Input((4,)), layer])
+    assert len(model.weights) == 4
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(floats(5, 4)), model(floats(5, 4)))
+    assert len(loaded.weights) == 4
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Halves(layers.Layer):
+    """Asks for a side input."""
+
+    def build(self, shape):
+        self.w = self.add_weight(shape=shape[-1:], name="w")
+
+    def call(self, x, half=None):
+        return x * self.w if half is None else x * self.w + half[:, None]
+
+
+def test_a_layer_built_with_side_inputs_comes_back_from_a_file(tmp_path):
+    inputs, half = keras.Input((4,)), keras.Input((), name="half")
+    layer = tfgpipe.PipelinedLayer(
+        [layers.Dense(4), Halves()], num_stages=2, num_microbatches=2
+    )
+    model = keras.Model([inputs, half], layer(inputs, half=half))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    x = [floats(5, 4), floats(5)]
+    np.testing.assert_array_equal(loaded(x), model(x))
+
+
+# -- refusals -------------------------------------------------------------------------
+
+
+def two_dense():
+    return tfgpipe.PipelinedLayer(
+        [layers.Dense(3), layers.Dense(2)], num_stages=2, num_microbatches=2
+    )
+
+
+@pytest.mark.parametrize("make", [two_dense, lambda: pipelined_layer(zoo.skips())])
+def test_a_ragged_tensor_is_refused_with_the_way_to_pad_it(make):
+    ragged = tf.ragged.constant([[1.0], [1.0, 2.0]])
+    with pytest.raises(TypeError, match=r"RaggedTensor.*x.to_tensor\(\).*mask_zero"):
+        make()(ragged)
+
+
+def pipelined_layer(model):
+    return tfgpipe.PipelinedLayer(model, num_stages=2, num_microbatches=2)
+
+
+def test_a_side_input_that_no_layer_asks_for():
+    with pytest.raises(ValueError, match=r"'lenghts', which no layer asks for"):
+        two_dense()(floats(4, 3), lenghts=ids(4))
+
+
+def test_a_side_input_that_it_was_not_built_with():
+    layer = tfgpipe.PipelinedLayer(
+        [zoo.Scales(), layers.Dense(2)], num_stages=2, num_microbatches=2
+    )
+    layer(floats(4, 5, 3))
+    with pytest.raises(ValueError, match=r"Expected none; received \['scale'\]"):
+        layer(floats(4, 5, 3), scale=floats(4))
+
+
+def test_a_side_input_for_a_functional_model():
+    with pytest.raises(ValueError, match="takes them as inputs of its own"):
+        pipelined_layer(zoo.skips())(floats(4, 5), scale=floats(4))
+
+
+@pytest.mark.parametrize("built", [False, True])
+@pytest.mark.parametrize("scale", [floats(5), np.float32(2.0), floats(1)])
+def test_a_side_input_of_another_batch(built, scale):
+    layer = tfgpipe.PipelinedLayer(
+        [zoo.Scales(), layers.Dense(2)], num_stages=2, num_microbatches=2
+    )
+    if built:
+        layer(floats(4, 5, 3), scale=floats(4))
+    shape = r"\(\)" if not scale.ndim else rf"\({len(scale)},\)"
+    words = f"same number of rows. Received 4 rows of input 0 and a shape {shape} of"
+    with pytest.raises(ValueError, match=f"{words} scale"):
+        layer(floats(4, 5, 3), scale=scale)
+
+
+def test_inputs_of_different_batches():
+    layer = pipelined_layer(zoo.two_in_two_out())
+    with pytest.raises(ValueError, match=r"Received 4 rows of a and a shape \(5, 3\)"):
+        layer([floats(4, 4), floats(5, 3)])
+
+
+def test_another_structure_of_inputs_than_built_with():
+    class Sums(layers.Layer):
+        def call(self, pair):
+            return pair[0] + pair[1]
+
+    layer = tfgpipe.PipelinedLayer(
+        [Sums(), layers.Dense(2)], num_stages=2, num_microbatches=2
+    )
+    layer([floats(4, 3), floats(4, 3)])
+    words = r"built with. Expected \[Tensor.*\]; received Tensor\(shape=\(4, 3\)\)"
+    with pytest.raises(ValueError, match=words):
+        layer(floats(4, 3))
+    with pytest.raises(ValueError, match=r"received \{a: Tensor.*Nest the"):
+        layer({"a": floats(4, 3), "b": floats(4, 3)})
+
+
+def test_too_few_inputs_for_a_functional_model():
+    with pytest.raises(ValueError, match="structure"):
+        pipelined_layer(zoo.two_in_two_out())([floats(4, 4)])
+
+
+def test_a_subclassed_model_is_refused_with_the_ways_out():
+    words = r"Chain, which has a `call` of its own.*keras.Model\(inputs, outputs\)"
+    for make in (tfgpipe.pipeline, tfgpipe.PipelinedLayer):
+        with pytest.raises(TypeError, match=words):
+            make(Chain([layers.Dense(2)]), num_stages=1, num_microbatches=2)
+
+
+@pytest.mark.parametrize("keepdims", [False, True])
+def test_an_operation_that_reduces_over_the_batch(keepdims):
+    inputs = keras.Input((4,))
+    x = layers.Dense(4)(inputs)
+    x = x - keras.ops.mean(x, axis=0, keepdims=keepdims)
+    with pytest.raises(ValueError, match=r"keep the batch dimension.*Layer 'mean"):
+        pipelined_layer(keras.Model(inputs, layers.Dense(2)(x)))
+
+
+def shared_dropout():
+    dropout = layers.Dropout(0.5, seed=1, name="shared")
+    inputs = keras.Input((4,))
+    x = dropout(layers.Dense(4)(inputs))
+    return keras.Model(inputs, dropout(layers.Dense(4)(x)))
+
+
+def test_a_dropout_shared_by_two_stages():
+    model = tfgpipe.pipeline(shared_dropout(), balance=[2, 2], num_microbatches=2)
+    words = r"'shared/\S*seed_generator_state' in stages.*0.*1"
+    with pytest.raises(ValueError, match=words):
+        model(floats(4, 4), training=True)
+
+
+def test_a_dropout_used_twice_is_kept_in_one_stage():
+    plain, pipelined = compare.model_pair(
+        shared_dropout, num_stages=2, num_microbatches=2
+    )
+    x = floats(5, 4)
+    one_by_one = compare.OneAfterAnother(plain, 2)
+    compare.assert_same(
+        compare.run(one_by_one, x, graph=False), compare.run(pipelined, x)
+    )

@@ -1,0 +1,451 @@
+"""Plans: what they balance, what they say, and how a running model is cut anew."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfgpipe
+from tests.stacks import dropped, normalised
+from tfgpipe import costs, partition, recording
+from tfgpipe.profiles import QUANTITIES
+from tfgpipe.replay import Wire
+
+layers = keras.layers
+X = np.random.default_rng(0).standard_normal((12, 5), dtype=np.float32)
+
+
+def dense(*units):
+    return [layers.Dense(n, name=f"dense_{i}") for i, n in enumerate(units)]
+
+
+def plan(model, **arguments):
+    arguments = {"num_stages": 2, "num_microbatches": 4, "sample": X, **arguments}
+    return tfgpipe.plan(model, **arguments)
+
+
+def with_skip():
+    """A wide hidden layer in the middle, and a skip around it."""
+    x = inputs = keras.Input((6,))
+    x = skip = layers.Dense(6, name="first")(x)
+    x = layers.Dense(60, name="wide")(x)
+    x = layers.Dense(6, name="narrow")(x)
+    x = layers.Add(name="add")([x, skip])
+    return keras.Model(inputs, layers.Dense(6, name="last")(x))
+
+
+class Sleeps(layers.Layer):
+    """Takes so many milliseconds forward, and as many backward."""
+
+    def __init__(self, milliseconds: float, **kwargs):
+        super().__init__(**kwargs)
+        self.milliseconds = milliseconds
+
+    def call(self, x):
+        @tf.custom_gradient
+        def slow(x):
+            return self._sleep(x), lambda dy: self._sleep(dy)
+
+        return slow(x)
+
+    def _sleep(self, x):
+        def sleep(x):
+            time.sleep(self.milliseconds / 1000)
+            return x
+
+        return tf.ensure_shape(tf.numpy_function(sleep, [x], x.dtype), x.shape)
+
+    def get_config(self):
+        return {**super().get_config(), "milliseconds": self.milliseconds}
+
+
+# -- what is balanced -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("balance", ["params", "flops", "memory"])
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+def test_no_other_cut_is_better(balance, num_stages):
+    model = with_skip()
+    best = plan(model, balance=balance, num_stages=num_stages, sample=None)
+    others = [
+        dataclasses.replace(best, counts=tuple(cut)) for cut in cuts(5, num_stages)
+    ]
+    least = min(max(stage.cost for stage in other.stages) for other in others)
+    assert max(stage.cost for stage in best.stages) == pytest.approx(least)
+
+
+def cuts(num_calls, num_stages):
+    for ends in itertools.combinations(range(1, num_calls), num_stages - 1):
+        yield [b - a for a, b in itertools.pairwise((0, *ends, num_calls))]
+
+
+def test_time_is_measured_layer_by_layer():
+    stack = [Sleeps(ms, name=f"sleeps_{ms}") for ms in (4, 12, 4, 4, 4)]
+    best = plan(stack, balance="time", num_stages=3, remat="none")
+    assert best.counts == (1, 1, 3)
+    # Twice each, forward and backward; sleeping takes longer than asked, not less.
+    seconds = [stage.cost for stage in best.stages]
+    np.testing.assert_array_less([0.007, 0.022, 0.022], seconds)
+    assert sum(seconds) < 0.2
+    assert "balanced by time, the best of 5 runs of a layer on CPU:0" in str(best)
+
+
+def test_recomputation_is_a_second_forward():
+    stack = [Sleeps(5), Sleeps(5)]
+    none, stage = (plan(stack, balance="time", remat=r) for r in ("none", "stage"))
+    ratio = sum(s.cost for s in stage.stages) / sum(s.cost for s in none.stages)
+    assert ratio == pytest.approx(1.5, rel=0.15)
+
+
+def test_flops_are_those_of_the_traced_forward_recomputation_and_backward():
+    best = plan(dense(8, 8), balance="flops", num_stages=2)
+    # Three rows a microbatch. A product forward, one again, and two backward; a bias is
+    # added, and its gradient summed.
+    for stage, (n, m) in zip(best.stages, [(5, 8), (8, 8)], strict=True):
+        products, biases = 2 * 3 * n * m, 3 * m
+        assert stage.flops == 4 * products + 3 * biases
+
+
+def test_memory_counts_weights_gradients_slots_and_activations():
+    best = plan(dense(8, 8), balance="memory", remat="none", num_slots=1)
+    weights = [4 * (5 * 8 + 8), 4 * (8 * 8 + 8)]
+    # Each layer's output is kept, four times three rows of eight; the second stage also
+    # keeps what it receives.
+    outputs = 4 * 3 * 8 * 4
+    assert [stage.memory for stage in best.stages] == [
+        3 * weights[0] + outputs,
+        3 * weights[1] + outputs + outputs,
+    ]
+    stage = plan(dense(8, 8), balance="memory", remat="stage", num_slots=1).stages[1]
+    assert stage.memory == 3 * weights[1] + outputs + outputs / 4
+
+
+def test_of_equally_good_cuts_the_one_that_sends_least_is_taken():
+    # The same number of parameters, whichever side the narrow value's layer is on.
+    stack = [layers.Dense(4), layers.Flatten(), layers.Activation("relu")]
+    stack += [layers.GlobalAveragePooling1D(), layers.Flatten(), layers.Dense(4)]
+    stack.pop(1)
+    x = np.zeros((4, 9, 4), np.float32)
+    best = plan(stack, sample=x)
+    assert best.stages[1].received == 4 * 4
+    assert best.counts in {(3, 2), (4, 1)}
+
+
+def test_a_skip_is_received_by_the_stage_that_reads_it():
+    best = plan(with_skip(), balance=[1, 1, 1, 2], sample=None, num_stages=4)
+    row = 4 * 8  # Bytes a feature of a microbatch of 32 / 4 rows.
+    assert [stage.received for stage in best.stages] == [
+        0,
+        6 * row,
+        60 * row,
+        6 * row + 6 * row,
+    ]
+
+
+def test_weights_used_twice_count_once():
+    shared = layers.Dense(5, name="shared")
+    best = plan([shared, layers.Dense(5), shared], balance=[1, 1, 1], num_stages=3)
+    assert [stage.parameters for stage in best.stages] == [30, 30, 0]
+
+
+def test_all_uses_of_a_layer_that_a_step_changes_are_in_one_stage():
+    norm = layers.BatchNormalization()
+    stack = [norm, layers.Dense(5), norm, layers.Dense(5), layers.Dense(5)]
+    for balance in QUANTITIES:
+        assert plan(stack, balance=balance).counts[0] >= 3
+    with pytest.raises(ValueError, match="at most 3 stages can be cut here"):
+        plan(stack, num_stages=4)
+
+
+# -- what stays -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [dropped, normalised])
+@pytest.mark.parametrize("balance", QUANTITIES)
+def test_planning_changes_no_variable_and_draws_no_seed(make, balance):
+    model = keras.Sequential([keras.Input((5,)), *make()])
+    before = [v.numpy() for v in model.variables]
+    devices = [v.value.device for v in model.variables]
+    keras.utils.set_random_seed(7)
+    expected = keras.random.normal((3,)), tf.random.normal((3,))
+    keras.utils.set_random_seed(7)
+    plan(model, balance=balance)
+    drawn = keras.random.normal((3,)), tf.random.normal((3,))
+    np.testing.assert_array_equal(drawn, expected)
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+    assert [v.value.device for v in model.variables] == devices
+
+
+def test_layers_that_are_not_built_stay_so():
+    stack = dense(4, 4)
+    plan(stack, balance="time")
+    assert not any(layer.built for layer in stack)
+
+
+def test_each_layer_is_measured_on_what_the_one_before_gives():
+    seen = []
+
+    class Sees(layers.Layer):
+        def call(self, x):
+            def note(x):
+                seen.append(x)
+                return x
+
+            return tf.ensure_shape(tf.numpy_function(note, [x], x.dtype), x.shape)
+
+    ids = np.arange(12).reshape(4, 3) % 5
+    stack = [layers.Embedding(5, 2), Sees(), layers.Flatten(), layers.Dense(3)]
+    model = keras.Sequential([keras.Input((3,), dtype="int32"), *stack])
+    best = plan(model, balance="time", sample=ids, num_microbatches=2)
+    assert sum(best.counts) == 4
+    for x in seen:
+        np.testing.assert_array_equal(x, stack[0].embeddings.numpy()[ids[:2]])
+
+
+# -- what is said ---------------------------------------------------------------------
+
+
+def test_a_plan_prints_as_a_table():
+    text = str(plan(dense(8, 8, 8, 8), memory_limit=2**20))
+    assert text.splitlines() == [
+        "2 stages, 4 microbatches of 3 rows, remat=stage, balanced by params",
+        "stage  layers            parameters  FLOPs   memory  receives  share",
+        "0      dense_0, dense_1         120  2.6 k  2.1 KiB       0 B  45.5%",
+        "1      dense_2, dense_3         144  3.2 k  2.8 KiB      96 B  54.5%",
+        "imbalance 1.091, bubble 24.1%, 2.8 KiB of 1.0 MiB on the fullest device",
+    ]
+
+
+def test_the_bubble_of_even_stages_is_gpipes():
+    for K, M in [(1, 1), (2, 4), (3, 4), (4, 16)]:
+        best = plan(dense(*[5] * 12), num_stages=K, num_microbatches=M)
+        assert best.imbalance == pytest.approx(1)
+        assert best.bubble == pytest.approx((K - 1) / (M + K - 1))
+
+
+def test_the_bubble_of_uneven_stages_is_that_of_their_timeline():
+    best = plan(dense(5, 5, 5, 5), balance=[1, 3], num_microbatches=3)
+    # Stages of 1 and 3: the second starts after 1 and then runs 3 x 3 of 10.
+    assert best.bubble == pytest.approx(1 - (3 * 4) / (2 * 10))
+
+
+# -- recut ----------------------------------------------------------------------------
+
+
+def test_measured_times_move_layers_to_the_faster_stage():
+    before = plan(dense(*[5] * 8), balance=[4, 4])
+    after = before.rebalance(measured=[0.3, 0.1])
+    # Layers of 0.3 / 4 and of 0.1 / 4: three of the first weigh 0.225 of 0.4.
+    assert after.counts == (3, 5)
+    assert [stage.cost for stage in after.stages] == pytest.approx([0.225, 0.175])
+    assert "balanced by measured stage times" in str(after)
+
+
+@pytest.mark.parametrize("num_replicas", [None, 1, 2])
+@pytest.mark.parametrize("make", [normalised, dropped])
+def test_training_goes_on_exactly_after_a_new_cut(make, num_replicas):
+    rows = X[:8]
+    y = np.zeros((8, 4), np.float32)
+
+    def train(cut_anew):
+        keras.utils.set_random_seed(1)
+        layer = tfgpipe.PipelinedLayer(
+            make(),
+            **({"num_stages": 3} if num_replicas is None else {}),
+            num_microbatches=2,
+        )
+        model = keras.Sequential([keras.Input((5,)), layer])
+        model.compile("adam", "mse", metrics=["mae"])
+        history = []
+        for step in range(3):
+            if cut_anew and step:
+                cut = [[1, 1, 3], [3, 1, 1]][step - 1]
+                tfgpipe.recut(model, cut)
+                assert [len(stage.layers) for stage in layer.stages] == cut
+            fitted = model.fit(rows, y, batch_size=4, shuffle=False, verbose=0)
+            history.append(fitted.history["loss"])
+        return model, layer, history
+
+    if num_replicas is None:
+        kept, recut = train(False), train(True)
+    else:
+        strategy = tfgpipe.PipelineStrategy(num_stages=3, num_replicas=num_replicas)
+        with strategy.scope():
+            kept, recut = train(False), train(True)
+    np.testing.assert_array_equal(kept[2], recut[2])
+    pairs = [(kept[0].variables, recut[0].variables)]
+    pairs += [(kept[0].optimizer.variables, recut[0].optimizer.variables)]
+    for a, b in itertools.chain(*(zip(*pair, strict=True) for pair in pairs)):
+        np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=a.path)
+    if num_replicas is None:
+        _, layer, _ = recut
+        optimizer = recut[0].optimizer
+        for stage in layer.stages:
+            for weight in stage.weights:
+                here = f"CPU:{stage.index}"
+                assert weight.value.device.endswith(here)
+                name = weight.path.replace("/", "_")
+                for slot in optimizer.variables:
+                    if slot.name.startswith(f"{name}_"):
+                        assert slot.value.device.endswith(here), slot.path
+
+
+def test_a_model_cut_anew_still_saves_and_loads(tmp_path):
+    layer = tfgpipe.PipelinedLayer(normalised(), num_stages=2, num_microbatches=2)
+    model = keras.Sequential([keras.Input((5,)), layer])
+    model.compile("adam", "mse")
+    model.fit(X, np.zeros((12, 4)), verbose=0)
+    tfgpipe.recut(model, [1, 4])
+    model.fit(X, np.zeros((12, 4)), verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(X), model(X))
+    assert [len(s.part.calls) for s in loaded.layers[0].stages] == [1, 4]
+    path = tf.train.Checkpoint(model=model).save(str(tmp_path / "checkpoint"))
+    for variable in loaded.weights:
+        variable.assign(variable + 1.0)
+    status = tf.train.Checkpoint(model=loaded).restore(path)
+    status.assert_existing_objects_matched()
+    np.testing.assert_array_equal(loaded(X), model(X))
+
+
+def test_the_plan_of_a_pipeline_is_that_of_its_cut():
+    layer = tfgpipe.PipelinedLayer(dense(5, 5, 5), balance=[1, 2], num_microbatches=4)
+    layer.build((None, 5))
+    assert layer.plan().counts == (1, 2)
+    assert layer.plan().profile.rows == 8  # Of 32, where the batch is not known.
+    assert layer.plan(sample=X).profile.rows == 3
+
+
+# -- refusals -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("balance", QUANTITIES)
+def test_a_limit_that_nothing_satisfies_says_by_how_much(balance):
+    need = max(s.memory for s in plan(dense(8, 8, 8), balance="memory").stages)
+    words = rf"limit=100 bytes; the least.*is {need:,.0f} bytes, {need - 100:,.0f} byte"
+    with pytest.raises(ValueError, match=words):
+        plan(dense(8, 8, 8), balance=balance, memory_limit=100)
+    within = plan(dense(8, 8, 8), balance=balance, memory_limit=need)
+    assert max(s.memory for s in within.stages) <= need
+
+
+def test_a_given_cut_that_passes_the_limit_says_by_how_much():
+    need = max(s.memory for s in plan(dense(8, 8, 8), balance=[2, 1]).stages)
+    words = f"needs {need:,.0f} bytes on one device, {need - 100:,.0f} more than"
+    with pytest.raises(ValueError, match=words):
+        plan(dense(8, 8, 8), balance=[2, 1], memory_limit=100)
+
+
+def test_the_layer_itself_keeps_the_limit():
+    layer = tfgpipe.PipelinedLayer(
+        dense(8, 8, 8), num_stages=2, num_microbatches=4, memory_limit=100
+    )
+    with pytest.raises(ValueError, match="No cut into 2 stages stays within"):
+        layer.build((None, 5))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"balance": "even"}, "'params', 'flops', 'time', 'memory'. Received 'even'"),
+        ({"sample": None}, "Received a list of layers and no `sample`"),
+        ({"remat": "always"}, "`remat` must be one of"),
+        ({"num_microbatches": 0}, "at least 1. Received 0"),
+        ({"balance": [1, 1]}, "adds up to 2, for 3 layers"),
+        ({"balance": ["dense_0", "dense_9"]}, "'dense_9', which no layer has.*dense_0"),
+        ({"balance": ["dense_1", "dense_0"]}, "in the order they are called"),
+        ({"balance": ["dense_2"]}, "not the last"),
+        ({"num_stages": 4}, "at most 3 stages can be cut"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        plan(dense(8, 8, 8), **arguments)
+
+
+def test_a_cut_inside_a_layer_names_the_layer_around():
+    class Block(layers.Layer):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.inner = layers.Dense(5, name="inner")
+
+        def build(self, shape):
+            self.inner.build(shape)
+
+        def call(self, x):
+            return self.inner(x)
+
+    with pytest.raises(ValueError, match="'inner', which is inside layer 'block', whe"):
+        tfgpipe.PipelinedLayer(
+            [Block(name="block"), layers.Dense(5)],
+            balance=["inner"],
+            num_microbatches=2,
+        )
+
+
+def test_a_size_that_is_not_known_asks_for_a_sample():
+    inputs = keras.Input((None, 4), name="tokens")
+    model = keras.Model(inputs, layers.Dense(3)(layers.Dense(3)(inputs)))
+    words = r"input 'tokens' of shape \(None, None, 4\).*sample=x"
+    with pytest.raises(ValueError, match=words):
+        plan(model, sample=None)
+    x = np.zeros((4, 7, 4), np.float32)
+    assert plan(model, sample=x).counts == (1, 1)
+
+
+@pytest.mark.parametrize("measured", [[1.0], [1.0, 0.0], [1.0, -1.0, 2.0]])
+def test_measurements_are_one_positive_number_a_stage(measured):
+    with pytest.raises(ValueError, match=r"positive time for each stage\. Received"):
+        plan(dense(8, 8)).rebalance(measured)
+
+
+def test_a_new_cut_has_as_many_stages():
+    layer = tfgpipe.PipelinedLayer(dense(5, 5, 5), num_stages=2, num_microbatches=2)
+    model = keras.Sequential([keras.Input((5,)), layer])
+    with pytest.raises(ValueError, match="as many stages as the old one"):
+        tfgpipe.recut(model, [1, 1, 1])
+
+
+def test_recut_wants_a_model_of_one_pipeline():
+    model = keras.Sequential([keras.Input((5,)), layers.Dense(5)], name="plain")
+    with pytest.raises(ValueError, match="model 'plain' that holds 0 of them"):
+        tfgpipe.recut(model, [1, 1])
+
+
+# -- costs of calls -------------------------------------------------------------------
+
+
+def test_equal_layers_are_measured_once(monkeypatch):
+    measured = []
+    fastest = costs._fastest
+
+    def counted(function, *args):
+        measured.append(function)
+        return fastest(function, *args)
+
+    monkeypatch.setattr(costs, "_fastest", counted)
+    stack = [layers.Dense(5) for _ in range(6)]
+    recorded = recording.from_layers(stack, keras.KerasTensor((3, 5)), {})
+    traced = costs.TracedParts(
+        recorded.network,
+        partition.spans([1] * 6),
+        {Wire(0): tf.TensorSpec((3, 5))},
+    )
+    work = traced.seconds({Wire(0): tf.ones((3, 5))}, "CPU:0", lambda count: None)
+    assert len(set(work)) == 1
+    assert len(measured) == 1 + 2  # A call by itself, a forward, a backward.
+
+
+def test_a_cut_by_names_is_the_cut_by_numbers():
+    layer = tfgpipe.PipelinedLayer(
+        dense(5, 5, 5, 5), balance=["dense_0", "dense_2"], num_microbatches=2
+    )
+    assert layer.balance == (1, 2, 1)
