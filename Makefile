@@ -4,7 +4,7 @@
 #   make test      format check, lint, types, tests
 #   make lint      the first three of these
 #   make format    rewrite the code in the project's format
-#   make bench     speed, start-up and memory
+#   make bench     speed, start-up, memory, cuts and retraces
 #   make clean     remove caches and builds (not the environment, not the runs)
 #
 # VENV=DIR puts the environment elsewhere, PYTHON=... chooses the interpreter,
@@ -44,6 +44,8 @@ bench: $(TRAINER_INSTALLED)
 	$(BIN)/python -m benchmarks.pipeline --workload=transformer
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.partition
+	$(BIN)/python -m benchmarks.retraces
 
 clean:
 	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -105,13 +105,13 @@ class OneAfterAnother:
         first = next(x for x in keras.tree.flatten(given) if x is not None)
         split = microbatch.split_rows(first, self._num_microbatches)
         cut = [None if x is None else split.cut(x) for x in keras.tree.flatten(given)]
-        made, total = [], 0.0
+        made, losses = [], []
         for m, size in enumerate(split.sizes):
             rows = [None if x is None else x[m] for x in cut]
             rows, sides = keras.tree.pack_sequence_as(given, rows)
             made.append(self._model(rows, training=training, **sides))
-            total += size / split.total * sum(self._model.losses)
-        self.losses = [tf.convert_to_tensor(total)]
+            losses += [size / split.total * loss for loss in self._model.losses]
+        self.losses = losses
         return keras.tree.map_structure(self._joined, *made)
 
     @staticmethod

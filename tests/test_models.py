@@ -9,7 +9,6 @@ single and double precision, each pair of these in at least one case.
 from __future__ import annotations
 
 import itertools
-import random
 
 import keras
 import numpy as np
@@ -42,15 +41,12 @@ def deal() -> list[tuple]:
 
     The first of each model recomputes layer by layer, the most delicate way of all.
     """
-    rng = random.Random(0)
-    per_layer = [case for case in GRID if "layer" in case]
-    others = [case for case in GRID if "layer" not in case]
-    rng.shuffle(others)
-    hands = [per_layer, others, others[len(others) // 2 :] + others]
+    per_layer = itertools.cycle(case for case in GRID if "layer" in case)
+    others = itertools.cycle(case for case in GRID if "layer" not in case)
     return [
-        (name, *hand[i % len(hand)])
-        for i, (name, animal) in enumerate(ZOO.items())
-        for hand in (hands[:2] if animal.slow else hands)
+        (name, *next(deck))
+        for name, animal in ZOO.items()
+        for deck in (per_layer, others, others)[: 2 if animal.slow else 3]
     ]
 
 
@@ -76,11 +72,9 @@ def test_outputs_gradients_and_state_are_the_plain_models(
     specs = None
     if graph and sizes == "unknown":
         specs = compare.unknown_sizes(x, axes=animal.unknown_axes)
-    if animal.rowwise:
-        expected = compare.run(plain, x, graph=graph, specs=specs)
-    else:
-        one_by_one = compare.OneAfterAnother(plain, num_microbatches)
-        expected = compare.run(one_by_one, x, graph=False)
+    if not animal.rowwise:
+        plain = compare.OneAfterAnother(plain, num_microbatches)
+    expected = compare.run(plain, x, graph=False)
     received = compare.run(pipelined, x, graph=graph, specs=specs)
     assert any(np.any(grad) for grad in expected.weight_grads.values())
     rtol, atol = compare.TOLERANCES[dtype]
@@ -134,12 +128,14 @@ def test_applications(application, num_stages, num_microbatches, training, float
     plain, pipelined = compare.model_pair(
         make, num_stages=num_stages, num_microbatches=num_microbatches
     )
-    assert len(pipelined.get_layer(index=1).stages) == num_stages
+    assert len(_stages(pipelined)) == num_stages
     x = floats(4, 32, 32, 3)
+    # As a graph: what these models amplify includes the order of sums in one step.
     compare.assert_same(
-        compare.run(plain, x, training=training),
+        compare.run(plain, x, training=training, graph=training),
         compare.run(pipelined, x, training=training),
-        **DOUBLE,
+        rtol=1e-11,
+        atol=1e-11,
     )
 
 
@@ -147,6 +143,7 @@ def test_applications(application, num_stages, num_microbatches, training, float
 
 
 def assert_fits_the_same(plain, pipelined, x, y, compile_arguments, **fit_arguments):
+    """Fits, evaluates and predicts; the last batch of each is a smaller one."""
     histories, scores = [], []
     for model in (plain, pipelined):
         model.compile(keras.optimizers.SGD(0.05, momentum=0.9), **compile_arguments())
@@ -154,7 +151,7 @@ def assert_fits_the_same(plain, pipelined, x, y, compile_arguments, **fit_argume
             x, y, batch_size=4, epochs=2, shuffle=False, verbose=0, **fit_arguments
         )
         histories.append(fitted.history)
-        scores.append(model.evaluate(x, y, batch_size=3, return_dict=True, verbose=0))
+        scores.append(model.evaluate(x, y, batch_size=4, return_dict=True, verbose=0))
     for expected, received in (histories, scores):
         assert list(expected) == list(received)
         for key, values in expected.items():
@@ -184,13 +181,12 @@ def test_losses_and_metrics_go_by_the_names_of_outputs(num_microbatches, weighte
         zoo.two_in_two_out, num_stages=3, num_microbatches=num_microbatches
     )
     assert pipelined.output_names == plain.output_names == ["price", "kind"]
-    assert pipelined.input_names == plain.input_names == ["a", "b"]
     x = {"a": floats(10, 4), "b": floats(10, 3)}
     y = {"price": floats(10, 1), "kind": ids(10, 1) % 3}
     weights = {}
     if weighted:
         weight = np.arange(10, dtype="float32")
-        weights = {"sample_weight": {"price": weight, "kind": weight[::-1]}}
+        y, weights = [*y.values()], {"sample_weight": [weight, weight[::-1]]}
     assert_fits_the_same(plain, pipelined, x, y, two_losses, **weights)
 
 
@@ -214,8 +210,8 @@ def test_an_output_without_a_loss():
         plain,
         pipelined,
         [floats(10, 4), floats(10, 3)],
-        {"price": floats(10, 1)},
-        lambda: {"loss": {"price": "mse"}},
+        {"price": floats(10, 1), "kind": None},
+        lambda: {"loss": {"price": "mse", "kind": None}},
     )
 
 
@@ -234,21 +230,72 @@ def test_the_loss_honours_masks(remat):
     assert abs(counted[1] - everywhere) > 1e-3
 
 
-def test_a_padded_sequence_model_trains_as_the_plain_one():
+def test_a_padded_sequence_model_is_fitted_on_what_is_no_padding():
     plain, pipelined = compare.model_pair(
-        zoo.encoder_decoder, num_stages=4, num_microbatches=3
+        zoo.masked_tokens, num_stages=3, num_microbatches=3
     )
     assert_fits_the_same(
         plain,
         pipelined,
-        ZOO["encoder_decoder"].data(10),
-        padded_ids(10, 4, seed=3),
+        padded_ids(10, 5),
+        padded_ids(10, 5, seed=3),
         lambda: {
             "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             "metrics": ["accuracy"],
             "weighted_metrics": ["accuracy"],
         },
     )
+
+
+# -- masks ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("balance", [[6], [1, 5], [3, 3], [1, 3, 1, 1]], ids=str)
+def test_a_mask_that_attention_takes_off_is_off_for_all(balance):
+    """Keras' attention takes the mask off the very tensors that it reads."""
+
+    def make():
+        inputs = keras.Input((5,), dtype="int32")
+        x = layers.Embedding(zoo.IDS, 4, mask_zero=True)(inputs)
+        y = zoo.attention()(x, x)
+        z = layers.Dense(2)(layers.LSTM(2, return_sequences=True)(x))
+        return keras.Model(inputs, [layers.Dense(2)(y), x, z])
+
+    plain, pipelined = compare.model_pair(make, balance=balance, num_microbatches=2)
+    x = padded_ids(5, 5)
+    compare.assert_same(compare.run(plain, x), compare.run(pipelined, x))
+
+
+def test_masks_go_from_the_stage_that_makes_them_to_those_that_read_them():
+    """Past stages without a use for them, be it as values or on their tensors."""
+    layer = tfgpipe.PipelinedLayer(
+        [
+            layers.Embedding(zoo.IDS, 4, mask_zero=True),
+            layers.Dense(4),
+            layers.LSTM(3, return_sequences=True),
+            layers.Dense(2),
+        ],
+        balance=[1] * 4,
+        num_microbatches=2,
+    )
+    plain = keras.Sequential([keras.Input((5,), dtype="int32"), *layer.layers])
+    x = padded_ids(5, 5)
+    mask = layer(x)._keras_mask
+    np.testing.assert_array_equal(mask, x != 0)
+    np.testing.assert_array_equal(mask, plain(x)._keras_mask)
+
+
+def test_a_mask_on_the_input_counts():
+    masking = keras.Sequential([keras.Input((4, 3)), layers.Masking()])
+    stack = [layers.Dense(4), layers.LSTM(3), layers.Dense(2)]
+    plain = keras.Sequential([masking, *stack])
+    x = floats(5, 4, 3) * (padded_ids(5, 4) > 0)[..., None]
+    expected = plain(x)
+    pipelined = tfgpipe.PipelinedLayer(stack, num_stages=3, num_microbatches=2)
+    np.testing.assert_allclose(pipelined(masking(x)), expected, 1e-5, 1e-6)
+    given = pipelined(x, mask=tf.reduce_any(x != 0.0, axis=-1))
+    np.testing.assert_allclose(given, expected, 1e-5, 1e-6)
+    assert np.any(np.abs(pipelined(x) - expected) > 1e-3)
 
 
 # -- skips ----------------------------------------------------------------------------
@@ -299,15 +346,30 @@ def test_a_skip_goes_straight_from_its_maker_to_its_readers():
             assert all(x.op in calls for x in skips)
 
 
+# -- models in models -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["nested", "siamese", "sequential"])
+def test_a_cut_can_go_through_inner_models(name):
+    pipelined = tfgpipe.pipeline(ZOO[name].make(), num_stages=4, num_microbatches=2)
+    called = [type(layer) for s in _stages(pipelined) for layer in s.layers]
+    assert not any(issubclass(kind, keras.Model) for kind in called)
+
+
+def _stages(pipelined):
+    kind = tfgpipe.PipelinedLayer
+    return next(x for x in pipelined.layers if isinstance(x, kind)).stages
+
+
 # -- layers used more than once -------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [zoo.tied_layer, zoo.tied_reversible])
 def test_a_weight_in_the_first_and_last_stage_has_one_gradient_their_sum(make):
     pipelined = tfgpipe.pipeline(make(), num_stages=3, num_microbatches=2)
-    layer = pipelined.get_layer(index=1)
     (tied,) = (v for v in pipelined.trainable_variables if "tied" in v.path)
-    holders = [k for k, s in enumerate(layer.stages) if _holds(s.weights, tied)]
+    stages = enumerate(_stages(pipelined))
+    holders = [k for k, stage in stages if _holds(stage.weights, tied)]
     assert holders == [0, 2]
     assert tied.value.device.endswith("CPU:0")
     x = ids(6, 5)
@@ -631,7 +693,9 @@ def test_a_keras_file_brings_the_model_back(name, tmp_path):
         np.testing.assert_array_equal(a, b)
     (layer,) = (x for x in loaded.layers if isinstance(x, tfgpipe.PipelinedLayer))
     assert layer.num_stages == 3
-    keras.tree.assert_same_structure(model(x), loaded(x))
+    layer.unpipelined().save(tmp_path / "plain.keras")
+    plain = keras.models.load_model(tmp_path / "plain.keras")
+    keras.tree.assert_same_structure(plain(x), loaded(x))
 
 
 @pytest.mark.parametrize("name", ["u_net_normalised", "siamese", "dicts", "sequential"])
@@ -804,7 +868,7 @@ def shared_dropout():
 
 def test_a_dropout_shared_by_two_stages():
     model = tfgpipe.pipeline(shared_dropout(), balance=[2, 2], num_microbatches=2)
-    words = r"'shared/\S*seed_generator_state' in stages.*0.*1"
+    words = r"seed_generator_state' in stages.*0.*1"
     with pytest.raises(ValueError, match=words):
         model(floats(4, 4), training=True)
 

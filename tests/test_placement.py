@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import re
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -37,13 +38,32 @@ def partition_graphs(optimizer: str, *, strategy: bool) -> tuple[keras.Model, li
 def fit_one_step(model: keras.Model) -> list:
     """Fits one batch and returns the graph that each device ran."""
     x = np.ones((8, model.input_shape[-1]), "float32")
+    return graphs_of(lambda: model.fit(x, x, batch_size=8, verbose=0))
+
+
+def graphs_of(run: Callable[[], object]) -> list:
+    """Returns the graph that each device runs the first time that `run` does."""
     context.enable_run_metadata()
     try:
-        model.fit(x, x, batch_size=8, verbose=0)
+        run()
         metadata = context.context().export_run_metadata()
     finally:
         context.disable_run_metadata()
     return [g for f in metadata.function_graphs for g in f.partition_graphs]
+
+
+def transfers(graphs: list) -> collections.Counter:
+    """Counts what each device sends to each other: results of stages, microbatches."""
+    sent: collections.Counter = collections.Counter()
+    for graph in graphs:
+        kinds = {node.name: node.op for node in graph.node}
+        for node in graph.node:
+            if node.op != "_Send":
+                continue
+            ends = [node.attr[end].s.decode() for end in ("send_device", "recv_device")]
+            if kinds[node.input[0].partition(":")[0]] in ("PartitionedCall", "Split"):
+                sent[tuple(map(device_of, ends))] += ends[0] != ends[1]
+    return sent
 
 
 def device_of(name: str) -> int | None:
@@ -127,6 +147,44 @@ def test_only_boundaries_and_scalars_cross_between_devices(fitted):
         if source.op == "ReadVariableOp":
             # Learning rate and step number are kept once and read by every stage.
             assert "adam" in source.name, source.name
+
+
+def test_a_skip_goes_straight_from_its_maker_to_its_readers():
+    x = inputs = keras.Input((4,))
+    x = skip = keras.layers.Dense(4)(x)
+    for _ in range(2):
+        x = keras.layers.Dense(4)(x)
+    outputs = keras.layers.Add()([keras.layers.Dense(4)(x), skip, skip])
+    layer = tfgpipe.PipelinedLayer(
+        keras.Model(inputs, outputs), balance=[1, 1, 1, 2], num_microbatches=3
+    )
+    assert [stage.part.reads for stage in layer.stages] == [(0,), (1,), (2,), (3, 1)]
+    x = tf.ones((6, 4))
+    sent = transfers(graphs_of(lambda: tf.function(layer)(x)))
+    # For each microbatch one each, though the last stage reads the skip twice.
+    assert +sent == {(0, 1): 3, (1, 2): 3, (2, 3): 3, (0, 3): 3}
+
+
+def test_a_side_input_goes_once_to_each_device_that_asks_for_it():
+    class Scales(keras.layers.Layer):
+        def call(self, x, scale=None, lengths=None):
+            return x * scale
+
+    dense = [keras.layers.Dense(4) for _ in range(2)]
+    scales = [Scales() for _ in range(3)]
+    layer = tfgpipe.PipelinedLayer(
+        [dense[0], scales[0], scales[1], dense[1], scales[2]],
+        balance=[1, 2, 1, 1],
+        num_microbatches=3,
+    )
+    x, scale = tf.ones((6, 4)), tf.ones((6, 1))
+    layer(x, scale=scale)
+    asked = [len(stage.part.reads) for stage in layer.stages]
+    assert asked == [1, 2, 1, 2]
+    run = tf.function(layer)
+    sent = transfers(graphs_of(lambda: run(x, scale=scale)))
+    # It is cut on the first device that asks, and the pieces go on to the other.
+    assert +sent == {(0, 1): 3, (1, 2): 3, (2, 3): 3, (1, 3): 3}
 
 
 def test_an_optimizer_of_a_custom_loop_can_be_placed():

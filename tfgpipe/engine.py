@@ -259,8 +259,10 @@ class _Step:
                 with tf.device(self._devices[k]):
                     loss = values[trace.loss]
                     losses.append(loss * self._split.weight(m, loss.dtype))
+        # A mask that a later stage took off its tensor is off the output as well.
+        gone = {Wire(n, is_mask=True) for t in self._traced for n in t.unmasked}
         for wire, k in self._makers().items():
-            if wire.number in self._pipeline.wanted:
+            if wire.number in self._pipeline.wanted and wire not in gone:
                 with tf.device(self._devices[k]):
                     self._outputs[wire] = microbatch.join([row[wire] for row in pieces])
         with tf.device(self._devices[-1]):

@@ -64,7 +64,7 @@ def pipeline(
             end, name = next(ends)
             if id(end) in inputs:
                 return end
-            return keras.layers.Identity(name=name)(output)
+            return keras.layers.Identity(name=name, dtype=output.dtype)(output)
 
         outputs = keras.tree.map_structure(named, outputs)
     return keras.Model(graph.input, outputs, name=model.name)

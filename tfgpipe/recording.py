@@ -138,7 +138,11 @@ def asks_for(layer: keras.layers.Layer, side_input: str) -> bool:
 def _inner_graph(node: seams.Node) -> keras.Model | None:
     """Returns the graph to run in place of a call of a model, if that is the same."""
     graph = seams.graph_of(node.operation)
-    if graph is None or node.kwargs or len(node.args) != 1:
+    # Keras notes the masks that it found on the inputs as if it had been given them,
+    # and puts them on again if some layer has since taken them off.
+    masks = keras.tree.flatten(node.kwargs.get("mask"))
+    same = len(node.args) == 1 and not set(node.kwargs) - {"mask"}
+    if graph is None or not same or any(mask is not None for mask in masks):
         return None
     given = node.args[0]
     expected = graph.input
