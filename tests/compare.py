@@ -130,7 +130,8 @@ def squares(outputs: Any) -> tf.Tensor:
         if y.dtype.is_floating:
             c = tf.reshape(tf.range(tf.size(y)) % 7 + 1 + i, tf.shape(y))
             terms.append(tf.reduce_mean(tf.cast(c, y.dtype) * y * y))
-    return tf.add_n(terms)
+    widest = max((term.dtype for term in terms), key=lambda dtype: dtype.size)
+    return tf.add_n([tf.cast(term, widest) for term in terms])
 
 
 def unknown_sizes(
@@ -179,7 +180,10 @@ def run(
             tape.watch([tensor for tensor in tensors if tensor.dtype.is_floating])
             y = model(inputs, training=training, **sides)
             losses = list(model.losses)
-            total = tf.add_n([loss(y), *losses])
+            total = loss(y)
+            total = tf.add_n(
+                [total, *(tf.cast(added, total.dtype) for added in losses)]
+            )
         masks = [
             None if v is None else seams.get_mask(v) for v in keras.tree.flatten(y)
         ]

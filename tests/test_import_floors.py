@@ -44,6 +44,7 @@ FLOORS = {
     "replay": 2,
     "examples": 2,
     "rows": 4,
+    "placement": 3,
     "program": 3,
     "checks": 3,
     "stage": 4,

@@ -143,27 +143,23 @@ def test_applications(application, num_stages, num_microbatches, training, float
 
 
 def assert_fits_the_same(plain, pipelined, x, y, compile_arguments, **fit_arguments):
-    """Fits, evaluates and predicts; the last batch of each is a smaller one."""
-    histories, scores = [], []
+    """The last batch is a smaller one."""
+    histories = []
     for model in (plain, pipelined):
         model.compile(keras.optimizers.SGD(0.05, momentum=0.9), **compile_arguments())
         fitted = model.fit(
             x, y, batch_size=4, epochs=2, shuffle=False, verbose=0, **fit_arguments
         )
         histories.append(fitted.history)
-        scores.append(model.evaluate(x, y, batch_size=4, return_dict=True, verbose=0))
-    for expected, received in (histories, scores):
-        assert list(expected) == list(received)
-        for key, values in expected.items():
-            np.testing.assert_allclose(values, received[key], 1e-5, 1e-6, err_msg=key)
+    assert_same_numbers(*histories)
     for a, b in zip(plain.variables, pipelined.variables, strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), 1e-5, 1e-5, err_msg=a.path)
-    expected, received = (
-        model.predict(x, batch_size=4, verbose=0) for model in (plain, pipelined)
-    )
-    keras.tree.assert_same_structure(expected, received)
-    for a, b in zip(*map(keras.tree.flatten, (expected, received)), strict=True):
-        np.testing.assert_allclose(a, b, 1e-5, 1e-5)
+
+
+def assert_same_numbers(expected, received):
+    assert list(expected) == list(received)
+    for key, values in expected.items():
+        np.testing.assert_allclose(values, received[key], 1e-5, 1e-6, err_msg=key)
 
 
 def two_losses():
@@ -174,8 +170,7 @@ def two_losses():
     }
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("num_microbatches", [1, 3])
+@pytest.mark.parametrize(("num_microbatches", "weighted"), [(1, False), (3, True)])
 def test_losses_and_metrics_go_by_the_names_of_outputs(num_microbatches, weighted):
     plain, pipelined = compare.model_pair(
         zoo.two_in_two_out, num_stages=3, num_microbatches=num_microbatches
@@ -188,6 +183,18 @@ def test_losses_and_metrics_go_by_the_names_of_outputs(num_microbatches, weighte
         weight = np.arange(10, dtype="float32")
         y, weights = [*y.values()], {"sample_weight": [weight, weight[::-1]]}
     assert_fits_the_same(plain, pipelined, x, y, two_losses, **weights)
+    if weighted:
+        return
+    scores = [
+        model.evaluate(x, y, batch_size=4, return_dict=True, verbose=0)
+        for model in (plain, pipelined)
+    ]
+    assert_same_numbers(*scores)
+    predicted = [
+        model.predict(x, batch_size=4, verbose=0) for model in (plain, pipelined)
+    ]
+    for a, b in zip(*predicted, strict=True):
+        np.testing.assert_allclose(a, b, 1e-5, 1e-5)
 
 
 def test_outputs_in_a_dict_are_fitted_by_its_keys():
@@ -215,11 +222,10 @@ def test_an_output_without_a_loss():
     )
 
 
-@pytest.mark.parametrize("remat", ["stage", "layer"])
-def test_the_loss_honours_masks(remat):
+def test_the_loss_honours_masks():
     """A mean over what is no padding, for each output by its own mask."""
     plain, pipelined = compare.model_pair(
-        zoo.masked_outputs, num_stages=3, num_microbatches=3, remat=remat
+        zoo.masked_outputs, num_stages=3, num_microbatches=3, remat="layer"
     )
     x = ZOO["masked_outputs"].data(10)
     y = [floats(10, 6, 3), floats(10, 4, 3), floats(10, 3), floats(10, 4, 2)]
@@ -250,7 +256,7 @@ def test_a_padded_sequence_model_is_fitted_on_what_is_no_padding():
 # -- masks ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("balance", [[6], [1, 5], [3, 3], [1, 3, 1, 1]], ids=str)
+@pytest.mark.parametrize("balance", [[6], [3, 3], [1, 3, 1, 1]], ids=str)
 def test_a_mask_that_attention_takes_off_is_off_for_all(balance):
     """Keras' attention takes the mask off the very tensors that it reads."""
 
@@ -488,10 +494,8 @@ def side_pair(make, x, sides, **arguments):
 @pytest.mark.parametrize(
     ("num_stages", "num_microbatches", "rows", "sizes", "remat", "dtype"),
     [
-        (1, 2, 4, "static", "stage", "float32"),
-        (2, 3, 5, "unknown", "none", "float64"),
-        (3, 4, 6, "static", "layer", "float64"),
-        (4, 2, 5, "unknown", "except_last", "float32"),
+        (2, 3, 5, "unknown", "none", "float32"),
+        (3, 4, 6, "static", "except_last", "float64"),
         (4, 5, 3, "unknown", "layer", "float64"),
         (8, 3, 5, "static", "stage", "float64"),
     ],
@@ -564,6 +568,16 @@ def test_side_inputs_may_be_left_out_later():
             compare.run(plain, x, side_inputs=some),
             compare.run(pipelined, x, side_inputs=some),
         )
+        nones = {name: sides[name] if name in names else None for name in sides}
+        np.testing.assert_array_equal(pipelined(x, **nones), pipelined(x, **some))
+
+
+def test_a_side_input_that_is_none_from_the_start():
+    layer = tfgpipe.PipelinedLayer(
+        [zoo.Scales(), layers.Dense(2)], num_stages=2, num_microbatches=2
+    )
+    x = floats(4, 5, 3)
+    np.testing.assert_allclose(layer(x, scale=None), layer.layers[1](x), 1e-5, 1e-6)
 
 
 def test_side_inputs_through_a_functional_model_around_the_layer():
@@ -609,6 +623,26 @@ def test_a_layer_told_at_its_call_whether_it_trains(training):
     )
 
 
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_outputs_keep_their_types(policy):
+    """Whatever the policy is, then or later."""
+    before = keras.mixed_precision.dtype_policy()
+    keras.mixed_precision.set_dtype_policy(policy)
+    try:
+        inputs = keras.Input((4,), dtype="float64")
+        x = layers.Dense(5, dtype="float64", activation="tanh")(inputs)
+        y = layers.Dense(3, dtype="float32")(x)
+        best, large = keras.ops.argmax(y, axis=-1), keras.ops.greater(x, 0.1)
+        model = keras.Model(inputs, [x, y, best, large])
+        pipelined = tfgpipe.pipeline(model, num_stages=2, num_microbatches=2)
+        expected = compare.run(model, floats(5, 4).astype("float64"), graph=False)
+        received = compare.run(pipelined, floats(5, 4).astype("float64"))
+    finally:
+        keras.mixed_precision.set_dtype_policy(before)
+    compare.assert_same(expected, received)
+    np.testing.assert_allclose(expected.outputs[0], received.outputs[0], 1e-14)
+
+
 def test_an_optional_input_there_and_not_there_in_turn():
     plain, pipelined = compare.model_pair(
         zoo.optional, num_stages=3, num_microbatches=2
@@ -616,6 +650,16 @@ def test_an_optional_input_there_and_not_there_in_turn():
     for name in ("optional", "optional_none", "optional"):
         x = ZOO[name].data(5)
         compare.assert_same(compare.run(plain, x), compare.run(pipelined, x))
+
+
+def test_an_optional_input_of_a_list_of_layers():
+    a, b = floats(5, 4), floats(5, 4, seed=2)
+    layer = tfgpipe.PipelinedLayer(
+        [zoo.AddsIfThere(), layers.Dense(2)], num_stages=2, num_microbatches=2
+    )
+    dense = layer.layers[1]
+    np.testing.assert_allclose(layer([a, b]), dense(a + b), 1e-5, 1e-6)
+    np.testing.assert_allclose(layer([a, None]), dense(a), 1e-5, 1e-6)
 
 
 @pytest.mark.parametrize("output", [0, 1])
@@ -836,6 +880,21 @@ def test_another_structure_of_inputs_than_built_with():
         layer(floats(4, 3))
     with pytest.raises(ValueError, match=r"received \{a: Tensor.*Nest the"):
         layer({"a": floats(4, 3), "b": floats(4, 3)})
+
+
+def test_an_optional_input_that_a_list_of_layers_was_built_without():
+    layer = tfgpipe.PipelinedLayer(
+        [zoo.AddsIfThere(), layers.Dense(2)], num_stages=2, num_microbatches=2
+    )
+    layer([floats(4, 3), None])
+    with pytest.raises(ValueError, match=r"built with. Expected \[Tensor.*, None\]"):
+        layer([floats(4, 3), floats(4, 3)])
+
+
+def test_a_sequential_model_that_is_not_built():
+    model = keras.Sequential([layers.Dense(2)], name="unbuilt")
+    with pytest.raises(ValueError, match=r"'unbuilt', which is not. Begin it with"):
+        tfgpipe.pipeline(model, num_stages=1, num_microbatches=2)
 
 
 def test_too_few_inputs_for_a_functional_model():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import functools
 import gc
 import itertools
 import re
@@ -444,7 +445,7 @@ def causal_language_model():
     inputs = keras.Input((5,), dtype="int32")
     x = layers.Embedding(zoo.IDS, 4)(inputs)
     x = Positions()(x)
-    for _ in range(3):
+    for _ in range(2):
         x = Block(width=4, num_heads=2, mlp_width=6)(x)
     x = layers.LayerNormalization()(x)
     return keras.Model(inputs, layers.Dense(zoo.IDS)(x))
@@ -485,11 +486,19 @@ def test_gradients_are_the_differences_of_a_language_models_loss(floatx):
 # -- state ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("num_stages", "num_microbatches"), [*FEW, (2, 10)], ids=str)
-@pytest.mark.parametrize("remat", ["stage", "layer"])
-def test_a_hundred_dropouts_drop_the_same_again(num_stages, num_microbatches, remat):
+@pytest.mark.parametrize(
+    ("num_stages", "num_microbatches", "num_dropouts", "remat"),
+    [
+        *((K, M, 10, "layer") for K, M in FEW),
+        *((2, 10, 10, remat) for remat in REMAT_MODES),
+        (2, 10, 100, "stage"),
+    ],
+)
+def test_what_dropouts_drop_they_drop_again(
+    num_stages, num_microbatches, num_dropouts, remat
+):
     layer = tfgpipe.PipelinedLayer(
-        [layers.Dropout(0.01, seed=i) for i in range(100)],
+        [layers.Dropout(1.0 / num_dropouts, seed=i) for i in range(num_dropouts)],
         num_stages=num_stages,
         num_microbatches=num_microbatches,
         remat=remat,
@@ -500,23 +509,20 @@ def test_a_hundred_dropouts_drop_the_same_again(num_stages, num_microbatches, re
         y = layer(x, training=True)
     gradient = tape.gradient(y, x)
     kept = y.numpy() != 0.0
-    assert 0.2 < kept.mean() < 0.6  # 0.99^100 is 0.37.
+    assert 0.2 < kept.mean() < 0.5  # About 1 / e.
     assert len(np.unique(kept, axis=0)) == 10
     np.testing.assert_array_equal(gradient.numpy() != 0.0, kept)
     np.testing.assert_allclose(gradient, y, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "order", [(False, True), (True, False), (True, False, True, False)], ids=str
-)
 @pytest.mark.parametrize("make", [dropped, normalised])
-def test_training_and_evaluation_take_turns(make, order):
+def test_training_and_evaluation_take_turns(make):
     plain, pipelined = compare.pair(
         make, (5,), "float32", num_stages=3, num_microbatches=2
     )
     one_by_one = compare.OneAfterAnother(plain, 2)
-    for training in order:
-        x = floats(6, 5)
+    x = floats(6, 5)
+    for training in (False, True, False, True):
         compare.assert_same(
             compare.run(one_by_one, x, training=training, graph=False),
             compare.run(pipelined, x, training=training),
@@ -554,10 +560,17 @@ def alive(kind: type) -> int:
     return sum(isinstance(x, kind) for x in gc.get_objects())
 
 
-@pytest.mark.parametrize("remat", REMAT_MODES)
+@pytest.mark.parametrize("remat", ["stage", "none"])
 def test_steps_leave_no_tensor_and_no_graph_behind(remat):
+    stack = [layers.Dense(4), layers.BatchNormalization(), layers.Dropout(0.5)]
     model = compare.pipelined_model(
-        dropped, (5,), "float32", num_stages=3, num_microbatches=4, remat=remat
+        lambda: stack,
+        (5,),
+        "float32",
+        num_stages=2,
+        num_microbatches=3,
+        remat=remat,
+        batch_norm="deferred",
     )
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     optimizer.build(model.trainable_variables)
@@ -573,7 +586,7 @@ def test_steps_leave_no_tensor_and_no_graph_behind(remat):
     assert counts[15] == counts[5]
 
 
-@pytest.mark.parametrize("name", ["dense", "blocks", "embedded"])
+@pytest.mark.parametrize("name", ["dense", "embedded"])
 def test_twenty_iterations_of_an_optimizer(name, floatx):
     floatx("float64")
     chosen = STACKS[name]
@@ -665,6 +678,12 @@ def test_stages_may_share_devices_in_any_order(devices, remat):
         assert ran == {d: 3 * n for d, n in collections.Counter(devices).items()}
 
 
+def tail(variable: keras.Variable) -> list[str]:
+    """Returns the end of a path, less the number that Keras gives to equal names."""
+    layer, name = variable.path.split("/")[-2:]
+    return [re.sub(r"(seed_generator)_\d+", r"\1", layer), name]
+
+
 @pytest.mark.parametrize("num_stages", [1, 3])
 @pytest.mark.parametrize("make", [dense, normalised, dropped])
 def test_layers_keep_their_names_and_the_wrapper_has_their_variables(make, num_stages):
@@ -690,8 +709,7 @@ def test_layers_keep_their_names_and_the_wrapper_has_their_variables(make, num_s
     ):
         expected, received = getattr(plain, of), getattr(layer, of)
         assert [v.shape for v in received] == [v.shape for v in expected]
-        tails = [v.path.split("/")[-2:] for v in expected]
-        assert [v.path.split("/")[-2:] for v in received] == tails
+        assert list(map(tail, received)) == list(map(tail, expected))
     assert layer.count_params() == plain.count_params()
 
 
@@ -774,45 +792,50 @@ def transparent():
     return keras.Model(inputs, layers.Dense(2)(WeighsAll()(outputs)))
 
 
-MANUAL = {"balance": [3, 4], "num_microbatches": 2}
-GRID = [*({"num_stages": K, "num_microbatches": M} for K, M in FEW), MANUAL]
+# By hand as well: so many calls of layers in the first stage.
+GRID = [*({"num_stages": K, "num_microbatches": M} for K, M in FEW), {"first": 3}]
 
 
-def settings(arguments: dict) -> str:
-    return " ".join(f"{name}={value}" for name, value in arguments.items())
-
-
-@pytest.mark.parametrize("arguments", GRID, ids=settings)
-def test_transparent_attention(arguments):
-    plain, pipelined = compare.model_pair(transparent, **arguments)
-    for variable in plain.variables:
-        if variable.path.endswith("/w"):
+@functools.cache
+def plain_run(name: str) -> tuple[keras.Model, Any, compare.Run]:
+    """Returns a plain model, its inputs and what a step of it gives, made once."""
+    make, data = MODELS[name]
+    model, x = make(), data(5)
+    for variable in model.variables:
+        if variable.path.endswith("weighs_all/w"):
             variable.assign([0.3, -0.2, 0.8, 0.1, -0.5])
+    return model, x, compare.run(model, x, graph=False)
+
+
+MODELS = {
+    "transparent": (transparent, lambda rows: floats(rows, 5)),
+    "language_model": (causal_language_model, lambda rows: ids(rows, 5)),
+    "encoder_decoder": (ZOO["encoder_decoder"].make, ZOO["encoder_decoder"].data),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        *itertools.product(("transparent", "language_model"), GRID),
+        # Others of its cases are in test_models.py.
+        *itertools.product(("encoder_decoder",), GRID[-2:]),
+    ],
+    ids=str,
+)
+def test_transparent_attention_language_models_and_translators(name, arguments):
+    plain, x, expected = plain_run(name)
+    model = MODELS[name][0]()
+    if "first" in arguments:
+        first = arguments["first"]
+        whole = tfgpipe.plan(model, num_stages=1, num_microbatches=1, sample=x)
+        balance = [first, sum(whole.counts) - first]
+        arguments = {"balance": balance, "num_microbatches": 2}
+    pipelined = tfgpipe.pipeline(model, **arguments)
     compare.copy_state(plain, pipelined)
-    x = floats(5, 5)
-    expected = compare.run(plain, x)
-    (share,) = (g for name, g in expected.weight_grads.items() if name.endswith("/w"))
-    assert np.all(share != 0.0)
+    for weight, gradient in expected.weight_grads.items():
+        assert np.all(gradient != 0.0) or not weight.endswith("weighs_all/w")
     compare.assert_same(expected, compare.run(pipelined, x))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arguments", GRID, ids=settings)
-@pytest.mark.parametrize("name", ["language_model", "encoder_decoder"])
-def test_language_models_and_translators(name, arguments):
-    make, x = causal_language_model, ids(5, 5)
-    if name == "encoder_decoder":
-        make, x = ZOO[name].make, ZOO[name].data(5)
-        if "balance" in arguments:
-            calls = len(
-                tfgpipe.PipelinedLayer(make(), num_stages=1, num_microbatches=1)
-                .stages[0]
-                .part.calls
-            )
-            arguments = {**arguments, "balance": [3, calls - 3]}
-            keras.utils.clear_session(free_memory=False)
-    plain, pipelined = compare.model_pair(make, **arguments)
-    compare.assert_same(compare.run(plain, x), compare.run(pipelined, x))
 
 
 # -- sequences ------------------------------------------------------------------------
@@ -890,8 +913,7 @@ class Decodes(layers.Layer):
         return x + tf.matmul(tf.nn.softmax(scores), all_), all_
 
     def compute_output_spec(self, pair):
-        spec = keras.KerasTensor((None, None, 4), pair[0].dtype)
-        return spec, spec
+        return tuple(keras.KerasTensor((None, None, 4), x.dtype) for x in pair)
 
 
 def decoder():
@@ -911,8 +933,7 @@ def decoder():
     return keras.Model([tokens, pasts, states], [layers.Dense(zoo.IDS)(x), news, ends])
 
 
-@pytest.mark.parametrize("graph", [True, False])
-@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize(("num_stages", "graph"), [(1, True), (2, True), (2, False)])
 def test_decoding_step_by_step_gives_the_full_pass(num_stages, graph):
     plain, pipelined = compare.model_pair(
         decoder, num_stages=num_stages, num_microbatches=2
@@ -946,7 +967,8 @@ def test_stacked_recurrent_layers(depth):
         make, (4, 3), "float32", num_stages=depth, num_microbatches=2
     )
     x = floats(4, 4, 3)
-    compare.assert_same(compare.run(plain, x), compare.run(pipelined, x))
+    expected = compare.run(plain, x, graph=False)
+    compare.assert_same(expected, compare.run(pipelined, x))
 
 
 # -- plans ----------------------------------------------------------------------------

@@ -213,17 +213,6 @@ def masked_outputs() -> keras.Model:
     return keras.Model([tokens, values], [x, y, last, none])
 
 
-def attention_takes_masks() -> keras.Model:
-    """Attention layers take the mask off their inputs, for all who read them later."""
-    inputs = keras.Input((5,), dtype="int32")
-    x = layers.Embedding(IDS, 4, mask_zero=True)(inputs)
-    y = attention()(x, x)
-    z = layers.Dense(4)(x)
-    y = layers.Add()([y, z, x])
-    y = layers.GRU(3, return_sequences=True)(y)
-    return keras.Model(inputs, [layers.Dense(2)(y), layers.LSTM(2)(x), x])
-
-
 # -- several inputs and outputs -------------------------------------------------------
 
 
@@ -634,9 +623,7 @@ ZOO = {
             padded_ids(n, 6),
             floats(n, 4, 3) * (padded_ids(n, 4) > 0)[..., None],
         ],
-    ),
-    "attention_takes_masks": Animal(
-        attention_takes_masks, lambda n: padded_ids(n, 5), slow=True
+        slow=True,
     ),
     "two_in_two_out": Animal(
         two_in_two_out, lambda n: [floats(n, 4), floats(n, 3, seed=2)]
@@ -663,7 +650,9 @@ ZOO = {
     "frozen_and_shared": Animal(frozen_and_shared, lambda n: floats(n, 4)),
     "nested": Animal(nested, lambda n: floats(n, 4)),
     "sequential": Animal(sequential, lambda n: floats(n, 4)),
-    "nested_and_masked": Animal(nested_and_masked, lambda n: padded_ids(n, 5)),
+    "nested_and_masked": Animal(
+        nested_and_masked, lambda n: padded_ids(n, 5), slow=True
+    ),
     "transfer": Animal(transfer, lambda n: floats(n, 4), rowwise=False),
     "tf_cond": Animal(lambda: control_flow(Branches), lambda n: floats(n, 4)),
     "tf_while_loop": Animal(lambda: control_flow(Loops), lambda n: floats(n, 4)),

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import keras
 import tensorflow as tf
 
-from tfgpipe import checks, original, partition, planning, program, rows, seams
+from tfgpipe import (
+    checks,
+    original,
+    partition,
+    placement,
+    planning,
+    program,
+    rows,
+    seams,
+)
 from tfgpipe import mesh as mesh_lib
 from tfgpipe.engine import Pipeline
 from tfgpipe.planning import Plan
@@ -25,12 +33,7 @@ from tfgpipe.stage import (
     Stage,
     owned_variables,
 )
-from tfgpipe.strategy import (
-    PipelineStrategy,
-    current_replica,
-    current_strategy,
-    slots,
-)
+from tfgpipe.strategy import slots
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
@@ -155,9 +158,8 @@ class PipelinedLayer(keras.layers.Layer):
                 )
             num_stages = len(self.balance)
         self._given_num_stages = num_stages
-        strategy = current_strategy()
-        self._mesh = _mesh_for(strategy, num_stages, self.devices)
-        self.num_stages = self._mesh.num_stages
+        self._placement = placement.choose(num_stages, self.devices)
+        self.num_stages = self.mesh.num_stages
         partition.check_num_stages(self.num_stages, len(self._original.calls))
         self.supports_masking = True
         # One XLA cluster is one device; stages are compiled one by one instead.
@@ -181,7 +183,7 @@ class PipelinedLayer(keras.layers.Layer):
     @property
     def mesh(self) -> mesh_lib.Mesh:
         """The devices, `[replica][stage]`."""
-        return self._mesh
+        return self._placement.mesh
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies the layer, building it first if need be."""
@@ -208,8 +210,10 @@ class PipelinedLayer(keras.layers.Layer):
                 called = [call.layer for call in recorded.network.calls]
                 checks.batch_norm_is_deferred(called, self.batch_norm)
             stages = _stages(recorded, self._counts(recorded))
-            self._place(owned_variables(stages), current_strategy())
-        self._pipeline = _Built(recorded, stages, current_strategy())
+            self._placement.check_strategy(self.name)
+            for stage, variables in owned_variables(stages):
+                self._placement.put(stage.index, variables)
+        self._pipeline = _Built(recorded, stages)
 
     def plan(
         self, *, sample: Any = None, batch_size: int = 32, num_slots: int = 2
@@ -270,18 +274,13 @@ class PipelinedLayer(keras.layers.Layer):
         }
         built = self._pipeline
         assert built is not None  # Or there would be no stages.
-        self._check_strategy(built.strategy)
+        self._placement.check_strategy(self.name)
         stages = _stages(built.recorded, counts)
-        moved = [
-            (stage, [v for v in variables if before[id(v)] != stage.index])
-            for stage, variables in owned_variables(stages)
-        ]
-        if optimizer is not None and optimizer.built:
-            moved = [
-                (stage, [*variables, *slots(optimizer, variables)])
-                for stage, variables in moved
-            ]
-        self._place(moved, built.strategy)
+        for stage, variables in owned_variables(stages):
+            moved = [v for v in variables if before[id(v)] != stage.index]
+            if optimizer is not None and optimizer.built:
+                moved += slots(optimizer, moved)
+            self._placement.put(stage.index, moved)
         self.balance = counts
         self._pipeline = dataclasses.replace(built, stages=stages)
 
@@ -302,11 +301,11 @@ class PipelinedLayer(keras.layers.Layer):
         """
         built = self._pipeline
         assert built is not None  # Keras builds before it calls.
-        self._check_strategy(built.strategy)
+        self._placement.check_strategy(self.name)
         optimizer = seams.calling_optimizer()
         if optimizer is not None:
             seams.update_in_place(optimizer)
-        devices = self._mesh.grid[current_replica()]
+        devices = self._placement.devices
         pipeline = Pipeline(
             stages=built.stages,
             wanted=built.recorded.network.outputs,
@@ -446,20 +445,8 @@ class PipelinedLayer(keras.layers.Layer):
             settings,
             sample=fed,
             batch_size=batch_size,
-            device=self._mesh.grid[0][0],
+            device=self.mesh.grid[0][0],
         )
-
-    def _place(
-        self,
-        variables: Sequence[tuple[Stage, Sequence[keras.Variable]]],
-        strategy: tf.distribute.Strategy | None,
-    ) -> None:
-        """Makes variables live, or come to life, on the devices of their stages."""
-        for stage, mine in variables:
-            scope = _variable_scope(strategy, self._mesh, stage.index)
-            device = None if strategy else self._mesh.grid[0][stage.index]
-            for variable in mine:
-                seams.place(variable, scope, device)
 
     def _wires(
         self, inputs: Any, side_inputs: Mapping[str, tf.Tensor]
@@ -484,21 +471,6 @@ class PipelinedLayer(keras.layers.Layer):
             return mesh_lib.kind(device) == "GPU"
         return bool(self.jit_compile)
 
-    def _check_strategy(self, built_under: tf.distribute.Strategy | None) -> None:
-        strategy = current_strategy()
-        if strategy is not built_under:
-            way_out = (
-                "Create the model inside `with strategy.scope():`, or leave the "
-                "strategy out."
-                if built_under is None
-                else "Call it inside `with strategy.scope():` as well."
-            )
-            raise RuntimeError(
-                f"Layer '{self.name}' must be built and called under the same "
-                f"distribution strategy. Expected {_describe(built_under)}, under "
-                f"which it was built; received {_describe(strategy)}. {way_out}"
-            )
-
 
 @dataclasses.dataclass(frozen=True)
 class _Given:
@@ -514,7 +486,6 @@ class _Built:
 
     recorded: Recording
     stages: tuple[Stage, ...]
-    strategy: tf.distribute.Strategy | None
 
 
 def _stages(recorded: Recording, counts: Sequence[int]) -> tuple[Stage, ...]:
@@ -523,40 +494,3 @@ def _stages(recorded: Recording, counts: Sequence[int]) -> tuple[Stage, ...]:
         Stage(k, recorded.network.part(span), library)
         for k, span in enumerate(partition.spans(counts))
     )
-
-
-def _mesh_for(
-    strategy: tf.distribute.Strategy | None,
-    num_stages: int | None,
-    devices: Sequence[str] | None,
-) -> mesh_lib.Mesh:
-    if isinstance(strategy, PipelineStrategy):
-        mesh = strategy.mesh
-        if devices is not None or num_stages not in (None, mesh.num_stages):
-            raise ValueError(
-                "Under a PipelineStrategy the strategy decides stages and devices. "
-                f"Received num_stages={num_stages}, devices={devices} under a strategy "
-                f"of {mesh.num_stages} stages. Leave both out, or change the strategy."
-            )
-        return mesh
-    if strategy is not None:
-        raise ValueError(
-            "A PipelinedLayer runs under `tfgpipe.PipelineStrategy` or under no "
-            f"strategy at all. Received {_describe(strategy)}. Use "
-            "`tfgpipe.PipelineStrategy(num_stages=..., num_replicas=...)`."
-        )
-    if num_stages is None:
-        num_stages = len(devices) if devices else mesh_lib.num_default_devices()
-    return mesh_lib.make_mesh(num_stages=num_stages, devices=devices)
-
-
-def _variable_scope(
-    strategy: tf.distribute.Strategy | None, mesh: mesh_lib.Mesh, k: int
-) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    if isinstance(strategy, PipelineStrategy):
-        return lambda: strategy.stage_scope(k)
-    return lambda: tf.device(mesh.grid[0][k])
-
-
-def _describe(strategy: tf.distribute.Strategy | None) -> str:
-    return "no strategy" if strategy is None else type(strategy).__name__
