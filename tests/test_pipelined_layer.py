@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import tempfile
+import warnings
 
 import keras
 import numpy as np
@@ -468,6 +469,44 @@ def test_a_layer_that_reduces_the_batch_away_is_refused():
     )
     with pytest.raises(ValueError, match="Layer 'reduces' maps shape"):
         layer.build((None, 5))
+
+
+@pytest.mark.parametrize("kind", [keras.layers.LSTM, keras.layers.GRU])
+def test_a_stateful_recurrent_layer_is_refused(kind):
+    stack = [kind(3, stateful=True, name="memory"), keras.layers.Dense(2)]
+    model = keras.Sequential([keras.Input(batch_shape=(4, 5, 2)), *stack])
+    words = "stateful=True` goes on where.*Received 'memory'. Use `stateful=False`"
+    with pytest.raises(ValueError, match=words):
+        tfgpipe.PipelinedLayer(model, num_stages=2, num_microbatches=2)
+
+
+class Counts(keras.layers.Layer):
+    """Counts its calls in training."""
+
+    def build(self, shape):
+        self.count = self.add_weight(
+            shape=(), initializer="zeros", trainable=False, name="count"
+        )
+
+    def call(self, x, training=False):
+        if training:
+            self.count.assign(self.count + 1.0)
+        return x
+
+
+def test_a_layer_that_changes_a_variable_once_a_microbatch_is_named_once():
+    stack = [keras.layers.Dropout(0.5), Counts(name="counts"), keras.layers.Dense(2)]
+    layer = tfgpipe.PipelinedLayer(stack, num_stages=3, num_microbatches=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer(X, training=False)
+    words = "once a microbatch, in order.*Received '.*counts/count'. Use `num_micro"
+    with pytest.warns(UserWarning, match=words):
+        layer(X, training=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer(X, training=True)
+    assert stack[1].count.numpy() == 6
 
 
 def test_a_pipeline_in_a_pipeline_is_refused():

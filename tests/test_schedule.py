@@ -18,6 +18,43 @@ def test_the_drawing_in_the_docstring_is_the_schedule():
     assert "\n".join(drawn) == draw(gpipe(3, 4))
 
 
+@pytest.mark.parametrize(
+    ("num_microbatches", "num_stages", "drawn"),
+    [
+        (1, 1, ["stage 0  F0 B0"]),
+        (
+            1,
+            3,
+            [
+                "stage 0  F0 .. .. .. .. B0",
+                "stage 1  .. F0 .. .. B0 ..",
+                "stage 2  .. .. F0 B0 .. ..",
+            ],
+        ),
+        (3, 1, ["stage 0  F0 F1 F2 B2 B1 B0"]),
+        (
+            3,
+            3,
+            [
+                "stage 0  F0 F1 F2 .. .. .. .. B2 B1 B0",
+                "stage 1  .. F0 F1 F2 .. .. B2 B1 B0 ..",
+                "stage 2  .. .. F0 F1 F2 B2 B1 B0 .. ..",
+            ],
+        ),
+        (
+            4,
+            2,
+            [
+                "stage 0  F0 F1 F2 F3 .. .. B3 B2 B1 B0",
+                "stage 1  .. F0 F1 F2 F3 B3 B2 B1 B0 ..",
+            ],
+        ),
+    ],
+)
+def test_small_schedules_are_those_drawn_by_hand(num_microbatches, num_stages, drawn):
+    assert draw(gpipe(num_stages, num_microbatches)).splitlines() == drawn
+
+
 @given(st.integers(1, 9), st.integers(1, 40))
 def test_every_action_runs_once_and_after_what_it_needs(num_stages, num_microbatches):
     plan = gpipe(num_stages, num_microbatches)

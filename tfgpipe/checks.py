@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe import layers, recording
+from tfgpipe import layers, recording, seams
 
 
 def dense_tensors(inputs: Any, name: str) -> None:
@@ -95,6 +95,42 @@ def equal_batches(tensors: Mapping[str, tf.Tensor]) -> None:
             )
 
 
+def no_memory_of_rows(called: Iterable[Any]) -> None:
+    """Raises ValueError for a recurrent layer that remembers the batch before."""
+    for layer in called:
+        for inner in seams.inner_layers(layer):
+            if isinstance(inner, keras.layers.RNN) and inner.stateful:
+                raise ValueError(
+                    "A recurrent layer with `stateful=True` goes on where the batch "
+                    "before ended, row by row, and would take one microbatch for the "
+                    f"next of another. Received '{inner.name}'. Use `stateful=False` "
+                    "and hand its state over as inputs and outputs of the model, or "
+                    "keep the layer outside the pipeline."
+                )
+
+
+def state_moves_once_a_microbatch(
+    called: Iterable[Any], changed: Iterable[keras.Variable]
+) -> None:
+    """Warns of variables other than seeds that each microbatch has changed.
+
+    Batch normalization is left out: `batch_norm_is_deferred` speaks of it.
+    """
+    called = list(called)
+    norms = [v for norm in layers.batch_norms(called) for v in norm.variables]
+    known = {id(v) for v in norms}
+    known.update(id(v) for layer in called for v in seams.seeds(layer))
+    names = [v.path for v in changed if id(v) not in known]
+    if names:
+        warnings.warn(
+            "Some layers change variables of their own whenever they are called, and "
+            "in a pipeline that is once a microbatch, in order, rather than once a "
+            f"step. Received {_some(names)}. Use `num_microbatches=1`, or change them "
+            "outside the pipeline, if that is not meant.",
+            stacklevel=2,
+        )
+
+
 def layer_list(
     layers: Sequence[keras.layers.Layer],
 ) -> Sequence[keras.layers.Layer]:
@@ -154,13 +190,18 @@ def batch_norm_is_deferred(calls: Iterable[Any], batch_norm: str) -> None:
         way_out = 'Try `batch_norm="deferred"` for the averages, '
     if not moved:
         return
-    first = ", ".join(f"'{norm.name}'" for norm in moved[:3])
-    more = f" and {len(moved) - 3} more" if len(moved) > 3 else ""
     warnings.warn(
         "Batch normalization sees one microbatch at a time in a pipeline: each is "
         "normalised on its own, and the moving averages move once for each, so that "
         "evaluation differs from that of the unpipelined model. Received "
-        f"{len(moved)} such layers: {first}{more}. {way_out}`num_microbatches=1` for "
-        "everything, or GroupNormalization or LayerNormalization, which know no batch.",
+        f"{len(moved)} such layers: {_some([norm.name for norm in moved])}. {way_out}"
+        "`num_microbatches=1` for everything, or GroupNormalization or "
+        "LayerNormalization, which know no batch.",
         stacklevel=2,
     )
+
+
+def _some(names: Sequence[str]) -> str:
+    """Names the first few, and says how many more there are."""
+    first = ", ".join(f"'{name}'" for name in names[:3])
+    return first + (f" and {len(names) - 3} more" if len(names) > 3 else "")

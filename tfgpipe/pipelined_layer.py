@@ -138,6 +138,7 @@ class PipelinedLayer(keras.layers.Layer):
                     f"'{layer.name}' among `layers`. Put its layers in its place."
                 )
         self.num_microbatches = checks.num_microbatches(num_microbatches)
+        checks.no_memory_of_rows(self._original.calls)
         self.remat = checks.choice("remat", remat, REMAT_MODES)
         self.jit_compile = checks.choice(
             "jit_compile", jit_compile, ("auto", True, False)
@@ -164,6 +165,7 @@ class PipelinedLayer(keras.layers.Layer):
         self.supports_masking = True
         # One XLA cluster is one device; stages are compiled one by one instead.
         self.supports_jit = False
+        self._state_is_known = False
         self._given: _Given | None = None
         self._pipeline: _Built | None = None
         if self._original.inputs is not None:  # A model, with all its weights.
@@ -325,6 +327,10 @@ class PipelinedLayer(keras.layers.Layer):
             result = pipeline.run(wires, training=bool(training))
             for variable, value in result.new_state:
                 variable.assign(value)
+        if training and self.num_microbatches > 1 and not self._state_is_known:
+            self._state_is_known = True
+            changed = [variable for variable, _ in result.new_state]
+            checks.state_moves_once_a_microbatch(self._original.calls, changed)
         if result.loss is not None:
             self.add_loss(result.loss)
         for wire, value in result.outputs.items():

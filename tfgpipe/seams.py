@@ -91,9 +91,13 @@ def is_trainable(layer: Any) -> tuple[bool, ...]:
 
 def inner_names(layer: Any) -> list[str]:
     """Returns the names of a layer and of all layers inside it."""
-    if not isinstance(layer, keras.layers.Layer):
-        return [layer.name]
-    return [inner.name for inner in layer._flatten_layers()]
+    return [inner.name for inner in inner_layers(layer)] or [layer.name]
+
+
+def seeds(layer: Any) -> list[keras.Variable]:
+    """Returns the states of the seed generators of a layer, and of those inside it."""
+    inner = inner_layers(layer)
+    return [generator.state for each in inner for generator in each._seed_generators]
 
 
 def may_change(layer: Any) -> bool:
