@@ -256,7 +256,7 @@ def test_a_padded_sequence_model_is_fitted_on_what_is_no_padding():
 # -- masks ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("balance", [[6], [3, 3], [1, 3, 1, 1]], ids=str)
+@pytest.mark.parametrize("balance", [[6], [1, 3, 1, 1]], ids=str)
 def test_a_mask_that_attention_takes_off_is_off_for_all(balance):
     """Keras' attention takes the mask off the very tensors that it reads."""
 
@@ -451,8 +451,10 @@ class Chain(keras.Model):
         return x
 
 
-@pytest.mark.parametrize("remat", REMAT_MODES)
-@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(
+    ("frozen", "remat"),
+    [(False, "stage"), (False, "layer"), (True, "layer"), (True, "none")],
+)
 def test_a_layer_twice_in_a_list(frozen, remat):
     def make():
         twice = layers.Dense(4, activation="tanh", activity_regularizer="l2")
@@ -495,9 +497,8 @@ def side_pair(make, x, sides, **arguments):
     ("num_stages", "num_microbatches", "rows", "sizes", "remat", "dtype"),
     [
         (2, 3, 5, "unknown", "none", "float32"),
-        (3, 4, 6, "static", "except_last", "float64"),
+        (3, 2, 6, "static", "stage", "float64"),
         (4, 5, 3, "unknown", "layer", "float64"),
-        (8, 3, 5, "static", "stage", "float64"),
     ],
 )
 def test_side_inputs_reach_every_layer_that_asks(
@@ -708,7 +709,6 @@ SAVED = {
         "operations",
         "siamese",
         "tied_reversible",
-        "masked_outputs",
         "dicts",
         "tuples",
         "sequential",

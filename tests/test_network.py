@@ -49,7 +49,3 @@ def test_received_bytes_count_each_value_once_and_inputs_not():
             reads = NETWORK.part(slice(start, max(start, end))).reads
             expected = sum(sizes[number] for number in reads if number not in (0, 9))
             assert received[start][end] == expected
-
-
-def test_uses_are_the_positions_of_a_layers_calls():
-    assert sorted(NETWORK.uses().values()) == [[0, 4], [1], [2], [3]]

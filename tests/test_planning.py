@@ -159,7 +159,8 @@ def test_all_uses_of_a_layer_that_a_step_changes_are_in_one_stage():
     stack = [norm, layers.Dense(5), norm, layers.Dense(5), layers.Dense(5)]
     for balance in QUANTITIES:
         assert plan(stack, balance=balance).counts[0] >= 3
-    with pytest.raises(ValueError, match="at most 3 stages can be cut here"):
+    words = "num_stages=4, and at most 3 can be cut; '.*moving_mean' holds 'batch_norm"
+    with pytest.raises(ValueError, match=words):
         plan(stack, num_stages=4)
 
 
@@ -363,7 +364,8 @@ def test_the_layer_itself_keeps_the_limit():
         ({"balance": ["dense_0", "dense_9"]}, "'dense_9', which no layer has.*dense_0"),
         ({"balance": ["dense_1", "dense_0"]}, "in the order they are called"),
         ({"balance": ["dense_2"]}, "not the last"),
-        ({"num_stages": 4}, "at most 3 stages can be cut"),
+        ({"balance": [1, 1, 1]}, "num_stages=2 and balance=.*makes 3. Leave"),
+        ({"num_stages": 4}, "num_stages=4, and at most 3 can be cut. Use fewer"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, words):

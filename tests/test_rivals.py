@@ -30,7 +30,6 @@ from tests import compare, zoo
 from tests.stacks import STACKS, ResidualBlock, dense, dropped, normalised
 from tests.zoo import ZOO, floats, ids
 from tfgpipe.layers import DeferredBatchNormalization
-from tfgpipe.profiles import QUANTITIES
 from tfgpipe.stage import REMAT_MODES
 
 layers = keras.layers
@@ -56,6 +55,7 @@ ROWS = [
 NAMED = sorted(set(re.findall(r"`(tests/\w+\.py)::(\w+)`", COMPARED)))
 
 
+@functools.cache
 def functions_of(path: str) -> set[str]:
     tree = ast.parse((ROOT / path).read_text("utf-8"))
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
@@ -82,6 +82,7 @@ def test_every_test_of_this_file_is_in_the_comparison():
         "test_a_test_named_in_the_comparison_exists",
         "test_every_behaviour_has_a_test_or_a_reason",
         "test_every_test_of_this_file_is_in_the_comparison",
+        "test_links_of_the_comparison_lead_somewhere",
     }
     named = {name for path, name in NAMED if path == mine}
     assert tests - about_the_document == named
@@ -424,19 +425,15 @@ def test_gradients_that_layers_define_are_taken(remat):
     np.testing.assert_allclose(by_weights, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("graph", [True, False])
 @pytest.mark.parametrize("name", ["dense", "embedded"])
-def test_an_input_without_gradient_leaves_the_weights_theirs(name, graph):
+def test_an_input_without_gradient_leaves_the_weights_theirs(name):
     """Integers, and floats that nobody watches."""
     chosen = STACKS[name]
     plain, pipelined = compare.pair(
         chosen.make, chosen.shape, chosen.dtype, num_stages=3, num_microbatches=3
     )
     x = tf.constant(chosen.data(7))
-    received, expected = (
-        step(x) if graph else step.python_function(x)
-        for step in map(step_of, (pipelined, plain))
-    )
+    received, expected = (step_of(model)(x) for model in (pipelined, plain))
     assert len(received) == len(plain.trainable_variables)
     for a, b, v in zip(expected, received, plain.trainable_variables, strict=True):
         a, b = tf.convert_to_tensor(a).numpy(), tf.convert_to_tensor(b).numpy()
@@ -445,12 +442,11 @@ def test_an_input_without_gradient_leaves_the_weights_theirs(name, graph):
 
 
 def causal_language_model():
-    """Blocks on a chain: from ids to logits."""
+    """A transformer of one block, from ids to logits."""
     inputs = keras.Input((5,), dtype="int32")
     x = layers.Embedding(zoo.IDS, 4)(inputs)
     x = Positions()(x)
-    for _ in range(2):
-        x = Block(width=4, num_heads=2, mlp_width=6)(x)
+    x = Block(width=4, num_heads=2, mlp_width=6)(x)
     x = layers.LayerNormalization()(x)
     return keras.Model(inputs, layers.Dense(zoo.IDS)(x))
 
@@ -493,7 +489,7 @@ def test_gradients_are_the_differences_of_a_language_models_loss(floatx):
 @pytest.mark.parametrize(
     ("num_stages", "num_microbatches", "num_dropouts", "remat"),
     [
-        *((K, M, 10, "layer") for K, M in FEW),
+        *((K, M, 10, "stage") for K, M in FEW),
         *((2, 10, 10, remat) for remat in REMAT_MODES),
         (2, 10, 100, "stage"),
     ],
@@ -560,9 +556,11 @@ def test_deferred_averages_do_not_depend_on_the_cut(num_stages, floatx):
     assert np.any(norms[1].moving_mean.numpy())
 
 
-def alive(kind: type) -> int:
+def alive(*kinds: type) -> list[int]:
+    """Returns how many objects there are of each kind."""
     gc.collect()
-    return sum(isinstance(x, kind) for x in gc.get_objects())
+    objects = gc.get_objects()
+    return [sum(isinstance(x, kind) for x in objects) for kind in kinds]
 
 
 @pytest.mark.parametrize("remat", ["stage", "none"])
@@ -586,7 +584,7 @@ def test_steps_leave_no_tensor_and_no_graph_behind(remat):
         optimizer.apply(gradients, model.trainable_variables)
         del gradients
         if i in (5, 15):
-            counts[i] = alive(type(tf.constant(0))), alive(tf.Graph)
+            counts[i] = alive(type(tf.constant(0)), tf.Graph)
     assert counts[5][0] > 10  # They are seen at all.
     assert counts[15] == counts[5]
 
@@ -660,8 +658,7 @@ def test_early_stopping_stops_when_the_plain_model_does():
     ],
     ids=" ".join,
 )
-@pytest.mark.parametrize("remat", ["stage", "none"])
-def test_stages_may_share_devices_in_any_order(devices, remat):
+def test_stages_may_share_devices_in_any_order(devices):
     plain, pipelined = compare.pair(
         dense,
         (5,),
@@ -669,7 +666,6 @@ def test_stages_may_share_devices_in_any_order(devices, remat):
         balance=[1, 2, 1],
         num_microbatches=3,
         devices=devices,
-        remat=remat,
     )
     x = floats(7, 5)
     compare.assert_same(compare.run(plain, x), compare.run(pipelined, x))
@@ -825,7 +821,7 @@ MODELS = {
     [
         *itertools.product(("transparent", "language_model"), GRID),
         # Others of its cases are in test_models.py.
-        *itertools.product(("encoder_decoder",), GRID[-2:]),
+        *itertools.product(("encoder_decoder",), GRID[-1:]),
     ],
     ids=str,
 )
@@ -939,7 +935,7 @@ def decoder():
     return keras.Model([tokens, pasts, states], [layers.Dense(zoo.IDS)(x), news, ends])
 
 
-@pytest.mark.parametrize(("num_stages", "graph"), [(1, True), (2, True), (2, False)])
+@pytest.mark.parametrize(("num_stages", "graph"), [(1, False), (2, True)])
 def test_decoding_step_by_step_gives_the_full_pass(num_stages, graph):
     plain, pipelined = compare.model_pair(
         decoder, num_stages=num_stages, num_microbatches=2
@@ -982,7 +978,7 @@ def test_stacked_recurrent_layers(depth):
 # -- plans ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("balance", QUANTITIES)
+@pytest.mark.parametrize("balance", ["time", "memory"])
 def test_layers_of_several_inputs_and_outputs_are_weighed(balance):
     model = zoo.states_handed_on()
     before = [v.numpy() for v in model.variables]

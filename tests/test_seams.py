@@ -212,15 +212,16 @@ def test_names_of_inner_layers_are_found():
     assert seams.inner_names(operation) == ["add"], MOVED
 
 
-def test_layers_that_a_step_may_change():
+def test_variables_that_a_step_may_change():
     norm = keras.layers.BatchNormalization()
     norm.build((None, 2))
     frozen = keras.layers.Dense(2)
     frozen.build((None, 2))
     frozen.trainable = False
     wrapped = keras.Sequential([keras.Input((2,)), keras.layers.Dropout(0.5)])
-    assert seams.may_change(norm), MOVED
-    assert seams.may_change(wrapped), MOVED
-    assert not seams.may_change(frozen), MOVED
+    generator = wrapped.layers[0].seed_generator
+    assert seams.changeable(norm) == [norm.moving_mean, norm.moving_variance], MOVED
+    assert seams.changeable(wrapped) == seams.seeds(wrapped) == [generator.state], MOVED
+    assert not seams.changeable(frozen), MOVED
     norm.trainable = False
-    assert not seams.may_change(norm), MOVED
+    assert not seams.changeable(norm), MOVED

@@ -149,9 +149,28 @@ def test_freezing_a_layer_without_weights_of_its_own_is_noticed():
     np.testing.assert_array_equal(norm.moving_mean.numpy(), moved)
 
 
-def test_statistics_shared_by_two_stages_are_refused():
+def two_models_of_one_norm():
     norm = keras.layers.BatchNormalization(name="shared")
-    first, second = keras.Sequential([norm]), keras.Sequential([norm])
-    layer = tfgpipe.PipelinedLayer([first, second], num_stages=2, num_microbatches=2)
-    with pytest.raises(ValueError, match=r"shared/moving_mean' in stages 0 and 1"):
+    return [keras.Sequential([norm], name="one"), keras.Sequential([norm], name="two")]
+
+
+def test_statistics_are_kept_in_one_stage_or_refused_when_the_layer_is_built():
+    layer = tfgpipe.PipelinedLayer(
+        two_models_of_one_norm(), num_stages=2, num_microbatches=2
+    )
+    words = (
+        r"at most 1 can be cut; '.*shared/moving_mean' holds 'one' to 'two' together"
+    )
+    with pytest.raises(ValueError, match=words):
         layer.build((None, 3))
+
+
+@pytest.mark.filterwarnings("ignore:Batch normalization sees one microbatch")
+def test_statistics_that_a_given_cut_shares_are_refused_once_a_step_changes_them():
+    layer = tfgpipe.PipelinedLayer(
+        two_models_of_one_norm(), balance=[1, 1], num_microbatches=2
+    )
+    x = tf.ones((4, 3))
+    layer(x, training=False)
+    with pytest.raises(ValueError, match=r"shared/moving_mean' in stages \[0, 1\]"):
+        layer(x, training=True)

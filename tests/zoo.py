@@ -596,7 +596,7 @@ def side_inputs(rows: int, length: int) -> dict[str, np.ndarray]:
 ZOO = {
     "u_net": Animal(u_net, lambda n: floats(n, 8, 8, 2)),
     "u_net_normalised": Animal(
-        u_net_normalised, lambda n: floats(n, 8, 8, 2), rowwise=False
+        u_net_normalised, lambda n: floats(n, 8, 8, 2), rowwise=False, slow=True
     ),
     "skips": Animal(skips, lambda n: floats(n, 5)),
     "operations": Animal(operations, lambda n: floats(n, 6, 4)),
@@ -616,7 +616,7 @@ ZOO = {
     "states_handed_on": Animal(
         states_handed_on, lambda n: floats(n, 4, 3), unknown_axes=2, slow=True
     ),
-    "masked": Animal(masked, lambda n: padded_ids(n, 5), unknown_axes=2),
+    "masked": Animal(masked, lambda n: padded_ids(n, 5), unknown_axes=2, slow=True),
     "masked_outputs": Animal(
         masked_outputs,
         lambda n: [

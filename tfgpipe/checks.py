@@ -157,6 +157,18 @@ def layer_list(
     return layers
 
 
+def counts_for_stages(
+    counts: Sequence[int], given: Sequence[Any], num_stages: int | None
+) -> None:
+    """Raises ValueError if a cut is for another number of stages than was given."""
+    if num_stages not in (None, len(counts)):
+        raise ValueError(
+            "A `balance` list says how many stages there are. Received num_stages="
+            f"{num_stages} and balance={list(given)}, which makes {len(counts)}. Leave "
+            "`num_stages` out."
+        )
+
+
 def num_microbatches(num_microbatches: int) -> int:
     """Returns M if it is a positive integer."""
     if not isinstance(num_microbatches, int) or num_microbatches < 1:

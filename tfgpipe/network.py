@@ -114,10 +114,3 @@ class Network:
                         total += sizes[number]
                 table[start][end + 1] = total
         return table
-
-    def uses(self) -> dict[int, list[int]]:
-        """Returns for each layer, by `id`, the positions of its calls."""
-        positions: dict[int, list[int]] = {}
-        for position, call in enumerate(self.calls):
-            positions.setdefault(id(call.layer), []).append(position)
-        return positions

@@ -151,12 +151,7 @@ class PipelinedLayer(keras.layers.Layer):
             self.balance = checks.choice("balance", balance, QUANTITIES)
         else:
             self.balance = self._original.counts(balance)
-            if num_stages not in (None, len(self.balance)):
-                raise ValueError(
-                    "A `balance` list holds one number a stage. Received num_stages="
-                    f"{num_stages} and balance={list(balance)}, which makes "
-                    f"{len(self.balance)}. Leave `num_stages` out."
-                )
+            checks.counts_for_stages(self.balance, balance, num_stages)
             num_stages = len(self.balance)
         self._given_num_stages = num_stages
         self._placement = placement.choose(num_stages, self.devices)

@@ -73,7 +73,7 @@ def pipeline(
 def plan(
     model: keras.Model | Sequence[keras.layers.Layer],
     *,
-    num_stages: int,
+    num_stages: int | None = None,
     num_microbatches: int,
     balance: Quantity | Sequence[int] | Sequence[str] = "params",
     remat: Remat = "stage",
@@ -106,7 +106,8 @@ def plan(
     Args:
         model: A Functional or Sequential model, or layers that each take what the one
             before returns. Layers that are not built stay so.
-        num_stages: K.
+        num_stages: K. Defaults to that of a cut given as `balance`, else to the number
+            of visible GPUs or logical CPUs.
         num_microbatches: M.
         balance: What of the stage that has most of it is to be least: `"params"`;
             `"flops"`, counted in the layers' traced forward and backward; `"time"`,
@@ -131,8 +132,11 @@ def plan(
     chosen: Quantity | tuple[int, ...]
     if isinstance(balance, str):
         chosen = checks.choice("balance", balance, QUANTITIES)
+        num_stages = num_stages or mesh_lib.num_default_devices()
     else:
         chosen = given.counts(balance)
+        checks.counts_for_stages(chosen, balance, num_stages)
+        num_stages = len(chosen)
     if given.inputs is None and sample is None:
         raise ValueError(
             "The costs of layers depend on what they are given. Received a list of "

@@ -191,6 +191,7 @@ def make(
         ValueError: If the model cannot be cut so, or a size is not known.
     """
     network = recorded.network
+    profiles.check_possible(network, settings.num_stages)
     inputs = microbatch(
         recorded, sample, batch_size, num_microbatches=settings.num_microbatches
     )
@@ -273,6 +274,7 @@ def by_parameters(recorded: Recording, num_stages: int) -> tuple[int, ...]:
     were recorded, those that are not known counted as one.
     """
     network = recorded.network
+    profiles.check_possible(network, num_stages)
     sizes = {
         number: math.prod(n or 1 for n in x.shape) * tf.as_dtype(x.dtype).size
         for number, x in recorded.specs.items()

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, get_args
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -147,14 +148,45 @@ def profile(
 def may_start(network: Network) -> list[bool]:
     """Returns for each call whether a stage may start with it.
 
-    All calls of a layer that a step changes belong in one stage.
+    All calls that use a variable which a step changes belong in one stage.
     """
     allowed = [True] * len(network.calls)
-    for positions in network.uses().values():
-        first, last = positions[0], positions[-1]
-        if first < last and seams.may_change(network.calls[first].layer):
-            allowed[first + 1 : last + 1] = [False] * (last - first)
+    for _, first, last in _held_together(network):
+        allowed[first + 1 : last + 1] = [False] * (last - first)
     return allowed
+
+
+def check_possible(network: Network, num_stages: int) -> None:
+    """Raises ValueError if calls that belong together leave too few stages."""
+    possible = sum(may_start(network))
+    if num_stages > possible:
+        held = sorted(_held_together(network), key=lambda span: span[1] - span[2])
+        raise ValueError(
+            "Stages can share weights, but not what a step changes, so all that use "
+            f"such a variable are in one stage. Received num_stages={num_stages}, and "
+            f"at most {possible} can be cut"
+            + "".join(
+                f"; '{variable.path}' holds '{network.calls[first].layer.name}' to "
+                f"'{network.calls[last].layer.name}' together"
+                for variable, first, last in held[:1]
+            )
+            + ". Use fewer stages, or a layer of its own in each place."
+        )
+
+
+def _held_together(network: Network) -> list[tuple[keras.Variable, int, int]]:
+    """Returns variables that steps change, with the first and last of several calls."""
+    uses: dict[int, list[int]] = {}
+    variables: dict[int, keras.Variable] = {}
+    for position, call in enumerate(network.calls):
+        for variable in seams.changeable(call.layer):
+            variables[id(variable)] = variable
+            uses.setdefault(id(variable), []).append(position)
+    return [
+        (variables[key], min(places), max(places))
+        for key, places in uses.items()
+        if min(places) < max(places)
+    ]
 
 
 def _sums(each: Sequence[float]) -> np.ndarray:

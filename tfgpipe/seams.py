@@ -100,18 +100,14 @@ def seeds(layer: Any) -> list[keras.Variable]:
     return [generator.state for each in inner for generator in each._seed_generators]
 
 
-def may_change(layer: Any) -> bool:
-    """Returns whether a training step may change variables of a layer by itself.
+def changeable(layer: Any) -> list[keras.Variable]:
+    """Returns the variables of a layer that a training step may change by itself.
 
-    Statistics of a layer that is trainable, and seeds. Keras' public list of variables
+    Seeds, and statistics of layers that are trainable. Keras' public list of variables
     that are not trained holds frozen weights as well.
     """
-    if not isinstance(layer, keras.layers.Layer):
-        return False
-    return any(
-        inner._seed_generators or (inner.trainable and inner._non_trainable_variables)
-        for inner in layer._flatten_layers()
-    )
+    inner = [x for x in inner_layers(layer) if x.trainable]
+    return [*seeds(layer), *(v for x in inner for v in x._non_trainable_variables)]
 
 
 @dataclasses.dataclass(frozen=True)
