@@ -86,6 +86,11 @@ def copy_state(source: keras.Model, target: keras.Model) -> None:
         b.assign(a.value)
 
 
+def values(model: keras.Model) -> list[np.ndarray]:
+    """Returns the values of all variables."""
+    return [variable.numpy() for variable in model.variables]
+
+
 class OneAfterAnother:
     """A plain model that takes a mini-batch in microbatches, for `run`.
 
@@ -121,6 +126,15 @@ class OneAfterAnother:
         if masks[0] is not None:
             seams.set_mask(joined, tf.concat(masks, axis=0))
         return joined
+
+
+def mirrored(num_replicas: int) -> tf.distribute.Strategy:
+    """Returns TensorFlow's own strategy for replicas, on CPUs."""
+    return tf.distribute.MirroredStrategy(
+        [f"CPU:{replica}" for replica in range(num_replicas)],
+        # With the default two such strategies get into each other's sums.
+        cross_device_ops=tf.distribute.ReductionToOneDevice(),
+    )
 
 
 def squares(outputs: Any) -> tf.Tensor:

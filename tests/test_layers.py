@@ -244,7 +244,7 @@ def test_outside_a_pipeline_it_is_the_layer_of_keras(momentum):
         model.fit(data(16, 5), data(16, 4), batch_size=8, verbose=0)
         x = data(3, 5)
         eager = [model(x, training=training) for training in (False, True)]
-        return [*eager, *model.get_weights()]
+        return [*eager, *compare.values(model)]
 
     received = fitted(DeferredBatchNormalization(momentum=momentum))
     expected = fitted(layers.BatchNormalization(momentum=momentum))
@@ -277,7 +277,7 @@ def test_files_of_weights_fit_the_plain_layer(tmp_path, swapped):
     source(data(8, 5), training=True)
     source.save_weights(tmp_path / "of.weights.h5")
     target.load_weights(tmp_path / "of.weights.h5")
-    for a, b in zip(source.get_weights(), target.get_weights(), strict=True):
+    for a, b in zip(compare.values(source), compare.values(target), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -287,7 +287,7 @@ def test_a_saved_model_has_the_layer_again(tmp_path):
     pipelined.save(tmp_path / "of.keras")
     again = keras.saving.load_model(tmp_path / "of.keras")
     assert type(again.layers[0].layers[1]) is DeferredBatchNormalization
-    for a, b in zip(pipelined.get_weights(), again.get_weights(), strict=True):
+    for a, b in zip(compare.values(pipelined), compare.values(again), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -465,10 +465,10 @@ def test_replicas_average_their_averages_as_keras_does(num_microbatches):
             model = keras.Sequential([keras.Input((5,)), make()])
             model.compile("sgd", "mse")
         model.fit(data(24, 5), data(24, 5), batch_size=12, shuffle=False, verbose=0)
-        return model.get_weights()
+        return compare.values(model)
 
     expected = fitted(
-        tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
+        compare.mirrored(2),
         lambda: Reference(num_microbatches, momentum=0.5),
     )
     received = fitted(

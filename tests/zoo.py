@@ -30,14 +30,12 @@ class Animal:
         rowwise: Whether a row's result is independent of the other rows in its batch,
             and of how many came before; if so any M gives what the plain model gives.
         unknown_axes: How many of the first axes may be of a size that is not known.
-        slow: Whether a case takes so long that few must do.
     """
 
     make: Callable[[], keras.Model]
     data: Callable[[int], Any]
     rowwise: bool = True
     unknown_axes: int = 1
-    slow: bool = False
 
 
 def floats(rows: int, *shape: int, seed: int = 1) -> np.ndarray:
@@ -596,34 +594,31 @@ def side_inputs(rows: int, length: int) -> dict[str, np.ndarray]:
 ZOO = {
     "u_net": Animal(u_net, lambda n: floats(n, 8, 8, 2)),
     "u_net_normalised": Animal(
-        u_net_normalised, lambda n: floats(n, 8, 8, 2), rowwise=False, slow=True
+        u_net_normalised, lambda n: floats(n, 8, 8, 2), rowwise=False
     ),
     "skips": Animal(skips, lambda n: floats(n, 5)),
     "operations": Animal(operations, lambda n: floats(n, 6, 4)),
     "encoder_decoder": Animal(
         encoder_decoder,
         lambda n: [padded_ids(n, 5), padded_ids(n, 4, seed=2)],
-        slow=True,
     ),
     "explicit_masks": Animal(
         explicit_masks,
         lambda n: [padded_ids(n, 5), ids(n, 5, seed=2) // 4],
         unknown_axes=2,
-        slow=True,
     ),
-    "lstm": Animal(lstm, lambda n: floats(n, 4, 3), unknown_axes=2, slow=True),
-    "gru": Animal(gru, lambda n: floats(n, 4, 3), unknown_axes=2, slow=True),
+    "lstm": Animal(lstm, lambda n: floats(n, 4, 3), unknown_axes=2),
+    "gru": Animal(gru, lambda n: floats(n, 4, 3), unknown_axes=2),
     "states_handed_on": Animal(
-        states_handed_on, lambda n: floats(n, 4, 3), unknown_axes=2, slow=True
+        states_handed_on, lambda n: floats(n, 4, 3), unknown_axes=2
     ),
-    "masked": Animal(masked, lambda n: padded_ids(n, 5), unknown_axes=2, slow=True),
+    "masked": Animal(masked, lambda n: padded_ids(n, 5), unknown_axes=2),
     "masked_outputs": Animal(
         masked_outputs,
         lambda n: [
             padded_ids(n, 6),
             floats(n, 4, 3) * (padded_ids(n, 4) > 0)[..., None],
         ],
-        slow=True,
     ),
     "two_in_two_out": Animal(
         two_in_two_out, lambda n: [floats(n, 4), floats(n, 3, seed=2)]
@@ -650,9 +645,7 @@ ZOO = {
     "frozen_and_shared": Animal(frozen_and_shared, lambda n: floats(n, 4)),
     "nested": Animal(nested, lambda n: floats(n, 4)),
     "sequential": Animal(sequential, lambda n: floats(n, 4)),
-    "nested_and_masked": Animal(
-        nested_and_masked, lambda n: padded_ids(n, 5), slow=True
-    ),
+    "nested_and_masked": Animal(nested_and_masked, lambda n: padded_ids(n, 5)),
     "transfer": Animal(transfer, lambda n: floats(n, 4), rowwise=False),
     "tf_cond": Animal(lambda: control_flow(Branches), lambda n: floats(n, 4)),
     "tf_while_loop": Animal(lambda: control_flow(Loops), lambda n: floats(n, 4)),

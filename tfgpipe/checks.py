@@ -81,10 +81,15 @@ def same_side_inputs(expected: Sequence[str], received: Iterable[str]) -> None:
 
 
 def equal_batches(tensors: Mapping[str, tf.Tensor]) -> None:
-    """Raises ValueError if inputs differ in their number of rows."""
-    (first, batch), *others = [
-        (name, x.shape[0] if x.shape.rank else 0) for name, x in tensors.items()
-    ]
+    """Raises ValueError if inputs have no rows, or differ in their number."""
+    for name, tensor in tensors.items():
+        if tensor.shape.rank == 0:
+            raise ValueError(
+                "All inputs of a pipeline are cut into microbatches, along their first "
+                f"axis. Received a scalar, of shape (), as {name}. Give it a batch "
+                "dimension, or keep it in a layer."
+            )
+    (first, batch), *others = [(name, x.shape[0]) for name, x in tensors.items()]
     for name, rows in others:
         if rows is not None and batch is not None and rows != batch:
             raise ValueError(
@@ -192,7 +197,7 @@ def batch_norm_is_deferred(calls: Iterable[Any], batch_norm: str) -> None:
     norms = [norm for norm in layers.batch_norms(calls) if norm.trainable]
     moved = [x for x in norms if not isinstance(x, layers.DeferredBatchNormalization)]
     if batch_norm == "deferred":
-        moved = [norm for norm in moved if not layers.is_convertible(norm)]
+        moved = [norm for norm in moved if not layers.is_handled(norm)]
         way_out = (
             "These renormalise, or have a class of their own, which cannot be made to "
             "wait: let the class inherit from "
@@ -211,6 +216,20 @@ def batch_norm_is_deferred(calls: Iterable[Any], batch_norm: str) -> None:
         "LayerNormalization, which know no batch.",
         stacklevel=2,
     )
+
+
+def can_synchronize(calls: Iterable[Any]) -> None:
+    """Raises ValueError for a layer that would sum over replicas and cannot."""
+    for norm in layers.batch_norms(calls):
+        if norm.synchronized and norm.trainable and not layers.is_handled(norm):
+            raise ValueError(
+                "Keras sums over replicas only outside a pipeline; inside, tfgpipe "
+                "does, for Keras' own layer. Received "
+                f"'{norm.name}' of type {type(norm).__name__} with synchronized=True, "
+                "which renormalises or has a class of its own. Let the class inherit "
+                "from `tfgpipe.layers.DeferredBatchNormalization`, or leave "
+                "`synchronized` out."
+            )
 
 
 def _some(names: Sequence[str]) -> str:

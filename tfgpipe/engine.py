@@ -15,9 +15,11 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import microbatch, snapshot
+from tfgpipe.layers import BatchNorm, synchronizes
 from tfgpipe.replay import Wire
-from tfgpipe.stage import BatchNorm, Mode, Remat, Stage, TracedStage, trace_all
+from tfgpipe.stage import Mode, Remat, Stage, TracedStage, trace_all
 from tfgpipe.step import Step, Tensors
+from tfgpipe.strategy import current_num_replicas
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +68,15 @@ class Pipeline:
 
         Raises:
             ValueError: If two stages share a variable that one of them changes.
+            RuntimeError: If replicas are to meet one after the other.
         """
+        num_replicas = self._num_replicas() if training else 1
         first = next(iter(inputs.values()))
-        split = microbatch.split_rows(first, self.num_microbatches)
-        traced = self._trace(inputs, split, training=training)
+        # Replicas meet at each microbatch, so all have as many of them.
+        split = microbatch.split_rows(
+            first, self.num_microbatches, any_size=num_replicas > 1
+        )
+        traced = self._trace(inputs, split, num_replicas, training=training)
         before = snapshot.take(self.stages, traced, self.devices)
         step = Step(
             self.stages,
@@ -109,10 +116,28 @@ class Pipeline:
         passed = {wire: x for wire, x in inputs.items() if wire.number in self.wanted}
         return Result({**passed, **outputs}, loss, changed)
 
+    def _num_replicas(self) -> int:
+        """Returns how many replicas the layers sum over in training; 1 if none does.
+
+        Raises:
+            RuntimeError: If replicas run one after the other.
+        """
+        called = [layer for stage in self.stages for layer in stage.layers]
+        number = current_num_replicas() if synchronizes(called) else 1
+        if number > 1 and tf.executing_eagerly():
+            raise RuntimeError(
+                "Layers that synchronize sum over replicas that run at the same time; "
+                "eagerly they run one after the other. Received an eager call of a "
+                f"pipeline on one of {number} replicas. Put `strategy.run(...)` into a "
+                "`tf.function`."
+            )
+        return number
+
     def _trace(
         self,
         inputs: Mapping[Wire, tf.Tensor],
         split: microbatch.Split,
+        num_replicas: int,
         *,
         training: bool,
     ) -> list[TracedStage]:
@@ -128,6 +153,7 @@ class Pipeline:
                 may_be_empty=split.may_be_empty,
                 jit_compile=jit_compile,
                 batch_norm=self.batch_norm,
+                num_replicas=num_replicas,
             )
             for jit_compile in self.jit_compile
         ]

@@ -120,6 +120,7 @@ class Source:
                 trace.inputs,
                 trace.weights,
                 trace.carried,
+                trace.replicas,
                 trace.outputs,
                 trace.new_carried,
                 (trace.loss, trace.loss_grad),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
@@ -18,6 +18,9 @@ import tensorflow as tf
 from tfgpipe import seams
 from tfgpipe.moments import BatchMoments
 from tfgpipe.trace import Scope
+
+BatchNorm = Literal["microbatch", "deferred"]
+BATCH_NORM_MODES: tuple[BatchNorm, ...] = ("microbatch", "deferred")
 
 
 @keras.saving.register_keras_serializable(
@@ -94,8 +97,8 @@ class DeferredBatchNormalization(keras.layers.BatchNormalization):
             axis=self.axis,
             variables=(self.moving_mean, self.moving_variance),
             momentum=self.momentum,
+            replicas=scope.replicas if self.synchronized else None,
         )
-        scope.statistics.append(moments)
         # Keras' layer normalises with these in place of the moving averages.
         before = [(v, scope.get_current_value(v)) for v in moments.variables]
         scope.add_update((self.moving_mean, moments.mean))
@@ -103,7 +106,26 @@ class DeferredBatchNormalization(keras.layers.BatchNormalization):
         outputs = super().call(inputs, training=False, mask=mask)
         for update in before:
             scope.add_update(update)
+        self._learn(moments, scope)
         return outputs
+
+    def _learn(self, moments: BatchMoments, scope: Scope) -> None:
+        """Has the moving averages move by the moments at the end of the step."""
+        scope.statistics.append(moments)
+
+
+class _SynchronizedBatchNormalization(DeferredBatchNormalization):
+    """Keras' layer with `synchronized=True`, as it is where Keras cannot synchronize.
+
+    In a traced stage `tf.distribute` does not sum over replicas, not even over one.
+    """
+
+    def _learn(self, moments: BatchMoments, scope: Scope) -> None:
+        """Moves the moving averages at once."""
+        before = [scope.get_current_value(v) for v in moments.variables]
+        after = moments.update(moments.values, before)
+        for update in zip(moments.variables, after, strict=True):
+            scope.add_update(update)
 
 
 # Keras names groups in files of weights after classes. Under this name they are found
@@ -112,19 +134,23 @@ DeferredBatchNormalization.__name__ = keras.layers.BatchNormalization.__name__
 
 
 @contextlib.contextmanager
-def deferring(layers: Iterable[Any]) -> Iterator[None]:
-    """Has Keras' batch normalizations in layers be deferred ones, for a while.
+def converted(layers: Iterable[Any], batch_norm: BatchNorm) -> Iterator[None]:
+    """Has Keras' batch normalizations in layers do as pipelines need, for a while.
 
     However deep they are: Keras has no hook at calls inside a layer, but Python lets an
     object take a subclass of its class. Their variables, and all else, stay.
     """
-    converted = [norm for norm in batch_norms(layers) if is_convertible(norm)]
+    handled = filter(is_handled, batch_norms(layers))
+    plain = [x for x in handled if not isinstance(x, DeferredBatchNormalization)]
     try:
-        for norm in converted:
-            norm.__class__ = DeferredBatchNormalization
+        for norm in plain:
+            if batch_norm == "deferred":
+                norm.__class__ = DeferredBatchNormalization
+            elif norm.synchronized:
+                norm.__class__ = _SynchronizedBatchNormalization
         yield
     finally:
-        for norm in converted:
+        for norm in plain:
             norm.__class__ = keras.layers.BatchNormalization
 
 
@@ -134,8 +160,15 @@ def batch_norms(layers: Iterable[Any]) -> list[keras.layers.BatchNormalization]:
     return [x for x in inner.values() if isinstance(x, keras.layers.BatchNormalization)]
 
 
-def is_convertible(norm: keras.layers.BatchNormalization) -> bool:
-    """Returns whether a layer is Keras' own, and its averages can wait for the step."""
+def synchronizes(layers: Iterable[Any]) -> bool:
+    """Returns whether a batch normalization takes its moments over replicas."""
+    return any(norm.synchronized and norm.trainable for norm in batch_norms(layers))
+
+
+def is_handled(norm: keras.layers.BatchNormalization) -> bool:
+    """Returns whether a layer is deferred, or of Keras and can be."""
+    if isinstance(norm, DeferredBatchNormalization):
+        return True
     return type(norm) is keras.layers.BatchNormalization and not _renormalises(norm)
 
 

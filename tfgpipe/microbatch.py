@@ -57,10 +57,18 @@ class Split:
         return tf.split(tensor, tf.stack(self.sizes), num=len(self.sizes))
 
 
-def split_rows(tensor: tf.Tensor, num_microbatches: int) -> Split:
-    """Decides the sizes of the microbatches of a mini-batch `[B, ...]`."""
+def split_rows(
+    tensor: tf.Tensor, num_microbatches: int, *, any_size: bool = False
+) -> Split:
+    """Decides the sizes of the microbatches of a mini-batch `[B, ...]`.
+
+    Args:
+        tensor: The mini-batch.
+        num_microbatches: M.
+        any_size: Whether to leave sizes open even if they are known.
+    """
     total = tensor.shape[0]
-    if total is None:
+    if total is None or any_size:
         total = tf.shape(tensor)[0]
         count = num_microbatches
     else:

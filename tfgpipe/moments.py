@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from tfgpipe.replicas import Replicas
 from tfgpipe.statistic import Statistic
 
 
@@ -28,6 +29,8 @@ class BatchMoments(Statistic):
         axis: The axis that is kept, of size C.
         variables: The moving averages of the mean and of the variance, `[C]` each.
         momentum: How much of the moving averages stays.
+        replicas: Who has other rows of the microbatch, or None. (As in Keras' layer a
+            mask keeps moments from being taken over replicas.)
 
     Attributes:
         mean: `[C]`, as `keras.layers.BatchNormalization` takes it.
@@ -42,6 +45,7 @@ class BatchMoments(Statistic):
         axis: int,
         variables: Sequence[keras.Variable],
         momentum: float,
+        replicas: Replicas | None = None,
     ) -> None:
         self.variables = tuple(variables)
         self._momentum = momentum
@@ -52,6 +56,10 @@ class BatchMoments(Statistic):
             # Keras divides by the count, and where there is a mask by a little more.
             self._extra = 0.0
             self.mean, self.variance = keras.ops.moments(x, axes)
+            if replicas:
+                count, self.mean, self.variance = _over_replicas(
+                    x, axis, axes, count, replicas
+                )
         else:
             counts = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(x))
             count = tf.reduce_sum(tf.cast(counts, x.dtype), axes)
@@ -105,6 +113,18 @@ class BatchMoments(Statistic):
         mean_of_keras = tf.math.divide_no_nan(mean * count, number)
         squares += count * tf.square(mean_of_keras - mean)
         return mean_of_keras, tf.math.divide_no_nan(squares, number)
+
+
+def _over_replicas(
+    x: tf.Tensor, axis: int, axes: Sequence[int], count: tf.Tensor, replicas: Replicas
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns count, mean and variance of the rows of all replicas."""
+    sums = replicas.sum(tf.concat([tf.reduce_sum(x, axes), count[None]], axis=0))
+    count = sums[-1]
+    mean = tf.math.divide_no_nan(sums[:-1], count)
+    away = tf.square(x - _along(mean, axis, len(x.shape)))
+    squares = replicas.sum(tf.reduce_sum(away, axes))
+    return count, mean, tf.math.divide_no_nan(squares, count)
 
 
 def _along(vector: tf.Tensor, axis: int, rank: int) -> tf.Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfgpipe import checks, partition, recording, seams
@@ -222,6 +223,17 @@ def from_config(config: Any) -> Any:
         layers = from_config(config["layers"])
         return [layers[i] for i in config["order"]]
     return keras.saving.deserialize_keras_object(config)
+
+
+def are_tensors(structure: Any) -> bool:
+    """Returns whether a structure holds tensors, arrays and None alone."""
+    leaves = keras.tree.flatten(structure)
+    return all(
+        x is None
+        or keras.ops.is_tensor(x)
+        or isinstance(x, np.ndarray | keras.KerasTensor)
+        for x in leaves
+    )
 
 
 def symbolic(tensors: Any) -> Any:

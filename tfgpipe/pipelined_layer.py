@@ -21,14 +21,13 @@ from tfgpipe import (
 )
 from tfgpipe import mesh as mesh_lib
 from tfgpipe.engine import Pipeline
+from tfgpipe.layers import BATCH_NORM_MODES, BatchNorm
 from tfgpipe.planning import Plan
 from tfgpipe.profiles import QUANTITIES, Quantity, Settings
 from tfgpipe.recording import Recording
 from tfgpipe.replay import Wire
 from tfgpipe.stage import (
-    BATCH_NORM_MODES,
     REMAT_MODES,
-    BatchNorm,
     Remat,
     Stage,
     owned_variables,
@@ -187,8 +186,8 @@ class PipelinedLayer(keras.layers.Layer):
         checks.dense_tensors((inputs, args, kwargs), self.name)
         # Keras tells `build` the inputs' shapes but not their types, which an embedding
         # of integers needs to know, and nothing of the side inputs.
-        if self._given is None:
-            side = {n: x for n, x in kwargs.items() if n not in ("training", "mask")}
+        side = {n: x for n, x in kwargs.items() if n not in ("training", "mask")}
+        if self._given is None and original.are_tensors((inputs, side)):
             self._given = _Given(original.symbolic(inputs), original.symbolic(side))
         return super().__call__(inputs, *args, **kwargs)
 
@@ -203,8 +202,10 @@ class PipelinedLayer(keras.layers.Layer):
                 self._given.inputs, self._given.side_inputs
             )
             rows.check(recorded, num_microbatches=self.num_microbatches)
+            called = [call.layer for call in recorded.network.calls]
+            if self._placement.strategy is not None:
+                checks.can_synchronize(called)
             if self.num_microbatches > 1:
-                called = [call.layer for call in recorded.network.calls]
                 checks.batch_norm_is_deferred(called, self.batch_norm)
             stages = _stages(recorded, self._counts(recorded))
             self._placement.check_strategy(self.name)

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfgpipe import cut
 from tfgpipe.excerpt import Excerpt, Source
-from tfgpipe.trace import Gradient, Trace
+from tfgpipe.trace import Gradient, Trace, differentiable
 
 Values = dict[str, tf.Tensor]
 
@@ -106,7 +106,12 @@ class Programs:
         self._trace = trace
         self._source = Source(trace)
         self._builder = _Builder(trace, options, library, self._source.fingerprint)
-        self._sources = (*trace.inputs, *trace.weights, *trace.carried)
+        self._sources = (
+            *trace.inputs,
+            *trace.weights,
+            *trace.carried,
+            *trace.replicas,
+        )
         self._given = _present(*trace.output_grads, trace.loss_grad)
         self._outputs = [*trace.outputs, *_changed(trace), *_present(trace.loss)]
         self._gradients = [
@@ -181,6 +186,18 @@ class _Builder:
         def compute(*tensors: tf.Tensor) -> list[tf.Tensor]:
             return run(*tensors[: len(excerpt.feeds)])
 
+        def attend(rows: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
+            values = dict(zip(feeds, tensors, strict=True))
+            made = compute(*self._stand_in(values, rows))
+            return [
+                tf.where(rows > 0, new, values[before[fetch]])
+                if fetch in before
+                else new[:rows]
+                if fetch in trace.outputs
+                else new
+                for fetch, new in zip(excerpt.fetches, made, strict=True)
+            ]
+
         def skip(*tensors: tf.Tensor) -> list[tf.Tensor]:
             values = dict(zip(feeds, tensors, strict=True))
             return [
@@ -191,9 +208,8 @@ class _Builder:
             ]
 
         specs = [trace.spec(feed) for feed in feeds]
-        return Forward(
-            feeds, excerpt.fetches, self._call("forward", compute, skip, specs)
-        )
+        function = self._call("forward", compute, skip, attend, specs)
+        return Forward(feeds, excerpt.fetches, function)
 
     def backward(self, excerpt: Excerpt) -> Backward:
         trace, feeds = self.trace, excerpt.feeds
@@ -207,16 +223,38 @@ class _Builder:
             sums = [_add_in_place(total, new, values) for total, new in gradients]
             return [*(values[name] for name in inputs), *sums]
 
+        def attend(rows: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
+            values = dict(zip(feeds, tensors, strict=False))
+            made = compute(*self._stand_in(values, rows), *tensors[len(feeds) :])
+            return [*(x[:rows] for x in made[: len(inputs)]), *made[len(inputs) :]]
+
         def skip(*tensors: tf.Tensor) -> list[tf.Tensor]:
             nothing = [_nothing(trace.spec(name)) for name in inputs]
             return [*nothing, *tensors[len(feeds) :]]
 
         specs = [*map(trace.spec, feeds), *_accumulator_specs(trace)]
-        function = self._call("backward", compute, skip, specs)
+        function = self._call("backward", compute, skip, attend, specs)
         return Backward(feeds, len(inputs), function)
 
+    def _stand_in(self, values: Values, rows: tf.Tensor) -> list[tf.Tensor]:
+        """Returns values with one row made up where there is none.
+
+        Most layers make no sense of no rows, and none harms by one whose result is cut
+        off and whose gradient is zero.
+        """
+        trace = self.trace
+        return [
+            _filled(value, rows, 0)
+            if name in trace.output_grads
+            else _filled(value, rows, int(differentiable(value)))
+            if name in trace.inputs or name in trace.outputs
+            else value
+            for name, value in values.items()
+        ]
+
     def _compiled(self, excerpt: Excerpt) -> Callable[..., list[tf.Tensor]]:
-        if not self.options.jit_compile:
+        # Replicas meet between programs of XLA, not in them.
+        if not self.options.jit_compile or self.trace.num_meetings:
             return excerpt.run
         return tf.function(excerpt.run, autograph=False, jit_compile=True)
 
@@ -225,12 +263,20 @@ class _Builder:
         name: str,
         compute: Callable[..., list[tf.Tensor]],
         skip: Callable[..., list[tf.Tensor]],
+        attend: Callable[..., list[tf.Tensor]],
         specs: Sequence[tf.TensorSpec],
     ) -> Callable[..., Sequence[tf.Tensor]]:
         """Makes a TensorFlow function that stays a call where it is called.
 
         The number of rows is an argument only where it matters: a constant argument
         would make TensorFlow compile one copy of the function for every value.
+
+        Args:
+            name: What to call it.
+            compute: The function itself.
+            skip: What to do in its place on a microbatch without rows.
+            attend: The function on any number of rows, for stages whose replicas meet.
+            specs: Shapes and types of the arguments.
         """
 
         def guarded(rows: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -240,7 +286,8 @@ class _Builder:
         if key not in self.library:
             function = compute
             if self.options.may_be_empty:
-                function, specs = guarded, [tf.TensorSpec((), tf.int32), *specs]
+                function = attend if self.trace.num_meetings else guarded
+                specs = [tf.TensorSpec((), tf.int32), *specs]
             function.__name__ = f"stage_{name}"
             with tf.init_scope():
                 self.library[key] = tf.function(
@@ -288,6 +335,17 @@ def _nothing(spec: tf.TensorSpec) -> tf.Tensor:
         )
     rank = spec.shape.rank or 0
     return tf.zeros([spec.shape[axis] or 0 for axis in range(rank)], spec.dtype)
+
+
+def _filled(tensor: tf.Tensor, rows: tf.Tensor, number: int) -> tf.Tensor:
+    """Returns a row of one number in place of a tensor without rows."""
+
+    def row() -> tf.Tensor:
+        sizes = tf.maximum(tf.shape(tensor)[1:], 1)
+        return tf.fill(tf.concat([[1], sizes], 0), tf.cast(number, tensor.dtype))
+
+    filled = tf.cond(rows > 0, lambda: tensor, row)
+    return tf.ensure_shape(filled, tensor.shape)
 
 
 def _accumulator_specs(trace: Trace) -> list[tf.TensorSpec]:

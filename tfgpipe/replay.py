@@ -112,6 +112,7 @@ def _rematerialised(
     masks is taken from the first run, which is the forward pass.
     """
     scope = seams.current_stateless_scope()
+    assert isinstance(scope, Scope)  # `trace` runs this.
     weights, state = layer_variables([call.layer])
     held = [(variable, scope.get_current_value(variable)) for variable in state]
     # Only what has a gradient is an argument: `tf.recompute_grad` adds to each of them.
@@ -126,7 +127,9 @@ def _rematerialised(
         inputs = {**given, **dict(zip(read, tensors, strict=False))}
         for number, tensor in inputs.items():
             seams.set_mask(tensor, masks[number])
-        inner = Scope([*zip(weights, tensors[len(read) :], strict=True), *held])
+        inner = Scope(
+            [*zip(weights, tensors[len(read) :], strict=True), *held], scope.replicas
+        )
         with inner:
             outputs = _run(call, {**values, **inputs}, training)
         check_assignments(inner, [*weights, *state])

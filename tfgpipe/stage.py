@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import secrets
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -16,14 +17,13 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import layers, program, seams
+from tfgpipe.layers import BatchNorm
 from tfgpipe.network import Part
 from tfgpipe.replay import Replay, Wire, layer_variables
 from tfgpipe.trace import Trace, trace
 
 Remat = Literal["stage", "layer", "except_last", "none"]
 REMAT_MODES: tuple[Remat, ...] = ("stage", "layer", "except_last", "none")
-BatchNorm = Literal["microbatch", "deferred"]
-BATCH_NORM_MODES: tuple[BatchNorm, ...] = ("microbatch", "deferred")
 
 Specs = Mapping[Wire, tf.TensorSpec]
 
@@ -39,6 +39,7 @@ class Mode:
         jit_compile: Whether XLA compiles the programs.
         batch_norm: When moving averages of batch statistics move: with each
             microbatch, or once a step.
+        num_replicas: How many replicas some layers may sum over.
     """
 
     training: bool
@@ -46,6 +47,7 @@ class Mode:
     may_be_empty: bool
     jit_compile: bool
     batch_norm: BatchNorm = "microbatch"
+    num_replicas: int = 1
 
 
 class TracedStage:
@@ -56,12 +58,19 @@ class TracedStage:
         reads: What its inputs are.
         makes: What its outputs are.
         unmasked: Values that lose their mask here.
+        group: The number under which its replicas meet.
     """
 
     def __init__(
-        self, stage_trace: Trace, replay: Replay, mode: Mode, library: program.Library
+        self,
+        stage_trace: Trace,
+        replay: Replay,
+        mode: Mode,
+        group: int,
+        library: program.Library,
     ) -> None:
         self.trace = stage_trace
+        self.group = group
         self.reads = replay.reads
         self.makes = replay.makes
         self.unmasked = replay.unmasked
@@ -111,6 +120,7 @@ class Stage:
         self.part = part
         self._library = library
         self._traced: dict[Hashable, dict[tuple[tf.TensorSpec, ...], TracedStage]] = {}
+        self._groups: dict[Hashable, int] = {}
 
     @property
     def layers(self) -> tuple[Any, ...]:
@@ -143,6 +153,10 @@ class Stage:
         frozen = tuple(seams.is_trainable(layer) for layer in self.layers)
         key = (tuple(reads), mode, tuple(map(id, self.weights)), frozen)
         known = self._traced.setdefault(key, {})
+        # One for whatever sizes: those of replicas may differ. TensorFlow remembers for
+        # good what was summed under a number, so none may come twice: seeds, as of
+        # `random`, do not reach this one.
+        group = self._groups.setdefault(key, secrets.randbits(31))
         exact = tuple(reads.values())
         if exact in known:
             return known[exact]
@@ -152,24 +166,31 @@ class Stage:
                 return known[relaxed]
             # A layer may need to know a size; then each is traced by itself.
             with contextlib.suppress(TypeError, ValueError):
-                known[relaxed] = self._trace(tuple(reads), relaxed, mode)
+                known[relaxed] = self._trace(tuple(reads), relaxed, mode, group)
                 return known[relaxed]
-        known[exact] = self._trace(tuple(reads), exact, mode)
+        known[exact] = self._trace(tuple(reads), exact, mode, group)
         return known[exact]
 
     def _trace(
-        self, wires: Sequence[Wire], specs: Sequence[tf.TensorSpec], mode: Mode
+        self,
+        wires: Sequence[Wire],
+        specs: Sequence[tf.TensorSpec],
+        mode: Mode,
+        group: int,
     ) -> TracedStage:
         replay = Replay(
             self.part, wires, training=mode.training, per_layer=mode.per_layer
         )
         weights, state = layer_variables(self.layers)
-        deferred = self.layers if mode.batch_norm == "deferred" else ()
-        with layers.deferring(deferred):
+        with layers.converted(self.layers, mode.batch_norm):
             stage_trace = trace(
-                replay.body, input_specs=specs, weights=weights, state=state
+                replay.body,
+                input_specs=specs,
+                weights=weights,
+                state=state,
+                num_replicas=mode.num_replicas,
             )
-        return TracedStage(stage_trace, replay, mode, self._library)
+        return TracedStage(stage_trace, replay, mode, group, self._library)
 
 
 def trace_all(
@@ -205,11 +226,15 @@ def _relaxed(
 ) -> tuple[tf.TensorSpec, ...]:
     """Returns specs with the sizes left open in which they differ from others.
 
-    Specs of other types or ranks are no reason to.
+    Specs of other types or ranks are no reason to, nor is the last axis of floats: it
+    holds features, of which layers want the number that they were built for.
     """
     pairs = list(zip(specs, others, strict=True))
-    if any(a.dtype != b.dtype or a.shape.rank != b.shape.rank for a, b in pairs):
-        return specs
+    for a, b in pairs:
+        if a.dtype != b.dtype or a.shape.rank != b.shape.rank:
+            return specs
+        if a.dtype.is_floating and a.shape.rank > 1 and a.shape[-1] != b.shape[-1]:
+            return specs
     return tuple(
         tf.TensorSpec(
             [m if m == n else None for m, n in zip(a.shape, b.shape, strict=True)],

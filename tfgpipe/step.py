@@ -73,10 +73,14 @@ class Step:
             )
             for t, stage in zip(traced, stages, strict=True)
         ]
+        # For each stage, what orders its sums over replicas.
+        self._tokens: list[tf.Tensor | None] = []
         for k, device in enumerate(self._devices):
             with tf.device(device):
                 gathered = program.nothing_gathered(traced[k].trace)
+                token = _token() if traced[k].trace.num_meetings else None
             self._variables[k].update(gathered)
+            self._tokens.append(token)
         # For each action of stage k on microbatch m, what its programs need by name.
         self._kept: dict[tuple[int, int], program.Values] = {}
         self._inputs: tuple[Wire, ...] = ()
@@ -91,7 +95,7 @@ class Step:
         for action in self._schedule.actions("forward"):
             k, m = action.stage, action.microbatch
             stage, trace = self._traced[k], self._traced[k].trace
-            values = dict(self._variables[k])
+            values = {**self._variables[k], **self._meeting(k, m)}
             for wire, name in zip(stage.reads, trace.inputs, strict=True):
                 values[name] = pieces[m][wire]
             forward = self._programs(k, m).forward
@@ -237,6 +241,21 @@ class Step:
         stage = self._traced[k]
         return stage.saving if self._saves[m] else stage.recomputing
 
+    def _meeting(self, k: int, m: int) -> program.Values:
+        """Returns how a stage meets its replicas on a microbatch, if it does."""
+        trace, rows = self._traced[k].trace, self._split.sizes[m]
+        if not trace.num_meetings:
+            return {}
+        with tf.device(self._devices[k]):
+            zero = tf.minimum(rows, 0)  # A constant would be compiled in.
+            parts = (
+                self._tokens[k],
+                zero + self._traced[k].group,
+                zero + m * trace.num_meetings,
+                tf.cast(rows > 0, tf.float32),
+            )
+        return dict(zip(trace.replicas, parts, strict=True))
+
     def _rows(self, m: int) -> list[tf.Tensor]:
         """Returns the size of a microbatch that may turn out empty, else nothing."""
         return [self._split.sizes[m]] if self._split.may_be_empty else []
@@ -276,6 +295,11 @@ class _Chain:
         """Notes the results of the newest action on device `k`."""
         if not tf.executing_eagerly():
             self._last[k] = [result.op for result in itertools.islice(results, 1)]
+
+
+def _token() -> tf.Tensor:
+    """Returns a resource that stands for an order, and holds nothing."""
+    return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=(), shared_name="order")
 
 
 def _sum(parts: Sequence[tf.Tensor]) -> tf.Tensor | None:

@@ -111,6 +111,12 @@ def current_strategy() -> tf.distribute.Strategy | None:
     return tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
 
 
+def current_num_replicas() -> int:
+    """Returns how many replicas are being built side by side."""
+    context = tf.distribute.get_replica_context()
+    return 1 if context is None else context.num_replicas_in_sync
+
+
 def current_replica() -> int:
     """Returns the number of the replica whose computation is being built."""
     context = tf.distribute.get_replica_context()

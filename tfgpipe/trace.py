@@ -20,6 +20,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfgpipe.replicas import Replicas
 from tfgpipe.statistic import Statistic
 
 Body = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
@@ -58,6 +59,8 @@ class Trace:
         statistics: What layers learn of the mini-batch beside their state.
         gathered: For each of these, its values for the microbatches before.
         new_gathered: For each of these, its values with this microbatch.
+        replicas: What `Replicas` are made of, or nothing.
+        num_meetings: How many sums over replicas there are.
         loss: Sum of the losses that layers added, or None.
         effects: Names of the stateful operations of the forward (a print, an
             assertion), which must run though nothing may depend on them.
@@ -77,6 +80,8 @@ class Trace:
     statistics: tuple[Statistic, ...]
     gathered: tuple[tuple[str, ...], ...]
     new_gathered: tuple[tuple[str, ...], ...]
+    replicas: tuple[str, ...]
+    num_meetings: int
     loss: str | None
     effects: tuple[str, ...]
     output_grads: tuple[str | None, ...]
@@ -106,6 +111,7 @@ def trace(
     input_specs: Sequence[tf.TensorSpec],
     weights: Sequence[keras.Variable],
     state: Sequence[keras.Variable],
+    num_replicas: int = 1,
 ) -> Trace:
     """Traces `body` with variables replaced by explicit values.
 
@@ -114,6 +120,7 @@ def trace(
         input_specs: Shapes and types of the inputs of one microbatch.
         weights: The trainable variables that `body` reads.
         state: The other variables that it reads or assigns.
+        num_replicas: How many replicas there are to sum over.
 
     Raises:
         ValueError: If `body` assigns a variable that is in neither list, since that
@@ -126,10 +133,16 @@ def trace(
         weight_values = [_placeholder(v) for v in weights]
         state_values = [_placeholder(v) for v in state]
         sources = [*inputs, *weight_values]
+        replicas, names_of_replicas = None, ()
+        if num_replicas > 1:
+            parts = list(map(_placeholder, Replicas.specs()))
+            replicas = Replicas(num_replicas, *parts)
+            names_of_replicas = _names(parts)
         with tf.GradientTape() as tape:
             tape.watch([source for source in sources if differentiable(source)])
             scope = Scope(
-                zip([*weights, *state], [*weight_values, *state_values], strict=True)
+                zip([*weights, *state], [*weight_values, *state_values], strict=True),
+                replicas,
             )
             with scope:
                 outputs = list(body(inputs))
@@ -168,6 +181,8 @@ def trace(
                 statistics=tuple(scope.statistics),
                 gathered=tuple(map(_names, gathered)),
                 new_gathered=tuple(map(_names, merged)),
+                replicas=names_of_replicas,
+                num_meetings=next(replicas.numbers) if replicas else 0,
                 loss=None if loss is None else loss.name,
                 effects=tuple(effects),
                 output_grads=_names(target_grads[: len(outputs)]),
@@ -192,14 +207,21 @@ class Scope(keras.StatelessScope):
 
     Args:
         values: For each variable, its value at the start.
+        replicas: Who else computes the same on other rows, or None.
 
     Attributes:
+        replicas: The same.
         statistics: What layers have learnt of the mini-batch beside their state, in
             the order of their calls.
     """
 
-    def __init__(self, values: Iterable[tuple[keras.Variable, tf.Tensor]]) -> None:
+    def __init__(
+        self,
+        values: Iterable[tuple[keras.Variable, tf.Tensor]],
+        replicas: Replicas | None,
+    ) -> None:
         super().__init__(values, collect_losses=True)
+        self.replicas = replicas
         self.statistics: list[Statistic] = []
 
 
