@@ -847,17 +847,27 @@ def test_a_side_input_for_a_functional_model():
 
 
 @pytest.mark.parametrize("built", [False, True])
-@pytest.mark.parametrize("scale", [floats(5), np.float32(2.0), floats(1)])
+@pytest.mark.parametrize("scale", [floats(5), floats(1)], ids=["five", "one"])
 def test_a_side_input_of_another_batch(built, scale):
     layer = tfgpipe.PipelinedLayer(
         [zoo.Scales(), layers.Dense(2)], num_stages=2, num_microbatches=2
     )
     if built:
         layer(floats(4, 5, 3), scale=floats(4))
-    shape = r"\(\)" if not scale.ndim else rf"\({len(scale)},\)"
-    words = f"same number of rows. Received 4 rows of input 0 and a shape {shape} of"
-    with pytest.raises(ValueError, match=f"{words} scale"):
+    words = rf"Received 4 rows of input 0 and a shape \({len(scale)},\) of scale"
+    with pytest.raises(ValueError, match=f"same number of rows. {words}"):
         layer(floats(4, 5, 3), scale=scale)
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_a_side_input_without_rows(built):
+    layer = tfgpipe.PipelinedLayer(
+        [zoo.Scales(), layers.Dense(2)], num_stages=2, num_microbatches=2
+    )
+    if built:
+        layer(floats(4, 5, 3), scale=floats(4))
+    with pytest.raises(ValueError, match=r"scalar, of shape \(\), as scale"):
+        layer(floats(4, 5, 3), scale=tf.constant(2.0))
 
 
 def test_inputs_of_different_batches():

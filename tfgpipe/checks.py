@@ -37,15 +37,22 @@ def dense_tensors(inputs: Any, name: str) -> None:
 
 
 def same_structure(expected: Any, received: Any) -> None:
-    """Raises ValueError if inputs are nested otherwise than when it was built."""
+    """Raises ValueError if inputs are nested otherwise than when it was built.
+
+    Where there was a tensor there may be None, but not the other way round.
+    """
     try:
         keras.tree.assert_same_structure(expected, received)
+        pairs = zip(*map(keras.tree.flatten, (expected, received)), strict=True)
+        same = all(a is not None or b is None for a, b in pairs)
     except (TypeError, ValueError):
+        same = False
+    if not same:
         raise ValueError(
             "A pipeline is called on the structure of inputs it was built with. "
             f"Expected {_outline(expected)}; received {_outline(received)}. Nest the "
             "inputs in the same way."
-        ) from None
+        )
 
 
 def _outline(structure: Any) -> str:
@@ -69,9 +76,10 @@ def side_inputs_are_asked_for(
             )
 
 
-def same_side_inputs(expected: Sequence[str], received: Iterable[str]) -> None:
+def same_side_inputs(expected: Sequence[str], received: Mapping[str, Any]) -> None:
     """Raises ValueError for a side input that it was not built with."""
-    new = [name for name in received if name not in expected]
+    given = [name for name, x in received.items() if x is not None]
+    new = [name for name in given if name not in expected]
     if new:
         raise ValueError(
             "Side inputs are those that the pipeline was built with. Expected "
@@ -83,7 +91,7 @@ def same_side_inputs(expected: Sequence[str], received: Iterable[str]) -> None:
 def equal_batches(tensors: Mapping[str, tf.Tensor]) -> None:
     """Raises ValueError if inputs have no rows, or differ in their number."""
     for name, tensor in tensors.items():
-        if tensor.shape.rank == 0:
+        if len(tensor.shape) == 0:
             raise ValueError(
                 "All inputs of a pipeline are cut into microbatches, along their first "
                 f"axis. Received a scalar, of shape (), as {name}. Give it a batch "

@@ -59,12 +59,12 @@ class Pipeline:
     jit_compile: Sequence[bool]
     batch_norm: BatchNorm = "microbatch"
 
-    def run(self, inputs: Mapping[Wire, tf.Tensor], *, training: bool) -> Result:
+    def run(self, inputs: Mapping[Wire, tf.Tensor], *, training: bool | None) -> Result:
         """Runs a mini-batch through all stages, differentiably.
 
         Args:
             inputs: The values that are given and the masks on them, `[B, ...]` each.
-            training: Whether layers run as in training.
+            training: Whether layers run as in training; None leaves it to each.
 
         Raises:
             ValueError: If two stages share a variable that one of them changes.
@@ -139,7 +139,7 @@ class Pipeline:
         split: microbatch.Split,
         num_replicas: int,
         *,
-        training: bool,
+        training: bool | None,
     ) -> list[TracedStage]:
         size = split.static_size
         specs = {
@@ -159,7 +159,7 @@ class Pipeline:
         ]
         return trace_all(self.stages, specs, modes)
 
-    def _saves(self, training: bool) -> Sequence[bool]:
+    def _saves(self, training: bool | None) -> Sequence[bool]:
         """Returns for each microbatch whether its activations are kept."""
         last = self.num_microbatches - 1
         if not training or self.remat in ("stage", "layer"):

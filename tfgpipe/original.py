@@ -130,7 +130,9 @@ class LayerList(Original):
         """Returns the tensors of `inputs`, then those of `side_inputs`."""
         checks.same_structure(self._structure, inputs)
         checks.same_side_inputs(self._side_inputs, side_inputs)
-        given = [x for x in keras.tree.flatten(inputs) if x is not None]
+        expected = keras.tree.flatten(self._structure)
+        pairs = zip(expected, keras.tree.flatten(inputs), strict=True)
+        given = [x for known, x in pairs if known is not None]
         named = {f"input {i}": x for i, x in enumerate(given)}
         return {**named, **{n: side_inputs.get(n) for n in self._side_inputs}}
 
@@ -189,6 +191,8 @@ class KerasModel(Original):
         """Returns the inputs as Keras feeds them to the model."""
         checks.same_side_inputs((), side_inputs)
         tensors = seams.standardized(self._graph, inputs)
+        if len(tensors) != len(self._graph.inputs):
+            checks.same_structure(self._graph.input, inputs)
         return {x.name: y for x, y in zip(self._graph.inputs, tensors, strict=True)}
 
     def output_spec(self, inputs: Any, side_inputs: Specs) -> Any:

@@ -186,8 +186,12 @@ class PipelinedLayer(keras.layers.Layer):
         checks.dense_tensors((inputs, args, kwargs), self.name)
         # Keras tells `build` the inputs' shapes but not their types, which an embedding
         # of integers needs to know, and nothing of the side inputs.
-        side = {n: x for n, x in kwargs.items() if n not in ("training", "mask")}
+        named = {n: x for n, x in kwargs.items() if n not in ("training", "mask")}
+        side = {name: x for name, x in named.items() if x is not None}
         if self._given is None and original.are_tensors((inputs, side)):
+            given = [x for x in keras.tree.flatten(inputs) if x is not None]
+            numbered = {f"input {i}": x for i, x in enumerate(given)}
+            checks.equal_batches({**numbered, **side})
             self._given = _Given(original.symbolic(inputs), original.symbolic(side))
         return super().__call__(inputs, *args, **kwargs)
 
@@ -320,7 +324,7 @@ class PipelinedLayer(keras.layers.Layer):
         # Weights and their gradients stay in the dtype they are stored in; each layer
         # casts for itself.
         with seams.without_autocast():
-            result = pipeline.run(wires, training=bool(training))
+            result = pipeline.run(wires, training=training)
             for variable, value in result.new_state:
                 variable.assign(value)
         if training and self.num_microbatches > 1 and not self._state_is_known:

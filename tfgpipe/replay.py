@@ -7,6 +7,7 @@ first call of a part and taken off after the last.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -33,8 +34,9 @@ class Replay:
         part: The calls.
         reads: The wires that are given. A value that the part reads and that is not
             among them is None, as an optional input of a model can be.
-        training: Whether layers run as in training.
+        training: Whether layers run as in training; None leaves it to each.
         per_layer: Whether a gradient recomputes each call from its inputs alone.
+        borrowed: Variables that the calls use though those of other layers.
 
     Attributes:
         reads: The wires that are given.
@@ -44,12 +46,20 @@ class Replay:
     """
 
     def __init__(
-        self, part: Part, reads: Sequence[Wire], *, training: bool, per_layer: bool
+        self,
+        part: Part,
+        reads: Sequence[Wire],
+        *,
+        training: bool | None,
+        per_layer: bool,
+        borrowed: Sequence[keras.Variable] = (),
     ) -> None:
         self._part = part
         self.reads = tuple(reads)
         self._training = training
-        self._run = _rematerialised if per_layer else _run
+        self._run = _run
+        if per_layer:
+            self._run = functools.partial(_rematerialised, borrowed=borrowed)
         self.makes: tuple[Wire, ...] = ()
         self.unmasked: tuple[int, ...] = ()
 
@@ -77,33 +87,43 @@ class Replay:
 
 
 def layer_variables(
-    layers: Iterable[Any],
+    layers: Iterable[Any], borrowed: Sequence[keras.Variable] = ()
 ) -> tuple[list[keras.Variable], list[keras.Variable]]:
     """Returns the trainable and the other variables of layers, each once.
 
     The others are statistics, seeds and frozen weights. Keras operations have neither.
+
+    Args:
+        layers: The layers.
+        borrowed: Variables that they use though those of other layers.
     """
     owners = [layer for layer in layers if isinstance(layer, keras.layers.Layer)]
     trainable = {id(v): v for layer in owners for v in layer.trainable_variables}
     other = {id(v): v for layer in owners for v in layer.non_trainable_variables}
+    for variable in borrowed:
+        (trainable if variable.trainable else other)[id(variable)] = variable
     return list(trainable.values()), list(other.values())
 
 
 def _run(
-    call: Call, values: dict[int, tf.Tensor | None], training: bool
+    call: Call, values: dict[int, tf.Tensor | None], training: bool | None
 ) -> list[tf.Tensor]:
     """Calls a layer on the tensors that its arguments stand for."""
     args, kwargs = keras.tree.map_structure(
         lambda leaf: values[leaf.number] if isinstance(leaf, Value) else leaf,
         (call.args, dict(call.kwargs)),
     )
-    if isinstance(call.layer, keras.layers.Layer):
+    if isinstance(call.layer, keras.layers.Layer) and training is not None:
         kwargs["training"] = training
     return keras.tree.flatten(call.layer(*args, **kwargs))
 
 
 def _rematerialised(
-    call: Call, values: dict[int, tf.Tensor | None], training: bool
+    call: Call,
+    values: dict[int, tf.Tensor | None],
+    training: bool | None,
+    *,
+    borrowed: Sequence[keras.Variable],
 ) -> list[tf.Tensor]:
     """Calls a layer so that its gradient recomputes it from its inputs alone.
 
@@ -113,7 +133,7 @@ def _rematerialised(
     """
     scope = seams.current_stateless_scope()
     assert isinstance(scope, Scope)  # `trace` runs this.
-    weights, state = layer_variables([call.layer])
+    weights, state = layer_variables([call.layer], borrowed)
     held = [(variable, scope.get_current_value(variable)) for variable in state]
     # Only what has a gradient is an argument: `tf.recompute_grad` adds to each of them.
     given = {n: values[n] for n in call.reads if values[n] is not None}
@@ -133,6 +153,7 @@ def _rematerialised(
         with inner:
             outputs = _run(call, {**values, **inputs}, training)
         check_assignments(inner, [*weights, *state])
+        scope.strangers.update(inner.strangers)
         first.append(
             _FirstRun(
                 state=[inner.get_current_value(v) for v in state],

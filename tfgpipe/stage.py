@@ -33,7 +33,7 @@ class Mode:
     """How a stage is about to be run.
 
     Attributes:
-        training: Whether layers run as in training.
+        training: Whether layers run as in training; None leaves it to each.
         per_layer: Whether the backward recomputes layer by layer.
         may_be_empty: Whether microbatches without rows can occur.
         jit_compile: Whether XLA compiles the programs.
@@ -42,7 +42,7 @@ class Mode:
         num_replicas: How many replicas some layers may sum over.
     """
 
-    training: bool
+    training: bool | None
     per_layer: bool
     may_be_empty: bool
     jit_compile: bool
@@ -121,6 +121,9 @@ class Stage:
         self._library = library
         self._traced: dict[Hashable, dict[tuple[tf.TensorSpec, ...], TracedStage]] = {}
         self._groups: dict[Hashable, int] = {}
+        # Variables of other layers, such as an embedding whose transpose is a function
+        # of this stage. Only a trace tells.
+        self._borrowed: list[keras.Variable] = []
 
     @property
     def layers(self) -> tuple[Any, ...]:
@@ -130,12 +133,12 @@ class Stage:
     @property
     def weights(self) -> list[keras.Variable]:
         """The trainable variables, each once."""
-        return layer_variables(self.layers)[0]
+        return layer_variables(self.layers, self._borrowed)[0]
 
     @property
     def state(self) -> list[keras.Variable]:
         """All other variables: statistics, seeds, frozen weights."""
-        return layer_variables(self.layers)[1]
+        return layer_variables(self.layers, self._borrowed)[1]
 
     def traced(self, specs: Specs, mode: Mode) -> TracedStage:
         """Returns the stage traced for these inputs, from memory if it was before.
@@ -151,8 +154,9 @@ class Stage:
         reads = {wire: s for wire, s in specs.items() if wire.number in self.part.reads}
         # Freezing a layer can change what it does beside what is trained.
         frozen = tuple(seams.is_trainable(layer) for layer in self.layers)
-        key = (tuple(reads), mode, tuple(map(id, self.weights)), frozen)
-        known = self._traced.setdefault(key, {})
+        own, _ = layer_variables(self.layers)
+        key = (tuple(reads), mode, tuple(map(id, own)), frozen)
+        known = self._traced.get(key, {})
         # One for whatever sizes: those of replicas may differ. TensorFlow remembers for
         # good what was summed under a number, so none may come twice: seeds, as of
         # `random`, do not reach this one.
@@ -166,10 +170,10 @@ class Stage:
                 return known[relaxed]
             # A layer may need to know a size; then each is traced by itself.
             with contextlib.suppress(TypeError, ValueError):
-                known[relaxed] = self._trace(tuple(reads), relaxed, mode, group)
-                return known[relaxed]
-        known[exact] = self._trace(tuple(reads), exact, mode, group)
-        return known[exact]
+                traced = self._trace(tuple(reads), relaxed, mode, group)
+                return self._traced.setdefault(key, {}).setdefault(relaxed, traced)
+        traced = self._trace(tuple(reads), exact, mode, group)
+        return self._traced.setdefault(key, {}).setdefault(exact, traced)
 
     def _trace(
         self,
@@ -178,19 +182,26 @@ class Stage:
         mode: Mode,
         group: int,
     ) -> TracedStage:
-        replay = Replay(
-            self.part, wires, training=mode.training, per_layer=mode.per_layer
-        )
-        weights, state = layer_variables(self.layers)
-        with layers.converted(self.layers, mode.batch_norm):
-            stage_trace = trace(
-                replay.body,
-                input_specs=specs,
-                weights=weights,
-                state=state,
-                num_replicas=mode.num_replicas,
+        while True:
+            replay = Replay(
+                self.part,
+                wires,
+                training=mode.training,
+                per_layer=mode.per_layer,
+                borrowed=self._borrowed,
             )
-        return TracedStage(stage_trace, replay, mode, group, self._library)
+            with layers.converted(self.layers, mode.batch_norm):
+                stage_trace = trace(
+                    replay.body,
+                    input_specs=specs,
+                    weights=self.weights,
+                    state=self.state,
+                    num_replicas=mode.num_replicas,
+                )
+            if not stage_trace.strangers:
+                return TracedStage(stage_trace, replay, mode, group, self._library)
+            self._borrowed += stage_trace.strangers
+            self._traced.clear()  # Those traces know nothing of these variables.
 
 
 def trace_all(

@@ -51,6 +51,8 @@ class Trace:
     Attributes:
         graph: Forward and gradient of the stage.
         captures: Values of tensors outside that the layers refer to.
+        strangers: Variables that were read though they are among neither `weights` nor
+            `state`: their values are constants here, so the trace is not to be used.
         inputs: What the stage before hands over.
         weights: Values of the trainable variables.
         state: Values of the non-trainable variables, read-only ones included.
@@ -72,6 +74,7 @@ class Trace:
 
     graph: tf.Graph
     captures: dict[str, tf.Tensor]
+    strangers: tuple[keras.Variable, ...]
     inputs: tuple[str, ...]
     weights: tuple[str, ...]
     state: tuple[str, ...]
@@ -127,6 +130,7 @@ def trace(
             update would be lost.
     """
     found: list[Trace] = []
+    strangers: dict[int, keras.Variable] = {}
 
     def joint() -> None:
         inputs = [_placeholder(spec) for spec in input_specs]
@@ -148,6 +152,7 @@ def trace(
                 outputs = list(body(inputs))
             check_assignments(scope, [*weights, *state])
             loss = total(scope.losses)
+        strangers.update(scope.strangers)
         gathered = [list(map(_placeholder, s.values)) for s in scope.statistics]
         merged = [s.merge(g) for s, g in zip(scope.statistics, gathered, strict=True)]
         graph = tf.compat.v1.get_default_graph()
@@ -173,6 +178,7 @@ def trace(
             Trace(
                 graph=graph,
                 captures={},
+                strangers=(),
                 inputs=_names(inputs),
                 weights=_names(weight_values),
                 state=_names(state_values),
@@ -199,7 +205,9 @@ def trace(
     with tf.device(None):
         graph = tf.function(joint, autograph=False).get_concrete_function().graph
     captures = {inner.name: outer for outer, inner in graph.captures}
-    return dataclasses.replace(found[0], captures=captures)
+    return dataclasses.replace(
+        found[0], captures=captures, strangers=tuple(strangers.values())
+    )
 
 
 class Scope(keras.StatelessScope):
@@ -213,6 +221,7 @@ class Scope(keras.StatelessScope):
         replicas: The same.
         statistics: What layers have learnt of the mini-batch beside their state, in
             the order of their calls.
+        strangers: Variables that were read and have no value here, by `id`.
     """
 
     def __init__(
@@ -223,6 +232,14 @@ class Scope(keras.StatelessScope):
         super().__init__(values, collect_losses=True)
         self.replicas = replicas
         self.statistics: list[Statistic] = []
+        self.strangers: dict[int, keras.Variable] = {}
+
+    def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
+        """Returns the value of a variable here; None, and a note, if it has none."""
+        value = super().get_current_value(variable)
+        if value is None:
+            self.strangers[id(variable)] = variable
+        return value
 
 
 def _placeholder(like: tf.Tensor | tf.TensorSpec | keras.Variable) -> tf.Tensor:
