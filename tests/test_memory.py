@@ -12,6 +12,8 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tfgpipe import recording
+from tfgpipe.replay import Wire
 from tfgpipe.stage import Mode, Stage
 
 # Runs one training step in a process of its own, and prints by how much its resident
@@ -67,15 +69,15 @@ def test_rematerialisation_at_least_halves_peak_memory():
 
 def make_stage() -> Stage:
     layers = [keras.layers.Dense(4, activation="gelu") for _ in range(3)]
-    keras.Sequential([keras.Input((4,)), *layers])
-    return Stage(0, layers, {})
+    recorded = recording.from_layers(layers, keras.KerasTensor((2, 4)), {})
+    return Stage(0, recorded.network.part(slice(0, 3)), {})
 
 
 def traced(*, per_layer: bool = False):
     mode = Mode(
         training=True, per_layer=per_layer, may_be_empty=False, jit_compile=False
     )
-    return make_stage().traced((tf.TensorSpec([2, 4]),), mode)
+    return make_stage().traced({Wire(0): tf.TensorSpec([2, 4])}, mode)
 
 
 @pytest.mark.parametrize("per_layer", [False, True])
