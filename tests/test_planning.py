@@ -93,7 +93,7 @@ def test_time_is_measured_layer_by_layer():
     seconds = [stage.cost for stage in best.stages]
     np.testing.assert_array_less([0.007, 0.022, 0.022], seconds)
     assert sum(seconds) < 0.2
-    assert "balanced by time, the best of 5 runs of a layer on CPU:0" in str(best)
+    assert "balanced by time, the best of 8 runs of a layer on CPU:0" in str(best)
 
 
 def test_recomputation_is_a_second_forward():

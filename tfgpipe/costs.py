@@ -23,7 +23,7 @@ from tfgpipe.replay import Wire, layer_variables
 from tfgpipe.stage import Mode, Stage, TracedStage, trace_all
 
 # How often a program is run to measure it, after a first time that compiles it.
-REPEATS = 5
+REPEATS = 8
 
 _MODE = Mode(training=True, per_layer=False, may_be_empty=False, jit_compile=False)
 

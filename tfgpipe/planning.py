@@ -17,7 +17,7 @@ from tfgpipe.recording import Recording
 from tfgpipe.replay import Wire
 
 # Measured costs that differ by less are the same; fewer bytes then decide.
-_TIME_SLACK = 0.02
+_TIME_SLACK = 0.005
 
 
 @dataclasses.dataclass(frozen=True)
