@@ -71,8 +71,8 @@ def weights(network: Network) -> list[Weights]:
         results.append(
             Weights(
                 parameters=sum(math.prod(v.shape) for v in weights if id(v) in counted),
-                bytes=sum(map(_variable_bytes, (*trained, *state))),
-                trained_bytes=sum(map(_variable_bytes, trained)),
+                bytes=sum(map(num_bytes, (*trained, *state))),
+                trained_bytes=sum(map(num_bytes, trained)),
             )
         )
     return results
@@ -126,7 +126,7 @@ class TracedParts:
         for traced in self._traced:
             specs.update(traced.output_specs)
         return {
-            wire.number: _bytes(spec)
+            wire.number: num_bytes(spec)
             for wire, spec in specs.items()
             if not wire.is_mask
         }
@@ -140,7 +140,7 @@ class TracedParts:
         for traced in self._traced:
             trace = traced.trace
             kept = {*traced.saving.residuals, *trace.outputs} - {*trace.inputs}
-            results.append(sum(_bytes(trace.spec(name)) for name in kept))
+            results.append(sum(num_bytes(trace.spec(name)) for name in kept))
         return results
 
     def seconds(
@@ -232,12 +232,10 @@ def _nothing() -> Callable[..., Any]:
     return tf.function(tf.identity, autograph=False).get_concrete_function(*specs)
 
 
-def _variable_bytes(variable: keras.Variable) -> int:
-    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
-
-
-def _bytes(spec: tf.TensorSpec) -> int:
-    """Returns the size of a tensor; sizes that are not known count as one."""
-    if spec.shape.rank is None or spec.dtype in (tf.variant, tf.resource):
+def num_bytes(like: tf.TensorSpec | keras.KerasTensor | keras.Variable) -> int:
+    """Returns the size of a tensor or variable; sizes not known count as one."""
+    dtype = tf.as_dtype(like.dtype)
+    unranked = isinstance(like, tf.TensorSpec) and like.shape.rank is None
+    if unranked or dtype in (tf.variant, tf.resource):
         return 0
-    return math.prod(n or 1 for n in spec.shape) * spec.dtype.size
+    return math.prod(n or 1 for n in like.shape) * dtype.size

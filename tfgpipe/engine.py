@@ -122,9 +122,11 @@ class Pipeline:
         Raises:
             RuntimeError: If replicas run one after the other.
         """
-        called = [layer for stage in self.stages for layer in stage.layers]
-        number = current_num_replicas() if synchronizes(called) else 1
-        if number > 1 and tf.executing_eagerly():
+        number = current_num_replicas()
+        called = (layer for stage in self.stages for layer in stage.layers)
+        if number == 1 or not synchronizes(called):
+            return 1
+        if tf.executing_eagerly():
             raise RuntimeError(
                 "Layers that synchronize sum over replicas that run at the same time; "
                 "eagerly they run one after the other. Received an eager call of a "

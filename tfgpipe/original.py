@@ -133,8 +133,7 @@ class LayerList(Original):
         expected = keras.tree.flatten(self._structure)
         pairs = zip(expected, keras.tree.flatten(inputs), strict=True)
         given = [x for known, x in pairs if known is not None]
-        named = {f"input {i}": x for i, x in enumerate(given)}
-        return {**named, **{n: side_inputs.get(n) for n in self._side_inputs}}
+        return named(given, {n: side_inputs.get(n) for n in self._side_inputs})
 
     def output_spec(self, inputs: Any, side_inputs: Specs) -> Any:
         """Returns what the last layer gives."""
@@ -227,6 +226,13 @@ def from_config(config: Any) -> Any:
         layers = from_config(config["layers"])
         return [layers[i] for i in config["order"]]
     return keras.saving.deserialize_keras_object(config)
+
+
+def named(
+    inputs: Sequence[tf.Tensor | None], side_inputs: Mapping[str, tf.Tensor | None]
+) -> dict[str, tf.Tensor | None]:
+    """Returns inputs and side inputs by the names that errors call them."""
+    return {**{f"input {i}": x for i, x in enumerate(inputs)}, **side_inputs}
 
 
 def are_tensors(structure: Any) -> bool:

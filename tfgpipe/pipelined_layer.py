@@ -190,8 +190,7 @@ class PipelinedLayer(keras.layers.Layer):
         side = {name: x for name, x in named.items() if x is not None}
         if self._given is None and original.are_tensors((inputs, side)):
             given = [x for x in keras.tree.flatten(inputs) if x is not None]
-            numbered = {f"input {i}": x for i, x in enumerate(given)}
-            checks.equal_batches({**numbered, **side})
+            checks.equal_batches(original.named(given, side))
             self._given = _Given(original.symbolic(inputs), original.symbolic(side))
         return super().__call__(inputs, *args, **kwargs)
 

@@ -128,6 +128,7 @@ def plan(
         TypeError: If `model` has a `call` of its own.
     """
     checks.choice("remat", remat, REMAT_MODES)
+    checks.num_microbatches(num_microbatches)
     given = original.make(original.copied_if_unbuilt(model))
     chosen: Quantity | tuple[int, ...]
     if isinstance(balance, str):
@@ -142,6 +143,7 @@ def plan(
             "The costs of layers depend on what they are given. Received a list of "
             "layers and no `sample`. Pass a mini-batch, `sample=x`."
         )
+    mesh = mesh_lib.make_mesh(num_stages=1, devices=device and [device])
     inputs = original.symbolic(sample) if given.inputs is None else given.inputs
     with keras.StatelessScope(initialize_variables=False):
         recorded = given.record(inputs, {})
@@ -151,16 +153,14 @@ def plan(
             chosen,
             Settings(
                 num_stages=num_stages,
-                num_microbatches=checks.num_microbatches(num_microbatches),
+                num_microbatches=num_microbatches,
                 remat=remat,
                 memory_limit=memory_limit,
                 num_slots=num_slots,
             ),
             sample=None if sample is None else [*given.feed(sample, {}).values()],
             batch_size=batch_size,
-            device=mesh_lib.make_mesh(num_stages=1, devices=device and [device]).grid[
-                0
-            ][0],
+            device=mesh.grid[0][0],
         )
 
 

@@ -252,11 +252,10 @@ def best(
     profile: Profile, quantity: Quantity, settings: Settings, *, note: str
 ) -> Plan:
     """Returns the plan with the least bottleneck of a quantity."""
-    added_up = quantity != "memory"
     counts = partition.best_cut(
-        profile.work(quantity, settings)
-        if added_up
-        else profile.table(quantity, settings),
+        profile.memory(settings)
+        if quantity == "memory"
+        else profile.work(quantity, settings),
         num_stages=settings.num_stages,
         received=profile.received,
         memory=profile.memory(settings),
@@ -275,10 +274,7 @@ def by_parameters(recorded: Recording, num_stages: int) -> tuple[int, ...]:
     """
     network = recorded.network
     profiles.check_possible(network, num_stages)
-    sizes = {
-        number: math.prod(n or 1 for n in x.shape) * tf.as_dtype(x.dtype).size
-        for number, x in recorded.specs.items()
-    }
+    sizes = {number: costs.num_bytes(x) for number, x in recorded.specs.items()}
     return partition.best_cut(
         [w.parameters for w in costs.weights(network)],
         num_stages=num_stages,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import keras
 
 from tfgpipe import mesh as mesh_lib
 from tfgpipe import tables
+from tfgpipe.costs import num_bytes
 from tfgpipe.pipelined_layer import PipelinedLayer
 from tfgpipe.pipelined_model import pipelines_in
 from tfgpipe.stage import owned_variables
@@ -78,7 +79,7 @@ def _rows(
                 ", ".join(map(mesh_lib.short_name, layer.mesh.stage(stage.index))),
                 tables.layer_names(names),
                 f"{mine:,}",
-                tables.readable_bytes(_bytes(variables)),
+                tables.readable_bytes(sum(map(num_bytes, variables))),
                 _slots(variables, optimizer),
                 f"{100 * mine / total:.1f}%" if total else "-",
             )
@@ -96,8 +97,4 @@ def _slots(
 ) -> str:
     if optimizer is None or not optimizer.built:
         return "-"
-    return tables.readable_bytes(_bytes(slots(optimizer, variables)))
-
-
-def _bytes(variables: Iterable[keras.Variable]) -> int:
-    return sum(v.value.dtype.size * v.value.shape.num_elements() for v in variables)
+    return tables.readable_bytes(sum(map(num_bytes, slots(optimizer, variables))))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import keras
 import tensorflow as tf
 
 from tfgpipe.stage import Stage, TracedStage
@@ -38,27 +37,23 @@ def take(
     Raises:
         ValueError: If two stages share a variable that one of them changes.
     """
-    owners: dict[int, int] = {}
+    users: dict[int, list[int]] = {}
     values: dict[int, tf.Tensor] = {}
     for k, stage in enumerate(stages):
         for variable in (*stage.weights, *stage.state):
-            if id(variable) not in owners:
-                owners[id(variable)] = k
+            if id(variable) not in values:
                 with tf.device(devices[k]):
                     values[id(variable)] = tf.identity(variable.value)
+            users.setdefault(id(variable), []).append(k)
     for k, stage in enumerate(stages):
         for variable in traced[k].changed(stage.state):
-            users = [other.index for other in stages if _holds(other, variable)]
-            if len(users) > 1:
+            if len(users[id(variable)]) > 1:
                 raise ValueError(
                     "Stages can share weights, but not what a step changes, since each "
                     "stage would advance it from the same value. Received "
-                    f"'{variable.path}' in stages {users}. Use a layer of its own in "
-                    "each, or a `balance` that keeps them together."
+                    f"'{variable.path}' in stages {users[id(variable)]}. Use a layer "
+                    "of its own in each, or a `balance` that keeps them together."
                 )
+    owners = {key: first for key, (first, *_) in users.items()}
     weights = {id(v): None for stage in stages for v in stage.weights}
     return Snapshot(values, owners, tuple(weights))
-
-
-def _holds(stage: Stage, variable: keras.Variable) -> bool:
-    return any(variable is other for other in stage.state)
