@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tfgpipe.schedule import gpipe
+from tfgpipe.schedules import gpipe
 from tfgpipe.stage import REMAT_MODES
 
 LOG: list[tuple[str, int, int]] = []

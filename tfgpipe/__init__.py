@@ -12,35 +12,44 @@ from typing import TYPE_CHECKING, Any
 from tfgpipe._backend import check_keras_backend
 
 if TYPE_CHECKING:
-    from tfgpipe import layers
+    from tfgpipe import layers, schedules
+    from tfgpipe.cutting import plan, recut
     from tfgpipe.mesh import make_logical_cpus
     from tfgpipe.pipelined_layer import PipelinedLayer
-    from tfgpipe.pipelined_model import pipeline, plan, recut
+    from tfgpipe.pipelined_model import PipelinedModel, pipeline
     from tfgpipe.reports import stage_table
+    from tfgpipe.schedule import Action, Schedule
     from tfgpipe.strategy import PipelineStrategy, place_optimizer
 
 __version__ = "0.1.0"
 __all__ = [
+    "Action",
     "PipelineStrategy",
     "PipelinedLayer",
+    "PipelinedModel",
+    "Schedule",
     "layers",
     "make_logical_cpus",
     "pipeline",
     "place_optimizer",
     "plan",
     "recut",
+    "schedules",
     "stage_table",
 ]
 
-_ROOMS = ("layers",)
+_ROOMS = ("layers", "schedules")
 _MODULES = {
+    "Action": "schedule",
     "PipelineStrategy": "strategy",
     "PipelinedLayer": "pipelined_layer",
+    "PipelinedModel": "pipelined_model",
+    "Schedule": "schedule",
     "make_logical_cpus": "mesh",
     "pipeline": "pipelined_model",
     "place_optimizer": "strategy",
-    "plan": "pipelined_model",
-    "recut": "pipelined_model",
+    "plan": "cutting",
+    "recut": "cutting",
     "stage_table": "reports",
 }
 

@@ -16,6 +16,16 @@ cut it:
   from the sources. Only what a second run would not reproduce, the results of stateful
   operations, is kept.
 
+A backward program can be cut once more. The gradient goes down the layers of a stage in
+a chain, and the gradients of weights hang off it. `halves` keeps the chain for one
+program and what hangs off for another, which starts from what crosses:
+
+      d inputs ◀── b1 ◀──── b2 ◀── d outputs     the chain
+                    │        │
+      ··············│········│·················  the second cut
+                    ▼        ▼
+                  d w1     d w2                  gradients of weights
+
 A graph here is a mapping from the name of an operation to the names of its inputs in
 `GraphDef` form: `op` or `op:index` for a tensor, `^op` for a control dependency.
 """
@@ -150,3 +160,64 @@ def recomputing(
         if not i.startswith("^") and operation(i) in once
     }
     return tuple(residuals)
+
+
+def halves(
+    graph: Graph,
+    *,
+    sources: Collection[str],
+    outputs: Iterable[str],
+    input_grads: Iterable[str],
+    weight_grads: Sequence[Collection[str]],
+    constants: Collection[str],
+    done: Collection[str] = (),
+) -> tuple[str, ...]:
+    """Returns the tensors between the chain of gradients and those of the weights.
+
+    An operation of the backward belongs to the chain if the gradients of the inputs
+    need it, or those of the weights of two layers; what only one layer's weights need
+    hangs off the chain. So neither half repeats anything of the other, and in a stage
+    whose inputs want no gradient the chain ends at its first layer with weights.
+
+    Args:
+        graph: The whole computation, its operations in an order in which they can run.
+        sources: Tensors that all programs are given anyway.
+        outputs: What the forward program fetches.
+        input_grads: What the chain leads to.
+        weight_grads: For each layer, the gradients of its weights.
+        constants: Operations that are cheaper to copy than to keep the result of.
+        done: Operations of the forward for which nothing in the backward waits.
+    """
+    weights = [canonical(name) for group in weight_grads for name in group]
+    forward = program(graph, fetches=outputs, feeds=sources).operations
+    needed = program(graph, fetches=weights, feeds=sources, done=done).operations
+    reached = dict.fromkeys(graph, 0)
+    for name in input_grads:
+        reached[operation(name)] |= 1
+    for number, group in enumerate(weight_grads, start=1):
+        for name in group:
+            reached[operation(name)] |= 1 << number
+    for name in reversed(list(graph)):
+        for tensor in graph[name]:
+            if canonical(tensor) not in sources:
+                reached[operation(tensor)] |= reached[name]
+    hanging = {
+        name
+        for name in needed - forward
+        if not reached[name] & 1 and reached[name].bit_count() == 1
+    }
+    shared = needed - hanging - set(constants)
+    consumed = [
+        canonical(i)
+        for name in graph
+        if name in hanging
+        for i in graph[name]
+        if not i.startswith("^")
+    ]
+    return tuple(
+        dict.fromkeys(
+            tensor
+            for tensor in (*consumed, *weights)
+            if tensor not in sources and operation(tensor) in shared
+        )
+    )

@@ -1,14 +1,15 @@
-"""A mini-batch through all stages, as one operation with a gradient of its own.
+"""A mini-batch through all stages, as operations in the order of a schedule.
 
-Its forward emits the forward actions of a `step`, its gradient the backward actions, so
-both passes run in an order that this library chooses rather than one that automatic
-differentiation happens to produce.
+Either as one operation with a gradient of its own, whose forward emits the forward
+actions and whose gradient the backward ones; or, where the loss is a value that the
+last stage makes, all actions in one go. Both ways the order is one that this library
+chooses rather than one that automatic differentiation happens to produce.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -17,9 +18,13 @@ import tensorflow as tf
 from tfgpipe import microbatch, snapshot
 from tfgpipe.layers import BatchNorm, synchronizes
 from tfgpipe.replay import Wire
+from tfgpipe.schedule import Schedule
+from tfgpipe.snapshot import Snapshot
 from tfgpipe.stage import Mode, Remat, Stage, TracedStage, trace_all
 from tfgpipe.step import Step, Tensors
 from tfgpipe.strategy import current_num_replicas
+
+NewState = list[tuple[keras.Variable, tf.Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +39,20 @@ class Result:
 
     outputs: Tensors
     loss: tf.Tensor | None
-    new_state: list[tuple[keras.Variable, tf.Tensor]]
+    new_state: NewState
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult(Result):
+    """What a mini-batch leaves behind that was run forward and backward.
+
+    Attributes:
+        main_loss: The loss that the last stage made.
+        gradients: By `id` of a weight its gradient, None where nothing depends on it.
+    """
+
+    main_loss: tf.Tensor
+    gradients: dict[int, tf.Tensor | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,19 +63,21 @@ class Pipeline:
         stages: The K stages.
         wanted: Numbers of the values to return.
         devices: For each stage, the device of the replica being built.
-        num_microbatches: M.
+        schedule: The order of the actions, on the devices numbered as they occur.
         remat: What the backward recomputes.
         jit_compile: For each stage, whether XLA compiles its programs.
         batch_norm: When moving averages of batch statistics move.
+        constant: Numbers of inputs whose gradients nobody wants.
     """
 
     stages: Sequence[Stage]
     wanted: Sequence[int]
     devices: Sequence[str]
-    num_microbatches: int
+    schedule: Schedule
     remat: Remat
     jit_compile: Sequence[bool]
     batch_norm: BatchNorm = "microbatch"
+    constant: Sequence[int] = ()
 
     def run(self, inputs: Mapping[Wire, tf.Tensor], *, training: bool | None) -> Result:
         """Runs a mini-batch through all stages, differentiably.
@@ -70,24 +90,8 @@ class Pipeline:
             ValueError: If two stages share a variable that one of them changes.
             RuntimeError: If replicas are to meet one after the other.
         """
-        num_replicas = self._num_replicas() if training else 1
-        first = next(iter(inputs.values()))
-        # Replicas meet at each microbatch, so all have as many of them.
-        split = microbatch.split_rows(
-            first, self.num_microbatches, any_size=num_replicas > 1
-        )
-        traced = self._trace(inputs, split, num_replicas, training=training)
-        before = snapshot.take(self.stages, traced, self.devices)
-        step = Step(
-            self.stages,
-            traced,
-            devices=self.devices,
-            wanted=self.wanted,
-            split=split,
-            before=before,
-            saves=self._saves(training),
-        )
-        changed: list[tuple[keras.Variable, tf.Tensor]] = []
+        step, before = self._begin(inputs, training=training)
+        changed: NewState = []
         made: list[Wire] = []
 
         @tf.custom_gradient
@@ -112,9 +116,99 @@ class Pipeline:
             results = run(*inputs.values(), *before.weights())
         outputs = dict(zip(made, results, strict=False))
         loss = results[len(made)] if len(results) > len(made) else None
-        # An input that is wanted as it is goes through no stage.
-        passed = {wire: x for wire, x in inputs.items() if wire.number in self.wanted}
-        return Result({**passed, **outputs}, loss, changed)
+        return Result({**self._passed(inputs), **outputs}, loss, changed)
+
+    def train(
+        self, inputs: Mapping[Wire, tf.Tensor], *, loss: Wire, loss_grad: tf.Tensor
+    ) -> TrainResult:
+        """Runs a mini-batch through all stages, forward and backward.
+
+        Args:
+            inputs: As for `run`.
+            loss: The value, `[1]` of each microbatch, whose sum is the loss.
+            loss_grad: The gradient of the loss, `[]`.
+
+        Raises:
+            ValueError, RuntimeError: As `run` does.
+        """
+        step, before = self._begin(inputs, training=True)
+        trained = step.train(
+            dict(inputs),
+            loss=loss,
+            loss_grad=loss_grad,
+            # Keras has made its own losses a mean over replicas; these are left to us.
+            added_loss_grad=loss_grad / current_num_replicas(),
+        )
+        return TrainResult(
+            outputs={**self._passed(inputs), **trained.outputs},
+            loss=trained.added_loss,
+            new_state=step.changed_state(),
+            main_loss=trained.loss,
+            gradients=dict(zip(before.trainable, trained.weight_grads, strict=True)),
+        )
+
+    def trace(
+        self, inputs: Mapping[Wire, tf.Tensor], *, training: bool | None
+    ) -> list[TracedStage]:
+        """Returns the stages traced for such inputs, as a run does first.
+
+        Raises:
+            RuntimeError: If replicas are to meet one after the other.
+        """
+        split, num_replicas = self._split(inputs, training=training)
+        specs = {
+            wire: tf.TensorSpec([split.static_size, *x.shape[1:]], x.dtype)
+            for wire, x in inputs.items()
+        }
+        modes = [
+            Mode(
+                training=training,
+                per_layer=self.remat == "layer",
+                may_be_empty=split.may_be_empty,
+                jit_compile=jit_compile,
+                batch_norm=self.batch_norm,
+                num_replicas=num_replicas,
+                constant=tuple(self.constant),
+            )
+            for jit_compile in self.jit_compile
+        ]
+        return trace_all(self.stages, specs, modes)
+
+    def _begin(
+        self, inputs: Mapping[Wire, tf.Tensor], *, training: bool | None
+    ) -> tuple[Step, Snapshot]:
+        """Traces the stages, and reads their variables."""
+        split, _ = self._split(inputs, training=training)
+        traced = self.trace(inputs, training=training)
+        before = snapshot.take(self.stages, traced, self.devices)
+        order = self.schedule.first(len(split.sizes))
+        step = Step(
+            self.stages,
+            traced,
+            devices=self.devices,
+            wanted=self.wanted,
+            schedule=order,
+            split=split,
+            before=before,
+            saves=self._saves(order, training=training),
+        )
+        return step, before
+
+    def _split(
+        self, inputs: Mapping[Wire, tf.Tensor], *, training: bool | None
+    ) -> tuple[microbatch.Split, int]:
+        """Returns how a mini-batch is cut, and how many replicas meet in training."""
+        num_replicas = self._num_replicas() if training else 1
+        first = next(iter(inputs.values()))
+        # Replicas meet at each microbatch, so all have as many of them.
+        split = microbatch.split_rows(
+            first, self.schedule.num_microbatches, any_size=num_replicas > 1
+        )
+        return split, num_replicas
+
+    def _passed(self, inputs: Mapping[Wire, tf.Tensor]) -> Tensors:
+        """Returns inputs that are wanted as they are, and go through no stage."""
+        return {wire: x for wire, x in inputs.items() if wire.number in self.wanted}
 
     def _num_replicas(self) -> int:
         """Returns how many replicas the layers sum over in training; 1 if none does.
@@ -135,37 +229,13 @@ class Pipeline:
             )
         return number
 
-    def _trace(
-        self,
-        inputs: Mapping[Wire, tf.Tensor],
-        split: microbatch.Split,
-        num_replicas: int,
-        *,
-        training: bool | None,
-    ) -> list[TracedStage]:
-        size = split.static_size
-        specs = {
-            wire: tf.TensorSpec([size, *x.shape[1:]], x.dtype)
-            for wire, x in inputs.items()
-        }
-        modes = [
-            Mode(
-                training=training,
-                per_layer=self.remat == "layer",
-                may_be_empty=split.may_be_empty,
-                jit_compile=jit_compile,
-                batch_norm=self.batch_norm,
-                num_replicas=num_replicas,
-            )
-            for jit_compile in self.jit_compile
-        ]
-        return trace_all(self.stages, specs, modes)
-
-    def _saves(self, training: bool | None) -> Sequence[bool]:
-        """Returns for each microbatch whether its activations are kept."""
-        last = self.num_microbatches - 1
+    def _saves(
+        self, order: Schedule, *, training: bool | None
+    ) -> Callable[[int, int], bool]:
+        """Returns whether the activations of a stage and a microbatch are kept."""
         if not training or self.remat in ("stage", "layer"):
-            return [False] * self.num_microbatches
+            return lambda k, m: False
         if self.remat == "none":
-            return [True] * self.num_microbatches
-        return [m == last for m in range(self.num_microbatches)]
+            return lambda k, m: True
+        last = order.num_microbatches - 1
+        return lambda k, m: m == last or order.follows_at_once(k, m)

@@ -29,6 +29,13 @@ class Mesh:
         """K, the number of columns."""
         return len(self.grid[0])
 
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """For each stage, the number of its device among those of its replica."""
+        first = self.grid[0]
+        devices = list(dict.fromkeys(first))
+        return tuple(map(devices.index, first))
+
     def stage(self, k: int) -> tuple[str, ...]:
         """Returns the devices of stage `k`, one a replica."""
         return tuple(replica[k] for replica in self.grid)
@@ -53,7 +60,7 @@ def make_mesh(
     """
     visible = _visible()
     if devices is None:
-        names = _default_devices()
+        names = default_devices()
     else:
         names = [_full_name(device) for device in devices]
         unknown = [d for d, n in zip(devices, names, strict=True) if n not in visible]
@@ -119,12 +126,8 @@ def short_name(device: str) -> str:
     return device.rsplit("device:", 1)[-1]
 
 
-def num_default_devices() -> int:
-    """Returns how many devices a mesh has to choose from when none are named."""
-    return len(_default_devices())
-
-
-def _default_devices() -> list[str]:
+def default_devices() -> list[str]:
+    """Returns the devices a mesh has to choose from when none are named."""
     return _visible("GPU") or _visible("CPU")
 
 

@@ -10,28 +10,23 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import (
+    assembly,
     checks,
     original,
     partition,
     placement,
     planning,
-    program,
     rows,
+    schedules,
     seams,
 )
 from tfgpipe import mesh as mesh_lib
-from tfgpipe.engine import Pipeline
+from tfgpipe.assembly import Assembly
 from tfgpipe.layers import BATCH_NORM_MODES, BatchNorm
 from tfgpipe.planning import Plan
 from tfgpipe.profiles import QUANTITIES, Quantity, Settings
 from tfgpipe.recording import Recording
-from tfgpipe.replay import Wire
-from tfgpipe.stage import (
-    REMAT_MODES,
-    Remat,
-    Stage,
-    owned_variables,
-)
+from tfgpipe.stage import REMAT_MODES, Remat, Stage, owned_variables
 from tfgpipe.strategy import slots
 
 
@@ -161,20 +156,25 @@ class PipelinedLayer(keras.layers.Layer):
         self.supports_jit = False
         self._state_is_known = False
         self._given: _Given | None = None
-        self._pipeline: _Built | None = None
+        self._assembly: Assembly | None = None
         if self._original.inputs is not None:  # A model, with all its weights.
             self._given = _Given(original.symbolic(self._original.inputs), {})
             self.build(None)
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The stages, once the layer is built."""
-        if self._pipeline is None:
+    def assembly(self) -> Assembly:
+        """The layers cut into stages on devices, once the layer is built."""
+        if self._assembly is None:
             raise RuntimeError(
                 f"The stages of layer '{self.name}' are known only when it is built. "
                 "Call it on data, or `build(input_shape)`, first."
             )
-        return self._pipeline.stages
+        return self._assembly
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages, once the layer is built."""
+        return self.assembly.stages
 
     @property
     def mesh(self) -> mesh_lib.Mesh:
@@ -184,15 +184,21 @@ class PipelinedLayer(keras.layers.Layer):
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies the layer, building it first if need be."""
         checks.dense_tensors((inputs, args, kwargs), self.name)
-        # Keras tells `build` the inputs' shapes but not their types, which an embedding
-        # of integers needs to know, and nothing of the side inputs.
         named = {n: x for n, x in kwargs.items() if n not in ("training", "mask")}
-        side = {name: x for name, x in named.items() if x is not None}
-        if self._given is None and original.are_tensors((inputs, side)):
-            given = [x for x in keras.tree.flatten(inputs) if x is not None]
-            checks.equal_batches(original.named(given, side))
-            self._given = _Given(original.symbolic(inputs), original.symbolic(side))
+        self.note(inputs, {name: x for name, x in named.items() if x is not None})
         return super().__call__(inputs, *args, **kwargs)
+
+    def note(self, inputs: Any, side_inputs: Mapping[str, Any]) -> None:
+        """Notes shapes and types of what the layer is first called on.
+
+        Keras tells `build` the inputs' shapes but not their types, which an embedding
+        of integers needs to know, and nothing of the side inputs.
+        """
+        if self._given is None and original.are_tensors((inputs, side_inputs)):
+            given = [x for x in keras.tree.flatten(inputs) if x is not None]
+            checks.equal_batches(original.named(given, side_inputs))
+            symbolic = original.symbolic((inputs, dict(side_inputs)))
+            self._given = _Given(*symbolic)
 
     def build(self, input_shape: Any) -> None:
         """Cuts the layers into stages and makes their weights on their devices."""
@@ -210,11 +216,14 @@ class PipelinedLayer(keras.layers.Layer):
                 checks.can_synchronize(called)
             if self.num_microbatches > 1:
                 checks.batch_norm_is_deferred(called, self.batch_norm)
-            stages = _stages(recorded, self._counts(recorded))
+            stages = assembly.cut(recorded.network, self._counts(recorded))
             self._placement.check_strategy(self.name)
             for stage, variables in owned_variables(stages):
                 self._placement.put(stage.index, variables)
-        self._pipeline = _Built(recorded, stages)
+        options = assembly.Options(self.remat, self.jit_compile, self.batch_norm)
+        self._assembly = Assembly(
+            self._original, recorded, stages, self._placement, options
+        )
 
     def plan(
         self, *, sample: Any = None, batch_size: int = 32, num_slots: int = 2
@@ -230,11 +239,9 @@ class PipelinedLayer(keras.layers.Layer):
         Raises:
             RuntimeError: If the layer is not built.
         """
-        counts = [len(stage.part.calls) for stage in self.stages]
-        assert self._pipeline is not None  # Or there would be no stages.
         return self._plan(
-            self._pipeline.recorded,
-            counts,
+            self.assembly.recorded,
+            [len(stage.part.calls) for stage in self.stages],
             sample=sample,
             batch_size=batch_size,
             num_slots=num_slots,
@@ -273,17 +280,20 @@ class PipelinedLayer(keras.layers.Layer):
             for stage, variables in owned_variables(self.stages)
             for v in variables
         }
-        built = self._pipeline
-        assert built is not None  # Or there would be no stages.
         self._placement.check_strategy(self.name)
-        stages = _stages(built.recorded, counts)
-        for stage, variables in owned_variables(stages):
+        anew = self.assembly.recut(counts)
+        for stage, variables in owned_variables(anew.stages):
             moved = [v for v in variables if before[id(v)] != stage.index]
             if optimizer is not None and optimizer.built:
                 moved += slots(optimizer, moved)
             self._placement.put(stage.index, moved)
         self.balance = counts
-        self._pipeline = dataclasses.replace(built, stages=stages)
+        self._assembly = anew
+
+    def place_slots(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Brings what an optimizer keeps for weights to the devices of these."""
+        for stage, variables in owned_variables(self.stages):
+            self._placement.put(stage.index, slots(optimizer, variables))
 
     def call(
         self,
@@ -300,44 +310,34 @@ class PipelinedLayer(keras.layers.Layer):
             mask: Keras masks to put on the inputs, in the same structure.
             **kwargs: Side inputs, `[B, ...]` each.
         """
-        built = self._pipeline
-        assert built is not None  # Keras builds before it calls.
+        built = self.assembly
         self._placement.check_strategy(self.name)
         optimizer = seams.calling_optimizer()
         if optimizer is not None:
             seams.update_in_place(optimizer)
-        devices = self._placement.devices
-        pipeline = Pipeline(
-            stages=built.stages,
-            wanted=built.recorded.network.outputs,
-            devices=devices,
-            num_microbatches=self.num_microbatches,
-            remat=self.remat,
-            jit_compile=[self._compiles(device) for device in devices],
-            batch_norm=self.batch_norm,
-        )
         if mask is not None:
             for x, m in zip(*map(keras.tree.flatten, (inputs, mask)), strict=True):
                 seams.set_mask(x, m)
-        wires = self._wires(inputs, kwargs)
+        wires = built.wires(inputs, kwargs)
+        order = schedules.gpipe(self.num_stages, self.num_microbatches)
+        engine = built.engine(order.placed(self.mesh.placement))
         # Weights and their gradients stay in the dtype they are stored in; each layer
         # casts for itself.
         with seams.without_autocast():
-            result = pipeline.run(wires, training=training)
+            result = engine.run(wires, training=training)
             for variable, value in result.new_state:
                 variable.assign(value)
-        if training and self.num_microbatches > 1 and not self._state_is_known:
-            self._state_is_known = True
-            changed = [variable for variable, _ in result.new_state]
-            checks.state_moves_once_a_microbatch(self._original.calls, changed)
+        if training:
+            self.check_state([variable for variable, _ in result.new_state])
         if result.loss is not None:
             self.add_loss(result.loss)
-        for wire, value in result.outputs.items():
-            if wire.is_mask:
-                seams.set_mask(result.outputs[Wire(wire.number)], value)
-        return keras.tree.map_structure(
-            lambda value: result.outputs.get(Wire(value.number)), built.recorded.output
-        )
+        return built.structured(result.outputs)
+
+    def check_state(self, changed: Sequence[keras.Variable]) -> None:
+        """Warns, the first time, of variables that each microbatch has changed."""
+        if self.num_microbatches > 1 and not self._state_is_known:
+            self._state_is_known = True
+            checks.state_moves_once_a_microbatch(self._original.calls, changed)
 
     def compute_output_spec(
         self,
@@ -453,29 +453,6 @@ class PipelinedLayer(keras.layers.Layer):
             device=self.mesh.grid[0][0],
         )
 
-    def _wires(
-        self, inputs: Any, side_inputs: Mapping[str, tf.Tensor]
-    ) -> dict[Wire, tf.Tensor]:
-        """Returns what goes into the pipeline: tensors and the masks on them."""
-        assert self._pipeline is not None
-        numbers = self._pipeline.recorded.network.inputs
-        fed = self._original.feed(inputs, side_inputs)
-        checks.equal_batches({name: x for name, x in fed.items() if x is not None})
-        wires = {}
-        for number, x in zip(numbers, fed.values(), strict=True):
-            if x is None:
-                continue
-            wires[Wire(number)] = x
-            mask = seams.get_mask(x)
-            if mask is not None:
-                wires[Wire(number, True)] = mask
-        return wires
-
-    def _compiles(self, device: str) -> bool:
-        if self.jit_compile == "auto":
-            return mesh_lib.kind(device) == "GPU"
-        return bool(self.jit_compile)
-
 
 @dataclasses.dataclass(frozen=True)
 class _Given:
@@ -483,19 +460,3 @@ class _Given:
 
     inputs: Any
     side_inputs: dict[str, keras.KerasTensor]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Built:
-    """What is known once the layer is built."""
-
-    recorded: Recording
-    stages: tuple[Stage, ...]
-
-
-def _stages(recorded: Recording, counts: Sequence[int]) -> tuple[Stage, ...]:
-    library: program.Library = {}  # Shared, so that equal stages share.
-    return tuple(
-        Stage(k, recorded.network.part(span), library)
-        for k, span in enumerate(partition.spans(counts))
-    )

@@ -90,7 +90,7 @@ def choose(num_stages: int | None, devices: Sequence[str] | None) -> Placement:
             "`tfgpipe.PipelineStrategy(num_stages=..., num_replicas=...)`."
         )
     if num_stages is None:
-        num_stages = len(devices) if devices else mesh_lib.num_default_devices()
+        num_stages = len(devices) if devices else len(mesh_lib.default_devices())
     return Placement(mesh_lib.make_mesh(num_stages=num_stages, devices=devices), None)
 
 

@@ -51,16 +51,16 @@ class Forward:
 
 @dataclasses.dataclass(frozen=True)
 class Backward:
-    """The backward program of a stage.
+    """The backward program of a stage, or one half of it.
 
     Attributes:
         feeds: Names of the tensors it takes.
-        num_inputs: Number of inputs of the stage that have a gradient.
-        function: `(*rows, *feeds, *accumulators) -> (*input_grads, *accumulators)`.
+        fetches: Names of the tensors it makes beside gradients of weights.
+        function: `(*rows, *feeds, *accumulators) -> (*fetches, *accumulators)`.
     """
 
     feeds: tuple[str, ...]
-    num_inputs: int
+    fetches: tuple[str, ...]
     function: Callable[..., Sequence[tf.Tensor]]
 
     def __call__(
@@ -68,11 +68,15 @@ class Backward:
         values: Mapping[str, tf.Tensor],
         accumulators: Sequence[tf.Tensor],
         *rows: tf.Tensor,
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Returns the gradients of the inputs, and accumulators with this one added."""
+    ) -> tuple[Values, list[tf.Tensor]]:
+        """Returns what it made, and the accumulators with gradients of weights added.
+
+        The half that makes the gradients of inputs takes no accumulators.
+        """
         feeds = [values[feed] for feed in self.feeds]
         results = list(self.function(*rows, *feeds, *accumulators))
-        return results[: self.num_inputs], results[self.num_inputs :]
+        made, sums = results[: len(self.fetches)], results[len(self.fetches) :]
+        return dict(zip(self.fetches, made, strict=True)), sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,14 +118,12 @@ class Programs:
         )
         self._given = _present(*trace.output_grads, trace.loss_grad)
         self._outputs = [*trace.outputs, *_changed(trace), *_present(trace.loss)]
-        self._gradients = [
-            *_present(*trace.input_grads),
-            *(name for gradient in _weight_grads(trace) for name in gradient.names),
-        ]
+        self._input_grads = _present(*trace.input_grads)
+        self._weight_grads = [n for g in _weight_grads(trace) for n in g.names]
         ends = {
             "sources": (*self._sources, *self._given, *trace.captures),
             "outputs": self._outputs,
-            "gradients": self._gradients,
+            "gradients": [*self._input_grads, *self._weight_grads],
         }
         graph, source = self._source.graph, self._source
         if options.saves:
@@ -144,12 +146,54 @@ class Programs:
     @functools.cached_property
     def backward(self) -> Backward:
         """The backward program."""
-        excerpt = self._source.excerpt(
-            fetches=self._gradients,
-            feeds=(*self._given, *self.residuals, *self._sources),
+        excerpt = self._backward_excerpt([*self._input_grads, *self._weight_grads])
+        return self._builder.backward("backward", excerpt, self._input_grads)
+
+    @functools.cached_property
+    def backward_input(self) -> Backward:
+        """The half of the backward that makes the gradients of the inputs.
+
+        It recomputes what both halves need, and hands the other what is between them.
+        """
+        kept = [name for name in self._between if name not in self.residuals]
+        made = list(dict.fromkeys([*self._input_grads, *kept]))
+        excerpt = self._backward_excerpt(made)
+        return self._builder.backward("backward_input", excerpt, made, sums=False)
+
+    @functools.cached_property
+    def backward_weight(self) -> Backward:
+        """The half of the backward that makes the gradients of the weights."""
+        excerpt = self._backward_excerpt(self._weight_grads, self._between)
+        return self._builder.backward("backward_weight", excerpt, [])
+
+    def _backward_excerpt(
+        self, fetches: Sequence[str], between: Sequence[str] = ()
+    ) -> Excerpt:
+        return self._source.excerpt(
+            fetches=fetches,
+            feeds=tuple(
+                dict.fromkeys((*between, *self._given, *self.residuals, *self._sources))
+            ),
             done=self._trace.effects,
         )
-        return self._builder.backward(excerpt)
+
+    @functools.cached_property
+    def _between(self) -> tuple[str, ...]:
+        """Names of what one half of the backward hands to the other."""
+        trace = self._trace
+        layers: dict[str, list[str]] = {}
+        for owner, gradient in zip(trace.owners, trace.weight_grads, strict=True):
+            if gradient is not None:
+                layers.setdefault(owner, []).extend(gradient.names)
+        return cut.halves(
+            self._source.graph,
+            sources=(*self._sources, *self._given, *trace.captures),
+            outputs=self._outputs,
+            input_grads=self._input_grads,
+            weight_grads=list(layers.values()),
+            constants=self._source.constants,
+            done=trace.effects,
+        )
 
 
 def empty_accumulators(trace: Trace) -> list[tf.Tensor]:
@@ -211,30 +255,49 @@ class _Builder:
         function = self._call("forward", compute, skip, attend, specs)
         return Forward(feeds, excerpt.fetches, function)
 
-    def backward(self, excerpt: Excerpt) -> Backward:
+    def backward(
+        self, name: str, excerpt: Excerpt, fetches: Sequence[str], *, sums: bool = True
+    ) -> Backward:
+        """Makes a backward program.
+
+        Args:
+            name: What to call it.
+            excerpt: What it computes.
+            fetches: What it returns beside gradients of weights.
+            sums: Whether it adds up gradients of weights.
+        """
         trace, feeds = self.trace, excerpt.feeds
-        inputs = _present(*trace.input_grads)
+        weight_grads = _weight_grads(trace) if sums else []
+        input_grads = _present(*trace.input_grads)
         run = self._compiled(excerpt)
 
         def compute(*tensors: tf.Tensor) -> list[tf.Tensor]:
             taken, accumulators = tensors[: len(feeds)], tensors[len(feeds) :]
             values = dict(zip(excerpt.fetches, run(*taken), strict=True))
-            gradients = zip(accumulators, _weight_grads(trace), strict=True)
-            sums = [_add_in_place(total, new, values) for total, new in gradients]
-            return [*(values[name] for name in inputs), *sums]
+            gradients = zip(accumulators, weight_grads, strict=True)
+            totals = [_add_in_place(total, new, values) for total, new in gradients]
+            return [*(values[fetch] for fetch in fetches), *totals]
 
         def attend(rows: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
             values = dict(zip(feeds, tensors, strict=False))
             made = compute(*self._stand_in(values, rows), *tensors[len(feeds) :])
-            return [*(x[:rows] for x in made[: len(inputs)]), *made[len(inputs) :]]
+            return [
+                *(
+                    new[:rows] if fetch in input_grads else new
+                    for fetch, new in zip(fetches, made, strict=False)
+                ),
+                *made[len(fetches) :],
+            ]
 
         def skip(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            nothing = [_nothing(trace.spec(name)) for name in inputs]
+            nothing = [_nothing(trace.spec(fetch)) for fetch in fetches]
             return [*nothing, *tensors[len(feeds) :]]
 
-        specs = [*map(trace.spec, feeds), *_accumulator_specs(trace)]
-        function = self._call("backward", compute, skip, attend, specs)
-        return Backward(feeds, len(inputs), function)
+        specs = list(map(trace.spec, feeds))
+        if sums:
+            specs += _accumulator_specs(trace)
+        function = self._call(name, compute, skip, attend, specs)
+        return Backward(feeds, tuple(fetches), function)
 
     def _stand_in(self, values: Values, rows: tf.Tensor) -> list[tf.Tensor]:
         """Returns values with one row made up where there is none.
@@ -282,7 +345,8 @@ class _Builder:
         def guarded(rows: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
             return tf.cond(rows > 0, lambda: compute(*tensors), lambda: skip(*tensors))
 
-        key = (name, self.options, self.fingerprint)
+        owners = self.trace.owners  # Equal stages have layers of other names.
+        key = (name, self.options, self.fingerprint, tuple(map(owners.index, owners)))
         if key not in self.library:
             function = compute
             if self.options.may_be_empty:

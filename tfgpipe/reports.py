@@ -10,8 +10,8 @@ import keras
 from tfgpipe import mesh as mesh_lib
 from tfgpipe import tables
 from tfgpipe.costs import num_bytes
+from tfgpipe.cutting import pipelines_in
 from tfgpipe.pipelined_layer import PipelinedLayer
-from tfgpipe.pipelined_model import pipelines_in
 from tfgpipe.stage import owned_variables
 from tfgpipe.strategy import slots
 

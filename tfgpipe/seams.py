@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -269,3 +270,141 @@ class Colocation:
 
     def __init__(self, devices: tuple[str, ...]) -> None:
         self._devices = devices
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What a model was compiled with.
+
+    Attributes:
+        losses: Keras' container of losses, or None.
+        metrics: Keras' container of metrics, or None.
+        tracker: The metric of the total loss.
+    """
+
+    losses: Any
+    metrics: Any
+    tracker: keras.metrics.Metric
+
+    @property
+    def num_losses(self) -> int:
+        """How many losses there are, once they are built."""
+        return len(self.losses._flat_losses) if self.losses else 0
+
+    @property
+    def loss_trackers(self) -> list[keras.metrics.Metric]:
+        """The metrics of the single losses, where there are several."""
+        return self.losses.metrics if self.losses else []
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The variables of the metrics."""
+        return self.metrics.variables if self.metrics else []
+
+
+def compiled(model: keras.Model) -> Compiled:
+    """Returns what a model was compiled with.
+
+    Keras' public methods evaluate all of it at once, on a whole batch.
+    """
+    return Compiled(model._compile_loss, model._compile_metrics, model._loss_tracker)
+
+
+def build_compiled(model: keras.Model, data: Any) -> None:
+    """Makes the variables of a compiled model, of its losses, metrics and optimizer.
+
+    Keras makes them by and by while it traces a step on a whole batch.
+    """
+    with tf.init_scope():
+        model._symbolic_build(data_batch=data)
+
+
+def compile_arguments(model: keras.Model) -> dict[str, Any]:
+    """Returns what `compile` was called with, as the very objects.
+
+    Keras' public `get_compile_config` gives their serialized forms, which functions of
+    the user's have none of.
+    """
+    return dict(model._compile_config.config)
+
+
+def evaluate_loss(
+    compiled: Compiled,
+    evaluate: Callable[[int, keras.Loss, Any, Any, Any], tf.Tensor],
+    targets: Any,
+    outputs: Any,
+    weights: Any,
+) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
+    """Returns the total loss, and each that is tracked, with losses evaluated anew.
+
+    Keras alone knows which loss goes with which targets and outputs, in whatever
+    structures they come. It is given other losses while it applies them.
+
+    Args:
+        compiled: The model's losses.
+        evaluate: What to call in place of each loss: with its number, the loss, and
+            target, output and sample weights as the loss is called with.
+        targets: Nested as Keras nests them.
+        outputs: Likewise.
+        weights: Sample weights, likewise, or None.
+    """
+    container = compiled.losses
+    if container is None:
+        return None, []
+    losses, trackers = container._flat_losses, container._metrics
+    noted = [_NotedLoss() for _ in trackers]
+    container._flat_losses = [
+        each._replace(loss=functools.partial(evaluate, number, each.loss))
+        for number, each in enumerate(losses)
+    ]
+    container._metrics = noted
+    try:
+        total = container(targets, outputs, weights)
+    finally:
+        container._flat_losses, container._metrics = losses, trackers
+    return total, [each.value for each in noted if each.value is not None]
+
+
+class _NotedLoss:
+    """Stands in for the metric of a single loss."""
+
+    value: tf.Tensor | None = None
+
+    def update_state(self, value: tf.Tensor, sample_weight: Any = None) -> None:
+        del sample_weight
+        self.value = value
+
+
+@dataclasses.dataclass(frozen=True)
+class MetricTerm:
+    """A compiled metric, and what it is updated with."""
+
+    metric: keras.metrics.Metric
+    target: Any
+    output: Any
+    weight: Any
+
+
+def metric_terms(
+    compiled: Compiled, targets: Any, outputs: Any, weights: Any
+) -> list[MetricTerm]:
+    """Returns each compiled metric with its target, output and sample weights.
+
+    Keras' container updates all of them or none.
+    """
+    container = compiled.metrics
+    if container is None:
+        return []
+    y, p = container._flatten_y(targets), container._flatten_y(outputs)
+    w = [None] if weights is None else container._flatten_y(weights)
+    w = w * len(y) if len(w) < len(y) else w
+    none = [None] * len(y)
+    return [
+        MetricTerm(metric, *terms)
+        for some, weighing in (
+            (container._flat_metrics, none),
+            (container._flat_weighted_metrics, w),
+        )
+        for metrics, *terms in zip(some, y, p, weighing, strict=False)
+        for metric in (metrics.metrics if metrics else ())
+    ]

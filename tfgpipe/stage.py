@@ -40,6 +40,7 @@ class Mode:
         batch_norm: When moving averages of batch statistics move: with each
             microbatch, or once a step.
         num_replicas: How many replicas some layers may sum over.
+        constant: Numbers of values whose gradients nobody wants.
     """
 
     training: bool | None
@@ -48,6 +49,7 @@ class Mode:
     jit_compile: bool
     batch_norm: BatchNorm = "microbatch"
     num_replicas: int = 1
+    constant: tuple[int, ...] = ()
 
 
 class TracedStage:
@@ -115,7 +117,13 @@ class Stage:
         part: Its calls.
     """
 
-    def __init__(self, index: int, part: Part, library: program.Library) -> None:
+    def __init__(
+        self,
+        index: int,
+        part: Part,
+        library: program.Library,
+        borrowed: Sequence[keras.Variable] = (),
+    ) -> None:
         self.index = index
         self.part = part
         self._library = library
@@ -123,7 +131,7 @@ class Stage:
         self._groups: dict[Hashable, int] = {}
         # Variables of other layers, such as an embedding whose transpose is a function
         # of this stage. Only a trace tells.
-        self._borrowed: list[keras.Variable] = []
+        self._borrowed = list(borrowed)
 
     @property
     def layers(self) -> tuple[Any, ...]:
@@ -139,6 +147,15 @@ class Stage:
     def state(self) -> list[keras.Variable]:
         """All other variables: statistics, seeds, frozen weights."""
         return layer_variables(self.layers, self._borrowed)[1]
+
+    def extended(self, part: Part, borrowed: Sequence[keras.Variable]) -> Stage:
+        """Returns a stage that shares programs with this one, of a longer part.
+
+        Args:
+            part: The calls, these among them.
+            borrowed: Variables that the others use and that no layer owns.
+        """
+        return Stage(self.index, part, self._library, borrowed)
 
     def traced(self, specs: Specs, mode: Mode) -> TracedStage:
         """Returns the stage traced for these inputs, from memory if it was before.
@@ -197,6 +214,11 @@ class Stage:
                     weights=self.weights,
                     state=self.state,
                     num_replicas=mode.num_replicas,
+                    constant=[
+                        position
+                        for position, wire in enumerate(wires)
+                        if wire.number in mode.constant
+                    ],
                 )
             if not stage_trace.strangers:
                 return TracedStage(stage_trace, replay, mode, group, self._library)

@@ -13,20 +13,41 @@ that reads it, while its own goes on with the next microbatch.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfgpipe import microbatch, program, schedule
+from tfgpipe import microbatch, program
+from tfgpipe.carried import Carried
 from tfgpipe.replay import Wire
+from tfgpipe.schedule import Action, Schedule
 from tfgpipe.snapshot import Snapshot
 from tfgpipe.stage import Stage, TracedStage
 from tfgpipe.trace import differentiable, total
 
 Tensors = dict[Wire, tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """What all actions of a mini-batch leave behind.
+
+    Attributes:
+        loss: The loss.
+        added_loss: The losses added by layers, averaged over the rows, or None.
+        outputs: The values that were wanted, `[B, ...]` each.
+        weight_grads: One gradient for each weight of the snapshot, None where nothing
+            depends on it.
+    """
+
+    loss: tf.Tensor
+    added_loss: tf.Tensor | None
+    outputs: Tensors
+    weight_grads: list[tf.Tensor | None]
 
 
 class Step:
@@ -37,9 +58,10 @@ class Step:
         traced: The same, traced.
         devices: For each stage, its device.
         wanted: Numbers of the values to return.
+        schedule: The order of the actions.
         split: How the mini-batch is cut.
         before: The variables as they are before the step.
-        saves: For each microbatch whether its activations are kept.
+        saves: For a stage and a microbatch, whether its activations are kept.
     """
 
     def __init__(
@@ -49,109 +71,42 @@ class Step:
         *,
         devices: Sequence[str],
         wanted: Sequence[int],
+        schedule: Schedule,
         split: microbatch.Split,
         before: Snapshot,
-        saves: Sequence[bool],
+        saves: Callable[[int, int], bool],
     ) -> None:
         self._stages = stages
         self._traced = traced
         self._devices = devices
         self._wanted = wanted
+        self._schedule = schedule
         self._split = split
         self._before = before
-        self._schedule = schedule.gpipe(len(traced), len(split.sizes))
-        self._saves = saves[-len(split.sizes) :]
-        # For each stage, its variables by the name they have in its trace, and what
-        # it gathers.
-        self._variables = [
-            dict(
-                zip(
-                    (*t.trace.weights, *t.trace.state),
-                    [before.values[id(v)] for v in (*stage.weights, *stage.state)],
-                    strict=True,
-                )
-            )
-            for t, stage in zip(traced, stages, strict=True)
-        ]
-        # For each stage, what orders its sums over replicas.
-        self._tokens: list[tf.Tensor | None] = []
-        for k, device in enumerate(self._devices):
-            with tf.device(device):
-                gathered = program.nothing_gathered(traced[k].trace)
-                token = _token() if traced[k].trace.num_meetings else None
-            self._variables[k].update(gathered)
-            self._tokens.append(token)
-        # For each action of stage k on microbatch m, what its programs need by name.
-        self._kept: dict[tuple[int, int], program.Values] = {}
+        self._saves = saves
+        self._carried = Carried(
+            stages, traced, devices=devices, split=split, before=before
+        )
+        self._chain = _Chain()
         self._inputs: tuple[Wire, ...] = ()
         self._outputs: Tensors = {}
+        # For each microbatch, the values made of it so far, and their gradients: one
+        # from each stage that reads the value.
+        self._pieces: list[Tensors] = []
+        self._grads: list[dict[Wire, list[tf.Tensor]]] = []
+        # For each stage k and microbatch m, what its programs need, by name.
+        self._kept: dict[tuple[int, int], program.Values] = {}
+        self._losses: list[tf.Tensor] = []
+        self._loss_grad: tf.Tensor | None = None
+        self._accumulators: list[list[tf.Tensor]] = []
 
     def forward(self, inputs: Tensors) -> tuple[Tensors, tf.Tensor | None]:
         """Emits the forward actions; returns what is wanted `[B, ...]` and the loss."""
-        self._inputs = tuple(inputs)
-        pieces = self._cut(inputs, self._first_readers())
-        losses = []
-        chain = _Chain(len(self._devices))
+        self._take(inputs)
         for action in self._schedule.actions("forward"):
-            k, m = action.stage, action.microbatch
-            stage, trace = self._traced[k], self._traced[k].trace
-            values = {**self._variables[k], **self._meeting(k, m)}
-            for wire, name in zip(stage.reads, trace.inputs, strict=True):
-                values[name] = pieces[m][wire]
-            forward = self._programs(k, m).forward
-            with tf.device(self._devices[k]), chain.after(k):
-                made = forward(values, *self._rows(m))
-            chain.ran(k, made.values())
-            values.update(made)
-            self._kept[k, m] = values
-            for wire, name in zip(stage.makes, trace.outputs, strict=True):
-                pieces[m][wire] = values[name]
-            for before, after in zip(trace.carried, trace.new_carried, strict=True):
-                self._variables[k][before] = values[after]
-            if trace.loss is not None:
-                with tf.device(self._devices[k]):
-                    loss = values[trace.loss]
-                    losses.append(loss * self._split.weight(m, loss.dtype))
-        # A mask that a later stage took off its tensor is off the output as well.
-        gone = {Wire(n, is_mask=True) for t in self._traced for n in t.unmasked}
-        for wire, k in self._makers().items():
-            if wire.number in self._wanted and wire not in gone:
-                with tf.device(self._devices[k]):
-                    self._outputs[wire] = microbatch.join([row[wire] for row in pieces])
-        with tf.device(self._devices[-1]):
-            return self._outputs, total(losses)
-
-    def changed_state(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Returns the variables that the forward actions changed, with new values."""
-        changed = [
-            (variable, values[before])
-            for stage, traced, values in zip(
-                self._stages, self._traced, self._variables, strict=True
-            )
-            for variable, before, after in zip(
-                stage.state, traced.trace.state, traced.trace.new_state, strict=True
-            )
-            if before != after
-        ]
-        return [*changed, *self._updated()]
-
-    def _updated(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Returns the variables that move by what was gathered, with new values."""
-        moved: dict[int, keras.Variable] = {}
-        latest = dict(self._before.values)
-        for traced, values in zip(self._traced, self._variables, strict=True):
-            trace = traced.trace
-            for statistic, names in zip(trace.statistics, trace.gathered, strict=True):
-                keys = [id(variable) for variable in statistic.variables]
-                owner = self._before.owners[keys[0]]
-                with tf.device(self._devices[owner]):
-                    after = statistic.update(
-                        [values[name] for name in names], [latest[key] for key in keys]
-                    )
-                # Several calls may move a variable, one after the other.
-                latest.update(zip(keys, after, strict=True))
-                moved.update(zip(keys, statistic.variables, strict=True))
-        return [(variable, latest[key]) for key, variable in moved.items()]
+            self._forward(action)
+        self._join_outputs()
+        return self._outputs, self._added_loss()
 
     def backward(
         self, output_grads: Sequence[tf.Tensor], loss_grad: tf.Tensor | None
@@ -164,68 +119,159 @@ class Step:
             )
             if differentiable(y) and gradient is not None
         }
-        # Gradients of each value so far: one from each stage that reads it.
-        grads: list[dict[Wire, list[tf.Tensor]]] = [
+        self._grads = [
             {wire: [piece] for wire, piece in row.items()}
             for row in self._cut(wanted, self._makers())
         ]
-        accumulators = []
+        self._loss_grad = loss_grad
+        self._clear_accumulators()
+        # The outputs, on which these gradients depend, come after all forwards.
+        self._chain = _Chain()
+        for action in self._schedule.actions("backward"):
+            self._backward(action)
+        return [*self._input_grads(), *self._weight_grads()]
+
+    def train(
+        self,
+        inputs: Tensors,
+        *,
+        loss: Wire,
+        loss_grad: tf.Tensor,
+        added_loss_grad: tf.Tensor,
+    ) -> Trained:
+        """Emits all actions, in the order of the schedule.
+
+        Args:
+            inputs: What is given, `[B, ...]` each.
+            loss: The value, `[1]` of each microbatch, whose sum is the loss.
+            loss_grad: The gradient of the loss.
+            added_loss_grad: The gradient of the losses that layers add.
+        """
+        self._take(inputs)
+        with tf.device(self._devices[-1]):
+            self._grads = [{loss: [loss_grad[None]]} for _ in self._pieces]
+        self._loss_grad = added_loss_grad
+        self._clear_accumulators()
+        for action in self._schedule.slots():
+            if action.kind == "forward":
+                self._forward(action)
+            else:
+                self._backward(action)
+            if action.kind in ("backward", "backward_weight"):
+                del self._kept[action.stage, action.microbatch]
+        self._join_outputs()
+        with tf.device(self._devices[-1]):
+            parts = [tf.reduce_sum(row[loss]) for row in self._pieces]
+            return Trained(
+                loss=tf.add_n(parts),
+                added_loss=self._added_loss(),
+                outputs=self._outputs,
+                weight_grads=self._weight_grads(),
+            )
+
+    def changed_state(self) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """Returns the variables that the forward actions changed, with new values."""
+        return self._carried.changed()
+
+    def _take(self, inputs: Tensors) -> None:
+        self._inputs = tuple(inputs)
+        self._pieces = self._cut(inputs, self._first_readers())
+
+    def _forward(self, action: Action) -> None:
+        """Emits a forward action."""
+        k, m = action.stage, action.microbatch
+        stage, trace = self._traced[k], self._traced[k].trace
+        values = self._carried.values(k, m)
+        for wire, name in zip(stage.reads, trace.inputs, strict=True):
+            values[name] = self._pieces[m][wire]
+        forward = self._programs(k, m).forward
+        with tf.device(self._devices[k]), self._after(k):
+            made = forward(values, *self._rows(m))
+        self._ran(k, made.values())
+        values.update(made)
+        self._kept[k, m] = values
+        for wire, name in zip(stage.makes, trace.outputs, strict=True):
+            self._pieces[m][wire] = values[name]
+        self._carried.advance(k, values)
+        if trace.loss is not None:
+            with tf.device(self._devices[k]):
+                loss = values[trace.loss]
+                self._losses.append(loss * self._split.weight(m, loss.dtype))
+
+    def _backward(self, action: Action) -> None:
+        """Emits a backward action, or one half of it."""
+        k, m = action.stage, action.microbatch
+        stage, values = self._traced[k], self._kept[k, m]
+        if action.kind != "backward_weight":
+            values = self._kept[k, m] = {**values, **self._given_grads(k, m)}
+        backward = getattr(self._programs(k, m), action.kind)
+        sums = self._accumulators[k] if action.kind != "backward_input" else []
+        with tf.device(self._devices[k]), self._after(k):
+            made, sums = backward(values, sums, *self._rows(m))
+        self._ran(k, [*made.values(), *sums])
+        if action.kind == "backward_input":
+            values.update(made)
+        else:
+            self._accumulators[k] = sums
+        for wire, name in zip(stage.reads, stage.trace.input_grads, strict=True):
+            if name in made:
+                self._grads[m].setdefault(wire, []).append(made[name])
+
+    def _given_grads(self, k: int, m: int) -> program.Values:
+        """Returns the gradients of what a stage made of a microbatch."""
+        stage, trace = self._traced[k], self._traced[k].trace
+        given = {}
+        with tf.device(self._devices[k]):
+            for wire, output, name in zip(
+                stage.makes, trace.outputs, trace.output_grads, strict=True
+            ):
+                if name is not None:
+                    gradient = _sum(self._grads[m].pop(wire, []))
+                    if gradient is None:  # Wanted by nothing that has a gradient.
+                        gradient = tf.zeros_like(self._kept[k, m][output])
+                    given[name] = gradient
+            if trace.loss_grad is not None:
+                dtype = trace.spec(trace.loss_grad).dtype
+                share = self._split.weight(m, dtype)
+                given[trace.loss_grad] = tf.cast(self._loss_grad, dtype) * share
+        return given
+
+    def _join_outputs(self) -> None:
+        # A mask that a later stage took off its tensor is off the output as well.
+        gone = {Wire(n, is_mask=True) for t in self._traced for n in t.unmasked}
+        for wire, k in self._makers().items():
+            if wire.number in self._wanted and wire not in gone:
+                with tf.device(self._devices[k]):
+                    pieces = [row[wire] for row in self._pieces]
+                    self._outputs[wire] = microbatch.join(pieces)
+
+    def _added_loss(self) -> tf.Tensor | None:
+        with tf.device(self._devices[-1]):
+            return total(self._losses)
+
+    def _clear_accumulators(self) -> None:
+        self._accumulators = []
         for stage, device in zip(self._traced, self._devices, strict=True):
             with tf.device(device):
-                accumulators.append(program.empty_accumulators(stage.trace))
-        chain = _Chain(len(self._devices))
-        for action in self._schedule.actions("backward"):
-            k, m = action.stage, action.microbatch
-            stage, trace = self._traced[k], self._traced[k].trace
-            values = dict(self._kept[k, m])
-            with tf.device(self._devices[k]):
-                for wire, output, name in zip(
-                    stage.makes, trace.outputs, trace.output_grads, strict=True
-                ):
-                    if name is not None:
-                        gradient = _sum(grads[m].pop(wire, []))
-                        if gradient is None:  # Wanted by nothing that has a gradient.
-                            gradient = tf.zeros_like(values[output])
-                        values[name] = gradient
-                if trace.loss_grad is not None:
-                    dtype = trace.spec(trace.loss_grad).dtype
-                    share = self._split.weight(m, dtype)
-                    values[trace.loss_grad] = tf.cast(loss_grad, dtype) * share
-            backward = self._programs(k, m).backward
-            with tf.device(self._devices[k]), chain.after(k):
-                made, accumulators[k] = backward(
-                    values, accumulators[k], *self._rows(m)
-                )
-            chain.ran(k, [*made, *accumulators[k]])
-            named = (
-                wire
-                for wire, name in zip(stage.reads, trace.input_grads, strict=True)
-                if name is not None
-            )
-            for wire, gradient in zip(named, made, strict=True):
-                grads[m].setdefault(wire, []).append(gradient)
-        return [*self._input_grads(grads), *self._weight_grads(accumulators)]
+                self._accumulators.append(program.empty_accumulators(stage.trace))
 
-    def _input_grads(
-        self, grads: Sequence[Mapping[Wire, Sequence[tf.Tensor]]]
-    ) -> list[tf.Tensor | None]:
+    def _input_grads(self) -> list[tf.Tensor | None]:
         readers = self._first_readers()
         results: list[tf.Tensor | None] = []
         for wire in self._inputs:
-            if wire not in grads[0]:
+            if wire not in self._grads[0]:
                 results.append(None)
                 continue
             with tf.device(self._devices[readers[wire]]):
-                results.append(microbatch.join([_sum(row[wire]) for row in grads]))
+                sums = [_sum(row[wire]) for row in self._grads]
+                results.append(microbatch.join(sums))
         return results
 
-    def _weight_grads(
-        self, accumulators: Sequence[Sequence[tf.Tensor]]
-    ) -> list[tf.Tensor | None]:
+    def _weight_grads(self) -> list[tf.Tensor | None]:
         """Returns one gradient a weight, that of a shared one summed at its owner."""
         sums: dict[int, list[tf.Tensor]] = {}
         for stage, traced, totals in zip(
-            self._stages, self._traced, accumulators, strict=True
+            self._stages, self._traced, self._accumulators, strict=True
         ):
             grads = traced.trace.weight_grads
             weights = [v for v, g in zip(stage.weights, grads, strict=True) if g]
@@ -239,22 +285,7 @@ class Step:
 
     def _programs(self, k: int, m: int) -> program.Programs:
         stage = self._traced[k]
-        return stage.saving if self._saves[m] else stage.recomputing
-
-    def _meeting(self, k: int, m: int) -> program.Values:
-        """Returns how a stage meets its replicas on a microbatch, if it does."""
-        trace, rows = self._traced[k].trace, self._split.sizes[m]
-        if not trace.num_meetings:
-            return {}
-        with tf.device(self._devices[k]):
-            zero = tf.minimum(rows, 0)  # A constant would be compiled in.
-            parts = (
-                self._tokens[k],
-                zero + self._traced[k].group,
-                zero + m * trace.num_meetings,
-                tf.cast(rows > 0, tf.float32),
-            )
-        return dict(zip(trace.replicas, parts, strict=True))
+        return stage.saving if self._saves(k, m) else stage.recomputing
 
     def _rows(self, m: int) -> list[tf.Tensor]:
         """Returns the size of a microbatch that may turn out empty, else nothing."""
@@ -280,26 +311,28 @@ class Step:
         stages = reversed(list(enumerate(self._traced)))
         return {wire: k for k, stage in stages for wire in stage.reads}
 
+    def _after(self, k: int) -> contextlib.AbstractContextManager[Any]:
+        return self._chain.after(self._schedule.placement[k])
+
+    def _ran(self, k: int, results: Iterable[tf.Tensor]) -> None:
+        self._chain.ran(self._schedule.placement[k], results)
+
 
 class _Chain:
     """Orders the actions of each device one after another."""
 
-    def __init__(self, num_devices: int) -> None:
-        self._last: list[list[tf.Operation]] = [[] for _ in range(num_devices)]
+    def __init__(self) -> None:
+        self._last: dict[int, list[tf.Operation]] = {}
 
-    def after(self, k: int) -> contextlib.AbstractContextManager[Any]:
-        """Operations created inside run after the last action on device `k`."""
-        return tf.control_dependencies(self._last[k])
+    def after(self, device: int) -> contextlib.AbstractContextManager[Any]:
+        """Operations created inside run after the last action on a device."""
+        return tf.control_dependencies(self._last.get(device, []))
 
-    def ran(self, k: int, results: Iterable[tf.Tensor]) -> None:
-        """Notes the results of the newest action on device `k`."""
+    def ran(self, device: int, results: Iterable[tf.Tensor]) -> None:
+        """Notes the results of the newest action on a device."""
         if not tf.executing_eagerly():
-            self._last[k] = [result.op for result in itertools.islice(results, 1)]
-
-
-def _token() -> tf.Tensor:
-    """Returns a resource that stands for an order, and holds nothing."""
-    return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=(), shared_name="order")
+            first = itertools.islice(results, 1)
+            self._last[device] = [result.op for result in first]
 
 
 def _sum(parts: Sequence[tf.Tensor]) -> tf.Tensor | None:

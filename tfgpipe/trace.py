@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -70,6 +70,7 @@ class Trace:
         loss_grad: The gradient of `loss` to be fed, or None.
         input_grads: For each input its gradient, or None where there is none.
         weight_grads: For each weight its gradient, or None where there is none.
+        owners: For each weight, the path of the layer that it belongs to.
     """
 
     graph: tf.Graph
@@ -91,6 +92,7 @@ class Trace:
     loss_grad: str | None
     input_grads: tuple[str | None, ...]
     weight_grads: tuple[Gradient | None, ...]
+    owners: tuple[str, ...]
 
     @property
     def carried(self) -> tuple[str, ...]:
@@ -115,6 +117,7 @@ def trace(
     weights: Sequence[keras.Variable],
     state: Sequence[keras.Variable],
     num_replicas: int = 1,
+    constant: Collection[int] = (),
 ) -> Trace:
     """Traces `body` with variables replaced by explicit values.
 
@@ -124,6 +127,7 @@ def trace(
         weights: The trainable variables that `body` reads.
         state: The other variables that it reads or assigns.
         num_replicas: How many replicas there are to sum over.
+        constant: Positions of inputs that want no gradient.
 
     Raises:
         ValueError: If `body` assigns a variable that is in neither list, since that
@@ -143,7 +147,13 @@ def trace(
             replicas = Replicas(num_replicas, *parts)
             names_of_replicas = _names(parts)
         with tf.GradientTape() as tape:
-            tape.watch([source for source in sources if differentiable(source)])
+            tape.watch(
+                [
+                    source
+                    for position, source in enumerate(sources)
+                    if differentiable(source) and position not in constant
+                ]
+            )
             scope = Scope(
                 zip([*weights, *state], [*weight_values, *state_values], strict=True),
                 replicas,
@@ -198,6 +208,7 @@ def trace(
                     for g in gradients[: len(inputs)]
                 ),
                 weight_grads=tuple(map(_gradient, gradients[len(inputs) :])),
+                owners=tuple(v.path.rpartition("/")[0] for v in weights),
             )
         )
 

@@ -1,4 +1,4 @@
-"""A whole Keras model: planned, pipelined, and cut anew."""
+"""Where a whole Keras model is cut: planned before, and changed while it trains."""
 
 from __future__ import annotations
 
@@ -7,67 +7,12 @@ from typing import Any
 
 import keras
 
-from tfgpipe import checks, original, planning, rows, seams
+from tfgpipe import checks, original, planning, rows
 from tfgpipe import mesh as mesh_lib
 from tfgpipe.pipelined_layer import PipelinedLayer
 from tfgpipe.planning import Plan
 from tfgpipe.profiles import QUANTITIES, Quantity, Settings
 from tfgpipe.stage import REMAT_MODES, Remat
-
-
-def pipeline(
-    model: keras.Model, *, num_microbatches: int, **arguments: Any
-) -> keras.Model:
-    """Returns a model that runs a Functional or Sequential one as a pipeline.
-
-    Inputs, outputs and their names are those of the model, so that what compiles and
-    fits it compiles and fits the pipeline. Weights are shared, and move to the devices
-    of their stages. To build a model that fits no single device, make it under
-    `tf.device("CPU:0")`.
-
-    Example:
-
-    >>> inputs = keras.Input((8,))
-    >>> hidden = keras.layers.Dense(8, activation="relu")(inputs)
-    >>> outputs = keras.layers.Dense(1)(hidden + inputs)
-    >>> model = keras.Model(inputs, outputs)
-    >>> pipelined = tfgpipe.pipeline(model, num_stages=2, num_microbatches=4)
-    >>> pipelined(np.ones((8, 8), "float32")).shape
-    TensorShape([8, 1])
-
-    Args:
-        model: A Functional model, or a Sequential one that is built.
-        num_microbatches: M, into how many microbatches each mini-batch is cut.
-        **arguments: The other arguments of `PipelinedLayer`.
-
-    Raises:
-        TypeError: If `model` has a `call` of its own.
-        ValueError: If it cannot be cut as asked, or devices are missing.
-    """
-    layer = PipelinedLayer(model, num_microbatches=num_microbatches, **arguments)
-    graph = seams.graph_of(model)  # A Sequential model keeps its own to itself.
-    if graph is None:
-        raise ValueError(
-            "A Sequential model is pipelined once it is built. Received "
-            f"'{model.name}', which is not. Begin it with `keras.Input(shape)`, or "
-            "give its layers as a list to `tfgpipe.PipelinedLayer`."
-        )
-    outputs = layer(graph.input)
-    names = graph.output_names
-    if len(set(names)) == len(names):
-        # Losses and metrics go by the name of the layer that an output comes from. An
-        # input that is an output has its own already.
-        inputs = {id(tensor) for tensor in graph.inputs}
-        ends = iter(zip(graph.outputs, names, strict=True))
-
-        def named(output: keras.KerasTensor) -> keras.KerasTensor:
-            end, name = next(ends)
-            if id(end) in inputs:
-                return end
-            return keras.layers.Identity(name=name, dtype=output.dtype)(output)
-
-        outputs = keras.tree.map_structure(named, outputs)
-    return keras.Model(graph.input, outputs, name=model.name)
 
 
 def plan(
@@ -133,7 +78,7 @@ def plan(
     chosen: Quantity | tuple[int, ...]
     if isinstance(balance, str):
         chosen = checks.choice("balance", balance, QUANTITIES)
-        num_stages = num_stages or mesh_lib.num_default_devices()
+        num_stages = num_stages or len(mesh_lib.default_devices())
     else:
         chosen = given.counts(balance)
         checks.counts_for_stages(chosen, balance, num_stages)

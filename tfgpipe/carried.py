@@ -1,0 +1,128 @@
+"""What stages carry from one microbatch to the next: statistics, seeds, sums.
+
+A variable is read once, before the step. From then on its value goes from the forward
+program of one microbatch into that of the next, and what comes out of the last is what
+it becomes. So recomputations see what the forward saw, and nothing is assigned before
+the step is through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import keras
+import tensorflow as tf
+
+from tfgpipe import microbatch, program
+from tfgpipe.snapshot import Snapshot
+from tfgpipe.stage import Stage, TracedStage
+
+
+class Carried:
+    """The values of all variables in the course of a step.
+
+    Args:
+        stages: The K stages.
+        traced: The same, traced.
+        devices: For each stage, its device.
+        split: How the mini-batch is cut.
+        before: The variables as they are before the step.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        traced: Sequence[TracedStage],
+        *,
+        devices: Sequence[str],
+        split: microbatch.Split,
+        before: Snapshot,
+    ) -> None:
+        self._stages = stages
+        self._traced = traced
+        self._devices = devices
+        self._split = split
+        self._before = before
+        # For each stage, its variables by the name they have in its trace, and what
+        # it gathers.
+        self._variables = [
+            dict(
+                zip(
+                    (*t.trace.weights, *t.trace.state),
+                    [before.values[id(v)] for v in (*stage.weights, *stage.state)],
+                    strict=True,
+                )
+            )
+            for t, stage in zip(traced, stages, strict=True)
+        ]
+        # For each stage, what orders its sums over replicas.
+        self._tokens: list[tf.Tensor | None] = []
+        for k, device in enumerate(devices):
+            with tf.device(device):
+                gathered = program.nothing_gathered(traced[k].trace)
+                token = _token() if traced[k].trace.num_meetings else None
+            self._variables[k].update(gathered)
+            self._tokens.append(token)
+
+    def values(self, k: int, m: int) -> program.Values:
+        """Returns what a stage's program takes for a microbatch beside its inputs."""
+        return {**self._variables[k], **self._meeting(k, m)}
+
+    def advance(self, k: int, made: Mapping[str, tf.Tensor]) -> None:
+        """Hands what a forward program made to the next microbatch."""
+        trace = self._traced[k].trace
+        for before, after in zip(trace.carried, trace.new_carried, strict=True):
+            if after in made:
+                self._variables[k][before] = made[after]
+
+    def changed(self) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """Returns the variables that the forward actions changed, with new values."""
+        changed = [
+            (variable, values[before])
+            for stage, traced, values in zip(
+                self._stages, self._traced, self._variables, strict=True
+            )
+            for variable, before, after in zip(
+                stage.state, traced.trace.state, traced.trace.new_state, strict=True
+            )
+            if before != after
+        ]
+        return [*changed, *self._updated()]
+
+    def _updated(self) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """Returns the variables that move by what was gathered, with new values."""
+        moved: dict[int, keras.Variable] = {}
+        latest = dict(self._before.values)
+        for traced, values in zip(self._traced, self._variables, strict=True):
+            trace = traced.trace
+            for statistic, names in zip(trace.statistics, trace.gathered, strict=True):
+                keys = [id(variable) for variable in statistic.variables]
+                owner = self._before.owners[keys[0]]
+                with tf.device(self._devices[owner]):
+                    after = statistic.update(
+                        [values[name] for name in names], [latest[key] for key in keys]
+                    )
+                # Several calls may move a variable, one after the other.
+                latest.update(zip(keys, after, strict=True))
+                moved.update(zip(keys, statistic.variables, strict=True))
+        return [(variable, latest[key]) for key, variable in moved.items()]
+
+    def _meeting(self, k: int, m: int) -> program.Values:
+        """Returns how a stage meets its replicas on a microbatch, if it does."""
+        trace, rows = self._traced[k].trace, self._split.sizes[m]
+        if not trace.num_meetings:
+            return {}
+        with tf.device(self._devices[k]):
+            zero = tf.minimum(rows, 0)  # A constant would be compiled in.
+            parts = (
+                self._tokens[k],
+                zero + self._traced[k].group,
+                zero + m * trace.num_meetings,
+                tf.cast(rows > 0, tf.float32),
+            )
+        return dict(zip(trace.replicas, parts, strict=True))
+
+
+def _token() -> tf.Tensor:
+    """Returns a resource that stands for an order, and holds nothing."""
+    return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=(), shared_name="order")

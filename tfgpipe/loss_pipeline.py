@@ -1,0 +1,268 @@
+"""A pipeline that ends in its loss, so that a mini-batch can be run all the way.
+
+The loss and the metrics are one more call at the end of the last stage, and targets and
+sample weights more inputs that go straight there. Outputs of the whole mini-batch are
+never put together, unless a metric needs them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe import checks, losses, seams
+from tfgpipe.assembly import Assembly
+from tfgpipe.engine import Pipeline, Result, TrainResult
+from tfgpipe.network import Call, Network, Part, Value
+from tfgpipe.replay import Replay, Wire, layer_variables
+from tfgpipe.schedule import Schedule
+from tfgpipe.seams import Compiled
+from tfgpipe.strategy import current_num_replicas
+from tfgpipe.trace import Scope
+
+
+class LossPipeline:
+    """The stages of a model with its loss at their end.
+
+    Args:
+        assembly: The model, cut into stages.
+        compiled: Its losses and metrics, built.
+        targets: The targets it is made for: tensors, nested as Keras nests them.
+        weights: The sample weights it is made for, likewise, or None.
+
+    Raises:
+        ValueError: If a loss mixes the rows of a batch.
+    """
+
+    def __init__(
+        self, assembly: Assembly, compiled: Compiled, targets: Any, weights: Any
+    ) -> None:
+        self._assembly = assembly
+        self._compiled = compiled
+        network = assembly.recorded.network
+        shapes = keras.tree.map_structure(
+            lambda value: assembly.recorded.specs[value.number],
+            assembly.recorded.output,
+        )
+        self._shapes = shapes
+        self._kinds = losses.kinds_of(compiled, targets, shapes)
+        self._whole = losses.metrics_of_the_whole(compiled, targets, shapes)
+        if self._whole:
+            warnings.warn(
+                "Outputs of the whole mini-batch are kept for metrics that cannot be "
+                "taken of one microbatch after the other. Received "
+                f"{', '.join(map(repr, self._whole.values()))}, which mix rows or "
+                "weigh all batches alike. Leave them out to save that memory.",
+                stacklevel=2,
+            )
+        numbers = iter(range(len(assembly.recorded.specs), 2**31))
+
+        def numbered(structure: Any) -> Any:
+            return keras.tree.map_structure(
+                lambda x: None if x is None else Value(next(numbers)), structure
+            )
+
+        self._targets, self._weights = numbered(targets), numbered(weights)
+        self._extents = Value(next(numbers))
+        self._loss = Wire(next(numbers))
+        self._parts = Wire(next(numbers))
+        self._head = losses.Head(compiled, self._kinds, self._whole)
+        args = (
+            self._targets,
+            assembly.recorded.output,
+            self._weights,
+            self._extents,
+        )
+        leaves = [x for x in keras.tree.flatten(args) if isinstance(x, Value)]
+        reads = tuple(dict.fromkeys(value.number for value in leaves))
+        made = (self._loss.number, self._parts.number)
+        call = Call(self._head, args, {}, reads, made)
+        given = [n for n in reads if n not in network.outputs]
+        kept = network.outputs if self._whole else ()
+        self._network = Network(
+            (*network.calls, call), (*network.inputs, *given), (*made, *kept)
+        )
+        last = assembly.stages[-1]
+        first_call = len(network.calls) - len(last.part.calls)
+        part = self._network.part(slice(first_call, len(self._network.calls)))
+        self._stages = (*assembly.stages[:-1], last.extended(part, compiled.variables))
+
+    def train(
+        self,
+        inputs: Mapping[Wire, tf.Tensor],
+        targets: Any,
+        weights: Any,
+        *,
+        schedule: Schedule,
+        loss_grad: tf.Tensor,
+    ) -> TrainResult:
+        """Runs a mini-batch forward and backward, and updates metrics.
+
+        Args:
+            inputs: What goes into the model, `[B, ...]` each.
+            targets: As this was made for.
+            weights: Likewise.
+            schedule: The order of the actions.
+            loss_grad: The gradient of the loss.
+        """
+        kept = (self._parts.number, *(self._outputs if self._whole else ()))
+        engine = self._engine(schedule, wanted=kept, constant=self._network.inputs)
+        wires = self._fed(engine, inputs, targets, weights, training=True)
+        result = engine.train(wires, loss=self._loss, loss_grad=loss_grad)
+        self._update(result, targets, weights, _num_rows(inputs))
+        return result
+
+    def evaluate(
+        self,
+        inputs: Mapping[Wire, tf.Tensor],
+        targets: Any,
+        weights: Any,
+        *,
+        schedule: Schedule,
+    ) -> TrainResult:
+        """Runs a mini-batch forward, and updates metrics."""
+        engine = self._engine(schedule, wanted=self._network.outputs)
+        wires = self._fed(engine, inputs, targets, weights, training=False)
+        result = engine.run(wires, training=False)
+        self._update(result, targets, weights, _num_rows(inputs))
+        loss = tf.reduce_sum(result.outputs[self._loss])
+        return TrainResult(**vars(result), main_loss=loss, gradients={})
+
+    @property
+    def _outputs(self) -> tuple[int, ...]:
+        return self._assembly.recorded.network.outputs
+
+    def _engine(
+        self,
+        schedule: Schedule,
+        *,
+        wanted: tuple[int, ...],
+        constant: tuple[int, ...] = (),
+    ) -> Pipeline:
+        return dataclasses.replace(
+            self._assembly.engine(schedule),
+            stages=self._stages,
+            wanted=wanted,
+            constant=constant,
+        )
+
+    def _fed(
+        self,
+        engine: Pipeline,
+        inputs: Mapping[Wire, tf.Tensor],
+        targets: Any,
+        weights: Any,
+        *,
+        training: bool,
+    ) -> dict[Wire, tf.Tensor]:
+        """Returns what goes into the pipeline: inputs, targets, weights and extents."""
+        given = {"an input": next(iter(inputs.values()))}
+        wires = dict(inputs)
+        for name, values, tensors in (
+            ("target", self._targets, targets),
+            ("sample weights", self._weights, weights),
+        ):
+            flat = keras.tree.flatten(values), keras.tree.flatten(tensors)
+            for number, (value, tensor) in enumerate(zip(*flat, strict=True)):
+                if value is not None:
+                    wires[Wire(value.number)] = tf.convert_to_tensor(tensor)
+                    given[f"{name} {number}"] = wires[Wire(value.number)]
+        checks.equal_batches(given)
+        rows = tf.shape(given["an input"])[0]
+        static = given["an input"].shape[0]
+        extents = Wire(self._extents.number)
+        # Only a trace of the last stage tells what is masked.
+        shape = [rows if static is None else static, len(self._kinds)]
+        wires[extents] = tf.zeros(shape, tf.float64)
+        engine.trace(wires, training=training)
+        outputs = self._stand_ins(inputs, rows, training=training)
+        found = losses.extents(
+            self._compiled,
+            self._kinds,
+            targets,
+            outputs,
+            weights,
+            masks_values=self._head.masks_values,
+        )
+        wires[extents] = tf.broadcast_to(found, shape)
+        return wires
+
+    def _stand_ins(
+        self, inputs: Mapping[Wire, tf.Tensor], rows: tf.Tensor, *, training: bool
+    ) -> Any:
+        """Returns zeros in the outputs' shapes with the outputs' masks on them."""
+        masks: dict[int, tf.Tensor] = {}
+        if any(self._head.masks_predictions):
+            masks = self._masks(inputs, training=training)
+
+        def stand_in(value: Value, like: keras.KerasTensor) -> tf.Tensor:
+            mask = masks.get(value.number)
+            sizes = [1 if n is None else n for n in like.shape]
+            sizes[0] = rows
+            if mask is not None:
+                known = tf.unstack(tf.shape(mask))[: len(sizes)]
+                sizes[: len(known)] = known
+            zeros = tf.zeros(sizes, like.dtype)
+            seams.set_mask(zeros, mask)
+            return zeros
+
+        return keras.tree.map_structure(
+            stand_in, self._assembly.recorded.output, self._shapes
+        )
+
+    def _masks(
+        self, inputs: Mapping[Wire, tf.Tensor], *, training: bool
+    ) -> dict[int, tf.Tensor]:
+        """Returns the masks on the outputs, for the whole mini-batch.
+
+        All layers are called, and TensorFlow drops whatever masks do not depend on.
+        """
+        network = self._assembly.recorded.network
+        part = Part(network.calls, network.inputs, network.outputs)
+        layers = [layer for stage in self._assembly.stages for layer in stage.layers]
+        variables = [v for some in layer_variables(layers) for v in some]
+
+        @tf.function(autograph=False)
+        def masks(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            replay = Replay(part, list(inputs), training=training, per_layer=False)
+            values = [(v, tf.convert_to_tensor(v.value)) for v in variables]
+            with Scope(values, None):
+                made = replay.body(tensors)
+            found.extend(wire.number for wire in replay.makes if wire.is_mask)
+            pairs = zip(replay.makes, made, strict=True)
+            return [mask for wire, mask in pairs if wire.is_mask]
+
+        found: list[int] = []
+        with tf.device(self._assembly.placement.devices[-1]):
+            results = masks(*inputs.values())
+        return dict(zip(found, results, strict=True))
+
+    def _update(self, result: Result, targets: Any, weights: Any, rows: Any) -> None:
+        """Assigns what the step changed, and updates what needs the whole mini-batch.
+
+        Args:
+            result: Of the step.
+            targets: Of the mini-batch.
+            weights: Likewise.
+            rows: Their number, if it is known before they are there: by it Keras weighs
+                the mini-batches in the means of single losses.
+        """
+        for variable, value in result.new_state:
+            variable.assign(value)
+        parts = tf.unstack(tf.reduce_sum(result.outputs[self._parts], 0))
+        for tracker, part in zip(self._compiled.loss_trackers, parts, strict=False):
+            tracker.update_state(part * current_num_replicas(), sample_weight=rows)
+        if self._whole:
+            outputs = self._assembly.structured(result.outputs)
+            losses.update_metrics(
+                self._compiled, targets, outputs, weights, lambda n: n in self._whole
+            )
+
+
+def _num_rows(inputs: Mapping[Wire, tf.Tensor]) -> int | None:
+    return next(iter(inputs.values())).shape[0]
