@@ -13,43 +13,63 @@ from tfgpipe._backend import check_keras_backend
 
 if TYPE_CHECKING:
     from tfgpipe import layers, schedules
+    from tfgpipe.callbacks import TimelineCallback
     from tfgpipe.cutting import plan, recut
+    from tfgpipe.figures import plot_bubbles, plot_memory, plot_schedule, plot_timelines
     from tfgpipe.mesh import make_logical_cpus
     from tfgpipe.pipelined_layer import PipelinedLayer
     from tfgpipe.pipelined_model import PipelinedModel, pipeline
     from tfgpipe.reports import stage_table
     from tfgpipe.schedule import Action, Schedule
+    from tfgpipe.simulation import Costs, simulate
     from tfgpipe.strategy import PipelineStrategy, place_optimizer
+    from tfgpipe.timeline import Timeline
 
 __version__ = "0.1.0"
 __all__ = [
     "Action",
+    "Costs",
     "PipelineStrategy",
     "PipelinedLayer",
     "PipelinedModel",
     "Schedule",
+    "Timeline",
+    "TimelineCallback",
     "layers",
     "make_logical_cpus",
     "pipeline",
     "place_optimizer",
     "plan",
+    "plot_bubbles",
+    "plot_memory",
+    "plot_schedule",
+    "plot_timelines",
     "recut",
     "schedules",
+    "simulate",
     "stage_table",
 ]
 
 _ROOMS = ("layers", "schedules")
 _MODULES = {
     "Action": "schedule",
+    "Costs": "simulation",
     "PipelineStrategy": "strategy",
     "PipelinedLayer": "pipelined_layer",
     "PipelinedModel": "pipelined_model",
     "Schedule": "schedule",
+    "Timeline": "timeline",
+    "TimelineCallback": "callbacks",
     "make_logical_cpus": "mesh",
     "pipeline": "pipelined_model",
     "place_optimizer": "strategy",
     "plan": "cutting",
+    "plot_bubbles": "figures",
+    "plot_memory": "figures",
+    "plot_schedule": "figures",
+    "plot_timelines": "figures",
     "recut": "cutting",
+    "simulate": "simulation",
     "stage_table": "reports",
 }
 

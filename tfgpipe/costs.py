@@ -187,7 +187,7 @@ def _measured(
     feed = dict(zip((*trace.weights, *trace.state), variables, strict=True))
     feed.update(program.nothing_gathered(trace))
     feed.update(zip(trace.inputs, (values[w] for w in traced.reads), strict=True))
-    made = programs.forward(feed)
+    made, _ = programs.forward(feed)
     feed.update(made)
     for output, gradient in zip(trace.outputs, trace.output_grads, strict=True):
         if gradient is not None:

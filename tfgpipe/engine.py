@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import microbatch, snapshot
+from tfgpipe.clock import Clock
 from tfgpipe.layers import BatchNorm, synchronizes
 from tfgpipe.replay import Wire
 from tfgpipe.schedule import Schedule
@@ -68,6 +69,7 @@ class Pipeline:
         jit_compile: For each stage, whether XLA compiles its programs.
         batch_norm: When moving averages of batch statistics move.
         constant: Numbers of inputs whose gradients nobody wants.
+        clock: What to time the actions with, if at all.
     """
 
     stages: Sequence[Stage]
@@ -78,6 +80,7 @@ class Pipeline:
     jit_compile: Sequence[bool]
     batch_norm: BatchNorm = "microbatch"
     constant: Sequence[int] = ()
+    clock: Clock | None = None
 
     def run(self, inputs: Mapping[Wire, tf.Tensor], *, training: bool | None) -> Result:
         """Runs a mini-batch through all stages, differentiably.
@@ -191,6 +194,7 @@ class Pipeline:
             split=split,
             before=before,
             saves=self._saves(order, training=training),
+            clock=self.clock,
         )
         return step, before
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfgpipe import checks, losses, seams
 from tfgpipe.assembly import Assembly
+from tfgpipe.clock import Clock
 from tfgpipe.engine import Pipeline, Result, TrainResult
 from tfgpipe.network import Call, Network, Part, Value
 from tfgpipe.replay import Replay, Wire, layer_variables
@@ -100,6 +101,7 @@ class LossPipeline:
         *,
         schedule: Schedule,
         loss_grad: tf.Tensor,
+        clock: Clock | None = None,
     ) -> TrainResult:
         """Runs a mini-batch forward and backward, and updates metrics.
 
@@ -109,10 +111,13 @@ class LossPipeline:
             weights: Likewise.
             schedule: The order of the actions.
             loss_grad: The gradient of the loss.
+            clock: What to time the actions with, if at all.
         """
         kept = (self._parts.number, *(self._outputs if self._whole else ()))
         engine = self._engine(schedule, wanted=kept, constant=self._network.inputs)
         wires = self._fed(engine, inputs, targets, weights, training=True)
+        engine = dataclasses.replace(engine, clock=clock)
+        loss_grad = tf.cast(loss_grad, self._head.dtype)
         result = engine.train(wires, loss=self._loss, loss_grad=loss_grad)
         self._update(result, targets, weights, _num_rows(inputs))
         return result

@@ -42,6 +42,7 @@ class Head:
     Attributes:
         masks_predictions: For each loss, whether its predictions have had a mask.
         masks_values: For each loss, whether it has masked values itself.
+        dtype: The type of the loss.
     """
 
     name = "loss"
@@ -54,6 +55,8 @@ class Head:
         self._whole = whole
         self.masks_predictions = [False] * len(kinds)
         self.masks_values = [False] * len(kinds)
+        container = compiled.losses
+        self.dtype = container.dtype if container else keras.config.floatx()
 
     def __call__(
         self, targets: Any, outputs: Any, weights: Any, extents: tf.Tensor
@@ -91,10 +94,10 @@ class Head:
             self._compiled, targets, outputs, weights, lambda n: n not in self._whole
         )
         # They are for looking at; the gradient goes through the total.
-        seen = [tf.stop_gradient(tf.cast(x, tf.float32)) for x in parts]
+        seen = [tf.stop_gradient(tf.cast(x, self.dtype)) for x in parts]
         return [
-            tf.zeros([1]) if total is None else total[None],
-            tf.stack(seen)[None] if seen else tf.zeros([1, 0]),
+            tf.zeros([1], self.dtype) if total is None else total[None],
+            tf.stack(seen)[None] if seen else tf.zeros([1, 0], self.dtype),
         ]
 
 
@@ -215,12 +218,11 @@ def kinds_of(compiled: Compiled, targets: Any, outputs: Any) -> list[Kind]:
                 'number. Use reduction="sum_over_batch_size" or "sum".'
             )
         with contextlib.suppress(tf.errors.OpError):
-            found[number] = _kind(loss, y, p)
+            found[number] = _kind(loss, *_noise(y, p))
         return tf.zeros([])
 
     with tf.init_scope():
-        noise = _noise(targets), _noise(outputs)
-        seams.evaluate_loss(compiled, examine, *noise, None)
+        seams.evaluate_loss(compiled, examine, targets, outputs, None)
     return found
 
 
@@ -239,8 +241,7 @@ def metrics_of_the_whole(
     """
     found = {}
     with tf.init_scope():
-        noise = _noise(targets), _noise(outputs)
-        terms = seams.metric_terms(compiled, *noise, None)
+        terms = seams.metric_terms(compiled, targets, outputs, None)
         for number, term in enumerate(terms):
             with contextlib.suppress(tf.errors.OpError):
                 if _needs_the_whole(term):
@@ -271,10 +272,9 @@ def _kind(loss: keras.Loss, target: Any, output: Any) -> Kind:
 
 def _needs_the_whole(term: seams.MetricTerm) -> bool:
     metric = term.metric
+    target, output = _noise(term.target, term.output)
     clean = [tf.zeros(v.shape, v.dtype) for v in metric.variables]
-    whole, first, rest = (
-        (_rows(term.target, some), _rows(term.output, some)) for some in _PARTS
-    )
+    whole, first, rest = ((_rows(target, s), _rows(output, s)) for s in _PARTS)
     once = metric.stateless_update_state(clean, *whole)
     twice = metric.stateless_update_state(clean, *first)
     twice = metric.stateless_update_state(twice, *rest)
@@ -292,14 +292,21 @@ def _close(a: Any, b: Any) -> bool:
     return np.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-def _noise(specs: Any) -> Any:
-    """Returns rows of noise between 0 and 1, of zeros for integers."""
+def _noise(targets: Any, outputs: Any) -> tuple[Any, Any]:
+    """Returns rows of noise between 0 and 1, of zeros for integers.
+
+    Targets and outputs go together place by place, so a size that is not known of one
+    is that of the other.
+    """
+    shapes = [x.shape for x in keras.tree.flatten((targets, outputs)) if x is not None]
+    known = {i: n for shape in shapes for i, n in enumerate(shape) if n is not None}
 
     def noise(spec: Any) -> tf.Tensor | None:
         if spec is None:
             return None
-        known = tf.TensorSpec([_ROWS, *spec.shape[1:]], spec.dtype)
-        values = examples.tensor(known, unknown_size=3)
+        sizes = [known.get(i) if n is None else n for i, n in enumerate(spec.shape)]
+        shape = tf.TensorSpec([_ROWS, *sizes[1:]], spec.dtype)
+        values = examples.tensor(shape, unknown_size=3)
         return tf.sigmoid(values) if values.dtype.is_floating else values
 
-    return keras.tree.map_structure(noise, specs)
+    return keras.tree.map_structure(noise, (targets, outputs))

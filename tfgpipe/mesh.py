@@ -121,6 +121,16 @@ def kind(device: str) -> str:
     return tf.DeviceSpec.from_string(device).device_type
 
 
+def host(device: str) -> str:
+    """Returns the CPU of the machine that a device is in.
+
+    >>> host("/job:localhost/replica:0/task:0/device:GPU:1")
+    '/job:localhost/replica:0/task:0/device:CPU:0'
+    """
+    cpu = tf.DeviceSpec(device_type="CPU", device_index=0)
+    return tf.DeviceSpec.from_string(device).make_merged_spec(cpu).to_string()
+
+
 def short_name(device: str) -> str:
     """Returns `"GPU:0"` for `"/job:localhost/replica:0/task:0/device:GPU:0"`."""
     return device.rsplit("device:", 1)[-1]

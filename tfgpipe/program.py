@@ -29,34 +29,15 @@ Library = dict[Hashable, Callable[..., Sequence[tf.Tensor]]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Forward:
-    """The forward program of a stage.
-
-    Attributes:
-        feeds: Names of the tensors it takes.
-        fetches: Names of the tensors it makes.
-        function: The function itself, `(*rows, *feeds) -> fetches`, where `rows` is
-            the number of rows of the microbatch if that may be zero, else nothing.
-    """
-
-    feeds: tuple[str, ...]
-    fetches: tuple[str, ...]
-    function: Callable[..., Sequence[tf.Tensor]]
-
-    def __call__(self, values: Mapping[str, tf.Tensor], *rows: tf.Tensor) -> Values:
-        """Runs the program on the tensors in `values` and returns what it made."""
-        feeds = [values[feed] for feed in self.feeds]
-        return dict(zip(self.fetches, self.function(*rows, *feeds), strict=True))
-
-
-@dataclasses.dataclass(frozen=True)
-class Backward:
-    """The backward program of a stage, or one half of it.
+class Program:
+    """A program of a stage: its forward, its backward, or one half of the backward.
 
     Attributes:
         feeds: Names of the tensors it takes.
         fetches: Names of the tensors it makes beside gradients of weights.
-        function: `(*rows, *feeds, *accumulators) -> (*fetches, *accumulators)`.
+        function: The function itself, `(*rows, *feeds, *sums) -> (*fetches, *sums)`,
+            where `rows` is the number of rows of the microbatch if that may be zero,
+            else nothing, and `sums` are what it adds gradients of weights to.
     """
 
     feeds: tuple[str, ...]
@@ -66,15 +47,18 @@ class Backward:
     def __call__(
         self,
         values: Mapping[str, tf.Tensor],
-        accumulators: Sequence[tf.Tensor],
+        sums: Sequence[tf.Tensor] = (),
         *rows: tf.Tensor,
     ) -> tuple[Values, list[tf.Tensor]]:
-        """Returns what it made, and the accumulators with gradients of weights added.
+        """Returns what it made, and the sums with its addends.
 
-        The half that makes the gradients of inputs takes no accumulators.
+        Args:
+            values: The tensors it takes, by name.
+            sums: A sum for each weight that has a gradient, if it makes those.
+            *rows: The number of rows, if that may be zero.
         """
         feeds = [values[feed] for feed in self.feeds]
-        results = list(self.function(*rows, *feeds, *accumulators))
+        results = list(self.function(*rows, *feeds, *sums))
         made, sums = results[: len(self.fetches)], results[len(self.fetches) :]
         return dict(zip(self.fetches, made, strict=True)), sums
 
@@ -134,7 +118,7 @@ class Programs:
             self.residuals = cut.recomputing(graph, stateful=source.stateful, **ends)
 
     @functools.cached_property
-    def forward(self) -> Forward:
+    def forward(self) -> Program:
         """The forward program."""
         excerpt = self._source.excerpt(
             fetches=(*self._outputs, *self.residuals),
@@ -144,13 +128,13 @@ class Programs:
         return self._builder.forward(excerpt)
 
     @functools.cached_property
-    def backward(self) -> Backward:
+    def backward(self) -> Program:
         """The backward program."""
         excerpt = self._backward_excerpt([*self._input_grads, *self._weight_grads])
         return self._builder.backward("backward", excerpt, self._input_grads)
 
     @functools.cached_property
-    def backward_input(self) -> Backward:
+    def backward_input(self) -> Program:
         """The half of the backward that makes the gradients of the inputs.
 
         It recomputes what both halves need, and hands the other what is between them.
@@ -161,7 +145,7 @@ class Programs:
         return self._builder.backward("backward_input", excerpt, made, sums=False)
 
     @functools.cached_property
-    def backward_weight(self) -> Backward:
+    def backward_weight(self) -> Program:
         """The half of the backward that makes the gradients of the weights."""
         excerpt = self._backward_excerpt(self._weight_grads, self._between)
         return self._builder.backward("backward_weight", excerpt, [])
@@ -219,7 +203,7 @@ class _Builder:
     library: Library
     fingerprint: str
 
-    def forward(self, excerpt: Excerpt) -> Forward:
+    def forward(self, excerpt: Excerpt) -> Program:
         trace = self.trace
         before = dict(zip(trace.new_carried, trace.carried, strict=True))
         # An empty microbatch leaves the state as it was, so it takes that as well.
@@ -253,11 +237,11 @@ class _Builder:
 
         specs = [trace.spec(feed) for feed in feeds]
         function = self._call("forward", compute, skip, attend, specs)
-        return Forward(feeds, excerpt.fetches, function)
+        return Program(feeds, excerpt.fetches, function)
 
     def backward(
         self, name: str, excerpt: Excerpt, fetches: Sequence[str], *, sums: bool = True
-    ) -> Backward:
+    ) -> Program:
         """Makes a backward program.
 
         Args:
@@ -297,7 +281,7 @@ class _Builder:
         if sums:
             specs += _accumulator_specs(trace)
         function = self._call(name, compute, skip, attend, specs)
-        return Backward(feeds, tuple(fetches), function)
+        return Program(feeds, tuple(fetches), function)
 
     def _stand_in(self, values: Values, rows: tf.Tensor) -> list[tf.Tensor]:
         """Returns values with one row made up where there is none.

@@ -125,7 +125,7 @@ def _mixes(part: Part, inputs: Sequence[keras.KerasTensor]) -> bool:
     def rest(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:
         names = (*traced.inputs, *traced.weights, *traced.state)
         values = [*tensors, *map(examples.variable_value, variables)]
-        made = forward(dict(zip(names, values, strict=True)))
+        made, _ = forward(dict(zip(names, values, strict=True)))
         return [made[n][1:].numpy() for n in traced.outputs if n in made]
 
     with tf.init_scope(), contextlib.suppress(tf.errors.OpError):

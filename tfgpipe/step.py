@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tfgpipe import microbatch, program
 from tfgpipe.carried import Carried
+from tfgpipe.clock import Clock
 from tfgpipe.replay import Wire
 from tfgpipe.schedule import Action, Schedule
 from tfgpipe.snapshot import Snapshot
@@ -62,6 +63,7 @@ class Step:
         split: How the mini-batch is cut.
         before: The variables as they are before the step.
         saves: For a stage and a microbatch, whether its activations are kept.
+        clock: What to time actions with, if at all.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Step:
         split: microbatch.Split,
         before: Snapshot,
         saves: Callable[[int, int], bool],
+        clock: Clock | None = None,
     ) -> None:
         self._stages = stages
         self._traced = traced
@@ -84,6 +87,7 @@ class Step:
         self._split = split
         self._before = before
         self._saves = saves
+        self._clock = clock
         self._carried = Carried(
             stages, traced, devices=devices, split=split, before=before
         )
@@ -96,7 +100,7 @@ class Step:
         self._grads: list[dict[Wire, list[tf.Tensor]]] = []
         # For each stage k and microbatch m, what its programs need, by name.
         self._kept: dict[tuple[int, int], program.Values] = {}
-        self._losses: list[tf.Tensor] = []
+        self._added: list[tf.Tensor] = []
         self._loss_grad: tf.Tensor | None = None
         self._accumulators: list[list[tf.Tensor]] = []
 
@@ -184,10 +188,7 @@ class Step:
         values = self._carried.values(k, m)
         for wire, name in zip(stage.reads, trace.inputs, strict=True):
             values[name] = self._pieces[m][wire]
-        forward = self._programs(k, m).forward
-        with tf.device(self._devices[k]), self._after(k):
-            made = forward(values, *self._rows(m))
-        self._ran(k, made.values())
+        made, _ = self._run(action, values, [])
         values.update(made)
         self._kept[k, m] = values
         for wire, name in zip(stage.makes, trace.outputs, strict=True):
@@ -196,7 +197,7 @@ class Step:
         if trace.loss is not None:
             with tf.device(self._devices[k]):
                 loss = values[trace.loss]
-                self._losses.append(loss * self._split.weight(m, loss.dtype))
+                self._added.append(loss * self._split.weight(m, loss.dtype))
 
     def _backward(self, action: Action) -> None:
         """Emits a backward action, or one half of it."""
@@ -204,18 +205,53 @@ class Step:
         stage, values = self._traced[k], self._kept[k, m]
         if action.kind != "backward_weight":
             values = self._kept[k, m] = {**values, **self._given_grads(k, m)}
-        backward = getattr(self._programs(k, m), action.kind)
-        sums = self._accumulators[k] if action.kind != "backward_input" else []
-        with tf.device(self._devices[k]), self._after(k):
-            made, sums = backward(values, sums, *self._rows(m))
-        self._ran(k, [*made.values(), *sums])
         if action.kind == "backward_input":
+            made, _ = self._run(action, values, [])
             values.update(made)
         else:
+            made, sums = self._run(action, values, self._accumulators[k])
             self._accumulators[k] = sums
         for wire, name in zip(stage.reads, stage.trace.input_grads, strict=True):
             if name in made:
                 self._grads[m].setdefault(wire, []).append(made[name])
+
+    def _run(
+        self, action: Action, values: program.Values, sums: Sequence[tf.Tensor]
+    ) -> tuple[program.Values, list[tf.Tensor]]:
+        """Emits the program of an action behind the action before on its device.
+
+        Args:
+            action: The action.
+            values: What its program takes, and maybe more.
+            sums: What it adds to.
+
+        Returns:
+            What it makes, and the sums with its addends.
+        """
+        k, m = action.stage, action.microbatch
+        run = getattr(self._programs(k, m), action.kind)
+        made: program.Values = {}
+
+        def emit(feeds: program.Values) -> list[tf.Tensor]:
+            nonlocal sums
+            results, sums = run(feeds, sums, *self._rows(m))
+            made.update(results)
+            return [*results.values(), *sums]
+
+        p = self._schedule.placement[k]
+        feeds = {name: values[name] for name in run.feeds}
+        with tf.device(self._devices[k]), self._chain.after(p):
+            if self._clock is None:
+                done = emit(feeds)
+            else:
+                recomputes = action.kind in ("backward", "backward_input")
+                recomputes = recomputes and not self._saves(k, m)
+                device = self._devices[k]
+                done = [
+                    self._clock.time(action, device, feeds, emit, recomputes=recomputes)
+                ]
+        self._chain.ran(p, done)
+        return made, list(sums)
 
     def _given_grads(self, k: int, m: int) -> program.Values:
         """Returns the gradients of what a stage made of a microbatch."""
@@ -247,7 +283,7 @@ class Step:
 
     def _added_loss(self) -> tf.Tensor | None:
         with tf.device(self._devices[-1]):
-            return total(self._losses)
+            return total(self._added)
 
     def _clear_accumulators(self) -> None:
         self._accumulators = []
@@ -310,12 +346,6 @@ class Step:
         """Returns which stage is the first to read each value."""
         stages = reversed(list(enumerate(self._traced)))
         return {wire: k for k, stage in stages for wire in stage.reads}
-
-    def _after(self, k: int) -> contextlib.AbstractContextManager[Any]:
-        return self._chain.after(self._schedule.placement[k])
-
-    def _ran(self, k: int, results: Iterable[tf.Tensor]) -> None:
-        self._chain.ran(self._schedule.placement[k], results)
 
 
 class _Chain:

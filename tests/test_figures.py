@@ -1,0 +1,346 @@
+"""Pictures: what they name, and that all of it can be read."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from tfgpipe import figures
+from tfgpipe.figures import plot_bubbles, plot_memory, plot_schedule, plot_timelines
+from tfgpipe.schedules import NAMES, gpipe, interleaved, make, one_f_one_b, zero_bubble
+from tfgpipe.simulation import Costs, costs_of, simulate
+
+ROOT = Path(__file__).resolve().parents[1]
+MILLISECONDS = Costs(forward=1e-3, backward=2e-3, recompute=1e-3)
+
+
+def theory_and_measurement():
+    measured = simulate(
+        one_f_one_b(4, 8), dataclasses.replace(MILLISECONDS, latency=2e-4)
+    ).timeline
+    measured = dataclasses.replace(measured, title="measured")
+    theory = simulate(measured.schedule, costs_of(measured)).timeline
+    return [dataclasses.replace(theory, title="theory"), measured]
+
+
+DRAWN = {
+    "gpipe": lambda path=None: plot_schedule(gpipe(4, 8), path=path),
+    "1f1b, large": lambda path=None: plot_schedule(one_f_one_b(8, 32), path=path),
+    "zero_bubble": lambda path=None: plot_schedule(
+        zero_bubble(4, 8), costs=MILLISECONDS, path=path
+    ),
+    "interleaved": lambda path=None: plot_schedule(
+        interleaved(6, 5, num_devices=2), path=path
+    ),
+    "zero_bubble, large": lambda path=None: plot_schedule(
+        zero_bubble(4, 32), path=path
+    ),
+    "many devices": lambda path=None: plot_schedule(gpipe(12, 1), path=path),
+    "timelines": lambda path=None: plot_timelines(theory_and_measurement(), path=path),
+    "memory": lambda path=None: plot_memory(
+        simulate(gpipe(3, 4), Costs(kept_bytes=1e6, fixed_bytes=(1e6, 2e6, 3e6))),
+        path=path,
+    ),
+    "in flight": lambda path=None: plot_memory(
+        simulate(one_f_one_b(3, 4), MILLISECONDS), path=path
+    ),
+    "bubbles": lambda path=None: plot_bubbles(
+        3, num_microbatches=(3, 6, 12), path=path
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """Every picture, rendered once."""
+    pictures = {name: draw() for name, draw in DRAWN.items()}
+    for picture in pictures.values():
+        FigureCanvasAgg(picture).draw()
+    return pictures
+
+
+def texts(figure):
+    """Returns all text that shows, with its place in pixels."""
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    unseen = {id(text) for axes in figure.axes for text in beyond(axes)}
+    return [
+        (text.get_text(), text.get_window_extent(renderer))
+        for text in figure.findobj(Text)
+        if text.get_visible() and text.get_text().strip() and id(text) not in unseen
+    ]
+
+
+def beyond(axes):
+    """Yields the labels of ticks beyond the ends of an axis, which are not drawn."""
+    for axis in (axes.xaxis, axes.yaxis):
+        low, high = sorted(axis.get_view_interval())
+        for tick in axis.get_major_ticks():
+            if not low <= tick.get_loc() <= high:
+                yield tick.label1
+
+
+def words(figure):
+    return [text for text, _ in texts(figure)]
+
+
+def legend(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def numbers(axes):
+    """Returns the microbatch numbers in the boxes of a timeline."""
+    return [t for t in axes.texts if t.get_text().isdigit() and t.get_visible()]
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_picture_is_returned_and_written(name, tmp_path):
+    path = tmp_path / "picture.png"
+    assert isinstance(DRAWN[name](path), Figure)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.stat().st_size > 5000
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_all_text_lies_inside_the_picture(name, drawn):
+    figure = drawn[name]
+    width, height = figure.get_size_inches() * figure.dpi
+    outside = [
+        text
+        for text, box in texts(figure)
+        if box.x0 < 0 or box.y0 < 0 or box.x1 > width or box.y1 > height
+    ]
+    assert not outside
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_no_text_lies_on_another(name, drawn):
+    boxes = texts(drawn[name])
+    overlapping = [
+        (a, b)
+        for (a, box), (b, other) in itertools.combinations(boxes, 2)
+        if min(box.x1, other.x1) - max(box.x0, other.x0) > 0
+        and min(box.y1, other.y1) - max(box.y0, other.y0) > 0
+    ]
+    assert not overlapping
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b, large", "interleaved", "timelines"])
+def test_numbers_lie_inside_their_boxes(name, drawn):
+    for axes in drawn[name].axes:
+        boxes = [
+            path.get_extents(collection.get_transform())
+            for collection in axes.collections
+            for path in collection.get_paths()
+        ]
+        found = numbers(axes)
+        assert found
+        for text in found:
+            extent = text.get_window_extent()
+            assert any(
+                box.x0 <= extent.x0 and extent.x1 <= box.x1 and box.width < 200
+                for box in boxes
+                if box.y0 <= extent.y0 and extent.y1 <= box.y1
+            ), text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_action_of_a_small_schedule_is_numbered(name):
+    plan = make(name, num_stages=4, num_microbatches=8)
+    (axes,) = plot_schedule(plan).axes
+    actions = sorted(a.microbatch for order in plan.orders for a in order)
+    assert sorted(int(t.get_text()) for t in numbers(axes)) == actions
+
+
+def test_a_number_without_room_is_left_out():
+    costs = Costs(forward=0.01, backward=2)
+    (axes,) = plot_schedule(gpipe(2, 30), costs=costs).axes
+    shown = [int(t.get_text()) for t in numbers(axes)]
+    assert len(shown) == 2 * 30  # Those of the backwards.
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("gpipe", ["forward", "backward", "idle"]),
+        ("interleaved", ["forward", "backward", "idle"]),
+        ("timelines", ["forward", "recompute", "backward", "idle"]),
+        (
+            "zero_bubble",
+            [
+                "forward",
+                "recompute",
+                "backward of inputs",
+                "backward of weights",
+                "idle",
+            ],
+        ),
+        ("memory", ["activations", "weights, gradients, slots"]),
+        ("in flight", ["microbatches in flight"]),
+        (
+            "bubbles",
+            ["gpipe", "1f1b", "interleaved, 2 stages a device", "zero_bubble"],
+        ),
+    ],
+)
+def test_the_legend_names_all_there_is(name, kinds, drawn):
+    assert legend(drawn[name]) == kinds
+
+
+def test_the_legend_lies_outside_the_axes(drawn):
+    for figure in drawn.values():
+        box = figure.legends[0].get_window_extent()
+        assert not any(box.overlaps(axes.get_window_extent()) for axes in figure.axes)
+
+
+def test_stages_of_a_device_have_a_shade_each(drawn):
+    figure = drawn["interleaved"]
+    title = figure.legends[0].get_title().get_text()
+    assert title == "dark to light: first to last stage of a device"
+    colours = {
+        tuple(collection.get_facecolor()[0])
+        for collection in figure.axes[0].collections
+        if collection.get_hatch() is None
+    }
+    assert len(colours) == 2 * 3
+    assert not drawn["gpipe"].legends[0].get_title().get_text()
+
+
+def test_kinds_that_occur_together_differ_in_colour():
+    for kinds in (
+        ["forward", "recompute", "backward"],
+        ["forward", "recompute", "backward_input", "backward_weight"],
+    ):
+        assert len({figures.COLOURS[kind] for kind in kinds}) == len(kinds)
+
+
+def test_idle_time_is_hatched(drawn):
+    hatched = [c for c in drawn["gpipe"].axes[0].collections if c.get_hatch()]
+    assert len(hatched) == 4
+
+
+def test_devices_go_down_and_time_across(drawn):
+    (axes,) = drawn["gpipe"].axes
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == [f"device {p}" for p in range(4)]
+    bottom, top = axes.get_ylim()
+    assert bottom > top
+    assert axes.get_xlim() == (0, 33)
+    assert axes.get_xlabel() == "time in forwards"
+
+
+def test_a_schedule_prints_its_numbers(drawn):
+    shown = words(drawn["gpipe"])
+    assert "gpipe, 4 stages on 4 devices, 8 microbatches" in shown
+    numbers = "step time 33 forwards, bubble 27.3%, efficiency 72.7%, imbalance 1.00"
+    assert numbers in shown
+    assert shown.count("72.7%") == 4
+    assert "utilisation" in shown
+
+
+def test_given_costs_are_drawn_in_milliseconds(drawn):
+    (axes,) = drawn["zero_bubble"].axes
+    assert axes.get_xlabel() == "time in ms"
+    assert axes.get_xlim() == (0, pytest.approx(38))
+
+
+def test_theory_and_measurement_share_one_axis(drawn):
+    timelines = theory_and_measurement()
+    upper, lower = drawn["timelines"].axes
+    assert upper.get_xlim() == lower.get_xlim()
+    assert lower.get_xlim()[1] == pytest.approx(1e3 * timelines[1].step_time)
+    assert upper.get_position().x0 == lower.get_position().x0
+    assert upper.get_position().y0 > lower.get_position().y1
+    for axes, timeline in zip((upper, lower), timelines, strict=True):
+        shown = [text.get_text() for text in axes.texts]
+        assert timeline.title in shown
+        assert any(f"bubble {timeline.bubble:.1%}" in text for text in shown)
+        assert {f"{share:.1%}" for share in timeline.utilisation} <= set(shown)
+
+
+def test_long_steps_are_drawn_in_seconds():
+    timeline = simulate(gpipe(2, 4), Costs(forward=5, backward=5)).timeline
+    (axes,) = plot_timelines([timeline]).axes
+    assert axes.get_xlabel() == "time in s"
+    assert axes.get_xlim() == (0, 50)
+
+
+def test_memory_is_drawn_with_its_peaks(drawn):
+    figure = drawn["memory"]
+    assert len(figure.axes) == 3
+    shown = words(figure)
+    assert {"4.8 MiB", "5.7 MiB", "6.7 MiB"} <= set(shown)
+    (line,) = figure.axes[2].get_lines()
+    assert max(line.get_ydata()) == 7e6
+    # The line goes on to the end of the step, when only weights are left.
+    assert line.get_xdata()[-1] == figure.axes[0].get_xlim()[1]
+    assert line.get_ydata()[-1] == 3e6
+
+
+def test_without_bytes_microbatches_in_flight_are_drawn(drawn):
+    peaks = [max(axes.get_lines()[0].get_ydata()) for axes in drawn["in flight"].axes]
+    assert peaks == [3, 2, 1]
+    assert "1f1b, simulated: microbatches in flight" in words(drawn["in flight"])
+
+
+def test_bubbles_are_those_of_the_closed_forms(drawn):
+    (axes,) = drawn["bubbles"].axes
+    curves = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
+    Ms, P = (3, 6, 12), 3
+    flushed = [100 * (P - 1) / (M + P - 1) for M in Ms]
+    assert curves["gpipe"] == pytest.approx(flushed)
+    assert curves["1f1b"] == pytest.approx(flushed)
+    assert curves["interleaved, 2 stages a device"] == pytest.approx(
+        [100 * (P - 1) / (2 * M + P - 1) for M in Ms]
+    )
+    assert curves["zero_bubble"] == pytest.approx(
+        [100 * (P - 1) / (3 * M + P - 1) for M in Ms]
+    )
+
+
+def test_bubbles_start_where_every_schedule_can():
+    (axes,) = plot_bubbles(2).axes
+    assert list(axes.get_lines()[0].get_xdata()) == [2, 4, 8, 16, 32]
+    with pytest.raises(ValueError, match="needs at least as many microbatches"):
+        plot_bubbles(4, num_microbatches=(2, 4))
+
+
+def test_matplotlib_is_loaded_on_use_and_pyplot_never(tmp_path):
+    path = tmp_path / "picture.svg"
+    code = (
+        "import sys\n"
+        "from tfgpipe import figures, schedules\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        f"figures.plot_schedule(schedules.gpipe(2, 2), path={str(path)!r})\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "<svg" in path.read_text()
+
+
+def test_no_timelines_make_no_picture():
+    with pytest.raises(
+        ValueError, match=r"at least one timeline\. Received none\. Give"
+    ):
+        plot_timelines([])
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match="Run `pip install matplotlib`, or print the"):
+        plot_schedule(gpipe(2, 2))

@@ -1,0 +1,150 @@
+"""What devices really do, measured while a model trains."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from tfgpipe import figures, perfetto, timeline
+from tfgpipe.clock import Recorder
+from tfgpipe.pipelined_model import PipelinedModel
+from tfgpipe.simulation import costs_of, simulate
+from tfgpipe.timeline import Timeline
+
+
+class TimelineCallback(keras.callbacks.Callback):
+    """Times every action of some training steps, and draws them beside theory.
+
+    Writes into `folder`:
+
+    * `timeline.json`: the step, to open at https://ui.perfetto.dev;
+    * `pipeline.png`: a Gantt chart, theory above measurement, with their numbers;
+    * `report.json`: these numbers.
+
+    The step shown is the mean of those timed. Theory is `tfgpipe.simulate` with the
+    mean measured time of each stage's forward and backward, and transfers that take no
+    time: what the schedule allows with these programs.
+
+    Actions are timed by operations that read the host's clock before and after each
+    (see `tfgpipe.clock`): some microseconds an action, in a train step traced for the
+    purpose. All others run as they do without this callback.
+
+    Args:
+        folder: Where to write. It is made if need be.
+        steps: The first and the last step to time, counted from 1 as the optimizer
+            counts. One more before them is run in the same way and left out, since it
+            takes memory that later ones find there.
+
+    Example:
+
+    >>> layers = [keras.layers.Dense(16) for _ in range(4)]
+    >>> model = tfgpipe.PipelinedModel(layers, num_stages=2, num_microbatches=4)
+    >>> model.compile("sgd", "mse")
+    >>> callback = tfgpipe.TimelineCallback(tempfile.mkdtemp(), steps=(2, 3))
+    >>> x = np.ones((32, 16), "float32")
+    >>> _ = model.fit(x, x, batch_size=8, callbacks=[callback], verbose=0)
+    >>> callback.timeline.schedule.name
+    'gpipe'
+
+    Attributes:
+        timeline: What was measured, once the last step is through.
+        theory: What the schedule allows with the times measured.
+
+    Raises:
+        ValueError: If the steps are not two numbers from 1 on, in order.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, steps: tuple[int, int] = (10, 12)
+    ) -> None:
+        super().__init__()
+        first, last = steps
+        if not 1 <= first <= last:
+            raise ValueError(
+                "`steps` are the first and the last step to time, counted from 1. "
+                f"Received {steps}."
+            )
+        self._folder = Path(folder)
+        self._first, self._last = first, last
+        self._recorder = Recorder()
+        self._measured: list[Timeline] = []
+        self._timed: Callable[..., Any] | None = None
+        self._untimed: Callable[..., Any] | None = None
+        self.timeline: Timeline | None = None
+        self.theory: Timeline | None = None
+
+    def set_model(self, model: keras.Model) -> None:
+        """Takes the model that is about to train.
+
+        Raises:
+            TypeError: If it does not own its loss.
+        """
+        if not isinstance(model, PipelinedModel):
+            raise TypeError(
+                "A timeline is of a PipelinedModel, which runs a whole step in the "
+                f"order of a schedule. Received '{model.name}' of type "
+                f"{type(model).__name__}. Make one of it with `tfgpipe.pipeline`."
+            )
+        super().set_model(model)
+
+    def on_train_batch_begin(
+        self, batch: int, logs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Has the step timed, if it is one to time."""
+        if self._first - 1 <= self._step + 1 <= self._last:
+            self._untimed = self.model.train_function
+            self.model.recorder = self._recorder
+            if self._timed is None:
+                self.model.make_train_function(force=True)
+                self._timed = self.model.train_function
+            self.model.train_function = self._timed
+
+    def on_train_batch_end(
+        self, batch: int, logs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Takes the times of the step; writes, if it was the last."""
+        if self._untimed is None:
+            return
+        self.model.train_function, self._untimed = self._untimed, None
+        self.model.recorder = None
+        if self._step >= self._first:
+            self._measured.append(self._recorder.timeline(self.model.schedule))
+        if self._step == self._last:
+            self._write()
+
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Writes what there is, if training ended before the last step to time."""
+        if self._measured and self.timeline is None:
+            self._write()
+
+    @property
+    def _step(self) -> int:
+        """The number of steps that the optimizer has made."""
+        return int(self.model.optimizer.iterations)
+
+    def _write(self) -> None:
+        name = f"{self.model.schedule.name}, K={self.model.schedule.num_stages}"
+        steps = f"{len(self._measured)} steps of {self.model.name}"
+        measured = dataclasses.replace(
+            timeline.average(self._measured), title=f"{name}: measured, {steps}"
+        )
+        theory = simulate(measured.schedule, costs_of(measured)).timeline
+        theory = dataclasses.replace(theory, title=f"{name}: theory, times as measured")
+        self.timeline, self.theory = measured, theory
+        self._folder.mkdir(parents=True, exist_ok=True)
+        report = {
+            "measured": timeline.report(measured),
+            "theory": timeline.report(theory),
+        }
+        for file, content in (
+            ("timeline.json", perfetto.trace_events(measured)),
+            ("report.json", report),
+        ):
+            text = json.dumps(content, indent=1) + "\n"
+            (self._folder / file).write_text(text, encoding="utf-8")
+        figures.plot_timelines([theory, measured], path=self._folder / "pipeline.png")

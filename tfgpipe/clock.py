@@ -1,0 +1,135 @@
+"""When the actions of a real step start and end.
+
+Each action gets two operations that read the clock of the host, one that all its inputs
+come before and one that comes after all its results:
+
+    what it reads ─▶ start ─▶ action ─▶ results ─▶ end ─▶ the device's next action
+
+So a step that is timed runs in the same order, and takes two readings an action longer,
+some microseconds each; one that is not timed holds none of this. On a device that works
+asynchronously, such as a GPU, the end waits for a number of the results to arrive at
+the host, and a start that was read too early is moved to the end of the action before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from tfgpipe import mesh
+from tfgpipe.program import Values
+from tfgpipe.schedule import Action, Schedule
+from tfgpipe.timeline import Span, Timeline
+
+
+class Clock:
+    """The readings of one step, being emitted.
+
+    Attributes:
+        actions: What was timed, in the order of emission, and whether it recomputes.
+    """
+
+    def __init__(self) -> None:
+        self.actions: dict[Action, bool] = {}
+        self._readings: list[tf.Tensor] = []
+
+    def time(
+        self,
+        action: Action,
+        device: str,
+        feeds: Values,
+        run: Callable[[Values], list[tf.Tensor]],
+        *,
+        recomputes: bool,
+    ) -> tf.Tensor:
+        """Runs an action between two readings, and returns the second.
+
+        Args:
+            action: The action.
+            device: Where it runs.
+            feeds: What it reads, wherever that is.
+            run: Runs it on what it reads, and returns its results.
+            recomputes: Whether it begins with another forward.
+        """
+        # Copies are there when what they are of has arrived.
+        here = {name: tf.identity(tensor) for name, tensor in feeds.items()}
+        with tf.control_dependencies(list(here.values())):
+            start = tf.timestamp()
+        with tf.control_dependencies([start]):
+            results = run(here)
+        if mesh.kind(device) != "CPU":
+            some = [tf.reshape(x, [-1])[:1] for x in results if x.dtype != tf.variant]
+            with tf.device(mesh.host(device)):
+                results = [tf.identity(x) for x in some]
+        with tf.control_dependencies(results):
+            end = tf.timestamp()
+        self.actions[action] = recomputes
+        self._readings += [start, end]
+        return end
+
+    def readings(self) -> tf.Tensor:
+        """Returns start and end of all actions in seconds, `[actions, 2]`."""
+        return tf.reshape(tf.stack(self._readings), [-1, 2])
+
+
+class Recorder:
+    """Keeps the readings of the last step, of each replica."""
+
+    def __init__(self) -> None:
+        self._actions: dict[Action, bool] = {}
+        self._readings: dict[int, tf.Variable] = {}
+
+    def record(self, clock: Clock, replica: int) -> None:
+        """Keeps the readings of a step, whenever it runs."""
+        self._actions = clock.actions
+        readings = clock.readings()
+        if replica not in self._readings:
+            with tf.init_scope(), tf.device("CPU:0"):
+                zeros = np.zeros((len(self._actions), 2))
+                self._readings[replica] = tf.Variable(zeros, trainable=False)
+        self._readings[replica].assign(readings)
+
+    def timeline(self, schedule: Schedule) -> Timeline:
+        """Returns the last step of the first replica.
+
+        Raises:
+            RuntimeError: If there has been none.
+        """
+        if not self._readings:
+            raise RuntimeError("No step has been timed yet. Train one.")
+        return timeline(schedule, self._actions, self._readings[0].numpy())
+
+
+def timeline(
+    schedule: Schedule, actions: Mapping[Action, bool], readings: np.ndarray
+) -> Timeline:
+    """Returns readings as a timeline that starts at zero.
+
+    What an action recomputes is part of its program, and is taken to last as long as
+    the forward that it repeats.
+
+    Args:
+        schedule: What the devices followed.
+        actions: What was timed, and whether it recomputes.
+        readings: Start and end of each, `[actions, 2]`, in seconds.
+    """
+    num_microbatches = 1 + max(action.microbatch for action in actions)
+    schedule = schedule.first(num_microbatches)
+    times = dict(zip(actions, readings - readings.min(), strict=True))
+    spans = []
+    for device, order in enumerate(schedule.orders):
+        free = 0.0
+        for action in order:
+            start, end = map(float, times[action])
+            start = max(start, free)
+            free = end = max(start, end)
+            spent = (action.stage, action.microbatch, device)
+            if actions[action]:
+                forward = times[Action("forward", action.stage, action.microbatch)]
+                middle = min(start + float(forward[1] - forward[0]), end)
+                spans.append(Span("recompute", *spent, start, middle))
+                start = middle
+            spans.append(Span(action.kind, *spent, start, end))
+    return Timeline(schedule, tuple(spans))

@@ -1,0 +1,446 @@
+"""The other Keras face of a pipeline: a model that owns its loss."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import keras
+import tensorflow as tf
+
+from tfgpipe import mesh, schedules, seams
+from tfgpipe.clock import Clock, Recorder
+from tfgpipe.layers import BatchNorm
+from tfgpipe.loss_pipeline import LossPipeline
+from tfgpipe.original import from_config
+from tfgpipe.pipelined_layer import PipelinedLayer
+from tfgpipe.planning import Plan
+from tfgpipe.profiles import Quantity
+from tfgpipe.schedule import Action, Schedule
+from tfgpipe.stage import Remat, Stage, owned_variables
+from tfgpipe.strategy import current_num_replicas, current_replica
+
+
+@keras.saving.register_keras_serializable(package="tfgpipe")
+class PipelinedModel(keras.Model):
+    """Trains a model as a pipeline that ends in its loss.
+
+    Compiled and fitted like any Keras model, with the results of the plain one: loss,
+    metrics, gradients and state. The loss of each microbatch is taken on the last
+    stage, so the outputs of the whole mini-batch are never put together, and a backward
+    can start before the last forward: that is what schedules beyond GPipe's need.
+
+    `fit`, `evaluate` and `train_on_batch` run the schedule. A call of the model, and
+    `predict`, do what `PipelinedLayer` does, also in a `tf.GradientTape`.
+
+    Args:
+        layers: A Functional or Sequential model, or a list of layers, as for
+            `PipelinedLayer`.
+        num_stages: K. With `schedule="interleaved"`, counting each of several on one
+            device.
+        num_microbatches: M.
+        schedule: In which order devices run forwards and backwards: `"gpipe"`,
+            `"1f1b"`, `"interleaved"`, `"zero_bubble"` (see `tfgpipe.schedules`), or a
+            `tfgpipe.Schedule`.
+        balance: As for `PipelinedLayer`.
+        memory_limit: Likewise.
+        remat: Likewise. `"except_last"` keeps activations wherever a backward follows
+            its forward at once.
+        jit_compile: Likewise.
+        batch_norm: Likewise.
+        devices: Names of the P devices, to which stages are dealt round robin. Defaults
+            to the first K that there are, or for `"interleaved"` to as many as divide
+            K. Not to be given under a `PipelineStrategy`.
+        name: The model's name.
+
+    Attributes:
+        schedule: The order in which actions run.
+        recorder: What keeps the times of actions in train steps that are traced while
+            it is there: see `tfgpipe.TimelineCallback`.
+
+    Input shape:
+        As the model, or the first layer, takes it.
+
+    Output shape:
+        As the model, or the last layer, gives it.
+
+    Example:
+
+    >>> layers = [keras.layers.Dense(16, activation="relu") for _ in range(4)]
+    >>> model = tfgpipe.PipelinedModel(
+    ...     layers, num_stages=2, num_microbatches=4, schedule="1f1b"
+    ... )
+    >>> model.compile("sgd", "mse")
+    >>> x = np.ones((8, 16), "float32")
+    >>> history = model.fit(x, x, verbose=0)
+
+    Raises:
+        ValueError: If the layers cannot be cut as asked, devices are missing, or the
+            schedule is not for these stages and microbatches.
+        TypeError: If `layers` holds something that is no layer.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[keras.layers.Layer] | keras.Model,
+        *,
+        num_stages: int | None = None,
+        num_microbatches: int,
+        schedule: schedules.Name | Schedule = "gpipe",
+        balance: Quantity | Sequence[int] | Sequence[str] = "params",
+        memory_limit: float | None = None,
+        remat: Remat = "stage",
+        jit_compile: bool | Literal["auto"] = "auto",
+        batch_norm: BatchNorm = "microbatch",
+        devices: Sequence[str] | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(name=name, **kwargs)
+        if num_stages is None and not isinstance(balance, str):
+            named = any(isinstance(entry, str) for entry in balance)
+            num_stages = len(balance) + named
+        self._given_schedule = schedule
+        self._given_devices = None if devices is None else tuple(devices)
+        self.pipelined = PipelinedLayer(
+            layers,
+            num_stages=_num_stages(schedule, num_stages),
+            num_microbatches=num_microbatches,
+            balance=balance,
+            memory_limit=memory_limit,
+            remat=remat,
+            jit_compile=jit_compile,
+            batch_norm=batch_norm,
+            devices=_stage_devices(schedule, num_stages, devices),
+        )
+        self.schedule = _schedule_for(schedule, self.pipelined)
+        # One XLA cluster is one device; stages are compiled one by one instead.
+        self.supports_jit = False
+        graph = seams.graph_of(layers)
+        if graph is not None:
+            # Losses and metrics go by these.
+            self.output_names = list(graph.output_names)
+            self.built = True
+        self._loss_pipelines: dict[Any, LossPipeline] = {}
+        self.recorder: Recorder | None = None
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages, once the model is built."""
+        return self.pipelined.stages
+
+    @property
+    def mesh(self) -> mesh.Mesh:
+        """The devices, `[replica][stage]`."""
+        return self.pipelined.mesh
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Applies the model, building it first if need be."""
+        self.pipelined.note(inputs, {})
+        return super().__call__(inputs, *args, **kwargs)
+
+    def build(self, input_shape: Any) -> None:
+        """Cuts the layers into stages and makes their weights on their devices."""
+        if not self.pipelined.built:
+            self.pipelined.build(input_shape)
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        """Runs a mini-batch forward, and puts the outputs together."""
+        return self.pipelined(inputs, training=training, mask=mask)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Configures the model for training, as `keras.Model.compile` does."""
+        super().compile(*args, **kwargs)
+        self._loss_pipelines = {}
+        if self.optimizer is not None:
+            seams.update_in_place(self.optimizer)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        """Trains on a mini-batch: runs the schedule, and updates the weights."""
+        seams.build_compiled(self, data)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        scale = self.optimizer.scale_loss(tf.ones([]))
+        clock = None if self.recorder is None else Clock()
+        with seams.without_autocast():
+            result = self._loss_pipeline(y, sample_weight).train(
+                self.pipelined.assembly.wires(x, {}),
+                y,
+                sample_weight,
+                schedule=self.schedule,
+                loss_grad=scale,
+                clock=clock,
+            )
+        if self.recorder is not None and clock is not None:
+            self.recorder.record(clock, current_replica())
+        metrics = {id(v) for v in seams.compiled(self).variables}
+        changed = [v for v, _ in result.new_state if id(v) not in metrics]
+        self.pipelined.check_state(changed)
+        penalties = self._penalties()
+        gradients = dict(result.gradients)
+        for penalty in penalties:
+            key = id(penalty.variable)
+            gradient = penalty.gradient * tf.cast(scale, penalty.gradient.dtype)
+            before = gradients.get(key)
+            gradients[key] = gradient if before is None else before + gradient
+        self._track(x, result.main_loss, [result.loss, *(p.loss for p in penalties)])
+        weights = self.trainable_weights
+        if weights:
+            self.optimizer.apply_gradients(
+                [(gradients.get(id(variable)), variable) for variable in weights]
+            )
+        return self.get_metrics_result()
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        """Evaluates a mini-batch: runs the forwards of the schedule."""
+        seams.build_compiled(self, data)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        with seams.without_autocast():
+            result = self._loss_pipeline(y, sample_weight).evaluate(
+                self.pipelined.assembly.wires(x, {}),
+                y,
+                sample_weight,
+                schedule=self.schedule,
+            )
+        penalties = [p.loss for p in self._penalties()]
+        self._track(x, result.main_loss, [result.loss, *penalties])
+        return self.get_metrics_result()
+
+    def unpipelined(self) -> keras.Model:
+        """Returns a plain Keras model of the same layers, weights shared.
+
+        Raises:
+            RuntimeError: If the model is not built.
+        """
+        return self.pipelined.unpipelined()
+
+    def plan(self, **arguments: Any) -> Plan:
+        """Returns the plan of the cut as it is, as `PipelinedLayer.plan` does."""
+        return self.pipelined.plan(**arguments)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments that make this model again."""
+        config = self.pipelined.get_config()
+        schedule = self._given_schedule
+        return {
+            **{key: config[key] for key in _ARGUMENTS},
+            "name": self.name,
+            "devices": self._given_devices and list(self._given_devices),
+            "schedule": schedule
+            if isinstance(schedule, str)
+            else dataclasses.asdict(schedule),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], **_: Any) -> PipelinedModel:
+        """Makes a model from what `get_config` returned."""
+        schedule = config["schedule"]
+        if not isinstance(schedule, str):
+            orders = tuple(
+                tuple(Action(**action) for action in order)
+                for order in schedule["orders"]
+            )
+            schedule = Schedule(**{**schedule, "orders": orders})
+        layers = from_config(config["layers"])
+        return cls(**{**config, "layers": layers, "schedule": schedule})
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        """Returns what `build_from_config` needs to build the model again."""
+        return self.pipelined.get_build_config()
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Builds the model as it was when it was saved."""
+        self.pipelined.build_from_config(config)
+        self.built = True
+
+    def _loss_pipeline(self, targets: Any, weights: Any) -> LossPipeline:
+        """Returns the pipeline that ends in the loss, for such targets and weights."""
+        if type(self).compute_loss is not keras.Model.compute_loss:
+            raise TypeError(
+                "A PipelinedModel takes the loss of one microbatch at a time, which a "
+                "`compute_loss` of your own does not see. Received "
+                f"{type(self).__name__}, which has one. Pass a loss to `compile`, or "
+                "use `tfgpipe.PipelinedLayer` in a model of your own."
+            )
+        there = keras.tree.map_structure(lambda x: x is not None, (targets, weights))
+        key = (repr(there), id(self.pipelined.assembly))
+        if key not in self._loss_pipelines:
+            self._loss_pipelines[key] = LossPipeline(
+                self.pipelined.assembly, seams.compiled(self), targets, weights
+            )
+        return self._loss_pipelines[key]
+
+    def _penalties(self) -> list[_Penalty]:
+        """Returns the losses of weights' regularizers, each on its weight's device."""
+        penalties = []
+        for stage, variables in owned_variables(self.stages):
+            for variable in variables:
+                if variable.regularizer is None or not variable.trainable:
+                    continue
+                with tf.device(self.pipelined.assembly.placement.devices[stage.index]):
+                    value = tf.convert_to_tensor(variable.value)
+                    with tf.GradientTape() as tape:
+                        tape.watch(value)
+                        loss = variable.regularizer(value)
+                    gradient = tape.gradient(loss, value) / current_num_replicas()
+                penalties.append(_Penalty(variable, loss, gradient))
+        return penalties
+
+    def _track(
+        self, x: Any, main: tf.Tensor, others: Sequence[tf.Tensor | None]
+    ) -> None:
+        """Updates the mean of the loss over mini-batches.
+
+        Args:
+            x: The inputs.
+            main: The loss, a share of the mean over replicas.
+            others: Losses of layers and weights.
+        """
+        losses = [main * current_num_replicas(), *others]
+        total = tf.add_n([tf.cast(x, main.dtype) for x in losses if x is not None])
+        first = next(i for i in keras.tree.flatten(x) if i is not None)
+        seams.compiled(self).tracker.update_state(
+            total, sample_weight=tf.shape(first)[0]
+        )
+
+
+def pipeline(
+    model: keras.Model, *, num_microbatches: int, **arguments: Any
+) -> PipelinedModel:
+    """Returns a pipeline of a Functional or Sequential model.
+
+    Inputs, outputs and their names are those of the model. Weights are shared, and move
+    to the devices of their stages; so do the slots of the optimizer, if the model is
+    compiled, and the pipeline is compiled alike. To build a model that fits no single
+    device, make it under `tf.device("CPU:0")`.
+
+    Example:
+
+    >>> inputs = keras.Input((8,))
+    >>> hidden = keras.layers.Dense(8, activation="relu")(inputs)
+    >>> outputs = keras.layers.Dense(1)(hidden + inputs)
+    >>> model = keras.Model(inputs, outputs)
+    >>> pipelined = tfgpipe.pipeline(model, num_stages=2, num_microbatches=4)
+    >>> pipelined(np.ones((8, 8), "float32")).shape
+    TensorShape([8, 1])
+
+    Args:
+        model: A Functional model, or a Sequential one that is built.
+        num_microbatches: M, into how many microbatches each mini-batch is cut.
+        **arguments: The other arguments of `PipelinedModel`.
+
+    Raises:
+        TypeError: If `model` has a `call` of its own.
+        ValueError: If it cannot be cut as asked, or devices are missing.
+    """
+    if isinstance(model, keras.Sequential) and not model.built:
+        raise ValueError(
+            "A Sequential model is pipelined once it is built. Received "
+            f"'{model.name}', which is not. Begin it with `keras.Input(shape)`, or "
+            "give its layers as a list to `tfgpipe.PipelinedModel`."
+        )
+    name = arguments.pop("name", model.name)
+    pipelined = PipelinedModel(
+        model, num_microbatches=num_microbatches, name=name, **arguments
+    )
+    if model.compiled:
+        pipelined.compile(**seams.compile_arguments(model))
+        pipelined.pipelined.place_slots(model.optimizer)
+    return pipelined
+
+
+@dataclasses.dataclass(frozen=True)
+class _Penalty:
+    """What the regularizer of a weight adds to the loss."""
+
+    variable: keras.Variable
+    loss: tf.Tensor
+    gradient: tf.Tensor
+
+
+# What the configuration of the model has in common with that of the layer.
+_ARGUMENTS = (
+    "layers",
+    "num_stages",
+    "num_microbatches",
+    "balance",
+    "memory_limit",
+    "remat",
+    "jit_compile",
+    "batch_norm",
+)
+
+
+def _num_stages(schedule: str | Schedule, num_stages: int | None) -> int | None:
+    """Returns K, where a schedule or the user says it."""
+    if not isinstance(schedule, Schedule):
+        return num_stages
+    if num_stages not in (None, schedule.num_stages):
+        raise ValueError(
+            "A schedule says how many stages there are. Received one of "
+            f"{schedule.num_stages} stages, and num_stages={num_stages}."
+        )
+    return schedule.num_stages
+
+
+def _stage_devices(
+    schedule: str | Schedule, num_stages: int | None, devices: Sequence[str] | None
+) -> list[str] | None:
+    """Returns the device of each stage, or None for one each of those there are."""
+    if tf.distribute.has_strategy():
+        return None if devices is None else list(devices)
+    if isinstance(schedule, Schedule):
+        placement = schedule.validate().placement
+        names = list(devices or mesh.default_devices()[: schedule.num_devices])
+        if len(names) != schedule.num_devices:
+            raise ValueError(
+                f"Schedule '{schedule.name}' is for {schedule.num_devices} devices. "
+                f"Received devices={names}."
+            )
+        return [names[p] for p in placement]
+    if schedule != "interleaved":
+        return None if devices is None else list(devices)
+    if num_stages is None:
+        raise ValueError(
+            'schedule="interleaved" places several stages on each device. Received no '
+            "`num_stages`. Pass a multiple of the number of devices."
+        )
+    names = list(devices or mesh.default_devices()[: _largest_part(num_stages)])
+    return [names[k % len(names)] for k in range(num_stages)]
+
+
+def _largest_part(num_stages: int) -> int:
+    """Returns how many devices have several stages each, of those that there are."""
+    most = min(len(mesh.default_devices()), num_stages // 2)
+    fitting = [p for p in range(1, most + 1) if num_stages % p == 0]
+    return max(fitting, default=1)
+
+
+def _schedule_for(schedule: str | Schedule, layer: PipelinedLayer) -> Schedule:
+    """Returns the schedule, if it fits the stages, microbatches and devices.
+
+    Raises:
+        ValueError: If it does not.
+    """
+    M, placement = layer.num_microbatches, layer.mesh.placement
+    if isinstance(schedule, str):
+        made = schedules.make(
+            schedule,
+            num_stages=layer.num_stages,
+            num_microbatches=M,
+            num_devices=max(placement) + 1,
+        )
+    else:
+        made = schedule
+    if made.num_microbatches != M:
+        raise ValueError(
+            f"Schedule '{made.name}' is for {made.num_microbatches} microbatches. "
+            f"Received num_microbatches={M}."
+        )
+    if made.placement != placement:
+        raise ValueError(
+            f"Schedule '{made.name}' has stages on the devices {made.placement}, by "
+            f"number. Received devices that have them on {placement}. Give the "
+            "`devices` of the stages in that order."
+        )
+    return made
