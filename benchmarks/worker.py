@@ -19,9 +19,13 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from tfgpipe.timeline import Timeline
 
 Remat = Literal["none", "stage", "layer", "except_last"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +37,8 @@ class Side:
         sizes: Keyword arguments of the workload.
         num_stages: K, or None for the plain `keras.Sequential`.
         num_microbatches: M.
+        schedule: The order of a `PipelinedModel`, or None for a `PipelinedLayer`.
+        num_devices: P, or None for K.
         remat: What the pipeline rematerialises.
         jit_compile: False, or "auto" for what Keras and `PipelinedLayer` choose.
         executor: "parallel" is TensorFlow's own: operations of one stage run side by
@@ -46,6 +52,8 @@ class Side:
     sizes: dict[str, int] = dataclasses.field(default_factory=dict)
     num_stages: int | None = None
     num_microbatches: int = 1
+    schedule: Schedule | None = None
+    num_devices: int | None = None
     remat: Remat = "none"
     jit_compile: bool | Literal["auto"] = False
     executor: Literal["parallel", "serial"] = "parallel"
@@ -121,6 +129,10 @@ class Worker:
         """Trains the first step and measures the memory it takes."""
         return self._ask("memory")
 
+    def timeline(self) -> Timeline:
+        """Trains a step and returns when its actions ran."""
+        return self._ask("timeline")
+
     def __enter__(self) -> Worker:
         return self
 
@@ -154,11 +166,12 @@ def _serve(connection: Connection, side: Side) -> None:
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(side.num_stages or 1)
+    num_devices = side.num_devices or side.num_stages or 1
+    tf.config.threading.set_inter_op_parallelism_threads(num_devices)
     if side.num_stages is not None:
         import tfgpipe
 
-        tfgpipe.make_logical_cpus(side.num_stages)
+        tfgpipe.make_logical_cpus(num_devices)
     if side.executor == "serial":
         _keep_sums_whole()
     start = time.perf_counter()
@@ -201,25 +214,35 @@ class _Trainer:
         workload = workloads.WORKLOADS[side.workload](**side.sizes)
         self._layers = workload.make_layers()
         self._x, self._y = map(tf.constant, workload.make_data())
-        stack = self._layers
-        jit_compile = side.jit_compile
-        if side.num_stages is not None:
-            import tfgpipe
-
-            stack = [
-                tfgpipe.PipelinedLayer(
-                    self._layers,
-                    num_stages=side.num_stages,
-                    num_microbatches=side.num_microbatches,
-                    remat=side.remat,
-                    jit_compile=side.jit_compile,
-                )
-            ]
-            # XLA compiles for one device: each stage for itself, not the model.
-            jit_compile = False
-        self._model = keras.Sequential([keras.Input(workload.batch_shape[1:]), *stack])
+        # XLA compiles for one device: each stage for itself, not the model.
+        jit_compile = side.jit_compile if side.num_stages is None else False
+        self._model = self._make_model(keras.Input(workload.batch_shape[1:]))
         self._model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=jit_compile)
         self.reset()
+
+    def _make_model(self, inputs: Any) -> Any:
+        import keras
+
+        import tfgpipe
+
+        side = self._side
+        if side.num_stages is None:
+            return keras.Sequential([inputs, *self._layers])
+        arguments: dict[str, Any] = {
+            "num_stages": side.num_stages,
+            "num_microbatches": side.num_microbatches,
+            "remat": side.remat,
+            "jit_compile": side.jit_compile,
+        }
+        if side.schedule is None:
+            layer = tfgpipe.PipelinedLayer(self._layers, **arguments)
+            return keras.Sequential([inputs, layer])
+        devices = [f"CPU:{p}" for p in range(side.num_devices or side.num_stages)]
+        model = tfgpipe.PipelinedModel(
+            self._layers, schedule=side.schedule, devices=devices, **arguments
+        )
+        model(inputs)
+        return model
 
     def reset(self) -> None:
         from benchmarks import workloads
@@ -261,9 +284,25 @@ class _Trainer:
         train_step((self._x, self._y))
         return Memory(before=before, peak=_resident("VmHWM"))
 
+    def timeline(self) -> Timeline:
+        self._timed_step((self._x, self._y))
+        return self._recorder.timeline(self._model.schedule)
+
     @functools.cached_property
     def _train_step(self) -> Any:
-        """Keras' train step, compiled: what `fit` runs on every batch."""
+        return self._traced_step()
+
+    @functools.cached_property
+    def _timed_step(self) -> Any:
+        from tfgpipe.clock import Recorder
+
+        self._recorder = self._model.recorder = Recorder()
+        step = self._traced_step()
+        self._model.recorder = None
+        return step
+
+    def _traced_step(self) -> Any:
+        """Returns Keras' train step, compiled: what `fit` runs on every batch."""
         import tensorflow as tf
 
         # Holds for the calls that are traced here and stay calls: a stage's programs.

@@ -36,20 +36,26 @@ class Pipelining(Hyperparams):
     remat: Literal["stage", "layer", "except_last", "none"] = field(
         default="stage", help="What the backward pass recomputes: see PipelinedLayer."
     )
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = field(
+        default="1f1b", help="The order of forwards and backwards on each device."
+    )
     jit_compile: Literal["auto", "on", "off"] = field(
         default="auto", help="Whether XLA compiles the stages; auto: on GPUs only."
     )
 
-    def build(self, layers: Sequence[keras.layers.Layer]) -> tfgpipe.PipelinedLayer:
-        """Returns `layers` as one pipeline."""
+    def build(
+        self, layers: Sequence[keras.layers.Layer] | keras.Model
+    ) -> tfgpipe.PipelinedModel:
+        """Returns a model, or layers one after another, as a pipeline."""
         import tfgpipe
 
         choice = self.jit_compile
         try:
-            return tfgpipe.PipelinedLayer(
+            return tfgpipe.PipelinedModel(
                 layers,
                 num_stages=self.num_stages,
                 num_microbatches=self.num_microbatches,
+                schedule=self.schedule,
                 balance=self.balance if self.layers is None else self.layers,
                 remat=self.remat,
                 jit_compile="auto" if choice == "auto" else choice == "on",
@@ -129,7 +135,7 @@ class Experiment(Hyperparams, abc.ABC):
         """How many `unit`s, such as bytes, a step trains on."""
 
     @abc.abstractmethod
-    def build_model(self) -> keras.Model:
+    def build_model(self) -> tfgpipe.PipelinedModel:
         """Returns the compiled model; its loss is in nats per `unit`."""
 
     @abc.abstractmethod

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
+    import tfgpipe
+
 
 class Transformer(Hyperparams):
     """A decoder-only transformer with learnt positions and norms before each block."""
@@ -57,11 +59,10 @@ class LanguageModel(Experiment):
         """How many bytes a step trains on; a byte is a token here."""
         return self.training.batch_size * self.model.context
 
-    def build_model(self) -> keras.Model:
+    def build_model(self) -> tfgpipe.PipelinedModel:
         """Returns the compiled model, from bytes to logits.
 
-        An untied softmax is one more layer of the pipeline. A tied one shares its
-        weights with the embedding, so both stay outside.
+        A tied softmax shares its weights with the embedding, over all stages between.
         """
         import keras
 
@@ -84,13 +85,15 @@ class LanguageModel(Experiment):
         inputs = keras.Input([hyper.context], dtype="int32")
         if hyper.softmax == "tied":
             embedding = keras.layers.ReversibleEmbedding(256, hyper.width)
-            vectors = self.pipelining.build(layers)(embedding(inputs))
+            vectors = embedding(inputs)
+            for layer in layers:
+                vectors = layer(vectors)
             logits = embedding(vectors, reverse=True)
+            model = self.pipelining.build(keras.Model(inputs, logits))
         else:
             embedding = keras.layers.Embedding(256, hyper.width)
-            layers = [embedding, *layers, keras.layers.Dense(256)]
-            logits = self.pipelining.build(layers)(inputs)
-        model = keras.Model(inputs, logits)  # [batch_size, context, 256]
+            model = self.pipelining.build([embedding, *layers, keras.layers.Dense(256)])
+            model(inputs)  # Which builds it; gives [batch_size, context, 256].
         model.compile(
             optimizer=self.optimizer.build(self.training.num_steps),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -127,7 +130,7 @@ class LanguageModel(Experiment):
 
     def sample(self, model: keras.Model) -> str:
         """Returns a text drawn from the model."""
-        return self.sampling.draw(model, seed=self.seed)
+        return self.sampling.draw(model, length=self.model.context, seed=self.seed)
 
     def _read(self, split: Split) -> np.ndarray:
         text = self.data.read(split)

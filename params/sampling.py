@@ -21,7 +21,7 @@ class Sampling(Hyperparams):
         default=0.8, at_least=0.01, help="Below 1 the likely bytes are drawn more."
     )
 
-    def draw(self, model: keras.Model, *, seed: int) -> str:
+    def draw(self, model: keras.Model, *, length: int, seed: int) -> str:
         """Returns the prompt and what the model goes on with.
 
         The model always reads a full window, so that its program is traced once. What
@@ -29,9 +29,9 @@ class Sampling(Hyperparams):
 
         Args:
             model: Maps bytes to logits, `[1, length]` to `[1, length, 256]`.
+            length: Bytes that it reads.
             seed: Seed of the draws.
         """
-        length = model.input_shape[1]
         random = np.random.default_rng(seed)
         text = list(self.prompt.encode()) or [ord("\n")]
         for _ in range(self.num_bytes):

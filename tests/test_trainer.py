@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLE = "stage  device  layers"
 
 # Every flag of the trainer. A new one is a decision: add it here and to the help.
-FLAGS = ["help", "logdir", "mode", "params", "set"]
+FLAGS = ["help", "logdir", "mode", "params", "set", "trace_steps"]
 
 
 @pytest.fixture

@@ -122,6 +122,15 @@ class TimelineCallback(keras.callbacks.Callback):
         if self._measured and self.timeline is None:
             self._write()
 
+    def summary(self) -> str:
+        """Returns theory and measurement as text, and where their pictures are."""
+        if self.timeline is None:
+            return (
+                f"No step from {self._first} to {self._last} was trained, so none was "
+                "timed."
+            )
+        return f"{self.theory}\n\n{self.timeline}\n\nDrawn in {self._folder}."
+
     @property
     def _step(self) -> int:
         """The number of steps that the optimizer has made."""

@@ -34,6 +34,7 @@ class Clock:
     def __init__(self) -> None:
         self.actions: dict[Action, bool] = {}
         self._readings: list[tf.Tensor] = []
+        self._tokens: dict[str, tf.Tensor] = {}
 
     def time(
         self,
@@ -53,10 +54,11 @@ class Clock:
             run: Runs it on what it reads, and returns its results.
             recomputes: Whether it begins with another forward.
         """
+        token = self._token(device)
         # Copies are there when what they are of has arrived.
         here = {name: tf.identity(tensor) for name, tensor in feeds.items()}
         with tf.control_dependencies(list(here.values())):
-            start = tf.timestamp()
+            start = _now(token)
         with tf.control_dependencies([start]):
             results = run(here)
         if mesh.kind(device) != "CPU":
@@ -64,7 +66,7 @@ class Clock:
             with tf.device(mesh.host(device)):
                 results = [tf.identity(x) for x in some]
         with tf.control_dependencies(results):
-            end = tf.timestamp()
+            end = _now(token)
         self.actions[action] = recomputes
         self._readings += [start, end]
         return end
@@ -72,6 +74,28 @@ class Clock:
     def readings(self) -> tf.Tensor:
         """Returns start and end of all actions in seconds, `[actions, 2]`."""
         return tf.reshape(tf.stack(self._readings), [-1, 2])
+
+    def _token(self, device: str) -> tf.Tensor:
+        """Returns a resource that stands for the order of readings on a device.
+
+        TensorFlow runs the operations of a function that have effects, as reading the
+        clock is one, in the order in which they were made, on whatever device, unless
+        they name a resource: then those that name the same. Without, every action would
+        wait for the one before it on another device.
+        """
+        if device not in self._tokens:
+            with tf.control_dependencies(None):
+                self._tokens[device] = tf.raw_ops.VarHandleOp(
+                    dtype=tf.float32, shape=(), shared_name="clock"
+                )
+        return self._tokens[device]
+
+
+@tf.function(autograph=False)
+def _now(token: tf.Tensor) -> tf.Tensor:
+    """Returns the time in seconds, and names a resource."""
+    del token
+    return tf.timestamp()
 
 
 class Recorder:

@@ -14,6 +14,7 @@ predictions.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe import examples, seams
+from tfgpipe import seams
 from tfgpipe.seams import Compiled
 
 # Whether a loss gives a value for each row, or of all rows the mean or the sum.
@@ -117,8 +118,10 @@ def extent(
         weights: Sample weights, or None.
         rows: Number of rows.
     """
-    if loss.reduction == "sum" or kind == "sum":
+    if kind == "sum" or (kind == "values" and loss.reduction == "sum"):
         return tf.ones([], tf.float64)
+    if kind == "mean":
+        return tf.cast(rows, tf.float64)
     counted: tf.Tensor | None = None
     for mask in masks:
         if mask is not None:
@@ -218,7 +221,7 @@ def kinds_of(compiled: Compiled, targets: Any, outputs: Any) -> list[Kind]:
                 'number. Use reduction="sum_over_batch_size" or "sum".'
             )
         with contextlib.suppress(tf.errors.OpError):
-            found[number] = _kind(loss, *_noise(y, p))
+            found[number] = _kind(loss, y, p)
         return tf.zeros([])
 
     with tf.init_scope():
@@ -250,17 +253,13 @@ def metrics_of_the_whole(
 
 
 def _kind(loss: keras.Loss, target: Any, output: Any) -> Kind:
-    whole, first, rest = (
-        np.asarray(values_of(loss, _rows(target, some), _rows(output, some)))
-        for some in _PARTS
-    )
-    if whole.ndim and np.shape(whole)[:1] == (_ROWS,):
-        if _close(whole, np.concatenate([first, rest])):
-            return "values"
-    elif _close(whole, (_FIRST * first + (_ROWS - _FIRST) * rest) / _ROWS):
-        return "mean"
-    elif _close(whole, first + rest):
-        return "sum"
+    trials = [
+        [np.asarray(values_of(loss, *rows)) for rows in _trial(target, output, padded)]
+        for padded in (False, True)
+    ]
+    for kind, holds in _KINDS.items():
+        if all(holds(*values) for values in trials):
+            return kind
     raise ValueError(
         "A pipeline that owns its loss takes it of one microbatch at a time. Received "
         f"loss '{loss.name}', which mixes the rows of a batch: of {_ROWS} rows it "
@@ -272,41 +271,80 @@ def _kind(loss: keras.Loss, target: Any, output: Any) -> Kind:
 
 def _needs_the_whole(term: seams.MetricTerm) -> bool:
     metric = term.metric
-    target, output = _noise(term.target, term.output)
     clean = [tf.zeros(v.shape, v.dtype) for v in metric.variables]
-    whole, first, rest = ((_rows(target, s), _rows(output, s)) for s in _PARTS)
-    once = metric.stateless_update_state(clean, *whole)
-    twice = metric.stateless_update_state(clean, *first)
-    twice = metric.stateless_update_state(twice, *rest)
-    return not all(_close(a, b) for a, b in zip(once, twice, strict=True))
+    for padded in (False, True):
+        whole, first, rest = _trial(term.target, term.output, padded)
+        once = metric.stateless_update_state(clean, *whole)
+        twice = metric.stateless_update_state(clean, *first)
+        twice = metric.stateless_update_state(twice, *rest)
+        if not all(_close(a, b) for a, b in zip(once, twice, strict=True)):
+            return True
+    return False
 
 
-_PARTS = (slice(None), slice(_FIRST), slice(_FIRST, None))
+def _trial(targets: Any, outputs: Any, padded: bool) -> list[tuple[Any, Any]]:
+    """Returns rows to try a loss or a metric on: all of them, the first, the rest.
+
+    Floats are noise between 0 and 1, and integers 1. Targets and outputs go together
+    place by place, so a size that is not known of one is that of the other.
+
+    Args:
+        targets: Shapes and types of the targets, in any structure.
+        outputs: Likewise of the outputs.
+        padded: Whether some rows of the targets, unevenly spread, are zero.
+    """
+    specs = [x for x in keras.tree.flatten((targets, outputs)) if x is not None]
+    known = {i: n for x in specs for i, n in enumerate(x.shape) if n is not None}
+    seeds = itertools.count()
+
+    def rows(spec: Any) -> tf.Tensor | None:
+        if spec is None:
+            return None
+        sizes = [known.get(i, 3) if n is None else n for i, n in enumerate(spec.shape)]
+        shape, dtype = [_ROWS, *sizes[1:]], tf.as_dtype(spec.dtype)
+        if not dtype.is_floating:
+            return tf.ones(shape, dtype)
+        noise = tf.random.stateless_uniform(shape, seed=[next(seeds), 0])
+        return tf.cast(noise, dtype)
+
+    def with_padding(tensor: tf.Tensor | None) -> tf.Tensor | None:
+        if tensor is None or not padded:
+            return tensor
+        gone = tf.zeros_like(tensor[:1])
+        return tf.concat([tensor[:2], gone, tensor[3:4], gone, tensor[5:]], axis=0)
+
+    targets, outputs = keras.tree.map_structure(rows, (targets, outputs))
+    both = keras.tree.map_structure(with_padding, targets), outputs
+    return [
+        keras.tree.map_structure(lambda x, s=some: None if x is None else x[s], both)
+        for some in (slice(None), slice(_FIRST), slice(_FIRST, None))
+    ]
 
 
-def _rows(tensors: Any, some: slice) -> Any:
-    return keras.tree.map_structure(lambda x: x[some], tensors)
+def _are_values(whole: np.ndarray, first: np.ndarray, rest: np.ndarray) -> bool:
+    sizes = [x.shape[:1] for x in (whole, first, rest)]
+    each = sizes == [(_ROWS,), (_FIRST,), (_ROWS - _FIRST,)]
+    return each and _close(whole, np.concatenate([first, rest]))
+
+
+def _is_mean(whole: np.ndarray, first: np.ndarray, rest: np.ndarray) -> bool:
+    share = _FIRST / _ROWS
+    alike = whole.shape == first.shape == rest.shape
+    return alike and _close(whole, share * first + (1 - share) * rest)
+
+
+def _is_sum(whole: np.ndarray, first: np.ndarray, rest: np.ndarray) -> bool:
+    alike = whole.shape == first.shape == rest.shape
+    return alike and _close(whole, first + rest)
 
 
 def _close(a: Any, b: Any) -> bool:
     return np.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-def _noise(targets: Any, outputs: Any) -> tuple[Any, Any]:
-    """Returns rows of noise between 0 and 1, of zeros for integers.
-
-    Targets and outputs go together place by place, so a size that is not known of one
-    is that of the other.
-    """
-    shapes = [x.shape for x in keras.tree.flatten((targets, outputs)) if x is not None]
-    known = {i: n for shape in shapes for i, n in enumerate(shape) if n is not None}
-
-    def noise(spec: Any) -> tf.Tensor | None:
-        if spec is None:
-            return None
-        sizes = [known.get(i) if n is None else n for i, n in enumerate(spec.shape)]
-        shape = tf.TensorSpec([_ROWS, *sizes[1:]], spec.dtype)
-        values = examples.tensor(shape, unknown_size=3)
-        return tf.sigmoid(values) if values.dtype.is_floating else values
-
-    return keras.tree.map_structure(noise, (targets, outputs))
+# How to tell, from what a loss gives of all rows, of the first and of the rest.
+_KINDS: dict[Kind, Callable[..., bool]] = {
+    "values": _are_values,
+    "mean": _is_mean,
+    "sum": _is_sum,
+}

@@ -6,10 +6,11 @@ import keras
 
 import tfgpipe
 from params.experiment import Experiment
+from tfgpipe import schedule
 from trainer import devices
 
 
-def build(experiment: Experiment) -> keras.Model:
+def build(experiment: Experiment) -> tfgpipe.PipelinedModel:
     """Returns the model with its optimizer's slots made, and prints its stages."""
     keras.utils.set_random_seed(experiment.seed)
     with devices.scope(experiment.pipelining):
@@ -19,9 +20,8 @@ def build(experiment: Experiment) -> keras.Model:
     return model
 
 
-def print_plans(experiment: Experiment, model: keras.Model) -> None:
-    """Prints what each stage of each pipeline costs."""
-    for layer in model.layers:
-        if isinstance(layer, tfgpipe.PipelinedLayer):
-            plan = layer.plan(batch_size=experiment.training.batch_size)
-            print(f"\n{layer.name}: {plan}", flush=True)
+def print_plan(experiment: Experiment, model: tfgpipe.PipelinedModel) -> None:
+    """Prints the schedule, and what each stage costs."""
+    print(f"\n{model.schedule.name}\n{schedule.draw(model.schedule)}", flush=True)
+    plan = model.plan(batch_size=experiment.training.batch_size)
+    print(f"\n{plan}", flush=True)

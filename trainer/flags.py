@@ -21,8 +21,9 @@ Trains an experiment of params/ through a pipeline.
   --mode=MODE     train     train, evaluate, draw a sample (the default)
                   eval      evaluate the last checkpoint in DIR
                   describe  print the hyperparameters
-                  inspect   print the stages: devices, layers, sizes, costs
+                  inspect   print stages and schedule: devices, layers, sizes, costs
   --set=A.B=C     change a hyperparameter; may be repeated
+  --trace_steps=A,B  time all devices from step A to B; draw it in DIR/pipeline.png
   --help          print this
 
 Exit status  0  done
@@ -44,6 +45,7 @@ class Flags:
     logdir: str
     mode: str
     set: list[str]
+    trace_steps: tuple[int, int] | None
     help: bool
 
 
@@ -56,6 +58,7 @@ def define() -> absl.flags.FlagValues:
     absl.flags.DEFINE_string("logdir", "", None, flag_values=flags)
     absl.flags.DEFINE_enum("mode", "train", MODES, None, flag_values=flags)
     absl.flags.DEFINE_multi_string("set", [], None, flag_values=flags)
+    absl.flags.DEFINE_list("trace_steps", [], None, flag_values=flags)
     absl.flags.DEFINE_bool("help", False, None, short_name="h", flag_values=flags)
     return flags
 
@@ -76,4 +79,21 @@ def parse(argv: Sequence[str]) -> Flags:
             f"Expected flags only, such as --params=lm.Tiny; received {stray[0]!r}."
         )
     names = [own.name for own in dataclasses.fields(Flags)]
-    return Flags(**{name: values[name].value for name in names})
+    chosen = {name: values[name].value for name in names}
+    return Flags(**{**chosen, "trace_steps": _steps(chosen["trace_steps"])})
+
+
+def _steps(numbers: list[str]) -> tuple[int, int] | None:
+    """Returns the first and the last step to time, or None for none."""
+    if not numbers:
+        return None
+    try:
+        first, last = map(int, numbers)
+    except ValueError:
+        first = last = 0
+    if not 1 <= first <= last:
+        raise UsageError(
+            "Expected --trace_steps=A,B, the first and the last step to time; received "
+            f"{','.join(numbers)!r}."
+        )
+    return first, last

@@ -52,16 +52,16 @@ def _run(flags: Flags) -> None:
 
     devices.start_tensorflow(experiment.pipelining)
     # TensorFlow comes with these, so they wait for the line above.
-    from trainer.build import build, print_plans
+    from trainer.build import build, print_plan
     from trainer.checkpoints import Checkpoints
     from trainer.evaluate import comparison, evaluate
     from trainer.train import train
 
     model = build(experiment)
     if flags.mode == "inspect":
-        print_plans(experiment, model)
+        print_plan(experiment, model)
     if flags.mode == "train":
-        train(experiment, model, folder)
+        train(experiment, model, folder, trace_steps=flags.trace_steps)
     if flags.mode == "eval":
         Checkpoints(folder / "checkpoints", model).restore()
         validation = experiment.build_dataset("validation")

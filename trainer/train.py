@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 
+import tfgpipe
 from params.experiment import Experiment
 from trainer.checkpoints import Checkpoints
 from trainer.evaluate import comparison, evaluate
@@ -18,8 +19,21 @@ from trainer.metrics import Metrics
 from trainer.progress import Measurement, Progress
 
 
-def train(experiment: Experiment, model: keras.Model, folder: Path) -> None:
-    """Trains, evaluates, and draws a sample."""
+def train(
+    experiment: Experiment,
+    model: tfgpipe.PipelinedModel,
+    folder: Path,
+    *,
+    trace_steps: tuple[int, int] | None = None,
+) -> None:
+    """Trains, evaluates, and draws a sample.
+
+    Args:
+        experiment: What to train.
+        model: Its model.
+        folder: The run's.
+        trace_steps: The first and the last step to time, if any.
+    """
     checkpoints = Checkpoints(folder / "checkpoints", model)
     first_step = checkpoints.restore() or 0
     training = experiment.build_dataset("train", first_step=first_step)
@@ -30,12 +44,18 @@ def train(experiment: Experiment, model: keras.Model, folder: Path) -> None:
         print(f"Going on from step {first_step}.", flush=True)
     if first_step < experiment.training.num_steps:
         print("Tracing the first step.", flush=True)
+        watch = _Watch(experiment, first_step, checkpoints, metrics)
+        timing = []
+        if trace_steps is not None:
+            timing = [tfgpipe.TimelineCallback(folder, steps=trace_steps)]
         model.fit(
             training,
-            callbacks=[_Watch(experiment, first_step, checkpoints, metrics)],
+            callbacks=[watch, *timing],
             shuffle=False,
             verbose=0,
         )
+        for each in timing:
+            print(each.summary(), flush=True)
 
     losses = evaluate(experiment, model, validation)
     metrics.write(

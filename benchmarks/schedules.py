@@ -1,0 +1,157 @@
+"""Schedules side by side: step time, what simulation predicts, and memory.
+
+    python -m benchmarks.schedules --workload=transformer --microbatches=4,8,16
+
+Each schedule trains the workload as a `PipelinedModel` in a process of its own, one
+core a device, without rematerialisation unless `--remat` says otherwise; interleaved
+has two stages a device. The processes take turns, step by step. Then each runs some
+steps whose actions are timed; the mean of these, stage by stage, goes into
+`tfgpipe.simulate`, and what that predicts stands beside the step time measured before.
+Memory is that of a first step, in another process.
+
+Columns: milliseconds a step, median and least; `of gpipe`, the median of the ratios to
+GPipe's neighbouring step; `actions`, from the start of the first action to the end of
+the last in the steps that were timed; `predicted`, the simulation's step time, and how
+much of the measured one it is (the rest is the optimizer, and handing over); the
+bubble measured and predicted; `step MiB`, the most that was resident in a step less
+what was before, over all devices. `--pictures=DIR` draws each timeline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import statistics
+from pathlib import Path
+from typing import get_args
+
+from benchmarks import tables
+from benchmarks.worker import Remat, Schedule, Side, Worker
+from tfgpipe import figures
+from tfgpipe.simulation import costs_of, simulate
+from tfgpipe.timeline import Timeline, average
+
+MIB = 2**20
+SCHEDULES = get_args(Schedule)
+
+
+def measure(
+    sides: dict[str, Side], *, steps: int, warmup: int, pictures: Path | None
+) -> list[tables.Row]:
+    """Trains all sides in turns and returns a row for each."""
+    with contextlib.ExitStack() as stack:
+        workers = {
+            name: stack.enter_context(Worker(side)) for name, side in sides.items()
+        }
+        turns = [
+            {name: worker.step() for name, worker in workers.items()}
+            for _ in range(warmup + steps)
+        ]
+        losses = {turn[name].loss for turn in turns[:1] for name in sides}
+        if max(losses) - min(losses) > 1e-4 * max(losses):
+            raise ArithmeticError(f"Schedules must agree. Received losses {losses}.")
+        timelines: dict[str, Timeline] = {}
+        for name, worker in workers.items():
+            worker.timeline()  # Traces, and takes memory that later ones find.
+            timelines[name] = average([worker.timeline() for _ in range(5)])
+    rows = []
+    for name, side in sides.items():
+        timed = turns[warmup:]
+        seconds = [turn[name].seconds for turn in timed]
+        measured = timelines[name]
+        theory = simulate(measured.schedule, costs_of(measured)).timeline
+        with Worker(side) as worker:
+            memory = worker.memory()
+        rows.append(
+            {
+                "workload": side.workload,
+                "schedule": name,
+                "K": side.num_stages,
+                "M": side.num_microbatches,
+                "ms": 1e3 * statistics.median(seconds),
+                "least": 1e3 * min(seconds),
+                "of gpipe": statistics.median(
+                    turn[name].seconds / turn["gpipe"].seconds for turn in timed
+                ),
+                "actions": 1e3 * measured.step_time,
+                "predicted": 1e3 * theory.step_time,
+                "of ms": theory.step_time / statistics.median(seconds),
+                "of actions": theory.step_time / measured.step_time,
+                "bubble": measured.bubble,
+                "in theory": theory.bubble,
+                "step MiB": (memory.peak - memory.before) // MIB,
+                "stolen": statistics.mean(
+                    turn[name].stolen_seconds / turn[name].seconds for turn in timed
+                ),
+            }
+        )
+        if pictures is not None:
+            title = f"{side.workload}, {name}, M={side.num_microbatches}"
+            figures.plot_timelines(
+                [
+                    dataclasses.replace(theory, title=f"{title}: simulated"),
+                    dataclasses.replace(measured, title=f"{title}: measured"),
+                ],
+                path=pictures / f"{side.workload}-{name}-{side.num_microbatches}.png",
+            )
+    return rows
+
+
+def main() -> None:
+    """Measures every schedule with each number of microbatches."""
+    flags = _parse()
+    cores = sorted(os.sched_getaffinity(0))[: flags.devices]
+    if len(cores) < flags.devices:
+        raise SystemExit(
+            f"{flags.devices} devices of one core each need as many cores. Received "
+            f"{len(cores)}. Use --devices={len(cores)}."
+        )
+    if flags.pictures:
+        flags.pictures.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for num_microbatches in flags.microbatches:
+        sides = {
+            name: Side(
+                workload=flags.workload,
+                num_stages=flags.devices * (2 if name == "interleaved" else 1),
+                num_devices=flags.devices,
+                num_microbatches=num_microbatches,
+                schedule=name,
+                remat=flags.remat,
+                executor="serial",
+                cores=tuple(cores),
+            )
+            for name in SCHEDULES
+        }
+        rows += measure(
+            sides, steps=flags.steps, warmup=flags.warmup, pictures=flags.pictures
+        )
+    print(tables.draw(rows))
+    if flags.json:
+        tables.write_json(flags.json, rows)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measures schedules side by side.")
+    parser.add_argument(
+        "--workload", choices=("mlp", "transformer"), default="transformer"
+    )
+    parser.add_argument("--devices", type=int, default=2, help="P, one core each")
+    parser.add_argument(
+        "--microbatches",
+        type=lambda text: [int(part) for part in text.split(",")],
+        default=[4, 8, 16],
+        help="values of M, with commas",
+    )
+    parser.add_argument("--remat", choices=get_args(Remat), default="none")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--warmup", type=int, default=2, help="untimed steps first")
+    parser.add_argument("--pictures", type=Path, metavar="DIR", help="draw timelines")
+    parser.add_argument("--json", metavar="FILE", help="also write the rows there")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
