@@ -1,12 +1,14 @@
-"""Resident memory of a train step in each way of rematerialisation.
+"""Resident memory of a train step by schedule and rematerialisation, and its formula.
 
-    python -m benchmarks.memory --blocks=32 --stages=2 --microbatches=8
+    python -m benchmarks.memory --blocks=32 --devices=4 --microbatches=32
 
 The transformer workload, deeper. Every row is a process of its own, which traces the
 train step and then runs it once: `step MiB` is the most that was resident meanwhile,
-less what was before (weights, data, TensorFlow itself: `before MiB`). All stages are in
-one process here, so this is the sum over devices. The first row is the plain
-`keras.Sequential`. Linux only.
+less what was before (weights, data, TensorFlow itself: `before MiB`). `formula` adds up
+gradients, one buffer a weight, and activations: of as many microbatches as the schedule
+keeps in flight, by `tfgpipe.simulate`. All stages are in one process here, so both are
+sums over devices. `of first` compares with the first schedule of the same `remat`. The
+first row is the plain `keras.Sequential`. Linux only.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import os
 from typing import get_args
 
 from benchmarks import tables
-from benchmarks.worker import Remat, Side, Worker
+from benchmarks.worker import Remat, Schedule, Side, Worker
 
 MIB = 2**20
 
@@ -25,46 +27,61 @@ def measure(side: Side) -> tables.Row:
     """Trains in a process of its own and returns the memory it took."""
     with Worker(side) as worker:
         memory = worker.memory()
-    pipelined = side.num_stages is not None
+        expected = None if side.schedule is None else worker.expected_memory()
     return {
-        "remat": side.remat if pipelined else "plain Sequential",
+        "schedule": side.schedule or "plain Sequential",
+        "remat": side.remat if side.schedule else "-",
         "K": side.num_stages or 1,
         "M": side.num_microbatches,
         "before MiB": memory.before // MIB,
         "step MiB": (memory.peak - memory.before) // MIB,
+        "formula": "-" if expected is None else expected // MIB,
     }
 
 
 def main() -> None:
-    """Measures the plain model, then each way of rematerialisation."""
+    """Measures the plain model, then each schedule in each way of rematerialisation."""
     flags = _parse()
     cores = tuple(sorted(os.sched_getaffinity(0)))
     sizes = {"num_layers": flags.blocks}
-    sides = [Side(workload="transformer", sizes=sizes, cores=cores)]
-    sides += [
-        Side(
-            workload="transformer",
-            sizes=sizes,
-            num_stages=flags.stages,
-            num_microbatches=flags.microbatches,
-            remat=remat,
-            cores=cores,
-        )
-        for remat in get_args(Remat)
-    ]
-    rows = [measure(side) for side in sides]
+    rows = [measure(Side(workload="transformer", sizes=sizes, cores=cores))]
+    for remat in flags.remat:
+        base = 0
+        for schedule in flags.schedules:
+            row = measure(
+                Side(
+                    workload="transformer",
+                    sizes=sizes,
+                    num_stages=flags.devices * (2 if schedule == "interleaved" else 1),
+                    num_devices=flags.devices,
+                    num_microbatches=flags.microbatches,
+                    schedule=schedule,
+                    remat=remat,
+                    cores=cores,
+                )
+            )
+            base = base or row["step MiB"]
+            rows.append({**row, "of first": row["step MiB"] / base})
+    rows[0]["of first"] = "-"
     print(tables.draw(rows))
     if flags.json:
         tables.write_json(flags.json, rows)
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description="Measures the memory of a train step, by rematerialisation."
-    )
+    def names(text: str) -> list[str]:
+        return text.split(",")
+
+    parser = argparse.ArgumentParser(description="Measures the memory of a train step.")
     parser.add_argument("--blocks", type=int, default=32)
-    parser.add_argument("--stages", type=int, default=2, help="K")
-    parser.add_argument("--microbatches", type=int, default=8, help="M")
+    parser.add_argument("--devices", type=int, default=4, help="P")
+    parser.add_argument("--microbatches", type=int, default=32, help="M")
+    parser.add_argument(
+        "--schedules", type=names, default=list(get_args(Schedule)), help="with commas"
+    )
+    parser.add_argument(
+        "--remat", type=names, default=list(get_args(Remat)), help="with commas"
+    )
     parser.add_argument("--json", metavar="FILE", help="also write the rows there")
     return parser.parse_args()
 

@@ -126,12 +126,16 @@ class Worker:
         return self._ask("graph")
 
     def memory(self) -> Memory:
-        """Trains the first step and measures the memory it takes."""
+        """Trains a step and measures the memory it takes."""
         return self._ask("memory")
 
     def timeline(self) -> Timeline:
         """Trains a step and returns when its actions ran."""
         return self._ask("timeline")
+
+    def expected_memory(self) -> int:
+        """Returns the bytes that a step should take, over all devices."""
+        return self._ask("expected_memory")
 
     def __enter__(self) -> Worker:
         return self
@@ -275,14 +279,49 @@ class _Trainer:
         )
 
     def memory(self) -> Memory:
-        # TensorFlow keeps what it has allocated once, so only the first step shows what
-        # a step needs; tracing it comes before, and is not counted.
-        train_step = self._train_step
+        # The first step also takes what TensorFlow needs to prepare its functions.
+        self._train_step((self._x, self._y))
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")  # Resets the peak, VmHWM.
         before = _resident("VmRSS")
-        train_step((self._x, self._y))
+        self._train_step((self._x, self._y))
         return Memory(before=before, peak=_resident("VmHWM"))
+
+    def expected_memory(self) -> int:
+        """Adds up gradients and activations, as `simulate` says how many are held.
+
+        A microbatch in flight holds its stage's input, and without rematerialisation
+        what the backward needs; with it, that is there during the backward alone.
+        """
+        import tensorflow as tf
+
+        from tfgpipe import costs, partition
+        from tfgpipe.replay import Wire
+        from tfgpipe.simulation import Costs, simulate
+
+        side, assembly = self._side, self._model.pipelined.assembly
+        rows = self._x.shape[0] // side.num_microbatches
+        given = {Wire(0): tf.TensorSpec([rows, *self._x.shape[1:]], self._x.dtype)}
+        spans = partition.spans([len(stage.part.calls) for stage in assembly.stages])
+        traced = costs.TracedParts(assembly.recorded.network, spans, given)
+        sizes = traced.sizes()
+        received = [
+            sum(sizes[n] for n in stage.part.reads) for stage in assembly.stages
+        ]
+        kept = traced.kept_bytes()
+        if side.remat == "none":
+            held = [a + b for a, b in zip(received, kept, strict=True)]
+            during = [0] * len(kept)
+        else:
+            held, during = received, kept
+        gradients = [
+            sum(map(costs.num_bytes, stage.weights)) for stage in assembly.stages
+        ]
+        simulation = simulate(
+            self._model.schedule,
+            Costs(kept_bytes=held, backward_bytes=during, fixed_bytes=gradients),
+        )
+        return int(sum(simulation.peak_bytes))
 
     def timeline(self) -> Timeline:
         self._timed_step((self._x, self._y))

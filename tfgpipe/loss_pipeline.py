@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import keras
@@ -19,12 +19,13 @@ from tfgpipe import checks, losses, seams
 from tfgpipe.assembly import Assembly
 from tfgpipe.clock import Clock
 from tfgpipe.engine import Pipeline, Result, TrainResult
+from tfgpipe.excerpt import Source
 from tfgpipe.network import Call, Network, Part, Value
 from tfgpipe.replay import Replay, Wire, layer_variables
 from tfgpipe.schedule import Schedule
 from tfgpipe.seams import Compiled
 from tfgpipe.strategy import current_num_replicas
-from tfgpipe.trace import Scope
+from tfgpipe.trace import trace
 
 
 class LossPipeline:
@@ -92,6 +93,7 @@ class LossPipeline:
         first_call = len(network.calls) - len(last.part.calls)
         part = self._network.part(slice(first_call, len(self._network.calls)))
         self._stages = (*assembly.stages[:-1], last.extended(part, compiled.variables))
+        self._mask_programs: dict[Hashable, Callable[..., dict[int, tf.Tensor]]] = {}
 
     def train(
         self,
@@ -225,27 +227,48 @@ class LossPipeline:
     ) -> dict[int, tf.Tensor]:
         """Returns the masks on the outputs, for the whole mini-batch.
 
-        All layers are called, and TensorFlow drops whatever masks do not depend on.
+        All layers are traced, but of all that they do only what masks depend on runs.
         """
+        specs = {w: tf.TensorSpec(x.shape, x.dtype) for w, x in inputs.items()}
+        key = (training, *specs.items())
+        if key not in self._mask_programs:
+            with tf.init_scope():
+                self._mask_programs[key] = self._mask_program(specs, training=training)
+        with tf.device(self._assembly.placement.devices[-1]):
+            return self._mask_programs[key](*inputs.values())
+
+    def _mask_program(
+        self, specs: Mapping[Wire, tf.TensorSpec], *, training: bool
+    ) -> Callable[..., dict[int, tf.Tensor]]:
         network = self._assembly.recorded.network
         part = Part(network.calls, network.inputs, network.outputs)
         layers = [layer for stage in self._assembly.stages for layer in stage.layers]
         variables = [v for some in layer_variables(layers) for v in some]
+        replay = Replay(part, list(specs), training=training, per_layer=False)
+        traced = trace(
+            replay.body,
+            input_specs=list(specs.values()),
+            weights=[],
+            state=variables,
+            constant=range(len(specs)),
+        )
+        names = dict(zip(replay.makes, traced.outputs, strict=True))
+        masks = {wire.number: name for wire, name in names.items() if wire.is_mask}
+        excerpt = Source(traced).excerpt(
+            fetches=list(masks.values()), feeds=(*traced.inputs, *traced.state)
+        )
 
         @tf.function(autograph=False)
-        def masks(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            replay = Replay(part, list(inputs), training=training, per_layer=False)
-            values = [(v, tf.convert_to_tensor(v.value)) for v in variables]
-            with Scope(values, None):
-                made = replay.body(tensors)
-            found.extend(wire.number for wire in replay.makes if wire.is_mask)
-            pairs = zip(replay.makes, made, strict=True)
-            return [mask for wire, mask in pairs if wire.is_mask]
+        def program(*tensors: tf.Tensor) -> dict[int, tf.Tensor]:
+            values = dict(zip(traced.inputs, tensors, strict=True))
+            for variable, name in zip(variables, traced.state, strict=True):
+                if name in excerpt.feeds:
+                    values[name] = tf.convert_to_tensor(variable.value)
+            made = excerpt.run(*(values[feed] for feed in excerpt.feeds))
+            found = dict(zip(excerpt.fetches, made, strict=True))
+            return {number: found[name] for number, name in masks.items()}
 
-        found: list[int] = []
-        with tf.device(self._assembly.placement.devices[-1]):
-            results = masks(*inputs.values())
-        return dict(zip(found, results, strict=True))
+        return program
 
     def _update(self, result: Result, targets: Any, weights: Any, rows: Any) -> None:
         """Assigns what the step changed, and updates what needs the whole mini-batch.

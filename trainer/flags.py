@@ -23,7 +23,7 @@ Trains an experiment of params/ through a pipeline.
                   describe  print the hyperparameters
                   inspect   print stages and schedule: devices, layers, sizes, costs
   --set=A.B=C     change a hyperparameter; may be repeated
-  --trace_steps=A,B  time all devices from step A to B; draw it in DIR/pipeline.png
+  --trace_steps=A,B  time the devices from step A to B, draw DIR/pipeline.png
   --help          print this
 
 Exit status  0  done
