@@ -21,7 +21,7 @@ Trains an experiment of params/ through a pipeline.
   --mode=MODE     train     train, evaluate, draw a sample (the default)
                   eval      evaluate the last checkpoint in DIR
                   describe  print the hyperparameters
-                  inspect   print stages and schedule: devices, layers, sizes, costs
+                  inspect   print the stages, what they cost, the schedule
   --set=A.B=C     change a hyperparameter; may be repeated
   --trace_steps=A,B  time the devices from step A to B, draw DIR/pipeline.png
   --help          print this
