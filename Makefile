@@ -4,7 +4,7 @@
 #   make test      format check, lint, types, tests
 #   make lint      the first three of these
 #   make format    rewrite the code in the project's format
-#   make bench     speed, start-up, memory, cuts and retraces
+#   make bench     speed, schedules, start-up, memory, cuts and retraces
 #   make clean     remove caches and builds (not the environment, not the runs)
 #
 # VENV=DIR puts the environment elsewhere, PYTHON=... chooses the interpreter,
@@ -42,6 +42,8 @@ format: $(DEV_INSTALLED)
 bench: $(TRAINER_INSTALLED)
 	$(BIN)/python -m benchmarks.pipeline --workload=mlp
 	$(BIN)/python -m benchmarks.pipeline --workload=transformer
+	$(BIN)/python -m benchmarks.schedules --workload=mlp
+	$(BIN)/python -m benchmarks.schedules --workload=transformer
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.partition

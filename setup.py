@@ -25,6 +25,7 @@ setup(
         "tensorflow-model-optimization>=0.8,<0.9",
     ],
     extras_require={
+        "pictures": ["matplotlib>=3.8"],
         "trainer": ["matplotlib>=3.8", "tensorboard>=2.20,<2.22"],
         "dev": [
             "build>=1.2",

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tfgpipe import schedule
+from tfgpipe import schedules
+from tfgpipe.schedule import draw
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-DOCUMENTS = sorted(ROOT.glob("*.md"))
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 
 def _blocks(document: Path, *languages: str) -> list[str]:
@@ -27,7 +28,9 @@ def _name(block: str) -> str:
     return block.strip().splitlines()[-1][:40]
 
 
-@pytest.mark.parametrize("block", _blocks(README, "python"), ids=_name)
+@pytest.mark.parametrize(
+    "block", [b for d in DOCUMENTS for b in _blocks(d, "python")], ids=_name
+)
 def test_python_block_runs(block: str, tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-c", block],
@@ -55,7 +58,7 @@ def test_the_readme_starts_with_the_two_commands() -> None:
 
 def test_the_picture_is_the_schedule() -> None:
     rows = re.findall(r"^(stage \d .*?)(?:    .*)?$", _blocks(README, "text")[0], re.M)
-    assert "\n".join(rows) == schedule.draw(schedule.gpipe(4, 4))
+    assert "\n".join(rows) == draw(schedules.gpipe(4, 4))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfgpipe import figures, perfetto, timeline
 from tfgpipe.clock import Recorder
@@ -134,7 +135,7 @@ class TimelineCallback(keras.callbacks.Callback):
     @property
     def _step(self) -> int:
         """The number of steps that the optimizer has made."""
-        return int(self.model.optimizer.iterations)
+        return int(tf.convert_to_tensor(self.model.optimizer.iterations))
 
     def _write(self) -> None:
         name = f"{self.model.schedule.name}, K={self.model.schedule.num_stages}"

@@ -168,35 +168,35 @@ def halves(
     sources: Collection[str],
     outputs: Iterable[str],
     input_grads: Iterable[str],
-    weight_grads: Sequence[Collection[str]],
+    weight_grads: Sequence[str],
     constants: Collection[str],
     done: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Returns the tensors between the chain of gradients and those of the weights.
 
     An operation of the backward belongs to the chain if the gradients of the inputs
-    need it, or those of the weights of two layers; what only one layer's weights need
-    hangs off the chain. So neither half repeats anything of the other, and in a stage
-    whose inputs want no gradient the chain ends at its first layer with weights.
+    need it, or those of two weights; what only one weight's gradient needs hangs off
+    the chain. So neither half repeats anything of the other. In a stage whose inputs
+    want no gradient the chain ends at its first layer.
 
     Args:
         graph: The whole computation, its operations in an order in which they can run.
         sources: Tensors that all programs are given anyway.
         outputs: What the forward program fetches.
         input_grads: What the chain leads to.
-        weight_grads: For each layer, the gradients of its weights.
+        weight_grads: The gradients of the weights; one that is held in two tensors may
+            count as two.
         constants: Operations that are cheaper to copy than to keep the result of.
         done: Operations of the forward for which nothing in the backward waits.
     """
-    weights = [canonical(name) for group in weight_grads for name in group]
+    weights = [canonical(name) for name in weight_grads]
     forward = program(graph, fetches=outputs, feeds=sources).operations
     needed = program(graph, fetches=weights, feeds=sources, done=done).operations
     reached = dict.fromkeys(graph, 0)
     for name in input_grads:
         reached[operation(name)] |= 1
-    for number, group in enumerate(weight_grads, start=1):
-        for name in group:
-            reached[operation(name)] |= 1 << number
+    for number, name in enumerate(weight_grads, start=1):
+        reached[operation(name)] |= 1 << number
     for name in reversed(list(graph)):
         for tensor in graph[name]:
             if canonical(tensor) not in sources:

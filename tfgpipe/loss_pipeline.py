@@ -24,7 +24,6 @@ from tfgpipe.network import Call, Network, Part, Value
 from tfgpipe.replay import Replay, Wire, layer_variables
 from tfgpipe.schedule import Schedule
 from tfgpipe.seams import Compiled
-from tfgpipe.strategy import current_num_replicas
 from tfgpipe.trace import trace
 
 
@@ -284,7 +283,7 @@ class LossPipeline:
             variable.assign(value)
         parts = tf.unstack(tf.reduce_sum(result.outputs[self._parts], 0))
         for tracker, part in zip(self._compiled.loss_trackers, parts, strict=False):
-            tracker.update_state(part * current_num_replicas(), sample_weight=rows)
+            tracker.update_state(part, sample_weight=rows)
         if self._whole:
             outputs = self._assembly.structured(result.outputs)
             losses.update_metrics(

@@ -156,6 +156,15 @@ class PipelinedModel(keras.Model):
         if self.optimizer is not None:
             seams.update_in_place(self.optimizer)
 
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles the model as it was when it was saved.
+
+        By itself Keras does not where `compile` is overridden.
+        """
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.optimizer is not None and self.built:
+            self.optimizer.build(self.trainable_variables)
+
     def train_step(self, data: Any) -> dict[str, Any]:
         """Trains on a mini-batch: runs the schedule, and updates the weights."""
         seams.build_compiled(self, data)
@@ -344,7 +353,9 @@ def pipeline(
         model, num_microbatches=num_microbatches, name=name, **arguments
     )
     if model.compiled:
-        pipelined.compile(**seams.compile_arguments(model))
+        # Where XLA compiles the model, it compiles the stages instead.
+        compiled = {**seams.compile_arguments(model), "jit_compile": "auto"}
+        pipelined.compile(**compiled)
         pipelined.pipelined.place_slots(model.optimizer)
     return pipelined
 

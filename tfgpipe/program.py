@@ -165,16 +165,12 @@ class Programs:
     def _between(self) -> tuple[str, ...]:
         """Names of what one half of the backward hands to the other."""
         trace = self._trace
-        layers: dict[str, list[str]] = {}
-        for owner, gradient in zip(trace.owners, trace.weight_grads, strict=True):
-            if gradient is not None:
-                layers.setdefault(owner, []).extend(gradient.names)
         return cut.halves(
             self._source.graph,
             sources=(*self._sources, *self._given, *trace.captures),
             outputs=self._outputs,
             input_grads=self._input_grads,
-            weight_grads=list(layers.values()),
+            weight_grads=self._weight_grads,
             constants=self._source.constants,
             done=trace.effects,
         )
@@ -329,8 +325,7 @@ class _Builder:
         def guarded(rows: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
             return tf.cond(rows > 0, lambda: compute(*tensors), lambda: skip(*tensors))
 
-        owners = self.trace.owners  # Equal stages have layers of other names.
-        key = (name, self.options, self.fingerprint, tuple(map(owners.index, owners)))
+        key = (name, self.options, self.fingerprint)
         if key not in self.library:
             function = compute
             if self.options.may_be_empty:

@@ -320,12 +320,14 @@ def build_compiled(model: keras.Model, data: Any) -> None:
 
 
 def compile_arguments(model: keras.Model) -> dict[str, Any]:
-    """Returns what `compile` was called with, as the very objects.
+    """Returns arguments that compile another model as one is, with the same objects.
 
     Keras' public `get_compile_config` gives their serialized forms, which functions of
-    the user's have none of.
+    the user's have none of. The optimizer is the one in use, which may scale the loss
+    where the one that was given does not.
     """
-    return dict(model._compile_config.config)
+    arguments = dict(model._compile_config.config)
+    return {**arguments, "optimizer": model.optimizer, "auto_scale_loss": False}
 
 
 def evaluate_loss(

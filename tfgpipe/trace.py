@@ -70,7 +70,6 @@ class Trace:
         loss_grad: The gradient of `loss` to be fed, or None.
         input_grads: For each input its gradient, or None where there is none.
         weight_grads: For each weight its gradient, or None where there is none.
-        owners: For each weight, the path of the layer that it belongs to.
     """
 
     graph: tf.Graph
@@ -92,7 +91,6 @@ class Trace:
     loss_grad: str | None
     input_grads: tuple[str | None, ...]
     weight_grads: tuple[Gradient | None, ...]
-    owners: tuple[str, ...]
 
     @property
     def carried(self) -> tuple[str, ...]:
@@ -208,7 +206,6 @@ def trace(
                     for g in gradients[: len(inputs)]
                 ),
                 weight_grads=tuple(map(_gradient, gradients[len(inputs) :])),
-                owners=tuple(v.path.rpartition("/")[0] for v in weights),
             )
         )
 
