@@ -55,6 +55,7 @@ FLOORS = {
     "checks": 4,
     "losses": 4,
     "clock": 5,
+    "arrangement": 5,
     "rows": 5,
     "stage": 5,
     "original": 5,

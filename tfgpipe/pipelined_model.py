@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe import mesh, schedules, seams
+from tfgpipe.arrangement import arrange
 from tfgpipe.clock import Clock, Recorder
 from tfgpipe.layers import BatchNorm
 from tfgpipe.loss_pipeline import LossPipeline
@@ -98,23 +99,27 @@ class PipelinedModel(keras.Model):
         **kwargs: Any,
     ) -> None:
         super().__init__(name=name, **kwargs)
-        if num_stages is None and not isinstance(balance, str):
-            named = any(isinstance(entry, str) for entry in balance)
-            num_stages = len(balance) + named
+        arranged = arrange(
+            schedule,
+            num_stages=num_stages,
+            num_microbatches=num_microbatches,
+            balance=balance,
+            devices=devices,
+        )
         self._given_schedule = schedule
         self._given_devices = None if devices is None else tuple(devices)
+        self.schedule = arranged.schedule
         self.pipelined = PipelinedLayer(
             layers,
-            num_stages=_num_stages(schedule, num_stages),
+            num_stages=num_stages or self.schedule.num_stages,
             num_microbatches=num_microbatches,
             balance=balance,
             memory_limit=memory_limit,
             remat=remat,
             jit_compile=jit_compile,
             batch_norm=batch_norm,
-            devices=_stage_devices(schedule, num_stages, devices),
+            devices=arranged.devices,
         )
-        self.schedule = _schedule_for(schedule, self.pipelined)
         # One XLA cluster is one device; stages are compiled one by one instead.
         self.supports_jit = False
         graph = seams.graph_of(layers)
@@ -380,78 +385,3 @@ _ARGUMENTS = (
     "jit_compile",
     "batch_norm",
 )
-
-
-def _num_stages(schedule: str | Schedule, num_stages: int | None) -> int | None:
-    """Returns K, where a schedule or the user says it."""
-    if not isinstance(schedule, Schedule):
-        return num_stages
-    if num_stages not in (None, schedule.num_stages):
-        raise ValueError(
-            "A schedule says how many stages there are. Received one of "
-            f"{schedule.num_stages} stages, and num_stages={num_stages}."
-        )
-    return schedule.num_stages
-
-
-def _stage_devices(
-    schedule: str | Schedule, num_stages: int | None, devices: Sequence[str] | None
-) -> list[str] | None:
-    """Returns the device of each stage, or None for one each of those there are."""
-    if tf.distribute.has_strategy():
-        return None if devices is None else list(devices)
-    if isinstance(schedule, Schedule):
-        placement = schedule.validate().placement
-        names = list(devices or mesh.default_devices()[: schedule.num_devices])
-        if len(names) != schedule.num_devices:
-            raise ValueError(
-                f"Schedule '{schedule.name}' is for {schedule.num_devices} devices. "
-                f"Received devices={names}."
-            )
-        return [names[p] for p in placement]
-    if schedule != "interleaved":
-        return None if devices is None else list(devices)
-    if num_stages is None:
-        raise ValueError(
-            'schedule="interleaved" places several stages on each device. Received no '
-            "`num_stages`. Pass a multiple of the number of devices."
-        )
-    names = list(devices or mesh.default_devices()[: _largest_part(num_stages)])
-    return [names[k % len(names)] for k in range(num_stages)]
-
-
-def _largest_part(num_stages: int) -> int:
-    """Returns how many devices have several stages each, of those that there are."""
-    most = min(len(mesh.default_devices()), num_stages // 2)
-    fitting = [p for p in range(1, most + 1) if num_stages % p == 0]
-    return max(fitting, default=1)
-
-
-def _schedule_for(schedule: str | Schedule, layer: PipelinedLayer) -> Schedule:
-    """Returns the schedule, if it fits the stages, microbatches and devices.
-
-    Raises:
-        ValueError: If it does not.
-    """
-    M, placement = layer.num_microbatches, layer.mesh.placement
-    if isinstance(schedule, str):
-        made = schedules.make(
-            schedule,
-            num_stages=layer.num_stages,
-            num_microbatches=M,
-            num_devices=max(placement) + 1,
-        )
-    else:
-        made = schedule
-    if made.num_microbatches != M:
-        raise ValueError(
-            f"Schedule '{made.name}' is for {made.num_microbatches} microbatches. "
-            f"Received num_microbatches={M}."
-        )
-    if made.placement != placement:
-        raise ValueError(
-            f"Schedule '{made.name}' has stages on the devices {made.placement}, by "
-            f"number. Received devices that have them on {placement}. Give the "
-            "`devices` of the stages in that order."
-        )
-    return made
