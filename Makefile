@@ -28,7 +28,7 @@ train: $(TRAINER_INSTALLED)
 	$(BIN)/python -m trainer --params=$(PARAMS) --logdir=$(LOGDIR)
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses=auto --dist=worksteal
 
 lint: $(DEV_INSTALLED)
 	$(BIN)/ruff format --check .

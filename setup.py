@@ -32,6 +32,7 @@ setup(
             "hypothesis>=6.100",
             "mypy>=1.11",
             "pytest>=8.2",
+            "pytest-xdist>=3.5",
             # Its format changes between minor releases.
             "ruff>=0.17,<0.18",
             "setuptools>=64",

@@ -74,10 +74,17 @@ def model_pair(
 ) -> tuple[keras.Model, keras.Model]:
     """Returns a model and the pipeline of its twin, with equal weights and names."""
     plain = make()
-    keras.utils.clear_session(free_memory=False)  # So that names count from the start.
+    fresh_names()
     pipelined = tfgpipe.pipeline(make(), **arguments)
     copy_state(plain, pipelined)
     return plain, pipelined
+
+
+def fresh_names() -> None:
+    """Lets the names of layers count from the start again."""
+    policy = keras.config.dtype_policy()  # Which would be forgotten as well.
+    keras.utils.clear_session(free_memory=False)
+    keras.config.set_dtype_policy(policy)
 
 
 def copy_state(source: keras.Model, target: keras.Model) -> None:

@@ -27,3 +27,13 @@ def floatx():
 
     yield keras.config.set_floatx
     keras.config.set_floatx("float32")
+
+
+@pytest.fixture
+def mixed_precision():
+    """Computes in half precision, and keeps weights in single."""
+    import keras
+
+    keras.config.set_dtype_policy("mixed_float16")
+    yield
+    keras.config.set_dtype_policy("float32")

@@ -70,3 +70,121 @@ def test_recomputing_keeps_nothing_unless_it_is_stateful():
     }
     assert cut.recomputing(GRAPH, stateful=[], **arguments) == ()
     assert cut.recomputing(GRAPH, stateful=["f1"], **arguments) == ("f1:0",)
+
+
+# -- halves ---------------------------------------------------------------------------
+
+# Two layers: x -> f1 (w1) -> f2 (w2) -> y. Each has a gradient of its input, b, and of
+# its weight, g; those of the second layer's come first.
+LAYERS = {
+    "x": (),
+    "w1": (),
+    "w2": (),
+    "f1": ("x", "w1"),
+    "f2": ("f1", "w2"),
+    "dy": (),
+    "c": (),
+    "a2": ("dy", "f2"),  # Through the activation.
+    "g2": ("f1", "a2"),
+    "b2": ("a2", "w2"),
+    "a1": ("b2", "f1"),
+    "t1": ("a1", "c"),  # Only the weight's gradient needs it.
+    "g1": ("x", "t1"),
+    "b1": ("a1", "w1"),
+}
+GIVEN = ("x:0", "w1:0", "w2:0", "dy:0")
+
+
+def halves(graph=LAYERS, weight_grads=("g1:0", "g2:0"), **arguments):
+    arguments = {
+        "sources": GIVEN,
+        "outputs": ["f2:0"],
+        "input_grads": ["b1:0"],
+        "constants": ["c"],
+        **arguments,
+    }
+    return cut.halves(graph, weight_grads=weight_grads, **arguments)
+
+
+def programs(between, *, kept=(), input_grads=("b1:0",), weight_grads=("g1:0", "g2:0")):
+    """Returns the operations of both halves, as `program.Programs` makes them."""
+    made = [*input_grads, *(x for x in between if x not in kept)]
+    feeds = (*kept, *GIVEN)
+    chain = cut.program(LAYERS, fetches=made, feeds=feeds)
+    hanging = cut.program(LAYERS, fetches=weight_grads, feeds=(*between, *feeds))
+    return chain.operations, hanging.operations
+
+
+def test_the_chain_leads_to_the_inputs_and_weights_hang_off_it():
+    between = halves()
+    assert sorted(between) == ["a1:0", "a2:0", "f1:0"]
+    chain, hanging = programs(between)
+    assert chain == {"f1", "f2", "a2", "b2", "a1", "b1"}
+    assert hanging == {"g2", "t1", "g1", "c"}
+
+
+def test_neither_half_repeats_anything_of_the_other_but_constants():
+    chain, hanging = programs(halves(constants=[]))
+    assert not chain & hanging
+    needed = cut.program(LAYERS, fetches=["b1:0", "g1:0", "g2:0"], feeds=GIVEN)
+    assert chain | hanging == needed.operations
+
+
+def test_what_the_forward_kept_goes_between_as_it_is():
+    between = halves()
+    chain, hanging = programs(between, kept=("f1:0", "f2:0"))
+    assert chain == {"a2", "b2", "a1", "b1"}
+    assert hanging == {"g2", "t1", "g1", "c"}
+
+
+def test_without_gradients_of_inputs_the_chain_ends_at_the_first_layer():
+    """What leads from one layer's weight to another's is on it; the rest hangs."""
+    between = halves(input_grads=[])
+    assert sorted(between) == ["a2:0", "f1:0"]
+    chain, hanging = programs(between, input_grads=())
+    assert chain == {"f1", "f2", "a2"}
+    assert hanging == {"g2", "b2", "a1", "t1", "g1", "c"}
+
+
+def test_one_weight_without_gradients_of_inputs_leaves_no_chain():
+    between = halves(weight_grads=["g1:0"], input_grads=[])
+    assert sorted(between) == ["f1:0", "f2:0"]
+    chain, hanging = programs(between, input_grads=(), weight_grads=["g1:0"])
+    assert chain == {"f1", "f2"}
+    assert hanging == {"a2", "b2", "a1", "t1", "g1", "c"}
+
+
+def test_an_operation_that_makes_both_gradients_is_on_the_chain():
+    """A fused one gives the gradient of the input first, that of the weight second."""
+    graph = {**LAYERS, "b1": ("x", "w1", "a1")}
+    del graph["g1"], graph["t1"]
+    weight_grads = ("b1:1", "g2:0")
+    between = halves(graph, weight_grads)
+    assert sorted(between) == ["a2:0", "b1:1", "f1:0"]
+    feeds = (*between, *GIVEN)
+    hanging = cut.program(graph, fetches=weight_grads, feeds=feeds)
+    assert hanging.operations == {"g2"}
+
+
+def test_what_two_weights_need_is_on_the_chain():
+    """Lest it be handed on for one and made again for the other."""
+    graph = {**LAYERS, "bias1": ("t1",)}
+    between = halves(graph, ("g1:0", "bias1:0", "g2:0"))
+    assert sorted(between) == ["a2:0", "f1:0", "t1:0"]
+
+
+def test_a_gradient_that_is_held_in_two_tensors():
+    """Rows of an embedding's gradient, and which rows, from a forward that has them."""
+    graph = {**LAYERS, "g1": ("b2",), "rows": ("x",)}
+    between = halves(graph, ("g1:0", "rows:0", "g2:0"))
+    assert sorted(between) == ["a2:0", "b2:0", "f1:0"]
+
+
+def test_a_gradient_that_the_chain_has_is_handed_on():
+    between = halves(weight_grads=("g2:0", "a1:0"))
+    assert sorted(between) == ["a1:0", "a2:0", "f1:0"]
+
+
+def test_operations_that_have_run_are_waited_for_by_neither_half():
+    graph = {**LAYERS, "print": ("f1",), "g2": ("f1", "a2", "^print")}
+    assert sorted(halves(graph, done=["print"])) == ["a1:0", "a2:0", "f1:0"]

@@ -269,13 +269,14 @@ class PipelinedModel(keras.Model):
 
     def _loss_pipeline(self, targets: Any, weights: Any) -> LossPipeline:
         """Returns the pipeline that ends in the loss, for such targets and weights."""
-        if type(self).compute_loss is not keras.Model.compute_loss:
-            raise TypeError(
-                "A PipelinedModel takes the loss of one microbatch at a time, which a "
-                "`compute_loss` of your own does not see. Received "
-                f"{type(self).__name__}, which has one. Pass a loss to `compile`, or "
-                "use `tfgpipe.PipelinedLayer` in a model of your own."
-            )
+        for name in ("compute_loss", "compute_metrics"):
+            if getattr(type(self), name) is not getattr(keras.Model, name):
+                raise TypeError(
+                    "A PipelinedModel takes loss and metrics of one microbatch at a "
+                    f"time, which a `{name}` of your own does not see. Received "
+                    f"{type(self).__name__}, which has one. Pass losses and metrics to "
+                    "`compile`, or use `tfgpipe.PipelinedLayer` in a model of your own."
+                )
         there = keras.tree.map_structure(lambda x: x is not None, (targets, weights))
         key = (repr(there), id(self.pipelined.assembly))
         if key not in self._loss_pipelines:
