@@ -125,10 +125,11 @@ def main() -> None:
             )
             for name in SCHEDULES
         }
-        rows += measure(
+        measured = measure(
             sides, steps=flags.steps, warmup=flags.warmup, pictures=flags.pictures
         )
-    print(tables.draw(rows))
+        print(tables.draw(measured), flush=True)
+        rows += measured
     if flags.json:
         tables.write_json(flags.json, rows)
 

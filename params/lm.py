@@ -1,10 +1,11 @@
 """Language models over bytes, from one for a laptop to one of a billion weights.
 
 Memory is what each accelerator needs, computed in float32. A weight takes 16 bytes:
-itself, its gradient, Adam's two slots. A stage keeps its inputs of M microbatches. The
-microbatch being recomputed takes, for each position, `n (17 w + 2 a) + 4 a` numbers: n
-blocks a stage, width w, a = num_heads x context. (Fitted to the peak of one stage of
-`Small` on a CPU, 2.7 GB without Adam.) Logits and TensorFlow itself add to it.
+itself, its gradient, Adam's two slots. Under 1F1B a stage keeps its inputs of at most K
+microbatches. The microbatch being recomputed takes, for each position,
+`n (17 w + 2 a) + 4 a` numbers: n blocks a stage, width w, a = num_heads x context.
+(Fitted to the peak of one stage of `Small` on a CPU, 2.7 GB without Adam.) Logits of a
+microbatch and TensorFlow itself add to it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Small(LanguageModel):
     Command:   python -m trainer --params=lm.Small --logdir=runs/small
                --set='data.files=TEXTS/**/*.txt'
     Hardware:  4 accelerators.
-    Memory:    3.5 GB each: weights 0.3, stage inputs 0.2, recomputation 2.7.
+    Memory:    3.4 GB each: weights 0.3, stage inputs 0.1, recomputation 2.7.
     Time:      not measured.
     Data:      20,000 steps read 1.3 billion bytes; the default corpus has 10 million.
     """
@@ -54,7 +55,7 @@ class Medium(Small):
     Command:   python -m trainer --params=lm.Medium --logdir=runs/medium
                --set='data.files=TEXTS/**/*.txt'
     Hardware:  8 accelerators, or 4 with --set=pipelining.num_stages=4.
-    Memory:    3 GB each: weights 0.6, stage inputs 0.3, recomputation 1.8. On 4, 5 GB.
+    Memory:    2.8 GB each: weights 0.6, stage inputs 0.1, recomputing 1.8. On 4, 5 GB.
     Time:      not measured.
     """
 
@@ -71,7 +72,7 @@ class OneBillion(Medium):
     Command:   python -m trainer --params=lm.OneBillion --logdir=runs/one-billion
                --set='data.files=TEXTS/**/*.txt'
     Hardware:  8 accelerators.
-    Memory:    5 GB each: weights 2.1, stage inputs 0.5, recomputation 2.1.
+    Memory:    4.6 GB each: weights 2.1, stage inputs 0.1, recomputation 2.1.
     Time:      not measured.
     """
 

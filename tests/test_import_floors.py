@@ -47,6 +47,7 @@ FLOORS = {
     "moments": 2,
     "recording": 2,
     "examples": 2,
+    "trials": 2,
     "layers": 3,
     "excerpt": 3,
     "replay": 3,

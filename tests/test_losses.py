@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests import compare
-from tfgpipe import losses, seams
+from tfgpipe import losses, seams, trials
 
 ROWS, PLACES, CLASSES = 11, 4, 5
 SIZES = {
@@ -65,7 +65,7 @@ def cut(structure, sizes):
 
 def in_microbatches(of, targets, outputs, weights, sizes):
     """Returns the total, and each loss that is tracked, as a pipeline takes them."""
-    kinds = losses.kinds_of(of, specs(targets), specs(outputs))
+    kinds = trials.kinds_of(of, specs(targets), specs(outputs))
     head = losses.Head(of, kinds)
     given = (targets, outputs, weights)
     head(*next(cut(given, sizes)), tf.zeros([sizes[0], len(kinds)], tf.float64))
@@ -223,7 +223,7 @@ def test_the_gradient_goes_through_the_total_alone():
     targets = {name: double(ROWS, 3) for name in "ab"}
     outputs = {name: double(ROWS, 3, seed=1) for name in "ab"}
     built(of, targets, outputs)
-    head = losses.Head(of, losses.kinds_of(of, specs(targets), specs(outputs)))
+    head = losses.Head(of, trials.kinds_of(of, specs(targets), specs(outputs)))
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(outputs)
         total, parts = head(targets, outputs, None, tf.ones([ROWS, 2], tf.float64))
@@ -242,7 +242,7 @@ def kind(loss, target=(3,), output=(3,), dtypes=("float64", "float64")):
     pairs = zip((target, output), dtypes, strict=True)
     given = [tf.TensorSpec([None, *shape], dtype) for shape, dtype in pairs]
     of.losses.build(*given)
-    return losses.kinds_of(of, *given)[0]
+    return trials.kinds_of(of, *given)[0]
 
 
 @pytest.mark.parametrize("function", KINDS)
@@ -362,7 +362,7 @@ def of_the_whole(metrics, shape=(3,), dtype="float64", **arguments):
     of = compiled("mse", metrics=metrics, **arguments)
     built(of, tf.ones((2, *shape), dtype), tf.ones((2, *shape), "float64"))
     given = (tf.TensorSpec([None, *shape], d) for d in (dtype, "float64"))
-    return losses.metrics_of_the_whole(of, *given)
+    return trials.metrics_of_the_whole(of, *given)
 
 
 def distance(y, p):
@@ -414,7 +414,7 @@ def test_a_metric_of_what_is_there_needs_it(dtype):
 def test_trying_metrics_leaves_them_as_they_are():
     of = compiled("mse", metrics=["mae"])
     built(of, tf.ones((2, 3)), tf.ones((2, 3)))
-    losses.metrics_of_the_whole(of, *(tf.TensorSpec([None, 3]) for _ in range(2)))
+    trials.metrics_of_the_whole(of, *(tf.TensorSpec([None, 3]) for _ in range(2)))
     assert not any(np.any(v) for v in of.variables)
 
 

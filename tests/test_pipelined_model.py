@@ -136,7 +136,8 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "schedule"), zip(SETTINGS, itertools.cycle(schedules.NAMES), strict=False)
+    ("name", "schedule"),
+    list(zip(SETTINGS, itertools.cycle(schedules.NAMES), strict=False)),
 )
 def test_whatever_is_compiled(name, schedule):
     models = both(

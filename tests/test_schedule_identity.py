@@ -299,7 +299,8 @@ def test_one_microbatch(rows):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "task"), zip(schedules.NAMES, ["dropped", "masked"] * 2, strict=True)
+    ("schedule", "task"),
+    list(zip(schedules.NAMES, ["dropped", "masked"] * 2, strict=True)),
 )
 def test_eagerly(schedule, task):
     arguments = {"num_stages": 4, "num_microbatches": 4, "schedule": schedule}

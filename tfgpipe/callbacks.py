@@ -43,6 +43,7 @@ class TimelineCallback(keras.callbacks.Callback):
 
     Example:
 
+    >>> import tempfile
     >>> layers = [keras.layers.Dense(16) for _ in range(4)]
     >>> model = tfgpipe.PipelinedModel(layers, num_stages=2, num_microbatches=4)
     >>> model.compile("sgd", "mse")

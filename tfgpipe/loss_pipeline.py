@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe import checks, losses, seams
+from tfgpipe import checks, losses, seams, trials
 from tfgpipe.assembly import Assembly
 from tfgpipe.clock import Clock
 from tfgpipe.engine import Pipeline, Result, TrainResult
@@ -51,8 +51,8 @@ class LossPipeline:
             assembly.recorded.output,
         )
         self._shapes = shapes
-        self._kinds = losses.kinds_of(compiled, targets, shapes)
-        self._whole = losses.metrics_of_the_whole(compiled, targets, shapes)
+        self._kinds = trials.kinds_of(compiled, targets, shapes)
+        self._whole = trials.metrics_of_the_whole(compiled, targets, shapes)
         if self._whole:
             warnings.warn(
                 "Outputs of the whole mini-batch are kept for metrics that cannot be "

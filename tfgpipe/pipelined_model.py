@@ -280,6 +280,8 @@ class PipelinedModel(keras.Model):
         there = keras.tree.map_structure(lambda x: x is not None, (targets, weights))
         key = (repr(there), id(self.pipelined.assembly))
         if key not in self._loss_pipelines:
+            current = self._loss_pipelines.items()
+            self._loss_pipelines = {k: v for k, v in current if k[1] == key[1]}
             self._loss_pipelines[key] = LossPipeline(
                 self.pipelined.assembly, seams.compiled(self), targets, weights
             )

@@ -359,10 +359,10 @@ class _Chain:
         return tf.control_dependencies(self._last.get(device, []))
 
     def ran(self, device: int, results: Iterable[tf.Tensor]) -> None:
-        """Notes the results of the newest action on a device."""
+        """Notes the results of the newest action on a device, if it has any."""
         if not tf.executing_eagerly():
-            first = itertools.islice(results, 1)
-            self._last[device] = [result.op for result in first]
+            for result in itertools.islice(results, 1):
+                self._last[device] = [result.op]
 
 
 def _sum(parts: Sequence[tf.Tensor]) -> tf.Tensor | None:
