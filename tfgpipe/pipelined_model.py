@@ -98,7 +98,8 @@ class PipelinedModel(keras.Model):
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(name=name, **kwargs)
+        # The layers inside cast what they are given, each to its own dtype.
+        super().__init__(name=name, autocast=False, **kwargs)
         arranged = arrange(
             schedule,
             num_stages=num_stages,
