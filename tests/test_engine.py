@@ -8,34 +8,9 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
+from tests.logs import LOG, Logs
 from tfgpipe.schedules import gpipe
 from tfgpipe.stage import REMAT_MODES
-
-LOG: list[tuple[str, int, int]] = []
-
-
-class Logs(keras.layers.Layer):
-    """The identity; notes the first number of each microbatch it sees, both ways."""
-
-    def __init__(self, stage: int) -> None:
-        super().__init__()
-        self.stage = stage
-
-    def call(self, x):
-        @tf.custom_gradient
-        def logged(x):
-            y = self._note("forward", x, x)
-            return y, lambda dy: self._note("backward", dy, x)
-
-        return logged(x)
-
-    def _note(self, kind, value, x):
-        def note(value, x):
-            LOG.append((kind, self.stage, int(x.flat[0])))
-            return value
-
-        noted = tf.numpy_function(note, [value, x], value.dtype)
-        return tf.ensure_shape(noted, value.shape)
 
 
 @pytest.mark.parametrize("remat", REMAT_MODES)

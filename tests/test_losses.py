@@ -11,6 +11,17 @@ import pytest
 import tensorflow as tf
 
 from tests import compare
+from tests.criteria import (
+    KINDS,
+    Loss,
+    built,
+    compiled,
+    double,
+    specs,
+    squares,
+    squares_of_rows,
+    sum_of_squares,
+)
 from tfgpipe import losses, seams, trials
 
 ROWS, PLACES, CLASSES = 11, 4, 5
@@ -19,32 +30,6 @@ SIZES = {
     "unequal": (1, 6, 4),
     "one of nothing": (2, 9, 0),
 }
-
-
-def compiled(loss, metrics=None, weighted_metrics=None, names=("y",), **arguments):
-    """Returns what a model compiled so has, and a way to build it."""
-    inputs = keras.Input((1,))
-    outputs = [keras.layers.Dense(1, name=name)(inputs) for name in names]
-    model = keras.Model(inputs, outputs if len(outputs) > 1 else outputs[0])
-    model.compile(
-        loss=loss, metrics=metrics, weighted_metrics=weighted_metrics, **arguments
-    )
-    return seams.compiled(model)
-
-
-def built(of, targets, outputs, weights=None):
-    """Builds losses and metrics, as Keras does, on a whole batch."""
-    of.losses(targets, outputs, weights)
-    if of.metrics is not None:
-        of.metrics.update_state(targets, outputs, weights)
-        of.metrics.reset_state()
-    return of
-
-
-def specs(tensors):
-    return keras.tree.map_structure(
-        lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), tensors
-    )
 
 
 def cut(structure, sizes):
@@ -89,62 +74,12 @@ def assert_same(of, targets, outputs, weights, sizes):
     assert np.any(received)
 
 
-def double(*shape, seed=0):
-    return tf.constant(np.random.default_rng(seed).uniform(0.1, 1.0, shape))
-
-
-def squares_of_rows(y, p):
-    return tf.reduce_sum(tf.square(y - p), axis=-1)
-
-
-def squares(y, p):
-    return tf.square(y - p)
-
-
-def mean_of_squares(y, p):
-    return tf.reduce_mean(tf.square(y - p))
-
-
-def sum_of_squares(y, p):
-    return tf.reduce_sum(tf.square(y - p))
-
-
-def mean_over_rows(y, p):
-    return tf.reduce_mean(tf.square(y - p), axis=0)
-
-
-def sum_over_rows(y, p):
-    return tf.reduce_sum(tf.square(y - p), axis=0)
-
-
-KINDS = {
-    squares_of_rows: "values",
-    squares: "values",
-    mean_of_squares: "mean",
-    mean_over_rows: "mean",
-    sum_of_squares: "sum",
-    sum_over_rows: "sum",
-}
 REDUCTIONS = ("sum_over_batch_size", "sum", "mean", "mean_with_sample_weight")
-
-
-class Loss(keras.losses.Loss):
-    """A loss of the user's, whatever its function gives and whatever its reduction."""
-
-    def __init__(self, function, reduction="sum_over_batch_size"):
-        super().__init__(name=function.__name__, reduction=reduction, dtype="float64")
-        self.function = function
-
-    def call(self, y, p):
-        return self.function(y, p)
 
 
 @pytest.fixture(autouse=True)
 def double_precision(floatx):
     floatx("float64")
-
-
-# -- what is put together -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
@@ -164,6 +99,16 @@ WEIGHTS = {
     "of rows": double(ROWS, 1, seed=3),
     "of places": double(ROWS, PLACES, seed=4),
 }
+
+
+def test_a_loss_that_does_without_keras_reduction():
+    class Own(Loss):
+        def __call__(self, y, p, sample_weight=None):
+            return tf.reduce_sum(self.function(y, p))
+
+    assert_same(
+        compiled(Own(squares)), double(ROWS, 3), double(ROWS, 3, seed=1), None, (6, 5)
+    )
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
@@ -231,191 +176,6 @@ def test_the_gradient_goes_through_the_total_alone():
     assert parts.shape == (1, 2)
     assert np.any(tape.gradient(total, outputs)["a"])
     assert tape.gradient(parts, outputs) == {"a": None, "b": None}
-
-
-# -- what kind a loss is of -----------------------------------------------------------
-
-
-def kind(loss, target=(3,), output=(3,), dtypes=("float64", "float64")):
-    """Returns the kind of a loss of such targets and outputs."""
-    of = compiled(loss)
-    pairs = zip((target, output), dtypes, strict=True)
-    given = [tf.TensorSpec([None, *shape], dtype) for shape, dtype in pairs]
-    of.losses.build(*given)
-    return trials.kinds_of(of, *given)[0]
-
-
-@pytest.mark.parametrize("function", KINDS)
-def test_the_kind_of_a_loss(function):
-    assert kind(function) == KINDS[function]
-
-
-# Whose values of a row do not depend on other rows, whatever the targets' type.
-OF_KERAS = [
-    ("mse", "float64"),
-    ("mae", "float64"),
-    ("huber", "float64"),
-    ("binary_crossentropy", "float64"),
-    ("categorical_crossentropy", "float64"),
-    ("cosine_similarity", "float64"),
-    ("kl_divergence", "float64"),
-    ("poisson", "float64"),
-    ("hinge", "float64"),
-    ("mape", "float64"),
-    ("msle", "float64"),
-    ("binary_crossentropy", "int32"),
-    ("categorical_crossentropy", "int64"),
-    ("binary_crossentropy", "bool"),
-]
-
-
-@pytest.mark.parametrize(("loss", "dtype"), OF_KERAS)
-def test_losses_of_keras_give_values(loss, dtype):
-    assert kind(loss, dtypes=(dtype, "float64")) == "values"
-
-
-def test_a_loss_that_does_without_keras_reduction():
-    class Own(Loss):
-        def __call__(self, y, p, sample_weight=None):
-            return tf.reduce_sum(self.function(y, p))
-
-    assert kind(Own(squares)) == "sum"
-    assert_same(
-        compiled(Own(squares)), double(ROWS, 3), double(ROWS, 3, seed=1), None, (6, 5)
-    )
-
-
-@pytest.mark.parametrize("dtype", ["int32", "float64"])
-@pytest.mark.parametrize("target", [(), (1,)])
-def test_sparse_classes_as_integers_or_floats(target, dtype):
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    assert kind(loss, target, dtypes=(dtype, "float64")) == "values"
-
-
-@pytest.mark.parametrize(
-    ("target", "output"),
-    [((4,), (None, 5)), ((None,), (4, 5)), ((None,), (None, 5))],
-)
-def test_sizes_that_only_targets_or_only_outputs_tell(target, output):
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    assert kind(loss, target, output, ("int32", "float64")) == "values"
-
-
-def test_a_loss_of_as_many_numbers_as_there_are_rows_tried():
-    """A mean over rows is no value for each, even if there are as many."""
-    assert kind(mean_over_rows, (6,), (6,)) == "mean"
-    assert kind(sum_over_rows, (6,), (6,)) == "sum"
-    assert kind(squares, (6,), (6,)) == "values"
-
-
-def root_of_mean(y, p):
-    return tf.sqrt(tf.reduce_mean(tf.square(y - p)))
-
-
-def whitened(y, p):
-    return tf.square(y - (p - tf.reduce_mean(p, axis=0)))
-
-
-def contrast(y, p):
-    scores = tf.matmul(y, p, transpose_b=True)
-    return -tf.linalg.diag_part(tf.nn.log_softmax(scores))
-
-
-def mean_of_what_is_there(y, p):
-    there = tf.cast(y > 0.0, p.dtype)
-    return tf.reduce_sum(there * tf.square(y - p)) / tf.reduce_sum(there)
-
-
-def least(y, p):
-    return tf.reduce_min(tf.square(y - p))
-
-
-@pytest.mark.parametrize(
-    "loss", [root_of_mean, whitened, contrast, mean_of_what_is_there, least]
-)
-def test_a_loss_that_mixes_rows_is_none(loss):
-    words = rf"loss '{loss.__name__}', which mixes the rows of a batch: of 6 rows it g"
-    with pytest.raises(ValueError, match=words):
-        kind(loss)
-
-
-@pytest.mark.parametrize("reduction", [None, "none"])
-def test_a_loss_that_is_not_reduced_is_none(reduction):
-    with pytest.raises(ValueError, match=r"'squares' with reduction=None, which gives"):
-        kind(Loss(squares, reduction))
-
-
-def test_a_loss_that_cannot_be_tried_is_taken_to_give_values():
-    """Noise can be out of what a loss takes, as here where classes are from 10 on."""
-
-    def picky(y, p):
-        with tf.control_dependencies([tf.debugging.assert_greater(y, 9)]):
-            return tf.square(tf.cast(y, p.dtype) - p)
-
-    assert kind(picky, dtypes=("int32", "float64")) == "values"
-
-
-# -- metrics of the whole mini-batch --------------------------------------------------
-
-
-def of_the_whole(metrics, shape=(3,), dtype="float64", **arguments):
-    of = compiled("mse", metrics=metrics, **arguments)
-    built(of, tf.ones((2, *shape), dtype), tf.ones((2, *shape), "float64"))
-    given = (tf.TensorSpec([None, *shape], d) for d in (dtype, "float64"))
-    return trials.metrics_of_the_whole(of, *given)
-
-
-def distance(y, p):
-    return tf.reduce_mean(tf.abs(y - p))
-
-
-def test_metrics_that_need_the_whole_mini_batch():
-    found = of_the_whole(
-        [
-            "mae",
-            keras.metrics.PearsonCorrelation(axis=0, name="along rows"),
-            keras.metrics.PearsonCorrelation(name="of each row"),
-            distance,
-            keras.metrics.RootMeanSquaredError(),
-            keras.metrics.R2Score(),
-        ],
-        weighted_metrics=["mae", distance],
-    )
-    assert found == {1: "along rows", 3: "distance", 7: "distance"}
-
-
-@pytest.mark.parametrize(
-    "metric",
-    [
-        "mse",
-        "cosine_similarity",
-        keras.metrics.AUC,
-        keras.metrics.Precision,
-        keras.metrics.F1Score,
-        keras.metrics.MeanSquaredError,
-        lambda: keras.metrics.PrecisionAtRecall(0.5),
-        keras.metrics.LogCoshError,
-    ],
-)
-def test_metrics_that_count_or_sum_do_not(metric):
-    metric = metric if isinstance(metric, str) else metric()
-    assert of_the_whole([metric]) == {}
-
-
-@pytest.mark.parametrize("dtype", ["int32", "float64"])
-def test_a_metric_of_what_is_there_needs_it(dtype):
-    def share(y, p):
-        there = tf.cast(y > 0, tf.float64)
-        return tf.reduce_sum(there * p) / tf.reduce_sum(there)
-
-    assert of_the_whole([share], dtype=dtype) == {0: "share"}
-
-
-def test_trying_metrics_leaves_them_as_they_are():
-    of = compiled("mse", metrics=["mae"])
-    built(of, tf.ones((2, 3)), tf.ones((2, 3)))
-    trials.metrics_of_the_whole(of, *(tf.TensorSpec([None, 3]) for _ in range(2)))
-    assert not any(np.any(v) for v in of.variables)
 
 
 def test_chosen_metrics_are_updated_and_no_others():

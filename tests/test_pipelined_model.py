@@ -15,6 +15,8 @@ import tensorflow as tf
 
 import tfgpipe
 from tests import compare, zoo
+from tests.criteria import contrast, mean_of_what_is_there, root_of_mean
+from tests.logs import LOG, Logs
 from tests.stacks import AddsLoss
 from tests.test_placement import device_of, graphs_of
 from tests.zoo import IDS, floats, ids, padded_ids
@@ -456,21 +458,6 @@ def fitted(loss, *data, make=small, sample_weight=None):
     data = data or (X, Y)
     model.fit(*data, batch_size=4, sample_weight=sample_weight, verbose=0)
     return model
-
-
-def root_of_mean(y, p):
-    return tf.sqrt(tf.reduce_mean(tf.square(y - p)))
-
-
-def contrast(y, p):
-    """Each row against all others."""
-    scores = tf.matmul(y, p, transpose_b=True)
-    return -tf.linalg.diag_part(tf.nn.log_softmax(scores))
-
-
-def mean_of_what_is_there(y, p):
-    there = tf.cast(y > 0.0, p.dtype)
-    return tf.reduce_sum(there * tf.square(y - p)) / tf.reduce_sum(there)
 
 
 def mean_of_known_classes(y, p):
@@ -948,32 +935,6 @@ def test_the_number_of_stages_follows_a_cut(balance):
 
 
 # -- placement ------------------------------------------------------------------------
-
-LOG: list[tuple[str, int, int]] = []
-
-
-class Logs(layers.Layer):
-    """The identity; notes the first number of each microbatch it sees, both ways."""
-
-    def __init__(self, stage):
-        super().__init__()
-        self.stage = stage
-
-    def call(self, x):
-        @tf.custom_gradient
-        def logged(x):
-            y = self._note("forward", x, x)
-            return y, lambda dy: self._note("backward", dy, x)
-
-        return logged(x)
-
-    def _note(self, kind, value, x):
-        def note(value, x):
-            LOG.append((kind, self.stage, round(float(x.flat[0]))))
-            return value
-
-        noted = tf.numpy_function(note, [value, x], value.dtype)
-        return tf.ensure_shape(noted, value.shape)
 
 
 class Scales(layers.Layer):

@@ -88,11 +88,6 @@ def test_the_placement_is_where_the_actions_are():
     assert swapped.num_devices == 2
 
 
-def test_a_schedule_knows_whether_it_splits_the_backward():
-    assert zero_bubble(2, 2).splits_backward
-    assert not one_f_one_b(2, 2).splits_backward
-
-
 @pytest.mark.parametrize(
     ("plan", "at_once"),
     [
@@ -213,7 +208,7 @@ def test_waiting_for_what_no_device_runs_is_a_deadlock():
         "each action behind"
     )
     with pytest.raises(ValueError, match=words):
-        plan.slots()
+        _ = plan.slots
 
 
 def test_fewer_microbatches_are_the_first_ones():

@@ -102,7 +102,7 @@ def test_a_simulated_step_follows_its_schedule(name, P, more, data):
         for s in timeline.spans
         if s.kind != "recompute"
     }
-    assert set(spans) == set(plan.slots())
+    assert set(spans) == set(plan.slots)
     for action, span in spans.items():
         assert span.device == plan.placement[action.stage]
         assert span.duration == costs.seconds(action.kind, action.stage)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import keras
 import tensorflow as tf
 
-from tfgpipe import microbatch, program
+from tfgpipe import mesh, microbatch, program
 from tfgpipe.snapshot import Snapshot
 from tfgpipe.stage import Stage, TracedStage
 
@@ -60,7 +60,7 @@ class Carried:
         for k, device in enumerate(devices):
             with tf.device(device):
                 gathered = program.nothing_gathered(traced[k].trace)
-                token = _token() if traced[k].trace.num_meetings else None
+                token = mesh.token("replicas") if traced[k].trace.num_meetings else None
             self._variables[k].update(gathered)
             self._tokens.append(token)
 
@@ -121,8 +121,3 @@ class Carried:
                 tf.cast(rows > 0, tf.float32),
             )
         return dict(zip(trace.replicas, parts, strict=True))
-
-
-def _token() -> tf.Tensor:
-    """Returns a resource that stands for an order, and holds nothing."""
-    return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=(), shared_name="order")

@@ -84,10 +84,7 @@ class Clock:
         wait for the one before it on another device.
         """
         if device not in self._tokens:
-            with tf.control_dependencies(None):
-                self._tokens[device] = tf.raw_ops.VarHandleOp(
-                    dtype=tf.float32, shape=(), shared_name="clock"
-                )
+            self._tokens[device] = mesh.token("clock")
         return self._tokens[device]
 
 

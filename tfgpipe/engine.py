@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfgpipe import microbatch, snapshot
@@ -22,38 +21,8 @@ from tfgpipe.replay import Wire
 from tfgpipe.schedule import Schedule
 from tfgpipe.snapshot import Snapshot
 from tfgpipe.stage import Mode, Remat, Stage, TracedStage, trace_all
-from tfgpipe.step import Step, Tensors
+from tfgpipe.step import NewState, Result, Step, Tensors, TrainResult
 from tfgpipe.strategy import current_num_replicas
-
-NewState = list[tuple[keras.Variable, tf.Tensor]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What a mini-batch leaves behind.
-
-    Attributes:
-        outputs: The values that were wanted, and the masks on them, `[B, ...]` each.
-        loss: The losses added by layers, averaged over the rows, or None.
-        new_state: For each changed variable, its value after the last microbatch.
-    """
-
-    outputs: Tensors
-    loss: tf.Tensor | None
-    new_state: NewState
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainResult(Result):
-    """What a mini-batch leaves behind that was run forward and backward.
-
-    Attributes:
-        main_loss: The loss that the last stage made.
-        gradients: By `id` of a weight its gradient, None where nothing depends on it.
-    """
-
-    main_loss: tf.Tensor
-    gradients: dict[int, tf.Tensor | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,21 +103,16 @@ class Pipeline:
         Raises:
             ValueError, RuntimeError: As `run` does.
         """
-        step, before = self._begin(inputs, training=True)
-        trained = step.train(
+        step, _ = self._begin(inputs, training=True)
+        result = step.train(
             dict(inputs),
             loss=loss,
             loss_grad=loss_grad,
             # Keras has made its own losses a mean over replicas; these are left to us.
             added_loss_grad=loss_grad / current_num_replicas(),
         )
-        return TrainResult(
-            outputs={**self._passed(inputs), **trained.outputs},
-            loss=trained.added_loss,
-            new_state=step.changed_state(),
-            main_loss=trained.loss,
-            gradients=dict(zip(before.trainable, trained.weight_grads, strict=True)),
-        )
+        outputs = {**self._passed(inputs), **result.outputs}
+        return dataclasses.replace(result, outputs=outputs)
 
     def trace(
         self, inputs: Mapping[Wire, tf.Tensor], *, training: bool | None
@@ -158,7 +122,15 @@ class Pipeline:
         Raises:
             RuntimeError: If replicas are to meet one after the other.
         """
-        split, num_replicas = self._split(inputs, training=training)
+        return self._trace(inputs, *self._split(inputs, training=training), training)
+
+    def _trace(
+        self,
+        inputs: Mapping[Wire, tf.Tensor],
+        split: microbatch.Split,
+        num_replicas: int,
+        training: bool | None,
+    ) -> list[TracedStage]:
         specs = {
             wire: tf.TensorSpec([split.static_size, *x.shape[1:]], x.dtype)
             for wire, x in inputs.items()
@@ -181,8 +153,8 @@ class Pipeline:
         self, inputs: Mapping[Wire, tf.Tensor], *, training: bool | None
     ) -> tuple[Step, Snapshot]:
         """Traces the stages, and reads their variables."""
-        split, _ = self._split(inputs, training=training)
-        traced = self.trace(inputs, training=training)
+        split, num_replicas = self._split(inputs, training=training)
+        traced = self._trace(inputs, split, num_replicas, training)
         before = snapshot.take(self.stages, traced, self.devices)
         order = self.schedule.first(len(split.sizes))
         step = Step(

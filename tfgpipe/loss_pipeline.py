@@ -18,12 +18,13 @@ import tensorflow as tf
 from tfgpipe import checks, losses, seams, trials
 from tfgpipe.assembly import Assembly
 from tfgpipe.clock import Clock
-from tfgpipe.engine import Pipeline, Result, TrainResult
+from tfgpipe.engine import Pipeline
 from tfgpipe.excerpt import Source
 from tfgpipe.network import Call, Network, Part, Value
 from tfgpipe.replay import Replay, Wire, layer_variables
 from tfgpipe.schedule import Schedule
 from tfgpipe.seams import Compiled
+from tfgpipe.step import Result, TrainResult
 from tfgpipe.trace import trace
 
 
@@ -130,14 +131,17 @@ class LossPipeline:
         weights: Any,
         *,
         schedule: Schedule,
-    ) -> TrainResult:
-        """Runs a mini-batch forward, and updates metrics."""
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Runs a mini-batch forward, updates metrics, and returns its losses.
+
+        Returns:
+            The loss, and what layers add to it, if any does.
+        """
         engine = self._engine(schedule, wanted=self._network.outputs)
         wires = self._fed(engine, inputs, targets, weights, training=False)
         result = engine.run(wires, training=False)
         self._update(result, targets, weights, _num_rows(inputs))
-        loss = tf.reduce_sum(result.outputs[self._loss])
-        return TrainResult(**vars(result), main_loss=loss, gradients={})
+        return tf.reduce_sum(result.outputs[self._loss]), result.loss
 
     @property
     def _outputs(self) -> tuple[int, ...]:

@@ -136,6 +136,16 @@ def short_name(device: str) -> str:
     return device.rsplit("device:", 1)[-1]
 
 
+def token(name: str) -> tf.Tensor:
+    """Returns a resource that stands for an order of operations, and holds nothing.
+
+    Args:
+        name: What is ordered. Tokens of one name on one device are the same.
+    """
+    with tf.control_dependencies(None):
+        return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=(), shared_name=name)
+
+
 def default_devices() -> list[str]:
     """Returns the devices a mesh has to choose from when none are named."""
     return _visible("GPU") or _visible("CPU")

@@ -211,14 +211,14 @@ class PipelinedModel(keras.Model):
         seams.build_compiled(self, data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with seams.without_autocast():
-            result = self._loss_pipeline(y, sample_weight).evaluate(
+            loss, added = self._loss_pipeline(y, sample_weight).evaluate(
                 self.pipelined.assembly.wires(x, {}),
                 y,
                 sample_weight,
                 schedule=self.schedule,
             )
         penalties = [p.loss for p in self._penalties()]
-        self._track(x, result.main_loss, [result.loss, *penalties])
+        self._track(x, loss, [added, *penalties])
         return self.get_metrics_result()
 
     def unpipelined(self) -> keras.Model:

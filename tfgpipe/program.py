@@ -79,7 +79,7 @@ class Options:
 
 
 class Programs:
-    """The two programs of a traced stage, each built when it is first asked for.
+    """The programs of a traced stage, each built when it is first asked for.
 
     Args:
         trace: The stage.

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
@@ -103,11 +103,6 @@ class Schedule:
         places = {a.stage: p for p, order in enumerate(self.orders) for a in order}
         return tuple(places[k] for k in range(self.num_stages))
 
-    @functools.cached_property
-    def splits_backward(self) -> bool:
-        """Whether gradients of inputs and of weights are actions of their own."""
-        return any(a.kind == "backward_weight" for order in self.orders for a in order)
-
     def dependencies(self, action: Action) -> tuple[Action, ...]:
         """Returns the actions whose results `action` needs."""
         k, m = action.stage, action.microbatch
@@ -139,12 +134,13 @@ class Schedule:
         if tuple(placement) == self.placement:
             return self
         orders: list[list[Action]] = [[] for _ in range(max(placement) + 1)]
-        for action in self.slots():
+        for action in self.slots:
             orders[placement[action.stage]].append(action)
         return dataclasses.replace(self, orders=tuple(map(tuple, orders)))
 
-    def slots(self) -> dict[Action, int]:
-        """Returns the time slot of every action, each taking one slot.
+    @functools.cached_property
+    def slots(self) -> Mapping[Action, int]:
+        """The time slot of every action, each taking one slot.
 
         An action starts as soon as its device is free and its dependencies are done.
         The keys come in an order in which dependencies precede their dependents, so
@@ -177,7 +173,7 @@ class Schedule:
 
     def actions(self, *kinds: Kind) -> tuple[Action, ...]:
         """Returns all actions of these kinds, dependencies first."""
-        return tuple(action for action in self.slots() if action.kind in kinds)
+        return tuple(action for action in self.slots if action.kind in kinds)
 
     def follows_at_once(self, k: int, m: int) -> bool:
         """Returns whether a backward is the next its device does after the forward."""
@@ -214,7 +210,7 @@ class Schedule:
                     f"forwards of stage {k} in the order {forwards}. Backwards can "
                     "come in any order."
                 )
-        self.slots()
+        _ = self.slots  # Or else it deadlocks.
         return self
 
     def _check_complete(self, actions: list[Action]) -> None:
@@ -314,7 +310,7 @@ def draw(schedule: Schedule) -> str:
 
     Of several stages on a device, the first is marked a, the second b.
     """
-    slots = schedule.slots()
+    slots = schedule.slots
     num_slots = max(slots.values(), default=-1) + 1
     labels = labelled(schedule)
     width = max(map(len, labels.values()), default=2)

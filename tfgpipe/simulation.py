@@ -228,7 +228,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
     transfers: list[Transfer] = []
     # All that goes over a link comes from one device, so that the order of actions is
     # that of transfers, too.
-    for action in schedule.slots():
+    for action in schedule.slots:
         k, m, p = action.stage, action.microbatch, place[action.stage]
         needed = [
             ends[d] if d.stage == k else arrivals[d]

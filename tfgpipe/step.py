@@ -33,22 +33,35 @@ from tfgpipe.trace import differentiable, total
 Tensors = dict[Wire, tf.Tensor]
 
 
+NewState = list[tuple[keras.Variable, tf.Tensor]]
+
+
 @dataclasses.dataclass(frozen=True)
-class Trained:
-    """What all actions of a mini-batch leave behind.
+class Result:
+    """What a mini-batch leaves behind.
 
     Attributes:
-        loss: The loss.
-        added_loss: The losses added by layers, averaged over the rows, or None.
-        outputs: The values that were wanted, `[B, ...]` each.
-        weight_grads: One gradient for each weight of the snapshot, None where nothing
-            depends on it.
+        outputs: The values that were wanted, and the masks on them, `[B, ...]` each.
+        loss: The losses added by layers, averaged over the rows, or None.
+        new_state: For each changed variable, its value after the last microbatch.
     """
 
-    loss: tf.Tensor
-    added_loss: tf.Tensor | None
     outputs: Tensors
-    weight_grads: list[tf.Tensor | None]
+    loss: tf.Tensor | None
+    new_state: NewState
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult(Result):
+    """What a mini-batch leaves behind that was run forward and backward.
+
+    Attributes:
+        main_loss: The loss that the last stage made.
+        gradients: By `id` of a weight its gradient, None where nothing depends on it.
+    """
+
+    main_loss: tf.Tensor
+    gradients: dict[int, tf.Tensor | None]
 
 
 class Step:
@@ -142,7 +155,7 @@ class Step:
         loss: Wire,
         loss_grad: tf.Tensor,
         added_loss_grad: tf.Tensor,
-    ) -> Trained:
+    ) -> TrainResult:
         """Emits all actions, in the order of the schedule.
 
         Args:
@@ -156,7 +169,7 @@ class Step:
             self._grads = [{loss: [loss_grad[None]]} for _ in self._pieces]
         self._loss_grad = added_loss_grad
         self._clear_accumulators()
-        for action in self._schedule.slots():
+        for action in self._schedule.slots:
             if action.kind == "forward":
                 self._forward(action)
             else:
@@ -165,15 +178,18 @@ class Step:
                 del self._kept[action.stage, action.microbatch]
         self._join_outputs()
         with tf.device(self._devices[-1]):
-            parts = [tf.reduce_sum(row[loss]) for row in self._pieces]
-            return Trained(
-                loss=tf.add_n(parts),
-                added_loss=self._added_loss(),
-                outputs=self._outputs,
-                weight_grads=self._weight_grads(),
-            )
+            main_loss = tf.add_n([tf.reduce_sum(row[loss]) for row in self._pieces])
+        return TrainResult(
+            outputs=self._outputs,
+            loss=self._added_loss(),
+            new_state=self.changed_state(),
+            main_loss=main_loss,
+            gradients=dict(
+                zip(self._before.trainable, self._weight_grads(), strict=True)
+            ),
+        )
 
-    def changed_state(self) -> list[tuple[keras.Variable, tf.Tensor]]:
+    def changed_state(self) -> NewState:
         """Returns the variables that the forward actions changed, with new values."""
         return self._carried.changed()
 
