@@ -4,7 +4,8 @@
 #   make test      format check, lint, types, tests
 #   make lint      the first three of these
 #   make format    rewrite the code in the project's format
-#   make bench     speed, schedules, start-up, memory, cuts and retraces
+#   make bench     what was to be reached, and whether it is
+#   make measure   speed, schedules, profile, start-up, memory, cuts and retraces
 #   make clean     remove caches and builds (not the environment, not the runs)
 #
 # VENV=DIR puts the environment elsewhere, PYTHON=... chooses the interpreter,
@@ -19,7 +20,7 @@ BIN := $(VENV)/bin
 TRAINER_INSTALLED := $(VENV)/.installed-trainer
 DEV_INSTALLED := $(VENV)/.installed-dev
 
-.PHONY: help train test lint format bench clean
+.PHONY: help train test lint format bench measure clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -40,10 +41,15 @@ format: $(DEV_INSTALLED)
 	$(BIN)/ruff check --fix .
 
 bench: $(TRAINER_INSTALLED)
+	$(BIN)/python -m benchmarks.targets
+
+measure: $(TRAINER_INSTALLED)
 	$(BIN)/python -m benchmarks.pipeline --workload=mlp
 	$(BIN)/python -m benchmarks.pipeline --workload=transformer
 	$(BIN)/python -m benchmarks.schedules --workload=mlp
 	$(BIN)/python -m benchmarks.schedules --workload=transformer
+	$(BIN)/python -m benchmarks.profile --workload=mlp
+	$(BIN)/python -m benchmarks.profile --workload=transformer
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.partition

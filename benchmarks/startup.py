@@ -36,6 +36,7 @@ def measure(
         },
         num_stages=num_stages,
         num_microbatches=num_microbatches,
+        schedule="1f1b",
         remat=remat,
         cores=tuple(sorted(os.sched_getaffinity(0))),
     )

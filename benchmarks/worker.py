@@ -9,6 +9,7 @@ at a time, each on its own cores, and whatever else the machine does hits both.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -94,6 +95,23 @@ class Memory:
     peak: int
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What a timed step took, and parts of it that were timed by themselves.
+
+    Attributes:
+        seconds: The whole step.
+        timeline: Its actions.
+        accumulate: For each device, adding up the gradients of a step's microbatches.
+        update: For each device, the optimizer's update of all weights.
+    """
+
+    seconds: float
+    timeline: Timeline
+    accumulate: tuple[float, ...]
+    update: tuple[float, ...]
+
+
 class Worker:
     """A process that holds one model.
 
@@ -117,6 +135,14 @@ class Worker:
         """Trains one step."""
         return self._ask("step")
 
+    def begin(self) -> None:
+        """Begins a step; `end` waits for it."""
+        self._connection.send("step")
+
+    def end(self) -> Step:
+        """Returns the step that was begun, when it is through."""
+        return self._receive()
+
     def reset(self) -> None:
         """Sets the weights to their initial values."""
         self._ask("reset")
@@ -132,6 +158,10 @@ class Worker:
     def timeline(self) -> Timeline:
         """Trains a step and returns when its actions ran."""
         return self._ask("timeline")
+
+    def profile(self) -> Profile:
+        """Trains a step and returns what took how long."""
+        return self._ask("profile")
 
     def expected_memory(self) -> int:
         """Returns the bytes that a step should take, over all devices."""
@@ -270,7 +300,7 @@ class _Trainer:
         return step
 
     def graph(self) -> Graph:
-        definition = self._train_step.graph.as_graph_def()
+        definition = self._traced_step().graph.as_graph_def()
         functions = definition.library.function
         return Graph(
             num_nodes=len(definition.node),
@@ -327,9 +357,61 @@ class _Trainer:
         self._timed_step((self._x, self._y))
         return self._recorder.timeline(self._model.schedule)
 
+    def profile(self) -> Profile:
+        step = self._timed_step  # Traced.
+        start = time.perf_counter()
+        step((self._x, self._y))
+        seconds = time.perf_counter() - start
+        schedule = self._model.schedule
+        return Profile(
+            seconds=seconds,
+            timeline=self._recorder.timeline(schedule),
+            accumulate=tuple(
+                schedule.num_microbatches * self._accumulate_seconds(p)
+                for p in range(schedule.num_devices)
+            ),
+            update=(self._update_seconds,) * schedule.num_devices,
+        )
+
+    @functools.cache  # noqa: B019 (The trainer lives as long as its process.)
+    def _accumulate_seconds(self, device: int) -> float:
+        """Times the addition of one microbatch's gradients to the sums before."""
+        import tensorflow as tf
+
+        from tfgpipe import program
+
+        stages = zip(self._model.stages, self._model.schedule.placement, strict=True)
+        weights = [v for stage, p in stages if p == device for v in stage.weights]
+
+        def add(sums: list[Any], gradients: list[Any]) -> list[Any]:
+            pairs = zip(sums, gradients, strict=True)
+            return [program.add_in_place(total, new) for total, new in pairs]
+
+        with tf.device(f"CPU:{device}"):
+            zeros = [tf.zeros(weight.shape) for weight in weights]
+            ones = [tf.ones(weight.shape) for weight in weights]
+            with self._executor():
+                return _least_seconds(tf.function(add, autograph=False), zeros, ones)
+
+    @functools.cached_property
+    def _update_seconds(self) -> float:
+        """Times the optimizer's update of all weights, by gradients of zero."""
+        import tensorflow as tf
+
+        optimizer, weights = self._model.optimizer, self._model.trainable_weights
+
+        def update() -> None:
+            zeros = []
+            for weight in weights:
+                with tf.device(weight.value.device):
+                    zeros.append(tf.zeros(weight.shape))
+            optimizer.apply_gradients(zip(zeros, weights, strict=True))
+
+        return _least_seconds(tf.function(update, autograph=False))
+
     @functools.cached_property
     def _train_step(self) -> Any:
-        return self._traced_step()
+        return self._as_fit_calls_it(self._traced_step())
 
     @functools.cached_property
     def _timed_step(self) -> Any:
@@ -338,7 +420,7 @@ class _Trainer:
         self._recorder = self._model.recorder = Recorder()
         step = self._traced_step()
         self._model.recorder = None
-        return step
+        return self._as_fit_calls_it(step)
 
     def _traced_step(self) -> Any:
         """Returns Keras' train step, compiled: what `fit` runs on every batch."""
@@ -346,14 +428,37 @@ class _Trainer:
 
         # Holds for the calls that are traced here and stay calls: a stage's programs.
         # The train step itself runs outside, in the parallel executor.
-        executor = {"parallel": "", "serial": "SINGLE_THREADED_EXECUTOR"}
-        with tf.experimental.function_executor_type(executor[self._side.executor]):
+        with self._executor():
             step = tf.function(
                 self._model.train_step,
                 autograph=False,
                 jit_compile=self._model.jit_compile,
             )
-            return step.get_concrete_function((self._x, self._y))
+            return self._as_fit_calls_it(step.get_concrete_function)((self._x, self._y))
+
+    def _as_fit_calls_it(self, function: Any) -> Any:
+        """Returns a function as a `PipelinedModel` has it called by Keras."""
+        from tfgpipe import calls
+
+        return function if self._side.schedule is None else calls.as_traced(function)
+
+    def _executor(self) -> contextlib.AbstractContextManager[Any]:
+        """What is called inside runs one operation after the other, if all does."""
+        import tensorflow as tf
+
+        executors = {"parallel": "", "serial": "SINGLE_THREADED_EXECUTOR"}
+        return tf.experimental.function_executor_type(executors[self._side.executor])
+
+
+def _least_seconds(function: Any, *args: Any) -> float:
+    """Returns the least time that a call takes, of some."""
+    function(*args)
+    seconds = []
+    for _ in range(10):
+        start = time.perf_counter()
+        function(*args)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
 
 
 def _resident(field: str) -> int:

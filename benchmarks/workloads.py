@@ -113,7 +113,20 @@ def transformer(
     )
 
 
-WORKLOADS: dict[str, Callable[..., Workload]] = {"mlp": mlp, "transformer": transformer}
+def actions(*, num_layers: int = 2) -> Workload:
+    """Returns a workload that is next to none."""
+    return Workload(
+        make_layer=lambda: keras.layers.Dense(8),
+        num_layers=num_layers,
+        batch_shape=(64, 8),
+    )
+
+
+WORKLOADS: dict[str, Callable[..., Workload]] = {
+    "mlp": mlp,
+    "transformer": transformer,
+    "actions": actions,
+}
 
 
 def set_weights(layers: list[keras.layers.Layer]) -> None:

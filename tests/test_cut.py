@@ -107,7 +107,7 @@ def halves(graph=LAYERS, weight_grads=("g1:0", "g2:0"), **arguments):
 
 
 def programs(between, *, kept=(), input_grads=("b1:0",), weight_grads=("g1:0", "g2:0")):
-    """Returns the operations of both halves, as `program.Programs` makes them."""
+    """Returns the operations of both halves, as `programs.Programs` makes them."""
     made = [*input_grads, *(x for x in between if x not in kept)]
     feeds = (*kept, *GIVEN)
     chain = cut.program(LAYERS, fetches=made, feeds=feeds)

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfgpipe import recording
 from tfgpipe.replay import Wire
-from tfgpipe.stage import Mode, Stage
+from tfgpipe.stage import Library, Mode, Stage
 
 # Runs one training step in a process of its own, and prints by how much its resident
 # memory grew at its highest.
@@ -70,7 +70,7 @@ def test_rematerialisation_at_least_halves_peak_memory():
 def make_stage() -> Stage:
     layers = [keras.layers.Dense(4, activation="gelu") for _ in range(3)]
     recorded = recording.from_layers(layers, keras.KerasTensor((2, 4)), {})
-    return Stage(0, recorded.network.part(slice(0, 3)), {})
+    return Stage(0, recorded.network.part(slice(0, 3)), Library())
 
 
 def traced(*, per_layer: bool = False):

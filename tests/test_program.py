@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests import compare
 from tfgpipe import program, recording
 from tfgpipe.replay import Wire
-from tfgpipe.stage import Mode, Stage
+from tfgpipe.stage import Library, Mode, Stage
 
 layers = keras.layers
 ROWS, WIDTH = 2, 4
@@ -24,7 +24,7 @@ def traced(stack, *, first=False, dtype="float32", **mode):
     """Returns layers as a traced stage; the first of a pipeline, or one within."""
     given = keras.KerasTensor((ROWS, WIDTH), dtype)
     recorded = recording.from_layers(stack, given, {})
-    stage = Stage(0, recorded.network.part(slice(0, len(stack))), {})
+    stage = Stage(0, recorded.network.part(slice(0, len(stack))), Library())
     arguments = {"per_layer": False, "may_be_empty": False, "jit_compile": False}
     mode = Mode(training=True, constant=(0,) if first else (), **{**arguments, **mode})
     return stage, stage.traced({Wire(0): tf.TensorSpec([ROWS, WIDTH], dtype)}, mode)

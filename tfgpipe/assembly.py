@@ -9,16 +9,16 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from tfgpipe import checks, mesh, partition, program, seams
+from tfgpipe import checks, mesh, partition, seams
 from tfgpipe.engine import Pipeline
 from tfgpipe.layers import BatchNorm
-from tfgpipe.network import Network
+from tfgpipe.network import Network, Value
 from tfgpipe.original import Original
 from tfgpipe.placement import Placement
 from tfgpipe.recording import Recording
 from tfgpipe.replay import Wire
 from tfgpipe.schedule import Schedule
-from tfgpipe.stage import Remat, Stage
+from tfgpipe.stage import Library, Remat, Stage
 from tfgpipe.step import Tensors
 
 
@@ -90,6 +90,26 @@ class Assembly:
                 wires[Wire(number, True)] = mask
         return wires
 
+    def knows(self, inputs: Any, side_inputs: Mapping[str, Any]) -> bool:
+        """Returns whether symbolic inputs are, but for their rows, those recorded."""
+        fed = self.original.feed(inputs, side_inputs).values()
+        known = [self.recorded.specs[n] for n in self.recorded.network.inputs]
+        return all(
+            x is not None and (x.dtype, x.shape[1:]) == (spec.dtype, spec.shape[1:])
+            for x, spec in zip(fed, known, strict=True)
+        )
+
+    def output_spec(self, inputs: Any, side_inputs: Mapping[str, Any]) -> Any:
+        """Returns shapes and types of the outputs for symbolic inputs that it knows."""
+        fed = self.original.feed(inputs, side_inputs).values()
+        rows = next(x.shape[0] for x in fed if x is not None)
+
+        def spec(value: Value) -> keras.KerasTensor:
+            known = self.recorded.specs[value.number]
+            return keras.KerasTensor((rows, *known.shape[1:]), known.dtype)
+
+        return keras.tree.map_structure(spec, self.recorded.output)
+
     def structured(self, outputs: Tensors) -> Any:
         """Returns outputs nested as the model nests them, their masks on them."""
         for wire, value in outputs.items():
@@ -107,7 +127,7 @@ class Assembly:
 
 def cut(network: Network, counts: Sequence[int]) -> tuple[Stage, ...]:
     """Returns stages of these numbers of calls, which share equal programs."""
-    library: program.Library = {}
+    library = Library()
     return tuple(
         Stage(k, network.part(span), library)
         for k, span in enumerate(partition.spans(counts))

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfgpipe import cut, examples, flops, program
 from tfgpipe.network import Network
 from tfgpipe.replay import Wire, layer_variables
-from tfgpipe.stage import Mode, Stage, TracedStage, trace_all
+from tfgpipe.stage import Library, Mode, Stage, TracedStage, trace_all
 
 # How often a program is run to measure it, after a first time that compiles it.
 REPEATS = 8
@@ -93,7 +93,7 @@ class TracedParts:
         spans: Sequence[slice],
         inputs: Mapping[Wire, tf.TensorSpec],
     ) -> None:
-        library: program.Library = {}  # Equal parts share programs, and measurements.
+        library = Library()  # Equal parts share programs, and measurements.
         self._stages = [
             Stage(i, network.part(span), library) for i, span in enumerate(spans)
         ]

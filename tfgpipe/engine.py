@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfgpipe import microbatch, snapshot
+from tfgpipe import mesh, microbatch, snapshot
 from tfgpipe.clock import Clock
 from tfgpipe.layers import BatchNorm, synchronizes
 from tfgpipe.replay import Wire
@@ -144,8 +144,9 @@ class Pipeline:
                 batch_norm=self.batch_norm,
                 num_replicas=num_replicas,
                 constant=tuple(self.constant),
+                on_cpu=mesh.kind(device) == "CPU",
             )
-            for jit_compile in self.jit_compile
+            for device, jit_compile in zip(self.devices, self.jit_compile, strict=True)
         ]
         return trace_all(self.stages, specs, modes)
 
@@ -166,6 +167,7 @@ class Pipeline:
             split=split,
             before=before,
             saves=self._saves(order, training=training),
+            training=bool(training),
             clock=self.clock,
         )
         return step, before

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import tensorflow as tf
 
-from tfgpipe import cut
+from tfgpipe import cut, products
 from tfgpipe.trace import Trace
 
 
@@ -33,10 +33,16 @@ class Excerpt:
 
 
 class Source:
-    """A traced stage that excerpts are copied from."""
+    """A traced stage that excerpts are copied from.
 
-    def __init__(self, trace: Trace) -> None:
+    Args:
+        trace: The stage.
+        on_cpu: Whether they are to run on a CPU, by TensorFlow's own kernels.
+    """
+
+    def __init__(self, trace: Trace, *, on_cpu: bool = False) -> None:
         self.trace = trace
+        self._on_cpu = on_cpu
         self._graph_def = trace.graph.as_graph_def()
         for node in self._graph_def.node:
             # Drops requests to sit next to operations that the excerpt may not hold.
@@ -74,6 +80,8 @@ class Source:
         taken = tuple(feed for feed in piece.feeds if feed not in captures)
         captured = {f: captures[f] for f in piece.feeds if f in captures}
         graph_def = self._copy(piece.operations)
+        if self._on_cpu:
+            products.turn(graph_def, self.trace.graph)
         computed = [fetch for fetch in fetches if fetch not in piece.feeds]
         consumed = {cut.canonical(i) for node in graph_def.node for i in node.input}
 

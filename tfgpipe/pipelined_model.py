@@ -9,7 +9,7 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from tfgpipe import mesh, schedules, seams
+from tfgpipe import calls, mesh, schedules, seams
 from tfgpipe.arrangement import arrange
 from tfgpipe.clock import Clock, Recorder
 from tfgpipe.layers import BatchNorm
@@ -81,6 +81,10 @@ class PipelinedModel(keras.Model):
             schedule is not for these stages and microbatches.
         TypeError: If `layers` holds something that is no layer.
     """
+
+    train_function: Any
+    test_function: Any
+    predict_function: Any
 
     def __init__(
         self,
@@ -155,6 +159,10 @@ class PipelinedModel(keras.Model):
         """Runs a mini-batch forward, and puts the outputs together."""
         return self.pipelined(inputs, training=training, mask=mask)
 
+    def compute_output_spec(self, inputs: Any, **arguments: Any) -> Any:
+        """Infers the outputs' shapes and dtypes."""
+        return self.pipelined.compute_output_spec(inputs, **arguments)
+
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Configures the model for training, as `keras.Model.compile` does."""
         super().compile(*args, **kwargs)
@@ -170,6 +178,21 @@ class PipelinedModel(keras.Model):
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.optimizer is not None and self.built:
             self.optimizer.build(self.trainable_variables)
+
+    def make_train_function(self, force: bool = False) -> None:
+        """Makes the function that `fit` calls on each batch."""
+        super().make_train_function(force)
+        self.train_function = calls.as_traced(self.train_function)
+
+    def make_test_function(self, force: bool = False) -> None:
+        """Makes the function that `evaluate` calls on each batch."""
+        super().make_test_function(force)
+        self.test_function = calls.as_traced(self.test_function)
+
+    def make_predict_function(self, force: bool = False) -> None:
+        """Makes the function that `predict` calls on each batch."""
+        super().make_predict_function(force)
+        self.predict_function = calls.as_traced(self.predict_function)
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Trains on a mini-batch: runs the schedule, and updates the weights."""

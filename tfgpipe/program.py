@@ -1,4 +1,4 @@
-"""The forward and backward programs of a stage, called once for every microbatch.
+"""A program of a stage: a piece of its trace, called once for every microbatch.
 
 A program takes the tensors it needs by name and returns the ones it makes by name, so
 the pipeline keeps, for each stage and microbatch, one small dictionary of tensors and
@@ -12,20 +12,19 @@ compute the same share them.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import tensorflow as tf
 
-from tfgpipe import cut
-from tfgpipe.excerpt import Excerpt, Source
+from tfgpipe.calls import Callee
+from tfgpipe.excerpt import Excerpt
 from tfgpipe.trace import Gradient, Trace, differentiable
 
 Values = dict[str, tf.Tensor]
 
 # Functions built so far, by what they compute.
-Library = dict[Hashable, Callable[..., Sequence[tf.Tensor]]]
+Library = dict[Hashable, Callee]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Program:
 
     feeds: tuple[str, ...]
     fetches: tuple[str, ...]
-    function: Callable[..., Sequence[tf.Tensor]]
+    function: Callee
 
     def __call__(
         self,
@@ -58,7 +57,7 @@ class Program:
             *rows: The number of rows, if that may be zero.
         """
         feeds = [values[feed] for feed in self.feeds]
-        results = list(self.function(*rows, *feeds, *sums))
+        results = self.function(*rows, *feeds, *sums)
         made, sums = results[: len(self.fetches)], results[len(self.fetches) :]
         return dict(zip(self.fetches, made, strict=True)), sums
 
@@ -71,109 +70,13 @@ class Options:
         saves: Whether the forward keeps what the backward needs (no recomputation).
         may_be_empty: Whether microbatches without rows can occur and must be skipped.
         jit_compile: Whether XLA compiles the program.
+        on_cpu: Whether it runs on a CPU, by TensorFlow's own kernels.
     """
 
     saves: bool
     may_be_empty: bool
     jit_compile: bool
-
-
-class Programs:
-    """The programs of a traced stage, each built when it is first asked for.
-
-    Args:
-        trace: The stage.
-        options: How to build them.
-        library: Functions to share. New ones are added.
-
-    Attributes:
-        residuals: Names of the tensors that the forward keeps for the backward.
-    """
-
-    def __init__(self, trace: Trace, options: Options, library: Library) -> None:
-        self._trace = trace
-        self._source = Source(trace)
-        self._builder = _Builder(trace, options, library, self._source.fingerprint)
-        self._sources = (
-            *trace.inputs,
-            *trace.weights,
-            *trace.carried,
-            *trace.replicas,
-        )
-        self._given = _present(*trace.output_grads, trace.loss_grad)
-        self._outputs = [*trace.outputs, *_changed(trace), *_present(trace.loss)]
-        self._input_grads = _present(*trace.input_grads)
-        self._weight_grads = [n for g in _weight_grads(trace) for n in g.names]
-        ends = {
-            "sources": (*self._sources, *self._given, *trace.captures),
-            "outputs": self._outputs,
-            "gradients": [*self._input_grads, *self._weight_grads],
-        }
-        graph, source = self._source.graph, self._source
-        if options.saves:
-            self.residuals = cut.saving(
-                graph, constants=source.constants, done=trace.effects, **ends
-            )
-        else:
-            self.residuals = cut.recomputing(graph, stateful=source.stateful, **ends)
-
-    @functools.cached_property
-    def forward(self) -> Program:
-        """The forward program."""
-        excerpt = self._source.excerpt(
-            fetches=(*self._outputs, *self.residuals),
-            feeds=self._sources,
-            effects=self._trace.effects,
-        )
-        return self._builder.forward(excerpt)
-
-    @functools.cached_property
-    def backward(self) -> Program:
-        """The backward program."""
-        excerpt = self._backward_excerpt([*self._input_grads, *self._weight_grads])
-        return self._builder.backward("backward", excerpt, self._input_grads)
-
-    @functools.cached_property
-    def backward_input(self) -> Program:
-        """The half of the backward that makes the gradients of the inputs.
-
-        It recomputes what both halves need, and hands the other what is between them.
-        """
-        kept = [name for name in self._between if name not in self.residuals]
-        made = list(dict.fromkeys([*self._input_grads, *kept]))
-        excerpt = self._backward_excerpt(made)
-        return self._builder.backward("backward_input", excerpt, made, sums=False)
-
-    @functools.cached_property
-    def backward_weight(self) -> Program:
-        """The half of the backward that makes the gradients of the weights."""
-        excerpt = self._backward_excerpt(self._weight_grads, self._between)
-        return self._builder.backward("backward_weight", excerpt, [])
-
-    def _backward_excerpt(
-        self, fetches: Sequence[str], between: Sequence[str] = ()
-    ) -> Excerpt:
-        return self._source.excerpt(
-            fetches=fetches,
-            feeds=tuple(
-                dict.fromkeys((*between, *self._given, *self.residuals, *self._sources))
-            ),
-            done=self._trace.effects,
-        )
-
-    @functools.cached_property
-    def _between(self) -> tuple[str, ...]:
-        """Names of what one half of the backward hands to the other."""
-        trace = self._trace
-        return cut.halves(
-            self._source.graph,
-            sources=(*self._sources, *self._given, *trace.captures),
-            outputs=self._outputs,
-            input_grads=self._input_grads,
-            weight_grads=self._weight_grads,
-            constants=self._source.constants,
-            done=trace.effects,
-        )
+    on_cpu: bool = False
 
 
 def empty_accumulators(trace: Trace) -> list[tf.Tensor]:
@@ -191,7 +94,7 @@ def nothing_gathered(trace: Trace) -> Values:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Builder:
+class Builder:
     """Makes programs out of excerpts."""
 
     trace: Trace
@@ -200,10 +103,11 @@ class _Builder:
     fingerprint: str
 
     def forward(self, excerpt: Excerpt) -> Program:
+        """Makes a forward program."""
         trace = self.trace
         before = dict(zip(trace.new_carried, trace.carried, strict=True))
         # An empty microbatch leaves the state as it was, so it takes that as well.
-        kept = [before[after] for after in _changed(trace)]
+        kept = [before[after] for after in changed(trace)]
         feeds = tuple(dict.fromkeys((*excerpt.feeds, *kept)))
         run = self._compiled(excerpt)
 
@@ -247,15 +151,15 @@ class _Builder:
             sums: Whether it adds up gradients of weights.
         """
         trace, feeds = self.trace, excerpt.feeds
-        weight_grads = _weight_grads(trace) if sums else []
-        input_grads = _present(*trace.input_grads)
+        weight_grads = weight_grads_of(trace) if sums else []
+        input_grads = present(*trace.input_grads)
         run = self._compiled(excerpt)
 
         def compute(*tensors: tf.Tensor) -> list[tf.Tensor]:
             taken, accumulators = tensors[: len(feeds)], tensors[len(feeds) :]
             values = dict(zip(excerpt.fetches, run(*taken), strict=True))
             gradients = zip(accumulators, weight_grads, strict=True)
-            totals = [_add_in_place(total, new, values) for total, new in gradients]
+            totals = [_add(total, new, values) for total, new in gradients]
             return [*(values[fetch] for fetch in fetches), *totals]
 
         def attend(rows: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -308,7 +212,7 @@ class _Builder:
         skip: Callable[..., list[tf.Tensor]],
         attend: Callable[..., list[tf.Tensor]],
         specs: Sequence[tf.TensorSpec],
-    ) -> Callable[..., Sequence[tf.Tensor]]:
+    ) -> Callee:
         """Makes a TensorFlow function that stays a call where it is called.
 
         The number of rows is an argument only where it matters: a constant argument
@@ -333,33 +237,37 @@ class _Builder:
                 specs = [tf.TensorSpec((), tf.int32), *specs]
             function.__name__ = f"stage_{name}"
             with tf.init_scope():
-                self.library[key] = tf.function(
+                traced = tf.function(
                     function,
                     autograph=False,
                     experimental_attributes={"_noinline": True},
                 ).get_concrete_function(*specs)
+            self.library[key] = Callee(function.__name__, traced)
         return self.library[key]
 
 
-def _add_in_place(
-    accumulator: tf.Tensor, gradient: Gradient, values: Values
-) -> tf.Tensor:
+def add_in_place(total: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """Adds a gradient into the accumulator's own buffer.
 
     A function's argument is never the only reference to its buffer, so `acc + g` would
     allocate a second one, and fault its pages in, for every weight and microbatch.
     """
-    value = values[gradient.values]
-    if gradient.indices is not None:
-        value = tf.reshape(value, [-1, *accumulator.shape[1:]])
-        # Each row once: on a GPU additions to one row would overtake one another.
-        rows, where = tf.unique(tf.reshape(values[gradient.indices], [-1]))
-        value = tf.math.unsorted_segment_sum(value, where, tf.size(rows))
-        return tf.raw_ops.InplaceAdd(x=accumulator, i=tf.cast(rows, tf.int32), v=value)
-    total = tf.raw_ops.InplaceAdd(
-        x=tf.reshape(accumulator, [1, -1]), i=[0], v=tf.reshape(value, [1, -1])
+    added = tf.raw_ops.InplaceAdd(
+        x=tf.reshape(total, [1, -1]), i=[0], v=tf.reshape(value, [1, -1])
     )
-    return tf.reshape(total, accumulator.shape)
+    return tf.reshape(added, total.shape)
+
+
+def _add(total: tf.Tensor, gradient: Gradient, values: Values) -> tf.Tensor:
+    """Adds a gradient, in either of its forms, to a sum."""
+    value = values[gradient.values]
+    if gradient.indices is None:
+        return add_in_place(total, value)
+    value = tf.reshape(value, [-1, *total.shape[1:]])
+    # Each row once: on a GPU additions to one row would overtake one another.
+    rows, where = tf.unique(tf.reshape(values[gradient.indices], [-1]))
+    value = tf.math.unsorted_segment_sum(value, where, tf.size(rows))
+    return tf.raw_ops.InplaceAdd(x=total, i=tf.cast(rows, tf.int32), v=value)
 
 
 def _zero(spec: tf.TensorSpec) -> tf.Tensor:
@@ -399,15 +307,17 @@ def _accumulator_specs(trace: Trace) -> list[tf.TensorSpec]:
     ]
 
 
-def _weight_grads(trace: Trace) -> list[Gradient]:
+def weight_grads_of(trace: Trace) -> list[Gradient]:
+    """Returns the gradients of a stage's weights that have one."""
     return [gradient for gradient in trace.weight_grads if gradient is not None]
 
 
-def _changed(trace: Trace) -> list[str]:
+def changed(trace: Trace) -> list[str]:
     """Returns the new values of what the stage carries on and changes."""
     pairs = zip(trace.carried, trace.new_carried, strict=True)
     return [after for before, after in pairs if after != before]
 
 
-def _present(*names: str | None) -> list[str]:
+def present(*names: str | None) -> list[str]:
+    """Returns the names that there are."""
     return [name for name in names if name is not None]

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tfgpipe import examples, program
 from tfgpipe.network import Part
+from tfgpipe.programs import Programs
 from tfgpipe.recording import Recording
 from tfgpipe.replay import Replay, Wire, layer_variables
 from tfgpipe.trace import Trace, trace
@@ -120,7 +121,7 @@ def _mixes(part: Part, inputs: Sequence[keras.KerasTensor]) -> bool:
     if traced.effects:
         return False
     options = program.Options(saves=False, may_be_empty=False, jit_compile=False)
-    forward = program.Programs(traced, options, {}).forward
+    forward = Programs(traced, options, {}).forward
 
     def rest(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:
         names = (*traced.inputs, *traced.weights, *traced.state)

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 from keras.src import backend
 from keras.src.backend.common import global_state
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.models.functional import Functional
 
 Scope = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -178,6 +179,11 @@ def get_mask(tensor: tf.Tensor) -> tf.Tensor | None:
 def set_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> None:
     """Puts a Keras mask on a tensor, which a function boundary has taken off."""
     backend.set_keras_mask(tensor, mask)
+
+
+def asks_for_shapes_alone() -> bool:
+    """Returns whether Keras runs a layer only to see what shapes come out."""
+    return in_symbolic_scope()
 
 
 def current_stateless_scope() -> keras.StatelessScope | None:

@@ -7,6 +7,7 @@ or not, which weights are trainable, rematerialised or not) and kept.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import secrets
@@ -16,9 +17,10 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from tfgpipe import layers, program, seams
+from tfgpipe import layers, program, seams, twins
 from tfgpipe.layers import BatchNorm
 from tfgpipe.network import Part
+from tfgpipe.programs import Programs
 from tfgpipe.replay import Replay, Wire, layer_variables
 from tfgpipe.trace import Trace, trace
 
@@ -41,6 +43,7 @@ class Mode:
             microbatch, or once a step.
         num_replicas: How many replicas some layers may sum over.
         constant: Numbers of values whose gradients nobody wants.
+        on_cpu: Whether the programs run on a CPU.
     """
 
     training: bool | None
@@ -50,6 +53,22 @@ class Mode:
     batch_norm: BatchNorm = "microbatch"
     num_replicas: int = 1
     constant: tuple[int, ...] = ()
+    on_cpu: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Library:
+    """What the stages of a model share, if it is the same.
+
+    Attributes:
+        functions: Their programs, by what they compute.
+        traced: Their traces, by how their parts are described.
+    """
+
+    functions: program.Library = dataclasses.field(default_factory=dict)
+    traced: dict[Hashable, tuple[Part, TracedStage]] = dataclasses.field(
+        default_factory=dict
+    )
 
 
 class TracedStage:
@@ -69,7 +88,7 @@ class TracedStage:
         replay: Replay,
         mode: Mode,
         group: int,
-        library: program.Library,
+        library: Library,
     ) -> None:
         self.trace = stage_trace
         self.group = group
@@ -78,16 +97,33 @@ class TracedStage:
         self.unmasked = replay.unmasked
         self._mode = mode
         self._library = library
+        self._programs: dict[bool, Programs] = {}
 
-    @functools.cached_property
-    def recomputing(self) -> program.Programs:
+    def twin(self, group: int, numbers: Mapping[int, int]) -> TracedStage:
+        """Returns a stage that computes the same, traced.
+
+        Args:
+            group: The number under which its replicas meet.
+            numbers: For the number of each value of this stage, that of the other.
+        """
+        twin = copy.copy(self)
+        twin.group = group
+        twin.reads, twin.makes = (
+            tuple(Wire(numbers[wire.number], wire.is_mask) for wire in wires)
+            for wires in (self.reads, self.makes)
+        )
+        twin.unmasked = tuple(numbers[n] for n in self.unmasked)
+        return twin
+
+    @property
+    def recomputing(self) -> Programs:
         """Programs that keep only the stage's inputs for the backward."""
-        return self._build(saves=False)
+        return self._built(saves=False)
 
-    @functools.cached_property
-    def saving(self) -> program.Programs:
+    @property
+    def saving(self) -> Programs:
         """Programs that keep what spares the backward any recomputation."""
-        return self._build(saves=True)
+        return self._built(saves=True)
 
     @property
     def output_specs(self) -> dict[Wire, tf.TensorSpec]:
@@ -100,13 +136,18 @@ class TracedStage:
         names = zip(self.trace.state, self.trace.new_state, strict=True)
         return [v for v, (old, new) in zip(state, names, strict=True) if old != new]
 
-    def _build(self, *, saves: bool) -> program.Programs:
-        options = program.Options(
-            saves=saves,
-            may_be_empty=self._mode.may_be_empty,
-            jit_compile=self._mode.jit_compile,
-        )
-        return program.Programs(self.trace, options, self._library)
+    def _built(self, *, saves: bool) -> Programs:
+        if saves not in self._programs:
+            options = program.Options(
+                saves=saves,
+                may_be_empty=self._mode.may_be_empty,
+                jit_compile=self._mode.jit_compile,
+                on_cpu=self._mode.on_cpu and not self._mode.jit_compile,
+            )
+            self._programs[saves] = Programs(
+                self.trace, options, self._library.functions
+            )
+        return self._programs[saves]
 
 
 class Stage:
@@ -121,7 +162,7 @@ class Stage:
         self,
         index: int,
         part: Part,
-        library: program.Library,
+        library: Library,
         borrowed: Sequence[keras.Variable] = (),
     ) -> None:
         self.index = index
@@ -199,6 +240,18 @@ class Stage:
         mode: Mode,
         group: int,
     ) -> TracedStage:
+        constant = tuple(i for i, w in enumerate(wires) if w.number in mode.constant)
+        numbers = twins.numbering(self.part)
+        key: Hashable = (
+            twins.description(self.part),
+            tuple((numbers.index(wire.number), wire.is_mask) for wire in wires),
+            tuple(specs),
+            dataclasses.replace(mode, constant=constant),
+        )
+        if key in self._library.traced and not self._borrowed:
+            part, traced = self._library.traced[key]
+            pairs = zip(twins.numbering(part), numbers, strict=True)
+            return traced.twin(group, dict(pairs))
         while True:
             replay = Replay(
                 self.part,
@@ -214,14 +267,16 @@ class Stage:
                     weights=self.weights,
                     state=self.state,
                     num_replicas=mode.num_replicas,
-                    constant=[
-                        position
-                        for position, wire in enumerate(wires)
-                        if wire.number in mode.constant
-                    ],
+                    constant=constant,
                 )
             if not stage_trace.strangers:
-                return TracedStage(stage_trace, replay, mode, group, self._library)
+                traced = TracedStage(stage_trace, replay, mode, group, self._library)
+                # Others are of what only this stage refers to.
+                if not (
+                    self._borrowed or stage_trace.captures or stage_trace.statistics
+                ):
+                    self._library.traced[key] = self.part, traced
+                return traced
             self._borrowed += stage_trace.strangers
             self._traced.clear()  # Those traces know nothing of these variables.
 

@@ -21,9 +21,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe import microbatch, program
+from tfgpipe import calls, microbatch, program
 from tfgpipe.carried import Carried
 from tfgpipe.clock import Clock
+from tfgpipe.programs import Programs
 from tfgpipe.replay import Wire
 from tfgpipe.schedule import Action, Schedule
 from tfgpipe.snapshot import Snapshot
@@ -76,6 +77,7 @@ class Step:
         split: How the mini-batch is cut.
         before: The variables as they are before the step.
         saves: For a stage and a microbatch, whether its activations are kept.
+        training: Whether there will be a backward.
         clock: What to time actions with, if at all.
     """
 
@@ -90,6 +92,7 @@ class Step:
         split: microbatch.Split,
         before: Snapshot,
         saves: Callable[[int, int], bool],
+        training: bool,
         clock: Clock | None = None,
     ) -> None:
         self._stages = stages
@@ -104,7 +107,7 @@ class Step:
         self._carried = Carried(
             stages, traced, devices=devices, split=split, before=before
         )
-        self._chain = _Chain()
+        self._chain = _Chain(calls.beginning() if training else None)
         self._inputs: tuple[Wire, ...] = ()
         self._outputs: Tensors = {}
         # For each microbatch, the values made of it so far, and their gradients: one
@@ -335,7 +338,7 @@ class Step:
                 results.append(_sum(sums.get(key, [])))
         return results
 
-    def _programs(self, k: int, m: int) -> program.Programs:
+    def _programs(self, k: int, m: int) -> Programs:
         stage = self._traced[k]
         return stage.saving if self._saves(k, m) else stage.recomputing
 
@@ -367,12 +370,13 @@ class Step:
 class _Chain:
     """Orders the actions of each device one after another."""
 
-    def __init__(self) -> None:
+    def __init__(self, beginning: tf.Operation | None = None) -> None:
+        self._beginning = [] if beginning is None else [beginning]
         self._last: dict[int, list[tf.Operation]] = {}
 
     def after(self, device: int) -> contextlib.AbstractContextManager[Any]:
         """Operations created inside run after the last action on a device."""
-        return tf.control_dependencies(self._last.get(device, []))
+        return tf.control_dependencies(self._last.get(device, self._beginning))
 
     def ran(self, device: int, results: Iterable[tf.Tensor]) -> None:
         """Notes the results of the newest action on a device, if it has any."""

@@ -1,0 +1,194 @@
+"""How TensorFlow prepares the functions that a graph calls.
+
+A training step is little but calls of stages' programs, and before the first step
+TensorFlow goes through what is called over and over, once for each call:
+
+* as the call is added to the graph, to infer shapes: a `Callee` says them itself;
+* in Grappler, TensorFlow's graph optimizer, some ten times. In a stage's program that
+  pays; the step around them has nothing to optimize, and `as_traced` leaves it out;
+* to see whether the call can be replaced by what is called: a `Callee` is called
+  through a shell, a function of one call, which is all that is looked at;
+* in XLA's clustering, in search of variables of a legacy type, unless the call comes
+  behind one: `beginning` is one.
+
+Of 48 transformer blocks on 8 stages with 32 microbatches each of these takes seconds to
+tens of seconds. Options of calls are kept by thread, and noted in each call where it is
+traced; both by private names of TensorFlow alone. (`tf.config.optimizer` has a public
+one, which would hold for the user's own functions, too.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+_outside = threading.local()
+
+
+class Callee:
+    """A function of known shapes, to be called often.
+
+    In a graph it stays a call, and is optimized as functions outside are, whatever the
+    graph is.
+
+    Args:
+        name: What to call it.
+        function: The function, traced.
+    """
+
+    def __init__(self, name: str, function: Any) -> None:
+        self._name = name
+        self._function = function
+        self._shells: dict[tuple[bytes, str], Any] = {}
+
+    @property
+    def graph(self) -> tf.Graph:
+        """What the function computes."""
+        return self._function.graph
+
+    def __call__(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        """Calls the function."""
+        now = context.context().function_call_options
+        outside = getattr(_outside, "options", None) or now
+        if tf.executing_eagerly():
+            with _call_with(outside):
+                return list(self._function(*tensors))
+        config, executor = outside.config_proto_serialized, now.executor_type or ""
+        if (config, executor) not in self._shells:
+            taken = self._function.inputs[: len(tensors)]  # Captures come after.
+            specs = [tf.TensorSpec(x.shape, x.dtype) for x in taken]
+            with tf.init_scope():
+                self._shells[config, executor] = tf.function(
+                    lambda *args: _call(
+                        self._function, args, self._name, _once(config), executor
+                    ),
+                    autograph=False,
+                    experimental_attributes={"_noinline": True},
+                ).get_concrete_function(*specs)
+        shell = self._shells[config, executor]
+        return _call(shell, tensors, self._name, _as_traced(config), "")
+
+
+def beginning() -> tf.Operation | None:
+    """Returns an operation for calls to come after, where that is of use.
+
+    It is a variable that nobody reads. The serial executor knows none of its kind.
+    """
+    if tf.executing_eagerly() or context.context().function_call_options.executor_type:
+        return None
+    with tf.device("CPU:0"), tf.control_dependencies(None):
+        return tf.raw_ops.VariableV2(shape=[], dtype=tf.float32).op
+
+
+@contextlib.contextmanager
+def unoptimized() -> Iterator[None]:
+    """Functions called, or traced, inside run as they were traced.
+
+    Those of a `Callee` are optimized all the same.
+    """
+    options = context.context().function_call_options
+    before = getattr(_outside, "options", None)
+    _outside.options = before or options
+    config = _as_traced(options.config_proto_serialized)
+    lean = context.FunctionCallOptions(
+        options.executor_type, tf.compat.v1.ConfigProto.FromString(config)
+    )
+    try:
+        with _call_with(lean):
+            yield
+    finally:
+        _outside.options = before
+
+
+@dataclasses.dataclass(frozen=True)
+class AsTraced:
+    """Calls a function, and traces it first if need be, unoptimized."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function."""
+        with unoptimized():
+            return self.function(*args, **kwargs)
+
+
+def as_traced(function: Callable[..., Any]) -> AsTraced:
+    """Returns a function that is called as it was traced, once and for all."""
+    return function if isinstance(function, AsTraced) else AsTraced(function)
+
+
+def _call(
+    function: Any, tensors: Any, name: str, config: bytes, executor: str
+) -> list[tf.Tensor]:
+    """Adds a call to the graph that is being built.
+
+    Args:
+        function: What to call, traced.
+        tensors: Its arguments.
+        name: The name of the operation.
+        config: How it is optimized.
+        executor: What runs it; an empty string leaves it to TensorFlow.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    function.add_to_graph(graph)
+    inputs = [*map(tf.convert_to_tensor, tensors), *function.captured_inputs]
+    results = tf.nest.flatten(function.structured_outputs)
+    attributes = {
+        "Tin": tf.compat.v1.AttrValue(),
+        "Tout": tf.compat.v1.AttrValue(),
+        "f": tf.compat.v1.AttrValue(),
+        "config_proto": tf.compat.v1.AttrValue(s=config),
+        "executor_type": tf.compat.v1.AttrValue(s=executor.encode()),
+        "_disable_call_shape_inference": tf.compat.v1.AttrValue(b=True),
+    }
+    attributes["Tin"].list.type.extend(x.dtype.as_datatype_enum for x in inputs)
+    attributes["Tout"].list.type.extend(x.dtype.as_datatype_enum for x in results)
+    attributes["f"].func.name = function.name
+    stateful = function.function_def.signature.is_stateful
+    call = graph.create_op(
+        "StatefulPartitionedCall" if stateful else "PartitionedCall",
+        inputs,
+        [result.dtype for result in results],
+        name=name,
+        attrs=attributes,
+    )
+    for made, known in zip(call.outputs, results, strict=True):
+        made.set_shape(known.shape)
+    return list(call.outputs)
+
+
+@contextlib.contextmanager
+def _call_with(options: Any) -> Iterator[None]:
+    before = context.context().function_call_options
+    context.context().function_call_options = options
+    try:
+        yield
+    finally:
+        context.context().function_call_options = before
+
+
+@functools.cache
+def _once(config: bytes) -> bytes:
+    """Has Grappler go over a graph once, unless the user says how often.
+
+    The second round, TensorFlow's default, takes long and has not been seen to make a
+    stage's programs any faster.
+    """
+    proto = tf.compat.v1.ConfigProto.FromString(config)
+    rewriting = proto.graph_options.rewrite_options
+    rewriting.meta_optimizer_iterations = rewriting.meta_optimizer_iterations or 1
+    return proto.SerializeToString()
+
+
+@functools.cache
+def _as_traced(config: bytes) -> bytes:
+    proto = tf.compat.v1.ConfigProto.FromString(config)
+    proto.graph_options.rewrite_options.disable_meta_optimizer = True
+    return proto.SerializeToString()

@@ -1,0 +1,117 @@
+"""The forward and backward programs of a stage, as pieces of its one trace."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from tfgpipe import cut
+from tfgpipe.excerpt import Excerpt, Source
+from tfgpipe.program import (
+    Builder,
+    Library,
+    Options,
+    Program,
+    changed,
+    present,
+    weight_grads_of,
+)
+from tfgpipe.trace import Trace
+
+
+class Programs:
+    """The programs of a traced stage, each built when it is first asked for.
+
+    Args:
+        trace: The stage.
+        options: How to build them.
+        library: Functions to share. New ones are added.
+
+    Attributes:
+        residuals: Names of the tensors that the forward keeps for the backward.
+    """
+
+    def __init__(self, trace: Trace, options: Options, library: Library) -> None:
+        self._trace = trace
+        self._source = Source(trace, on_cpu=options.on_cpu)
+        self._builder = Builder(trace, options, library, self._source.fingerprint)
+        self._sources = (
+            *trace.inputs,
+            *trace.weights,
+            *trace.carried,
+            *trace.replicas,
+        )
+        self._given = present(*trace.output_grads, trace.loss_grad)
+        self._outputs = [*trace.outputs, *changed(trace), *present(trace.loss)]
+        self._input_grads = present(*trace.input_grads)
+        self._weight_grads = [n for g in weight_grads_of(trace) for n in g.names]
+        ends = {
+            "sources": (*self._sources, *self._given, *trace.captures),
+            "outputs": self._outputs,
+            "gradients": [*self._input_grads, *self._weight_grads],
+        }
+        graph, source = self._source.graph, self._source
+        if options.saves:
+            self.residuals = cut.saving(
+                graph, constants=source.constants, done=trace.effects, **ends
+            )
+        else:
+            self.residuals = cut.recomputing(graph, stateful=source.stateful, **ends)
+
+    @functools.cached_property
+    def forward(self) -> Program:
+        """The forward program."""
+        excerpt = self._source.excerpt(
+            fetches=(*self._outputs, *self.residuals),
+            feeds=self._sources,
+            effects=self._trace.effects,
+        )
+        return self._builder.forward(excerpt)
+
+    @functools.cached_property
+    def backward(self) -> Program:
+        """The backward program."""
+        excerpt = self._backward_excerpt([*self._input_grads, *self._weight_grads])
+        return self._builder.backward("backward", excerpt, self._input_grads)
+
+    @functools.cached_property
+    def backward_input(self) -> Program:
+        """The half of the backward that makes the gradients of the inputs.
+
+        It recomputes what both halves need, and hands the other what is between them.
+        """
+        kept = [name for name in self._between if name not in self.residuals]
+        made = list(dict.fromkeys([*self._input_grads, *kept]))
+        excerpt = self._backward_excerpt(made)
+        return self._builder.backward("backward_input", excerpt, made, sums=False)
+
+    @functools.cached_property
+    def backward_weight(self) -> Program:
+        """The half of the backward that makes the gradients of the weights."""
+        excerpt = self._backward_excerpt(self._weight_grads, self._between)
+        return self._builder.backward("backward_weight", excerpt, [])
+
+    def _backward_excerpt(
+        self, fetches: Sequence[str], between: Sequence[str] = ()
+    ) -> Excerpt:
+        return self._source.excerpt(
+            fetches=fetches,
+            feeds=tuple(
+                dict.fromkeys((*between, *self._given, *self.residuals, *self._sources))
+            ),
+            done=self._trace.effects,
+        )
+
+    @functools.cached_property
+    def _between(self) -> tuple[str, ...]:
+        """Names of what one half of the backward hands to the other."""
+        trace = self._trace
+        return cut.halves(
+            self._source.graph,
+            sources=(*self._sources, *self._given, *trace.captures),
+            outputs=self._outputs,
+            input_grads=self._input_grads,
+            weight_grads=self._weight_grads,
+            constants=self._source.constants,
+            done=trace.effects,
+        )
