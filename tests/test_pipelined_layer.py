@@ -638,3 +638,63 @@ def test_a_mixed_policy_computes_and_stores_as_the_plain_model():
             pipelined(X).numpy().astype("float32"),
             atol=2**-7,
         )
+
+
+class NeedsMask(keras.layers.Layer):
+    def call(self, x, mask=None):
+        if mask is None:
+            raise ValueError("There is no mask.")
+        return x
+
+
+def test_a_layer_behind_that_needs_a_mask_gets_it_when_the_model_is_made():
+    stack = [keras.layers.Embedding(5, 3, mask_zero=True), keras.layers.Dense(3)]
+    layer = tfgpipe.PipelinedLayer(stack, num_stages=2, num_microbatches=2)
+    inputs = keras.Input((4,), dtype="int32")
+    model = keras.Model(inputs, NeedsMask()(layer(inputs)))
+    assert model(np.array([[1, 0, 0, 0]] * 2)).shape == (2, 4, 3)
+
+
+@pytest.mark.parametrize("in_graph", [True, False])
+def test_gradients_of_gradients_by_the_input_of_frozen_layers(in_graph):
+    def dense():
+        return keras.layers.Dense(4, activation="tanh", trainable=False)
+
+    layer = tfgpipe.PipelinedLayer([dense(), dense()], num_stages=2, num_microbatches=2)
+    x = tf.constant(np.random.default_rng(0).standard_normal((4, 4)), tf.float32)
+    layer(x)
+
+    def penalized(model):
+        def gradient(x):
+            with tf.GradientTape() as outer:
+                outer.watch(x)
+                with tf.GradientTape() as inner:
+                    inner.watch(x)
+                    y = tf.reduce_sum(model(x, training=True) ** 2)
+                penalty = tf.reduce_sum(inner.gradient(y, x) ** 2) + y
+            return outer.gradient(penalty, x)
+
+        return tf.function(gradient) if in_graph else gradient
+
+    expected = penalized(layer.unpipelined())(x)
+    np.testing.assert_allclose(penalized(layer)(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_gradients_of_weights_are_refused():
+    layer = tfgpipe.PipelinedLayer(
+        [keras.layers.Dense(4, activation="tanh")], num_stages=1, num_microbatches=2
+    )
+    x = tf.ones((4, 4))
+    layer(x)
+
+    @tf.function(autograph=False)
+    def second(x):
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = tf.reduce_sum(layer(x, training=True) ** 2)
+            penalty = tf.reduce_sum(inner.gradient(y, x) ** 2)
+        return outer.gradient(penalty, [v.value for v in layer.trainable_variables])
+
+    with pytest.raises(LookupError, match="InplaceAdd"):
+        second(x)

@@ -934,6 +934,20 @@ def test_the_number_of_stages_follows_a_cut(balance):
     assert model.plan(sample=X).counts == (1, 2, 1)
 
 
+def test_compiled_again_masks_still_count():
+    """The new loss has not seen a mask; an old trace would not show it one."""
+    stack = [layers.Embedding(6, 4, mask_zero=True), layers.Dense(1)]
+    model = tfgpipe.PipelinedModel(stack, num_stages=2, num_microbatches=2)
+    x = np.array([[1, 2, 3, 4], [1, 2, 3, 5], [1, 0, 0, 0], [2, 0, 0, 0]])
+    y = floats(4, 4, 1)
+    losses = []
+    for some in (model, model, None):
+        chosen = some or model.unpipelined()
+        chosen.compile("sgd", "mse")
+        losses.append(chosen.evaluate(x, y, batch_size=4, verbose=0))
+    np.testing.assert_allclose(losses, [losses[-1]] * 3, rtol=1e-6)
+
+
 # -- placement ------------------------------------------------------------------------
 
 

@@ -35,6 +35,54 @@ class Scaled(layers.Layer):
         return x * self.w * tf.cast(factor, x.dtype)
 
 
+class Named(layers.Layer):
+    """Computes by its name."""
+
+    def call(self, x):
+        return x * len(self.name)
+
+
+class Initialized(layers.Layer):
+    """Computes by its initializer, as no layer of Keras does."""
+
+    def __init__(self, state_initializer):
+        super().__init__()
+        self.state_initializer = state_initializer
+
+    def call(self, x):
+        return x + self.state_initializer(x.shape[-1:], x.dtype)
+
+
+class Link:
+    """A plain object."""
+
+    def __init__(self, before):
+        self.before = before
+
+
+class Linked(Scaled):
+    def __init__(self, length):
+        super().__init__(2.0)
+        self.chain = None
+        for _ in range(length):
+            self.chain = Link(self.chain)
+
+
+def with_attribute(value):
+    def function():
+        return function.value
+
+    function.value = value
+    return function
+
+
+def wired(model):
+    inputs = keras.Input((4,))
+    hidden = layers.Activation("relu", name="r")(inputs)
+    outputs = layers.Activation("tanh", name="t")(hidden)
+    return keras.Model(inputs, layers.Add()([outputs, inputs if model else hidden]))
+
+
 def part(*stack):
     recorded = recording.from_layers(stack, keras.Input((4,)), {})
     return recorded.network.part(slice(0, len(stack)))
@@ -99,6 +147,16 @@ OTHER = {
     ),
     "tied": (tied(), [layers.Dense(4), layers.Dense(4)]),
     "tensor": ([Scaled(tf.constant(1.0))], [Scaled(tf.constant(1.0))]),
+    "name that is read": ([Named(name="a")], [Named(name="bb")]),
+    "initializer that is called": (
+        [Initialized(keras.initializers.Zeros())],
+        [Initialized(keras.initializers.Ones())],
+    ),
+    "attribute of a function": (
+        [Scaled(with_attribute(2))],
+        [Scaled(with_attribute(3))],
+    ),
+    "wiring": ([wired(True)], [wired(False)]),
     "models": (
         [keras.Sequential([layers.Dense(4)])],
         [keras.Sequential([layers.Dense(4)])],
@@ -117,6 +175,14 @@ def test_what_is_described_stays():
         twins.description(part(Scaled(tf.constant(1.0)))) for _ in range(20)
     }
     assert len(descriptions) == 20
+
+
+def test_plain_objects_are_equal_only_if_the_same():
+    a, b = Linked(3), Linked(3)
+    assert not are_twins([a], [b])
+    b.chain = a.chain
+    assert are_twins([a], [b])
+    assert not are_twins([Linked(5000)], [Linked(5000)])  # Nor is the chain followed.
 
 
 def traces(monkeypatch):

@@ -90,22 +90,33 @@ class Assembly:
                 wires[Wire(number, True)] = mask
         return wires
 
-    def knows(self, inputs: Any, side_inputs: Mapping[str, Any]) -> bool:
-        """Returns whether symbolic inputs are, but for their rows, those recorded."""
-        fed = self.original.feed(inputs, side_inputs).values()
-        known = [self.recorded.specs[n] for n in self.recorded.network.inputs]
-        return all(
-            x is not None and (x.dtype, x.shape[1:]) == (spec.dtype, spec.shape[1:])
-            for x, spec in zip(fed, known, strict=True)
-        )
+    def known_spec(self, inputs: Any, side_inputs: Mapping[str, Any]) -> Any:
+        """Returns shapes and types of the outputs, if those of the inputs are known.
 
-    def output_spec(self, inputs: Any, side_inputs: Mapping[str, Any]) -> Any:
-        """Returns shapes and types of the outputs for symbolic inputs that it knows."""
-        fed = self.original.feed(inputs, side_inputs).values()
+        They are if they are, but for the rows, those recorded, and no mask is about,
+        which would be one more thing to know.
+
+        Args:
+            inputs: Tensors, symbolic or not.
+            side_inputs: Likewise.
+        """
+        specs, network = self.recorded.specs, self.recorded.network
+        fed = list(self.original.feed(inputs, side_inputs).values())
+        for number, x in zip(network.inputs, fed, strict=True):
+            known = specs[number]
+            if (
+                x is None
+                or seams.get_mask(x) is not None
+                or keras.backend.standardize_dtype(x.dtype) != known.dtype
+                or tuple(x.shape[1:]) != known.shape[1:]
+            ):
+                return None
+        if any(seams.get_mask(specs[number]) is not None for number in network.outputs):
+            return None
         rows = next(x.shape[0] for x in fed if x is not None)
 
         def spec(value: Value) -> keras.KerasTensor:
-            known = self.recorded.specs[value.number]
+            known = specs[value.number]
             return keras.KerasTensor((rows, *known.shape[1:]), known.dtype)
 
         return keras.tree.map_structure(spec, self.recorded.output)

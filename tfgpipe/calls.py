@@ -23,11 +23,12 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import context
+from tensorflow.python.ops import gradients_util
 
 _outside = threading.local()
 
@@ -57,7 +58,7 @@ class Callee:
         """Calls the function."""
         now = context.context().function_call_options
         outside = getattr(_outside, "options", None) or now
-        if tf.executing_eagerly():
+        if tf.executing_eagerly() or _is_recorded(tensors):
             with _call_with(outside):
                 return list(self._function(*tensors))
         config, executor = outside.config_proto_serialized, now.executor_type or ""
@@ -74,6 +75,20 @@ class Callee:
                 ).get_concrete_function(*specs)
         shell = self._shells[config, executor]
         return _call(shell, tensors, self._name, _as_traced(config), "")
+
+
+@contextlib.contextmanager
+def gradient() -> Iterator[None]:
+    """Calls of a `Callee` inside are of a gradient, which a tape may differentiate.
+
+    The gradient of the others is known, so that a single tape need not record them.
+    """
+    before = getattr(_outside, "is_gradient", False)
+    _outside.is_gradient = True
+    try:
+        yield
+    finally:
+        _outside.is_gradient = before
 
 
 def beginning() -> tf.Operation | None:
@@ -162,6 +177,15 @@ def _call(
     for made, known in zip(call.outputs, results, strict=True):
         made.set_shape(known.shape)
     return list(call.outputs)
+
+
+def _is_recorded(tensors: Sequence[tf.Tensor]) -> bool:
+    """Returns whether a tape is to differentiate what is called itself.
+
+    That is for gradients of gradients: in a gradient any tape, else one of several.
+    """
+    order = gradients_util.PossibleTapeGradientTypes(list(tensors))
+    return order >= (1 if getattr(_outside, "is_gradient", False) else 2)
 
 
 @contextlib.contextmanager

@@ -319,7 +319,9 @@ class PipelinedLayer(keras.layers.Layer):
             for x, m in zip(*map(keras.tree.flatten, (inputs, mask)), strict=True):
                 seams.set_mask(x, m)
         if seams.asks_for_shapes_alone():
-            return self._stand_ins(inputs, kwargs)
+            known = built.known_spec(inputs, kwargs)
+            if known is not None:
+                return keras.tree.map_structure(_stand_in, known)
         wires = built.wires(inputs, kwargs)
         order = schedules.gpipe(self.num_stages, self.num_microbatches)
         engine = built.engine(order.placed(self.mesh.placement))
@@ -349,23 +351,18 @@ class PipelinedLayer(keras.layers.Layer):
         **kwargs: keras.KerasTensor,
     ) -> Any:
         """Infers the outputs' shapes and dtypes."""
-        if self._assembly is not None and self._assembly.knows(inputs, kwargs):
-            return self._assembly.output_spec(inputs, kwargs)
-        return self._original.output_spec(inputs, kwargs)
+        known = None
+        if self._assembly is not None and mask is None:
+            known = self._assembly.known_spec(inputs, kwargs)
+        if known is None:
+            known = self._original.output_spec(inputs, kwargs)
+        return known
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Infers the outputs' shapes."""
         side_inputs = self._given.side_inputs if self._given else {}
         outputs = self._original.output_spec(self._specs(input_shape), side_inputs)
         return keras.tree.map_structure(lambda x: x.shape, outputs)
-
-    def _stand_ins(self, inputs: Any, side_inputs: Mapping[str, Any]) -> Any:
-        """Returns tensors of the outputs' shapes that nobody can compute."""
-        symbolic = original.symbolic((inputs, dict(side_inputs)))
-        return keras.tree.map_structure(
-            lambda x: tf.raw_ops.Placeholder(dtype=x.dtype, shape=x.shape),
-            self.compute_output_spec(symbolic[0], **symbolic[1]),
-        )
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
         """Returns None: the last layers have put the right masks on the outputs."""
@@ -472,3 +469,8 @@ class _Given:
 
     inputs: Any
     side_inputs: dict[str, keras.KerasTensor]
+
+
+def _stand_in(spec: keras.KerasTensor) -> tf.Tensor:
+    """Returns a tensor of a shape and type that nobody can compute."""
+    return tf.raw_ops.Placeholder(dtype=spec.dtype, shape=spec.shape)

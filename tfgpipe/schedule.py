@@ -210,7 +210,7 @@ class Schedule:
                     f"forwards of stage {k} in the order {forwards}. Backwards can "
                     "come in any order."
                 )
-        _ = self.slots  # Or else it deadlocks.
+        _ = self.slots  # Raises where it would deadlock.
         return self
 
     def _check_complete(self, actions: list[Action]) -> None:

@@ -1,4 +1,4 @@
-"""Every private name of Keras and TensorFlow that this library leans on.
+"""Every private name of Keras that this library leans on, and of TensorFlow but one.
 
 Public API is used wherever it reaches. Each function here wraps one thing it does not
 reach, says why, and has a contract test in `tests/test_seams.py`, so that an upgrade

@@ -106,7 +106,7 @@ class TracedStage:
             group: The number under which its replicas meet.
             numbers: For the number of each value of this stage, that of the other.
         """
-        twin = copy.copy(self)
+        twin = copy.copy(self)  # With the same dictionary of programs.
         twin.group = group
         twin.reads, twin.makes = (
             tuple(Wire(numbers[wire.number], wire.is_mask) for wire in wires)
@@ -196,7 +196,9 @@ class Stage:
             part: The calls, these among them.
             borrowed: Variables that the others use and that no layer owns.
         """
-        return Stage(self.index, part, self._library, borrowed)
+        # Loss and metrics learn of a trace what the trace does not show: whether there
+        # are masks. So none of another model's serves.
+        return Stage(self.index, part, Library(self._library.functions), borrowed)
 
     def traced(self, specs: Specs, mode: Mode) -> TracedStage:
         """Returns the stage traced for these inputs, from memory if it was before.
@@ -241,17 +243,19 @@ class Stage:
         group: int,
     ) -> TracedStage:
         constant = tuple(i for i, w in enumerate(wires) if w.number in mode.constant)
-        numbers = twins.numbering(self.part)
-        key: Hashable = (
-            twins.description(self.part),
-            tuple((numbers.index(wire.number), wire.is_mask) for wire in wires),
-            tuple(specs),
-            dataclasses.replace(mode, constant=constant),
-        )
-        if key in self._library.traced and not self._borrowed:
-            part, traced = self._library.traced[key]
-            pairs = zip(twins.numbering(part), numbers, strict=True)
-            return traced.twin(group, dict(pairs))
+        key: Hashable = None
+        if not self._borrowed:
+            numbers = twins.numbering(self.part)
+            key = (
+                twins.description(self.part),
+                tuple((numbers.index(wire.number), wire.is_mask) for wire in wires),
+                tuple(specs),
+                dataclasses.replace(mode, constant=constant),
+            )
+            if key in self._library.traced:
+                part, traced = self._library.traced[key]
+                pairs = zip(twins.numbering(part), numbers, strict=True)
+                return traced.twin(group, dict(pairs))
         while True:
             replay = Replay(
                 self.part,
@@ -271,10 +275,7 @@ class Stage:
                 )
             if not stage_trace.strangers:
                 traced = TracedStage(stage_trace, replay, mode, group, self._library)
-                # Others are of what only this stage refers to.
-                if not (
-                    self._borrowed or stage_trace.captures or stage_trace.statistics
-                ):
+                if key is not None and not stage_trace.refers_outside:
                     self._library.traced[key] = self.part, traced
                 return traced
             self._borrowed += stage_trace.strangers

@@ -77,7 +77,7 @@ class Step:
         split: How the mini-batch is cut.
         before: The variables as they are before the step.
         saves: For a stage and a microbatch, whether its activations are kept.
-        training: Whether there will be a backward.
+        training: Whether to spare the time that preparing a backward takes.
         clock: What to time actions with, if at all.
     """
 
@@ -147,8 +147,9 @@ class Step:
         self._clear_accumulators()
         # The outputs, on which these gradients depend, come after all forwards.
         self._chain = _Chain()
-        for action in self._schedule.actions("backward"):
-            self._backward(action)
+        with calls.gradient():
+            for action in self._schedule.actions("backward"):
+                self._backward(action)
         return [*self._input_grads(), *self._weight_grads()]
 
     def train(

@@ -102,6 +102,11 @@ class Trace:
         """What goes to the microbatch after, in the same order."""
         return (*self.new_state, *itertools.chain(*self.new_gathered))
 
+    @property
+    def refers_outside(self) -> bool:
+        """Whether there is more to it than the graph: it serves these layers alone."""
+        return bool(self.captures or self.statistics or self.effects or self.strangers)
+
     def spec(self, tensor: str) -> tf.TensorSpec:
         """Returns the shape and type of a tensor."""
         symbolic = self.graph.get_tensor_by_name(tensor)

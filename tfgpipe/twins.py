@@ -6,16 +6,18 @@ layer computes is decided by its class and its attributes. So parts whose calls 
 layers of one class with equal attributes, all the way down, trace to the same graph,
 and one trace serves them all.
 
-Attributes that are neither numbers nor text, nor made of such, count as equal only if
-they are the same object, the graphs of nested models among them; functions also if they
-are of one code and refer to equal things. Names do not count, nor what Keras and
-TensorFlow note for themselves, nor what only made the weights: initializers, and the
-seed that a `keras.random.SeedGenerator` began with.
+Only layers and what Keras makes for them are looked into. Attributes of any other kind
+that are neither numbers nor text, nor made of such, count as equal only if they are the
+same object, nested models among them; functions if they are of one code and refer to
+equal things. Names of layers do not count, unless a method reads its layer's, nor what
+Keras notes for itself, nor what only makes weights: the initializers of Keras' own
+layers, and the seed that a `keras.random.SeedGenerator` began with.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import types
 from collections.abc import Hashable
 from typing import Any
@@ -26,8 +28,7 @@ import tensorflow as tf
 
 from tfgpipe.network import Part, Value
 
-# Of Keras and TensorFlow: names, what has been called, and lists of variables and
-# layers that are attributes as well.
+# Of layers: names, what has been called, and lists of what are attributes as well.
 _BOOKKEEPING = frozenset(
     {
         "name",
@@ -44,6 +45,14 @@ _BOOKKEEPING = frozenset(
         "_loss_ids",
         "_obj_reference_counts_dict",
     }
+)
+# What Keras makes for layers, beside other layers.
+_OPEN = (
+    keras.Operation,
+    keras.dtype_policies.DTypePolicy,
+    keras.regularizers.Regularizer,
+    keras.constraints.Constraint,
+    keras.InputSpec,
 )
 
 
@@ -121,30 +130,47 @@ class _Describer:
         if isinstance(x, set | frozenset) and all(isinstance(i, str) for i in x):
             return (type(x), *sorted(x))
         if isinstance(x, np.ndarray) and x.dtype != object:
-            return ("array", str(x.dtype), x.shape, x.tobytes())
+            digest = hashlib.sha256(x.tobytes()).digest()
+            return ("array", str(x.dtype), x.shape, digest)
         if isinstance(x, types.FunctionType):
             refers = (
                 x.__defaults__,
                 x.__kwdefaults__,
                 *map(_content, x.__closure__ or ()),
             )
-            return ("function", x.__code__, _Same(x.__globals__), self(refers))
+            more = self(vars(x))
+            return ("function", x.__code__, _Same(x.__globals__), self(refers), more)
         if isinstance(x, types.MethodType):
             return ("method", self(x.__self__), self(x.__func__))
         if isinstance(x, functools.partial):
             return ("partial", self(x.func), self(x.args), self(x.keywords))
-        if isinstance(x, type | types.ModuleType | tf.Tensor | tf.Variable | tf.Module):
-            return _Same(x)
-        if not hasattr(x, "__dict__") or hasattr(type(x), "__slots__"):
-            return _Same(x)
-        attributes = sorted(
-            name
-            for name in vars(x)
-            if name not in _BOOKKEEPING
-            and not name.startswith("_self_")
-            and not name.endswith("initializer")
-        )
-        return (type(x), *((name, self(vars(x)[name])) for name in attributes))
+        if isinstance(x, _OPEN) and not isinstance(x, keras.Model):
+            own = type(x).__module__.startswith("keras.")
+            attributes = sorted(
+                name
+                for name in vars(x)
+                if name not in _BOOKKEEPING
+                and not name.startswith("_self_")
+                and not (own and name.endswith("initializer"))
+            )
+            called = x.name if _reads_its_name(type(x)) else None  # type: ignore[arg-type]
+            values = ((name, self(vars(x)[name])) for name in attributes)
+            return (type(x), called, *values)
+        return _Same(x)
+
+
+@functools.cache
+def _reads_its_name(kind: type) -> bool:
+    """Returns whether a class of the user's may compute by the name of its instance."""
+    methods = (
+        method
+        for base in kind.__mro__
+        if not base.__module__.startswith(("keras.", "tensorflow."))
+        for name, method in vars(base).items()
+        if isinstance(method, types.FunctionType)
+        if name not in ("__init__", "build", "get_config")
+    )
+    return any("name" in method.__code__.co_names for method in methods)
 
 
 def _content(cell: types.CellType) -> Any:
