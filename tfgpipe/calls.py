@@ -65,16 +65,19 @@ class Callee:
         if (config, executor) not in self._shells:
             taken = self._function.inputs[: len(tensors)]  # Captures come after.
             specs = [tf.TensorSpec(x.shape, x.dtype) for x in taken]
+
+            def shell(*args: tf.Tensor) -> list[tf.Tensor]:
+                return _call(self._function, args, "program", _once(config), executor)
+
+            shell.__name__ = self._name
             with tf.init_scope():
                 self._shells[config, executor] = tf.function(
-                    lambda *args: _call(
-                        self._function, args, self._name, _once(config), executor
-                    ),
+                    shell,
                     autograph=False,
                     experimental_attributes={"_noinline": True},
                 ).get_concrete_function(*specs)
-        shell = self._shells[config, executor]
-        return _call(shell, tensors, self._name, _as_traced(config), "")
+        called = self._shells[config, executor]
+        return _call(called, tensors, self._name, _as_traced(config), "")
 
 
 @contextlib.contextmanager

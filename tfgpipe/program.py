@@ -235,14 +235,14 @@ class Builder:
             if self.options.may_be_empty:
                 function = attend if self.trace.num_meetings else guarded
                 specs = [tf.TensorSpec((), tf.int32), *specs]
-            function.__name__ = f"stage_{name}"
+            function.__name__ = f"program_{name}"
             with tf.init_scope():
                 traced = tf.function(
                     function,
                     autograph=False,
                     experimental_attributes={"_noinline": True},
                 ).get_concrete_function(*specs)
-            self.library[key] = Callee(function.__name__, traced)
+            self.library[key] = Callee(f"stage_{name}", traced)
         return self.library[key]
 
 
