@@ -62,6 +62,7 @@ def main() -> None:
             )
             base = base or row["step MiB"]
             rows.append({**row, "of first": row["step MiB"] / base})
+            print(tables.draw(rows[-1:]), flush=True)
     rows[0]["of first"] = "-"
     print(tables.draw(rows))
     if flags.json:
