@@ -27,8 +27,10 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks import peers, pipeline, startup, tables
-from benchmarks.worker import Remat, Side, Worker
+from benchmarks.worker import Remat, Schedule, Side, Worker
 
+# Those that are run beside torch's.
+SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "zero_bubble")
 HISTORY = Path(__file__).with_name("history.csv")
 
 
@@ -114,20 +116,18 @@ def measure(torch: str | None, steps: int) -> Iterator[Target]:
         rows = peers.measure(
             workload,
             num_microbatches=8,
-            schedules=("gpipe", "1f1b", "zero_bubble"),
+            schedules=SCHEDULES,
             torch=torch,
             steps=steps,
         )
         ms = {row["side"]: row["ms"] for row in rows}
-        for sides, kind in (("plain", ("plain",)), ("pipeline", ("gpipe", "1f1b"))):
-            ours = min(ms[f"tfgpipe {s}"] for s in (*kind, *_more(kind)))
-            theirs = min(ms[f"torch {s}"] for s in (*kind, *_more(kind)))
-            name = f"{workload}, M=8: {sides}, of torch's best"
+        for kind, some in {"plain": ("plain",), "pipeline": SCHEDULES}.items():
+            ours, theirs = (
+                min(ms[f"{library} {name}"] for name in some)
+                for library in ("tfgpipe", "torch")
+            )
+            name = f"{workload}, M=8: {kind}, of torch's best"
             yield Target(name, ours / theirs, 1.0, "most")
-
-
-def _more(kind: tuple[str, ...]) -> tuple[str, ...]:
-    return ("zero_bubble",) if "gpipe" in kind else ()
 
 
 def _two_at_once(cores: tuple[int, ...], steps: int) -> float:
@@ -145,30 +145,29 @@ def _two_at_once(cores: tuple[int, ...], steps: int) -> float:
     return statistics.median(ratios)
 
 
+def _two_stages(workload: str, num_microbatches: int, cores: tuple[int, ...]) -> Worker:
+    """Returns a pipeline that TensorFlow runs as it does by itself."""
+    return Worker(
+        Side(
+            workload=workload,
+            num_stages=2,
+            num_microbatches=num_microbatches,
+            schedule="1f1b",
+            cores=cores,
+        )
+    )
+
+
 def _seconds_an_action(cores: tuple[int, ...]) -> float:
     """Returns what an action takes that has next to nothing to do."""
-    side = Side(
-        workload="actions",
-        num_stages=2,
-        num_microbatches=64,
-        schedule="1f1b",
-        cores=cores,
-    )
-    with Worker(side) as worker:
+    with _two_stages("actions", 64, cores) as worker:
         seconds = [worker.step().seconds for _ in range(30)][10:]
     return statistics.median(seconds) / (2 * 2 * 64)
 
 
 def _memory(cores: tuple[int, ...]) -> float:
     """Returns the measured memory of a step, of what is expected."""
-    side = Side(
-        workload="transformer",
-        num_stages=2,
-        num_microbatches=8,
-        schedule="1f1b",
-        cores=cores,
-    )
-    with Worker(side) as worker:
+    with _two_stages("transformer", 8, cores) as worker:
         memory = worker.memory()
         return (memory.peak - memory.before) / worker.expected_memory()
 

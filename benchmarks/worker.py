@@ -19,7 +19,6 @@ import re
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ class Profile:
     update: tuple[float, ...]
 
 
-class Worker:
+class Worker(contextlib.AbstractContextManager["Worker"]):
     """A process that holds one model.
 
     Args:
@@ -133,7 +132,8 @@ class Worker:
 
     def step(self) -> Step:
         """Trains one step."""
-        return self._ask("step")
+        self.begin()
+        return self.end()
 
     def begin(self) -> None:
         """Begins a step; `end` waits for it."""
@@ -167,15 +167,7 @@ class Worker:
         """Returns the bytes that a step should take, over all devices."""
         return self._ask("expected_memory")
 
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._connection.close()
         self._process.join()
 

@@ -15,7 +15,15 @@ import tensorflow as tf
 
 import tfgpipe
 from tests import compare, zoo
-from tests.criteria import contrast, mean_of_what_is_there, root_of_mean
+from tests.criteria import (
+    contrast,
+    mean_of_squares,
+    mean_of_what_is_there,
+    mean_over_rows,
+    root_of_mean,
+    squares_of_rows,
+    sum_of_squares,
+)
 from tests.logs import LOG, Logs
 from tests.stacks import AddsLoss
 from tests.test_placement import device_of, graphs_of
@@ -363,22 +371,6 @@ def test_freezing_after_a_first_step_is_noticed():
 
 
 # -- losses of every kind -------------------------------------------------------------
-
-
-def squares_of_rows(y, p):
-    return tf.reduce_sum(tf.square(y - p), axis=-1)
-
-
-def mean_of_squares(y, p):
-    return tf.reduce_mean(tf.square(y - p))
-
-
-def sum_of_squares(y, p):
-    return tf.reduce_sum(tf.square(y - p))
-
-
-def mean_over_rows(y, p):
-    return tf.reduce_mean(tf.square(y - p), axis=0)
 
 
 FUNCTIONS = (squares_of_rows, mean_of_squares, sum_of_squares, mean_over_rows)

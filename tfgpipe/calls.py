@@ -20,6 +20,7 @@ one, which would hold for the user's own functions, too.)
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import threading
@@ -114,12 +115,10 @@ def unoptimized() -> Iterator[None]:
     options = context.context().function_call_options
     before = getattr(_outside, "options", None)
     _outside.options = before or options
-    config = _as_traced(options.config_proto_serialized)
-    lean = context.FunctionCallOptions(
-        options.executor_type, tf.compat.v1.ConfigProto.FromString(config)
-    )
+    lean = _lean(options.config_proto_serialized, options.executor_type)
     try:
-        with _call_with(lean):
+        # A copy, since TensorFlow changes options in place.
+        with _call_with(copy.copy(lean)):
             yield
     finally:
         _outside.options = before
@@ -212,6 +211,13 @@ def _once(config: bytes) -> bytes:
     rewriting = proto.graph_options.rewrite_options
     rewriting.meta_optimizer_iterations = rewriting.meta_optimizer_iterations or 1
     return proto.SerializeToString()
+
+
+@functools.cache
+def _lean(config: bytes, executor: str | None) -> Any:
+    """Returns options of calls that run as they were traced."""
+    proto = tf.compat.v1.ConfigProto.FromString(_as_traced(config))
+    return context.FunctionCallOptions(executor, proto)
 
 
 @functools.cache

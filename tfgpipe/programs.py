@@ -45,8 +45,9 @@ class Programs:
         self._outputs = [*trace.outputs, *changed(trace), *present(trace.loss)]
         self._input_grads = present(*trace.input_grads)
         self._weight_grads = [n for g in weight_grads_of(trace) for n in g.names]
+        self._known = (*self._sources, *self._given, *trace.captures)
         ends = {
-            "sources": (*self._sources, *self._given, *trace.captures),
+            "sources": self._known,
             "outputs": self._outputs,
             "gradients": [*self._input_grads, *self._weight_grads],
         }
@@ -105,13 +106,12 @@ class Programs:
     @functools.cached_property
     def _between(self) -> tuple[str, ...]:
         """Names of what one half of the backward hands to the other."""
-        trace = self._trace
         return cut.halves(
             self._source.graph,
-            sources=(*self._sources, *self._given, *trace.captures),
+            sources=self._known,
             outputs=self._outputs,
             input_grads=self._input_grads,
             weight_grads=self._weight_grads,
             constants=self._source.constants,
-            done=trace.effects,
+            done=self._trace.effects,
         )

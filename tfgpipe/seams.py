@@ -1,8 +1,9 @@
-"""Every private name of Keras that this library leans on, and of TensorFlow but one.
+"""Every private name of Keras and TensorFlow that this library calls.
 
 Public API is used wherever it reaches. Each function here wraps one thing it does not
 reach, says why, and has a contract test in `tests/test_seams.py`, so that an upgrade
-that moves one of them fails there, by name, rather than as a wrong gradient.
+that moves one of them fails there, by name, rather than as a wrong gradient. How
+functions are called is in `calls`, likewise.
 """
 
 from __future__ import annotations

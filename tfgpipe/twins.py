@@ -59,9 +59,7 @@ _OPEN = (
 def description(part: Part) -> Hashable:
     """Returns what is equal for parts of which one trace serves the other."""
     describe = _Describer()
-    numbers: dict[int, int] = {}
-    for number in (*part.reads, *(n for call in part.calls for n in call.makes)):
-        numbers.setdefault(number, len(numbers))
+    numbers = {number: i for i, number in enumerate(numbering(part))}
 
     def local(leaf: Any) -> Hashable:
         if isinstance(leaf, Value):

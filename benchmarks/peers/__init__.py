@@ -21,7 +21,6 @@ import statistics
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 from benchmarks import tables
@@ -40,7 +39,7 @@ class Trains(Protocol):
         ...
 
 
-class Torch:
+class Torch(contextlib.AbstractContextManager["Torch"]):
     """`torch_pipelining.py` in a process of another environment.
 
     Args:
@@ -68,15 +67,7 @@ class Torch:
             loss=result["loss"],
         )
 
-    def __enter__(self) -> Torch:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
