@@ -370,14 +370,14 @@ class _Trainer:
         """Times the addition of one microbatch's gradients to the sums before."""
         import tensorflow as tf
 
-        from tfgpipe import program
+        from tfgpipe import sums
 
         stages = zip(self._model.stages, self._model.schedule.placement, strict=True)
         weights = [v for stage, p in stages if p == device for v in stage.weights]
 
-        def add(sums: list[Any], gradients: list[Any]) -> list[Any]:
-            pairs = zip(sums, gradients, strict=True)
-            return [program.add_in_place(total, new) for total, new in pairs]
+        def add(totals: list[Any], gradients: list[Any]) -> list[Any]:
+            pairs = zip(totals, gradients, strict=True)
+            return [sums.add_in_place(total, new) for total, new in pairs]
 
         with tf.device(f"CPU:{device}"):
             zeros = [tf.zeros(weight.shape) for weight in weights]

@@ -53,6 +53,7 @@ FLOORS = {
     "trials": 2,
     "layers": 3,
     "excerpt": 3,
+    "sums": 3,
     "replay": 3,
     "placement": 3,
     "program": 4,

@@ -124,11 +124,11 @@ def test_the_halves_make_what_the_whole_makes(name, per_layer, saves, first, flo
     values[trace.output_grads[0]] = tf.constant(rng.normal(size=(ROWS, WIDTH)))
     kept, _ = programs.forward(values)
     values.update(kept)
-    sums = program.empty_accumulators(trace)
+    sums = programs.sums.begin()
     whole, expected = programs.backward(values, sums)
     first_half, nothing = programs.backward_input(values, [])
     assert not nothing
-    sums = program.empty_accumulators(trace)
+    sums = programs.sums.begin()
     second_half, received = programs.backward_weight({**values, **first_half}, sums)
     assert not second_half
     assert len(expected) == len(received) == len(stage.weights) > 0

@@ -197,10 +197,10 @@ def _measured(
     key = (id(programs.forward.function), id(programs.backward.function))
     if key not in known:
         forward = _fastest(programs.forward, feed)
-        accumulators = program.empty_accumulators(trace)
+        sums = programs.sums.begin()
         backward = 0.0
-        if accumulators or any(trace.input_grads):
-            backward = _fastest(programs.backward, feed, accumulators)
+        if sums or any(trace.input_grads):
+            backward = _fastest(programs.backward, feed, sums)
         known[key] = Work(_without(overhead, forward), _without(overhead, backward))
     outputs = (feed[output] for output in trace.outputs)
     return known[key], dict(zip(traced.makes, outputs, strict=True))

@@ -33,6 +33,7 @@ A graph here is a mapping from the name of an operation to the names of its inpu
 from __future__ import annotations
 
 import dataclasses
+import graphlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 Graph = Mapping[str, Sequence[str]]
@@ -67,6 +68,57 @@ def canonical(tensor: str) -> str:
     ('x:0', 'split:1', '^assert')
     """
     return tensor if ":" in tensor or tensor.startswith("^") else f"{tensor}:0"
+
+
+def ordered(graph: Graph) -> dict[str, Sequence[str]]:
+    """Returns a graph with its operations in an order in which they can run.
+
+    >>> ordered({"c": ("b",), "b": ("a:1", "^a"), "a": ()})
+    {'a': (), 'b': ('a:1', '^a'), 'c': ('b',)}
+    """
+    behind = {name: set(map(operation, inputs)) for name, inputs in graph.items()}
+    order = graphlib.TopologicalSorter(behind).static_order()
+    return {name: graph[name] for name in order}
+
+
+def lasting(
+    graph: Graph,
+    *,
+    sources: Collection[str],
+    fetches: Iterable[str],
+    constants: Collection[str],
+    worthwhile: Collection[str],
+) -> tuple[str, ...]:
+    """Returns the tensors to make only once while some sources stay the same.
+
+    Those are made of `sources` and constants alone, by an operation that is worth it,
+    and are used by one that is not among them.
+
+    Args:
+        graph: The whole computation, its operations in an order in which they can run.
+        sources: Tensors that stay the same.
+        fetches: Tensors to compute.
+        constants: Operations that make constants.
+        worthwhile: Operations with one result each that is worth keeping.
+    """
+    stay, same = set(constants), set(map(operation, sources))
+    for name, inputs in graph.items():
+        behind = set(map(operation, inputs))
+        if behind and behind <= stay:
+            stay.add(name)
+        elif behind and behind <= stay | same:
+            same.add(name)
+    needed = program(graph, fetches=fetches, feeds=sources).operations
+    used = set(map(operation, fetches))
+    kept = []
+    for name in reversed(list(graph)):
+        if name not in needed or (name in same and name not in used):
+            continue  # The latter serves only what is kept.
+        if name in same and name in worthwhile:
+            kept.append(f"{name}:0")
+        else:
+            used.update(map(operation, graph[name]))
+    return tuple(reversed(kept))
 
 
 def program(

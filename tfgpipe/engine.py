@@ -145,6 +145,7 @@ class Pipeline:
                 num_replicas=num_replicas,
                 constant=tuple(self.constant),
                 on_cpu=mesh.kind(device) == "CPU",
+                num_microbatches=len(split.sizes),
             )
             for device, jit_compile in zip(self.devices, self.jit_compile, strict=True)
         ]

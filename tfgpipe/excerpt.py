@@ -13,8 +13,11 @@ from collections.abc import Callable, Collection, Sequence
 
 import tensorflow as tf
 
-from tfgpipe import cut, products
+from tfgpipe import cut
 from tfgpipe.trace import Trace
+
+# Copies of weights, in another type or with longer rows: made once a step.
+_WORTHWHILE = ("Cast", "Pad", "PadV2")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,20 +40,31 @@ class Source:
 
     Args:
         trace: The stage.
-        on_cpu: Whether they are to run on a CPU, by TensorFlow's own kernels.
+
+    Attributes:
+        graph: The stage as `cut` takes it apart, in an order in which it can run.
+        stateful: Names of its stateful operations.
+        constants: Names of its constants.
+        worthwhile: Names of operations whose results are worth keeping for a step if
+            they do not change in it.
     """
 
-    def __init__(self, trace: Trace, *, on_cpu: bool = False) -> None:
+    def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self._on_cpu = on_cpu
         self._graph_def = trace.graph.as_graph_def()
         for node in self._graph_def.node:
             # Drops requests to sit next to operations that the excerpt may not hold.
             node.attr.pop("_class", None)
-        self.graph = {node.name: tuple(node.input) for node in self._graph_def.node}
+            node.input[:] = [
+                trace.stand_ins.get(cut.canonical(i), i) for i in node.input
+            ]
+        self.graph = cut.ordered(
+            {node.name: tuple(node.input) for node in self._graph_def.node}
+        )
         operations = trace.graph.get_operations()
         self.stateful = [op.name for op in operations if op.op_def.is_stateful]
         self.constants = [op.name for op in operations if op.type == "Const"]
+        self.worthwhile = [op.name for op in operations if op.type in _WORTHWHILE]
 
     def excerpt(
         self,
@@ -80,8 +94,6 @@ class Source:
         taken = tuple(feed for feed in piece.feeds if feed not in captures)
         captured = {f: captures[f] for f in piece.feeds if f in captures}
         graph_def = self._copy(piece.operations)
-        if self._on_cpu:
-            products.turn(graph_def, self.trace.graph)
         computed = [fetch for fetch in fetches if fetch not in piece.feeds]
         consumed = {cut.canonical(i) for node in graph_def.node for i in node.input}
 

@@ -1,53 +1,110 @@
 """Matrix products in the form that TensorFlow's kernels for CPUs run fastest.
 
-The gradient of a dense layer's input is `dy @ W^T`. The kernel copies W into blocks
-first, against the order that it lies in memory, and of a microbatch with few rows that
-takes most of the time: 9.6 ms where `(W @ dy^T)^T`, which is the same, takes 2.6 ms (64
-rows, 1024 x 1024 weights, one core). With more rows than a quarter of the weights' edge
-that turns around. `python -m benchmarks.products` measures both.
+Two things make a product of a microbatch slow where that of a mini-batch is not:
+
+* The gradient of a dense layer's input is `dy @ W^T`. The kernel copies W into blocks
+  first, against the order that it lies in memory, and of few rows that takes most of
+  the time. `(W @ dy^T)^T` is the same without it.
+* If one edge of the result is short, oneDNN reads its operands where they lie. Rows
+  that are a multiple of 4096 bytes long then fall on one another in the cache, where
+  the sum goes down the rows: in `x @ W` with W `[n, 1024]` and in `x^T @ dy`. With 64
+  bytes more to a row they do not.
+
+`python -m benchmarks.products` measures the forms.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import tensorflow as tf
 
 # Below this share of the longer edge of the weights, rows are few.
 _FEW = 1 / 4
+# Above this sum of the reciprocals of its edges, a result has a short edge for oneDNN.
+_SHORT = 0.0038
+# Where rows fall on one another, and how much longer they are made, in numbers.
+_PAGE, _LONGER = 1024, 16
+# A sum over fewer terms takes less than making its operands longer.
+_MANY = 64
+
+Form = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
-def turn(graph_def: tf.compat.v1.GraphDef, graph: tf.Graph) -> None:
-    """Turns the products in part of a graph around where rows are few.
+def multiply(
+    a: tf.Tensor, b: tf.Tensor, *, transpose_a: bool = False, transpose_b: bool = False
+) -> tf.Tensor:
+    """Returns a product of matrices in its fastest form."""
+    form = _form(a, b, transpose_a, transpose_b)
+    if form is None:
+        return tf.matmul(a, b, transpose_a, transpose_b)
+    return form(a, b)
+
+
+def stand_ins(graph: tf.Graph) -> dict[str, str]:
+    """Adds to a graph the faster forms of its products.
 
     Args:
-        graph_def: The part. It is changed.
-        graph: The whole, which knows shapes.
+        graph: The graph. Nothing in it uses the new operations yet.
+
+    Returns:
+        By the name of each product that has a faster form, the name of that.
     """
-    few = [node for node in graph_def.node if _has_few_rows(node, graph)]
-    for node in few:
-        inner = graph_def.node.add()
-        inner.CopyFrom(node)
-        inner.name = f"{node.name}/turned"
-        data = [i for i in node.input if not i.startswith("^")]
-        inner.input[: len(data)] = reversed(data)
-        order = graph_def.node.add(op="Const", name=f"{node.name}/order")
-        order.attr["value"].tensor.CopyFrom(tf.make_tensor_proto([1, 0]))
-        order.attr["dtype"].type = tf.int32.as_datatype_enum
-        del node.input[:]
-        node.input.extend([inner.name, order.name])
-        dtype = node.attr["T"].type
-        node.op = "Transpose"
-        node.attr.clear()
-        node.attr["T"].type = dtype
-        node.attr["Tperm"].type = tf.int32.as_datatype_enum
+    found = {}
+    for op in graph.get_operations():
+        if op.type == "MatMul":
+            a, b = op.inputs
+            form = _form(a, b, op.get_attr("transpose_a"), op.get_attr("transpose_b"))
+            if form is not None:
+                with graph.as_default(), tf.device(op.device):
+                    found[op.outputs[0].name] = form(a, b).name
+    return found
 
 
-def _has_few_rows(node: tf.compat.v1.NodeDef, graph: tf.Graph) -> bool:
-    """Returns whether a node is a product `dy @ W^T` of few rows."""
-    if node.op != "MatMul" or node.attr["T"].type != tf.float32.as_datatype_enum:
-        return False
-    if node.attr["transpose_a"].b or not node.attr["transpose_b"].b:
-        return False
-    left, right = (x.shape for x in graph.get_operation_by_name(node.name).inputs)
-    if not (left.is_fully_defined() and right.is_fully_defined()):
-        return False
-    return left[0] <= _FEW * max(right)
+def factors(gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor] | None:
+    """Returns x and dy of a gradient that is `x^T @ dy`, or None if it is not.
+
+    The sum of such products is the product of all their rows.
+    """
+    op = gradient.op
+    while op.type in ("Identity", "Reshape"):
+        op = op.inputs[0].op
+    if op.type != "MatMul":
+        return None
+    if not op.get_attr("transpose_a") or op.get_attr("transpose_b"):
+        return None
+    x, dy = op.inputs
+    return x, dy
+
+
+def _form(
+    a: tf.Tensor, b: tf.Tensor, transpose_a: bool, transpose_b: bool
+) -> Form | None:
+    """Returns how to compute a product faster, or None if the plain way is best."""
+    known = a.shape.is_fully_defined() and b.shape.is_fully_defined()
+    if not known or a.dtype != tf.float32:
+        return None
+    terms, rows = a.shape if transpose_a else a.shape[::-1]
+    columns = b.shape[0 if transpose_b else 1]
+    if transpose_b:
+        return _turned if not transpose_a and rows <= _FEW * max(b.shape) else None
+    if terms < _MANY or not rows or not columns or 1 / rows + 1 / columns < _SHORT:
+        return None
+    long_a = transpose_a and rows % _PAGE == 0
+    long_b = columns % _PAGE == 0
+    if not (long_a or long_b):
+        return None
+
+    def spread(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        a, b = _longer(a) if long_a else a, _longer(b) if long_b else b
+        return tf.matmul(a, b, transpose_a)[:rows, :columns]
+
+    return spread
+
+
+def _turned(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    return tf.transpose(tf.matmul(b, a, transpose_b=True))
+
+
+def _longer(matrix: tf.Tensor) -> tf.Tensor:
+    return tf.pad(matrix, [[0, 0], [0, _LONGER]])

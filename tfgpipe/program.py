@@ -19,7 +19,8 @@ import tensorflow as tf
 
 from tfgpipe.calls import Callee
 from tfgpipe.excerpt import Excerpt
-from tfgpipe.trace import Gradient, Trace, differentiable
+from tfgpipe.sums import Sums, zero
+from tfgpipe.trace import Trace, differentiable
 
 Values = dict[str, tf.Tensor]
 
@@ -71,26 +72,20 @@ class Options:
         may_be_empty: Whether microbatches without rows can occur and must be skipped.
         jit_compile: Whether XLA compiles the program.
         on_cpu: Whether it runs on a CPU, by TensorFlow's own kernels.
+        num_microbatches: How many there are in a step, or None if that is not known.
     """
 
     saves: bool
     may_be_empty: bool
     jit_compile: bool
     on_cpu: bool = False
-
-
-def empty_accumulators(trace: Trace) -> list[tf.Tensor]:
-    """Returns a zero for each weight that has a gradient, each in a buffer of its own.
-
-    Programs add to them in place.
-    """
-    return list(map(_zero, _accumulator_specs(trace)))
+    num_microbatches: int | None = None
 
 
 def nothing_gathered(trace: Trace) -> Values:
     """Returns what is gathered of a mini-batch before its first microbatch."""
     names = itertools.chain(*trace.gathered)
-    return {name: _zero(trace.spec(name)) for name in names}
+    return {name: zero(trace.spec(name)) for name in names}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +93,24 @@ class Builder:
     """Makes programs out of excerpts."""
 
     trace: Trace
+    sums: Sums
     options: Options
     library: Library
     fingerprint: str
+
+    def beginning(self, excerpt: Excerpt) -> Program:
+        """Makes a program that a step runs once."""
+
+        def compute(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            return excerpt.run(*tensors)
+
+        specs = list(map(self.trace.spec, excerpt.feeds))
+        function = self._call("beginning", compute, specs)
+        return Program(excerpt.feeds, excerpt.fetches, function)
+
+    def end(self) -> Callee:
+        """Makes the function from sums to gradients."""
+        return self._call("end", lambda *sums: self.sums.end(sums), self.sums.specs)
 
     def forward(self, excerpt: Excerpt) -> Program:
         """Makes a forward program."""
@@ -135,8 +145,8 @@ class Builder:
                 for fetch in excerpt.fetches
             ]
 
-        specs = [trace.spec(feed) for feed in feeds]
-        function = self._call("forward", compute, skip, attend, specs)
+        specs = [*self._num_rows, *map(trace.spec, feeds)]
+        function = self._call("forward", self._for_any(compute, skip, attend), specs)
         return Program(feeds, excerpt.fetches, function)
 
     def backward(
@@ -151,15 +161,14 @@ class Builder:
             sums: Whether it adds up gradients of weights.
         """
         trace, feeds = self.trace, excerpt.feeds
-        weight_grads = weight_grads_of(trace) if sums else []
         input_grads = present(*trace.input_grads)
         run = self._compiled(excerpt)
 
         def compute(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            taken, accumulators = tensors[: len(feeds)], tensors[len(feeds) :]
+            taken, totals = tensors[: len(feeds)], list(tensors[len(feeds) :])
             values = dict(zip(excerpt.fetches, run(*taken), strict=True))
-            gradients = zip(accumulators, weight_grads, strict=True)
-            totals = [_add(total, new, values) for total, new in gradients]
+            if sums:
+                totals = self.sums.add(totals, values)
             return [*(values[fetch] for fetch in fetches), *totals]
 
         def attend(rows: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -175,12 +184,13 @@ class Builder:
 
         def skip(*tensors: tf.Tensor) -> list[tf.Tensor]:
             nothing = [_nothing(trace.spec(fetch)) for fetch in fetches]
-            return [*nothing, *tensors[len(feeds) :]]
+            totals = tensors[len(feeds) :]
+            return [*nothing, *(self.sums.keep(totals) if sums else ())]
 
-        specs = list(map(trace.spec, feeds))
+        specs = [*self._num_rows, *map(trace.spec, feeds)]
         if sums:
-            specs += _accumulator_specs(trace)
-        function = self._call(name, compute, skip, attend, specs)
+            specs += self.sums.specs
+        function = self._call(name, self._for_any(compute, skip, attend), specs)
         return Program(feeds, tuple(fetches), function)
 
     def _stand_in(self, values: Values, rows: tf.Tensor) -> list[tf.Tensor]:
@@ -205,36 +215,51 @@ class Builder:
             return excerpt.run
         return tf.function(excerpt.run, autograph=False, jit_compile=True)
 
-    def _call(
+    @property
+    def _num_rows(self) -> list[tf.TensorSpec]:
+        return [tf.TensorSpec((), tf.int32)] if self.options.may_be_empty else []
+
+    def _for_any(
         self,
-        name: str,
         compute: Callable[..., list[tf.Tensor]],
         skip: Callable[..., list[tf.Tensor]],
         attend: Callable[..., list[tf.Tensor]],
-        specs: Sequence[tf.TensorSpec],
-    ) -> Callee:
-        """Makes a TensorFlow function that stays a call where it is called.
+    ) -> Callable[..., list[tf.Tensor]]:
+        """Returns a function for any microbatch, also one that may have no rows.
 
         The number of rows is an argument only where it matters: a constant argument
         would make TensorFlow compile one copy of the function for every value.
 
         Args:
-            name: What to call it.
             compute: The function itself.
             skip: What to do in its place on a microbatch without rows.
             attend: The function on any number of rows, for stages whose replicas meet.
-            specs: Shapes and types of the arguments.
         """
+        if not self.options.may_be_empty:
+            return compute
+        if self.trace.num_meetings:
+            return attend
 
         def guarded(rows: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
             return tf.cond(rows > 0, lambda: compute(*tensors), lambda: skip(*tensors))
 
+        return guarded
+
+    def _call(
+        self,
+        name: str,
+        function: Callable[..., list[tf.Tensor]],
+        specs: Sequence[tf.TensorSpec],
+    ) -> Callee:
+        """Makes a TensorFlow function that stays a call where it is called.
+
+        Args:
+            name: What to call it.
+            function: The function.
+            specs: Shapes and types of its arguments.
+        """
         key = (name, self.options, self.fingerprint)
         if key not in self.library:
-            function = compute
-            if self.options.may_be_empty:
-                function = attend if self.trace.num_meetings else guarded
-                specs = [tf.TensorSpec((), tf.int32), *specs]
             function.__name__ = f"program_{name}"
             with tf.init_scope():
                 traced = tf.function(
@@ -244,38 +269,6 @@ class Builder:
                 ).get_concrete_function(*specs)
             self.library[key] = Callee(f"stage_{name}", traced)
         return self.library[key]
-
-
-def add_in_place(total: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """Adds a gradient into the accumulator's own buffer.
-
-    A function's argument is never the only reference to its buffer, so `acc + g` would
-    allocate a second one, and fault its pages in, for every weight and microbatch.
-    """
-    added = tf.raw_ops.InplaceAdd(
-        x=tf.reshape(total, [1, -1]), i=[0], v=tf.reshape(value, [1, -1])
-    )
-    return tf.reshape(added, total.shape)
-
-
-def _add(total: tf.Tensor, gradient: Gradient, values: Values) -> tf.Tensor:
-    """Adds a gradient, in either of its forms, to a sum."""
-    value = values[gradient.values]
-    if gradient.indices is None:
-        return add_in_place(total, value)
-    value = tf.reshape(value, [-1, *total.shape[1:]])
-    # Each row once: on a GPU additions to one row would overtake one another.
-    rows, where = tf.unique(tf.reshape(values[gradient.indices], [-1]))
-    value = tf.math.unsorted_segment_sum(value, where, tf.size(rows))
-    return tf.raw_ops.InplaceAdd(x=total, i=tf.cast(rows, tf.int32), v=value)
-
-
-def _zero(spec: tf.TensorSpec) -> tf.Tensor:
-    """Returns a zero in a buffer of its own.
-
-    `Empty` is stateful, so no optimizer shares or folds these buffers.
-    """
-    return tf.raw_ops.Empty(shape=spec.shape, dtype=spec.dtype, init=True)
 
 
 def _nothing(spec: tf.TensorSpec) -> tf.Tensor:
@@ -297,19 +290,6 @@ def _filled(tensor: tf.Tensor, rows: tf.Tensor, number: int) -> tf.Tensor:
 
     filled = tf.cond(rows > 0, lambda: tensor, row)
     return tf.ensure_shape(filled, tensor.shape)
-
-
-def _accumulator_specs(trace: Trace) -> list[tf.TensorSpec]:
-    return [
-        trace.spec(weight)
-        for weight, gradient in zip(trace.weights, trace.weight_grads, strict=True)
-        if gradient is not None
-    ]
-
-
-def weight_grads_of(trace: Trace) -> list[Gradient]:
-    """Returns the gradients of a stage's weights that have one."""
-    return [gradient for gradient in trace.weight_grads if gradient is not None]
 
 
 def changed(trace: Trace) -> list[str]:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 
 from tfgpipe import cut
+from tfgpipe.calls import Callee
 from tfgpipe.excerpt import Excerpt, Source
 from tfgpipe.program import (
     Builder,
@@ -14,8 +15,8 @@ from tfgpipe.program import (
     Program,
     changed,
     present,
-    weight_grads_of,
 )
+from tfgpipe.sums import Sums
 from tfgpipe.trace import Trace
 
 
@@ -28,23 +29,39 @@ class Programs:
         library: Functions to share. New ones are added.
 
     Attributes:
+        sums: How the gradients of the weights are summed over microbatches.
         residuals: Names of the tensors that the forward keeps for the backward.
     """
 
     def __init__(self, trace: Trace, options: Options, library: Library) -> None:
         self._trace = trace
-        self._source = Source(trace, on_cpu=options.on_cpu)
-        self._builder = Builder(trace, options, library, self._source.fingerprint)
+        self._source = Source(trace)
+        self.sums = Sums(
+            trace,
+            num_microbatches=options.num_microbatches,
+            puts_off=options.on_cpu,
+        )
+        self._builder = Builder(
+            trace, self.sums, options, library, self._source.fingerprint
+        )
+        self._given = present(*trace.output_grads, trace.loss_grad)
+        self._outputs = [*trace.outputs, *changed(trace), *present(trace.loss)]
+        self._input_grads = present(*trace.input_grads)
+        self._weight_grads = list(self.sums.names)
+        self._lasting = cut.lasting(
+            self._source.graph,
+            sources=trace.weights,
+            fetches=[*self._outputs, *self._input_grads, *self._weight_grads],
+            constants=self._source.constants,
+            worthwhile=self._source.worthwhile,
+        )
         self._sources = (
+            *self._lasting,
             *trace.inputs,
             *trace.weights,
             *trace.carried,
             *trace.replicas,
         )
-        self._given = present(*trace.output_grads, trace.loss_grad)
-        self._outputs = [*trace.outputs, *changed(trace), *present(trace.loss)]
-        self._input_grads = present(*trace.input_grads)
-        self._weight_grads = [n for g in weight_grads_of(trace) for n in g.names]
         self._known = (*self._sources, *self._given, *trace.captures)
         ends = {
             "sources": self._known,
@@ -58,6 +75,14 @@ class Programs:
             )
         else:
             self.residuals = cut.recomputing(graph, stateful=source.stateful, **ends)
+
+    @functools.cached_property
+    def beginning(self) -> Program | None:
+        """What makes of the weights what lasts for a step, if there is such a thing."""
+        if not self._lasting:
+            return None
+        excerpt = self._source.excerpt(fetches=self._lasting, feeds=self._trace.weights)
+        return self._builder.beginning(excerpt)
 
     @functools.cached_property
     def forward(self) -> Program:
@@ -91,6 +116,11 @@ class Programs:
         """The half of the backward that makes the gradients of the weights."""
         excerpt = self._backward_excerpt(self._weight_grads, self._between)
         return self._builder.backward("backward_weight", excerpt, [])
+
+    @functools.cached_property
+    def end(self) -> Callee:
+        """The function from the sums over all microbatches to the gradients."""
+        return self._builder.end()
 
     def _backward_excerpt(
         self, fetches: Sequence[str], between: Sequence[str] = ()

@@ -44,6 +44,7 @@ class Mode:
         num_replicas: How many replicas some layers may sum over.
         constant: Numbers of values whose gradients nobody wants.
         on_cpu: Whether the programs run on a CPU.
+        num_microbatches: How many there are in a step, or None if that is not known.
     """
 
     training: bool | None
@@ -54,6 +55,12 @@ class Mode:
     num_replicas: int = 1
     constant: tuple[int, ...] = ()
     on_cpu: bool = False
+    num_microbatches: int | None = None
+
+    @property
+    def by_tensorflow_on_cpu(self) -> bool:
+        """Whether TensorFlow's own kernels for CPUs run it."""
+        return self.on_cpu and not self.jit_compile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +149,8 @@ class TracedStage:
                 saves=saves,
                 may_be_empty=self._mode.may_be_empty,
                 jit_compile=self._mode.jit_compile,
-                on_cpu=self._mode.on_cpu and not self._mode.jit_compile,
+                on_cpu=self._mode.by_tensorflow_on_cpu,
+                num_microbatches=self._mode.num_microbatches,
             )
             self._programs[saves] = Programs(
                 self.trace, options, self._library.functions
@@ -272,6 +280,7 @@ class Stage:
                     state=self.state,
                     num_replicas=mode.num_replicas,
                     constant=constant,
+                    on_cpu=mode.by_tensorflow_on_cpu,
                 )
             if not stage_trace.strangers:
                 traced = TracedStage(stage_trace, replay, mode, group, self._library)

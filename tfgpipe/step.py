@@ -118,7 +118,11 @@ class Step:
         self._kept: dict[tuple[int, int], program.Values] = {}
         self._added: list[tf.Tensor] = []
         self._loss_grad: tf.Tensor | None = None
-        self._accumulators: list[list[tf.Tensor]] = []
+        # For each stage, what it made once, the gradients of its weights as far as they
+        # are summed, and how many microbatches are not in that sum.
+        self._lasting: dict[int, program.Values] = {}
+        self._sums: list[list[tf.Tensor]] = []
+        self._missing = [len(split.sizes)] * len(stages)
 
     def forward(self, inputs: Tensors) -> tuple[Tensors, tf.Tensor | None]:
         """Emits the forward actions; returns what is wanted `[B, ...]` and the loss."""
@@ -144,7 +148,7 @@ class Step:
             for row in self._cut(wanted, self._makers())
         ]
         self._loss_grad = loss_grad
-        self._clear_accumulators()
+        self._begin_sums()
         # The outputs, on which these gradients depend, come after all forwards.
         self._chain = _Chain()
         with calls.gradient():
@@ -172,7 +176,7 @@ class Step:
         with tf.device(self._devices[-1]):
             self._grads = [{loss: [loss_grad[None]]} for _ in self._pieces]
         self._loss_grad = added_loss_grad
-        self._clear_accumulators()
+        self._begin_sums()
         for action in self._schedule.slots:
             if action.kind == "forward":
                 self._forward(action)
@@ -205,7 +209,7 @@ class Step:
         """Emits a forward action."""
         k, m = action.stage, action.microbatch
         stage, trace = self._traced[k], self._traced[k].trace
-        values = self._carried.values(k, m)
+        values = {**self._carried.values(k, m), **self._made_once(k)}
         for wire, name in zip(stage.reads, trace.inputs, strict=True):
             values[name] = self._pieces[m][wire]
         made, _ = self._run(action, values, [])
@@ -229,8 +233,8 @@ class Step:
             made, _ = self._run(action, values, [])
             values.update(made)
         else:
-            made, sums = self._run(action, values, self._accumulators[k])
-            self._accumulators[k] = sums
+            self._missing[k] -= 1
+            made, self._sums[k] = self._run(action, values, self._sums[k])
         for wire, name in zip(stage.reads, stage.trace.input_grads, strict=True):
             if name in made:
                 self._grads[m].setdefault(wire, []).append(made[name])
@@ -246,15 +250,19 @@ class Step:
             sums: What it adds to.
 
         Returns:
-            What it makes, and the sums with its addends.
+            What it makes, and the sums with its addends; with the last, the gradients.
         """
         k, m = action.stage, action.microbatch
-        run = getattr(self._programs(k, m), action.kind)
+        programs = self._programs(k, m)
+        run = getattr(programs, action.kind)
+        ends = bool(sums) and not self._missing[k] and not programs.sums.is_final
         made: program.Values = {}
 
         def emit(feeds: program.Values) -> list[tf.Tensor]:
             nonlocal sums
             results, sums = run(feeds, sums, *self._rows(m))
+            if ends:
+                sums = programs.end(*sums)
             made.update(results)
             return [*results.values(), *sums]
 
@@ -305,11 +313,19 @@ class Step:
         with tf.device(self._devices[-1]):
             return total(self._added)
 
-    def _clear_accumulators(self) -> None:
-        self._accumulators = []
-        for stage, device in zip(self._traced, self._devices, strict=True):
+    def _made_once(self, k: int) -> program.Values:
+        """Returns what a stage makes of its weights once a step."""
+        if k not in self._lasting:
+            run = self._programs(k, 0).beginning
+            values = self._carried.values(k, 0)
+            with tf.device(self._devices[k]):
+                self._lasting[k] = {} if run is None else run(values)[0]
+        return self._lasting[k]
+
+    def _begin_sums(self) -> None:
+        for k, device in enumerate(self._devices):
             with tf.device(device):
-                self._accumulators.append(program.empty_accumulators(stage.trace))
+                self._sums.append(self._programs(k, 0).sums.begin())
 
     def _input_grads(self) -> list[tf.Tensor | None]:
         readers = self._first_readers()
@@ -327,7 +343,7 @@ class Step:
         """Returns one gradient a weight, that of a shared one summed at its owner."""
         sums: dict[int, list[tf.Tensor]] = {}
         for stage, traced, totals in zip(
-            self._stages, self._traced, self._accumulators, strict=True
+            self._stages, self._traced, self._sums, strict=True
         ):
             grads = traced.trace.weight_grads
             weights = [v for v, g in zip(stage.weights, grads, strict=True) if g]

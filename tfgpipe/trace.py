@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfgpipe import products
 from tfgpipe.replicas import Replicas
 from tfgpipe.statistic import Statistic
 
@@ -33,10 +34,13 @@ class Gradient:
     Attributes:
         values: The gradient, or for a weight that was indexed the rows of it.
         indices: Which rows, `[n]`, or None if the gradient is dense.
+        factors: The tensors `x` and `dy`, `[rows, width]` each, of a gradient that is
+            `x^T @ dy`, or nothing.
     """
 
     values: str
     indices: str | None = None
+    factors: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -70,6 +74,8 @@ class Trace:
         loss_grad: The gradient of `loss` to be fed, or None.
         input_grads: For each input its gradient, or None where there is none.
         weight_grads: For each weight its gradient, or None where there is none.
+        stand_ins: By names of tensors in `graph`, those to use in their place. The
+            names here are those to use.
     """
 
     graph: tf.Graph
@@ -91,6 +97,7 @@ class Trace:
     loss_grad: str | None
     input_grads: tuple[str | None, ...]
     weight_grads: tuple[Gradient | None, ...]
+    stand_ins: dict[str, str]
 
     @property
     def carried(self) -> tuple[str, ...]:
@@ -121,6 +128,7 @@ def trace(
     state: Sequence[keras.Variable],
     num_replicas: int = 1,
     constant: Collection[int] = (),
+    on_cpu: bool = False,
 ) -> Trace:
     """Traces `body` with variables replaced by explicit values.
 
@@ -131,6 +139,7 @@ def trace(
         state: The other variables that it reads or assigns.
         num_replicas: How many replicas there are to sum over.
         constant: Positions of inputs that want no gradient.
+        on_cpu: Whether it is to run on a CPU, by TensorFlow's own kernels.
 
     Raises:
         ValueError: If `body` assigns a variable that is in neither list, since that
@@ -144,11 +153,10 @@ def trace(
         weight_values = [_placeholder(v) for v in weights]
         state_values = [_placeholder(v) for v in state]
         sources = [*inputs, *weight_values]
-        replicas, names_of_replicas = None, ()
+        replicas, parts = None, []
         if num_replicas > 1:
             parts = list(map(_placeholder, Replicas.specs()))
             replicas = Replicas(num_replicas, *parts)
-            names_of_replicas = _names(parts)
         with tf.GradientTape() as tape:
             tape.watch(
                 [
@@ -187,30 +195,33 @@ def trace(
                 sources,
                 output_gradients=[grad for _, grad in paired],
             )
+        stand_ins = products.stand_ins(graph) if on_cpu else {}
+        names = _Names(stand_ins)
         found.append(
             Trace(
                 graph=graph,
                 captures={},
                 strangers=(),
-                inputs=_names(inputs),
-                weights=_names(weight_values),
-                state=_names(state_values),
-                outputs=_names(outputs),
-                new_state=_names([scope.get_current_value(v) for v in state]),
+                inputs=names.all(inputs),
+                weights=names.all(weight_values),
+                state=names.all(state_values),
+                outputs=names.all(outputs),
+                new_state=names.all([scope.get_current_value(v) for v in state]),
                 statistics=tuple(scope.statistics),
-                gathered=tuple(map(_names, gathered)),
-                new_gathered=tuple(map(_names, merged)),
-                replicas=names_of_replicas,
+                gathered=tuple(map(names.all, gathered)),
+                new_gathered=tuple(map(names.all, merged)),
+                replicas=names.all(parts),
                 num_meetings=next(replicas.numbers) if replicas else 0,
-                loss=None if loss is None else loss.name,
+                loss=names(loss),
                 effects=tuple(effects),
-                output_grads=_names(target_grads[: len(outputs)]),
-                loss_grad=None if loss is None else _name(target_grads[-1]),
-                input_grads=_names(
+                output_grads=names.all(target_grads[: len(outputs)]),
+                loss_grad=None if loss is None else names(target_grads[-1]),
+                input_grads=names.all(
                     None if g is None else tf.convert_to_tensor(g)
                     for g in gradients[: len(inputs)]
                 ),
-                weight_grads=tuple(map(_gradient, gradients[len(inputs) :])),
+                weight_grads=tuple(map(names.gradient, gradients[len(inputs) :])),
+                stand_ins=stand_ins,
             )
         )
 
@@ -264,20 +275,27 @@ def differentiable(tensor: tf.Tensor) -> bool:
     return tensor.dtype.is_floating or tensor.dtype.is_complex
 
 
-def _name(tensor: tf.Tensor | None) -> Any:
-    return None if tensor is None else tensor.name
+class _Names:
+    """Names of tensors, with those of stand-ins in place of what they stand in for."""
 
+    def __init__(self, stand_ins: Mapping[str, str]) -> None:
+        self._stand_ins = stand_ins
 
-def _names(tensors: Iterable[tf.Tensor | None]) -> tuple[Any, ...]:
-    return tuple(map(_name, tensors))
+    def __call__(self, tensor: tf.Tensor | None) -> Any:
+        return None if tensor is None else self._stand_ins.get(tensor.name, tensor.name)
 
+    def all(self, tensors: Iterable[tf.Tensor | None]) -> tuple[Any, ...]:
+        return tuple(map(self, tensors))
 
-def _gradient(gradient: tf.Tensor | tf.IndexedSlices | None) -> Gradient | None:
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        return Gradient(gradient.values.name, gradient.indices.name)
-    return Gradient(gradient.name)
+    def gradient(
+        self, gradient: tf.Tensor | tf.IndexedSlices | None
+    ) -> Gradient | None:
+        if gradient is None:
+            return None
+        if isinstance(gradient, tf.IndexedSlices):
+            return Gradient(self(gradient.values), self(gradient.indices))
+        factors = products.factors(gradient) or ()
+        return Gradient(self(gradient), factors=self.all(factors))
 
 
 def total(losses: Sequence[tf.Tensor]) -> tf.Tensor | None:

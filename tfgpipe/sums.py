@@ -1,0 +1,186 @@
+"""Gradients of weights, summed over the microbatches of a step.
+
+Three forms, by what takes the least time and no more memory than a sum would:
+
+* **Nothing to sum.** A mini-batch in one piece has its gradients at once.
+* **In place.** Each microbatch adds its gradient into the sum's own buffer.
+* **Put off.** The gradient of a dense layer's weights is a product, `x^T @ dy`, and
+  the sum of products is the product of all rows:
+
+      x1^T dy1 + x2^T dy2 + ... = [x1; x2; ...]^T [dy1; dy2; ...]
+
+  Where the rows of a mini-batch, x and dy, take no more memory than the weights, each
+  microbatch only notes its own, and one product at the end does the work of M, at the
+  rate of a large one, and without M additions as large as the weights.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from tfgpipe import products
+from tfgpipe.trace import Gradient, Trace
+
+
+class Sums:
+    """How the gradients of a stage's weights are summed.
+
+    What is between `begin` and `end` is a list of tensors, which only grow in place.
+
+    Args:
+        trace: The stage.
+        num_microbatches: How many there are to sum, or None if that is not known.
+        puts_off: Whether products may be put off.
+
+    Attributes:
+        names: Names of the tensors of a microbatch that are noted or added.
+        is_final: Whether what is between `begin` and `end` are the gradients.
+    """
+
+    def __init__(
+        self, trace: Trace, *, num_microbatches: int | None, puts_off: bool
+    ) -> None:
+        pairs = zip(trace.weights, trace.weight_grads, strict=True)
+        self._gradients = [(trace.spec(w), g) for w, g in pairs if g is not None]
+        self._at_once = num_microbatches == 1
+        self._noted: dict[str, tf.TensorSpec] = {}
+        self._put_off: set[Gradient] = set()
+        if puts_off and num_microbatches is not None and not self._at_once:
+            for weight, gradient in self._gradients:
+                rows = _rows(trace, weight, gradient, num_microbatches)
+                self._noted.update(rows)
+                self._put_off.update({gradient} if rows else ())
+        self._added = [pair for pair in self._gradients if pair[1] not in self._put_off]
+        added = [name for _, gradient in self._added for name in gradient.names]
+        self.names = tuple(dict.fromkeys((*added, *self._noted)))
+        self.is_final = not self._put_off
+
+    @functools.cached_property
+    def specs(self) -> list[tf.TensorSpec]:
+        """Shapes and types of what is between `begin` and `end`."""
+        if self._at_once:
+            return []
+        count = [tf.TensorSpec([1], tf.int32)] if self._noted else []
+        return [*(weight for weight, _ in self._added), *self._noted.values(), *count]
+
+    def begin(self) -> list[tf.Tensor]:
+        """Returns what there is before the first microbatch."""
+        return list(map(zero, self.specs))
+
+    def add(
+        self, sums: Sequence[tf.Tensor], values: Mapping[str, tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Adds the gradients of a microbatch.
+
+        Args:
+            sums: Of the microbatches before.
+            values: The tensors of this one in `names`.
+        """
+        if self._at_once:
+            return [
+                values[gradient.values]
+                if gradient.indices is None
+                else _add(zero(weight), gradient, values)
+                for weight, gradient in self._gradients
+            ]
+        added = [
+            _add(total, gradient, values)
+            for total, (_, gradient) in zip(sums, self._added, strict=False)
+        ]
+        if not self._noted:
+            return added
+        *noted, count = sums[len(added) :]
+        noted = [
+            _note(rows, values[name], count)
+            for rows, name in zip(noted, self._noted, strict=True)
+        ]
+        one = tf.ones([1], tf.int32)
+        return [*added, *noted, tf.raw_ops.InplaceAdd(x=count, i=[0], v=one)]
+
+    def keep(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Adds nothing: the microbatch has no rows."""
+        if self._at_once:
+            return [
+                tf.zeros(weight.shape, weight.dtype) for weight, _ in self._gradients
+            ]
+        return list(sums)
+
+    def end(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the gradient of each weight that has one, after the last."""
+        added = iter(sums)
+        rows = dict(zip(self._noted, sums[len(self._added) :], strict=False))
+        gradients = []
+        for weight, gradient in self._gradients:
+            if gradient in self._put_off:
+                x, dy = (_joined(rows[name]) for name in gradient.factors)
+                product = products.multiply(x, dy, transpose_a=True)
+                gradients.append(tf.reshape(product, weight.shape))
+            else:
+                gradients.append(next(added))
+        return gradients
+
+
+def zero(spec: tf.TensorSpec) -> tf.Tensor:
+    """Returns a zero in a buffer of its own.
+
+    `Empty` is stateful, so no optimizer shares or folds these buffers.
+    """
+    return tf.raw_ops.Empty(shape=spec.shape, dtype=spec.dtype, init=True)
+
+
+def add_in_place(total: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """Adds a gradient into the sum's own buffer.
+
+    A function's argument is never the only reference to its buffer, so `acc + g` would
+    allocate a second one, and fault its pages in, for every weight and microbatch.
+    """
+    added = tf.raw_ops.InplaceAdd(
+        x=tf.reshape(total, [1, -1]), i=[0], v=tf.reshape(value, [1, -1])
+    )
+    return tf.reshape(added, total.shape)
+
+
+def _add(
+    total: tf.Tensor, gradient: Gradient, values: Mapping[str, tf.Tensor]
+) -> tf.Tensor:
+    """Adds a gradient, in either of its forms, to a sum."""
+    value = values[gradient.values]
+    if gradient.indices is None:
+        return add_in_place(total, value)
+    value = tf.reshape(value, [-1, *total.shape[1:]])
+    # Each row once: on a GPU additions to one row would overtake one another.
+    rows, where = tf.unique(tf.reshape(values[gradient.indices], [-1]))
+    value = tf.math.unsorted_segment_sum(value, where, tf.size(rows))
+    return tf.raw_ops.InplaceAdd(x=total, i=tf.cast(rows, tf.int32), v=value)
+
+
+def _rows(
+    trace: Trace, weight: tf.TensorSpec, gradient: Gradient, num_microbatches: int
+) -> dict[str, tf.TensorSpec]:
+    """Returns what to note `[M, rows, width]` to put a gradient off, nothing if not to.
+
+    It is put off if that takes no more memory than its sum.
+    """
+    specs = {name: trace.spec(name) for name in gradient.factors}
+    if not specs or not all(s.shape.is_fully_defined() for s in specs.values()):
+        return {}
+    noted = {
+        name: tf.TensorSpec([num_microbatches, *spec.shape], spec.dtype)
+        for name, spec in specs.items()
+    }
+    numbers = sum(math.prod(spec.shape) for spec in noted.values())
+    return noted if numbers <= math.prod(weight.shape) else {}
+
+
+def _note(noted: tf.Tensor, rows: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """Writes the rows of the next microbatch into their place."""
+    return tf.raw_ops.InplaceUpdate(x=noted, i=count, v=rows[None])
+
+
+def _joined(noted: tf.Tensor) -> tf.Tensor:
+    """Returns the rows of all microbatches, `[M * rows, width]`."""
+    return tf.reshape(noted, [-1, noted.shape[-1]])
