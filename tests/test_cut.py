@@ -72,6 +72,59 @@ def test_recomputing_keeps_nothing_unless_it_is_stateful():
     assert cut.recomputing(GRAPH, stateful=["f1"], **arguments) == ("f1:0",)
 
 
+# -- lasting --------------------------------------------------------------------------
+
+
+def lasting(graph, *, fetches, worthwhile):
+    return cut.lasting(
+        cut.ordered(graph),
+        sources=("w:0",),
+        fetches=fetches,
+        constants=["c"],
+        worthwhile=worthwhile,
+    )
+
+
+# What is made of w and c alone, and y, which is not.
+COPIES = {
+    "y": ("x", "padded", "turned"),
+    "turned": ("cast",),
+    "padded": ("cast", "c"),
+    "cast": ("w",),
+    "number": ("c",),
+    "z": ("y", "number"),
+    "unused": ("w",),
+    "w": (),
+    "c": (),
+    "x": (),
+}
+
+
+def test_operations_are_ordered_behind_what_they_need():
+    order = list(cut.ordered(COPIES))
+    assert sorted(order) == sorted(COPIES)
+    for name, inputs in COPIES.items():
+        assert all(order.index(i) < order.index(name) for i in inputs)
+
+
+def test_what_is_made_of_weights_alone_lasts_where_it_is_worth_it():
+    all_of_it = ["cast", "padded", "number", "unused"]
+    found = lasting(COPIES, fetches=["z:0"], worthwhile=all_of_it)
+    # Constants are no weights; what nobody fetches is not made.
+    assert sorted(found) == ["cast:0", "padded:0"]
+    assert lasting(COPIES, fetches=["z:0"], worthwhile=["padded"]) == ("padded:0",)
+    assert lasting(COPIES, fetches=["z:0"], worthwhile=[]) == ()
+    assert lasting(COPIES, fetches=["number:0"], worthwhile=all_of_it) == ()
+
+
+def test_what_only_leads_to_something_that_lasts_does_not():
+    graph = {**COPIES, "y": ("x", "padded")}
+    found = lasting(graph, fetches=["z:0"], worthwhile=["cast", "padded"])
+    assert found == ("padded:0",)
+    found = lasting(graph, fetches=["z:0", "cast:0"], worthwhile=["cast", "padded"])
+    assert sorted(found) == ["cast:0", "padded:0"]
+
+
 # -- halves ---------------------------------------------------------------------------
 
 # Two layers: x -> f1 (w1) -> f2 (w2) -> y. Each has a gradient of its input, b, and of

@@ -60,6 +60,15 @@ def dense() -> keras.Model:
     return stacked(*(layers.Dense(n, activation="tanh") for n in sizes), *last())
 
 
+def wide() -> keras.Model:
+    """Weights that outweigh a mini-batch's rows, whose gradients are put off."""
+    twice = layers.Dense(48, activation="tanh")
+    sizes = (48, 64, 48)
+    return stacked(
+        *(layers.Dense(n, activation="tanh") for n in sizes), twice, twice, *last()
+    )
+
+
 def last() -> list[layers.Layer]:
     return [layers.Dense(3)]
 
@@ -150,6 +159,7 @@ def weighted_vectors(rows: int) -> tuple:
 
 TASKS = {
     "dense": Task(dense, weighted_vectors, squared),
+    "wide": Task(wide, weighted_vectors, squared),
     "dropped": Task(
         dropped,
         vectors,

@@ -122,7 +122,7 @@ class Step:
         # are summed, and how many microbatches are not in that sum.
         self._lasting: dict[int, program.Values] = {}
         self._sums: list[list[tf.Tensor]] = []
-        self._missing = [len(split.sizes)] * len(stages)
+        self._missing: list[int] = []
 
     def forward(self, inputs: Tensors) -> tuple[Tensors, tf.Tensor | None]:
         """Emits the forward actions; returns what is wanted `[B, ...]` and the loss."""
@@ -323,6 +323,8 @@ class Step:
         return self._lasting[k]
 
     def _begin_sums(self) -> None:
+        self._sums = []
+        self._missing = [len(self._split.sizes)] * len(self._stages)
         for k, device in enumerate(self._devices):
             with tf.device(device):
                 self._sums.append(self._programs(k, 0).sums.begin())

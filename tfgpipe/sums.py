@@ -98,8 +98,8 @@ class Sums:
             _note(rows, values[name], count)
             for rows, name in zip(noted, self._noted, strict=True)
         ]
-        one = tf.ones([1], tf.int32)
-        return [*added, *noted, tf.raw_ops.InplaceAdd(x=count, i=[0], v=one)]
+        # Not in place: whatever notes has to see the number before.
+        return [*added, *noted, count + 1]
 
     def keep(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Adds nothing: the microbatch has no rows."""
