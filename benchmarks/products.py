@@ -1,9 +1,11 @@
-"""Two forms of the product in a dense layer's gradient, on one core.
+"""The three products of a dense layer, plain and as `tfgpipe.products` has them.
 
     python -m benchmarks.products
 
-`dy @ W^T` beside `(W @ dy^T)^T`, between which `tfgpipe.products` chooses: median
-milliseconds, and how much faster the second is.
+For a microbatch of some rows and weights W: `x W` of the forward, `dy W^T` and `x^T dy`
+of the backward, on one core. Median milliseconds of both forms where they differ, and
+how much faster the second is. Longer copies of weights are made anew for each product
+here; a pipeline makes them once a step.
 """
 
 from __future__ import annotations
@@ -11,11 +13,18 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from typing import Any
 
 from benchmarks import tables
 
 ROWS = (32, 64, 128, 256, 512, 1024)
 WEIGHTS = ((1024, 1024), (1024, 256), (256, 1024), (256, 256))
+# Which of x `[rows, inputs]`, W and dy `[rows, outputs]` are multiplied, and how.
+PRODUCTS: dict[str, tuple[int, int, dict[str, bool]]] = {
+    "x W": (0, 1, {}),
+    "dy W^T": (2, 1, {"transpose_b": True}),
+    "x^T dy": (0, 2, {"transpose_a": True}),
+}
 
 
 def main() -> None:
@@ -23,42 +32,64 @@ def main() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
     import tensorflow as tf
 
+    from tfgpipe import products
+
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    forms = {
-        "dy W^T": lambda dy, w: tf.matmul(dy, w, transpose_b=True),
-        "(W dy^T)^T": lambda dy, w: tf.transpose(tf.matmul(w, dy, transpose_b=True)),
-    }
     rows = []
-    for shape in WEIGHTS:
-        for number in ROWS:
-            dy = tf.random.normal((number, shape[1]))
-            # As many as do not fit into a cache, as in a model.
-            some = range(max(4, 2**23 // (shape[0] * shape[1])))
-            weights = [tf.random.normal(shape) for _ in some]
-            seconds: dict[str, list[float]] = {name: [] for name in forms}
-            functions = {
-                name: tf.function(
-                    lambda dy, form=form, weights=weights: [
-                        form(dy, w) for w in weights
-                    ]
+    for name, (left, right, transposed) in PRODUCTS.items():
+        for shape in WEIGHTS:
+            for number in ROWS:
+                shapes = ((number, shape[0]), shape, (number, shape[1]))
+                # As many as do not fit into a cache, as in a model.
+                some = range(max(4, 2**23 // (shape[0] * shape[1])))
+                given = [
+                    tuple(tf.random.normal(shapes[i]) for i in (left, right))
+                    for _ in some
+                ]
+                seconds = _compare(
+                    {
+                        "plain": lambda a, b, how=transposed: tf.matmul(a, b, **how),
+                        "chosen": lambda a, b, how=transposed: products.multiply(
+                            a, b, **how
+                        ),
+                    },
+                    given,
                 )
-                for name, form in forms.items()
-            }
-            for turn in range(8):
-                for name, function in functions.items():
-                    start = time.perf_counter()
-                    function(dy)
-                    if turn:
-                        seconds[name].append(time.perf_counter() - start)
-            medians = {
-                name: 1e3 * statistics.median(some) / len(weights)
-                for name, some in seconds.items()
-            }
-            first, second = medians.values()
-            rows.append(
-                {"rows": number, "W": shape, **medians, "faster": first / second}
-            )
+                if seconds is None:
+                    continue
+                medians = {
+                    form: 1e3 * statistics.median(some) / len(given)
+                    for form, some in seconds.items()
+                }
+                faster = medians["plain"] / medians["chosen"]
+                sizes = {"product": name, "rows": number, "W": shape}
+                rows.append({**sizes, **medians, "faster": faster})
+                print(tables.draw(rows[-1:]), flush=True)
     print(tables.draw(rows))
+
+
+def _compare(forms: dict[str, Any], given: list[Any]) -> dict[str, list[float]] | None:
+    """Returns the seconds of each form in turns, or None if the forms are the same."""
+    import tensorflow as tf
+
+    functions = {
+        name: tf.function(lambda given, form=form: [form(a, b) for a, b in given])
+        for name, form in forms.items()
+    }
+    sizes = {
+        len(function.get_concrete_function(given).graph.get_operations())
+        for function in functions.values()
+    }
+    if len(sizes) == 1:
+        return None
+    seconds: dict[str, list[float]] = {name: [] for name in forms}
+    for turn in range(8):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            function(given)
+            if turn:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
 
 
 if __name__ == "__main__":

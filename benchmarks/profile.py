@@ -6,8 +6,9 @@ Times the actions of real steps, and divides each device's step into
 
 * `forward`, `recompute`, `backward`: running a stage's programs (a recomputation is
   part of its backward's program, and taken to last as long as the forward did);
-* `accumulate`: adding gradients to those of the microbatches before. It is part of the
-  backward's program, so it is timed by itself, on the same tensors, and taken off;
+* `accumulate`: summing gradients over microbatches, which includes the products that
+  are put off to the last. It is part of the backward's program, so it is timed by
+  itself, on tensors of the same sizes, and taken off;
 * `executor`: an action is ready, its device idle, and it has not started yet;
 * `transfer`: the same, where it waits for something of another device;
 * `idle`: waiting for an action of another device, the bubble;

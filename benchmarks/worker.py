@@ -101,7 +101,7 @@ class Profile:
     Attributes:
         seconds: The whole step.
         timeline: Its actions.
-        accumulate: For each device, adding up the gradients of a step's microbatches.
+        accumulate: For each device, the sums of gradients over a step's microbatches.
         update: For each device, the optimizer's update of all weights.
     """
 
@@ -227,6 +227,10 @@ def _keep_sums_whole() -> None:
     context.context().function_call_options = options
 
 
+# Parameters of `mallopt`, from glibc's malloc.h.
+_M_MMAP_THRESHOLD, _M_MMAP_MAX = -3, -4
+
+
 class _Trainer:
     """The model of one side, with the data it trains on; lives in the process."""
 
@@ -301,9 +305,14 @@ class _Trainer:
         )
 
     def memory(self) -> Memory:
+        libc = ctypes.CDLL(None)
+        # Gives freed tensors back to the system at once, so that what is resident is
+        # what is held, not what each thread has kept for later.
+        libc.mallopt(_M_MMAP_THRESHOLD, 2**16)
+        libc.mallopt(_M_MMAP_MAX, 2**20)
         # The first step also takes what TensorFlow needs to prepare its functions.
         self._train_step((self._x, self._y))
-        ctypes.CDLL(None).malloc_trim(0)
+        libc.malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")  # Resets the peak, VmHWM.
         before = _resident("VmRSS")
         self._train_step((self._x, self._y))
@@ -313,11 +322,11 @@ class _Trainer:
         """Adds up gradients and activations, as `simulate` says how many are held.
 
         A microbatch in flight holds its stage's input, and without rematerialisation
-        what the backward needs; with it, that is there during the backward alone.
+        what the backward needs; a backward holds what its operations make.
         """
         import tensorflow as tf
 
-        from tfgpipe import costs, partition
+        from tfgpipe import costs, footprint, partition
         from tfgpipe.replay import Wire
         from tfgpipe.simulation import Costs, simulate
 
@@ -330,14 +339,12 @@ class _Trainer:
         received = [
             sum(sizes[n] for n in stage.part.reads) for stage in assembly.stages
         ]
-        kept = traced.kept_bytes()
-        if side.remat == "none":
-            held = [a + b for a, b in zip(received, kept, strict=True)]
-            during = [0] * len(kept)
-        else:
-            held, during = received, kept
+        recomputes = side.remat != "none"
+        kept = [0] * len(received) if recomputes else traced.kept_bytes()
+        held = [a + b for a, b in zip(received, kept, strict=True)]
+        during = traced.workspace_bytes(recomputes=recomputes)
         gradients = [
-            sum(map(costs.num_bytes, stage.weights)) for stage in assembly.stages
+            sum(map(footprint.num_bytes, stage.weights)) for stage in assembly.stages
         ]
         simulation = simulate(
             self._model.schedule,
@@ -359,31 +366,47 @@ class _Trainer:
             seconds=seconds,
             timeline=self._recorder.timeline(schedule),
             accumulate=tuple(
-                schedule.num_microbatches * self._accumulate_seconds(p)
-                for p in range(schedule.num_devices)
+                self._accumulate_seconds(p) for p in range(schedule.num_devices)
             ),
             update=(self._update_seconds,) * schedule.num_devices,
         )
 
     @functools.cache  # noqa: B019 (The trainer lives as long as its process.)
     def _accumulate_seconds(self, device: int) -> float:
-        """Times the addition of one microbatch's gradients to the sums before."""
+        """Times the sums over a step's microbatches, products put off included."""
         import tensorflow as tf
 
-        from tfgpipe import sums
+        from tfgpipe.replay import Wire
 
-        stages = zip(self._model.stages, self._model.schedule.placement, strict=True)
-        weights = [v for stage, p in stages if p == device for v in stage.weights]
+        schedule = self._model.schedule
+        engine = self._model.pipelined.assembly.engine(schedule)
+        traced = engine.trace({Wire(0): self._x}, training=True)
+        stages = [
+            stage
+            for stage, p in zip(traced, schedule.placement, strict=True)
+            if p == device
+        ]
 
-        def add(totals: list[Any], gradients: list[Any]) -> list[Any]:
-            pairs = zip(totals, gradients, strict=True)
-            return [sums.add_in_place(total, new) for total, new in pairs]
+        def total(given: list[dict[str, Any]]) -> list[Any]:
+            results = []
+            for stage, values in zip(stages, given, strict=True):
+                sums = stage.saving.sums
+                some = sums.begin()
+                for _ in range(schedule.num_microbatches):
+                    some = sums.add(some, values)
+                results.append(sums.end(some))
+            return results
 
         with tf.device(f"CPU:{device}"):
-            zeros = [tf.zeros(weight.shape) for weight in weights]
-            ones = [tf.ones(weight.shape) for weight in weights]
+            given = [
+                {
+                    name: tf.ones(stage.trace.spec(name).shape)
+                    for name in stage.saving.sums.names
+                }
+                for stage in stages
+            ]
             with self._executor():
-                return _least_seconds(tf.function(add, autograph=False), zeros, ones)
+                return _least_seconds(tf.function(total, autograph=False), given)
 
     @functools.cached_property
     def _update_seconds(self) -> float:

@@ -46,6 +46,7 @@ FLOORS = {
     "bodies": 1,
     "trace": 2,
     "flops": 2,
+    "footprint": 2,
     "strategy": 2,
     "moments": 2,
     "recording": 2,

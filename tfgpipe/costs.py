@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from tfgpipe import cut, examples, flops, program
+from tfgpipe import cut, examples, flops, footprint, program
+from tfgpipe.footprint import num_bytes
 from tfgpipe.network import Network
 from tfgpipe.replay import Wire, layer_variables
 from tfgpipe.stage import Library, Mode, Stage, TracedStage, trace_all
@@ -139,8 +139,23 @@ class TracedParts:
         results = []
         for traced in self._traced:
             trace = traced.trace
-            kept = {*traced.saving.residuals, *trace.outputs} - {*trace.inputs}
-            results.append(sum(num_bytes(trace.spec(name)) for name in kept))
+            given = (*trace.inputs, *trace.weights)
+            names = (*given, *traced.saving.residuals, *trace.outputs)
+            tensors = map(trace.graph.get_tensor_by_name, names)
+            kept = footprint.buffers(tensors)[len(given) :]
+            results.append(sum(map(num_bytes, kept)))
+        return results
+
+    def workspace_bytes(self, *, recomputes: bool) -> list[int]:
+        """Returns the most bytes that each part's backward holds of its own.
+
+        Args:
+            recomputes: Whether it makes anew what else is kept.
+        """
+        results = []
+        for traced in self._traced:
+            programs = traced.recomputing if recomputes else traced.saving
+            results.append(footprint.peak_bytes(programs.backward.function.graph))
         return results
 
     def seconds(
@@ -230,12 +245,3 @@ def _nothing() -> Callable[..., Any]:
     """Returns a program that does nothing: what a call costs by itself."""
     specs = [tf.TensorSpec((), tf.float32)]
     return tf.function(tf.identity, autograph=False).get_concrete_function(*specs)
-
-
-def num_bytes(like: tf.TensorSpec | keras.KerasTensor | keras.Variable) -> int:
-    """Returns the size of a tensor or variable; sizes not known count as one."""
-    dtype = tf.as_dtype(like.dtype)
-    unranked = isinstance(like, tf.TensorSpec) and like.shape.rank is None
-    if unranked or dtype in (tf.variant, tf.resource):
-        return 0
-    return math.prod(n or 1 for n in like.shape) * dtype.size

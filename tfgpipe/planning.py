@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from tfgpipe import costs, mesh, partition, profiles, tables
+from tfgpipe import costs, footprint, mesh, partition, profiles, tables
 from tfgpipe.costs import Work
 from tfgpipe.profiles import Profile, Quantity, Settings
 from tfgpipe.recording import Recording
@@ -274,7 +274,7 @@ def by_parameters(recorded: Recording, num_stages: int) -> tuple[int, ...]:
     """
     network = recorded.network
     profiles.check_possible(network, num_stages)
-    sizes = {number: costs.num_bytes(x) for number, x in recorded.specs.items()}
+    sizes = {number: footprint.num_bytes(x) for number, x in recorded.specs.items()}
     return partition.best_cut(
         [w.parameters for w in costs.weights(network)],
         num_stages=num_stages,

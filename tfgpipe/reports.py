@@ -9,8 +9,8 @@ import keras
 
 from tfgpipe import mesh as mesh_lib
 from tfgpipe import tables
-from tfgpipe.costs import num_bytes
 from tfgpipe.cutting import pipelines_in
+from tfgpipe.footprint import num_bytes
 from tfgpipe.pipelined_layer import PipelinedLayer
 from tfgpipe.stage import owned_variables
 from tfgpipe.strategy import slots
