@@ -75,12 +75,13 @@ def test_recomputing_keeps_nothing_unless_it_is_stateful():
 # -- lasting --------------------------------------------------------------------------
 
 
-def lasting(graph, *, fetches, worthwhile):
+def lasting(graph, *, fetches, worthwhile, stateful=()):
     return cut.lasting(
         cut.ordered(graph),
         sources=("w:0",),
         fetches=fetches,
         constants=["c"],
+        stateful=stateful,
         worthwhile=worthwhile,
     )
 
@@ -115,6 +116,14 @@ def test_what_is_made_of_weights_alone_lasts_where_it_is_worth_it():
     assert lasting(COPIES, fetches=["z:0"], worthwhile=["padded"]) == ("padded:0",)
     assert lasting(COPIES, fetches=["z:0"], worthwhile=[]) == ()
     assert lasting(COPIES, fetches=["number:0"], worthwhile=all_of_it) == ()
+
+
+def test_nothing_lasts_that_may_be_something_else_each_time():
+    graph = {**COPIES, "padded": ("cast", "number")}
+    arguments = {"fetches": ["z:0"], "worthwhile": ["padded"]}
+    assert lasting(graph, **arguments) == ("padded:0",)
+    assert lasting(graph, stateful=["number"], **arguments) == ()
+    assert lasting(graph, stateful=["cast"], **arguments) == ()
 
 
 def test_what_only_leads_to_something_that_lasts_does_not():

@@ -65,6 +65,7 @@ def test_few_rows_are_turned(rows, terms, columns):
         ({"rows": 512, "terms": 64, "columns": 1024}, 0),  # No short edge.
         ({"rows": 1024, "terms": 64, "columns": 1024, "a": True}, 0),
         ({"rows": 64, "terms": 63, "columns": 1024}, 0),  # Few terms.
+        ({"rows": 31, "terms": 64, "columns": 1024}, 0),  # Few rows.
         ({"rows": 64, "terms": 1024, "columns": 1000}, 0),  # Rows apart.
         ({"rows": 64, "terms": 1024, "columns": 256}, 0),
         ({"rows": 256, "terms": 64, "columns": 256, "a": True}, 0),
@@ -136,6 +137,6 @@ def test_a_pipeline_takes_them_and_gives_the_same_gradients(remat):
         return operations.count("Pad") + operations.count("PadV2")
 
     # The weights that the forward multiplies by, once a step, and each one's gradient.
-    assert pads(programs.beginning.function) == 1
+    assert [pads(once.function) for once in programs._once.values()] == [1]
     assert pads(programs.forward.function) == 0
     assert pads(programs.backward.function) == 1

@@ -179,10 +179,11 @@ def test_weights_are_cast_once_a_step(schedule, mixed_precision):
     model.compile("sgd", "mse")
     x = np.zeros((8, 8), "float32")
     model.train_on_batch(x, x)
-    programs = built(model.stages[0], "beginning")
+    programs = built(model.stages[0], "forward")
     casts = [
         tuple(op.inputs[0].shape)
-        for op in programs.beginning.function.graph.get_operations()
+        for once in programs._once.values()
+        for op in once.function.graph.get_operations()
         if op.type == "Cast"
     ]
     assert sorted(casts) == [(8,), (8, 8)]
@@ -194,3 +195,46 @@ def test_weights_are_cast_once_a_step(schedule, mixed_precision):
             if op.type == "Cast" and op.outputs[0].dtype == tf.float16
         ]
         assert (8, 8) not in halved
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_noise_on_weights_is_drawn_for_each_microbatch(training):
+    """Nothing lasts that is random, though it is made of weights and constants."""
+
+    class Noisy(layers.Layer):
+        def build(self, shape):
+            self.kernel = self.add_weight(shape=(64, 1024), initializer="zeros")
+
+        def call(self, x):
+            noise = tf.random.normal([64, 1024])
+            return tf.matmul(x, tf.convert_to_tensor(self.kernel) + noise)
+
+    stack = [Noisy(), layers.Dense(2, kernel_initializer="ones")]
+    layer = tfgpipe.PipelinedLayer(stack, num_stages=2, num_microbatches=4)
+    made = layer(tf.ones([128, 64]), training=training).numpy().reshape(4, 32, 2)
+    for rows in made:
+        np.testing.assert_allclose(rows, np.broadcast_to(rows[:1], rows.shape), 1e-5)
+    assert len({float(rows[0, 0]) for rows in made}) == 4
+
+
+def test_prediction_makes_nothing_that_only_gradients_read():
+    class Tied(layers.Layer):
+        def build(self, shape):
+            self.table = self.add_weight(shape=(64, 1024))
+
+        def call(self, x):
+            return tf.matmul(x, tf.convert_to_tensor(self.table), transpose_b=True)
+
+    layer = tfgpipe.PipelinedLayer(
+        [Tied(), layers.Dense(2)], num_stages=2, num_microbatches=2
+    )
+    x = tf.ones([128, 1024])
+    layer(x, training=False)
+    programs = built(layer.stages[0], "forward")
+    assert programs.lasting
+    assert not programs._once
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = tf.reduce_sum(layer(x, training=False))
+    assert tape.gradient(loss, x).shape == x.shape
+    assert list(programs._once) == [programs.lasting]

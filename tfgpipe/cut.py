@@ -87,6 +87,7 @@ def lasting(
     sources: Collection[str],
     fetches: Iterable[str],
     constants: Collection[str],
+    stateful: Collection[str],
     worthwhile: Collection[str],
 ) -> tuple[str, ...]:
     """Returns the tensors to make only once while some sources stay the same.
@@ -99,21 +100,27 @@ def lasting(
         sources: Tensors that stay the same.
         fetches: Tensors to compute.
         constants: Operations that make constants.
+        stateful: Operations that may make something else each time.
         worthwhile: Operations with one result each that is worth keeping.
     """
-    stay, same = set(constants), set(map(operation, sources))
+    # What constants alone lead to, and what the sources do.
+    fixed, same = set(constants), set(map(operation, sources))
     for name, inputs in graph.items():
         behind = set(map(operation, inputs))
-        if behind and behind <= stay:
-            stay.add(name)
-        elif behind and behind <= stay | same:
+        if not behind or name in stateful:
+            continue
+        if behind <= fixed:
+            fixed.add(name)
+        elif behind <= fixed | same:
             same.add(name)
     needed = program(graph, fetches=fetches, feeds=sources).operations
     used = set(map(operation, fetches))
     kept = []
     for name in reversed(list(graph)):
-        if name not in needed or (name in same and name not in used):
-            continue  # The latter serves only what is kept.
+        if name not in needed:
+            continue
+        if name in same and name not in used:
+            continue  # It leads to nothing but what is kept.
         if name in same and name in worthwhile:
             kept.append(f"{name}:0")
         else:

@@ -25,8 +25,9 @@ _FEW = 1 / 4
 _SHORT = 0.0038
 # Where rows fall on one another, and how much longer they are made, in numbers.
 _PAGE, _LONGER = 1024, 16
-# A sum over fewer terms takes less than making its operands longer.
-_MANY = 64
+# A result with a shorter edge, or of sums of fewer terms, takes less than making the
+# operands longer.
+_EDGE, _TERMS = 32, 64
 
 Form = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
@@ -56,7 +57,11 @@ def stand_ins(graph: tf.Graph) -> dict[str, str]:
             a, b = op.inputs
             form = _form(a, b, op.get_attr("transpose_a"), op.get_attr("transpose_b"))
             if form is not None:
-                with graph.as_default(), tf.device(op.device):
+                with (
+                    graph.as_default(),
+                    tf.device(op.device),
+                    tf.control_dependencies(op.control_inputs),
+                ):
                     found[op.outputs[0].name] = form(a, b).name
     return found
 
@@ -88,7 +93,9 @@ def _form(
     columns = b.shape[0 if transpose_b else 1]
     if transpose_b:
         return _turned if not transpose_a and rows <= _FEW * max(b.shape) else None
-    if terms < _MANY or not rows or not columns or 1 / rows + 1 / columns < _SHORT:
+    if terms < _TERMS or min(rows, columns) < _EDGE:
+        return None
+    if 1 / rows + 1 / columns < _SHORT:
         return None
     long_a = transpose_a and rows % _PAGE == 0
     long_b = columns % _PAGE == 0

@@ -54,7 +54,7 @@ class Program:
 
         Args:
             values: The tensors it takes, by name.
-            sums: A sum for each weight that has a gradient, if it makes those.
+            sums: The sums so far, if it makes gradients of weights.
             *rows: The number of rows, if that may be zero.
         """
         feeds = [values[feed] for feed in self.feeds]
@@ -98,14 +98,19 @@ class Builder:
     library: Library
     fingerprint: str
 
-    def beginning(self, excerpt: Excerpt) -> Program:
-        """Makes a program that a step runs once."""
+    def once(self, excerpt: Excerpt, which: tuple[int, ...]) -> Program:
+        """Makes a program that a step runs once.
+
+        Args:
+            excerpt: What it computes.
+            which: Numbers that tell it from others of the stage.
+        """
 
         def compute(*tensors: tf.Tensor) -> list[tf.Tensor]:
             return excerpt.run(*tensors)
 
         specs = list(map(self.trace.spec, excerpt.feeds))
-        function = self._call("beginning", compute, specs)
+        function = self._call("once", compute, specs, which)
         return Program(excerpt.feeds, excerpt.fetches, function)
 
     def end(self) -> Callee:
@@ -126,7 +131,7 @@ class Builder:
 
         def attend(rows: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
             values = dict(zip(feeds, tensors, strict=True))
-            made = compute(*self._stand_in(values, rows))
+            made = compute(*self._with_a_row(values, rows))
             return [
                 tf.where(rows > 0, new, values[before[fetch]])
                 if fetch in before
@@ -173,7 +178,7 @@ class Builder:
 
         def attend(rows: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
             values = dict(zip(feeds, tensors, strict=False))
-            made = compute(*self._stand_in(values, rows), *tensors[len(feeds) :])
+            made = compute(*self._with_a_row(values, rows), *tensors[len(feeds) :])
             return [
                 *(
                     new[:rows] if fetch in input_grads else new
@@ -193,7 +198,7 @@ class Builder:
         function = self._call(name, self._for_any(compute, skip, attend), specs)
         return Program(feeds, tuple(fetches), function)
 
-    def _stand_in(self, values: Values, rows: tf.Tensor) -> list[tf.Tensor]:
+    def _with_a_row(self, values: Values, rows: tf.Tensor) -> list[tf.Tensor]:
         """Returns values with one row made up where there is none.
 
         Most layers make no sense of no rows, and none harms by one whose result is cut
@@ -250,6 +255,7 @@ class Builder:
         name: str,
         function: Callable[..., list[tf.Tensor]],
         specs: Sequence[tf.TensorSpec],
+        which: tuple[int, ...] = (),
     ) -> Callee:
         """Makes a TensorFlow function that stays a call where it is called.
 
@@ -257,8 +263,9 @@ class Builder:
             name: What to call it.
             function: The function.
             specs: Shapes and types of its arguments.
+            which: Numbers that tell it from others of that name.
         """
-        key = (name, self.options, self.fingerprint)
+        key = (name, which, self.options, self.fingerprint)
         if key not in self.library:
             function.__name__ = f"program_{name}"
             with tf.init_scope():

@@ -30,6 +30,7 @@ class Programs:
 
     Attributes:
         sums: How the gradients of the weights are summed over microbatches.
+        lasting: Names of tensors that are the same for all microbatches of a step.
         residuals: Names of the tensors that the forward keeps for the backward.
     """
 
@@ -44,19 +45,26 @@ class Programs:
         self._builder = Builder(
             trace, self.sums, options, library, self._source.fingerprint
         )
+        self._once: dict[tuple[str, ...], Program] = {}
         self._given = present(*trace.output_grads, trace.loss_grad)
         self._outputs = [*trace.outputs, *changed(trace), *present(trace.loss)]
         self._input_grads = present(*trace.input_grads)
         self._weight_grads = list(self.sums.names)
-        self._lasting = cut.lasting(
+        pairs = zip(trace.state, trace.new_state, strict=True)
+        self._unchanged = (
+            *trace.weights,
+            *(before for before, after in pairs if before == after),
+        )
+        self.lasting = cut.lasting(
             self._source.graph,
-            sources=trace.weights,
+            sources=self._unchanged,
             fetches=[*self._outputs, *self._input_grads, *self._weight_grads],
             constants=self._source.constants,
+            stateful=self._source.stateful,
             worthwhile=self._source.worthwhile,
         )
         self._sources = (
-            *self._lasting,
+            *self.lasting,
             *trace.inputs,
             *trace.weights,
             *trace.carried,
@@ -75,14 +83,6 @@ class Programs:
             )
         else:
             self.residuals = cut.recomputing(graph, stateful=source.stateful, **ends)
-
-    @functools.cached_property
-    def beginning(self) -> Program | None:
-        """What makes of the weights what lasts for a step, if there is such a thing."""
-        if not self._lasting:
-            return None
-        excerpt = self._source.excerpt(fetches=self._lasting, feeds=self._trace.weights)
-        return self._builder.beginning(excerpt)
 
     @functools.cached_property
     def forward(self) -> Program:
@@ -116,6 +116,14 @@ class Programs:
         """The half of the backward that makes the gradients of the weights."""
         excerpt = self._backward_excerpt(self._weight_grads, self._between)
         return self._builder.backward("backward_weight", excerpt, [])
+
+    def once(self, names: tuple[str, ...]) -> Program:
+        """Returns the program that makes some of `lasting`."""
+        if names not in self._once:
+            excerpt = self._source.excerpt(fetches=names, feeds=self._unchanged)
+            which = tuple(map(self.lasting.index, names))
+            self._once[names] = self._builder.once(excerpt, which)
+        return self._once[names]
 
     @functools.cached_property
     def end(self) -> Callee:

@@ -120,7 +120,7 @@ class Step:
         self._loss_grad: tf.Tensor | None = None
         # For each stage, what it made once, the gradients of its weights as far as they
         # are summed, and how many microbatches are not in that sum.
-        self._lasting: dict[int, program.Values] = {}
+        self._lasting: list[program.Values] = [{} for _ in stages]
         self._sums: list[list[tf.Tensor]] = []
         self._missing: list[int] = []
 
@@ -209,7 +209,7 @@ class Step:
         """Emits a forward action."""
         k, m = action.stage, action.microbatch
         stage, trace = self._traced[k], self._traced[k].trace
-        values = {**self._carried.values(k, m), **self._made_once(k)}
+        values = self._carried.values(k, m)
         for wire, name in zip(stage.reads, trace.inputs, strict=True):
             values[name] = self._pieces[m][wire]
         made, _ = self._run(action, values, [])
@@ -267,8 +267,14 @@ class Step:
             return [*results.values(), *sums]
 
         p = self._schedule.placement[k]
-        feeds = {name: values[name] for name in run.feeds}
         with tf.device(self._devices[k]), self._chain.after(p):
+            lasting = self._lasting[k]
+            missing = {*programs.lasting}.intersection(run.feeds) - lasting.keys()
+            if missing:
+                names = tuple(name for name in programs.lasting if name in missing)
+                lasting.update(programs.once(names)(values)[0])
+            values = {**values, **lasting}
+            feeds = {name: values[name] for name in run.feeds}
             if self._clock is None:
                 done = emit(feeds)
             else:
@@ -312,15 +318,6 @@ class Step:
     def _added_loss(self) -> tf.Tensor | None:
         with tf.device(self._devices[-1]):
             return total(self._added)
-
-    def _made_once(self, k: int) -> program.Values:
-        """Returns what a stage makes of its weights once a step."""
-        if k not in self._lasting:
-            run = self._programs(k, 0).beginning
-            values = self._carried.values(k, 0)
-            with tf.device(self._devices[k]):
-                self._lasting[k] = {} if run is None else run(values)[0]
-        return self._lasting[k]
 
     def _begin_sums(self) -> None:
         self._sums = []

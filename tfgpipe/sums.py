@@ -29,7 +29,9 @@ from tfgpipe.trace import Gradient, Trace
 class Sums:
     """How the gradients of a stage's weights are summed.
 
-    What is between `begin` and `end` is a list of tensors, which only grow in place.
+    Sums are a list of tensors, in buffers that are written in place: those of all
+    gradients that are added, then the rows that are noted. With one microbatch there
+    are none before it, and the gradients after it.
 
     Args:
         trace: The stage.
