@@ -105,12 +105,8 @@ class Builder:
             excerpt: What it computes.
             which: Numbers that tell it from others of the stage.
         """
-
-        def compute(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            return excerpt.run(*tensors)
-
         specs = list(map(self.trace.spec, excerpt.feeds))
-        function = self._call("once", compute, specs, which)
+        function = self._call("once", lambda *x: excerpt.run(*x), specs, which)
         return Program(excerpt.feeds, excerpt.fetches, function)
 
     def end(self) -> Callee:

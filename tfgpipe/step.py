@@ -268,12 +268,7 @@ class Step:
 
         p = self._schedule.placement[k]
         with tf.device(self._devices[k]), self._chain.after(p):
-            lasting = self._lasting[k]
-            missing = {*programs.lasting}.intersection(run.feeds) - lasting.keys()
-            if missing:
-                names = tuple(name for name in programs.lasting if name in missing)
-                lasting.update(programs.once(names)(values)[0])
-            values = {**values, **lasting}
+            values = {**values, **self._made_once(k, programs, run, values)}
             feeds = {name: values[name] for name in run.feeds}
             if self._clock is None:
                 done = emit(feeds)
@@ -318,6 +313,18 @@ class Step:
     def _added_loss(self) -> tf.Tensor | None:
         with tf.device(self._devices[-1]):
             return total(self._added)
+
+    def _made_once(
+        self, k: int, programs: Programs, run: program.Program, values: program.Values
+    ) -> program.Values:
+        """Returns what lasts for the step, with all that a program takes of it."""
+        made = self._lasting[k]
+        names = tuple(
+            name for name in programs.lasting if name in run.feeds and name not in made
+        )
+        if names:
+            made.update(programs.once(names)(values)[0])
+        return made
 
     def _begin_sums(self) -> None:
         self._sums = []
