@@ -85,7 +85,7 @@ FLOORS = {
 }
 # Packages beside the floors: they may import any floor and any floor may import them,
 # as long as nothing goes round.
-BESIDE: frozenset[str] = frozenset()
+BESIDE = frozenset({"quantization"})
 PURE = sorted(room for room, floor in FLOORS.items() if floor < 1)
 # The rooms that may use private names: `seams` of Keras, `calls` of TensorFlow.
 SEAMS = ("seams", "calls")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tfgpipe._backend import check_keras_backend
 
 if TYPE_CHECKING:
-    from tfgpipe import layers, schedules
+    from tfgpipe import layers, quantization, schedules
     from tfgpipe.callbacks import TimelineCallback
     from tfgpipe.cutting import plan, recut
     from tfgpipe.figures import plot_bubbles, plot_memory, plot_schedule, plot_timelines
@@ -44,13 +44,14 @@ __all__ = [
     "plot_memory",
     "plot_schedule",
     "plot_timelines",
+    "quantization",
     "recut",
     "schedules",
     "simulate",
     "stage_table",
 ]
 
-_ROOMS = ("layers", "schedules")
+_ROOMS = ("layers", "quantization", "schedules")
 _MODULES = {
     "Action": "schedule",
     "Costs": "simulation",

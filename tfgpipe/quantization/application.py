@@ -1,0 +1,316 @@
+"""Quantizing a whole model, or a list of layers.
+
+What the user has stays as it is. The result is a copy, with the same weights, each
+layer in a wrapper of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+import keras
+
+from tfgpipe import checks, recording, seams
+from tfgpipe.network import Call
+from tfgpipe.pipelined_layer import PipelinedLayer
+from tfgpipe.pipelined_model import PipelinedModel
+from tfgpipe.quantization.config import ACTIVATIONS, QuantizeConfig
+from tfgpipe.quantization.points import RangeUpdate
+from tfgpipe.quantization.scheme import NOTHING, Scheme, chosen, default_8bit
+from tfgpipe.quantization.shell import Shell
+from tfgpipe.quantization.wrapper import QUANTIZING, FakeQuantize, QuantizeWrapper
+
+Which = Literal["all", "annotated"]
+Quantizable: TypeAlias = keras.Model | Sequence[keras.layers.Layer]
+
+
+@keras.saving.register_keras_serializable(package="tfgpipe")
+class Annotated(Shell):
+    """A layer with a note of how `apply` is to quantize it. See `annotate`."""
+
+    def __init__(
+        self, layer: keras.layers.Layer, config: QuantizeConfig | None, **kwargs: Any
+    ) -> None:
+        kwargs.setdefault("name", f"annotated_{layer.name}")
+        super().__init__(layer, **kwargs)
+        self.config = config
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments that make this layer again."""
+        config = self.config and keras.saving.serialize_keras_object(self.config)
+        return {**super().get_config(), "config": config}
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> Annotated:
+        """Makes a layer from what `get_config` returned."""
+        deserialized = {
+            key: keras.saving.deserialize_keras_object(
+                config[key], custom_objects=custom_objects
+            )
+            for key in ("layer", "config")
+        }
+        return cls(**{**config, **deserialized})
+
+
+def annotate(
+    layer: keras.layers.Layer, config: QuantizeConfig | None = None
+) -> keras.layers.Layer:
+    """Returns a layer with a note of how `apply` is to quantize it.
+
+    Until then it does what it did.
+
+    Example:
+
+    >>> output = keras.layers.Dense(10)
+    >>> layers = [
+    ...     keras.layers.Dense(16),
+    ...     tfgpipe.quantization.annotate(
+    ...         output, tfgpipe.quantization.QuantizeConfig()
+    ...     ),
+    ... ]
+    >>> quantized = tfgpipe.quantization.apply(layers)  # All but the last.
+    >>> [layer.name.partition("_")[0] for layer in quantized]
+    ['fake', 'quant', 'dense']
+
+    Args:
+        layer: Any layer.
+        config: What of it is quantized, and how; an empty one for nothing. None for
+            what the scheme says.
+
+    Raises:
+        TypeError: If it is no layer, or `config` is no configuration.
+    """
+    if not isinstance(layer, keras.layers.Layer) or isinstance(layer, keras.Model):
+        raise TypeError(
+            "What is annotated is a layer. Received "
+            f"{layer!r} of type {type(layer).__name__}. `apply` takes models as they "
+            "are."
+        )
+    if not isinstance(config, QuantizeConfig | None):
+        raise TypeError(
+            "A layer is annotated with a `tfgpipe.quantization.QuantizeConfig`. "
+            f"Received {config!r} of type {type(config).__name__} for layer "
+            f"'{layer.name}'."
+        )
+    return Annotated(layer, config)
+
+
+def apply(
+    model_or_layers: Quantizable,
+    *,
+    scheme: Scheme | None = None,
+    which: Which = "all",
+    quantize_inputs: bool = True,
+    range_update: RangeUpdate = "per_step",
+    delay: int = 0,
+    freeze_after: int | None = None,
+) -> Any:
+    """Returns a copy of a model, or of layers, that trains as it will run in 8 bits.
+
+    Weights are copied. Fit the result like any model, in a pipeline or not, and have
+    `tfgpipe.export_int8` write it.
+
+    Example:
+
+    >>> layers = [keras.layers.Dense(8, activation="relu") for _ in range(3)]
+    >>> pipelined = tfgpipe.PipelinedLayer(
+    ...     tfgpipe.quantization.apply(layers), num_stages=2, num_microbatches=4
+    ... )
+    >>> pipelined(np.ones((8, 8), "float32")).shape
+    TensorShape([8, 8])
+
+    Args:
+        model_or_layers: A Functional or Sequential model, with models inside it, or a
+            list of layers.
+        scheme: The rules. Defaults to `default_8bit()`.
+        which: Whether all layers are quantized, or those that are annotated.
+        quantize_inputs: Whether what comes in is quantized as well, as a model that is
+            to run in integers alone needs.
+        range_update: As of `QuantizeWrapper`.
+        delay: Likewise.
+        freeze_after: Likewise.
+
+    Raises:
+        TypeError: If it is neither a model whose calls Keras knows nor layers.
+        ValueError: If a layer has no rule, is quantized already, or is pipelined.
+    """
+    checks.choice("which", which, ("all", "annotated"))
+    given = model_or_layers
+    graph = seams.graph_of(given)
+    if graph is not None:
+        recorded = recording.from_graph(graph).network
+        calls: Sequence[Call] = recorded.calls
+        outputs: Sequence[int] = recorded.outputs
+    else:
+        if isinstance(given, keras.Sequential):
+            given = given.layers
+        layers = checks.layer_list(given)
+        calls = [Call(x, (), {}, (i,), (i + 1,)) for i, x in enumerate(layers)]
+        outputs = [len(layers)]
+    for call in calls:
+        _check(call.layer)
+    plan = _Plan(
+        scheme=scheme or default_8bit(),
+        which=which,
+        timing={
+            "range_update": range_update,
+            "delay": delay,
+            "freeze_after": freeze_after,
+        },
+    )
+    plan.decide(calls, outputs)
+    if graph is None:
+        return plan.layers([call.layer for call in calls], inputs=quantize_inputs)
+    return plan.model(model_or_layers, inputs=quantize_inputs)
+
+
+class _Plan:
+    """How each layer of a model is quantized, and the copies made so far."""
+
+    def __init__(self, scheme: Scheme, which: Which, timing: dict[str, Any]) -> None:
+        self._scheme = scheme
+        self._which = which
+        self._timing = timing
+        self._configs: dict[int, QuantizeConfig] = {}
+        self._copies: dict[int, tuple[keras.layers.Layer, keras.layers.Layer]] = {}
+
+    def decide(self, calls: Sequence[Call], outputs: Sequence[int]) -> None:
+        """Decides how each layer is quantized."""
+        notes = [c.layer for c in calls if isinstance(c.layer, Annotated)]
+        annotated = {id(x): x.config for x in notes if x.config is not None}
+        bare = [dataclasses.replace(c, layer=_bare(c.layer)) for c in calls]
+        if self._which == "annotated":
+            noted = {id(x) for x in notes}
+            annotated.update(
+                {id(c.layer): NOTHING for c in calls if id(c.layer) not in noted}
+            )
+        pairs = {id(c.layer): id(b.layer) for c, b in zip(calls, bare, strict=True)}
+        by_layer = {pairs[key]: config for key, config in annotated.items()}
+        self._configs = chosen(bare, outputs, self._scheme, by_layer)
+
+    def layers(
+        self, layers: Sequence[keras.layers.Layer], *, inputs: bool
+    ) -> list[keras.layers.Layer]:
+        """Returns copies of layers, quantized."""
+        copies = [self._copy(layer) for layer in layers]
+        for old, new in self._copies.values():
+            if old.built and not new.built:
+                new.build_from_config(old.get_build_config())
+        self._copy_weights()
+        takes_numbers = not isinstance(_bare(layers[0]), keras.layers.Embedding)
+        first = self._first() if inputs and takes_numbers else []
+        return [*first, *copies]
+
+    def model(self, model: keras.Model, *, inputs: bool) -> keras.Model:
+        """Returns a copy of a model, quantized."""
+        if isinstance(model, keras.Sequential):
+            entry = keras.Input(
+                batch_shape=model.input_shape, dtype=model.inputs[0].dtype
+            )
+            first = self._first() if inputs and _is_floating(entry) else []
+            copies = [self._clone(layer) for layer in model.layers]
+            copy = keras.Sequential([entry, *first, *copies], name=model.name)
+        else:
+            copy = self._functional(model, inputs=inputs)
+        self._copy_weights()
+        if model.compiled and not copy.compiled:
+            copy.compile_from_config(model.get_compile_config())
+        return copy
+
+    def _functional(self, model: keras.Model, *, inputs: bool) -> keras.Model:
+        entries = keras.tree.map_structure(
+            lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name),
+            model.input,
+        )
+        quantized = {
+            id(x): self._first()[0](x)
+            for x in keras.tree.flatten(entries)
+            if inputs and _is_floating(x)
+        }
+
+        def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
+            args, kwargs = keras.tree.map_structure(
+                lambda x: quantized.get(id(x), x), (args, kwargs)
+            )
+            outputs = operation(*args, **kwargs)
+            if isinstance(operation, keras.layers.Layer) or self._which != "all":
+                return outputs
+            if type(operation).__name__ not in self._scheme.operations:
+                return outputs
+            return FakeQuantize(ACTIVATIONS, **self._timing)(outputs)
+
+        return keras.models.clone_model(
+            model,
+            input_tensors=entries,
+            clone_function=self._copy,
+            call_function=call,
+            recursive=True,
+        )
+
+    def _clone(self, layer: keras.layers.Layer) -> keras.layers.Layer:
+        """Returns a copy of a layer, or of a model in a Sequential one, quantized."""
+        if seams.graph_of(layer) is None:
+            return self._copy(layer)
+        if isinstance(layer, keras.Sequential):
+            return keras.models.clone_model(layer, clone_function=self._clone)
+        return self._functional(layer, inputs=False)
+
+    def _copy(self, layer: Any) -> Any:
+        """Returns a copy of a layer, quantized; of an operation, itself."""
+        layer = _bare(layer)
+        if not isinstance(layer, keras.layers.Layer):
+            return layer
+        if isinstance(layer, keras.layers.InputLayer):
+            return type(layer).from_config(layer.get_config())
+        if id(layer) not in self._copies:
+            copy = type(layer).from_config(layer.get_config())
+            config = self._configs[id(layer)]
+            if config != NOTHING:
+                copy = QuantizeWrapper(copy, config, **self._timing)
+            self._copies[id(layer)] = (layer, copy)
+        return self._copies[id(layer)][1]
+
+    def _copy_weights(self) -> None:
+        for old, new in self._copies.values():
+            inner = new.layer if isinstance(new, QuantizeWrapper) else new
+            if not old.built:
+                continue
+            for source, target in zip(old.variables, inner.variables, strict=True):
+                target.assign(source)
+            if isinstance(new, QuantizeWrapper):
+                new.set_weight_ranges()
+
+    def _first(self) -> list[FakeQuantize]:
+        if self._scheme.inputs is None:
+            return []
+        return [FakeQuantize(self._scheme.inputs, **self._timing)]
+
+
+def _check(layer: Any) -> None:
+    if isinstance(layer, PipelinedLayer | PipelinedModel):
+        raise ValueError(
+            "Layers are quantized before they are pipelined. Received "
+            f"'{layer.name}' of type {type(layer).__name__}. Pipeline what "
+            "`tfgpipe.quantization.apply` returns for its layers, or for its "
+            "`unpipelined()` model."
+        )
+    inside = [x for x in seams.inner_layers(layer) if isinstance(x, QUANTIZING)]
+    if inside:
+        raise ValueError(
+            "A model is quantized once. Received it with layer "
+            f"'{inside[0].name}' of type {type(inside[0]).__name__}, which quantizes "
+            "already. Apply it to the model as it was before."
+        )
+
+
+def _bare(layer: Any) -> Any:
+    """Returns the layer inside an annotation, or the layer itself."""
+    return layer.layer if isinstance(layer, Annotated) else layer
+
+
+def _is_floating(x: keras.KerasTensor) -> bool:
+    return keras.backend.is_float_dtype(x.dtype)

@@ -1,0 +1,128 @@
+"""What of a layer is quantized, and how."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from tfgpipe import seams
+from tfgpipe.quantization.points import Observer
+from tfgpipe.quantization.ranges import LastValueRange, MovingAverageRange
+
+# What TFLite wants of 8 bits: the zero of a weight is zero, of an activation anything.
+WEIGHTS = LastValueRange(symmetric=True, narrow_range=True)
+ACTIVATIONS = MovingAverageRange()
+
+
+@keras.saving.register_keras_serializable(package="tfgpipe")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QuantizeConfig:
+    """What of a layer is quantized, and how.
+
+    Attributes:
+        weights: By name of a variable, such as `"kernel"`, what observes it: in the
+            layer and in all layers inside it. Or names alone, for 8 bits, symmetric.
+        activations: By attribute that holds an activation function, such as
+            `"activation"` or `"cell.activation"`, what observes what goes into it or
+            comes out of it. Or names alone, for 8 bits and a moving average.
+        output: What observes the layer's outputs. True for 8 bits and a moving average;
+            None or False if they are not quantized.
+
+    Example:
+
+    >>> config = tfgpipe.quantization.QuantizeConfig(weights=["kernel"], output=True)
+    >>> config.output.bits
+    8
+
+    Raises:
+        TypeError: If something is to be observed by what is no observer.
+    """
+
+    weights: Mapping[str, Observer] = dataclasses.field(default_factory=dict)
+    activations: Mapping[str, Observer] = dataclasses.field(default_factory=dict)
+    output: Observer | None = None
+
+    def __init__(
+        self,
+        *,
+        weights: Mapping[str, Observer] | Sequence[str] = (),
+        activations: Mapping[str, Observer] | Sequence[str] = (),
+        output: Observer | bool | None = None,
+    ) -> None:
+        if isinstance(output, bool):
+            output = ACTIVATIONS if output else None
+        values = {
+            "weights": _observed("weights", weights, WEIGHTS),
+            "activations": _observed("activations", activations, ACTIVATIONS),
+            "output": output,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        for observer in (*self.weights.values(), *self.activations.values(), output):
+            if observer is not None and not isinstance(observer, Observer):
+                raise TypeError(
+                    "Tensors are quantized by observers. Received "
+                    f"{observer!r} of type {type(observer).__name__}. Use one of "
+                    "`tfgpipe.quantization`, such as `MovingAverageRange()`, or "
+                    "`tfgpipe.quantization.from_tfmot(...)` of a quantizer of tfmot's."
+                )
+
+    def weight_observers(
+        self, layer: keras.layers.Layer
+    ) -> list[tuple[keras.Variable, Observer]]:
+        """Returns the variables of a built layer to quantize, with their observers.
+
+        Raises:
+            ValueError: If there is no variable of a name.
+        """
+        inner = seams.inner_layers(layer)
+        variables = {id(v): v for each in inner for v in each.variables}.values()
+        for name in self.weights:
+            if name not in {v.name for v in variables}:
+                raise ValueError(
+                    f"A weight to quantize is a variable of the layer. Received "
+                    f"'{name}' for layer '{layer.name}' of type "
+                    f"{type(layer).__name__}, whose variables are "
+                    f"{', '.join(v.name for v in variables) or 'none'}."
+                )
+        return [(v, self.weights[v.name]) for v in variables if v.name in self.weights]
+
+    def activation_observers(self, layer: keras.layers.Layer) -> dict[str, Observer]:
+        """Returns what observes activations, by path of attributes."""
+        del layer
+        return dict(self.activations)
+
+    def output_observer(self, layer: keras.layers.Layer) -> Observer | None:
+        """Returns what observes the outputs, if they are quantized."""
+        del layer
+        return self.output
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments that make this again."""
+        serialize = keras.saving.serialize_keras_object
+        return {
+            "weights": {n: serialize(x) for n, x in self.weights.items()},
+            "activations": {n: serialize(x) for n, x in self.activations.items()},
+            "output": self.output and serialize(self.output),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> QuantizeConfig:
+        """Makes this again from what `get_config` returned."""
+        return cls(**keras.saving.deserialize_keras_object(config))
+
+
+def _observed(
+    what: str, given: Mapping[str, Observer] | Sequence[str], default: Observer
+) -> dict[str, Observer]:
+    if isinstance(given, str):
+        raise TypeError(
+            f"`{what}` is a list of names, or a dictionary of observers by name. "
+            f"Received {given!r}. Use [{given!r}]."
+        )
+    if isinstance(given, Mapping):
+        return dict(given)
+    return dict.fromkeys(given, default)

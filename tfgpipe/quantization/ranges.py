@@ -1,0 +1,205 @@
+"""Observers: which range of numbers the few levels of an integer are spread over.
+
+A tensor in `[low, high]` is rounded to the nearest of `2^bits` levels between the two,
+and what lies outside is clipped. Every range here holds zero, so that padding and ReLU
+are exact (Jacob et al. 2018, section 2.1). Observers differ in how the range moves by
+what is seen:
+
+    MovingAverageRange   a step towards what was seen: for activations
+    LastValueRange       what was seen last: for weights
+    AllValuesRange       all that was ever seen: for inputs
+    FixedRange           never: for what is known, such as pixels
+
+Names, arithmetic and initial values are those of tensorflow-model-optimization.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+
+class Bounds(NamedTuple):
+    """The ends of a range, `[]` each, or `[C]` for a range a channel."""
+
+    low: tf.Tensor
+    high: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Range(abc.ABC):
+    """How the range of a tensor is found, and how it is quantized with it.
+
+    Attributes:
+        bits: Of the integer, 2 to 16.
+        symmetric: Whether zero is in the middle, as TFLite wants it for weights.
+        narrow_range: Whether there is one level less, so that with `symmetric` the
+            middle one is zero: -127 to 127 for 8 bits.
+        axis: The axis of which each position has a range of its own, or None.
+        initial: The range before anything is seen.
+
+    Raises:
+        ValueError: If a value is out of bounds.
+    """
+
+    bits: int = 8
+    symmetric: bool = False
+    narrow_range: bool = False
+    axis: int | None = None
+    initial: tuple[float, float] = (-6.0, 6.0)
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.bits <= 16:
+            raise ValueError(
+                "Quantization is simulated for 2 to 16 bits. Received "
+                f"bits={self.bits} for {type(self).__name__}. Use 8 for what is to run "
+                "as int8."
+            )
+        object.__setattr__(self, "initial", tuple(map(float, self.initial)))
+        low, high = self.initial
+        if not low <= 0 <= high or low == high:
+            raise ValueError(
+                "A range holds zero and is wider than that: with [0, 0] every tensor "
+                f"becomes zero. Received [{low}, {high}] for {type(self).__name__}. "
+                "Use (-6, 6) if nothing is known."
+            )
+
+    def seen(self, x: tf.Tensor) -> Bounds:
+        """Returns the smallest range that holds a tensor and zero."""
+        axes = None
+        if self.axis is not None:
+            axes = [a for a in range(len(x.shape)) if a != self.axis % len(x.shape)]
+        low = tf.minimum(tf.reduce_min(x, axes), 0.0)
+        high = tf.maximum(tf.reduce_max(x, axes), 0.0)
+        if self.symmetric:
+            levels = 1 << self.bits
+            # In two's complement there is one more negative number than positive ones.
+            ratio = -1 if self.narrow_range else -(levels - 2) / levels
+            low, high = tf.minimum(low, high / ratio), tf.maximum(high, low * ratio)
+        return Bounds(low, high)
+
+    @abc.abstractmethod
+    def moved(self, before: Bounds, seen: Bounds, count: tf.Tensor) -> Bounds:
+        """Returns the range after a tensor was seen.
+
+        Args:
+            before: The range so far.
+            seen: The range of the tensor.
+            count: How often the range has moved before.
+        """
+
+    def quantized(self, x: tf.Tensor, bounds: Bounds) -> tf.Tensor:
+        """Returns a tensor rounded to the levels of a range, in its own type.
+
+        The gradient goes straight through, but not to what was clipped.
+        """
+        # Keras' function of this name transposes even where the axis is the last.
+        how = {"num_bits": self.bits, "narrow_range": self.narrow_range}
+        single = tf.cast(x, tf.float32)
+        if self.axis is None:
+            result = tf.quantization.fake_quant_with_min_max_vars(
+                single, *bounds, **how
+            )
+            return tf.cast(result, x.dtype)
+        last, axis = len(x.shape) - 1, self.axis % len(x.shape)
+        swapped = [last if a == axis else axis if a == last else a for a in range(last)]
+        swapped.append(axis)
+        if axis != last:
+            single = tf.transpose(single, swapped)
+        result = tf.quantization.fake_quant_with_min_max_vars_per_channel(
+            single, *bounds, **how
+        )
+        if axis != last:
+            result = tf.transpose(result, swapped)
+        return tf.cast(result, x.dtype)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the range never moves."""
+        return False
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments that make this observer again."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Range:
+        """Makes an observer from what `get_config` returned."""
+        return cls(**{**config, "initial": tuple(config["initial"])})
+
+
+@keras.saving.register_keras_serializable(package="tfgpipe")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MovingAverageRange(Range):
+    """A range that moves a step towards what was seen.
+
+    Attributes:
+        decay: How much of the range stays.
+        ramp: Whether less of it stays at first, `min(decay, n / (n + 9))` at its n-th
+            move: the first replaces the initial range, and few hundred steps are enough
+            to train with. By itself the initial range fades over thousands.
+
+    Example:
+
+    >>> observer = tfgpipe.quantization.MovingAverageRange(decay=0.9)
+    >>> before = observer.seen(tf.constant([-4.0, 4.0]))
+    >>> after = observer.moved(before, observer.seen(tf.constant([0.0, 1.0])), 0)
+    >>> [round(float(end), 6) for end in after]
+    [-3.6, 3.7]
+    """
+
+    decay: float = 0.999
+    ramp: bool = False
+
+    def moved(self, before: Bounds, seen: Bounds, count: tf.Tensor) -> Bounds:
+        """Returns the range a step nearer to what was seen."""
+        step: Any = 1.0 - self.decay
+        if self.ramp:
+            number = tf.cast(count, tf.float32)
+            step = 1.0 - tf.minimum(self.decay, number / (number + 9.0))
+        # In this order `tf.train.ExponentialMovingAverage` rounds.
+        return Bounds(*(b - (b - s) * step for b, s in zip(before, seen, strict=True)))
+
+
+@keras.saving.register_keras_serializable(package="tfgpipe")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LastValueRange(Range):
+    """The range of what was seen last."""
+
+    def moved(self, before: Bounds, seen: Bounds, count: tf.Tensor) -> Bounds:
+        """Returns the range of what was seen."""
+        del before, count
+        return seen
+
+
+@keras.saving.register_keras_serializable(package="tfgpipe")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AllValuesRange(Range):
+    """The range of all that was ever seen."""
+
+    def moved(self, before: Bounds, seen: Bounds, count: tf.Tensor) -> Bounds:
+        """Returns the range made as wide as it takes."""
+        first = tf.equal(count, 0)  # Then it is the initial one, which nobody has seen.
+        low = tf.where(first, seen.low, tf.minimum(before.low, seen.low))
+        high = tf.where(first, seen.high, tf.maximum(before.high, seen.high))
+        return Bounds(low, high)
+
+
+@keras.saving.register_keras_serializable(package="tfgpipe")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FixedRange(Range):
+    """A range that is known, `initial`, such as that of pixels."""
+
+    def moved(self, before: Bounds, seen: Bounds, count: tf.Tensor) -> Bounds:
+        """Returns the range as it is."""
+        del seen, count
+        return before
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the range never moves."""
+        return True

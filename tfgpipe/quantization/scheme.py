@@ -1,0 +1,245 @@
+"""Which layers are quantized how, and what of it is left out where layers are fused.
+
+TFLite runs a product, the batch normalization behind it and the ReLU behind that as one
+operation, whose inner results never exist. So these are not quantized either:
+
+    Conv2D ─▶ BatchNormalization ─▶ ReLU ─▶ [quantized] ─▶ ...
+
+The rules for single layers, and the chains, are those of the 8-bit scheme of
+tensorflow-model-optimization, and more layers than it knows.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import keras
+
+from tfgpipe.network import Call
+from tfgpipe.quantization import activations
+from tfgpipe.quantization.config import WEIGHTS, QuantizeConfig
+from tfgpipe.quantization.points import Observer
+from tfgpipe.quantization.ranges import AllValuesRange
+
+Rule = QuantizeConfig | Callable[[keras.layers.Layer], QuantizeConfig]
+
+NOTHING = QuantizeConfig()
+OUTPUT = QuantizeConfig(output=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """What is quantized of each kind of layer.
+
+    Attributes:
+        rules: By class of layer, what is quantized of it, or a function of the layer
+            that tells. Subclasses have rules of their own, or none.
+        inputs: What observes the inputs of a model, or None.
+        operations: Names of Keras operations, such as the `Add` of `x + y`, whose
+            results are quantized.
+    """
+
+    rules: Mapping[type, Rule]
+    inputs: Observer | None
+    operations: frozenset[str] = frozenset()
+
+    def with_rule(self, kind: type[keras.layers.Layer], rule: Rule) -> Scheme:
+        """Returns the scheme with a rule for one more class of layers.
+
+        Example:
+
+        >>> config = tfgpipe.quantization.QuantizeConfig(weights=["kernel"])
+        >>> scheme = tfgpipe.quantization.default_8bit()
+        >>> scheme = scheme.with_rule(keras.layers.Conv3DTranspose, config)
+        """
+        return dataclasses.replace(self, rules={**self.rules, kind: rule})
+
+    def config(self, layer: keras.layers.Layer) -> QuantizeConfig:
+        """Returns what is quantized of a layer.
+
+        Raises:
+            ValueError: If there is no rule for it.
+        """
+        rule = self.rules.get(type(layer))
+        if rule is None:
+            kind = type(layer).__name__
+            raise ValueError(
+                f"There is no rule for how layers of type {kind} are quantized. "
+                f"Received layer '{layer.name}'. Give it one with `annotate(layer, "
+                'QuantizeConfig(weights=["kernel"], output=True))`, or the whole class '
+                f"with `default_8bit().with_rule({kind}, config)`; `QuantizeConfig()` "
+                "leaves it as it is."
+            )
+        return rule if isinstance(rule, QuantizeConfig) else rule(layer)
+
+
+def default_8bit() -> Scheme:
+    """Returns the rules for 8 bits, as TFLite runs them.
+
+    Weights are symmetric, of convolutions with a range for each channel; activations
+    are not, and observed by a moving average; inputs have the range of all that was
+    seen. (Jacob et al. 2018, section 3; Krishnamoorthi 2018, section 2.)
+
+    Beyond the layers of tensorflow-model-optimization there are rules for attention,
+    embeddings, normalizations and recurrent layers.
+
+    Example:
+
+    >>> scheme = tfgpipe.quantization.default_8bit()
+    >>> list(scheme.config(keras.layers.Dense(4)).weights)
+    ['kernel']
+    """
+    # By name, since older versions of Keras lack some.
+    named = {
+        getattr(keras.layers, name): rule
+        for names, rule in _RULES
+        for name in names.split()
+        if name in dir(keras.layers)
+    }
+    return Scheme(named, AllValuesRange(), _OPERATIONS)
+
+
+def chosen(
+    calls: Sequence[Call],
+    outputs: Collection[int],
+    scheme: Scheme,
+    annotated: Mapping[int, QuantizeConfig],
+) -> dict[int, QuantizeConfig]:
+    """Returns what is quantized of each layer, by its `id`.
+
+    Args:
+        calls: The calls of layers and operations, in order.
+        outputs: Numbers of values that are outputs.
+        scheme: The rules.
+        annotated: For layers that were given a configuration, that, by `id`.
+
+    Raises:
+        ValueError: If there is no rule for a layer.
+    """
+    layers = [c.layer for c in calls if isinstance(c.layer, keras.layers.Layer)]
+    times = collections.Counter(map(id, layers))
+    readers = collections.Counter(n for c in calls for n in c.reads)
+    makers = {n: c for c in calls for n in c.makes}
+    found = {
+        id(layer): annotated.get(id(layer)) or scheme.config(layer) for layer in layers
+    }
+
+    def before(call: Call) -> list[Call]:
+        """Returns the calls whose results go nowhere else, and are not annotated."""
+        return [
+            makers[n]
+            for n in call.reads
+            if n in makers
+            and readers[n] == 1
+            and n not in outputs
+            and times[id(makers[n].layer)] == 1
+            and id(makers[n].layer) not in annotated
+        ]
+
+    def leave_out(call: Call) -> None:
+        config = found[id(call.layer)]
+        found[id(call.layer)] = QuantizeConfig(weights=config.weights)
+
+    products: set[int] = set()
+    for call in calls:
+        if times[id(call.layer)] != 1 or id(call.layer) in annotated:
+            continue
+        for other in before(call):
+            if _is_normalization(call) and _is_product(other):
+                leave_out(other)
+                products.add(id(call))
+            elif _is_relu(call) and (
+                _is_product(other) or _is_sum(other) or id(other) in products
+            ):
+                leave_out(other)
+            elif isinstance(call.layer, keras.layers.Concatenate) and isinstance(
+                other.layer, keras.layers.Layer
+            ):
+                config = found[id(other.layer)]
+                found[id(other.layer)] = dataclasses.replace(config, output=None)
+    return found
+
+
+def _is_product(call: Call) -> bool:
+    """Returns whether a call is a product with nothing behind it that is not linear."""
+    kinds = (keras.layers.Dense, keras.layers.Conv2D, keras.layers.DepthwiseConv2D)
+    linear = getattr(call.layer, "activation", None) is keras.activations.linear
+    return linear and isinstance(call.layer, (*kinds, keras.layers.Conv1D))
+
+
+def _is_sum(call: Call) -> bool:
+    return isinstance(call.layer, keras.layers.Add)
+
+
+def _is_normalization(call: Call) -> bool:
+    return isinstance(call.layer, keras.layers.BatchNormalization)
+
+
+def _is_relu(call: Call) -> bool:
+    if isinstance(call.layer, keras.layers.Activation):
+        return call.layer.activation is keras.activations.relu
+    return isinstance(call.layer, keras.layers.ReLU)
+
+
+def _activation(layer: keras.layers.Layer) -> QuantizeConfig:
+    """Returns what is quantized of a layer that is an activation function alone."""
+    function = layer.activation
+    linear = function is keras.activations.linear
+    return QuantizeConfig(
+        output=not linear and activations.has_quantized_result(function)
+    )
+
+
+_DENSE = QuantizeConfig(weights=["kernel"], activations=["activation"])
+_CONVOLUTION = QuantizeConfig(
+    weights={"kernel": dataclasses.replace(WEIGHTS, axis=-1)},
+    activations=["activation"],
+)
+_RECURRENT = QuantizeConfig(weights=["kernel", "recurrent_kernel"], output=True)
+
+
+_RULES: tuple[tuple[str, Rule], ...] = (
+    ("Dense EinsumDense Conv2DTranspose Conv1DTranspose", _DENSE),
+    ("Conv1D Conv2D Conv3D DepthwiseConv1D DepthwiseConv2D", _CONVOLUTION),
+    (
+        "SeparableConv1D SeparableConv2D",
+        QuantizeConfig(
+            weights={
+                name: dataclasses.replace(WEIGHTS, axis=-1)
+                for name in ("depthwise_kernel", "pointwise_kernel")
+            },
+            activations=["activation"],
+        ),
+    ),
+    (
+        "MultiHeadAttention GroupQueryAttention",
+        QuantizeConfig(weights=["kernel"], output=True),
+    ),
+    ("SimpleRNN LSTM GRU", _RECURRENT),
+    ("Embedding", QuantizeConfig(weights={"embeddings": WEIGHTS}, output=True)),
+    ("Activation", _activation),
+    (
+        "ReLU LeakyReLU PReLU ELU Add Subtract Multiply Average Maximum Minimum Dot "
+        "Concatenate UpSampling1D UpSampling2D UpSampling3D AveragePooling1D "
+        "AveragePooling2D AveragePooling3D GlobalAveragePooling1D "
+        "GlobalAveragePooling2D GlobalAveragePooling3D BatchNormalization "
+        "LayerNormalization RMSNormalization GroupNormalization UnitNormalization "
+        "Rescaling Normalization",
+        OUTPUT,
+    ),
+    (
+        "Softmax Flatten Reshape Permute RepeatVector Identity Dropout "
+        "SpatialDropout1D SpatialDropout2D SpatialDropout3D GaussianDropout "
+        "GaussianNoise AlphaDropout ActivityRegularization Masking Cropping1D "
+        "Cropping2D Cropping3D ZeroPadding1D ZeroPadding2D ZeroPadding3D "
+        "MaxPooling1D MaxPooling2D MaxPooling3D GlobalMaxPooling1D "
+        "GlobalMaxPooling2D GlobalMaxPooling3D",
+        NOTHING,
+    ),
+)
+
+_OPERATIONS = frozenset(
+    {"Add", "Subtract", "Multiply", "Maximum", "Minimum", "Mean", "Matmul", "Einsum"}
+)

@@ -1,0 +1,322 @@
+"""Layers that quantize: one around another layer, and one alone."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe import checks, seams
+from tfgpipe.quantization import activations, substitution
+from tfgpipe.quantization.config import QuantizeConfig
+from tfgpipe.quantization.points import (
+    RANGE_UPDATES,
+    Guest,
+    Observation,
+    Observer,
+    Point,
+    RangePoint,
+    RangeUpdate,
+    Timing,
+    point,
+)
+from tfgpipe.quantization.ranges import AllValuesRange
+from tfgpipe.quantization.shell import Shell
+
+
+@keras.saving.register_keras_serializable(package="tfgpipe")
+class QuantizeWrapper(Shell):
+    """Runs a layer on quantized weights, and quantizes what it computes.
+
+    It is called, masked, cast, built and saved like the layer, and its variables are
+    those of the layer and the ranges.
+
+    Args:
+        layer: Any layer.
+        config: What of it is quantized, and how.
+        range_update: When ranges move: `"per_step"` for once a step, by all that was
+            seen in it, so that a pipeline computes the same as the layer alone; or
+            `"per_call"` for with each call, before it quantizes, the order of
+            tensorflow-model-optimization.
+        delay: After how many steps of training quantizing starts. Until then ranges
+            are only observed: they should fit before anything is rounded to them.
+        freeze_after: After how many steps ranges stay as they are, so that the last
+            steps train the very numbers that are deployed. None for never.
+        **kwargs: Of the base layer. `name` defaults to `quant_` and the layer's.
+
+    Attributes:
+        num_updates: The variable that counts how often the ranges have moved.
+
+    Input shape:
+        As the layer's.
+
+    Output shape:
+        As the layer's.
+
+    Example:
+
+    >>> config = tfgpipe.quantization.QuantizeConfig(weights=["kernel"], output=True)
+    >>> layer = keras.layers.Dense(4, name="dense")
+    >>> quantized = tfgpipe.quantization.QuantizeWrapper(layer, config)
+    >>> _ = quantized(np.ones((2, 3), "float32"), training=True)
+    >>> quantized.name, int(quantized.num_updates)
+    ('quant_dense', 1)
+    >>> [variable.name for variable in quantized.non_trainable_variables]
+    ['num_updates', 'kernel_min', 'kernel_max', 'output_min', 'output_max']
+
+    Raises:
+        TypeError: If it is no layer, or `config` is no configuration.
+        ValueError: If the layer is quantized already, or an argument is out of bounds.
+    """
+
+    def __init__(
+        self,
+        layer: keras.layers.Layer,
+        config: QuantizeConfig,
+        *,
+        range_update: RangeUpdate = "per_step",
+        delay: int = 0,
+        freeze_after: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        _check(layer, config)
+        kwargs.setdefault("name", f"quant_{layer.name}")
+        super().__init__(layer, **kwargs)
+        self.config = config
+        self.timing = _timing(range_update, delay, freeze_after)
+        self._weights: tuple[tuple[keras.Variable, Point], ...] = ()
+        self._activations: dict[str, activations.QuantizedActivation] = {}
+        self._output: Point | None = None
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the ranges, and first the layer's weights if it has none."""
+        super().build(input_shape)
+        layer, config = self.layer, self.config
+        self.num_updates = _count(self)
+        named = _Names()
+        self._weights = tuple(
+            (v, self._point(named, observer, v.name, v.shape, of_weights=True))
+            for v, observer in config.weight_observers(layer)
+        )
+        for path, observer in config.activation_observers(layer).items():
+            function = substitution.attribute(layer, path)
+            make = functools.partial(self._point, named, observer)
+            self._activations[path] = activations.around(function, make)
+        output = config.output_observer(layer)
+        if output is not None:
+            self._output = self._point(named, output, "output")
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Applies the layer on quantized weights, and quantizes what it computes."""
+        moves = bool(kwargs.get("training")) and self.trainable
+        with seams.without_autocast():
+            observation = Observation(self.num_updates, self.timing, moves=moves)
+            weights = [
+                (v, at.quantized(tf.convert_to_tensor(v.value), observation))
+                for v, at in self._weights
+            ]
+        functions = {
+            path: functools.partial(activation, observation=observation)
+            for path, activation in self._activations.items()
+        }
+        with (
+            substitution.weights(self, weights),
+            substitution.activations(self.layer, functions),
+        ):
+            outputs = super().run(*args, **kwargs)
+        if self._output is not None:
+            quantize = functools.partial(_at, self._output, observation=observation)
+            outputs = keras.tree.map_structure(quantize, outputs)
+        observation.commit()
+        return outputs
+
+    def set_weight_ranges(self) -> None:
+        """Sets the ranges of weights by their values, as the next step will."""
+        for variable, at in self._weights:
+            if isinstance(at, RangePoint):
+                at.set(tf.convert_to_tensor(variable.value))
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments that make this layer again."""
+        return {
+            **super().get_config(),
+            "config": keras.saving.serialize_keras_object(self.config),
+            **self.timing.get_config(),
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> QuantizeWrapper:
+        """Makes a layer from what `get_config` returned."""
+        deserialized = {
+            key: keras.saving.deserialize_keras_object(
+                config[key], custom_objects=custom_objects
+            )
+            for key in ("layer", "config")
+        }
+        return cls(**{**config, **deserialized})
+
+    def _point(
+        self,
+        named: _Names,
+        observer: Observer,
+        name: str,
+        shape: Any = None,
+        **kwargs: Any,
+    ) -> Point:
+        if isinstance(observer, Guest) and self.timing.range_update == "per_step":
+            raise ValueError(
+                "A quantizer of tfmot's moves its range itself, with each call. "
+                f"Received one for '{name}' of layer '{self.layer.name}' with "
+                'range_update="per_step". Use range_update="per_call", or an observer '
+                "of `tfgpipe.quantization`, which can wait for the end of the step."
+            )
+        return point(self, named(name), observer, shape, **kwargs)
+
+
+@keras.saving.register_keras_serializable(package="tfgpipe")
+class FakeQuantize(keras.layers.Layer):
+    """Quantizes what it is given: floating-point tensors, others it passes on.
+
+    Put before the first layer it makes a model take integers once it is exported.
+
+    Args:
+        observer: What finds the range. Defaults to that of all that was ever seen.
+        range_update: As of `QuantizeWrapper`.
+        delay: Likewise.
+        freeze_after: Likewise.
+        **kwargs: Of the base layer.
+
+    Input shape:
+        Any.
+
+    Output shape:
+        The same.
+
+    Example:
+
+    >>> pixels = tfgpipe.quantization.FixedRange(initial=(0.0, 255.0))
+    >>> layer = tfgpipe.quantization.FakeQuantize(pixels)
+    >>> layer(np.array([3.2, 300.0], "float32")).numpy()
+    array([  3., 255.], dtype=float32)
+
+    Raises:
+        ValueError: If an argument is out of bounds.
+    """
+
+    def __init__(
+        self,
+        observer: Observer | None = None,
+        *,
+        range_update: RangeUpdate = "per_step",
+        delay: int = 0,
+        freeze_after: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.observer = AllValuesRange() if observer is None else observer
+        self.timing = _timing(range_update, delay, freeze_after)
+        self.supports_masking = True
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the range."""
+        self.num_updates = _count(self)
+        shape = input_shape if keras.tree.is_nested(input_shape) else None
+        self._point = point(self, "input", self.observer, shape)
+
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        """Returns the inputs quantized."""
+        moves = bool(training) and self.trainable
+        with seams.without_autocast():
+            observation = Observation(self.num_updates, self.timing, moves=moves)
+            outputs = _at(self._point, inputs, observation=observation)
+            observation.commit()
+        return outputs
+
+    def compute_output_spec(self, inputs: Any, **_: Any) -> keras.KerasTensor:
+        """Infers the outputs' shapes and dtypes: those of the inputs."""
+        return keras.KerasTensor(inputs.shape, inputs.dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments that make this layer again."""
+        return {
+            **super().get_config(),
+            "observer": keras.saving.serialize_keras_object(self.observer),
+            **self.timing.get_config(),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> FakeQuantize:
+        """Makes a layer from what `get_config` returned."""
+        observer = keras.saving.deserialize_keras_object(config["observer"])
+        return cls(**{**config, "observer": observer})
+
+
+QUANTIZING = (QuantizeWrapper, FakeQuantize)
+
+
+def _check(layer: Any, config: Any) -> None:
+    if not isinstance(layer, keras.layers.Layer):
+        raise TypeError(
+            f"What is quantized is a Keras layer. Received {layer!r} of type "
+            f"{type(layer).__name__}."
+        )
+    if not isinstance(config, QuantizeConfig):
+        raise TypeError(
+            "A layer is quantized by a `tfgpipe.quantization.QuantizeConfig`. Received "
+            f"{config!r} of type {type(config).__name__} for layer '{layer.name}'. "
+            "`tfgpipe.quantization.from_tfmot(config)` makes one of tfmot's."
+        )
+    inside = [x for x in seams.inner_layers(layer) if isinstance(x, QUANTIZING)]
+    if inside:
+        raise ValueError(
+            f"Layer '{layer.name}' is quantized already. Received it with "
+            f"'{inside[0].name}' of type {type(inside[0]).__name__} inside. Quantize "
+            "what was there before."
+        )
+
+
+def _timing(range_update: RangeUpdate, delay: int, freeze_after: int | None) -> Timing:
+    checks.choice("range_update", range_update, RANGE_UPDATES)
+    if delay < 0 or (freeze_after is not None and freeze_after < 1):
+        raise ValueError(
+            "Quantizing starts after `delay` steps, and ranges stay after "
+            f"`freeze_after`, which are counted from 1. Received delay={delay}, "
+            f"freeze_after={freeze_after}. Use 0 and None for neither."
+        )
+    return Timing(range_update=range_update, delay=delay, freeze_after=freeze_after)
+
+
+def _count(owner: keras.layers.Layer) -> keras.Variable:
+    return owner.add_weight(
+        name="num_updates",
+        shape=(),
+        initializer="zeros",
+        dtype="int32",
+        trainable=False,
+        autocast=False,
+    )
+
+
+def _at(at: Point, x: Any, *, observation: Observation) -> Any:
+    """Returns a tensor quantized at a point, with its mask."""
+    if not keras.ops.is_tensor(x):
+        return x
+    quantized = at.quantized(x, observation)
+    seams.set_mask(quantized, seams.get_mask(x))
+    return quantized
+
+
+class _Names:
+    """Names that occur once: `kernel`, then `kernel_1`."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, itertools.count[int]] = {}
+
+    def __call__(self, name: str) -> str:
+        number = next(self._numbers.setdefault(name, itertools.count()))
+        return f"{name}_{number}" if number else name
