@@ -16,7 +16,7 @@ from tfgpipe import checks, recording, seams
 from tfgpipe.network import Call
 from tfgpipe.pipelined_layer import PipelinedLayer
 from tfgpipe.pipelined_model import PipelinedModel
-from tfgpipe.quantization.config import ACTIVATIONS, QuantizeConfig
+from tfgpipe.quantization.config import QuantizeConfig
 from tfgpipe.quantization.points import RangeUpdate
 from tfgpipe.quantization.scheme import NOTHING, Scheme, chosen, default_8bit
 from tfgpipe.quantization.shell import Shell
@@ -241,7 +241,7 @@ class _Plan:
                 return outputs
             if type(operation).__name__ not in self._scheme.operations:
                 return outputs
-            return FakeQuantize(ACTIVATIONS, **self._timing)(outputs)
+            return FakeQuantize(self._scheme.activations, **self._timing)(outputs)
 
         return keras.models.clone_model(
             model,

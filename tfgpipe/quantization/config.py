@@ -10,11 +10,16 @@ import keras
 
 from tfgpipe import seams
 from tfgpipe.quantization.points import Observer
-from tfgpipe.quantization.ranges import LastValueRange, MovingAverageRange
+from tfgpipe.quantization.ranges import (
+    AllValuesRange,
+    LastValueRange,
+    MovingAverageRange,
+)
 
 # What TFLite wants of 8 bits: the zero of a weight is zero, of an activation anything.
 WEIGHTS = LastValueRange(symmetric=True, narrow_range=True)
 ACTIVATIONS = MovingAverageRange()
+INPUTS = AllValuesRange()
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")

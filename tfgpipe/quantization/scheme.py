@@ -18,15 +18,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import keras
 
 from tfgpipe.network import Call
-from tfgpipe.quantization import activations
-from tfgpipe.quantization.config import WEIGHTS, QuantizeConfig
+from tfgpipe.quantization.activations import has_quantized_result
+from tfgpipe.quantization.config import ACTIVATIONS, INPUTS, WEIGHTS, QuantizeConfig
 from tfgpipe.quantization.points import Observer
-from tfgpipe.quantization.ranges import AllValuesRange
+from tfgpipe.quantization.ranges import Range
 
 Rule = QuantizeConfig | Callable[[keras.layers.Layer], QuantizeConfig]
 
 NOTHING = QuantizeConfig()
-OUTPUT = QuantizeConfig(output=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +35,14 @@ class Scheme:
     Attributes:
         rules: By class of layer, what is quantized of it, or a function of the layer
             that tells. Subclasses have rules of their own, or none.
+        activations: What observes results of Keras operations.
         inputs: What observes the inputs of a model, or None.
         operations: Names of Keras operations, such as the `Add` of `x + y`, whose
             results are quantized.
     """
 
     rules: Mapping[type, Rule]
+    activations: Observer
     inputs: Observer | None
     operations: frozenset[str] = frozenset()
 
@@ -75,7 +76,12 @@ class Scheme:
         return rule if isinstance(rule, QuantizeConfig) else rule(layer)
 
 
-def default_8bit() -> Scheme:
+def default_8bit(
+    *,
+    weights: Range = WEIGHTS,
+    activations: Observer = ACTIVATIONS,
+    inputs: Observer | None = INPUTS,
+) -> Scheme:
     """Returns the rules for 8 bits, as TFLite runs them.
 
     Weights are symmetric, of convolutions with a range for each channel; activations
@@ -87,18 +93,31 @@ def default_8bit() -> Scheme:
 
     Example:
 
-    >>> scheme = tfgpipe.quantization.default_8bit()
+    >>> ramped = tfgpipe.quantization.MovingAverageRange(ramp=True)
+    >>> scheme = tfgpipe.quantization.default_8bit(activations=ramped)
     >>> list(scheme.config(keras.layers.Dense(4)).weights)
     ['kernel']
+
+    Args:
+        weights: What observes weights; its axis is set by the kind of layer.
+        activations: What observes activations and outputs.
+        inputs: What observes the inputs of a model, or None.
     """
-    # By name, since older versions of Keras lack some.
-    named = {
-        getattr(keras.layers, name): rule
-        for names, rule in _RULES
-        for name in names.split()
+
+    def activation(layer: keras.layers.Layer) -> QuantizeConfig:
+        linear = layer.activation is keras.activations.linear
+        quantizes = has_quantized_result(layer.activation) and not linear
+        return QuantizeConfig(output=activations if quantizes else None)
+
+    rules: dict[type, Rule] = {
+        # By name, since older versions of Keras lack some.
+        getattr(keras.layers, name): kind.config(weights, activations)
+        for kind in _KINDS
+        for name in kind.names.split()
         if name in dir(keras.layers)
     }
-    return Scheme(named, AllValuesRange(), _OPERATIONS)
+    rules[keras.layers.Activation] = activation
+    return Scheme(rules, activations, inputs, _OPERATIONS)
 
 
 def chosen(
@@ -183,60 +202,76 @@ def _is_relu(call: Call) -> bool:
     return isinstance(call.layer, keras.layers.ReLU)
 
 
-def _activation(layer: keras.layers.Layer) -> QuantizeConfig:
-    """Returns what is quantized of a layer that is an activation function alone."""
-    function = layer.activation
-    linear = function is keras.activations.linear
-    return QuantizeConfig(
-        output=not linear and activations.has_quantized_result(function)
-    )
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """What is quantized of layers of some classes.
+
+    Attributes:
+        names: Names of the classes, apart by spaces.
+        weights: Names of variables.
+        per_channel: Whether each has a range for each position of its last axis.
+        activations: Attributes that hold activation functions.
+        output: Whether the outputs are quantized.
+    """
+
+    names: str
+    weights: tuple[str, ...] = ()
+    per_channel: bool = False
+    activations: tuple[str, ...] = ()
+    output: bool = False
+
+    def config(self, weights: Range, of_activations: Observer) -> QuantizeConfig:
+        """Returns the same with observers."""
+        axis = -1 if self.per_channel else None
+        weights = dataclasses.replace(weights, axis=axis)
+        return QuantizeConfig(
+            weights=dict.fromkeys(self.weights, weights),
+            activations=dict.fromkeys(self.activations, of_activations),
+            output=of_activations if self.output else None,
+        )
 
 
-_DENSE = QuantizeConfig(weights=["kernel"], activations=["activation"])
-_CONVOLUTION = QuantizeConfig(
-    weights={"kernel": dataclasses.replace(WEIGHTS, axis=-1)},
-    activations=["activation"],
-)
-_RECURRENT = QuantizeConfig(weights=["kernel", "recurrent_kernel"], output=True)
-
-
-_RULES: tuple[tuple[str, Rule], ...] = (
-    ("Dense EinsumDense Conv2DTranspose Conv1DTranspose", _DENSE),
-    ("Conv1D Conv2D Conv3D DepthwiseConv1D DepthwiseConv2D", _CONVOLUTION),
-    (
+_KINDS = (
+    _Kind(
+        "Dense EinsumDense Conv1DTranspose Conv2DTranspose Conv3DTranspose",
+        weights=("kernel",),
+        activations=("activation",),
+    ),
+    _Kind(
+        "Conv1D Conv2D Conv3D DepthwiseConv1D DepthwiseConv2D",
+        weights=("kernel",),
+        per_channel=True,
+        activations=("activation",),
+    ),
+    _Kind(
         "SeparableConv1D SeparableConv2D",
-        QuantizeConfig(
-            weights={
-                name: dataclasses.replace(WEIGHTS, axis=-1)
-                for name in ("depthwise_kernel", "pointwise_kernel")
-            },
-            activations=["activation"],
-        ),
+        weights=("depthwise_kernel", "pointwise_kernel"),
+        per_channel=True,
+        activations=("activation",),
     ),
-    (
+    _Kind(
         "MultiHeadAttention GroupQueryAttention",
-        QuantizeConfig(weights=["kernel"], output=True),
+        weights=("kernel",),
+        output=True,
     ),
-    ("SimpleRNN LSTM GRU", _RECURRENT),
-    ("Embedding", QuantizeConfig(weights={"embeddings": WEIGHTS}, output=True)),
-    ("Activation", _activation),
-    (
+    _Kind("SimpleRNN LSTM GRU", weights=("kernel", "recurrent_kernel"), output=True),
+    _Kind("Embedding", weights=("embeddings",), output=True),
+    _Kind(
         "ReLU LeakyReLU PReLU ELU Add Subtract Multiply Average Maximum Minimum Dot "
         "Concatenate UpSampling1D UpSampling2D UpSampling3D AveragePooling1D "
         "AveragePooling2D AveragePooling3D GlobalAveragePooling1D "
         "GlobalAveragePooling2D GlobalAveragePooling3D BatchNormalization "
         "LayerNormalization RMSNormalization GroupNormalization UnitNormalization "
         "Rescaling Normalization",
-        OUTPUT,
+        output=True,
     ),
-    (
+    _Kind(
         "Softmax Flatten Reshape Permute RepeatVector Identity Dropout "
         "SpatialDropout1D SpatialDropout2D SpatialDropout3D GaussianDropout "
         "GaussianNoise AlphaDropout ActivityRegularization Masking Cropping1D "
         "Cropping2D Cropping3D ZeroPadding1D ZeroPadding2D ZeroPadding3D "
         "MaxPooling1D MaxPooling2D MaxPooling3D GlobalMaxPooling1D "
-        "GlobalMaxPooling2D GlobalMaxPooling3D",
-        NOTHING,
+        "GlobalMaxPooling2D GlobalMaxPooling3D"
     ),
 )
 

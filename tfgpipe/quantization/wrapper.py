@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfgpipe import checks, seams
 from tfgpipe.quantization import activations, substitution
-from tfgpipe.quantization.config import QuantizeConfig
+from tfgpipe.quantization.config import INPUTS, QuantizeConfig
 from tfgpipe.quantization.points import (
     RANGE_UPDATES,
     Guest,
@@ -23,7 +23,6 @@ from tfgpipe.quantization.points import (
     Timing,
     point,
 )
-from tfgpipe.quantization.ranges import AllValuesRange
 from tfgpipe.quantization.shell import Shell
 
 
@@ -218,7 +217,7 @@ class FakeQuantize(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.observer = AllValuesRange() if observer is None else observer
+        self.observer = INPUTS if observer is None else observer
         self.timing = _timing(range_update, delay, freeze_after)
         self.supports_masking = True
 
