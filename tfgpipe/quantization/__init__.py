@@ -2,6 +2,7 @@
 
 from tfgpipe.quantization.application import annotate, apply
 from tfgpipe.quantization.config import QuantizeConfig
+from tfgpipe.quantization.points import RANGE_UPDATES
 from tfgpipe.quantization.ranges import (
     AllValuesRange,
     FixedRange,
@@ -10,9 +11,11 @@ from tfgpipe.quantization.ranges import (
     Range,
 )
 from tfgpipe.quantization.scheme import Scheme, default_8bit
+from tfgpipe.quantization.tfmot import from_tfmot
 from tfgpipe.quantization.wrapper import FakeQuantize, QuantizeWrapper
 
 __all__ = [
+    "RANGE_UPDATES",
     "AllValuesRange",
     "FakeQuantize",
     "FixedRange",
@@ -25,4 +28,5 @@ __all__ = [
     "annotate",
     "apply",
     "default_8bit",
+    "from_tfmot",
 ]
