@@ -202,6 +202,7 @@ def _measured(
     feed = dict(zip((*trace.weights, *trace.state), variables, strict=True))
     feed.update(program.nothing_gathered(trace))
     feed.update(zip(trace.inputs, (values[w] for w in traced.reads), strict=True))
+    feed.update(programs.made_once(programs.forward, feed))
     made, _ = programs.forward(feed)
     feed.update(made)
     for output, gradient in zip(trace.outputs, trace.output_grads, strict=True):
@@ -215,6 +216,7 @@ def _measured(
         sums = programs.sums.begin()
         backward = 0.0
         if sums or any(trace.input_grads):
+            feed.update(programs.made_once(programs.backward, feed))
             backward = _fastest(programs.backward, feed, sums)
         known[key] = Work(_without(overhead, forward), _without(overhead, backward))
     outputs = (feed[output] for output in trace.outputs)

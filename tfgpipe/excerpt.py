@@ -16,8 +16,17 @@ import tensorflow as tf
 from tfgpipe import cut
 from tfgpipe.trace import Trace
 
-# Copies of weights, in another type or with longer rows: made once a step.
-_WORTHWHILE = ("Cast", "Pad", "PadV2")
+# Made of weights once a step: copies, in another type, with longer rows or quantized,
+# and the ranges to quantize with.
+_WORTHWHILE = (
+    "Cast",
+    "FakeQuantWithMinMaxVars",
+    "FakeQuantWithMinMaxVarsPerChannel",
+    "Max",
+    "Min",
+    "Pad",
+    "PadV2",
+)
 
 
 @dataclasses.dataclass(frozen=True)

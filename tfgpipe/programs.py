@@ -13,6 +13,7 @@ from tfgpipe.program import (
     Library,
     Options,
     Program,
+    Values,
     changed,
     present,
 )
@@ -117,13 +118,21 @@ class Programs:
         excerpt = self._backward_excerpt(self._weight_grads, self._between)
         return self._builder.backward("backward_weight", excerpt, [])
 
-    def once(self, names: tuple[str, ...]) -> Program:
-        """Returns the program that makes some of `lasting`."""
+    def made_once(self, run: Program, values: Values) -> Values:
+        """Returns what a program takes of `lasting`, but for what is there already.
+
+        Args:
+            run: One of the programs.
+            values: What there is, the weights and the state among it.
+        """
+        names = tuple(n for n in self.lasting if n in run.feeds and n not in values)
+        if not names:
+            return {}
         if names not in self._once:
             excerpt = self._source.excerpt(fetches=names, feeds=self._unchanged)
             which = tuple(map(self.lasting.index, names))
             self._once[names] = self._builder.once(excerpt, which)
-        return self._once[names]
+        return self._once[names](values)[0]
 
     @functools.cached_property
     def end(self) -> Callee:

@@ -121,12 +121,14 @@ def _mixes(part: Part, inputs: Sequence[keras.KerasTensor]) -> bool:
     if traced.effects:
         return False
     options = program.Options(saves=False, may_be_empty=False, jit_compile=False)
-    forward = Programs(traced, options, {}).forward
+    programs = Programs(traced, options, {})
 
     def rest(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:
         names = (*traced.inputs, *traced.weights, *traced.state)
         values = [*tensors, *map(examples.variable_value, variables)]
-        made, _ = forward(dict(zip(names, values, strict=True)))
+        feed = dict(zip(names, values, strict=True))
+        feed.update(programs.made_once(programs.forward, feed))
+        made, _ = programs.forward(feed)
         return [made[n][1:].numpy() for n in traced.outputs if n in made]
 
     with tf.init_scope(), contextlib.suppress(tf.errors.OpError):

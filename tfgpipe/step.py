@@ -319,11 +319,7 @@ class Step:
     ) -> program.Values:
         """Returns what lasts for the step, with all that a program takes of it."""
         made = self._lasting[k]
-        names = tuple(
-            name for name in programs.lasting if name in run.feeds and name not in made
-        )
-        if names:
-            made.update(programs.once(names)(values)[0])
+        made.update(programs.made_once(run, {**values, **made}))
         return made
 
     def _begin_sums(self) -> None:

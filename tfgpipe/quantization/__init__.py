@@ -6,6 +6,7 @@ from tfgpipe.quantization.config import QuantizeConfig
 from tfgpipe.quantization.export import export_int8
 from tfgpipe.quantization.plain import plain_copy
 from tfgpipe.quantization.post_training import quantize_after_training
+from tfgpipe.quantization.points import RANGE_UPDATES
 from tfgpipe.quantization.ranges import (
     AllValuesRange,
     FixedRange,
@@ -14,9 +15,11 @@ from tfgpipe.quantization.ranges import (
     Range,
 )
 from tfgpipe.quantization.scheme import Scheme, default_8bit
+from tfgpipe.quantization.tfmot import from_tfmot
 from tfgpipe.quantization.wrapper import FakeQuantize, QuantizeWrapper
 
 __all__ = [
+    "RANGE_UPDATES",
     "AllValuesRange",
     "Comparison",
     "FakeQuantize",
@@ -34,4 +37,5 @@ __all__ = [
     "export_int8",
     "plain_copy",
     "quantize_after_training",
+    "from_tfmot",
 ]

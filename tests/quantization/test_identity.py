@@ -1,0 +1,167 @@
+"""A quantized pipeline computes exactly what the quantized layers compute alone."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfgpipe
+from tests import compare, pairs, steps
+from tests.quantization.stacks import STACKS
+from tfgpipe import quantization
+from tfgpipe.stage import REMAT_MODES
+
+FACTORS = {
+    "stack": tuple(STACKS),
+    "num_microbatches": (1, 3, 8),
+    "remat": REMAT_MODES,
+    "batch": ("static", "unknown"),
+    "range_update": quantization.RANGE_UPDATES,
+}
+GRID = pairs.all_pairs(FACTORS)
+
+
+def test_the_grid_covers_all_pairs():
+    pairs.assert_covers_all_pairs(FACTORS, GRID)
+
+
+def ranges(model: keras.Model) -> dict[str, np.ndarray]:
+    """Returns the ranges of a model, and how often they have moved."""
+    return {
+        f"{i}: {v.path}": v.numpy()
+        for i, v in enumerate(model.non_trainable_variables)
+        if v.name.endswith(("_min", "_max", "num_updates"))
+    }
+
+
+@pytest.mark.parametrize(
+    ",".join(FACTORS), GRID, ids=["-".join(map(str, case)) for case in GRID]
+)
+def test_outputs_gradients_and_ranges_are_those_of_the_layers_alone(
+    stack, num_microbatches, remat, batch, range_update
+):
+    chosen = STACKS[stack]
+    if not chosen.rowwise or range_update == "per_call":
+        num_microbatches = 1
+    plain, pipelined = compare.pair(
+        lambda: quantization.apply(chosen.make(), range_update=range_update),
+        chosen.shape,
+        chosen.dtype,
+        num_stages=3,
+        num_microbatches=num_microbatches,
+        remat=remat,
+    )
+    x = chosen.data(8)
+    specs = None
+    if batch == "unknown":
+        specs = [tf.TensorSpec([None, *chosen.shape], chosen.dtype)]
+    before = ranges(plain)
+    for _ in range(2):
+        expected = compare.run(plain, x, specs=specs)
+        received = compare.run(pipelined, x, specs=specs)
+        compare.assert_same(expected, received)
+    after = ranges(plain)
+    assert before.keys() == after.keys()
+    for (name, value), was in zip(after.items(), before.values(), strict=True):
+        if "num_updates" in name:
+            assert value == was + 2
+    assert any((after[name] != before[name]).any() for name in after)
+
+
+@pytest.mark.parametrize("name", ["dense", "custom"])
+def test_eight_microbatches_recomputed_equal_one_kept(name):
+    """The contract: loss to 1e-6, gradients to 1e-6, ranges to the last bit."""
+    chosen = STACKS[name]
+    runs, models = [], []
+    for num_microbatches, remat in ((1, "none"), (8, "stage")):
+        keras.utils.set_random_seed(0)
+        compare.fresh_names()
+        model = compare.pipelined_model(
+            lambda: quantization.apply(chosen.make()),
+            chosen.shape,
+            chosen.dtype,
+            num_stages=2,
+            num_microbatches=num_microbatches,
+            remat=remat,
+        )
+        models.append(model)
+        runs.append([compare.run(model, chosen.data(16)) for _ in range(3)][-1])
+    compare.assert_same(*runs, rtol=1e-6, atol=1e-6)
+    for name, value in ranges(models[0]).items():
+        np.testing.assert_array_equal(ranges(models[1])[name], value, name)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero_bubble"])
+@pytest.mark.parametrize("remat", ["none", "stage"])
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
+def test_every_schedule_trains_as_the_layers_alone(schedule, remat, policy):
+    keras.config.set_dtype_policy(policy)
+    try:
+        chosen = STACKS["dense"]
+        plain, pipelined = (
+            tfgpipe.PipelinedModel(
+                quantization.apply([*chosen.make(), *chosen.make()]),
+                num_stages=num_stages,
+                num_microbatches=num_microbatches,
+                schedule=kind,
+                remat=remat,
+            )
+            for num_stages, num_microbatches, kind in (
+                (1, 1, "gpipe"),
+                (4, 4, schedule),
+            )
+        )
+        plain = keras.Sequential(
+            [keras.Input(chosen.shape), *plain.pipelined.layers], name="plain"
+        )
+        x, y = chosen.data(8), np.ones([8, 3], "float32")
+        pipelined(x)
+        compare.copy_state(plain, pipelined)
+        for model in (plain, pipelined):
+            model.compile(steps.Keeps(), "mse")
+        expected, received = steps.train(plain, x, y), steps.train(pipelined, x, y)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    # In half precision each microbatch rounds its gradient, to 2^-8 or 2^-11.
+    rtol = {"float32": 1e-5, "mixed_bfloat16": 2e-2, "mixed_float16": 2e-3}[policy]
+    np.testing.assert_allclose(received.logs["loss"], expected.logs["loss"], rtol)
+    for (name, a), b in zip(
+        expected.gradients.items(), received.gradients.values(), strict=True
+    ):
+        compare.close(a, b, name, rtol, rtol * np.abs(a).max())
+    for (name, a), b in zip(
+        expected.state.items(), received.state.values(), strict=True
+    ):
+        np.testing.assert_array_equal(a, b, name)
+
+
+@pytest.mark.parametrize("name", list(STACKS))
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_models_are_saved_and_loaded(name, policy, tmp_path):
+    keras.config.set_dtype_policy(policy)
+    try:
+        chosen = STACKS[name]
+        model = compare.pipelined_model(
+            lambda: quantization.apply(
+                chosen.make(), delay=1, freeze_after=5, range_update="per_call"
+            ),
+            chosen.shape,
+            chosen.dtype,
+            num_stages=2,
+            num_microbatches=2,
+        )
+    finally:
+        keras.config.set_dtype_policy("float32")
+    x = chosen.data(4)
+    model(x, training=True)
+    path = tmp_path / "model.keras"
+    model.save(path)
+    loaded = keras.models.load_model(path)
+    for training in (True, False):
+        np.testing.assert_array_equal(
+            loaded(x, training=training), model(x, training=training)
+        )
+    for a, b in zip(model.weights, loaded.weights, strict=True):
+        np.testing.assert_array_equal(a, b)

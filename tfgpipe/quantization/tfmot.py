@@ -1,0 +1,277 @@
+"""Quantizers and configurations of tensorflow-model-optimization, as guests.
+
+That library speaks to the Keras of old, `tf_keras`: its quantizers make variables with
+`add_weight` of a layer, and assign them. Here they are given something that looks like
+the layer, and for each variable something that looks like one but says what is assigned
+to it, so that they run in a Keras 3 layer, in a pipeline and under recomputation as
+they are.
+
+This is the only room that touches that library or `tf_keras`, and does so when it is
+asked to, since importing them has side effects: see `library`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe.quantization.config import QuantizeConfig
+from tfgpipe.quantization.points import Guest, Observation, Observer, Point
+
+_LEGACY = "TF_USE_LEGACY_KERAS"
+_NAME = "tensorflow_model_optimization"
+
+
+@functools.cache
+def library() -> Any:
+    """Returns `tensorflow_model_optimization.quantization.keras`, imported.
+
+    Importing it asks TensorFlow to use the Keras of old from then on, in this process
+    and in those it starts, unless TensorFlow knows its Keras already. So it is asked
+    first, and the request is taken back.
+    """
+    before = os.environ.get(_LEGACY)
+    _ = tf.keras.layers  # Looked up once, and then it stays.
+    try:
+        found = importlib.import_module(_NAME)
+    finally:
+        if before is None:
+            os.environ.pop(_LEGACY, None)
+        else:
+            os.environ[_LEGACY] = before
+    return found.quantization.keras
+
+
+def from_tfmot(guest: Any) -> Any:
+    """Returns a configuration or quantizer of tfmot's as one to use here.
+
+    Layers that it quantizes need `range_update="per_call"`: such quantizers move their
+    ranges by themselves, whenever they are called.
+
+    Example:
+
+    >>> from tfgpipe.quantization import tfmot
+    >>> quantizer = tfmot.library().quantizers.LastValueQuantizer(
+    ...     num_bits=4, per_axis=False, symmetric=True, narrow_range=True
+    ... )
+    >>> layer = tfgpipe.quantization.QuantizeWrapper(
+    ...     keras.layers.Dense(3),
+    ...     tfgpipe.quantization.QuantizeConfig(
+    ...         weights={"kernel": tfgpipe.quantization.from_tfmot(quantizer)}
+    ...     ),
+    ...     range_update="per_call",
+    ... )
+    >>> layer(np.ones((2, 5), "float32")).shape
+    TensorShape([2, 3])
+
+    Args:
+        guest: A `tfmot.quantization.keras.QuantizeConfig`, which gives a
+            `QuantizeConfig`, or a `tfmot.quantization.keras.quantizers.Quantizer`,
+            which gives an observer.
+
+    Raises:
+        TypeError: If it is neither.
+    """
+    if isinstance(guest, library().QuantizeConfig):
+        return TfmotConfig(guest)
+    if isinstance(guest, library().quantizers.Quantizer):
+        return TfmotQuantizer(guest)
+    raise TypeError(
+        "A guest is a `QuantizeConfig` or a `Quantizer` of "
+        f"tensorflow-model-optimization. Received {guest!r} of type "
+        f"{type(guest).__name__}."
+    )
+
+
+@keras.saving.register_keras_serializable(package="tfgpipe")
+class TfmotQuantizer(Guest):
+    """A quantizer of tfmot's as an observer.
+
+    Args:
+        quantizer: The quantizer.
+    """
+
+    def __init__(self, quantizer: Any) -> None:
+        self.quantizer = quantizer
+
+    def at(self, owner: keras.layers.Layer, name: str, shape: Any) -> Point:
+        """Makes a point."""
+        known = None if shape is None else tf.TensorShape(shape)
+        variables = self.quantizer.build(known, name, _Host(owner))
+        return _TfmotPoint(self.quantizer, variables or {})
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments that make this again."""
+        return {"quantizer": _serialized(self.quantizer)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> TfmotQuantizer:
+        """Makes this again from what `get_config` returned."""
+        return cls(_deserialized(config["quantizer"]))
+
+
+@keras.saving.register_keras_serializable(package="tfgpipe")
+class TfmotConfig(QuantizeConfig):
+    """A configuration of tfmot's.
+
+    Args:
+        config: The configuration.
+    """
+
+    guest: Any
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        object.__setattr__(self, "guest", config)  # It is frozen.
+
+    def weight_observers(
+        self, layer: keras.layers.Layer
+    ) -> list[tuple[keras.Variable, Observer]]:
+        """Returns the weights that it names, with its quantizers."""
+        pairs = self.guest.get_weights_and_quantizers(layer)
+        return [(weight, TfmotQuantizer(quantizer)) for weight, quantizer in pairs]
+
+    def activation_observers(self, layer: keras.layers.Layer) -> dict[str, Observer]:
+        """Returns the attributes that hold its activations, with its quantizers."""
+        pairs = self.guest.get_activations_and_quantizers(layer)
+        names = _attributes(layer, [activation for activation, _ in pairs])
+        guests = [TfmotQuantizer(quantizer) for _, quantizer in pairs]
+        return dict(zip(names, guests, strict=True))
+
+    def output_observer(self, layer: keras.layers.Layer) -> Observer | None:
+        """Returns its quantizer of the output, if it has one."""
+        quantizers = self.guest.get_output_quantizers(layer)
+        return TfmotQuantizer(quantizers[0]) if quantizers else None
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments that make this again."""
+        return {"config": _serialized(self.guest)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> TfmotConfig:
+        """Makes this again from what `get_config` returned."""
+        return cls(_deserialized(config["config"]))
+
+
+class _Host:
+    """What a quantizer takes for the layer that is to have its variables."""
+
+    def __init__(self, owner: keras.layers.Layer) -> None:
+        self._owner = owner
+
+    def add_weight(
+        self,
+        name: str,
+        shape: Any = None,
+        dtype: Any = None,
+        initializer: Any = "zeros",
+        trainable: bool = False,
+        **_: Any,
+    ) -> keras.Variable:
+        """Makes a variable of the layer, as a layer of old does."""
+        sizes = () if shape is None else tuple(tf.TensorShape(shape).as_list())
+
+        def initial(shape: Any, dtype: Any) -> tf.Tensor:
+            if isinstance(initializer, str):
+                return keras.initializers.get(initializer)(shape, dtype)
+            return initializer(shape, tf.as_dtype(dtype))
+
+        return self._owner.add_weight(
+            name=name,
+            shape=sizes,
+            dtype=keras.backend.standardize_dtype(dtype or "float32"),
+            initializer=initial,
+            trainable=trainable,
+            autocast=False,
+        )
+
+
+class _TfmotPoint(Point):
+    """A point where a quantizer of tfmot's is at work."""
+
+    def __init__(self, quantizer: Any, variables: dict[str, keras.Variable]) -> None:
+        self._quantizer = quantizer
+        self._variables = variables
+
+    def quantized(self, x: tf.Tensor, observation: Observation) -> tf.Tensor:
+        """Returns a tensor quantized."""
+        references = {n: _reference(v) for n, v in self._variables.items()}
+        result = self._quantizer(
+            tf.cast(x, tf.float32), observation.moves, weights=references
+        )
+        return observation.started(tf.cast(result, x.dtype), x)
+
+
+def _reference(variable: keras.Variable) -> tf.Tensor:
+    """Returns the value of a variable that can be assigned to like the variable."""
+    value = tf.stop_gradient(tf.identity(variable.value))
+
+    def assign(new: tf.Tensor, **_: Any) -> tf.Tensor:
+        new = tf.stop_gradient(tf.cast(new, value.dtype))
+        variable.assign(new)
+        return new
+
+    value.assign = assign
+    value.assign_add = lambda delta, **_: assign(value + delta)
+    value.assign_sub = lambda delta, **_: assign(value - delta)
+    return value
+
+
+def _attributes(layer: keras.layers.Layer, activations: Sequence[Any]) -> list[str]:
+    """Returns the names of the attributes that hold activations of a layer.
+
+    Raises:
+        ValueError: If one is held by none.
+    """
+    names: list[str] = []
+    for activation in activations:
+        held = [
+            name
+            for name, value in vars(layer).items()
+            if value is activation and name not in names
+        ]
+        if not held:
+            raise ValueError(
+                "A configuration of tfmot's quantizes activations that attributes of "
+                f"the layer hold. Received {activation!r} for layer '{layer.name}' of "
+                f"type {type(layer).__name__}, which has no such attribute. Name the "
+                "path of attributes with `tfgpipe.quantization.QuantizeConfig("
+                "activations=[path])`."
+            )
+        names.append(held[0])
+    return names
+
+
+def _serialized(guest: Any) -> dict[str, Any]:
+    kind = type(guest)
+    return {
+        "module": kind.__module__,
+        "class_name": kind.__qualname__,
+        "config": guest.get_config(),
+    }
+
+
+def _deserialized(config: dict[str, Any]) -> Any:
+    """Makes a guest again: of tfmot itself, or of a class Keras is told of.
+
+    Raises:
+        ValueError: If its class is neither.
+    """
+    name = config["class_name"]
+    kind = keras.saving.get_custom_objects().get(name)
+    if kind is None and config["module"].partition(".")[0] == _NAME:
+        library()
+        kind = getattr(importlib.import_module(config["module"]), name)
+    if kind is None:
+        raise ValueError(
+            "A class of tfmot's kind is not known by its name alone. Received "
+            f"'{name}' of module '{config['module']}'. Load the model in "
+            f"`with keras.saving.custom_object_scope({{'{name}': {name}}}):`."
+        )
+    return kind.from_config(config["config"])
