@@ -5,8 +5,8 @@ from tfgpipe.quantization.comparison import Comparison, compare
 from tfgpipe.quantization.config import QuantizeConfig
 from tfgpipe.quantization.export import export_int8
 from tfgpipe.quantization.plain import plain_copy
-from tfgpipe.quantization.post_training import quantize_after_training
 from tfgpipe.quantization.points import RANGE_UPDATES
+from tfgpipe.quantization.post_training import quantize_after_training
 from tfgpipe.quantization.ranges import (
     AllValuesRange,
     FixedRange,
@@ -35,7 +35,7 @@ __all__ = [
     "compare",
     "default_8bit",
     "export_int8",
+    "from_tfmot",
     "plain_copy",
     "quantize_after_training",
-    "from_tfmot",
 ]
