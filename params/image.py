@@ -12,7 +12,10 @@ class DigitsQat(ImageModel):
 
     Command:   python -m trainer --params=image.DigitsQat --logdir=runs/digits
     Hardware:  2 CPU cores, no accelerator.
-    Time:      1 to 2 minutes, half of it for the same network without quantization.
+    Memory:    1 GB in all, most of it TensorFlow itself.
+    Time:      2 minutes, a part of it for the same network without quantization.
+    Result:    99.4% of the test images right in int8, as with floats, in 0.28 of the
+               bytes; docs/int8.md has three seeds.
     """
 
     pipelining: Pipelining = Pipelining(

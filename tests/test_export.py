@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -40,10 +41,9 @@ def _dense():
 
 def _convolutions():
     return [
-        keras.Input((12, 12, 3)),
+        keras.Input((8, 8, 3)),
         layers.Conv2D(8, 3, padding="same", activation="relu"),
         layers.MaxPooling2D(),
-        layers.DepthwiseConv2D(3, activation="relu"),
         layers.Conv2D(16, 3, activation="relu"),
         layers.Flatten(),
         layers.Dense(10),
@@ -100,7 +100,8 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("stack", [_dense, _convolutions, _normalized])
 def test_a_file_gives_the_integers_of_the_model(stack, file):
-    model = _quantized(stack())
+    # Narrower ranges, as of `SCHEME`, have finer steps, and more that differ.
+    model = _trained(apply(keras.Sequential(stack())))
     tfgpipe.export_int8(model, file)
     compared = compare(model, file, _data(model))
     assert compared.identical >= 0.98
@@ -114,11 +115,10 @@ def test_attention_and_normalization_are_islands_of_floats(file):
     model = _trained(apply(_attention(), scheme=SCHEME))
     tfgpipe.export_int8(model, file)
     compared = compare(model, file, _data(model))
-    assert {"norm", "attention"} <= {
-        re.sub("^quant_", "", name) for name in compared.operations.floats
-    } | {"attention"}
-    assert compared.operations.num_floats > 15
-    assert "SOFTMAX" in str(compared)
+    assert {"norm", "attention", "query"} <= set(compared.operations.floats)
+    assert compared.operations.floats["attention"]["SOFTMAX"] == 1
+    assert "last" not in compared.operations.floats
+    assert "1 SOFTMAX" in str(compared)
     assert compared.largest_difference <= 8
 
     # With inputs to see they are integers too, further away from the model.
@@ -221,7 +221,9 @@ def test_a_pipeline_is_exported_like_the_plain_model(how, file, tmp_path):
     plain = tmp_path / "plain.tflite"
     tfgpipe.export_int8(stack, plain)
     compared = compare(model, file, _data(stack))
-    assert compared == compare(stack, plain, _data(stack))
+    alone = compare(stack, plain, _data(stack))
+    # Names in the file differ.
+    assert dataclasses.replace(compared, num_bytes=alone.num_bytes) == alone
     assert compared.identical >= 0.98
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -175,11 +175,15 @@ def right_classes(labels: np.ndarray, outputs: np.ndarray) -> Any:
     return outputs.argmax(axis=-1) == labels
 
 
-def _batches(data: Any) -> Any:
+def _batches(data: Any) -> Iterator[tuple[Sequence[np.ndarray], np.ndarray | None]]:
     """Yields inputs, in flat order, and labels or None."""
-    parts = data if isinstance(data, tf.data.Dataset) else [data]
+    parts = data.as_numpy_iterator() if isinstance(data, tf.data.Dataset) else [data]
     for part in parts:
-        x, y, _ = keras.utils.unpack_x_y_sample_weight(part)
-        for arrays in batches((x, y) if y is not None else (x,), size=_ROWS):
-            inputs: Sequence[np.ndarray] = arrays if y is None else arrays[:-1]
-            yield inputs, None if y is None else arrays[-1]
+        # Not as Keras unpacks them, to which a list of two inputs is one with labels.
+        if isinstance(part, tuple) and len(part) > 1:
+            for *inputs, labels in batches(part[:2], size=_ROWS):
+                yield inputs, labels
+        else:
+            inputs = part[0] if isinstance(part, tuple) else part
+            for arrays in batches(inputs, size=_ROWS):
+                yield arrays, None

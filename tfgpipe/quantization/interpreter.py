@@ -131,8 +131,13 @@ def layer_of(name: str, layers: Collection[str]) -> str:
 
     >>> layer_of("model_1/quant_dense_1/dense_1/MatMul", {"dense", "quant_dense"})
     'dense'
+
+    Args:
+        name: Parts of a path, the last the operation's own. Of operations that became
+            one, after another, the first counts.
+        layers: Names of layers.
     """
-    for part in reversed(re.split(r"[/;]", name)):
+    for part in reversed(name.partition(";")[0].split("/")[:-1]):
         for candidate in (part, re.sub(r"_\d+$", "", part)):
             if candidate in layers:
                 return candidate
