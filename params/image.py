@@ -14,8 +14,8 @@ class DigitsQat(ImageModel):
     Hardware:  2 CPU cores, no accelerator.
     Memory:    1 GB in all, most of it TensorFlow itself.
     Time:      2 minutes, a part of it for the same network without quantization.
-    Result:    99.4% of the test images right in int8, as with floats, in 0.28 of the
-               bytes; docs/int8.md has three seeds.
+    Result:    99.4% of the test images right in int8 as with floats, in 0.28 of the
+               bytes. Over three seeds 98.8% to 99.4%, floats 99.0% to 99.4%.
     """
 
     pipelining: Pipelining = Pipelining(
