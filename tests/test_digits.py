@@ -118,7 +118,8 @@ def test_a_run_ends_with_its_files_and_what_they_cost(
     assert main([*argv, "--mode=export"]) == 0
     again = capsys.readouterr().out
     assert "Tracing" not in again
-    assert table.strip() in again
+    # Sizes may differ by names, of which layers get new ones in the same process.
+    assert re.findall(r"\d\.\d\d%", again) == re.findall(r"\d\.\d\d%", table)
 
 
 @pytest.mark.slow
