@@ -159,9 +159,11 @@ def test_models_are_saved_and_loaded(name, policy, tmp_path):
     path = tmp_path / "model.keras"
     model.save(path)
     loaded = keras.models.load_model(path)
-    for training in (True, False):
-        np.testing.assert_array_equal(
-            loaded(x, training=training), model(x, training=training)
-        )
     for a, b in zip(model.weights, loaded.weights, strict=True):
         np.testing.assert_array_equal(a, b)
+    # A product in half precision may round otherwise at another address in memory.
+    rtol = 2**-7 if policy == "mixed_bfloat16" else 0
+    expected, received = (tf.cast(m(x), tf.float32) for m in (model, loaded))
+    np.testing.assert_allclose(received, expected, rtol, rtol)
+    loaded(x, training=True)
+    assert {int(v) for n, v in ranges(loaded).items() if "num_updates" in n} == {4}

@@ -252,7 +252,7 @@ def _serialized(guest: Any) -> dict[str, Any]:
     kind = type(guest)
     return {
         "module": kind.__module__,
-        "class_name": kind.__qualname__,
+        "class_name": kind.__name__,
         "config": guest.get_config(),
     }
 
@@ -264,7 +264,7 @@ def _deserialized(config: dict[str, Any]) -> Any:
         ValueError: If its class is neither.
     """
     name = config["class_name"]
-    kind = keras.saving.get_custom_objects().get(name)
+    kind = keras.saving.get_registered_object(name)
     if kind is None and config["module"].partition(".")[0] == _NAME:
         library()
         kind = getattr(importlib.import_module(config["module"]), name)
