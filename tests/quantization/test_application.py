@@ -8,7 +8,7 @@ import pytest
 
 import tfgpipe
 from tests import compare
-from tests.quantization.stacks import KERNELS, STACKS, Gated
+from tests.quantization.stacks import KERNELS, RAMPED, STACKS, Gated
 from tfgpipe import quantization
 from tfgpipe.quantization import FakeQuantize, QuantizeConfig, QuantizeWrapper
 
@@ -132,14 +132,13 @@ def test_a_compiled_model_is_compiled_again():
     quantized.fit(x, x[:, :2], verbose=0)
 
 
-@pytest.mark.parametrize("name", list(STACKS))
+# (Dropout makes activations larger in training than they are without.)
+@pytest.mark.parametrize("name", [name for name in STACKS if name != "dropout"])
 def test_training_in_eight_bits_stays_close_to_training_in_single(name):
     """After a few steps, once ranges fit, outputs agree to some levels of 256."""
     chosen = STACKS[name]
-    ramped = quantization.MovingAverageRange(ramp=True)
-    stack = quantization.apply(
-        chosen.make(), scheme=quantization.default_8bit(activations=ramped)
-    )
+    scheme = quantization.default_8bit(activations=RAMPED)
+    stack = quantization.apply(chosen.make(), scheme=scheme)
     model = keras.Sequential([keras.Input(chosen.shape, dtype=chosen.dtype), *stack])
     x = chosen.data(8)
     for _ in range(10):
