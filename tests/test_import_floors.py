@@ -58,6 +58,7 @@ FLOORS = {
     "replay": 3,
     "placement": 3,
     "program": 4,
+    "finishing": 4,
     "programs": 4.5,
     "checks": 4,
     "losses": 4,

@@ -262,7 +262,8 @@ class Step:
             nonlocal sums
             results, sums = run(feeds, sums, *self._rows(m))
             if ends:
-                sums = programs.end(*sums)
+                once = self._made_once(k, programs, programs.end, values)
+                _, sums = programs.end({**values, **once}, sums)
             made.update(results)
             return [*results.values(), *sums]
 
