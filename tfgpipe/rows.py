@@ -121,12 +121,17 @@ def _mixes(part: Part, inputs: Sequence[keras.KerasTensor]) -> bool:
     if traced.effects:
         return False
     options = program.Options(saves=False, may_be_empty=False, jit_compile=False)
-    forward = Programs(traced, options, {}).forward
+    programs = Programs(traced, options, {})
+    forward = programs.forward
+    lasting = tuple(name for name in programs.lasting if name in forward.feeds)
 
     def rest(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:
         names = (*traced.inputs, *traced.weights, *traced.state)
         values = [*tensors, *map(examples.variable_value, variables)]
-        made, _ = forward(dict(zip(names, values, strict=True)))
+        given = dict(zip(names, values, strict=True))
+        if lasting:
+            given.update(programs.once(lasting)(given)[0])
+        made, _ = forward(given)
         return [made[n][1:].numpy() for n in traced.outputs if n in made]
 
     with tf.init_scope(), contextlib.suppress(tf.errors.OpError):
