@@ -43,12 +43,12 @@ class Notes(layers.Layer):
 
     def __init__(self, number, seen):
         super().__init__(autocast=False, name=f"notes_{number}")
-        self.number = number
-        self.seen = seen
+        # Not the dictionary itself, of which Keras would make one of its own.
+        self.note = lambda dtype: seen.setdefault(number, set()).add(dtype)
 
     def call(self, x):
         if isinstance(x, tf.Tensor):
-            self.seen.setdefault(self.number, set()).add(x.dtype.name)
+            self.note(x.dtype.name)
         return x
 
 
@@ -187,7 +187,7 @@ def test_a_policy_reaches_layers_in_layers_but_none_with_one_of_its_own():
         Block(),
         layers.MultiHeadAttention(2, 3, name="attention"),
         keras.Sequential([layers.Dense(6), layers.Dropout(0.1)]),
-        layers.Bidirectional(layers.LSTM(3, return_sequences=True)),
+        layers.RNN([layers.GRUCell(6), layers.LSTMCell(6)], return_sequences=True),
         own,
         layers.Dense(2),
     ]
@@ -373,8 +373,8 @@ def assert_leaves_out_one_step(plain, pipelined, where, *, row=4):
         kept += [v.path for v in pipelined.optimizer.inner_optimizer.variables]
         changed = {
             name.partition(": ")[2]
-            for name in before
-            if not np.array_equal(before[name], after[name])
+            for name in after
+            if not np.array_equal(before.get(name), after[name])
         }
         assert bool(changed & set(kept)) == (step != 1)
     assert pipelined.optimizer.inner_optimizer.iterations.numpy() == 2
@@ -416,12 +416,11 @@ def test_the_same_under_fit_of_a_pipelined_layer(where, eagerly):
 
 
 @pytest.mark.usefixtures("mixed_precision")
-@pytest.mark.parametrize("num_microbatches", [1, 4])
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(
+    ("schedule", "num_microbatches"), [("gpipe", 1), ("gpipe", 4), ("1f1b", 4)]
+)
 def test_statistics_and_seeds_move_as_without_a_pipeline(schedule, num_microbatches):
     """Keras moves them in a step that it leaves out, once; so do microbatches."""
-    if num_microbatches == 1 and schedule == "1f1b":
-        pytest.skip("Takes as many microbatches as stages.")
     inner = keras.Sequential([keras.Input((5,)), *dropped()])
     plain = steps.InMicrobatches(inner, num_microbatches)
     plain(X)

@@ -442,27 +442,33 @@ def test_a_plan_counts_the_bytes_that_cross(transfer_dtype, received):
 
 
 def test_among_equal_cuts_the_one_that_sends_fewest_compressed_bytes_is_taken():
-    """Two cuts of equal parameters; the narrow value is one that casts leave as is."""
-    stack = [
-        layers.Dense(8, use_bias=False),
-        layers.Dense(8, use_bias=False, dtype="float16"),
-        layers.Activation("linear", dtype="float32"),
-        layers.Dense(16, use_bias=False),
-    ]
-    plans = [
-        tfgpipe.plan(
-            stack,
-            num_stages=2,
-            num_microbatches=1,
-            sample=floats(4, 8),
-            transfer_dtype=way,
+    """A cut behind a cast to half precision sends fewer, unless all are compressed."""
+
+    def stack():
+        return [
+            layers.Dense(8, use_bias=False),
+            layers.Activation("linear", dtype="float16"),
+            layers.Dense(8, use_bias=False),
+        ]
+
+    def counts(transfer_dtype, build):
+        if not build:
+            arguments = {"num_stages": 2, "num_microbatches": 1}
+            x = floats(4, 8)
+            made = tfgpipe.plan(
+                stack(), sample=x, transfer_dtype=transfer_dtype, **arguments
+            )
+            return made.counts
+        layer = tfgpipe.PipelinedLayer(
+            stack(), num_stages=2, num_microbatches=1, transfer_dtype=transfer_dtype
         )
-        for way in (None, "int8")
-    ]
-    for plan in plans:
-        received = plan.profile.received
-        cuts = [received[c, 4] for c in (2, 3)]
-        assert plan.stages[1].received == min(cuts)
+        layer.build((4, 8))
+        return tuple(len(stage.part.calls) for stage in layer.stages)
+
+    for build in (False, True):
+        # Cut behind the cast half as much crosses, unless all is made as small.
+        assert counts(None, build) == (2, 1)
+        assert counts("int8", build) == counts("bfloat16", build) == (1, 2)
 
 
 @pytest.mark.parametrize("kind", ["layer", "model"])
