@@ -1,4 +1,4 @@
-"""Half precision in a pipeline: the types, the sums and the loss scaling of plain Keras.
+"""Half precision in a pipeline: types, sums and loss scaling are plain Keras'.
 
 A number is known to `UNIT`, the rounding unit of its type, and what is a sum over rows
 or positions to a few of these: microbatches add up other partial sums, each rounded.
@@ -99,8 +99,14 @@ class Itself(layers.Wrapper):
 
 @pytest.mark.parametrize(
     ("how", "num_stages", "num_microbatches"),
-    [("global", 2, 3), ("global", 4, 1), ("layer", 3, 2), ("dtype", 2, 1)]
-    + [("dtype", 3, 4), ("layer", 1, 3)],
+    [
+        ("global", 2, 3),
+        ("global", 4, 1),
+        ("layer", 3, 2),
+        ("layer", 1, 3),
+        ("dtype", 2, 1),
+        ("dtype", 3, 4),
+    ],
 )
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_layer_computes_in_the_type_it_has_unpipelined(
