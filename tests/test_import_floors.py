@@ -52,6 +52,8 @@ FLOORS = {
     "recording": 2,
     "examples": 2,
     "trials": 2,
+    "policies": 2,
+    "transfer": 3,
     "layers": 3,
     "excerpt": 3,
     "sums": 3,

@@ -23,6 +23,7 @@ from tfgpipe.snapshot import Snapshot
 from tfgpipe.stage import Mode, Remat, Stage, TracedStage, trace_all
 from tfgpipe.step import NewState, Result, Step, Tensors, TrainResult
 from tfgpipe.strategy import current_num_replicas
+from tfgpipe.transfer import Transfer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Pipeline:
         jit_compile: For each stage, whether XLA compiles its programs.
         batch_norm: When moving averages of batch statistics move.
         constant: Numbers of inputs whose gradients nobody wants.
+        transfer: How values cross from stage to stage.
         clock: What to time the actions with, if at all.
     """
 
@@ -49,6 +51,7 @@ class Pipeline:
     jit_compile: Sequence[bool]
     batch_norm: BatchNorm = "microbatch"
     constant: Sequence[int] = ()
+    transfer: Transfer = dataclasses.field(default_factory=Transfer)
     clock: Clock | None = None
 
     def run(self, inputs: Mapping[Wire, tf.Tensor], *, training: bool | None) -> Result:
@@ -169,6 +172,7 @@ class Pipeline:
             before=before,
             saves=self._saves(order, training=training),
             training=bool(training),
+            transfer=self.transfer,
             clock=self.clock,
         )
         return step, before

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ from tfgpipe.schedule import Action, Schedule
 from tfgpipe.snapshot import Snapshot
 from tfgpipe.stage import Stage, TracedStage
 from tfgpipe.trace import differentiable, total
+from tfgpipe.transfer import Transfer
 
 Tensors = dict[Wire, tf.Tensor]
 
@@ -78,6 +80,7 @@ class Step:
         before: The variables as they are before the step.
         saves: For a stage and a microbatch, whether its activations are kept.
         training: Whether to spare the time that preparing a backward takes.
+        transfer: How values cross from stage to stage.
         clock: What to time actions with, if at all.
     """
 
@@ -93,6 +96,7 @@ class Step:
         before: Snapshot,
         saves: Callable[[int, int], bool],
         training: bool,
+        transfer: Transfer,
         clock: Clock | None = None,
     ) -> None:
         self._stages = stages
@@ -103,6 +107,7 @@ class Step:
         self._split = split
         self._before = before
         self._saves = saves
+        self._transfer = transfer
         self._clock = clock
         self._carried = Carried(
             stages, traced, devices=devices, split=split, before=before
@@ -113,6 +118,7 @@ class Step:
         # For each microbatch, the values made of it so far, and their gradients: one
         # from each stage that reads the value.
         self._pieces: list[Tensors] = []
+        self._packed: list[dict[Wire, list[tf.Tensor]]] = [{} for _ in split.sizes]
         self._grads: list[dict[Wire, list[tf.Tensor]]] = []
         # For each stage k and microbatch m, what its programs need, by name.
         self._kept: dict[tuple[int, int], program.Values] = {}
@@ -209,14 +215,15 @@ class Step:
         """Emits a forward action."""
         k, m = action.stage, action.microbatch
         stage, trace = self._traced[k], self._traced[k].trace
-        values = self._carried.values(k, m)
-        for wire, name in zip(stage.reads, trace.inputs, strict=True):
-            values[name] = self._pieces[m][wire]
+        values = {**self._carried.values(k, m), **self._received(k, m)}
         made, _ = self._run(action, values, [])
         values.update(made)
         self._kept[k, m] = values
         for wire, name in zip(stage.makes, trace.outputs, strict=True):
             self._pieces[m][wire] = values[name]
+            if wire in self._crossing:
+                with tf.device(self._devices[k]):
+                    self._packed[m][wire] = self._transfer.pack(values[name])
         self._carried.advance(k, values)
         if trace.loss is not None:
             with tf.device(self._devices[k]):
@@ -237,7 +244,8 @@ class Step:
             made, self._sums[k] = self._run(action, values, self._sums[k])
         for wire, name in zip(stage.reads, stage.trace.input_grads, strict=True):
             if name in made:
-                self._grads[m].setdefault(wire, []).append(made[name])
+                gradient = self._sent_back(k, wire, made[name])
+                self._grads[m].setdefault(wire, []).append(gradient)
 
     def _run(
         self, action: Action, values: program.Values, sums: Sequence[tf.Tensor]
@@ -282,6 +290,30 @@ class Step:
                 ]
         self._chain.ran(p, done)
         return made, list(sums)
+
+    def _received(self, k: int, m: int) -> program.Values:
+        """Returns what a stage reads of a microbatch, as it arrives there."""
+        stage = self._traced[k]
+        received = {}
+        for wire, name in zip(stage.reads, stage.trace.inputs, strict=True):
+            if wire not in self._crossing:
+                received[name] = self._pieces[m][wire]
+                continue
+            # Restored when it is the stage's turn: until then it is small.
+            after = self._chain.after(self._schedule.placement[k])
+            with tf.device(self._devices[k]), after:
+                packed, spec = self._packed[m][wire], stage.trace.spec(name)
+                received[name] = self._transfer.unpack(packed, spec)
+        return received
+
+    def _sent_back(self, k: int, wire: Wire, gradient: tf.Tensor) -> tf.Tensor:
+        """Returns the gradient of what a stage read, as it arrives at its maker."""
+        if wire not in self._crossing:
+            return gradient
+        with tf.device(self._devices[k]):
+            packed = self._transfer.pack_gradient(gradient)
+        with tf.device(self._devices[self._crossing[wire]]):
+            return self._transfer.unpack_gradient(packed, gradient.dtype)
 
     def _given_grads(self, k: int, m: int) -> program.Values:
         """Returns the gradients of what a stage made of a microbatch."""
@@ -380,6 +412,17 @@ class Step:
     def _makers(self) -> dict[Wire, int]:
         """Returns which stage makes each value."""
         return {wire: k for k, t in enumerate(self._traced) for wire in t.makes}
+
+    @functools.cached_property
+    def _crossing(self) -> dict[Wire, int]:
+        """The values that are compressed on their way, with the stage of each."""
+        read = {wire for stage in self._traced for wire in stage.reads}
+        return {
+            wire: k
+            for k, stage in enumerate(self._traced)
+            for wire, spec in stage.output_specs.items()
+            if wire in read and self._transfer.packs(wire.number, spec)
+        }
 
     def _first_readers(self) -> dict[Wire, int]:
         """Returns which stage is the first to read each value."""
