@@ -23,6 +23,7 @@ from tfgpipe import (
 )
 from tfgpipe import mesh as mesh_lib
 from tfgpipe.assembly import Assembly
+from tfgpipe.carried import Change
 from tfgpipe.layers import BATCH_NORM_MODES, BatchNorm
 from tfgpipe.planning import Plan
 from tfgpipe.profiles import QUANTITIES, Quantity, Settings
@@ -347,19 +348,20 @@ class PipelinedLayer(keras.layers.Layer):
         # casts for itself.
         with seams.without_autocast():
             result = engine.run(wires, training=training)
-            for variable, value in result.new_state:
-                variable.assign(value)
+            for change in result.changes:
+                change.variable.assign(change.value)
         if training:
-            self.check_state([variable for variable, _ in result.new_state])
+            self.check_state(result.changes)
         if result.loss is not None:
             self.add_loss(result.loss)
         return built.structured(result.outputs)
 
-    def check_state(self, changed: Sequence[keras.Variable]) -> None:
+    def check_state(self, changes: Sequence[Change]) -> None:
         """Warns, the first time, of variables that each microbatch has changed."""
         if self.num_microbatches > 1 and not self._state_is_known:
             self._state_is_known = True
-            checks.state_moves_once_a_microbatch(self._original.calls, changed)
+            moved = [change.variable for change in changes if not change.once]
+            checks.state_moves_once_a_microbatch(self._original.calls, moved)
 
     def compute_output_spec(
         self,

@@ -219,8 +219,8 @@ class PipelinedModel(keras.Model):
         if self.recorder is not None and clock is not None:
             self.recorder.record(clock, current_replica())
         metrics = {id(v) for v in seams.compiled(self).variables}
-        changed = [v for v, _ in result.new_state if id(v) not in metrics]
-        self.pipelined.check_state(changed)
+        changes = [x for x in result.changes if id(x.variable) not in metrics]
+        self.pipelined.check_state(changes)
         penalties = self._penalties()
         gradients = dict(result.gradients)
         for penalty in penalties:

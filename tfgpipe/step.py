@@ -19,11 +19,10 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfgpipe import calls, microbatch, program
-from tfgpipe.carried import Carried
+from tfgpipe.carried import Carried, Change
 from tfgpipe.clock import Clock
 from tfgpipe.programs import Programs
 from tfgpipe.replay import Wire
@@ -36,9 +35,6 @@ from tfgpipe.transfer import Transfer
 Tensors = dict[Wire, tf.Tensor]
 
 
-NewState = list[tuple[keras.Variable, tf.Tensor]]
-
-
 @dataclasses.dataclass(frozen=True)
 class Result:
     """What a mini-batch leaves behind.
@@ -46,12 +42,12 @@ class Result:
     Attributes:
         outputs: The values that were wanted, and the masks on them, `[B, ...]` each.
         loss: The losses added by layers, averaged over the rows, or None.
-        new_state: For each changed variable, its value after the last microbatch.
+        changes: What becomes of variables.
     """
 
     outputs: Tensors
     loss: tf.Tensor | None
-    new_state: NewState
+    changes: list[Change]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,16 +192,16 @@ class Step:
         return TrainResult(
             outputs=self._outputs,
             loss=self._added_loss(),
-            new_state=self.changed_state(),
+            changes=self.changes(),
             main_loss=main_loss,
             gradients=dict(
                 zip(self._before.trainable, self._weight_grads(), strict=True)
             ),
         )
 
-    def changed_state(self) -> NewState:
-        """Returns the variables that the forward actions changed, with new values."""
-        return self._carried.changed()
+    def changes(self) -> list[Change]:
+        """Returns what the forward actions have made of variables."""
+        return self._carried.changes()
 
     def _take(self, inputs: Tensors) -> None:
         self._inputs = tuple(inputs)
