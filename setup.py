@@ -26,7 +26,11 @@ setup(
     ],
     extras_require={
         "pictures": ["matplotlib>=3.8"],
-        "trainer": ["matplotlib>=3.8", "tensorboard>=2.20,<2.22"],
+        "trainer": [
+            "matplotlib>=3.8",
+            "scikit-learn>=1.5,<2",
+            "tensorboard>=2.20,<2.22",
+        ],
         "dev": [
             "build>=1.2",
             "hypothesis>=6.100",

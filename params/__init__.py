@@ -14,7 +14,7 @@ from params.experiment import Experiment
 from tfgpipe.hyperparams import HyperparameterError
 
 # The modules whose classes are experiments.
-_MODULES = ["lm"]
+_MODULES = ["image", "lm"]
 
 
 def experiments() -> dict[str, type[Experiment]]:

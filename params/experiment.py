@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
+from params.precision import Precision
 from tfgpipe.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
     import keras
+    import numpy as np
     import tensorflow as tf
 
     import tfgpipe
@@ -42,6 +44,9 @@ class Pipelining(Hyperparams):
     jit_compile: Literal["auto", "on", "off"] = field(
         default="auto", help="Whether XLA compiles the stages; auto: on GPUs only."
     )
+    batch_norm: Literal["microbatch", "deferred"] = field(
+        default="microbatch", help="When moving averages of batch statistics move."
+    )
 
     def build(
         self, layers: Sequence[keras.layers.Layer] | keras.Model
@@ -59,6 +64,7 @@ class Pipelining(Hyperparams):
                 balance=self.balance if self.layers is None else self.layers,
                 remat=self.remat,
                 jit_compile="auto" if choice == "auto" else choice == "on",
+                batch_norm=self.batch_norm,
             )
         except ValueError as error:
             raise HyperparameterError(f"pipelining: {error}") from None
@@ -115,6 +121,9 @@ class Training(Hyperparams):
     save_every: int = field(
         default=100, at_least=1, help="Steps from checkpoint to checkpoint."
     )
+    export: bool = field(
+        default=False, help="Whether the run ends with what --mode=export does."
+    )
 
 
 class Experiment(Hyperparams, abc.ABC):
@@ -127,6 +136,9 @@ class Experiment(Hyperparams, abc.ABC):
     )
     optimizer: Adam = field(default=Adam(), help="The optimizer.")
     training: Training = field(default=Training(), help="The run.")
+    precision: Precision = field(
+        default=Precision(), help="In which numbers it computes."
+    )
     seed: int = field(default=0, at_least=0, help="Seed of all that is random.")
 
     @property
@@ -157,3 +169,15 @@ class Experiment(Hyperparams, abc.ABC):
     def sample(self, model: keras.Model) -> str:
         """Returns a text that shows what the model has learnt, or an empty one."""
         return ""
+
+    def representative(self) -> np.ndarray | None:
+        """Returns inputs to find ranges of activations with, if the model has such."""
+        return None
+
+    def test_data(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Returns inputs and classes that no training has seen, if it has such."""
+        return None
+
+    def float_twin(self) -> Self | None:
+        """Returns what a quantized model is to be compared with, trained as well."""
+        return None

@@ -66,38 +66,42 @@ class LanguageModel(Experiment):
         """
         import keras
 
-        from params.transformer import Block, Positions
+        from params.transformer import Block, Positions, quantize_rules
 
-        hyper = self.model
-        layers = [
-            Positions(),
-            *(
-                Block(
-                    width=hyper.width,
-                    num_heads=hyper.num_heads,
-                    mlp_width=hyper.mlp_width,
-                    dropout=hyper.dropout,
-                )
-                for _ in range(hyper.num_layers)
-            ),
-            keras.layers.LayerNormalization(),
-        ]
-        inputs = keras.Input([hyper.context], dtype="int32")
-        if hyper.softmax == "tied":
-            embedding = keras.layers.ReversibleEmbedding(256, hyper.width)
-            vectors = embedding(inputs)
-            for layer in layers:
-                vectors = layer(vectors)
-            logits = embedding(vectors, reverse=True)
-            model = self.pipelining.build(keras.Model(inputs, logits))
-        else:
-            embedding = keras.layers.Embedding(256, hyper.width)
-            model = self.pipelining.build([embedding, *layers, keras.layers.Dense(256)])
-            model(inputs)  # Which builds it; gives [batch_size, context, 256].
-        model.compile(
-            optimizer=self.optimizer.build(self.training.num_steps),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        )
+        hyper, precision = self.model, self.precision
+        with precision.scope():
+            layers = [
+                Positions(),
+                *(
+                    Block(
+                        width=hyper.width,
+                        num_heads=hyper.num_heads,
+                        mlp_width=hyper.mlp_width,
+                        dropout=hyper.dropout,
+                    )
+                    for _ in range(hyper.num_layers)
+                ),
+                keras.layers.LayerNormalization(),
+            ]
+            inputs = keras.Input([hyper.context], dtype="int32")
+            rules = quantize_rules() if precision.quantizes else {}
+            if hyper.softmax == "tied":
+                embedding = keras.layers.ReversibleEmbedding(256, hyper.width)
+                vectors = embedding(inputs)
+                for layer in layers:
+                    vectors = layer(vectors)
+                logits = embedding(vectors, reverse=True)
+                whole = precision.apply(keras.Model(inputs, logits), rules)
+                model = self.pipelining.build(whole)
+            else:
+                embedding = keras.layers.Embedding(256, hyper.width)
+                stack = [embedding, *layers, keras.layers.Dense(256)]
+                model = self.pipelining.build(precision.apply(stack, rules))
+                model(inputs)  # Which builds it; gives [batch_size, context, 256].
+            model.compile(
+                optimizer=self.optimizer.build(self.training.num_steps),
+                loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            )
         return model
 
     def build_dataset(self, split: Split, *, first_step: int = 0) -> tf.data.Dataset:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
+
+if TYPE_CHECKING:
+    from tfgpipe.quantization import QuantizeConfig
 
 
 @keras.saving.register_keras_serializable(package="params")
@@ -96,3 +99,17 @@ class Block(keras.layers.Layer):
             "mlp_width": self.mlp_width,
             "dropout": self.dropout,
         }
+
+
+def quantize_rules() -> dict[type, QuantizeConfig]:
+    """Returns what of these layers is quantized for 8 bits.
+
+    Their matrices and what they give. In between attention and norms compute with
+    floats, as TFLite does unless it is shown inputs.
+    """
+    from tfgpipe.quantization import QuantizeConfig
+
+    return {
+        Positions: QuantizeConfig(weights=["vectors"], output=True),
+        Block: QuantizeConfig(weights=["kernel"], output=True),
+    }

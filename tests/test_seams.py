@@ -427,3 +427,20 @@ def test_metrics_and_losses_are_paired_by_structure_not_by_value():
 
     seams.evaluate_loss(seams.compiled(model), note, specs, specs, None)
     assert seen == [(spec, spec) for spec in specs], MOVED
+
+
+def test_the_operations_of_a_tflite_file_have_kinds_names_and_types(tmp_path):
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(3), keras.layers.Softmax(name="last")]
+    )
+    model.export(tmp_path / "model.tflite", format="litert", verbose=False)
+    interpreter = tf.lite.Interpreter(
+        str(tmp_path / "model.tflite"),
+        experimental_op_resolver_type=(
+            tf.lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+        ),
+    )
+    product, softmax = seams.lite_operations(interpreter)
+    assert (product.kind, softmax.kind) == ("FULLY_CONNECTED", "SOFTMAX")
+    assert product.dtypes == softmax.dtypes == {np.float32}
+    assert "dense" in product.name

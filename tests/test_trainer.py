@@ -94,14 +94,19 @@ def test_help_tells_every_flag_mode_and_exit_status() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "Expected --params=NAME, one of lm.Medium, lm.OneBillion, lm.Small"),
+        ("", "Expected --params=NAME, one of image.DigitsQat, lm.Medium, lm.One"),
         ("--params=lm.Tiny", "Expected --logdir=DIR, which --mode=train needs."),
         ("--params=lm.Tiny --mode=eval", "Expected --logdir=DIR, which --mode=eval"),
         ("--params=lm.Tiny stray", "Expected flags only, such as --params=lm.Tiny; "),
         ("stray --params=lm.Tiny", "received 'stray'"),
         ("--param=lm.Tiny", "Unknown command line flag 'param'. Did you mean: params"),
-        ("--params=lm.Tiny --mode=trian", "should be one of <train|eval|describe|"),
+        ("--params=lm.Tiny --mode=trian", "should be one of <train|eval|export|"),
         ("--params=lm.Tiny --mode=eval --logdir=none", "none holds no checkpoint"),
+        ("--params=lm.Tiny --mode=export", "Expected --logdir=DIR, which --mode=exp"),
+        (
+            "--params=lm.Tiny --mode=export --logdir=none",
+            "none holds no checkpoint to export.",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_refused(
@@ -122,6 +127,11 @@ def test_a_wrong_command_line_is_refused(
         ("--set=model.num_layers=x", "expected an int, at least 1; received 'x'."),
         ("--set=model.width=9", "model.width: expected a multiple of num_heads=4"),
         ("--set=data.files=/none/*", "data.files: expected a glob that matches files"),
+        (
+            "--set=precision.policy=float8",
+            "expected one of float32, mixed_float16, mixed_bfloat16; received 'float8'",
+        ),
+        ("--set=precision.quantize=4bit", "expected one of none, 8bit; received"),
     ],
 )
 def test_wrong_hyperparameters_have_a_status_of_their_own(
@@ -261,6 +271,63 @@ def test_a_killed_run_goes_on_with_the_same_losses(
     assert _losses(killed) == _losses(whole)
     assert _records(killed)[-1] == _records(whole)[-1]
     assert (killed / "sample.txt").read_text() == (whole / "sample.txt").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_a_stopped_run_in_8_bits_goes_on_with_the_same_losses(
+    policy: str,
+    small: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # Ranges, and the scale of the loss, have to be in a checkpoint as well.
+    small += [f"--set=precision.policy={policy}", "--set=precision.quantize=8bit"]
+    small += ["--set=precision.quantize_start_step=2"]
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert main([*small, f"--logdir={whole}"]) == 0
+    show = Progress.show
+
+    def show_and_stop(self: Progress, measurement: Measurement) -> None:
+        show(self, measurement)
+        if measurement.step == 6:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Progress, "show", show_and_stop)
+    assert main([*small, f"--logdir={stopped}"]) == 1
+    monkeypatch.setattr(Progress, "show", show)
+    capsys.readouterr()
+    assert main([*small, f"--logdir={stopped}"]) == 0
+    assert "Going on from step 4." in capsys.readouterr().out
+    assert _losses(stopped) == _losses(whole)
+    assert _records(stopped)[-1] == _records(whole)[-1]
+
+
+@pytest.mark.slow
+def test_exporting_a_language_model_says_what_runs_where(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small += ["--set=training.num_steps=2"]
+    plain, quantized = (f"--logdir={tmp_path / name}" for name in ("plain", "8bit"))
+    assert main([*small, plain]) == 0
+    assert main([*small, plain, "--mode=export"]) == 0
+    assert "No int8 file: the model is not quantized." in capsys.readouterr().out
+    files = {path.name for path in (tmp_path / "plain" / "export").iterdir()}
+    assert files == {"model.keras", "saved_model"}
+    small += ["--set=precision.quantize=8bit"]
+    assert main([*small, quantized]) == 0
+    assert main([*small, quantized, "--mode=export"]) == 0
+    assert "int8 file" in capsys.readouterr().out
+
+
+def test_what_cannot_be_quantized_is_a_wrong_hyperparameter(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small += ["--set=model.softmax=tied", "--set=precision.quantize=8bit"]
+    assert main([*small, f"--logdir={tmp_path / 'run'}"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("precision.quantize: "), error
 
 
 def test_a_folder_of_another_run_is_refused_with_the_difference(

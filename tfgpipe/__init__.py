@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tfgpipe.mesh import make_logical_cpus
     from tfgpipe.pipelined_layer import PipelinedLayer
     from tfgpipe.pipelined_model import PipelinedModel, pipeline
+    from tfgpipe.quantization import export_int8
     from tfgpipe.reports import stage_table
     from tfgpipe.schedule import Action, Schedule
     from tfgpipe.simulation import Costs, simulate
@@ -35,6 +36,7 @@ __all__ = [
     "Schedule",
     "Timeline",
     "TimelineCallback",
+    "export_int8",
     "layers",
     "make_logical_cpus",
     "pipeline",
@@ -61,6 +63,7 @@ _MODULES = {
     "Schedule": "schedule",
     "Timeline": "timeline",
     "TimelineCallback": "callbacks",
+    "export_int8": "quantization.export",
     "make_logical_cpus": "mesh",
     "pipeline": "pipelined_model",
     "place_optimizer": "strategy",

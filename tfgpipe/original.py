@@ -146,7 +146,9 @@ class LayerList(Original):
             first = keras.Input(batch_shape=inputs.shape, dtype=inputs.dtype)
             return keras.Sequential([first, *self.layers])
         inputs, side_inputs = keras.tree.map_structure(
-            lambda x: x and keras.Input(batch_shape=x.shape, dtype=x.dtype),
+            lambda x: (
+                None if x is None else keras.Input(batch_shape=x.shape, dtype=x.dtype)
+            ),
             (inputs, dict(side_inputs)),
         )
         outputs = self.output_spec(inputs, side_inputs)

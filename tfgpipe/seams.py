@@ -437,3 +437,36 @@ def metric_terms(
         for metrics, *terms in zip(some, y, p, weighing, strict=False)
         for metric in (metrics.metrics if metrics else ())
     ]
+
+
+@dataclasses.dataclass(frozen=True)
+class LiteOperation:
+    """An operation of a TFLite file.
+
+    Attributes:
+        kind: Such as `"CONV_2D"`.
+        name: That of its first result, after the TensorFlow operation it comes from.
+        dtypes: Types of what it makes, for numpy.
+    """
+
+    kind: str
+    name: str
+    dtypes: frozenset[type]
+
+
+def lite_operations(interpreter: tf.lite.Interpreter) -> list[LiteOperation]:
+    """Returns the operations of a TFLite file, in order.
+
+    An interpreter publicly tells tensors alone. It must have no delegates, which put
+    operations of their own in place of those in the file.
+    """
+    tensors = {x["index"]: x for x in interpreter.get_tensor_details()}
+    return [
+        LiteOperation(
+            kind=x["op_name"],
+            name=next((tensors[i]["name"] for i in made), ""),
+            dtypes=frozenset(tensors[i]["dtype"] for i in made),
+        )
+        for x in interpreter._get_ops_details()
+        for made in [[i for i in x["outputs"] if i in tensors]]
+    ]

@@ -10,4 +10,5 @@ checkpoints  all that an exact restart needs
 metrics      measurements on disk
 progress     what one sees meanwhile
 evaluate     the model's loss beside those that it should beat
+export       the files of a trained model, and how accurate each of them is
 """

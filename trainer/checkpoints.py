@@ -11,8 +11,9 @@ import tensorflow as tf
 class Checkpoints:
     """The last few checkpoints of a run.
 
-    Besides the model, the optimizer and the step they hold the states of random seeds,
-    such as dropout's, which neither Keras nor `tf.train.Checkpoint` saves by itself.
+    Besides the model, the optimizer and the step they hold each variable that is not
+    trained: `tf.train.Checkpoint` by itself misses the states of random seeds, such as
+    dropout's, and the ranges of quantized layers.
 
     Args:
         folder: Where they are.
@@ -20,11 +21,10 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, model: keras.Model) -> None:
-        saved = {id(variable) for variable in model.weights}
-        seeds = [v.value for v in model.variables if id(v) not in saved]
+        state = [variable.value for variable in model.non_trainable_variables]
         self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._checkpoint = tf.train.Checkpoint(
-            model=model, optimizer=model.optimizer, seeds=seeds, step=self._step
+            model=model, optimizer=model.optimizer, state=state, step=self._step
         )
         self._manager = tf.train.CheckpointManager(
             self._checkpoint, str(folder), max_to_keep=3

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import absl.flags
 
-MODES = ("train", "eval", "describe", "inspect")
+MODES = ("train", "eval", "export", "describe", "inspect")
 
 HELP = """\
 Trains an experiment of params/ through a pipeline.
@@ -20,6 +20,7 @@ Trains an experiment of params/ through a pipeline.
   --logdir=DIR    the run's folder; a run that was stopped goes on from there
   --mode=MODE     train     train, evaluate, draw a sample (the default)
                   eval      evaluate the last checkpoint in DIR
+                  export    write it to DIR/export: .keras, SavedModel, int8
                   describe  print the hyperparameters
                   inspect   print the stages, what they cost, the schedule
   --set=A.B=C     change a hyperparameter; may be repeated

@@ -1,8 +1,12 @@
 """Quantization-aware training: layers that compute as they will in 8 bits."""
 
 from tfgpipe.quantization.application import annotate, apply
+from tfgpipe.quantization.comparison import Comparison, compare
 from tfgpipe.quantization.config import QuantizeConfig
+from tfgpipe.quantization.export import export_int8
+from tfgpipe.quantization.plain import plain_copy
 from tfgpipe.quantization.points import RANGE_UPDATES
+from tfgpipe.quantization.post_training import quantize_after_training
 from tfgpipe.quantization.ranges import (
     AllValuesRange,
     FixedRange,
@@ -17,6 +21,7 @@ from tfgpipe.quantization.wrapper import FakeQuantize, QuantizeWrapper
 __all__ = [
     "RANGE_UPDATES",
     "AllValuesRange",
+    "Comparison",
     "FakeQuantize",
     "FixedRange",
     "LastValueRange",
@@ -27,6 +32,10 @@ __all__ = [
     "Scheme",
     "annotate",
     "apply",
+    "compare",
     "default_8bit",
+    "export_int8",
     "from_tfmot",
+    "plain_copy",
+    "quantize_after_training",
 ]
