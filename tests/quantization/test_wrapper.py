@@ -253,3 +253,16 @@ def test_layers_with_layers_inside_have_all_their_kernels_quantized():
         *("kernel_min", "kernel_1_min", "kernel_2_min", "kernel_3_min"),
         "output_min",
     ]
+
+
+def test_checkpoints_of_tensorflow_hold_the_ranges(tmp_path):
+    def make() -> keras.Model:
+        stack = [layers.Dense(3, activation="gelu"), layers.Dense(2)]
+        return keras.Sequential([keras.Input((4,)), *quantization.apply(stack)])
+
+    model, other = make(), make()
+    model(X, training=True)
+    path = tf.train.Checkpoint(model).save(str(tmp_path / "checkpoint"))
+    tf.train.Checkpoint(other).restore(path).assert_consumed()
+    for a, b in zip(model.variables, other.variables, strict=True):
+        np.testing.assert_array_equal(a, b, a.path)

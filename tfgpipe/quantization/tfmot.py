@@ -196,6 +196,7 @@ class _TfmotPoint(Point):
     """A point where a quantizer of tfmot's is at work."""
 
     def __init__(self, quantizer: Any, variables: dict[str, keras.Variable]) -> None:
+        self.variables = tuple(variables.values())
         self._quantizer = quantizer
         self._variables = variables
 
