@@ -54,6 +54,7 @@ measure: $(TRAINER_INSTALLED)
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.partition
 	$(BIN)/python -m benchmarks.retraces
+	$(BIN)/python -m benchmarks.transfer
 
 clean:
 	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

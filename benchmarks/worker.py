@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Remat = Literal["none", "stage", "layer", "except_last"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+Precision = Literal["float32", "mixed_bfloat16", "mixed_float16", "int8"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,8 @@ class Side:
         schedule: The order of a `PipelinedModel`, or None for a `PipelinedLayer`.
         num_devices: P, or None for K.
         remat: What the pipeline rematerialises.
+        precision: What layers compute in; `"int8"` for quantization-aware training in
+            single precision.
         jit_compile: False, or "auto" for what Keras and `PipelinedLayer` choose.
         executor: "parallel" is TensorFlow's own: operations of one stage run side by
             side wherever a core is idle, which fills the bubble and flatters the
@@ -55,6 +58,7 @@ class Side:
     schedule: Schedule | None = None
     num_devices: int | None = None
     remat: Remat = "none"
+    precision: Precision = "float32"
     jit_compile: bool | Literal["auto"] = False
     executor: Literal["parallel", "serial"] = "parallel"
     cores: tuple[int, ...] = (0,)
@@ -242,7 +246,11 @@ class _Trainer:
 
         self._side = side
         workload = workloads.WORKLOADS[side.workload](**side.sizes)
+        if side.precision != "int8":
+            keras.config.set_dtype_policy(side.precision)
         self._layers = workload.make_layers()
+        if side.precision == "int8":
+            self._layers = workloads.quantized(self._layers)
         self._x, self._y = map(tf.constant, workload.make_data())
         # XLA compiles for one device: each stage for itself, not the model.
         jit_compile = side.jit_compile if side.num_stages is None else False

@@ -129,6 +129,17 @@ WORKLOADS: dict[str, Callable[..., Workload]] = {
 }
 
 
+def quantized(layers: list[keras.layers.Layer]) -> list[keras.layers.Layer]:
+    """Returns layers that train as they will run in 8 bits."""
+    from tfgpipe import quantization
+
+    block = quantization.QuantizeConfig(
+        weights=["kernel"], activations=["hidden.activation"], output=True
+    )
+    scheme = quantization.default_8bit().with_rule(EncoderBlock, block)
+    return quantization.apply(layers, scheme=scheme)
+
+
 def set_weights(layers: list[keras.layers.Layer]) -> None:
     """Gives built layers their initial weights, the same whoever built them.
 
@@ -136,7 +147,7 @@ def set_weights(layers: list[keras.layers.Layer]) -> None:
     lose nor inflate what goes through them; vectors get Keras' zeros and ones.
     """
     rng = np.random.default_rng(0)
-    for weight in (weight for layer in layers for weight in layer.weights):
+    for weight in (w for layer in layers for w in layer.trainable_weights):
         scale = "gamma" in weight.name
         value = np.full(weight.shape, float(scale), np.float32)
         if len(weight.shape) > 1 and "bias" not in weight.name:

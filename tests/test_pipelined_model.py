@@ -890,6 +890,7 @@ def test_the_configuration_is_what_was_given():
         balance=[1, 2],
         schedule="zero_bubble",
         batch_norm="deferred",
+        transfer_dtype="bfloat16",
         jit_compile=False,
         name="mine",
     )
@@ -903,6 +904,8 @@ def test_the_configuration_is_what_was_given():
         "balance": [1, 2],
         "memory_limit": None,
         "remat": "stage",
+        "transfer_dtype": "bfloat16",
+        "dtype": None,
         "jit_compile": False,
         "batch_norm": "deferred",
         "devices": None,

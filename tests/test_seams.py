@@ -317,6 +317,20 @@ def test_what_compiles_another_model_alike():
     assert other.optimizer is optimizer
 
 
+def test_an_optimizer_that_scales_the_loss_asks_whether_gradients_are_finite():
+    weight = keras.Variable([1.0])
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    optimizer.build([weight])
+    seams.update_in_place(optimizer)
+    optimizer.apply([tf.constant([np.nan])], [weight])
+    assert weight.numpy() == [1.0], MOVED
+    asked = []
+    optimizer.check_finite = lambda grads: asked.append(grads) or tf.constant(False)
+    optimizer.apply([tf.constant([1.0])], [weight])
+    assert len(asked) == 1, MOVED
+    assert weight.numpy() == [1.0], MOVED
+
+
 @pytest.mark.usefixtures("mixed_precision")
 def test_an_optimizer_that_scales_the_loss_is_handed_on_as_it_is():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])

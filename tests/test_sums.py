@@ -163,7 +163,7 @@ def test_a_step_has_one_product_for_the_gradients_of_all_microbatches(schedule, 
     for stage in pipelined.stages[:-1]:  # The last one ends in the loss.
         products = [
             op
-            for op in built(stage, "end").end.graph.get_operations()
+            for op in built(stage, "end").end.function.graph.get_operations()
             if op.type == "MatMul" and op.outputs[0].shape == (64, 64)
         ]
         assert len(products) == 2

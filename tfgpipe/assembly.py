@@ -20,6 +20,7 @@ from tfgpipe.replay import Wire
 from tfgpipe.schedule import Schedule
 from tfgpipe.stage import Library, Remat, Stage
 from tfgpipe.step import Tensors
+from tfgpipe.transfer import Transfer, TransferDtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +31,13 @@ class Options:
         remat: What the backward recomputes.
         jit_compile: Whether XLA compiles programs; `"auto"` for on GPUs.
         batch_norm: When moving averages of batch statistics move.
+        transfer_dtype: What values are compressed to on their way to another stage.
     """
 
     remat: Remat
     jit_compile: bool | Literal["auto"]
     batch_norm: BatchNorm
+    transfer_dtype: TransferDtype | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,15 +65,16 @@ class Assembly:
 
     def engine(self, schedule: Schedule) -> Pipeline:
         """Returns what runs the stages in the order of a schedule."""
-        devices = self.placement.devices
+        devices, outputs = self.placement.devices, self.recorded.network.outputs
         return Pipeline(
             stages=self.stages,
-            wanted=self.recorded.network.outputs,
+            wanted=outputs,
             devices=devices,
             schedule=schedule,
             remat=self.options.remat,
             jit_compile=[self._compiles(device) for device in devices],
             batch_norm=self.options.batch_norm,
+            transfer=Transfer(self.options.transfer_dtype, outputs),
         )
 
     def wires(

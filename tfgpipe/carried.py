@@ -9,6 +9,7 @@ the step is through.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -16,6 +17,21 @@ import tensorflow as tf
 from tfgpipe import mesh, microbatch, program
 from tfgpipe.snapshot import Snapshot
 from tfgpipe.stage import Stage, TracedStage
+
+
+class Change(NamedTuple):
+    """What a step makes of a variable.
+
+    Attributes:
+        variable: The variable.
+        value: Its value after the last microbatch.
+        once: Whether it moves once a step, by all microbatches together, rather than
+            with each.
+    """
+
+    variable: keras.Variable
+    value: tf.Tensor
+    once: bool
 
 
 class Carried:
@@ -75,10 +91,10 @@ class Carried:
             if after in made:
                 self._variables[k][before] = made[after]
 
-    def changed(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Returns the variables that the forward actions changed, with new values."""
+    def changes(self) -> list[Change]:
+        """Returns what the forward actions have made of variables."""
         changed = [
-            (variable, values[before])
+            Change(variable, values[before], once=False)
             for stage, traced, values in zip(
                 self._stages, self._traced, self._variables, strict=True
             )
@@ -89,8 +105,8 @@ class Carried:
         ]
         return [*changed, *self._updated()]
 
-    def _updated(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Returns the variables that move by what was gathered, with new values."""
+    def _updated(self) -> list[Change]:
+        """Returns what becomes of variables that move by what was gathered."""
         moved: dict[int, keras.Variable] = {}
         latest = dict(self._before.values)
         for traced, values in zip(self._traced, self._variables, strict=True):
@@ -105,7 +121,7 @@ class Carried:
                 # Several calls may move a variable, one after the other.
                 latest.update(zip(keys, after, strict=True))
                 moved.update(zip(keys, statistic.variables, strict=True))
-        return [(variable, latest[key]) for key, variable in moved.items()]
+        return [Change(v, latest[key], once=True) for key, v in moved.items()]
 
     def _meeting(self, k: int, m: int) -> program.Values:
         """Returns how a stage meets its replicas on a microbatch, if it does."""

@@ -122,6 +122,21 @@ def no_memory_of_rows(called: Iterable[Any]) -> None:
                 )
 
 
+def no_overwriting(called: Iterable[Any]) -> None:
+    """Raises ValueError for float8 layers, whose "gradients" are new values."""
+    for layer in called:
+        for inner in seams.inner_layers(layer):
+            overwritten = [v for v in inner.variables if v.overwrite_with_gradient]
+            if inner.quantization_mode == "float8" or overwritten:
+                raise ValueError(
+                    "Layers of float8 hand their new scales to the optimizer as "
+                    "gradients, and a pipeline adds up the gradients of microbatches. "
+                    f"Received layer '{inner.name}' of policy "
+                    f"{inner.dtype_policy.name!r}. Use 'mixed_bfloat16', or keep the "
+                    "layer outside the pipeline."
+                )
+
+
 def state_moves_once_a_microbatch(
     called: Iterable[Any], changed: Iterable[keras.Variable]
 ) -> None:

@@ -120,16 +120,16 @@ class TracedParts:
             )
         return results
 
-    def sizes(self) -> dict[int, int]:
-        """Returns the bytes of each value that goes from part to part."""
+    def values(self) -> dict[int, tf.TensorSpec]:
+        """Returns shape and type of each value that goes from part to part."""
         specs = dict(self._inputs)
         for traced in self._traced:
             specs.update(traced.output_specs)
-        return {
-            wire.number: num_bytes(spec)
-            for wire, spec in specs.items()
-            if not wire.is_mask
-        }
+        return {w.number: spec for w, spec in specs.items() if not w.is_mask}
+
+    def sizes(self) -> dict[int, int]:
+        """Returns the bytes of each of them."""
+        return {number: num_bytes(spec) for number, spec in self.values().items()}
 
     def kept_bytes(self) -> list[int]:
         """Returns the bytes that each part adds to what the backward needs.

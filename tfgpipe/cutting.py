@@ -13,6 +13,7 @@ from tfgpipe.pipelined_layer import PipelinedLayer
 from tfgpipe.planning import Plan
 from tfgpipe.profiles import QUANTITIES, Quantity, Settings
 from tfgpipe.stage import REMAT_MODES, Remat
+from tfgpipe.transfer import TRANSFER_DTYPES, TransferDtype
 
 
 def plan(
@@ -22,6 +23,7 @@ def plan(
     num_microbatches: int,
     balance: Quantity | Sequence[int] | Sequence[str] = "params",
     remat: Remat = "stage",
+    transfer_dtype: TransferDtype | None = None,
     sample: Any = None,
     batch_size: int = 32,
     memory_limit: float | None = None,
@@ -60,6 +62,7 @@ def plan(
             `"memory"`, the bytes of weights, gradients, slots and activations. Or a cut
             to look at, as numbers of calls or as names of layers that end stages.
         remat: What the backward recomputes.
+        transfer_dtype: What values are compressed to on their way from stage to stage.
         sample: A mini-batch as the model takes it. A list of layers needs one, and a
             model with inputs of unknown sizes.
         batch_size: Rows of the mini-batch, where there is no sample.
@@ -73,6 +76,7 @@ def plan(
         TypeError: If `model` has a `call` of its own.
     """
     checks.choice("remat", remat, REMAT_MODES)
+    checks.choice("transfer_dtype", transfer_dtype, TRANSFER_DTYPES)
     checks.num_microbatches(num_microbatches)
     given = original.make(original.copied_if_unbuilt(model))
     chosen: Quantity | tuple[int, ...]
@@ -102,6 +106,7 @@ def plan(
                 remat=remat,
                 memory_limit=memory_limit,
                 num_slots=num_slots,
+                transfer_dtype=transfer_dtype,
             ),
             sample=None if sample is None else [*given.feed(sample, {}).values()],
             batch_size=batch_size,

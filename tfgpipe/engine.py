@@ -15,14 +15,16 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe import mesh, microbatch, snapshot
+from tfgpipe.carried import Change
 from tfgpipe.clock import Clock
 from tfgpipe.layers import BatchNorm, synchronizes
 from tfgpipe.replay import Wire
 from tfgpipe.schedule import Schedule
 from tfgpipe.snapshot import Snapshot
 from tfgpipe.stage import Mode, Remat, Stage, TracedStage, trace_all
-from tfgpipe.step import NewState, Result, Step, Tensors, TrainResult
+from tfgpipe.step import Result, Step, Tensors, TrainResult
 from tfgpipe.strategy import current_num_replicas
+from tfgpipe.transfer import Transfer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Pipeline:
         jit_compile: For each stage, whether XLA compiles its programs.
         batch_norm: When moving averages of batch statistics move.
         constant: Numbers of inputs whose gradients nobody wants.
+        transfer: How values cross from stage to stage.
         clock: What to time the actions with, if at all.
     """
 
@@ -49,6 +52,7 @@ class Pipeline:
     jit_compile: Sequence[bool]
     batch_norm: BatchNorm = "microbatch"
     constant: Sequence[int] = ()
+    transfer: Transfer = dataclasses.field(default_factory=Transfer)
     clock: Clock | None = None
 
     def run(self, inputs: Mapping[Wire, tf.Tensor], *, training: bool | None) -> Result:
@@ -63,14 +67,14 @@ class Pipeline:
             RuntimeError: If replicas are to meet one after the other.
         """
         step, before = self._begin(inputs, training=training)
-        changed: NewState = []
+        changes: list[Change] = []
         made: list[Wire] = []
 
         @tf.custom_gradient
         def run(*tensors: tf.Tensor) -> Any:
             outputs, loss = step.forward(dict(zip(inputs, tensors, strict=False)))
             # Not differentiated, so they need not be results of this function.
-            changed.extend(step.changed_state())
+            changes.extend(step.changes())
             made.extend(outputs)
 
             # TensorFlow passes `variables` if it finds one behind the results, such as
@@ -88,7 +92,7 @@ class Pipeline:
             results = run(*inputs.values(), *before.weights())
         outputs = dict(zip(made, results, strict=False))
         loss = results[len(made)] if len(results) > len(made) else None
-        return Result({**self._passed(inputs), **outputs}, loss, changed)
+        return Result({**self._passed(inputs), **outputs}, loss, changes)
 
     def train(
         self, inputs: Mapping[Wire, tf.Tensor], *, loss: Wire, loss_grad: tf.Tensor
@@ -169,6 +173,7 @@ class Pipeline:
             before=before,
             saves=self._saves(order, training=training),
             training=bool(training),
+            transfer=self.transfer,
             clock=self.clock,
         )
         return step, before

@@ -54,6 +54,7 @@ class Source:
         graph: The stage as `cut` takes it apart, in an order in which it can run.
         stateful: Names of its stateful operations.
         constants: Names of its constants.
+        placeholders: Names of what is given to it.
         worthwhile: Names of operations whose results are worth keeping for a step if
             they do not change in it.
     """
@@ -73,6 +74,7 @@ class Source:
         operations = trace.graph.get_operations()
         self.stateful = [op.name for op in operations if op.op_def.is_stateful]
         self.constants = [op.name for op in operations if op.type == "Const"]
+        self.placeholders = [op.name for op in operations if op.type == "Placeholder"]
         self.worthwhile = [op.name for op in operations if op.type in _WORTHWHILE]
 
     def excerpt(

@@ -283,8 +283,8 @@ class LossPipeline:
             rows: Their number, if it is known before they are there: by it Keras weighs
                 the mini-batches in the means of single losses.
         """
-        for variable, value in result.new_state:
-            variable.assign(value)
+        for change in result.changes:
+            change.variable.assign(change.value)
         parts = tf.unstack(tf.reduce_sum(result.outputs[self._parts], 0))
         for tracker, part in zip(self._compiled.loss_trackers, parts, strict=False):
             tracker.update_state(part, sample_weight=rows)

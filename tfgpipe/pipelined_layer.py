@@ -16,18 +16,21 @@ from tfgpipe import (
     partition,
     placement,
     planning,
+    policies,
     rows,
     schedules,
     seams,
 )
 from tfgpipe import mesh as mesh_lib
 from tfgpipe.assembly import Assembly
+from tfgpipe.carried import Change
 from tfgpipe.layers import BATCH_NORM_MODES, BatchNorm
 from tfgpipe.planning import Plan
 from tfgpipe.profiles import QUANTITIES, Quantity, Settings
 from tfgpipe.recording import Recording
 from tfgpipe.stage import REMAT_MODES, Remat, Stage, owned_variables
 from tfgpipe.strategy import slots
+from tfgpipe.transfer import TRANSFER_DTYPES, TransferDtype
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
@@ -72,10 +75,17 @@ class PipelinedLayer(keras.layers.Layer):
             wherever these are: `"microbatch"` for once a microbatch, by its statistics,
             or `"deferred"` for once a step, by those of the whole mini-batch, as they
             do unpipelined. (`tfgpipe.layers.DeferredBatchNormalization` does always.)
+        transfer_dtype: What values are compressed to on their way from stage to stage,
+            forward and backward: `"bfloat16"` or `"float16"`; or, forward alone,
+            `"int8"`, with a scale for each example, or `"int8_channel"`, with one for
+            each channel of a microbatch. Defaults to no compression, which all else is
+            an approximation of: `docs/mixed-precision.md` has measured errors.
         devices: Names of K devices, such as `["GPU:0", "GPU:1"]`. Not to be given
             under a `PipelineStrategy`, which has devices of its own.
         name: The layer's name.
-        dtype: The layer's dtype or dtype policy. Layers inside keep their own.
+        dtype: A dtype or dtype policy such as `"mixed_bfloat16"`, for the layers inside
+            that were made without one, as if Keras' global policy had been this one.
+            Defaults to leaving them as they are. See `docs/mixed-precision.md`.
 
     Call arguments:
         inputs: What the model, or the first layer, takes, in its structure.
@@ -115,6 +125,7 @@ class PipelinedLayer(keras.layers.Layer):
         remat: Remat = "stage",
         jit_compile: bool | Literal["auto"] = "auto",
         batch_norm: BatchNorm = "microbatch",
+        transfer_dtype: TransferDtype | None = None,
         devices: Sequence[str] | None = None,
         name: str | None = None,
         dtype: Any = None,
@@ -131,6 +142,9 @@ class PipelinedLayer(keras.layers.Layer):
                     "A pipeline cannot hold another. Received PipelinedLayer "
                     f"'{layer.name}' among `layers`. Put its layers in its place."
                 )
+        self._given_dtype = dtype
+        policies.hand_down(dtype, layers)
+        checks.no_overwriting(self._original.calls)
         self.num_microbatches = checks.num_microbatches(num_microbatches)
         checks.no_memory_of_rows(self._original.calls)
         self.remat = checks.choice("remat", remat, REMAT_MODES)
@@ -138,6 +152,9 @@ class PipelinedLayer(keras.layers.Layer):
             "jit_compile", jit_compile, ("auto", True, False)
         )
         self.batch_norm = checks.choice("batch_norm", batch_norm, BATCH_NORM_MODES)
+        self.transfer_dtype: TransferDtype | None = checks.choice(
+            "transfer_dtype", transfer_dtype, TRANSFER_DTYPES
+        )
         self.devices = None if devices is None else tuple(devices)
         self.memory_limit = memory_limit
         self.balance: Quantity | tuple[int, ...]
@@ -206,7 +223,7 @@ class PipelinedLayer(keras.layers.Layer):
             self._given = _Given(self._specs(input_shape), {})
         # Inside the scope variables get a shape but no value yet, so the cut can be
         # decided on their sizes before any of them takes memory on a device.
-        with keras.StatelessScope():
+        with keras.StatelessScope(), policies.made_under(self._given_dtype):
             recorded = self._original.record(
                 self._given.inputs, self._given.side_inputs
             )
@@ -220,7 +237,9 @@ class PipelinedLayer(keras.layers.Layer):
             self._placement.check_strategy(self.name)
             for stage, variables in owned_variables(stages):
                 self._placement.put(stage.index, variables)
-        options = assembly.Options(self.remat, self.jit_compile, self.batch_norm)
+        options = assembly.Options(
+            self.remat, self.jit_compile, self.batch_norm, self.transfer_dtype
+        )
         self._assembly = Assembly(
             self._original, recorded, stages, self._placement, options
         )
@@ -329,19 +348,20 @@ class PipelinedLayer(keras.layers.Layer):
         # casts for itself.
         with seams.without_autocast():
             result = engine.run(wires, training=training)
-            for variable, value in result.new_state:
-                variable.assign(value)
+            for change in result.changes:
+                change.variable.assign(change.value)
         if training:
-            self.check_state([variable for variable, _ in result.new_state])
+            self.check_state(result.changes)
         if result.loss is not None:
             self.add_loss(result.loss)
         return built.structured(result.outputs)
 
-    def check_state(self, changed: Sequence[keras.Variable]) -> None:
+    def check_state(self, changes: Sequence[Change]) -> None:
         """Warns, the first time, of variables that each microbatch has changed."""
         if self.num_microbatches > 1 and not self._state_is_known:
             self._state_is_known = True
-            checks.state_moves_once_a_microbatch(self._original.calls, changed)
+            moved = [change.variable for change in changes if not change.once]
+            checks.state_moves_once_a_microbatch(self._original.calls, moved)
 
     def compute_output_spec(
         self,
@@ -395,6 +415,8 @@ class PipelinedLayer(keras.layers.Layer):
             remat=self.remat,
             jit_compile=self.jit_compile,
             batch_norm=self.batch_norm,
+            transfer_dtype=self.transfer_dtype,
+            dtype=None if self._given_dtype is None else config["dtype"],
             devices=None if self.devices is None else list(self.devices),
         )
         return config
@@ -433,7 +455,9 @@ class PipelinedLayer(keras.layers.Layer):
             if not isinstance(self.balance, str):
                 return self.balance
             if self.balance == "params":  # Which needs no tracing.
-                return planning.by_parameters(recorded, self.num_stages)
+                return planning.by_parameters(
+                    recorded, self.num_stages, self.transfer_dtype
+                )
         return self._plan(recorded, self.balance).counts
 
     def _plan(
@@ -451,6 +475,7 @@ class PipelinedLayer(keras.layers.Layer):
             remat=self.remat,
             memory_limit=self.memory_limit,
             num_slots=num_slots,
+            transfer_dtype=self.transfer_dtype,
         )
         fed = None if sample is None else [*self._original.feed(sample, {}).values()]
         return planning.make(

@@ -21,6 +21,7 @@ from tfgpipe.profiles import Quantity
 from tfgpipe.schedule import Action, Schedule
 from tfgpipe.stage import Remat, Stage, owned_variables
 from tfgpipe.strategy import current_num_replicas, current_replica
+from tfgpipe.transfer import TransferDtype
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
@@ -50,10 +51,12 @@ class PipelinedModel(keras.Model):
             its forward at once.
         jit_compile: Likewise.
         batch_norm: Likewise.
+        transfer_dtype: Likewise.
         devices: Names of the P devices, to which stages are dealt round robin. Defaults
             to the first K that there are, or for `"interleaved"` to as many as divide
             K. Not to be given under a `PipelineStrategy`.
         name: The model's name.
+        dtype: As for `PipelinedLayer`.
 
     Attributes:
         schedule: The order in which actions run.
@@ -98,12 +101,14 @@ class PipelinedModel(keras.Model):
         remat: Remat = "stage",
         jit_compile: bool | Literal["auto"] = "auto",
         batch_norm: BatchNorm = "microbatch",
+        transfer_dtype: TransferDtype | None = None,
         devices: Sequence[str] | None = None,
         name: str | None = None,
+        dtype: Any = None,
         **kwargs: Any,
     ) -> None:
         # The layers inside cast what they are given, each to its own dtype.
-        super().__init__(name=name, autocast=False, **kwargs)
+        super().__init__(name=name, dtype=dtype, autocast=False, **kwargs)
         arranged = arrange(
             schedule,
             num_stages=num_stages,
@@ -123,7 +128,9 @@ class PipelinedModel(keras.Model):
             remat=remat,
             jit_compile=jit_compile,
             batch_norm=batch_norm,
+            transfer_dtype=transfer_dtype,
             devices=arranged.devices,
+            dtype=dtype,
         )
         # One XLA cluster is one device; stages are compiled one by one instead.
         self.supports_jit = False
@@ -212,8 +219,8 @@ class PipelinedModel(keras.Model):
         if self.recorder is not None and clock is not None:
             self.recorder.record(clock, current_replica())
         metrics = {id(v) for v in seams.compiled(self).variables}
-        changed = [v for v, _ in result.new_state if id(v) not in metrics]
-        self.pipelined.check_state(changed)
+        changes = [x for x in result.changes if id(x.variable) not in metrics]
+        self.pipelined.check_state(changes)
         penalties = self._penalties()
         gradients = dict(result.gradients)
         for penalty in penalties:
@@ -411,4 +418,6 @@ _ARGUMENTS = (
     "remat",
     "jit_compile",
     "batch_norm",
+    "transfer_dtype",
+    "dtype",
 )

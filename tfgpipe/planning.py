@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from tfgpipe import costs, footprint, mesh, partition, profiles, tables
+from tfgpipe import costs, mesh, partition, profiles, tables
 from tfgpipe.costs import Work
 from tfgpipe.profiles import Profile, Quantity, Settings
 from tfgpipe.recording import Recording
 from tfgpipe.replay import Wire
+from tfgpipe.transfer import Transfer, TransferDtype
 
 # Measured costs that differ by less are the same; fewer bytes then decide.
 _TIME_SLACK = 0.005
@@ -30,7 +31,8 @@ class StagePlan:
         cost: Of the plan's quantity.
         flops: Of one microbatch, forward, backward and recomputation.
         memory: Bytes of weights, gradients, slots and activations.
-        received: Bytes that come from other stages for one microbatch.
+        received: Bytes that come from other stages for one microbatch, compressed if
+            they are on their way.
     """
 
     layers: tuple[str, ...]
@@ -155,11 +157,14 @@ class Plan:
         most = max(stage.memory for stage in self.stages)
         limit = settings.memory_limit
         fits = "" if limit is None else f" of {tables.readable_bytes(limit)}"
+        sent = ""
+        if settings.transfer_dtype is not None:
+            sent = f"transfer_dtype={settings.transfer_dtype}, "
         return "\n".join(
             [
                 f"{settings.num_stages} stages, {settings.num_microbatches} "
                 f"microbatches of {rows_each} rows, remat={settings.remat}, "
-                f"{self.note}",
+                f"{sent}{self.note}",
                 tables.table(header, rows, left=("layers", "stage")),
                 f"imbalance {self.imbalance:.3f}, bubble {100 * self.bubble:.1f}%, "
                 f"{tables.readable_bytes(most)}{fits} on the fullest device",
@@ -195,15 +200,22 @@ def make(
     inputs = microbatch(
         recorded, sample, batch_size, num_microbatches=settings.num_microbatches
     )
+    sent = settings.transfer_dtype
     if not isinstance(balance, str):
         counts = partition.check_counts(tuple(balance), len(network.calls))
-        profile = profiles.profile(network, inputs)
+        profile = profiles.profile(network, inputs, transfer_dtype=sent)
         return _within(Plan(counts, "flops", settings, "cut as given", profile))
     if balance != "time":
-        profile = profiles.profile(network, inputs)
+        profile = profiles.profile(network, inputs, transfer_dtype=sent)
         return best(profile, balance, settings, note=f"balanced by {balance}")
     bar = keras.utils.Progbar(len(network.calls), unit_name="layer")
-    profile = profiles.profile(network, inputs, device=device, progress=bar.update)
+    profile = profiles.profile(
+        network,
+        inputs,
+        transfer_dtype=sent,
+        device=device,
+        progress=bar.update,
+    )
     where = mesh.short_name(device)
     note = f"balanced by time, the best of {costs.REPEATS} runs of a layer on {where}"
     return best(profile, balance, settings, note=note)
@@ -266,7 +278,11 @@ def best(
     return Plan(counts, quantity, settings, note, profile)
 
 
-def by_parameters(recorded: Recording, num_stages: int) -> tuple[int, ...]:
+def by_parameters(
+    recorded: Recording,
+    num_stages: int,
+    transfer_dtype: TransferDtype | None = None,
+) -> tuple[int, ...]:
     """Returns the number of calls of each stage, parameters balanced.
 
     The cut that `make` finds, without tracing anything: sizes of values are as they
@@ -274,7 +290,7 @@ def by_parameters(recorded: Recording, num_stages: int) -> tuple[int, ...]:
     """
     network = recorded.network
     profiles.check_possible(network, num_stages)
-    sizes = {number: footprint.num_bytes(x) for number, x in recorded.specs.items()}
+    sizes = Transfer(transfer_dtype, network.outputs).sizes(recorded.specs)
     return partition.best_cut(
         [w.parameters for w in costs.weights(network)],
         num_stages=num_stages,

@@ -16,6 +16,7 @@ from tfgpipe.costs import Weights, Work
 from tfgpipe.network import Network
 from tfgpipe.replay import Wire
 from tfgpipe.stage import Remat
+from tfgpipe.transfer import Transfer, TransferDtype
 
 Quantity = Literal["params", "flops", "time", "memory"]
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
@@ -31,6 +32,7 @@ class Settings:
         remat: What the backward recomputes.
         memory_limit: Bytes that a device has, or None.
         num_slots: Optimizer slots a trained weight: 2 for Adam, 1 for momentum.
+        transfer_dtype: What values are compressed to on their way.
     """
 
     num_stages: int
@@ -38,6 +40,7 @@ class Settings:
     remat: Remat
     memory_limit: float | None = None
     num_slots: int = 2
+    transfer_dtype: TransferDtype | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Profile:
         kept: Bytes each adds to what a backward needs.
         reads: Bytes that each reads.
         received: For all [s, e) the bytes that a stage of those calls receives.
+        arrived: The bytes that these take once they are there, no longer compressed.
         may_start: For each call whether a stage may start with it.
         rows: Rows of a microbatch.
         seconds: What each call takes, where it was measured.
@@ -62,6 +66,7 @@ class Profile:
     kept: tuple[int, ...]
     reads: tuple[int, ...]
     received: np.ndarray
+    arrived: np.ndarray
     may_start: tuple[bool, ...]
     rows: int
     seconds: tuple[Work, ...] = ()
@@ -97,16 +102,17 @@ class Profile:
         M, remat = settings.num_microbatches, settings.remat
         activations = _sums(self.kept)
         if remat == "none":
-            return _sums(held) + M * (self.received + activations)
+            return _sums(held) + M * (self.arrived + activations)
         if remat == "layer":
             activations = _sums(self.reads) + _maxima(self.kept)
-        return _sums(held) + M * self.received + activations
+        return _sums(held) + M * self.arrived + activations
 
 
 def profile(
     network: Network,
     inputs: Mapping[Wire, tf.Tensor | tf.TensorSpec],
     *,
+    transfer_dtype: TransferDtype | None = None,
     device: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Profile:
@@ -115,6 +121,7 @@ def profile(
     Args:
         network: The calls.
         inputs: A microbatch, or its shapes and types alone.
+        transfer_dtype: What values are compressed to on their way.
         device: Where to measure time, or None not to. Noise stands in for tensors that
             are not given.
         progress: Called with the number of calls measured so far.
@@ -123,6 +130,7 @@ def profile(
     singles = partition.spans([1] * len(network.calls))
     traced = costs.TracedParts(network, singles, specs)
     sizes = traced.sizes()
+    sent = Transfer(transfer_dtype, network.outputs).sizes(traced.values())
     seconds: list[Work] = []
     if device is not None:
         tensors = {
@@ -138,7 +146,8 @@ def profile(
         flops=tuple(traced.flops()),
         kept=tuple(traced.kept_bytes()),
         reads=tuple(sum(sizes[n] for n in call.reads) for call in network.calls),
-        received=np.array(network.received(sizes)),
+        received=np.array(network.received(sent)),
+        arrived=np.array(network.received(sizes)),
         may_start=tuple(may_start(network)),
         rows=next(iter(specs.values())).shape[0] or 1,
         seconds=tuple(seconds),

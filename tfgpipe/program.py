@@ -109,9 +109,26 @@ class Builder:
         function = self._call("once", lambda *x: excerpt.run(*x), specs, which)
         return Program(excerpt.feeds, excerpt.fetches, function)
 
-    def end(self) -> Callee:
-        """Makes the function from sums to gradients."""
-        return self._call("end", lambda *sums: self.sums.end(sums), self.sums.specs)
+    def end(self, excerpt: Excerpt) -> Program:
+        """Makes the program from sums to gradients.
+
+        Args:
+            excerpt: What finishes some of the gradients.
+        """
+        gradients = self.sums.gradients
+        summed = {gradient.values for gradient in gradients if gradient.finished}
+        feeds = tuple(feed for feed in excerpt.feeds if feed not in summed)
+
+        def compute(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            totals = self.sums.end(tensors[len(feeds) :])
+            values = dict(zip(feeds, tensors, strict=False))
+            values.update(zip((g.values for g in gradients), totals, strict=True))
+            made = excerpt.run(*(values[feed] for feed in excerpt.feeds))
+            values.update(zip(excerpt.fetches, made, strict=True))
+            return [values[g.finished or g.values] for g in gradients]
+
+        specs = [*map(self.trace.spec, feeds), *self.sums.specs]
+        return Program(feeds, (), self._call("end", compute, specs))
 
     def forward(self, excerpt: Excerpt) -> Program:
         """Makes a forward program."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from tfgpipe import cut
-from tfgpipe.calls import Callee
+from tfgpipe import cut, finishing
 from tfgpipe.excerpt import Excerpt, Source
 from tfgpipe.program import (
     Builder,
@@ -36,8 +35,15 @@ class Programs:
     """
 
     def __init__(self, trace: Trace, options: Options, library: Library) -> None:
-        self._trace = trace
         self._source = Source(trace)
+        pairs = zip(trace.state, trace.new_state, strict=True)
+        self._unchanged = (
+            *trace.weights,
+            *(before for before, after in pairs if before == after),
+        )
+        if options.num_microbatches != 1:
+            trace = finishing.unfinished(trace, self._source, self._unchanged)
+        self._trace = trace
         self.sums = Sums(
             trace,
             num_microbatches=options.num_microbatches,
@@ -51,11 +57,6 @@ class Programs:
         self._outputs = [*trace.outputs, *changed(trace), *present(trace.loss)]
         self._input_grads = present(*trace.input_grads)
         self._weight_grads = list(self.sums.names)
-        pairs = zip(trace.state, trace.new_state, strict=True)
-        self._unchanged = (
-            *trace.weights,
-            *(before for before, after in pairs if before == after),
-        )
         self.lasting = cut.lasting(
             self._source.graph,
             sources=self._unchanged,
@@ -135,9 +136,11 @@ class Programs:
         return self._once[names](values)[0]
 
     @functools.cached_property
-    def end(self) -> Callee:
-        """The function from the sums over all microbatches to the gradients."""
-        return self._builder.end()
+    def end(self) -> Program:
+        """The program from the sums over all microbatches to the gradients."""
+        same = (*self.lasting, *self._unchanged)
+        finish = finishing.finish(self._trace, self._source, same)
+        return self._builder.end(finish)
 
     def _backward_excerpt(
         self, fetches: Sequence[str], between: Sequence[str] = ()

@@ -214,11 +214,19 @@ def update_in_place(optimizer: keras.optimizers.Optimizer) -> None:
     Either way Keras first takes all gradients through one all-reduce, which even for a
     single replica is an operation that gathers them on one device and sends them back.
     That is replaced by a reduction of each gradient where it is.
+
+    A `LossScaleOptimizer` asks the first replica alone whether gradients are finite,
+    before they are reduced: when another one overflows, Keras' own steps on, into
+    weights that are not numbers. Here a step is left out if any replica overflows.
     """
     # A LossScaleOptimizer hands the update to the optimizer inside it.
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
         update_in_place(inner)
+        check = type(optimizer).check_finite
+        optimizer.check_finite = functools.partial(
+            _finite_on_all_replicas, functools.partial(check, optimizer)
+        )
     if type(optimizer._distribution_strategy) is _DEFAULT_STRATEGY:
         optimizer._distribution_strategy = _OnTheVariablesDevice()
     optimizer._all_reduce_sum_gradients = _sum_over_replicas
@@ -242,6 +250,18 @@ def _sum_over_replicas(
         (None if gradient is None else next(summed), variable)
         for gradient, variable in grads_and_vars
     ]
+
+
+def _finite_on_all_replicas(
+    check: Callable[[Sequence[Any]], tf.Tensor], grads: Sequence[Any]
+) -> tf.Tensor:
+    """Returns whether what a replica's `check` asks of its gradients holds on all."""
+    finite = check(grads)
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return finite
+    overflows = tf.cast(tf.logical_not(finite), tf.int32)
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, overflows) == 0
 
 
 _DEFAULT_STRATEGY = type(tf.distribute.get_strategy())

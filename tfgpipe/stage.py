@@ -17,7 +17,7 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from tfgpipe import layers, program, seams, twins
+from tfgpipe import checks, layers, program, seams, twins
 from tfgpipe.layers import BatchNorm
 from tfgpipe.network import Part
 from tfgpipe.programs import Programs
@@ -250,6 +250,7 @@ class Stage:
         mode: Mode,
         group: int,
     ) -> TracedStage:
+        checks.no_overwriting(self.layers)
         constant = tuple(i for i, w in enumerate(wires) if w.number in mode.constant)
         key: Hashable = None
         if not self._borrowed:

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfgpipe import calls, microbatch, program
-from tfgpipe.carried import Carried
+from tfgpipe.carried import Carried, Change
 from tfgpipe.clock import Clock
 from tfgpipe.programs import Programs
 from tfgpipe.replay import Wire
@@ -30,11 +30,9 @@ from tfgpipe.schedule import Action, Schedule
 from tfgpipe.snapshot import Snapshot
 from tfgpipe.stage import Stage, TracedStage
 from tfgpipe.trace import differentiable, total
+from tfgpipe.transfer import Transfer
 
 Tensors = dict[Wire, tf.Tensor]
-
-
-NewState = list[tuple[keras.Variable, tf.Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,12 +42,12 @@ class Result:
     Attributes:
         outputs: The values that were wanted, and the masks on them, `[B, ...]` each.
         loss: The losses added by layers, averaged over the rows, or None.
-        new_state: For each changed variable, its value after the last microbatch.
+        changes: What becomes of variables.
     """
 
     outputs: Tensors
     loss: tf.Tensor | None
-    new_state: NewState
+    changes: list[Change]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +76,7 @@ class Step:
         before: The variables as they are before the step.
         saves: For a stage and a microbatch, whether its activations are kept.
         training: Whether to spare the time that preparing a backward takes.
+        transfer: How values cross from stage to stage.
         clock: What to time actions with, if at all.
     """
 
@@ -93,6 +92,7 @@ class Step:
         before: Snapshot,
         saves: Callable[[int, int], bool],
         training: bool,
+        transfer: Transfer,
         clock: Clock | None = None,
     ) -> None:
         self._stages = stages
@@ -103,6 +103,7 @@ class Step:
         self._split = split
         self._before = before
         self._saves = saves
+        self._transfer = transfer
         self._clock = clock
         self._carried = Carried(
             stages, traced, devices=devices, split=split, before=before
@@ -113,6 +114,7 @@ class Step:
         # For each microbatch, the values made of it so far, and their gradients: one
         # from each stage that reads the value.
         self._pieces: list[Tensors] = []
+        self._packed: list[dict[Wire, list[tf.Tensor]]] = [{} for _ in split.sizes]
         self._grads: list[dict[Wire, list[tf.Tensor]]] = []
         # For each stage k and microbatch m, what its programs need, by name.
         self._kept: dict[tuple[int, int], program.Values] = {}
@@ -190,16 +192,16 @@ class Step:
         return TrainResult(
             outputs=self._outputs,
             loss=self._added_loss(),
-            new_state=self.changed_state(),
+            changes=self.changes(),
             main_loss=main_loss,
             gradients=dict(
                 zip(self._before.trainable, self._weight_grads(), strict=True)
             ),
         )
 
-    def changed_state(self) -> NewState:
-        """Returns the variables that the forward actions changed, with new values."""
-        return self._carried.changed()
+    def changes(self) -> list[Change]:
+        """Returns what the forward actions have made of variables."""
+        return self._carried.changes()
 
     def _take(self, inputs: Tensors) -> None:
         self._inputs = tuple(inputs)
@@ -209,14 +211,15 @@ class Step:
         """Emits a forward action."""
         k, m = action.stage, action.microbatch
         stage, trace = self._traced[k], self._traced[k].trace
-        values = self._carried.values(k, m)
-        for wire, name in zip(stage.reads, trace.inputs, strict=True):
-            values[name] = self._pieces[m][wire]
+        values = {**self._carried.values(k, m), **self._received(k, m)}
         made, _ = self._run(action, values, [])
         values.update(made)
         self._kept[k, m] = values
         for wire, name in zip(stage.makes, trace.outputs, strict=True):
             self._pieces[m][wire] = values[name]
+            if wire in self._crossing:
+                with tf.device(self._devices[k]):
+                    self._packed[m][wire] = self._transfer.pack(values[name])
         self._carried.advance(k, values)
         if trace.loss is not None:
             with tf.device(self._devices[k]):
@@ -237,7 +240,8 @@ class Step:
             made, self._sums[k] = self._run(action, values, self._sums[k])
         for wire, name in zip(stage.reads, stage.trace.input_grads, strict=True):
             if name in made:
-                self._grads[m].setdefault(wire, []).append(made[name])
+                gradient = self._sent_back(k, wire, made[name])
+                self._grads[m].setdefault(wire, []).append(gradient)
 
     def _run(
         self, action: Action, values: program.Values, sums: Sequence[tf.Tensor]
@@ -262,7 +266,8 @@ class Step:
             nonlocal sums
             results, sums = run(feeds, sums, *self._rows(m))
             if ends:
-                sums = programs.end(*sums)
+                once = self._made_once(k, programs, programs.end, values)
+                _, sums = programs.end({**values, **once}, sums)
             made.update(results)
             return [*results.values(), *sums]
 
@@ -281,6 +286,30 @@ class Step:
                 ]
         self._chain.ran(p, done)
         return made, list(sums)
+
+    def _received(self, k: int, m: int) -> program.Values:
+        """Returns what a stage reads of a microbatch, as it arrives there."""
+        stage = self._traced[k]
+        received = {}
+        for wire, name in zip(stage.reads, stage.trace.inputs, strict=True):
+            if wire not in self._crossing:
+                received[name] = self._pieces[m][wire]
+                continue
+            # Restored when it is the stage's turn: until then it is small.
+            after = self._chain.after(self._schedule.placement[k])
+            with tf.device(self._devices[k]), after:
+                packed, spec = self._packed[m][wire], stage.trace.spec(name)
+                received[name] = self._transfer.unpack(packed, spec)
+        return received
+
+    def _sent_back(self, k: int, wire: Wire, gradient: tf.Tensor) -> tf.Tensor:
+        """Returns the gradient of what a stage read, as it arrives at its maker."""
+        if wire not in self._crossing:
+            return gradient
+        with tf.device(self._devices[k]):
+            packed = self._transfer.pack_gradient(gradient)
+        with tf.device(self._devices[self._crossing[wire]]):
+            return self._transfer.unpack_gradient(packed, gradient.dtype)
 
     def _given_grads(self, k: int, m: int) -> program.Values:
         """Returns the gradients of what a stage made of a microbatch."""
@@ -379,6 +408,17 @@ class Step:
     def _makers(self) -> dict[Wire, int]:
         """Returns which stage makes each value."""
         return {wire: k for k, t in enumerate(self._traced) for wire in t.makes}
+
+    @functools.cached_property
+    def _crossing(self) -> dict[Wire, int]:
+        """The values that are compressed on their way, with the stage of each."""
+        read = {wire for stage in self._traced for wire in stage.reads}
+        return {
+            wire: k
+            for k, stage in enumerate(self._traced)
+            for wire, spec in stage.output_specs.items()
+            if wire in read and self._transfer.packs(wire.number, spec)
+        }
 
     def _first_readers(self) -> dict[Wire, int]:
         """Returns which stage is the first to read each value."""

@@ -59,7 +59,13 @@ class Sums:
         self._added = [pair for pair in self._gradients if pair[1] not in self._put_off]
         added = [name for _, gradient in self._added for name in gradient.names]
         self.names = tuple(dict.fromkeys((*added, *self._noted)))
-        self.is_final = not self._put_off
+        finished = any(gradient.finished for _, gradient in self._gradients)
+        self.is_final = not (self._put_off or finished)
+
+    @property
+    def gradients(self) -> list[Gradient]:
+        """Names of the gradients whose sums `end` returns."""
+        return [gradient for _, gradient in self._gradients]
 
     @functools.cached_property
     def specs(self) -> list[tf.TensorSpec]:
@@ -112,7 +118,7 @@ class Sums:
         return list(sums)
 
     def end(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the gradient of each weight that has one, after the last."""
+        """Returns the sum of each gradient that there is, after the last microbatch."""
         added = iter(sums)
         rows = dict(zip(self._noted, sums[len(self._added) :], strict=False))
         gradients = []

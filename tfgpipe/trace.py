@@ -36,11 +36,13 @@ class Gradient:
         indices: Which rows, `[n]`, or None if the gradient is dense.
         factors: The tensors `x` and `dy`, `[rows, width]` each, of a gradient that is
             `x^T @ dy`, or nothing.
+        finished: What the sum of `values` is to be made into, or None: see `finishing`.
     """
 
     values: str
     indices: str | None = None
     factors: tuple[str, ...] = ()
+    finished: str | None = None
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -50,7 +50,8 @@ class Attends(layers.Layer):
         return {**super().get_config(), "heads": self.heads}
 
 
-KERNELS = quantization.QuantizeConfig(weights=["kernel"], output=True)
+RAMPED = quantization.MovingAverageRange(ramp=True)
+KERNELS = quantization.QuantizeConfig(weights=["kernel"], output=RAMPED)
 
 
 def dense() -> list[layers.Layer]:

@@ -89,8 +89,11 @@ def test_eight_microbatches_recomputed_equal_one_kept(name):
         models.append(model)
         runs.append([compare.run(model, chosen.data(16)) for _ in range(3)][-1])
     compare.assert_same(*runs, rtol=1e-6, atol=1e-6)
-    for name, value in ranges(models[0]).items():
-        np.testing.assert_array_equal(ranges(models[1])[name], value, name)
+    # Where a vector of numbers does not fill the last instruction, sigmoids of the same
+    # row may differ in the last bit between batches of other sizes.
+    rtol = 0 if name == "dense" else 1e-6
+    for path, value in ranges(models[0]).items():
+        np.testing.assert_allclose(ranges(models[1])[path], value, rtol, err_msg=path)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero_bubble"])
@@ -159,9 +162,11 @@ def test_models_are_saved_and_loaded(name, policy, tmp_path):
     path = tmp_path / "model.keras"
     model.save(path)
     loaded = keras.models.load_model(path)
-    for training in (True, False):
-        np.testing.assert_array_equal(
-            loaded(x, training=training), model(x, training=training)
-        )
     for a, b in zip(model.weights, loaded.weights, strict=True):
         np.testing.assert_array_equal(a, b)
+    # A product in half precision may round otherwise at another address in memory.
+    rtol = 2**-7 if policy == "mixed_bfloat16" else 0
+    expected, received = (tf.cast(m(x), tf.float32) for m in (model, loaded))
+    np.testing.assert_allclose(received, expected, rtol, rtol)
+    loaded(x, training=True)
+    assert {int(v) for n, v in ranges(loaded).items() if "num_updates" in n} == {4}

@@ -54,7 +54,13 @@ class Timing:
 
 
 class Point(abc.ABC):
-    """A place where a tensor is quantized."""
+    """A place where a tensor is quantized.
+
+    Attributes:
+        variables: Its range: the low end, then the high one.
+    """
+
+    variables: tuple[keras.Variable, ...]
 
     @abc.abstractmethod
     def quantized(self, x: tf.Tensor, observation: Observation) -> tf.Tensor:

@@ -196,6 +196,7 @@ class _TfmotPoint(Point):
     """A point where a quantizer of tfmot's is at work."""
 
     def __init__(self, quantizer: Any, variables: dict[str, keras.Variable]) -> None:
+        self.variables = tuple(variables.values())
         self._quantizer = quantizer
         self._variables = variables
 
@@ -252,7 +253,7 @@ def _serialized(guest: Any) -> dict[str, Any]:
     kind = type(guest)
     return {
         "module": kind.__module__,
-        "class_name": kind.__qualname__,
+        "class_name": kind.__name__,
         "config": guest.get_config(),
     }
 
@@ -264,7 +265,7 @@ def _deserialized(config: dict[str, Any]) -> Any:
         ValueError: If its class is neither.
     """
     name = config["class_name"]
-    kind = keras.saving.get_custom_objects().get(name)
+    kind = keras.saving.get_registered_object(name)
     if kind is None and config["module"].partition(".")[0] == _NAME:
         library()
         kind = getattr(importlib.import_module(config["module"]), name)

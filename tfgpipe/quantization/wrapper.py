@@ -48,6 +48,7 @@ class QuantizeWrapper(Shell):
 
     Attributes:
         num_updates: The variable that counts how often the ranges have moved.
+        ranges: The variables of the ranges, the low end of each before the high one.
 
     Input shape:
         As the layer's.
@@ -89,6 +90,7 @@ class QuantizeWrapper(Shell):
         self._weights: tuple[tuple[keras.Variable, Point], ...] = ()
         self._activations: dict[str, activations.QuantizedActivation] = {}
         self._output: Point | None = None
+        self.ranges: tuple[keras.Variable, ...] = ()
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the ranges, and first the layer's weights if it has none."""
@@ -174,7 +176,10 @@ class QuantizeWrapper(Shell):
                 'range_update="per_step". Use range_update="per_call", or an observer '
                 "of `tfgpipe.quantization`, which can wait for the end of the step."
             )
-        return point(self, named(name), observer, shape, **kwargs)
+        made = point(self, named(name), observer, shape, **kwargs)
+        # In a tuple TensorFlow's checkpoints find them.
+        self.ranges = (*self.ranges, *made.variables)
+        return made
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
@@ -226,6 +231,7 @@ class FakeQuantize(keras.layers.Layer):
         self.num_updates = _count(self)
         shape = input_shape if keras.tree.is_nested(input_shape) else None
         self._point = point(self, "input", self.observer, shape)
+        self.ranges = self._point.variables
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         """Returns the inputs quantized."""
