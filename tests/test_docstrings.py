@@ -14,10 +14,11 @@ import tensorflow as tf
 import benchmarks
 import params
 import tfgpipe
+from tfgpipe import quantization
 
 MODULES = [
     module.name
-    for package in (tfgpipe, params, benchmarks)
+    for package in (tfgpipe, quantization, params, benchmarks)
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
 ]
 

@@ -82,9 +82,10 @@ def test_a_quantized_tensor_has_few_levels_and_zero_is_one(
     assert np.abs(x - y)[inside].max() <= step / 2 * 1.001
 
 
+@pytest.mark.parametrize("shape", [(3, 4, 5), (2, 2, 3, 4, 5)])
 @pytest.mark.parametrize("axis", [0, 1, 2, -1])
-def test_each_position_of_an_axis_is_quantized_with_a_range_of_its_own(axis):
-    x = np.random.default_rng(0).standard_normal((3, 4, 5), dtype=np.float32)
+def test_each_position_of_an_axis_is_quantized_with_a_range_of_its_own(axis, shape):
+    x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
     observer = quantization.LastValueRange(axis=axis)
     whole = quantization.LastValueRange()
     seen = observer.seen(tf.constant(x))

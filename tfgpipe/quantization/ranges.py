@@ -110,9 +110,14 @@ class Range(abc.ABC):
         swapped.append(axis)
         if axis != last:
             single = tf.transpose(single, swapped)
+        shape = tf.shape(single)
+        if last > 3:  # The operation's gradient knows no more axes than four.
+            single = tf.reshape(single, [-1, x.shape[axis]])
         result = tf.quantization.fake_quant_with_min_max_vars_per_channel(
             single, *bounds, **how
         )
+        if last > 3:
+            result = tf.reshape(result, shape)
         if axis != last:
             result = tf.transpose(result, swapped)
         return tf.cast(result, x.dtype)

@@ -233,12 +233,14 @@ class _Kind:
 
 _KINDS = (
     _Kind(
-        "Dense EinsumDense Conv1DTranspose Conv2DTranspose Conv3DTranspose",
+        # (TFLite reshapes kernels of one and of three dimensions, channels as well.)
+        "Dense EinsumDense Conv1D Conv3D DepthwiseConv1D Conv1DTranspose "
+        "Conv2DTranspose Conv3DTranspose",
         weights=("kernel",),
         activations=("activation",),
     ),
     _Kind(
-        "Conv1D Conv2D Conv3D DepthwiseConv1D DepthwiseConv2D",
+        "Conv2D DepthwiseConv2D",
         weights=("kernel",),
         per_channel=True,
         activations=("activation",),
