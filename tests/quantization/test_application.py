@@ -9,7 +9,7 @@ import pytest
 import tfgpipe
 from tests import compare
 from tests.quantization.stacks import KERNELS, RAMPED, STACKS, Gated
-from tfgpipe import quantization
+from tfgpipe import quantization, seams
 from tfgpipe.quantization import FakeQuantize, QuantizeConfig, QuantizeWrapper
 
 layers = keras.layers
@@ -123,13 +123,105 @@ def test_an_annotated_layer_does_what_it_did_and_is_saved(tmp_path):
     assert quantized.layers[-1].config == QuantizeConfig(output=True)
 
 
-def test_a_compiled_model_is_compiled_again():
-    model = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
-    model.compile("adam", "mse")
+@pytest.mark.parametrize("kind", ["sequential", "functional"])
+def test_a_compiled_model_gives_one_to_compile(kind):
+    """A loss may be a function that Keras cannot save."""
+    model = residual() if kind == "functional" else sequential()
+    model.compile("sgd", lambda y, p: keras.ops.mean((y - p) ** 2))
     quantized = quantization.apply(model)
-    assert quantized.optimizer is not model.optimizer
-    x = np.ones((4, 3), "float32")
-    quantized.fit(x, x[:, :2], verbose=0)
+    assert model.compiled
+    assert not quantized.compiled
+    quantized.compile("adam", "mse")
+    x = data() if kind == "functional" else data()[0]
+    quantized.fit(x, np.ones((8, 2), "float32"), verbose=0)
+
+
+def sequential() -> keras.Model:
+    return keras.Sequential([keras.Input((6,)), layers.Dense(4), layers.Dense(2)])
+
+
+def test_tokens_are_not_rounded_though_keras_takes_them_for_floats():
+    """`keras.Input` is float32 unless it is told."""
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, layers.Embedding(1000, 2)(inputs))
+    quantized = quantization.apply(model)
+    assert "FakeQuantize" not in kinds(quantized)
+    tokens = np.array([[0, 997, 998]], "float32")
+    quantized(tokens, training=True)
+    exact = quantized.layers[-1].layer(tokens)
+    np.testing.assert_allclose(quantized(tokens), exact, atol=0.05)
+
+
+def test_a_mask_is_made_of_what_was_given():
+    stack = [layers.Masking(-1.0), layers.Dense(2)]
+    masking, _ = found = quantization.apply(stack)
+    assert [type(x) for x in found] == [QuantizeWrapper, QuantizeWrapper]
+    x = np.array([[[0.3], [-1.0]]], "float32")
+    for _ in range(3):
+        masking(x, training=True)
+    assert seams.get_mask(masking(x)).numpy().tolist() == [[True, False]]
+
+
+def test_what_is_not_built_gives_a_model_that_is_not():
+    quantized = quantization.apply(keras.Sequential([layers.Dense(3), layers.Dense(2)]))
+    assert isinstance(quantized, keras.Sequential)
+    assert quantized(np.ones((2, 4), "float32")).shape == (2, 2)
+
+
+def test_models_in_lists_and_models_used_twice():
+    inner = keras.Sequential([keras.Input((4,)), layers.Dense(4, name="inner")])
+    found = quantization.apply([layers.Dense(4), inner, inner, layers.Dense(2)])
+    assert found[2] is found[3]
+    assert [type(x).__name__ for x in found[2].layers] == ["QuantizeWrapper"]
+    model = keras.Sequential([keras.Input((4,)), inner, inner, layers.Dense(2)])
+    quantized = quantization.apply(model)
+    assert kinds(quantized).count("QuantizeWrapper") == 2
+    np.testing.assert_allclose(quantized(X), model(X), atol=0.15)
+
+
+X = np.random.default_rng(0).standard_normal((8, 4), dtype=np.float32)
+
+
+@pytest.mark.parametrize("what", ["model", "wrapper", "layer"])
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_models_frozen_after_training_are_saved_and_copied(what, pipelined, tmp_path):
+    stack = quantization.apply([layers.Dense(3), layers.Dense(2)])
+    if pipelined:
+        model = tfgpipe.PipelinedModel(stack, num_stages=2, num_microbatches=2)
+    else:
+        model = keras.Sequential([keras.Input((4,)), *stack])
+    model(X, training=True)
+    frozen = {"model": model, "wrapper": stack[1], "layer": stack[1].layer}[what]
+    frozen.trainable = False
+    path = tmp_path / "model.keras"
+    model.save(path)
+    loaded = keras.models.load_model(path)
+    np.testing.assert_array_equal(loaded(X), model(X))
+    np.testing.assert_allclose(quantization.plain_copy(model)(X), model(X), atol=1e-6)
+
+
+def test_files_hold_each_weight_once(tmp_path):
+    model = keras.Sequential([keras.Input((256,)), layers.Dense(256)])
+    model.save(tmp_path / "plain.keras")
+    quantization.apply(model).save(tmp_path / "quantized.keras")
+    plain, quantized = (
+        (tmp_path / f"{name}.keras").stat().st_size for name in ("plain", "quantized")
+    )
+    assert quantized < 1.3 * plain
+
+
+def test_layers_that_are_registered_nowhere_are_copied():
+    class Own(layers.Layer):
+        def build(self, shape):
+            self.kernel = self.add_weight(shape=(shape[-1], 2), name="kernel")
+
+        def call(self, x):
+            return x @ self.kernel
+
+    stack = quantization.apply([quantization.annotate(Own(), KERNELS)])
+    model = keras.Sequential([keras.Input((4,)), *stack])
+    model(X, training=True)
+    np.testing.assert_allclose(quantization.plain_copy(model)(X), model(X), atol=1e-6)
 
 
 # (Dropout makes activations larger in training than they are without.)
@@ -155,7 +247,7 @@ def test_training_in_eight_bits_stays_close_to_training_in_single(name):
 
 def test_quantizing_twice_is_refused():
     once = quantization.apply(residual())
-    with pytest.raises(ValueError, match=r"quantized once.*FakeQuantize"):
+    with pytest.raises(ValueError, match=r"quantized once.*fake_quantize"):
         quantization.apply(once)
 
 
@@ -183,3 +275,18 @@ def test_what_is_no_layer_is_not_annotated():
 def test_other_choices_are_refused():
     with pytest.raises(ValueError, match=r"which.*'some'"):
         quantization.apply([layers.Dense(2)], which="some")
+
+
+def test_what_keras_has_quantized_is_refused():
+    model = sequential()
+    model.quantize("int8")
+    with pytest.raises(ValueError, match=r"'int8_from_float32', in which Keras"):
+        quantization.apply(model)
+    with pytest.raises(ValueError, match=r"'int8_from_float32', in which Keras"):
+        QuantizeWrapper(model.layers[0], KERNELS)
+
+
+def test_annotating_twice_is_refused():
+    once = quantization.annotate(layers.Dense(2, name="d"))
+    with pytest.raises(ValueError, match=r"'d' is annotated already"):
+        quantization.annotate(once)

@@ -133,7 +133,13 @@ def test_bits_out_of_bounds_are_refused(bits):
         quantization.LastValueRange(bits=bits)
 
 
-@pytest.mark.parametrize("initial", [(0.0, 0.0), (1.0, 2.0), (-2.0, -1.0)])
+@pytest.mark.parametrize("decay", [-0.1, 1.0, 3.0])
+def test_a_decay_out_of_bounds_is_refused(decay):
+    with pytest.raises(ValueError, match=rf"Received decay={decay}"):
+        quantization.MovingAverageRange(decay=decay)
+
+
+@pytest.mark.parametrize("initial", [(0.0, 0.0), (1.0, 2.0), (-2.0, -1.0), (0.0,)])
 def test_a_range_without_zero_or_width_is_refused(initial):
     with pytest.raises(ValueError, match=r"holds zero and is wider.*Use \(-6, 6\)"):
         quantization.FixedRange(initial=initial)

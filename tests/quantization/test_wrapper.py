@@ -221,7 +221,7 @@ def test_what_is_no_layer_no_configuration_or_quantized_is_refused():
     with pytest.raises(TypeError, match=r"Received 'kernel' of type str for layer 'd'"):
         QuantizeWrapper(layers.Dense(2, name="d"), "kernel")
     quantized = QuantizeWrapper(layers.Dense(2, name="d"), KERNELS)
-    with pytest.raises(ValueError, match=r"'quant_d' is quantized already"):
+    with pytest.raises(ValueError, match=r"quantized once. Received 'quant_d'"):
         QuantizeWrapper(quantized, KERNELS)
 
 
@@ -266,3 +266,68 @@ def test_checkpoints_of_tensorflow_hold_the_ranges(tmp_path):
     tf.train.Checkpoint(other).restore(path).assert_consumed()
     for a, b in zip(model.variables, other.variables, strict=True):
         np.testing.assert_array_equal(a, b, a.path)
+
+
+@pytest.mark.parametrize("range_update", quantization.RANGE_UPDATES)
+def test_a_batch_without_rows_moves_nothing(range_update):
+    stack = quantization.apply(
+        [layers.Dense(3), layers.Dense(2)], range_update=range_update
+    )
+    model = keras.Sequential([keras.Input((4,)), *stack])
+    model(X, training=True)
+    before = compare.values(model)
+    model(X[:0], training=True)
+    for a, b in zip(before, compare.values(model), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_activations_inside_a_loop_are_refused_and_unrolled_ones_are_not():
+    config = QuantizeConfig(activations=["cell.activation"])
+    x = np.ones((2, 3, 4), "float32")
+    looped = QuantizeWrapper(layers.SimpleRNN(3), config)
+    with pytest.raises(ValueError, match=r"inside a recurrent.*`unroll=True`"):
+        tf.function(lambda: looped(x, training=True))()
+    unrolled = QuantizeWrapper(layers.SimpleRNN(3, unroll=True), config)
+    assert tf.function(lambda: unrolled(x, training=True))().shape == (2, 3)
+
+
+def test_tensors_of_a_structure_share_a_range():
+    layer = FakeQuantize(quantization.LastValueRange())
+    layer([X, 3 * X], training=True)
+    assert value(layer, "input_max") == (3 * X).max()
+    a, _ = layer([X, 3 * X])
+    assert 0 < np.abs(a - X).max() < 0.1
+
+
+@pytest.mark.parametrize("make", [compare.mirrored, None])
+def test_replicas_move_ranges_by_what_all_have_seen(make):
+    """As one replica would on all rows."""
+
+    def ranges(model: keras.Model) -> list[np.ndarray]:
+        return [v.numpy() for v in model.non_trainable_variables]
+
+    def fitted(*, pipelined: bool) -> keras.Model:
+        keras.utils.set_random_seed(0)
+        stack = quantization.apply(
+            [layers.Dense(3, activation="tanh"), layers.Dense(2)]
+        )
+        if pipelined:
+            stack = [tfgpipe.PipelinedLayer(stack, num_stages=2, num_microbatches=2)]
+        model = keras.Sequential([keras.Input((4,)), *stack])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        model.fit(X, X[:, :2], batch_size=8, epochs=2, shuffle=False, verbose=0)
+        return model
+
+    alone = fitted(pipelined=False)
+    strategy = (
+        make(2)
+        if make is not None
+        else tfgpipe.PipelineStrategy(num_stages=2, num_replicas=2)
+    )
+    with strategy.scope():
+        several = fitted(pipelined=make is None)
+    for a, b in zip(ranges(alone), ranges(several), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    for variable in several.non_trainable_variables:
+        values = strategy.experimental_local_results(variable.value)
+        assert len({np.asarray(v).tobytes() for v in values}) == 1

@@ -20,9 +20,15 @@ from tfgpipe.quantization.config import QuantizeConfig
 from tfgpipe.quantization.points import RangeUpdate
 from tfgpipe.quantization.scheme import NOTHING, Scheme, chosen, default_8bit
 from tfgpipe.quantization.shell import Shell
-from tfgpipe.quantization.wrapper import QUANTIZING, FakeQuantize, QuantizeWrapper
+from tfgpipe.quantization.wrapper import (
+    FakeQuantize,
+    QuantizeWrapper,
+    check_unquantized,
+)
 
 Which = Literal["all", "annotated"]
+# Layers that look for certain numbers in their inputs, which rounding would change.
+_TAKES_AS_IT_IS = (keras.layers.Embedding, keras.layers.Masking)
 Quantizable: TypeAlias = keras.Model | Sequence[keras.layers.Layer]
 
 
@@ -41,19 +47,6 @@ class Annotated(Shell):
         """Returns the arguments that make this layer again."""
         config = self.config and keras.saving.serialize_keras_object(self.config)
         return {**super().get_config(), "config": config}
-
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: Any = None
-    ) -> Annotated:
-        """Makes a layer from what `get_config` returned."""
-        deserialized = {
-            key: keras.saving.deserialize_keras_object(
-                config[key], custom_objects=custom_objects
-            )
-            for key in ("layer", "config")
-        }
-        return cls(**{**config, **deserialized})
 
 
 def annotate(
@@ -83,6 +76,7 @@ def annotate(
 
     Raises:
         TypeError: If it is no layer, or `config` is no configuration.
+        ValueError: If it is annotated already.
     """
     if not isinstance(layer, keras.layers.Layer) or isinstance(layer, keras.Model):
         raise TypeError(
@@ -95,6 +89,11 @@ def annotate(
             "A layer is annotated with a `tfgpipe.quantization.QuantizeConfig`. "
             f"Received {config!r} of type {type(config).__name__} for layer "
             f"'{layer.name}'."
+        )
+    if isinstance(layer, Annotated):
+        raise ValueError(
+            f"Layer '{layer.layer.name}' is annotated already. Received it with "
+            f"{layer.config}. Annotate the layer itself."
         )
     return Annotated(layer, config)
 
@@ -111,8 +110,8 @@ def apply(
 ) -> Any:
     """Returns a copy of a model, or of layers, that trains as it will run in 8 bits.
 
-    Weights are copied. Fit the result like any model, in a pipeline or not, and have
-    `tfgpipe.export_int8` write it.
+    Weights are copied. Compile and fit the result like any model, in a pipeline or not,
+    and have `tfgpipe.export_int8` write it.
 
     Example:
 
@@ -124,8 +123,8 @@ def apply(
     TensorShape([8, 8])
 
     Args:
-        model_or_layers: A Functional or Sequential model, with models inside it, or a
-            list of layers.
+        model_or_layers: A Functional or Sequential model, or a list of layers, with
+            models among them.
         scheme: The rules. Defaults to `default_8bit()`.
         which: Whether all layers are quantized, or those that are annotated.
         quantize_inputs: Whether what comes in is quantized as well, as a model that is
@@ -139,20 +138,6 @@ def apply(
         ValueError: If a layer has no rule, is quantized already, or is pipelined.
     """
     checks.choice("which", which, ("all", "annotated"))
-    given = model_or_layers
-    graph = seams.graph_of(given)
-    if graph is not None:
-        recorded = recording.from_graph(graph).network
-        calls: Sequence[Call] = recorded.calls
-        outputs: Sequence[int] = recorded.outputs
-    else:
-        if isinstance(given, keras.Sequential):
-            given = given.layers
-        layers = checks.layer_list(given)
-        calls = [Call(x, (), {}, (i,), (i + 1,)) for i, x in enumerate(layers)]
-        outputs = [len(layers)]
-    for call in calls:
-        _check(call.layer)
     plan = _Plan(
         scheme=scheme or default_8bit(),
         which=which,
@@ -162,10 +147,13 @@ def apply(
             "freeze_after": freeze_after,
         },
     )
-    plan.decide(calls, outputs)
-    if graph is None:
-        return plan.layers([call.layer for call in calls], inputs=quantize_inputs)
-    return plan.model(model_or_layers, inputs=quantize_inputs)
+    given = model_or_layers
+    if seams.graph_of(given) is not None:
+        return plan.model(given, inputs=quantize_inputs)
+    if isinstance(given, keras.Sequential):
+        layers = plan.layers(given.layers, inputs=quantize_inputs)
+        return keras.Sequential(layers, name=given.name)
+    return plan.layers(checks.layer_list(given), inputs=quantize_inputs)
 
 
 class _Plan:
@@ -177,59 +165,90 @@ class _Plan:
         self._timing = timing
         self._configs: dict[int, QuantizeConfig] = {}
         self._copies: dict[int, tuple[keras.layers.Layer, keras.layers.Layer]] = {}
-
-    def decide(self, calls: Sequence[Call], outputs: Sequence[int]) -> None:
-        """Decides how each layer is quantized."""
-        notes = [c.layer for c in calls if isinstance(c.layer, Annotated)]
-        annotated = {id(x): x.config for x in notes if x.config is not None}
-        bare = [dataclasses.replace(c, layer=_bare(c.layer)) for c in calls]
-        if self._which == "annotated":
-            noted = {id(x) for x in notes}
-            annotated.update(
-                {id(c.layer): NOTHING for c in calls if id(c.layer) not in noted}
-            )
-        pairs = {id(c.layer): id(b.layer) for c, b in zip(calls, bare, strict=True)}
-        by_layer = {pairs[key]: config for key, config in annotated.items()}
-        self._configs = chosen(bare, outputs, self._scheme, by_layer)
+        self._models: dict[int, keras.Model] = {}
 
     def layers(
         self, layers: Sequence[keras.layers.Layer], *, inputs: bool
     ) -> list[keras.layers.Layer]:
-        """Returns copies of layers, quantized."""
-        copies = [self._copy(layer) for layer in layers]
+        """Returns copies of layers, and of models among them, quantized."""
+        calls: list[Call] = []
+        for layer in layers:
+            # Values of two models have numbers of their own.
+            first = 1 + max((n for call in calls for n in call.makes), default=0)
+            graph = seams.graph_of(layer)
+            if graph is None:
+                before = calls[-1].makes if calls else (0,)
+                calls.append(Call(layer, (), {}, before, (first,)))
+            else:
+                calls += _renumbered(recording.from_graph(graph).network.calls, first)
+        self._decide(calls, calls[-1].makes)
+        copies = [self._clone(layer) for layer in layers]
         for old, new in self._copies.values():
             if old.built and not new.built:
                 new.build_from_config(old.get_build_config())
         self._copy_weights()
-        takes_numbers = not isinstance(_bare(layers[0]), keras.layers.Embedding)
-        first = self._first() if inputs and takes_numbers else []
-        return [*first, *copies]
+        numeric = not isinstance(_bare(calls[0].layer), _TAKES_AS_IT_IS)
+        return [*(self._first() if inputs and numeric else []), *copies]
 
     def model(self, model: keras.Model, *, inputs: bool) -> keras.Model:
-        """Returns a copy of a model, quantized."""
+        """Returns a copy of a model, quantized, not compiled."""
+        network = recording.from_graph(seams.graph_of(model)).network
+        self._decide(network.calls, network.outputs)
+        numeric = [
+            not any(
+                n in call.reads and isinstance(_bare(call.layer), _TAKES_AS_IT_IS)
+                for call in network.calls
+            )
+            for n in network.inputs
+        ]
         if isinstance(model, keras.Sequential):
             entry = keras.Input(
                 batch_shape=model.input_shape, dtype=model.inputs[0].dtype
             )
-            first = self._first() if inputs and _is_floating(entry) else []
+            quantizes = inputs and numeric[0] and _is_floating(entry)
+            first = self._first() if quantizes else []
             copies = [self._clone(layer) for layer in model.layers]
             copy = keras.Sequential([entry, *first, *copies], name=model.name)
         else:
-            copy = self._functional(model, inputs=inputs)
+            copy = self._functional(model, [inputs and x for x in numeric])
         self._copy_weights()
-        if model.compiled and not copy.compiled:
-            copy.compile_from_config(model.get_compile_config())
         return copy
 
-    def _functional(self, model: keras.Model, *, inputs: bool) -> keras.Model:
+    def _decide(self, calls: Sequence[Call], outputs: Sequence[int]) -> None:
+        """Decides how each layer is quantized."""
+        for call in calls:
+            _check(call.layer)
+        notes = {id(c.layer): c.layer for c in calls if isinstance(c.layer, Annotated)}
+        annotated = {
+            id(note.layer): note.config
+            for note in notes.values()
+            if note.config is not None
+        }
+        if self._which == "annotated":
+            others = [c.layer for c in calls if id(c.layer) not in notes]
+            annotated.update({id(layer): NOTHING for layer in others})
+        bare = [dataclasses.replace(c, layer=_bare(c.layer)) for c in calls]
+        self._configs = chosen(bare, outputs, self._scheme, annotated)
+
+    def _functional(
+        self, model: keras.Model, numeric: Sequence[bool] = ()
+    ) -> keras.Model:
+        """Returns a copy of a Functional model, quantized.
+
+        Args:
+            model: The model.
+            numeric: For each input, whether to quantize it; nothing for none.
+        """
         entries = keras.tree.map_structure(
             lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name),
             model.input,
         )
+        flat = keras.tree.flatten(entries)
         quantized = {
-            id(x): self._first()[0](x)
-            for x in keras.tree.flatten(entries)
-            if inputs and _is_floating(x)
+            id(x): first(x)
+            for x, quantizes in zip(flat, numeric, strict=False)
+            if quantizes and _is_floating(x)
+            for first in self._first()
         }
 
         def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
@@ -243,21 +262,30 @@ class _Plan:
                 return outputs
             return FakeQuantize(self._scheme.activations, **self._timing)(outputs)
 
+        # Of a compiled model Keras would compile the copy, from configurations alone.
+        uncompiled = keras.Model(model.input, model.output, name=model.name)
         return keras.models.clone_model(
-            model,
+            uncompiled,
             input_tensors=entries,
-            clone_function=self._copy,
+            clone_function=self._clone,
             call_function=call,
-            recursive=True,
         )
 
-    def _clone(self, layer: keras.layers.Layer) -> keras.layers.Layer:
-        """Returns a copy of a layer, or of a model in a Sequential one, quantized."""
+    def _clone(self, layer: Any) -> Any:
+        """Returns a copy of a layer, or of a model among layers, quantized."""
         if seams.graph_of(layer) is None:
             return self._copy(layer)
-        if isinstance(layer, keras.Sequential):
-            return keras.models.clone_model(layer, clone_function=self._clone)
-        return self._functional(layer, inputs=False)
+        if id(layer) not in self._models:
+            if isinstance(layer, keras.Sequential):
+                entry = keras.Input(
+                    batch_shape=layer.input_shape, dtype=layer.inputs[0].dtype
+                )
+                copies = [self._clone(x) for x in layer.layers]
+                copy = keras.Sequential([entry, *copies], name=layer.name)
+            else:
+                copy = self._functional(layer)
+            self._models[id(layer)] = copy
+        return self._models[id(layer)]
 
     def _copy(self, layer: Any) -> Any:
         """Returns a copy of a layer, quantized; of an operation, itself."""
@@ -298,13 +326,19 @@ def _check(layer: Any) -> None:
             "`tfgpipe.quantization.apply` returns for its layers, or for its "
             "`unpipelined()` model."
         )
-    inside = [x for x in seams.inner_layers(layer) if isinstance(x, QUANTIZING)]
-    if inside:
-        raise ValueError(
-            "A model is quantized once. Received it with layer "
-            f"'{inside[0].name}' of type {type(inside[0]).__name__}, which quantizes "
-            "already. Apply it to the model as it was before."
+    check_unquantized([layer])
+
+
+def _renumbered(calls: Sequence[Call], first: int) -> list[Call]:
+    """Returns calls with the numbers of their values counted from another one."""
+    return [
+        dataclasses.replace(
+            call,
+            reads=tuple(first + n for n in call.reads),
+            makes=tuple(first + n for n in call.makes),
         )
+        for call in calls
+    ]
 
 
 def _bare(layer: Any) -> Any:

@@ -31,7 +31,7 @@ class QuantizeConfig:
         weights: By name of a variable, such as `"kernel"`, what observes it: in the
             layer and in all layers inside it. Or names alone, for 8 bits, symmetric.
         activations: By attribute that holds an activation function, such as
-            `"activation"` or `"cell.activation"`, what observes what goes into it or
+            `"activation"` or `"hidden.activation"`, what observes what goes into it or
             comes out of it. Or names alone, for 8 bits and a moving average.
         output: What observes the layer's outputs. True for 8 bits and a moving average;
             None or False if they are not quantized.
@@ -104,6 +104,14 @@ class QuantizeConfig:
         """Returns what observes the outputs, if they are quantized."""
         del layer
         return self.output
+
+    def weights_only(self) -> QuantizeConfig:
+        """Returns what is left where a layer is fused with the one behind it."""
+        return QuantizeConfig(weights=self.weights)
+
+    def without_output(self) -> QuantizeConfig:
+        """Returns what is left where the layer behind quantizes the outputs."""
+        return dataclasses.replace(self, output=None)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this again."""

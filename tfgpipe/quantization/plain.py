@@ -46,7 +46,15 @@ def plain_copy(model: keras.Model) -> keras.Model:
         serialized = _of_any_batch(serialized)
     with _float32():
         # What was made in this process may hold lambdas.
-        copy = keras.saving.deserialize_keras_object(serialized, safe_mode=False)
+        copy = keras.saving.deserialize_keras_object(
+            serialized,
+            custom_objects={
+                type(x).__name__: type(x)
+                for x in seams.inner_layers(unpipelined)
+                if not type(x).__module__.startswith("keras.")
+            },
+            safe_mode=False,
+        )
     for source, target in zip(unpipelined.weights, copy.weights, strict=True):
         target.assign(source)
     return copy

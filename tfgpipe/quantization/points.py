@@ -150,7 +150,7 @@ class RangePoint(Point):
 
     def quantized(self, x: tf.Tensor, observation: Observation) -> tf.Tensor:
         """Returns a tensor quantized."""
-        if not (x.dtype.is_floating or x.dtype.is_complex):
+        if not x.dtype.is_floating:
             return x
         bounds = self.bounds
         if observation.moves and not self.observer.is_fixed:
@@ -183,10 +183,7 @@ class RangePoint(Point):
         moves = tf.logical_and(*finite)
         if freeze_after is not None:
             moves = tf.logical_and(moves, count < freeze_after)
-        after = self.observer.moved(before, seen, count)
-        return Bounds(
-            *(tf.where(moves, a, b) for a, b in zip(after, before, strict=True))
-        )
+        return _where(moves, self.observer.moved(before, seen, count), before)
 
 
 class Observation:
@@ -196,24 +193,43 @@ class Observation:
         count: The variable that counts how often the layer's ranges have moved.
         timing: When it quantizes and when its ranges move.
         moves: Whether the ranges move, as in training.
+        given: What the layer was called on. Of no rows there is nothing to see.
     """
 
-    def __init__(self, count: keras.Variable, timing: Timing, *, moves: bool) -> None:
+    def __init__(
+        self, count: keras.Variable, timing: Timing, *, moves: bool, given: Any
+    ) -> None:
         self.timing = timing
         self.moves = moves
         self._variable = count
         self._count = tf.convert_to_tensor(count.value)
+        tensors = [x for x in keras.tree.flatten(given) if keras.ops.is_tensor(x)]
+        self._something = tf.size(tensors[0]) > 0 if tensors else tf.constant(True)
         self._seen: list[tuple[RangePoint, Bounds]] = []
+        self._graph = _graph()
 
     def note(self, point: RangePoint, seen: Bounds, *, before: Bounds) -> Bounds:
-        """Notes the range of a tensor; returns what it makes of the stored one."""
+        """Notes the range of a tensor; returns what it makes of the stored one.
+
+        Raises:
+            ValueError: If the tensor is one of each turn of a loop.
+        """
+        if _graph() is not self._graph:
+            raise ValueError(
+                "What a loop computes in each of its turns is not seen after it, and "
+                "its range is not known. Received an activation inside a recurrent "
+                f"layer's loop, of a layer with the counter '{self._variable.path}'. "
+                "Make the recurrent layer with `unroll=True`, or quantize its weights "
+                "and its output alone."
+            )
         freeze_after = self.timing.freeze_after
         after = point.moved(before, seen, self._count, freeze_after)
         if self.timing.range_update == "per_step":
             self._seen.append((point, seen))
-        else:
-            for variable, end in zip(point.variables, after, strict=True):
-                variable.assign(end)
+            return after
+        after = _where(self._something, after, before)
+        for variable, end in zip(point.variables, after, strict=True):
+            variable.assign(end)
         return after
 
     def started(self, quantized: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
@@ -227,9 +243,12 @@ class Observation:
         if not self.moves:
             return
         if self.timing.range_update == "per_call":
-            self._variable.assign(self._count + 1)
+            moved = tf.cast(self._something, self._count.dtype)
+            self._variable.assign(self._count + moved)
             return
-        seen = SeenRanges(self._seen, self._variable, self.timing.freeze_after)
+        seen = SeenRanges(
+            self._seen, self._something, self._variable, self.timing.freeze_after
+        )
         scope = seams.current_stateless_scope()
         if isinstance(scope, Scope):
             scope.statistics.append(seen)
@@ -245,6 +264,7 @@ class SeenRanges(Statistic):
 
     Args:
         seen: The points, with what each has seen.
+        something: Whether there was anything to see.
         count: The variable that counts how often the ranges have moved.
         freeze_after: As of `Timing`.
     """
@@ -252,6 +272,7 @@ class SeenRanges(Statistic):
     def __init__(
         self,
         seen: Sequence[tuple[RangePoint, Bounds]],
+        something: tf.Tensor,
         count: keras.Variable,
         freeze_after: int | None,
     ) -> None:
@@ -262,7 +283,8 @@ class SeenRanges(Statistic):
         # Every range holds zero: so zeros say nothing, and the widest is the maximum.
         parts = [end for _, (low, high) in seen for end in (-low, high)]
         flat = [tf.reshape(part, [-1]) for part in parts]
-        self.values = [tf.concat([*flat, tf.ones([1])], axis=0)]
+        flat.append(tf.cast(something, tf.float32)[None])
+        self.values = [tf.concat(flat, axis=0)]
 
     def merge(self, earlier: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the ranges that hold what all microbatches so far have seen."""
@@ -273,10 +295,10 @@ class SeenRanges(Statistic):
     ) -> list[tf.Tensor]:
         """Returns the ranges moved by what was seen, and how often they have."""
         sizes = [math.prod(variable.shape) for variable in self.variables[:-1]]
-        *ends, something = tf.split(whole[0], [*sizes, 1])
+        *ends, something = tf.split(_widest_of_replicas(whole[0]), [*sizes, 1])
         *bounds, count = before
         moves = something[0] > 0
-        after = []
+        after: list[tf.Tensor] = []
         for number, point in enumerate(self._points):
             pair = slice(2 * number, 2 * number + 2)
             stored = Bounds(*bounds[pair])
@@ -285,5 +307,28 @@ class SeenRanges(Statistic):
                 for end, b in zip(ends[pair], stored, strict=True)
             )
             new = point.moved(stored, Bounds(-low, high), count, self._freeze_after)
-            after += [tf.where(moves, n, s) for n, s in zip(new, stored, strict=True)]
+            after += _where(moves, new, stored)
         return [*after, count + tf.cast(moves, count.dtype)]
+
+
+def _widest_of_replicas(seen: tf.Tensor) -> tf.Tensor:
+    """Returns the maximum over replicas, of which each has seen other rows."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return seen
+    # Strategies sum; each replica has a row of the sum to itself.
+    numbers = tf.range(context.num_replicas_in_sync)[:, None]
+    mine = tf.equal(numbers, context.replica_id_in_sync_group)
+    table = tf.where(mine, seen[None], tf.zeros_like(seen)[None])
+    table = context.all_reduce(tf.distribute.ReduceOp.SUM, table)
+    return tf.reduce_max(table, axis=0)
+
+
+def _where(condition: tf.Tensor, after: Bounds, before: Bounds) -> Bounds:
+    pairs = zip(after, before, strict=True)
+    return Bounds(*(tf.where(condition, a, b) for a, b in pairs))
+
+
+def _graph() -> tf.Graph | None:
+    """Returns the graph being built, None if operations run at once."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

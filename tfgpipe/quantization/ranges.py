@@ -60,11 +60,11 @@ class Range(abc.ABC):
                 "as int8."
             )
         object.__setattr__(self, "initial", tuple(map(float, self.initial)))
-        low, high = self.initial
-        if not low <= 0 <= high or low == high:
+        ends = self.initial
+        if len(ends) != 2 or not ends[0] <= 0 <= ends[1] or ends[0] == ends[1]:
             raise ValueError(
                 "A range holds zero and is wider than that: with [0, 0] every tensor "
-                f"becomes zero. Received [{low}, {high}] for {type(self).__name__}. "
+                f"becomes zero. Received {list(ends)} for {type(self).__name__}. "
                 "Use (-6, 6) if nothing is known."
             )
 
@@ -159,6 +159,14 @@ class MovingAverageRange(Range):
 
     decay: float = 0.999
     ramp: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.decay < 1:
+            raise ValueError(
+                "Of a moving average a part stays, and the rest moves. Received "
+                f"decay={self.decay}. Use 0.999, or less for short training."
+            )
 
     def moved(self, before: Bounds, seen: Bounds, count: tf.Tensor) -> Bounds:
         """Returns the range a step nearer to what was seen."""

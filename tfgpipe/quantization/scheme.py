@@ -158,8 +158,7 @@ def chosen(
         ]
 
     def leave_out(call: Call) -> None:
-        config = found[id(call.layer)]
-        found[id(call.layer)] = QuantizeConfig(weights=config.weights)
+        found[id(call.layer)] = found[id(call.layer)].weights_only()
 
     products: set[int] = set()
     for call in calls:
@@ -176,8 +175,7 @@ def chosen(
             elif isinstance(call.layer, keras.layers.Concatenate) and isinstance(
                 other.layer, keras.layers.Layer
             ):
-                config = found[id(other.layer)]
-                found[id(other.layer)] = dataclasses.replace(config, output=None)
+                found[id(other.layer)] = found[id(other.layer)].without_output()
     return found
 
 
@@ -264,13 +262,13 @@ _KINDS = (
         "AveragePooling2D AveragePooling3D GlobalAveragePooling1D "
         "GlobalAveragePooling2D GlobalAveragePooling3D BatchNormalization "
         "LayerNormalization RMSNormalization GroupNormalization UnitNormalization "
-        "Rescaling Normalization",
+        "Rescaling Normalization Masking",
         output=True,
     ),
     _Kind(
         "Softmax Flatten Reshape Permute RepeatVector Identity Dropout "
         "SpatialDropout1D SpatialDropout2D SpatialDropout3D GaussianDropout "
-        "GaussianNoise AlphaDropout ActivityRegularization Masking Cropping1D "
+        "GaussianNoise AlphaDropout ActivityRegularization Cropping1D "
         "Cropping2D Cropping3D ZeroPadding1D ZeroPadding2D ZeroPadding3D "
         "MaxPooling1D MaxPooling2D MaxPooling3D GlobalMaxPooling1D "
         "GlobalMaxPooling2D GlobalMaxPooling3D"

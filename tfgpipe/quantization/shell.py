@@ -55,6 +55,17 @@ class Shell(keras.layers.Wrapper):
     def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
         """Returns None: the layer has put the right masks on its outputs."""
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Shell:
+        """Makes a layer from what `get_config` returned, of a subclass."""
+        deserialized = {
+            key: keras.saving.deserialize_keras_object(
+                config[key], custom_objects=custom_objects
+            )
+            for key in ("layer", "config")
+        }
+        return cls(**{**config, **deserialized})
+
     def inner_arguments(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Returns arguments of `call` as the layer takes them."""
         if "training" in inspect.signature(self.layer.call).parameters:

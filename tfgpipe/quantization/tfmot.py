@@ -130,6 +130,14 @@ class TfmotConfig(QuantizeConfig):
         super().__init__()
         object.__setattr__(self, "guest", config)  # It is frozen.
 
+    def weights_only(self) -> QuantizeConfig:
+        """Returns the same: it says itself what is quantized."""
+        return self
+
+    def without_output(self) -> QuantizeConfig:
+        """Returns the same: it says itself what is quantized."""
+        return self
+
     def weight_observers(
         self, layer: keras.layers.Layer
     ) -> list[tuple[keras.Variable, Observer]]:

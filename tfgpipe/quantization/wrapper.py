@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfgpipe import checks, seams
+from tfgpipe import checks, original, seams
 from tfgpipe.quantization import activations, substitution
+from tfgpipe.quantization.activations import QuantizedActivation
 from tfgpipe.quantization.config import INPUTS, QuantizeConfig
 from tfgpipe.quantization.points import (
     RANGE_UPDATES,
@@ -87,9 +90,7 @@ class QuantizeWrapper(Shell):
         super().__init__(layer, **kwargs)
         self.config = config
         self.timing = _timing(range_update, delay, freeze_after)
-        self._weights: tuple[tuple[keras.Variable, Point], ...] = ()
-        self._activations: dict[str, activations.QuantizedActivation] = {}
-        self._output: Point | None = None
+        self._places = _Places()
         self.ranges: tuple[keras.Variable, ...] = ()
 
     def build(self, input_shape: Any = None) -> None:
@@ -98,45 +99,48 @@ class QuantizeWrapper(Shell):
         layer, config = self.layer, self.config
         self.num_updates = _count(self)
         named = _Names()
-        self._weights = tuple(
-            (v, self._point(named, observer, v.name, v.shape, of_weights=True))
-            for v, observer in config.weight_observers(layer)
-        )
+        for variable, observer in config.weight_observers(layer):
+            name, shape = variable.name, variable.shape
+            made = self._point(named, observer, name, shape, of_weights=True)
+            self._places.weights.append((variable, made))
         for path, observer in config.activation_observers(layer).items():
             function = substitution.attribute(layer, path)
             make = functools.partial(self._point, named, observer)
-            self._activations[path] = activations.around(function, make)
+            self._places.activations[path] = activations.around(function, make)
         output = config.output_observer(layer)
         if output is not None:
-            self._output = self._point(named, output, "output")
+            self._places.output = self._point(named, output, "output")
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Applies the layer on quantized weights, and quantizes what it computes."""
         moves = bool(kwargs.get("training")) and self.trainable
         with seams.without_autocast():
-            observation = Observation(self.num_updates, self.timing, moves=moves)
+            observation = Observation(
+                self.num_updates, self.timing, moves=moves, given=(args, kwargs)
+            )
             weights = [
                 (v, at.quantized(tf.convert_to_tensor(v.value), observation))
-                for v, at in self._weights
+                for v, at in self._places.weights
             ]
         functions = {
             path: functools.partial(activation, observation=observation)
-            for path, activation in self._activations.items()
+            for path, activation in self._places.activations.items()
         }
         with (
             substitution.weights(self, weights),
             substitution.activations(self.layer, functions),
         ):
             outputs = super().run(*args, **kwargs)
-        if self._output is not None:
-            quantize = functools.partial(_at, self._output, observation=observation)
+        output = self._places.output
+        if output is not None:
+            quantize = functools.partial(_at, output, observation=observation)
             outputs = keras.tree.map_structure(quantize, outputs)
         observation.commit()
         return outputs
 
     def set_weight_ranges(self) -> None:
         """Sets the ranges of weights by their values, as the next step will."""
-        for variable, at in self._weights:
+        for variable, at in self._places.weights:
             if isinstance(at, RangePoint):
                 at.set(tf.convert_to_tensor(variable.value))
 
@@ -147,19 +151,6 @@ class QuantizeWrapper(Shell):
             "config": keras.saving.serialize_keras_object(self.config),
             **self.timing.get_config(),
         }
-
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: Any = None
-    ) -> QuantizeWrapper:
-        """Makes a layer from what `get_config` returned."""
-        deserialized = {
-            key: keras.saving.deserialize_keras_object(
-                config[key], custom_objects=custom_objects
-            )
-            for key in ("layer", "config")
-        }
-        return cls(**{**config, **deserialized})
 
     def _point(
         self,
@@ -196,7 +187,7 @@ class FakeQuantize(keras.layers.Layer):
         **kwargs: Of the base layer.
 
     Input shape:
-        Any.
+        Any, in any structure; tensors of one structure share the range.
 
     Output shape:
         The same.
@@ -229,7 +220,8 @@ class FakeQuantize(keras.layers.Layer):
     def build(self, input_shape: Any) -> None:
         """Makes the range."""
         self.num_updates = _count(self)
-        shape = input_shape if keras.tree.is_nested(input_shape) else None
+        shapes = keras.tree.map_shape_structure(tuple, input_shape)
+        shape = shapes if isinstance(shapes, tuple) else None
         self._point = point(self, "input", self.observer, shape)
         self.ranges = self._point.variables
 
@@ -237,14 +229,17 @@ class FakeQuantize(keras.layers.Layer):
         """Returns the inputs quantized."""
         moves = bool(training) and self.trainable
         with seams.without_autocast():
-            observation = Observation(self.num_updates, self.timing, moves=moves)
-            outputs = _at(self._point, inputs, observation=observation)
+            observation = Observation(
+                self.num_updates, self.timing, moves=moves, given=inputs
+            )
+            quantize = functools.partial(_at, self._point, observation=observation)
+            outputs = keras.tree.map_structure(quantize, inputs)
             observation.commit()
         return outputs
 
-    def compute_output_spec(self, inputs: Any, **_: Any) -> keras.KerasTensor:
+    def compute_output_spec(self, inputs: Any, **_: Any) -> Any:
         """Infers the outputs' shapes and dtypes: those of the inputs."""
-        return keras.KerasTensor(inputs.shape, inputs.dtype)
+        return original.symbolic(inputs)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this layer again."""
@@ -264,6 +259,48 @@ class FakeQuantize(keras.layers.Layer):
 QUANTIZING = (QuantizeWrapper, FakeQuantize)
 
 
+@dataclasses.dataclass
+class _Places:
+    """The points of a layer, where Keras does not look for variables.
+
+    In a list or tuple of the wrapper's it would take the layer's weights for the
+    wrapper's own.
+
+    Attributes:
+        weights: Variables of the layer, each with its point.
+        activations: By path of attributes, activation functions between points.
+        output: The point of the outputs, or None.
+    """
+
+    weights: list[tuple[keras.Variable, Point]] = dataclasses.field(
+        default_factory=list
+    )
+    activations: dict[str, QuantizedActivation] = dataclasses.field(
+        default_factory=dict
+    )
+    output: Point | None = None
+
+
+def check_unquantized(layers: Sequence[keras.layers.Layer]) -> None:
+    """Raises ValueError if a layer quantizes already, by us or by Keras."""
+    for layer in layers:
+        for inner in seams.inner_layers(layer):
+            if isinstance(inner, QUANTIZING):
+                raise ValueError(
+                    "A layer is quantized once. Received "
+                    f"'{inner.name}' of type {type(inner).__name__}, which quantizes "
+                    "already. Quantize what there was before."
+                )
+            policy = inner.dtype_policy
+            if policy.quantization_mode is not None:
+                raise ValueError(
+                    "Layers compute in float32, float16 or bfloat16, or a mixture, "
+                    f"while they are trained for 8 bits. Received '{inner.name}' with "
+                    f"the dtype policy '{policy.name}', in which Keras has quantized "
+                    "it. Quantize it as it was before `quantize`."
+                )
+
+
 def _check(layer: Any, config: Any) -> None:
     if not isinstance(layer, keras.layers.Layer):
         raise TypeError(
@@ -276,13 +313,7 @@ def _check(layer: Any, config: Any) -> None:
             f"{config!r} of type {type(config).__name__} for layer '{layer.name}'. "
             "`tfgpipe.quantization.from_tfmot(config)` makes one of tfmot's."
         )
-    inside = [x for x in seams.inner_layers(layer) if isinstance(x, QUANTIZING)]
-    if inside:
-        raise ValueError(
-            f"Layer '{layer.name}' is quantized already. Received it with "
-            f"'{inside[0].name}' of type {type(inside[0]).__name__} inside. Quantize "
-            "what was there before."
-        )
+    check_unquantized([layer])
 
 
 def _timing(range_update: RangeUpdate, delay: int, freeze_after: int | None) -> Timing:
