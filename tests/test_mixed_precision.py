@@ -6,8 +6,6 @@ or positions to a few of these: microbatches add up other partial sums, each rou
 
 from __future__ import annotations
 
-import contextlib
-
 import keras
 import numpy as np
 import pytest
@@ -16,23 +14,13 @@ import tensorflow as tf
 import tfgpipe
 from tests import compare, steps
 from tests.zoo import floats
-from tfgpipe import schedules
+from tfgpipe import policies, schedules
 
 layers = keras.layers
 
 POLICIES = ("mixed_float16", "mixed_bfloat16")
 UNIT = {"mixed_float16": 2**-10, "mixed_bfloat16": 2**-7}
 COMPUTE = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
-
-
-@contextlib.contextmanager
-def global_policy(name):
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(name)
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(before)
 
 
 # -- types ----------------------------------------------------------------------------
@@ -116,10 +104,10 @@ def test_every_layer_computes_in_the_type_it_has_unpipelined(
     arguments = {"num_stages": num_stages, "num_microbatches": num_microbatches}
     given = policy if how == "layer" else None
     seen: dict[str, dict] = {"plain": {}, "pipelined": {}}
-    with global_policy("float32" if how == "layer" else policy):
+    with policies.made_under("float32" if how == "layer" else policy):
         plain = keras.Sequential([keras.Input((4, 6)), *noted(seen["plain"], given)])
     compare.fresh_names()
-    with global_policy(policy if how == "global" else "float32"):
+    with policies.made_under(policy if how == "global" else "float32"):
         layer = tfgpipe.PipelinedLayer(
             noted(seen["pipelined"], given),
             dtype=policy if how == "dtype" else None,
@@ -173,7 +161,7 @@ def test_a_layer_of_ones_own_is_tried_for_mixing_rows_in_half_precision():
         def call(self, x):
             return self.inner(x)
 
-    with global_policy("mixed_bfloat16"):
+    with policies.made_under("mixed_bfloat16"):
         layer = tfgpipe.PipelinedLayer(
             [Wide(), Wide()], num_stages=2, num_microbatches=2
         )
@@ -209,7 +197,7 @@ def test_a_policy_reaches_layers_in_layers_but_none_with_one_of_its_own():
 
 
 def test_without_a_policy_layers_stay_as_they_are():
-    with global_policy("mixed_bfloat16"):
+    with policies.made_under("mixed_bfloat16"):
         stack = [Block(), layers.Dense(4, dtype="float32")]
         layer = tfgpipe.PipelinedLayer(stack, num_stages=2, num_microbatches=2)
         layer.build((None, 3, 6))
@@ -237,7 +225,7 @@ def test_a_policy_is_saved_and_loaded(face, tmp_path):
     x = floats(4, 5)
     expected = model(x)
     model.save(tmp_path / "model.keras")
-    with global_policy("mixed_float16"):  # Which is not to matter.
+    with policies.made_under("mixed_float16"):  # Which is not to matter.
         loaded = keras.models.load_model(tmp_path / "model.keras")
     received = loaded(x)
     assert received.dtype == tf.bfloat16
@@ -247,7 +235,7 @@ def test_a_policy_is_saved_and_loaded(face, tmp_path):
 
 
 def test_a_policy_that_is_that_of_a_model_is_taken():
-    with global_policy("mixed_bfloat16"):
+    with policies.made_under("mixed_bfloat16"):
         model = keras.Sequential([keras.Input((5,)), layers.Dense(4), layers.Dense(3)])
         layer = tfgpipe.PipelinedLayer(
             model, num_stages=2, num_microbatches=2, dtype="mixed_bfloat16"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import tempfile
 import warnings
@@ -16,6 +15,7 @@ from keras.src import testing
 import tfgpipe
 from tests import compare
 from tests.stacks import dense, normalised, regularised
+from tfgpipe import policies
 from tfgpipe.stage import REMAT_MODES
 
 X = np.random.default_rng(0).standard_normal((12, 5), dtype=np.float32)
@@ -617,18 +617,8 @@ def test_balance_by_parameters_evens_the_stages():
     assert [len(stage.layers) for stage in layer.stages] == [1, 5]
 
 
-@contextlib.contextmanager
-def global_policy(name):
-    before = keras.mixed_precision.dtype_policy()
-    keras.mixed_precision.set_dtype_policy(name)
-    try:
-        yield
-    finally:
-        keras.mixed_precision.set_dtype_policy(before)
-
-
 def test_a_mixed_policy_computes_and_stores_as_the_plain_model():
-    with global_policy("mixed_bfloat16"):
+    with policies.made_under("mixed_bfloat16"):
         plain, pipelined = both(num_microbatches=1)
         assert pipelined(X).dtype == plain(X).dtype == tf.bfloat16
         assert {w.dtype for w in pipelined.weights} == {"float32"}

@@ -17,8 +17,9 @@ class Gated(layers.Layer):
     def __init__(self, units: int, **kwargs):
         super().__init__(**kwargs)
         self.units = units
-        self.value = layers.Dense(units, name="value")
-        self.gate = layers.Dense(units, activation="sigmoid", name="gate")
+        policy = self.dtype_policy  # Not the global one, when it is loaded.
+        self.value = layers.Dense(units, name="value", dtype=policy)
+        self.gate = layers.Dense(units, activation="sigmoid", name="gate", dtype=policy)
 
     def build(self, shape):
         self.value.build(shape)
@@ -38,7 +39,9 @@ class Attends(layers.Layer):
     def __init__(self, heads: int, **kwargs):
         super().__init__(**kwargs)
         self.heads = heads
-        self.attention = layers.MultiHeadAttention(heads, 4, name="attention")
+        self.attention = layers.MultiHeadAttention(
+            heads, 4, name="attention", dtype=self.dtype_policy
+        )
 
     def build(self, shape):
         self.attention.build(shape, shape)

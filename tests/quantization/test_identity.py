@@ -10,7 +10,7 @@ import tensorflow as tf
 import tfgpipe
 from tests import compare, pairs, steps
 from tests.quantization.stacks import STACKS
-from tfgpipe import quantization
+from tfgpipe import policies, quantization
 from tfgpipe.stage import REMAT_MODES
 
 FACTORS = {
@@ -100,8 +100,7 @@ def test_eight_microbatches_recomputed_equal_one_kept(name):
 @pytest.mark.parametrize("remat", ["none", "stage"])
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
 def test_every_schedule_trains_as_the_layers_alone(schedule, remat, policy):
-    keras.config.set_dtype_policy(policy)
-    try:
+    with policies.made_under(policy):
         chosen = STACKS["dense"]
         plain, pipelined = (
             tfgpipe.PipelinedModel(
@@ -125,8 +124,6 @@ def test_every_schedule_trains_as_the_layers_alone(schedule, remat, policy):
         for model in (plain, pipelined):
             model.compile(steps.Keeps(), "mse")
         expected, received = steps.train(plain, x, y), steps.train(pipelined, x, y)
-    finally:
-        keras.config.set_dtype_policy("float32")
     # In half precision each microbatch rounds its gradient, to 2^-8 or 2^-11.
     rtol = {"float32": 1e-5, "mixed_bfloat16": 2e-2, "mixed_float16": 2e-3}[policy]
     np.testing.assert_allclose(received.logs["loss"], expected.logs["loss"], rtol)
@@ -143,8 +140,7 @@ def test_every_schedule_trains_as_the_layers_alone(schedule, remat, policy):
 @pytest.mark.parametrize("name", list(STACKS))
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_models_are_saved_and_loaded(name, policy, tmp_path):
-    keras.config.set_dtype_policy(policy)
-    try:
+    with policies.made_under(policy):
         chosen = STACKS[name]
         model = compare.pipelined_model(
             lambda: quantization.apply(
@@ -155,8 +151,6 @@ def test_models_are_saved_and_loaded(name, policy, tmp_path):
             num_stages=2,
             num_microbatches=2,
         )
-    finally:
-        keras.config.set_dtype_policy("float32")
     x = chosen.data(4)
     model(x, training=True)
     path = tmp_path / "model.keras"

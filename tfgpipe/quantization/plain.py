@@ -13,18 +13,17 @@ it, and a model made from that.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import keras
 
-from tfgpipe import seams
+from tfgpipe import policies, seams
 from tfgpipe.pipelined_layer import PipelinedLayer
 from tfgpipe.pipelined_model import PipelinedModel
+from tfgpipe.quantization.wrapper import QUANTIZING
 
+_DELAYED = tuple(kind.__name__ for kind in QUANTIZING)
 _POLICIES = ("DTypePolicy", "FloatDTypePolicy", "DTypePolicyMap")
-_QUANTIZED = ("QuantizedDTypePolicy", "QuantizedFloat8DTypePolicy")
 
 
 def plain_copy(model: keras.Model) -> keras.Model:
@@ -44,7 +43,7 @@ def plain_copy(model: keras.Model) -> keras.Model:
     serialized.pop("compile_config", None)
     if unpipelined is not model:
         serialized = _of_any_batch(serialized)
-    with _float32():
+    with policies.made_under("float32"):
         # What was made in this process may hold lambdas.
         copy = keras.saving.deserialize_keras_object(
             serialized,
@@ -138,8 +137,8 @@ def _rewritten(config: Any) -> Any:
         if config.get("class_name") in _POLICIES:
             return keras.saving.serialize_keras_object(keras.DTypePolicy("float32"))
         changed = {key: _rewritten(value) for key, value in config.items()}
-        if changed.keys() >= {"range_update", "delay", "freeze_after"}:
-            changed["delay"] = 0
+        if config.get("class_name") in _DELAYED:
+            changed["config"] = {**changed["config"], "delay": 0}
         return changed
     if isinstance(config, list | tuple):
         return type(config)(_rewritten(value) for value in config)
@@ -160,14 +159,3 @@ def _of_any_batch(config: Any) -> Any:
     if isinstance(config, list | tuple):
         return type(config)(_of_any_batch(value) for value in config)
     return config
-
-
-@contextlib.contextmanager
-def _float32() -> Iterator[None]:
-    """Makes layers in float32, those too that other layers make."""
-    outer = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("float32")
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(outer)
