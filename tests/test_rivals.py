@@ -599,7 +599,9 @@ def test_steps_leave_no_tensor_and_no_graph_behind(remat):
         if i in (5, 15):
             counts[i] = alive(type(tf.constant(0)), tf.Graph)
     assert counts[5][0] > 10  # They are seen at all.
-    assert counts[15] == counts[5]
+    # What earlier tests have left may go meanwhile.
+    for before, after in zip(counts[5], counts[15], strict=True):
+        assert after <= before
 
 
 @pytest.mark.parametrize("name", ["dense", "embedded"])
