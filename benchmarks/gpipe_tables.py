@@ -289,6 +289,11 @@ def main() -> None:
             ]
         )
     )
+    for name in TABLE_2:
+        right, num = ordered_alike(
+            [c for c in cells if (c.table, c.row) == ("2", name)]
+        )
+        print(f"Table 2, {name}: {right} of {num} pairs are in the published order.")
     print(ASSUMED)
 
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from params import digits, files
-from tfgpipe.hyperparams import HyperparameterError, Hyperparams, field
+from params.pictures import Pictures
+from tfgpipe.hyperparams import HyperparameterError, field
 
 if TYPE_CHECKING:
     from params.experiment import Split
-    from params.inputs import Examples
     from params.records import Source
+    from params.targets import Target
 
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif"}
 # Features as they are usually named, of the image and of the label.
@@ -27,7 +28,7 @@ _KEYS = {
 }
 
 
-class Images(Hyperparams):
+class Images(Pictures):
     """Labelled images, by default scikit-learn's handwritten digits.
 
     Without `validation_files` every tenth image is for validation.
@@ -35,9 +36,6 @@ class Images(Hyperparams):
 
     files: str | None = field(
         default=None, help="Glob of your files, a folder, a tfds name; None: digits."
-    )
-    validation_files: str | None = field(
-        default=None, help="Likewise, to validate on; None: every tenth of `files`."
     )
     format: Literal["auto", "tfrecord", "npz", "folders", "tfds"] = field(
         default="auto", help="What `files` are; folders: LABEL/NAME.png."
@@ -51,58 +49,24 @@ class Images(Hyperparams):
     first_label: int = field(
         default=0, at_least=0, help="Label of the first class: 1 in ImageNet's files."
     )
-    classes: int = field(default=10, at_least=2, help="Number of classes.")
-    shape: tuple[int, int, int] = field(
-        default=(8, 8, 1), help="Height, width, channels that images are brought to."
-    )
-    max_bad_records: int = field(
-        default=10, at_least=0, help="More of them end the run; ten are named."
-    )
-    cache: Literal["none", "memory"] = field(
-        default="none", help="memory: images are read and decoded once, then kept."
-    )
 
-    def validate(self) -> None:
-        """Checks the shape."""
-        if min(self.shape) < 1 or self.shape[2] not in (1, 3):
-            raise HyperparameterError(
-                "shape: expected height and width of at least 1, and 1 or 3 channels; "
-                f"received {self.shape}."
-            )
-
-    def open(self, split: Split) -> Examples:
-        """Returns the images of a split, the first of them read.
-
-        Raises:
-            HyperparameterError: If there is none, or none that can be used.
-        """
-        from params.bad_records import BadRecords
-        from params.inputs import Examples
+    def target(self) -> Target:
+        """Returns what stands beside each image: its class."""
         from params.targets import Class
 
-        examples = Examples(
-            self._source(split),
-            shape=self.shape,
-            target=Class(self.classes, first=self.first_label),
-            bad=BadRecords(self.max_bad_records),
-            cache=self.cache == "memory",
-        )
-        examples.read(0)
-        return examples
+        return Class(self.classes, first=self.first_label)
 
-    def _source(self, split: Split) -> Source:
-        from params.records import Arrays, every_tenth
+    def source(self, split: Split) -> Source:
+        """Returns the images of a split, none of them read yet."""
+        from params.records import Arrays
 
-        if self.files is None:
-            images = digits.read(split)
-            return Arrays(images.pixels, images.labels, name="digits")
-        if self.validation_files is not None:
-            if split == "train":
-                return self._records("files", self.files)
-            return self._records("validation_files", self.validation_files)
-        return every_tenth(self._records("files", self.files), split)
+        if self.files is not None:
+            return super().source(split)
+        images = digits.read(split)
+        return Arrays(images.pixels, images.labels, name="digits")
 
-    def _records(self, name: str, pattern: str) -> Source:
+    def records(self, name: str, pattern: str) -> Source:
+        """Returns the images of some files."""
         from params.image_files import Folders, TfRecords
         from params.records import Joined
         from params.tfds import Tfds

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from params import files, shapes
-from tfgpipe.hyperparams import HyperparameterError, Hyperparams, field
+from params.pictures import Pictures
+from tfgpipe.hyperparams import HyperparameterError, field
 
 if TYPE_CHECKING:
-    from params.experiment import Split
-    from params.inputs import Examples
+    from params.records import Source
+    from params.targets import Target
 
 
-class Scenes(Hyperparams):
+class Scenes(Pictures):
     """Images with masks, by default of shapes that the program draws.
 
     An image and its mask have one name but for folder and suffix. A mask has one
@@ -26,9 +27,6 @@ class Scenes(Hyperparams):
     )
     masks: str | None = field(
         default=None, help="Glob of their masks, of the same names: PNG of one channel."
-    )
-    validation_files: str | None = field(
-        default=None, help="As files, to validate on; None: every tenth of `files`."
     )
     validation_masks: str | None = field(
         default=None, help="Masks of those; None: they are among `masks`."
@@ -43,21 +41,11 @@ class Scenes(Hyperparams):
     num_shapes: int = field(
         default=3, at_least=1, help="Most shapes in an image that is made."
     )
-    max_bad_records: int = field(
-        default=10, at_least=0, help="More of them end the run; ten are named."
-    )
-    cache: Literal["none", "memory"] = field(
-        default="none", help="memory: images are read and decoded once, then kept."
-    )
 
     def validate(self) -> None:
         """Checks that what is given fits together."""
+        super().validate()
         height, width, channels = self.shape
-        if min(height, width) < 1 or channels not in (1, 3):
-            raise HyperparameterError(
-                "shape: expected height and width of at least 1, and 1 or 3 channels; "
-                f"received {self.shape}."
-            )
         if (self.files is None) != (self.masks is None):
             absent = "files" if self.files is None else "masks"
             raise HyperparameterError(
@@ -82,41 +70,25 @@ class Scenes(Hyperparams):
             return shapes.CLASSES
         return tuple(f"class {number}" for number in range(self.classes))
 
-    def open(self, split: Split) -> Examples:
-        """Returns the images of a user's own that a split has, the first of them read.
-
-        Raises:
-            HyperparameterError: If there is none, or none that can be used.
-        """
-        from params.bad_records import BadRecords
-        from params.image_files import Masked
-        from params.inputs import Examples
-        from params.records import every_tenth
+    def target(self) -> Target:
+        """Returns what stands beside each image: its mask."""
         from params.targets import Mask
 
-        if self.validation_files is None:
-            source = every_tenth(Masked(self._pairs("files", self.files)), split)
-        elif split == "train":
-            source = Masked(self._pairs("files", self.files))
-        else:
-            source = Masked(self._pairs("validation_files", self.validation_files))
         height, width, _ = self.shape
-        examples = Examples(
-            source,
-            shape=self.shape,
-            target=Mask((height, width), classes=self.classes, ignored=self.ignored),
-            bad=BadRecords(self.max_bad_records),
-            cache=self.cache == "memory",
-        )
-        examples.read(0)
-        return examples
+        return Mask((height, width), classes=self.classes, ignored=self.ignored)
 
-    def _pairs(self, name: str, pattern: str | None) -> list[tuple[Path, Path]]:
+    def records(self, name: str, pattern: str) -> Source:
+        """Returns the images of some files, with their masks."""
+        from params.image_files import Masked
+
+        return Masked(self._pairs(name, pattern))
+
+    def _pairs(self, name: str, pattern: str) -> list[tuple[Path, Path]]:
         """Returns each image with its mask."""
         theirs = "masks"
         if name == "validation_files" and self.validation_masks is not None:
             theirs = "validation_masks"
-        images = files.matching(f"data.{name}", str(pattern), example="images/*.jpg")
+        images = files.matching(f"data.{name}", pattern, example="images/*.jpg")
         masks = files.matching(
             f"data.{theirs}", str(getattr(self, theirs)), example="masks/*.png"
         )

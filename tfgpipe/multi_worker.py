@@ -11,7 +11,6 @@ import contextlib
 import itertools
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfgpipe import mesh as mesh_lib
@@ -97,13 +96,6 @@ class MultiWorkerPipelineStrategy(
     ) -> contextlib.AbstractContextManager[None]:
         """Variables created inside are on this process' device of stage `k`."""
         return device_scope((self.stage_devices[k][shard],))
-
-    def weight_scope(
-        self, k: int, shard: int, weight: keras.Variable
-    ) -> contextlib.AbstractContextManager[None]:
-        """As `stage_scope`: each process has a copy of each weight."""
-        del weight
-        return self.stage_scope(k, shard)
 
     def slot_scope(
         self, weight: tf.Variable

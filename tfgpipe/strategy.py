@@ -49,11 +49,15 @@ class StageStrategy(abc.ABC):
     def stage_devices(self) -> tuple[tuple[str, ...], ...]:
         """For each stage, the devices of the replica whose computation is built."""
 
-    @abc.abstractmethod
     def weight_scope(
         self, k: int, shard: int, weight: keras.Variable
     ) -> contextlib.AbstractContextManager[None]:
-        """A weight created inside is on the devices of a shard of stage `k`."""
+        """A weight created inside is on the devices of a shard of stage `k`.
+
+        Unless replicas share weights out, that is `stage_scope`.
+        """
+        del weight
+        return self.stage_scope(k, shard)
 
     @abc.abstractmethod
     def stage_scope(

@@ -13,7 +13,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -122,13 +121,6 @@ class TPUPipelineStrategy(tf.distribute.TPUStrategy, StageStrategy):
         del shard
         with self.extended.experimental_logical_device(k):
             yield
-
-    def weight_scope(
-        self, k: int, shard: int, weight: keras.Variable
-    ) -> contextlib.AbstractContextManager[None]:
-        """As `stage_scope`: each replica has a copy of each weight."""
-        del weight
-        return self.stage_scope(k, shard)
 
     def slot_scope(
         self, weight: tf.Variable

@@ -130,7 +130,11 @@ def train(
         if team.hosts.count == 1:
             decode(experiment, model, folder)
         else:
-            print("On one host --mode=decode shows what it can do.", flush=True)
+            print(
+                "On one host --mode=decode shows what it can do, and --mode=export "
+                "writes its files.",
+                flush=True,
+            )
 
 
 def _looking(folder: Path, options: Options, first_step: int) -> list[Any]:

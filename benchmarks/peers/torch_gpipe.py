@@ -18,9 +18,7 @@ from benchmarks.peers import protocol, torch_layers
 def make_step(task: protocol.Task, rank: int) -> protocol.StepFn:
     """Returns the step of a model in `num_stages` partitions."""
     torch.set_num_threads(1)
-    x, y, weights = protocol.read(task)
-    layers = [torch_layers.make_layer(task.workload, some) for some in weights]
-    inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
+    layers, inputs, targets = torch_layers.read(task)
     K = task.num_stages
     model = torchgpipe.GPipe(
         nn.Sequential(*layers),
@@ -29,16 +27,7 @@ def make_step(task: protocol.Task, rank: int) -> protocol.StepFn:
         chunks=task.num_microbatches,
         checkpoint={"none": "never", "stage": "always"}[task.remat],
     )
-    optimizer = torch_layers.make_optimizer(model)
-
-    def step() -> float:
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    return step
+    return torch_layers.whole_step(model, inputs, targets)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.utils import checkpoint
 
+from benchmarks.peers import protocol
 from benchmarks.peers.protocol import EPSILON, LEARNING_RATE, Weights
 
 
@@ -82,6 +83,31 @@ def make_optimizer(*modules: nn.Module) -> torch.optim.Optimizer:
     """Returns the optimizer of all workloads."""
     parameters = [p for module in modules for p in module.parameters()]
     return torch.optim.SGD(parameters, lr=LEARNING_RATE)
+
+
+def read(
+    task: protocol.Task,
+) -> tuple[list[nn.Module], torch.Tensor, torch.Tensor]:
+    """Returns the layers of a task with their weights, its inputs and its targets."""
+    x, y, weights = protocol.read(task)
+    layers = [make_layer(task.workload, some) for some in weights]
+    return layers, torch.from_numpy(x), torch.from_numpy(y)
+
+
+def whole_step(
+    model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor
+) -> protocol.StepFn:
+    """Returns the step of a model that is called like any other."""
+    optimizer = make_optimizer(model)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
 
 
 def _assign(parameter: torch.Tensor, value: np.ndarray) -> None:

@@ -26,27 +26,10 @@ SCHEDULES = {
 def make_step(task: protocol.Task, rank: int) -> protocol.StepFn:
     """Returns the step of the plain model, or of a process' stages."""
     torch.set_num_threads(1)
-    x, y, weights = protocol.read(task)
-    layers = [torch_layers.make_layer(task.workload, some) for some in weights]
-    inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
+    layers, inputs, targets = torch_layers.read(task)
     if task.schedule == "plain":
-        return _plain_step(nn.Sequential(*layers), inputs, targets)
+        return torch_layers.whole_step(nn.Sequential(*layers), inputs, targets)
     return _stages_step(task, rank, layers, inputs, targets)
-
-
-def _plain_step(
-    model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor
-) -> protocol.StepFn:
-    optimizer = torch_layers.make_optimizer(model)
-
-    def step() -> float:
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    return step
 
 
 def _stages_step(

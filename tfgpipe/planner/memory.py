@@ -26,10 +26,10 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-from tfgpipe import schedules
+from tfgpipe import partition, schedules
 from tfgpipe.planner.devices import Device
 from tfgpipe.planner.layout import Layout
-from tfgpipe.planner.workload import Layer, Workload
+from tfgpipe.planner.workload import Workload
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,11 +92,7 @@ def devices(
         stages_per_device=layout.stages_per_device,
         num_microbatches=layout.num_microbatches,
     )
-    stages: list[tuple[Layer, ...]] = []
-    start = 0
-    for count in counts:
-        stages.append(workload.layers[start : start + count])
-        start += count
+    stages = [workload.layers[span] for span in partition.spans(counts)]
     found = []
     for p in range(P):
         mine = range(p, len(stages), P)
