@@ -2,23 +2,28 @@
 
     python -m benchmarks.planner
 
-What a core can do is measured first: how fast it multiplies matrices of the shapes that
-a workload multiplies, and how fast it adds two arrays. As many cores as will be used do
-that at the same time. From these and the layers, never from a step, the planner
-predicts the step; then it is measured, as in `benchmarks.pipeline`: one core a stage,
-one thread, `--steps` steps after two untimed ones. All times are the least of several,
-since whatever else the machine does only adds to them.
+What a core can do is measured first: how fast it multiplies matrices of the shapes
+that a workload multiplies, and how fast it goes through the elements of arrays as large
+as its widest activation. As many cores as will be used do that at the same time. From
+these and the layers, never from a step, the planner predicts the step; then it is
+measured, as in `benchmarks.pipeline`: one core a stage, one thread, `--steps` steps
+after two untimed ones. That is done `--rounds` times, and all figures are medians: a
+machine that others share is not equally fast in every minute.
 
-Columns: milliseconds predicted, and measured, least and median; how far the prediction
-is off the least; the rates of both passes' products and of memory that it stands on;
-`stolen`, how many cores other work on the machine took meanwhile. With more than 0.1,
-measure again when it is quiet.
+Results are freed as soon as they are made, as most are in a step: memory that the
+allocator has to ask of the system anew takes four times as long to write.
+
+Columns: milliseconds predicted and measured; how far the prediction is off; the rates
+of both passes' products and of memory that it stands on; `stolen`, how many cores other
+work on the machine took meanwhile. With more than 0.1, measure again when it is quiet.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
+import math
 import multiprocessing
 import os
 import statistics
@@ -34,6 +39,7 @@ from tfgpipe.planner.layout import Remat
 if TYPE_CHECKING:
     from tfgpipe.planner import Workload
 
+Shape = tuple[int, ...]
 # Workload, K, M, schedule, remat.
 CONFIGURATIONS: tuple[tuple[str, int, int, Schedule, Remat], ...] = (
     ("mlp", 1, 1, "gpipe", "none"),
@@ -65,6 +71,11 @@ class Product:
     n: int
     has_weight: bool = True
 
+    @property
+    def flops(self) -> float:
+        """FLOPs of one, for a row."""
+        return 2.0 * self.batch * self.m * self.k * self.n
+
 
 PRODUCTS: dict[str, tuple[Product, ...]] = {
     "mlp": (Product(1, 1, 1, 1024, 1024),),
@@ -76,6 +87,9 @@ PRODUCTS: dict[str, tuple[Product, ...]] = {
         Product(1, 4, 128, 128, 64, has_weight=False),
     ),
 }
+# Floats of a row in a workload's widest activation.
+WIDEST = {"mlp": 1024, "transformer": 128 * 1024}
+BATCH_SIZES = {"mlp": 512, "transformer": 32}
 # Floats that are certainly in no cache.
 LARGE = 2**23
 REPEATS = 15
@@ -88,7 +102,7 @@ class Rates:
     Attributes:
         forward: FLOP/s of a forward's products.
         backward: FLOP/s of a backward's.
-        bandwidth: Bytes a second, read or written, of an addition of two arrays.
+        bandwidth: Bytes a second, read or written, of additions and exponentials.
     """
 
     forward: float
@@ -96,19 +110,21 @@ class Rates:
     bandwidth: float
 
 
-def calibrate(workload: str, rows: int, cores: Sequence[int]) -> Rates:
+def calibrate(workload: str, num_microbatches: int, cores: Sequence[int]) -> Rates:
     """Returns what a core can do while all of `cores` do the same.
 
     Args:
         workload: A name in `PRODUCTS`.
-        rows: Of a microbatch.
+        num_microbatches: M, which says how large a microbatch is.
         cores: The cores.
     """
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(len(cores))
     results = context.Queue()
     processes = [
-        context.Process(target=_measure, args=(workload, rows, core, barrier, results))
+        context.Process(
+            target=_measure, args=(workload, num_microbatches, core, barrier, results)
+        )
         for core in cores
     ]
     for process in processes:
@@ -125,7 +141,9 @@ def calibrate(workload: str, rows: int, cores: Sequence[int]) -> Rates:
     )
 
 
-def _measure(workload: str, rows: int, core: int, barrier: Any, results: Any) -> None:
+def _measure(
+    workload: str, num_microbatches: int, core: int, barrier: Any, results: Any
+) -> None:
     """Runs in a process of its own: measures on one core."""
     os.sched_setaffinity(0, [core])
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
@@ -133,73 +151,89 @@ def _measure(workload: str, rows: int, core: int, barrier: Any, results: Any) ->
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
+    batch_size = BATCH_SIZES[workload]
+    rows = batch_size // num_microbatches
     seconds = {"forward": 0.0, "backward": 0.0}
     flops = {"forward": 0.0, "backward": 0.0}
     for product in PRODUCTS[workload]:
-        for which, (one, functions) in _passes(product, rows).items():
-            for function in functions:
-                seconds[which] += product.number * _seconds(function, barrier)
-                flops[which] += product.number * one
-    x, y = tf.random.normal([LARGE]), tf.random.normal([LARGE])
-    added = _seconds(lambda: x + y, barrier)
+        for which, some in _passes(product, rows, batch_size).items():
+            for operation, count, shapes in some:
+                taken = _seconds(operation, shapes, barrier)
+                seconds[which] += product.number * taken
+                flops[which] += product.number * count * product.flops
+    shape = (rows, WIDEST[workload])
+    added = _seconds(tf.add, (shape, shape), barrier)
+    raised = _seconds(tf.exp, (shape,), barrier)
     results.put(
         Rates(
             forward=flops["forward"] / seconds["forward"],
             backward=flops["backward"] / seconds["backward"],
-            bandwidth=3 * 4 * LARGE / added,
+            bandwidth=(3 + 2) * 4 * math.prod(shape) / (added + raised),
         )
     )
 
 
 def _passes(
-    product: Product, rows: int
-) -> dict[str, tuple[float, list[Callable[[], Any]]]]:
-    """Returns, for each pass, the FLOPs of a product and what runs it, or them."""
+    product: Product, rows: int, batch_size: int
+) -> dict[str, list[tuple[Callable[..., Any], int, list[Shape]]]]:
+    """Returns, for each pass, what it runs, on how many rows, and its operands' shapes.
+
+    Where gradients of weights are put off (`tfgpipe.sums`), that is the whole batch.
+    """
     import tensorflow as tf
 
     from tfgpipe import products
 
-    b, m, k, n = product.batch, product.m, product.k, product.n
-    left = (rows * m, k) if product.has_weight else (rows, b, m, k)
-    right = (k, n) if product.has_weight else (rows, b, k, n)
-    # As many as a model has, so that no operand waits in a cache.
-    size = rows * b * m * max(k, n) + k * n
-    copies = min(max(2, LARGE // size), 16)
-    xs, ws, ys = (
-        [tf.random.normal(shape) for _ in range(copies)]
-        for shape in (left, right, (*left[:-1], n))
+    m, k, n = product.m, product.k, product.n
+    transposed = {"transpose_b": True}, {"transpose_a": True}
+    if not product.has_weight:
+        left, right, result = (
+            (rows, product.batch, *shape) for shape in ((m, k), (k, n), (m, n))
+        )
+        of_left, of_right = (functools.partial(tf.matmul, **t) for t in transposed)
+        return {
+            "forward": [(tf.matmul, rows, [left, right])],
+            "backward": [
+                (of_left, rows, [result, right]),
+                (of_right, rows, [left, result]),
+            ],
+        }
+    together = batch_size if batch_size * m * (k + n) <= k * n else rows
+    of_input, of_weight = (
+        functools.partial(products.multiply, **t) for t in transposed
     )
-    run: Any = products.multiply if product.has_weight else tf.matmul
-
-    def forward() -> list[Any]:
-        return [run(x, w) for x, w in zip(xs, ws, strict=True)]
-
-    def of_input() -> list[Any]:
-        return [run(y, w, transpose_b=True) for y, w in zip(ys, ws, strict=True)]
-
-    def of_weight() -> list[Any]:
-        return [run(x, y, transpose_a=True) for x, y in zip(xs, ys, strict=True)]
-
-    flops = 2.0 * rows * b * m * k * n * copies
     return {
-        "forward": (flops, [forward]),
-        "backward": (flops, [of_input, of_weight]),
+        "forward": [(products.multiply, rows, [(rows * m, k), (k, n)])],
+        "backward": [
+            (of_input, rows, [(rows * m, n), (k, n)]),
+            (of_weight, together, [(together * m, k), (together * m, n)]),
+        ],
     }
 
 
-def _seconds(function: Callable[[], Any], barrier: Any) -> float:
-    """Returns the least time of a call, all cores beginning at a time."""
+def _seconds(
+    operation: Callable[..., Any], shapes: Sequence[Shape], barrier: Any
+) -> float:
+    """Returns the median time of an operation, all cores beginning at a time."""
     import tensorflow as tf
 
-    compiled = tf.function(function, autograph=False)
-    compiled()
+    # Operands that wait in no cache, as those of a model do not.
+    copies = min(max(2, LARGE // max(math.prod(shape) for shape in shapes)), 16)
+    operands = [[tf.random.normal(shape) for shape in shapes] for _ in range(copies)]
+
+    @tf.function(autograph=False)
+    def run() -> Any:
+        results = (operation(*some) for some in operands)
+        return tf.add_n([tf.reshape(result, [-1])[0] for result in results])
+
+    run()
     taken = []
     for _ in range(REPEATS):
         barrier.wait()
         start = time.perf_counter()
-        compiled()
+        run()
         taken.append(time.perf_counter() - start)
-    return min(taken)
+    return statistics.median(taken) / copies
 
 
 def device(rates: Rates, rows: float) -> Device:
@@ -261,12 +295,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="Predicted steps beside measured ones."
     )
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--workloads", default="mlp,transformer", help="with commas")
     parser.add_argument("--json", metavar="FILE", help="also write the rows there")
     flags = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
-    sizes = {"mlp": 512, "transformer": 32}
     known: dict[str, Workload] = {}
     rows = []
     for name, K, M, schedule, remat in CONFIGURATIONS:
@@ -283,12 +317,19 @@ def main() -> None:
             executor="serial",
             cores=tuple(cores[:K]),
         )
-        rates = calibrate(name, sizes[name] // M, side.cores)
-        found = predict(known[name], rates, side, batch_size=sizes[name])
+        rates, predicted, steps = [], [], []
         with Worker(side) as worker:
-            steps = [worker.step() for _ in range(2 + flags.steps)][2:]
-        seconds = [step.seconds for step in steps]
-        least = min(seconds)
+            worker.step()
+            for _ in range(flags.rounds):
+                rates.append(calibrate(name, M, side.cores))
+                found = predict(
+                    known[name], rates[-1], side, batch_size=BATCH_SIZES[name]
+                )
+                predicted.append(found.time.total)
+                worker.step()
+                steps += [worker.step() for _ in range(flags.steps)]
+        seconds = statistics.median(step.seconds for step in steps)
+        expected = statistics.median(predicted)
         rows.append(
             {
                 "workload": name,
@@ -296,13 +337,12 @@ def main() -> None:
                 "M": M,
                 "schedule": schedule,
                 "remat": remat,
-                "predicted ms": 1e3 * found.time.total,
-                "least ms": 1e3 * least,
-                "median ms": 1e3 * statistics.median(seconds),
-                "error": f"{100 * (found.time.total / least - 1):+.1f}%",
-                "GFLOP/s": rates.forward / 1e9,
-                "backward": rates.backward / 1e9,
-                "GB/s": rates.bandwidth / 1e9,
+                "predicted ms": 1e3 * expected,
+                "measured ms": 1e3 * seconds,
+                "error": f"{100 * (expected / seconds - 1):+.1f}%",
+                "GFLOP/s": statistics.median(r.forward for r in rates) / 1e9,
+                "backward": statistics.median(r.backward for r in rates) / 1e9,
+                "GB/s": statistics.median(r.bandwidth for r in rates) / 1e9,
                 "stolen": statistics.mean(s.stolen_seconds / s.seconds for s in steps),
             }
         )
