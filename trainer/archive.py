@@ -183,14 +183,14 @@ def _look(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
 
 
-def replace(path: Path, text: str) -> None:
-    """Replaces a file by a text: whoever looks finds the old or the new one.
+def replace(path: Path, content: str | bytes) -> None:
+    """Replaces what is in a file: whoever looks finds the old or the new.
 
     Raises:
         OSError: If that is not possible; the old one is there then.
     """
     aside = path.with_name(f"{path.name}.writing")
-    aside.write_text(text, encoding="utf-8")
+    aside.write_bytes(content.encode() if isinstance(content, str) else content)
     flush(aside)
     aside.rename(path)
     flush(path.parent)

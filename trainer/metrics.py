@@ -46,6 +46,10 @@ class Metrics:
         else:
             print("No TensorBoard curves: `pip install tensorboard` brings them.")
 
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Yields what was measured until now."""
+        return read(self._path)
+
     def write_validation(
         self, step: int, values: Mapping[str, float], *, final: bool = False
     ) -> None:

@@ -13,7 +13,7 @@ import tensorflow as tf
 import tfgpipe
 from params.experiment import Experiment
 from tfgpipe import hyperparams
-from trainer import run_folder
+from trainer import picture, run_folder
 from trainer.checkpoints import Checkpoints
 from trainer.decode import decode
 from trainer.errors import StoppedError
@@ -125,16 +125,24 @@ def train(
     if stopping.agreed:
         raise StoppedError
     stopping.stepping = False
+    baselines: Mapping[str, float] = {}
     if validation is not None:
-        _conclude(experiment, model, metrics, validation, checkpoints.step)
-        if team.hosts.count == 1:
-            decode(experiment, model, folder)
-        else:
-            print(
-                "On one host --mode=decode shows what it can do, and --mode=export "
-                "writes its files.",
-                flush=True,
-            )
+        baselines = _conclude(experiment, model, metrics, validation, checkpoints.step)
+    picture.draw(
+        folder,
+        metrics.read(),
+        baselines=baselines,
+        title=options.name,
+        unit=experiment.unit,
+    )
+    if options.evaluates and team.hosts.count == 1:
+        decode(experiment, model, folder)
+    elif options.evaluates:
+        print(
+            "On one host --mode=decode shows what it can do, and --mode=export "
+            "writes its files.",
+            flush=True,
+        )
 
 
 def _looking(folder: Path, options: Options, first_step: int) -> list[Any]:
@@ -153,8 +161,9 @@ def _conclude(
     metrics: Metrics,
     validation: tf.data.Dataset,
     step: int,
-) -> None:
-    """Evaluates the trained model."""
+) -> Mapping[str, float]:
+    """Evaluates the trained model, and returns the losses that it should beat."""
     measured, baselines = evaluate(model, validation), experiment.baselines()
     metrics.write_validation(step, {**measured, **baselines}, final=True)
     print(comparison(measured, baselines, unit=experiment.unit), flush=True)
+    return baselines

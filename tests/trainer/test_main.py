@@ -198,6 +198,7 @@ def test_a_run_leaves_all_it_should(
         "curves",
         "decode",
         "lock",
+        "losses.png",
         "metrics.jsonl",
         "params.txt",
     }
