@@ -7,8 +7,8 @@ that a workload multiplies, and how fast it goes through the elements of arrays 
 as its widest activation. As many cores as will be used do that at the same time. From
 these and the layers, never from a step, the planner predicts the step; then it is
 measured, as in `benchmarks.pipeline`: one core a stage, one thread, `--steps` steps
-after two untimed ones. That is done `--rounds` times, and all figures are medians: a
-machine that others share is not equally fast in every minute.
+after untimed ones. That is done `--rounds` times, and figures are medians: a machine
+that others share is not equally fast in every minute.
 
 Results are freed as soon as they are made, as most are in a step: memory that the
 allocator has to ask of the system anew takes four times as long to write.
@@ -93,6 +93,8 @@ BATCH_SIZES = {"mlp": 512, "transformer": 32}
 # Floats that are certainly in no cache.
 LARGE = 2**23
 REPEATS = 15
+# Seconds in which a core is measured. One that fails does not keep the others waiting.
+TIMEOUT = 300
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,7 +131,7 @@ def calibrate(workload: str, num_microbatches: int, cores: Sequence[int]) -> Rat
     ]
     for process in processes:
         process.start()
-    found = [results.get() for _ in processes]
+    found = [results.get(timeout=TIMEOUT) for _ in processes]
     for process in processes:
         process.join()
     names = [field.name for field in dataclasses.fields(Rates)]
@@ -229,7 +231,7 @@ def _seconds(
     run()
     taken = []
     for _ in range(REPEATS):
-        barrier.wait()
+        barrier.wait(TIMEOUT)
         start = time.perf_counter()
         run()
         taken.append(time.perf_counter() - start)
@@ -277,7 +279,8 @@ def predict(
         batch_size=batch_size,
         num_slots=0,
     )
-    remat: Remat = "none" if side.remat == "except_last" else side.remat
+    if side.remat == "except_last":
+        raise ValueError("No layout of the planner keeps the last microbatch alone.")
     return question.predict(
         Layout(
             num_replicas=1,
@@ -285,7 +288,7 @@ def predict(
             num_shards=1,
             num_microbatches=M,
             schedule=side.schedule or "gpipe",
-            remat=remat,
+            remat=side.remat,
         )
     )
 
@@ -297,14 +300,16 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--workloads", default="mlp,transformer", help="with commas")
+    parser.add_argument(
+        "--workloads", nargs="+", choices=list(BATCH_SIZES), default=list(BATCH_SIZES)
+    )
     parser.add_argument("--json", metavar="FILE", help="also write the rows there")
     flags = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     known: dict[str, Workload] = {}
     rows = []
     for name, K, M, schedule, remat in CONFIGURATIONS:
-        if name not in flags.workloads.split(","):
+        if name not in flags.workloads:
             continue
         if name not in known:
             known[name] = read(name)

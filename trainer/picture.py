@@ -90,7 +90,7 @@ def _drawn(
             steps,
             losses,
             color=next(colours),
-            marker="o" if len(steps) < _MOST_DOTS else "",
+            marker="o" if len(steps) <= _MOST_DOTS else "",
             markersize=4,
             linewidth=1.4,
             label=f"{name}, {losses[-1]:.3f} at the end",
