@@ -21,7 +21,8 @@
 # | L | layers |
 #
 # The source is [guide.py](guide.py), the notebook [guide.ipynb](guide.ipynb), and this
-# text with its pictures [guide.md](guide.md). `make guide` runs it all anew.
+# text with its pictures [guide.md](guide.md). `make guide` runs it all anew,
+# which takes two cores some four minutes.
 
 # %% [markdown]
 # ## Set-up
