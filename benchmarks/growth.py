@@ -42,17 +42,19 @@ def measure(*, M: int, K: int, blocks: int, steps: int = 10) -> tables.Row:
     with Worker(side) as worker:
         first = worker.step().seconds
         seconds = [worker.step().seconds for _ in range(steps)]
-        graph, memory = worker.graph(), worker.memory()
-        return {
-            "M": M,
-            "K": K,
-            "blocks": blocks,
-            "step ms": 1e3 * float(np.median(seconds)),
-            "start-up s": worker.build_seconds + first,
-            "step MiB": (memory.peak - memory.before) / MIB,
-            "nodes": graph.num_nodes,
-            "function nodes": graph.num_function_nodes,
-        }
+        graph = worker.graph()
+    with Worker(side, for_memory=True) as other:
+        memory = other.memory()
+    return {
+        "M": M,
+        "K": K,
+        "blocks": blocks,
+        "step ms": 1e3 * float(np.median(seconds)),
+        "start-up s": worker.build_seconds + first,
+        "step MiB": (memory.peak - memory.before) / MIB,
+        "nodes": graph.num_nodes,
+        "function nodes": graph.num_function_nodes,
+    }
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:

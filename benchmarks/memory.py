@@ -25,7 +25,7 @@ MIB = 2**20
 
 def measure(side: Side) -> tables.Row:
     """Trains in a process of its own and returns the memory it took."""
-    with Worker(side) as worker:
+    with Worker(side, for_memory=True) as worker:
         memory = worker.memory()
         expected = None if side.schedule is None else worker.expected_memory()
     return {

@@ -34,7 +34,7 @@ def measure(sides: list[Side], *, steps: int, warmup: int) -> list[tables.Row]:
     turns = turns[warmup:]
     rows = []
     for number, side in enumerate(sides):
-        with Worker(side) as worker:
+        with Worker(side, for_memory=True) as worker:
             memory = worker.memory()
         rows.append(
             {

@@ -62,7 +62,7 @@ def measure(
         seconds = [turn[name].seconds for turn in timed]
         measured = timelines[name]
         theory = simulate(measured.schedule, costs_of(measured)).timeline
-        with Worker(side) as worker:
+        with Worker(side, for_memory=True) as worker:
             memory = worker.memory()
         rows.append(
             {

@@ -146,29 +146,27 @@ def _two_at_once(cores: tuple[int, ...], steps: int) -> float:
     return statistics.median(ratios)
 
 
-def _two_stages(workload: str, num_microbatches: int, cores: tuple[int, ...]) -> Worker:
+def _two_stages(workload: str, num_microbatches: int, cores: tuple[int, ...]) -> Side:
     """Returns a pipeline that TensorFlow runs as it does by itself."""
-    return Worker(
-        Side(
-            workload=workload,
-            num_stages=2,
-            num_microbatches=num_microbatches,
-            schedule="1f1b",
-            cores=cores,
-        )
+    return Side(
+        workload=workload,
+        num_stages=2,
+        num_microbatches=num_microbatches,
+        schedule="1f1b",
+        cores=cores,
     )
 
 
 def _seconds_an_action(cores: tuple[int, ...]) -> float:
     """Returns what an action takes that has next to nothing to do."""
-    with _two_stages("actions", 64, cores) as worker:
+    with Worker(_two_stages("actions", 64, cores)) as worker:
         seconds = [worker.step().seconds for _ in range(30)][10:]
     return statistics.median(seconds) / (2 * 2 * 64)
 
 
 def _memory(cores: tuple[int, ...]) -> float:
     """Returns the measured memory of a step, of what is expected."""
-    with _two_stages("transformer", 8, cores) as worker:
+    with Worker(_two_stages("transformer", 8, cores), for_memory=True) as worker:
         memory = worker.memory()
         return (memory.peak - memory.before) / worker.expected_memory()
 

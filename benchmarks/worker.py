@@ -120,16 +120,19 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
 
     Args:
         side: What the model is. It is built before the constructor returns.
+        for_memory: Whether tensors come from the system's allocator also where
+            TensorFlow has oneDNN's operations on, whose pool keeps what is freed:
+            what `memory` needs, and not what a step is timed with.
 
     Raises:
         RuntimeError: If the process stops by itself.
     """
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: Side, *, for_memory: bool = False) -> None:
         self.side = side
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, side))
+        self._process = context.Process(target=_serve, args=(theirs, side, for_memory))
         self._process.start()
         theirs.close()
         self.build_seconds: float = self._receive()
@@ -156,8 +159,16 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         return self._ask("graph")
 
     def memory(self) -> Memory:
-        """Trains a step and measures the memory it takes."""
-        return self._ask("memory")
+        """Trains a step and measures the memory it takes.
+
+        Raises:
+            RuntimeError: If TensorFlow's allocator keeps what is freed, so that the
+                process' resident memory does not tell what a step holds.
+        """
+        result: Memory | str = self._ask("memory")
+        if isinstance(result, str):
+            raise RuntimeError(result)
+        return result
 
     def timeline(self) -> Timeline:
         """Trains a step and returns when its actions ran."""
@@ -188,11 +199,13 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             ) from None
 
 
-def _serve(connection: Connection, side: Side) -> None:
+def _serve(connection: Connection, side: Side, for_memory: bool) -> None:
     """Runs in the process: builds the model, then obeys until the pipe closes."""
     # Before TensorFlow starts its threads, which inherit it.
     os.sched_setaffinity(0, side.cores)
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    if for_memory:
+        os.environ["TF_ONEDNN_USE_SYSTEM_ALLOCATOR"] = "1"
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -312,12 +325,19 @@ class _Trainer:
             num_function_nodes=sum(len(function.node_def) for function in functions),
         )
 
-    def memory(self) -> Memory:
+    def memory(self) -> Memory | str:
         libc = ctypes.CDLL(None)
         # Gives freed tensors back to the system at once, so that what is resident is
         # what is held, not what each thread has kept for later.
         libc.mallopt(_M_MMAP_THRESHOLD, 2**16)
         libc.mallopt(_M_MMAP_MAX, 2**20)
+        if not _frees_tensors():
+            return (
+                "Resident memory does not tell what a step takes: TensorFlow's "
+                "allocator keeps the tensors that are freed, as oneDNN's does. Use "
+                "`Worker(side, for_memory=True)`, which sets "
+                "TF_ONEDNN_USE_SYSTEM_ALLOCATOR=1."
+            )
         # The first step also takes what TensorFlow needs to prepare its functions.
         self._train_step((self._x, self._y))
         libc.malloc_trim(0)
@@ -484,6 +504,17 @@ def _least_seconds(function: Any, *args: Any) -> float:
         function(*args)
         seconds.append(time.perf_counter() - start)
     return min(seconds)
+
+
+def _frees_tensors() -> bool:
+    """Whether the memory of a tensor goes back to the system with the tensor."""
+    import tensorflow as tf
+
+    before = _resident("VmRSS")
+    tensor = tf.fill((2**24,), 1.0)  # 64 MiB.
+    held = _resident("VmRSS") - before
+    del tensor
+    return _resident("VmRSS") - before < held / 2
 
 
 def _resident(field: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import time
 
@@ -249,10 +250,34 @@ def test_measured_times_move_layers_to_the_faster_stage():
     assert "balanced by measured stage times" in str(after)
 
 
+@pytest.fixture
+def without_fusion():
+    """Has TensorFlow run each operation by itself.
+
+    Where the operations behind a product are in one stage with it, Grappler's remapper
+    makes one of them all, which in oneDNN rounds differently.
+    """
+    tf.config.optimizer.set_experimental_options({"remapping": False})
+    yield
+    tf.config.optimizer.set_experimental_options({"remapping": True})
+
+
 @pytest.mark.parametrize(
     ("make", "num_replicas"), [(dropped, None), (dropped, 2), (normalised, 1)]
 )
-def test_training_goes_on_exactly_after_a_new_cut(make, num_replicas):
+def test_training_goes_on_to_the_last_bit_after_a_new_cut(
+    without_fusion, make, num_replicas
+):
+    train_with_new_cuts(make, num_replicas, np.testing.assert_array_equal)
+
+
+def test_training_goes_on_to_rounding_after_a_new_cut_where_operations_are_fused():
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7)
+    train_with_new_cuts(dropped, None, close)
+
+
+def train_with_new_cuts(make, num_replicas, compare):
+    """Compares three epochs of one cut with an epoch of each of three."""
     rows = X[:8]
     y = np.zeros((8, 4), np.float32)
 
@@ -281,11 +306,11 @@ def test_training_goes_on_exactly_after_a_new_cut(make, num_replicas):
         strategy = tfgpipe.PipelineStrategy(num_stages=3, num_replicas=num_replicas)
         with strategy.scope():
             kept, recut = train(False), train(True)
-    np.testing.assert_array_equal(kept[2], recut[2])
+    compare(kept[2], recut[2])
     pairs = [(kept[0].variables, recut[0].variables)]
     pairs += [(kept[0].optimizer.variables, recut[0].optimizer.variables)]
     for a, b in itertools.chain(*(zip(*pair, strict=True) for pair in pairs)):
-        np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=a.path)
+        compare(a.numpy(), b.numpy(), err_msg=a.path)
     if num_replicas is None:
         _, layer, _ = recut
         optimizer = recut[0].optimizer
