@@ -38,6 +38,8 @@
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# oneDNN's allocator would keep what is freed, and memory is measured below.
+os.environ["TF_ONEDNN_USE_SYSTEM_ALLOCATOR"] = "1"
 import ctypes
 import dataclasses
 import re
@@ -401,6 +403,13 @@ def resident(name):
     return 1024 * int(re.search(rf"{name}:\s+(\d+)", status)[1])
 
 
+before = resident("VmRSS")
+tensor = tf.fill((2**24,), 1.0)
+held = resident("VmRSS") - before
+del tensor
+assert resident("VmRSS") - before < held / 2, "the allocator keeps what is freed"
+
+
 def step_memory(remat):
     model = tfgpipe.PipelinedModel(
         deep(), num_stages=K, num_microbatches=M, remat=remat
@@ -580,8 +589,8 @@ tfgpipe.plot_timelines(timelines)
 # The paper balances by an estimate of each layer's cost and says itself that imbalance
 # costs AmoebaNet its linear speed-up. Here the cut is the best one for the costs given,
 # which can be parameters, FLOPs, measured time or memory, within a `memory_limit` if there is one.
-# A model that trains already is cut anew, and goes on exactly:
-# `tfgpipe.recut(model, plan.rebalance(measured).counts)`.
+# `tfgpipe.recut(model, plan.rebalance(measured).counts)` changes the partition of a model
+# that trains already, which goes on as it would have, to rounding.
 
 # %% [markdown]
 # ## Batch normalisation
@@ -874,7 +883,8 @@ assert compared.largest_difference <= 1 and compared.identical > 0.9
 # *Does a saved run go on exactly, and must it go on in the same cut?*
 #
 # Exactly, and no. Stages are where weights are, not what they are: a checkpoint names
-# layers, and fits any cut. A run of four stages is saved, goes on for three steps, and
+# layers, and fits any cut (in another cut TensorFlow may fuse other operations, so that
+# the last bit can differ). A run of four stages is saved, goes on for three steps, and
 # the same three steps are made by two stages that have loaded it, Adam's slots included:
 
 # %% checkpoint

@@ -116,7 +116,12 @@ def plan(
 
 
 def recut(model: keras.Model, balance: Sequence[int] | Sequence[str]) -> None:
-    """Cuts the pipeline in a model anew, and goes on with its training exactly.
+    """Changes the layers of each stage of a model that is trained already.
+
+    Training goes on as it would have, to rounding: TensorFlow may fuse other operations
+    where stages end elsewhere, and a fused operation can differ in the last bit. With
+    `tf.config.optimizer.set_experimental_options({"remapping": False})` nothing is
+    fused, and the bits are equal.
 
     Weights and optimizer slots move to the devices of their new stages. The functions
     that `fit`, `evaluate` and `predict` have traced are made again at their next use.

@@ -280,7 +280,8 @@ class PipelinedLayer(keras.layers.Layer):
     ) -> None:
         """Cuts the layers anew, and moves weights and slots to their new devices.
 
-        Values stay, so training goes on exactly as it would have. Functions that were
+        Values stay, so training goes on as it would have, to rounding: TensorFlow may
+        fuse other operations where stages end elsewhere. Functions that were
         traced before hold the old variables: `tfgpipe.recut` renews those of a model;
         those of your own must be made again.
 
