@@ -77,6 +77,30 @@ def test_the_scope_is_found_and_takes_updates():
     assert seams.current_stateless_scope() is None
 
 
+def test_layers_of_keras_that_their_configuration_makes_are_known():
+    reshape = keras.Model(x := keras.Input((4,)), keras.ops.reshape(x, (-1, 2)))
+    complete = [
+        keras.layers.Dense(2),
+        keras.layers.LSTM(2),
+        keras.layers.BatchNormalization(),
+        reshape.layers[-1],
+    ]
+    assert all(map(seams.has_complete_config, complete)), MOVED
+    others = [
+        keras.layers.Lambda(lambda x: x),
+        keras.layers.Normalization(),
+        keras.Sequential([keras.layers.Dense(2)]),
+    ]
+    public = [getattr(keras.layers, name) for name in dir(keras.layers)]
+    others += [
+        object.__new__(kind)
+        for kind in public
+        if kind in (keras.layers.JaxLayer, keras.layers.TFSMLayer)
+        or hasattr(kind, "adapt")
+    ]
+    assert not any(map(seams.has_complete_config, others)), MOVED
+
+
 def test_the_optimizer_of_the_model_being_called_is_found():
     class Looks(keras.layers.Layer):
         def call(self, x):

@@ -93,6 +93,19 @@ def is_trainable(layer: Any) -> tuple[bool, ...]:
     return tuple(inner.trainable for inner in inner_layers(layer))
 
 
+def has_complete_config(layer: Any) -> bool:
+    """Returns whether it is of Keras and computes by its configuration alone.
+
+    So do all layers and operations in these packages but `Lambda` and those that have
+    learnt of data. Layers around other frameworks' functions are in other packages.
+    """
+    module = type(layer).__module__
+    others = ("keras.src.layers.core.lambda_layer", "keras.src.layers.preprocessing.")
+    if module.startswith(others):
+        return False
+    return module.startswith(("keras.src.layers.", "keras.src.ops."))
+
+
 def inner_names(layer: Any) -> list[str]:
     """Returns the names of a layer and of all layers inside it."""
     return [inner.name for inner in inner_layers(layer)] or [layer.name]
