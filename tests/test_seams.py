@@ -361,6 +361,45 @@ def test_an_optimizer_is_applied_by_what_it_was_given():
     assert [v is weight for v in seams.weights_of(optimizer)] == [True], MOVED
 
 
+def _several(optimizer):
+    return keras.optimizers.MultiOptimizer(lambda variable: optimizer)
+
+
+OPTIMIZERS = {
+    "sgd": (lambda: keras.optimizers.SGD(momentum=0.9), 1),
+    "adam": (keras.optimizers.Adam, 2),
+    "amsgrad": (lambda: keras.optimizers.Adam(amsgrad=True), 3),
+    "adafactor": (keras.optimizers.Adafactor, 3),
+    "averages": (lambda: keras.optimizers.SGD(use_ema=True), 1),
+    "accumulates": (
+        lambda: keras.optimizers.Lion(gradient_accumulation_steps=2),
+        2,
+    ),
+    "scales": (
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.RMSprop()),
+        1,
+    ),
+    "several": (lambda: _several(keras.optimizers.Adam()), 2),
+    "none": (keras.optimizers.SGD, 0),
+}
+
+
+@pytest.mark.parametrize(("make", "count"), OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_slots_are_found_by_the_weight_that_they_are_kept_for(make, count):
+    # Paths that begin like another one's, and that are the same.
+    weights = [
+        keras.Variable(np.ones((2, size), "float32"), name=name)
+        for size, name in enumerate(["w", "w_gate", "w"], 2)
+    ]
+    optimizer = make()
+    optimizer.build(weights)
+    kept = seams.slots(optimizer)
+    assert [len(kept.get(id(w), [])) for w in weights] == [count] * 3, MOVED
+    if not isinstance(optimizer, keras.optimizers.Adafactor):
+        slots = [(w, slot) for w in weights for slot in kept.get(id(w), [])]
+        assert all(w.shape == slot.shape for w, slot in slots)
+
+
 def test_a_variable_is_shown_as_one_of_its_copies():
     strategy = tfgpipe.PipelineStrategy(num_stages=1, num_replicas=2)
     with strategy.scope():

@@ -282,6 +282,27 @@ def weights_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     return list(optimizer._trainable_variables)
 
 
+def slots(optimizer: keras.optimizers.Optimizer) -> dict[int, list[keras.Variable]]:
+    """Returns by `id` of each weight what a built optimizer keeps for it.
+
+    Keras' optimizers hold it in lists with one entry for each weight, in the order of
+    the weights: `_momentums[i]` is of the weight `i`, or None if that has none.
+    """
+    found: dict[int, list[keras.Variable]] = {}
+    inside = [getattr(optimizer, "inner_optimizer", None)]  # Of a LossScaleOptimizer.
+    inside += getattr(optimizer, "_inner_optimizers", [])  # Of a MultiOptimizer.
+    for each in filter(None, (optimizer, *inside)):
+        weights = each._trainable_variables
+        for name, kept in vars(each).items():
+            if name in ("_variables", "_trainable_variables"):
+                continue
+            if isinstance(kept, list) and len(kept) == len(weights):
+                for weight, slot in zip(weights, kept, strict=True):
+                    if isinstance(slot, keras.Variable):
+                        found.setdefault(id(weight), []).append(slot)
+    return found
+
+
 @contextlib.contextmanager
 def shown(copies: Sequence[tuple[keras.Variable, tf.Variable]]) -> Iterator[None]:
     """Keras variables are one of their copies over replicas, inside."""
