@@ -60,6 +60,8 @@ class EncoderBlock(keras.layers.Layer):
         The input's.
     """
 
+    config_is_complete = True
+
     def __init__(
         self, *, num_heads: int = 4, mlp_ratio: int = 4, **kwargs: Any
     ) -> None:
@@ -102,6 +104,8 @@ class ShardedEncoderBlock(EncoderBlock):
         num_shards: T, which divides the heads.
         **kwargs: Arguments of `EncoderBlock`.
     """
+
+    config_is_complete = True
 
     def __init__(self, *, num_shards: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -28,6 +28,8 @@ class Segments(keras.layers.Layer):
     [[1 1 1 2 2]]
     """
 
+    config_is_complete = True
+
     def call(self, inputs: Any) -> Any:
         """Returns the number of each byte's document."""
         starts = ops.cast(ops.equal(inputs, packing.START), "int32")

@@ -28,6 +28,8 @@ class Positions(keras.layers.Layer):
         The same.
     """
 
+    config_is_complete = True
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
@@ -70,6 +72,8 @@ class Block(keras.layers.Layer):
     Output shape:
         The same.
     """
+
+    config_is_complete = True
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from keras.src import testing
 import tfgpipe
 from tests import compare
 from tests.stacks import dense, normalised, regularised
-from tfgpipe import policies
+from tfgpipe import policies, seams
 from tfgpipe.stage import REMAT_MODES
 
 X = np.random.default_rng(0).standard_normal((12, 5), dtype=np.float32)
@@ -688,3 +688,30 @@ def test_gradients_of_gradients_of_weights_are_refused():
 
     with pytest.raises(LookupError, match="InplaceAdd"):
         second(x)
+
+
+class SumsUnmasked(keras.layers.Layer):
+    """Sums two inputs where the masks of both say so."""
+
+    def call(self, inputs, mask=None):
+        mask = mask or [None, None]
+        masks = [1.0 if m is None else keras.ops.cast(m, "float32") for m in mask]
+        return sum(x * m for x, m in zip(inputs, masks, strict=True))
+
+
+def test_a_mask_that_is_given_leaves_the_callers_tensors_as_they_are():
+    layer = tfgpipe.PipelinedLayer(
+        [SumsUnmasked(), keras.layers.Activation("linear")],
+        num_stages=2,
+        num_microbatches=2,
+    )
+    a, b = tf.ones((2, 3)), 10 * tf.ones((2, 3))
+    own, given = tf.constant([[[True, False, True]] * 2, [[True, True, False]] * 2])
+    seams.set_mask(a, own)
+    y = layer([a, b], mask=[None, given])
+    np.testing.assert_array_equal(y, [[11, 10, 1]] * 2)
+    assert seams.get_mask(a) is own
+    assert seams.get_mask(b) is None
+    y = layer([a, b], mask=[given, given])  # In place of its own.
+    np.testing.assert_array_equal(y, [[11, 11, 0]] * 2)
+    assert seams.get_mask(a) is own

@@ -1205,3 +1205,18 @@ def test_a_schedule_that_cannot_be_run(orders, words):
     plan = Schedule(2, 1, tuple(map(order, orders)))
     with pytest.raises(ValueError, match=words):
         make_model(num_microbatches=1, schedule=plan)
+
+
+@pytest.mark.parametrize("make", [tfgpipe.pipeline, tfgpipe.PipelinedModel])
+def test_the_model_that_is_pipelined_predicts_with_the_weights_as_they_are(make):
+    inputs = keras.Input((4,))
+    hidden = layers.Dense(4)(inputs)
+    model = keras.Model(inputs, layers.Dense(1)(hidden))
+    model.compile("sgd", "mse")
+    x, y = np.ones((4, 4), "float32"), np.ones((4, 1), "float32")
+    model.predict(x, verbose=0)  # Traces.
+    pipelined = make(model, num_stages=2, num_microbatches=2)
+    pipelined.compile(keras.optimizers.SGD(0.5), "mse")
+    pipelined.train_on_batch(x, y)
+    expected = pipelined.predict(x, verbose=0)
+    np.testing.assert_allclose(model.predict(x, verbose=0), expected, rtol=1e-6)

@@ -111,3 +111,35 @@ def test_a_model_without_a_pipeline_holds_nothing_to_show():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)], name="plain")
     with pytest.raises(ValueError, match="'plain', which holds no PipelinedLayer"):
         reports.holdings(model)
+
+
+class Gate(keras.layers.Layer):
+    """Has two weights, of which the path of one begins like the other's."""
+
+    def build(self, shape):
+        self.w = self.add_weight(name="w", shape=(shape[-1],))
+        self.gate = self.add_weight(name="w_gate", shape=(shape[-1],))
+
+    def call(self, x):
+        return x * self.w * self.gate
+
+
+def test_slots_count_once_though_paths_are_the_same():
+    layers = [Gate(name="gate") for _ in range(2)]
+    layer = tfgpipe.PipelinedLayer(layers, balance=[1, 1], num_microbatches=2)
+    model = keras.Sequential([keras.Input((8,)), layer])
+    model.compile("adam")
+    model.optimizer.build(model.trainable_variables)
+    rows = [line.split() for line in tfgpipe.stage_table(model).splitlines()[2:]]
+    assert [row[-5:-1] for row in rows] == [["64", "B", "128", "B"]] * 2
+
+
+def test_the_table_counts_the_factors_that_adafactor_keeps():
+    layers = [keras.layers.Dense(8, use_bias=False) for _ in range(2)]
+    layer = tfgpipe.PipelinedLayer(layers, balance=[1, 1], num_microbatches=2)
+    model = keras.Sequential([keras.Input((8,)), layer])
+    model.compile("adafactor")
+    model.optimizer.build(model.trainable_variables)
+    rows = [line.split() for line in tfgpipe.stage_table(model).splitlines()[2:]]
+    # The velocity's 64 numbers, and 8 for the rows and the columns each.
+    assert [row[-3:-1] for row in rows] == [["320", "B"]] * 2

@@ -77,6 +77,30 @@ def test_the_scope_is_found_and_takes_updates():
     assert seams.current_stateless_scope() is None
 
 
+def test_layers_of_keras_that_their_configuration_makes_are_known():
+    reshape = keras.Model(x := keras.Input((4,)), keras.ops.reshape(x, (-1, 2)))
+    complete = [
+        keras.layers.Dense(2),
+        keras.layers.LSTM(2),
+        keras.layers.BatchNormalization(),
+        reshape.layers[-1],
+    ]
+    assert all(map(seams.has_complete_config, complete)), MOVED
+    others = [
+        keras.layers.Lambda(lambda x: x),
+        keras.layers.Normalization(),
+        keras.Sequential([keras.layers.Dense(2)]),
+    ]
+    public = [getattr(keras.layers, name) for name in dir(keras.layers)]
+    others += [
+        object.__new__(kind)
+        for kind in public
+        if kind in (keras.layers.JaxLayer, keras.layers.TFSMLayer)
+        or hasattr(kind, "adapt")
+    ]
+    assert not any(map(seams.has_complete_config, others)), MOVED
+
+
 def test_the_optimizer_of_the_model_being_called_is_found():
     class Looks(keras.layers.Layer):
         def call(self, x):
@@ -335,6 +359,45 @@ def test_an_optimizer_is_applied_by_what_it_was_given():
     assert applied == ["LossScaleOptimizer"], MOVED  # Which sums, once.
     assert weight.numpy() == [0.0], MOVED
     assert [v is weight for v in seams.weights_of(optimizer)] == [True], MOVED
+
+
+def _several(optimizer):
+    return keras.optimizers.MultiOptimizer(lambda variable: optimizer)
+
+
+OPTIMIZERS = {
+    "sgd": (lambda: keras.optimizers.SGD(momentum=0.9), 1),
+    "adam": (keras.optimizers.Adam, 2),
+    "amsgrad": (lambda: keras.optimizers.Adam(amsgrad=True), 3),
+    "adafactor": (keras.optimizers.Adafactor, 3),
+    "averages": (lambda: keras.optimizers.SGD(use_ema=True), 1),
+    "accumulates": (
+        lambda: keras.optimizers.Lion(gradient_accumulation_steps=2),
+        2,
+    ),
+    "scales": (
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.RMSprop()),
+        1,
+    ),
+    "several": (lambda: _several(keras.optimizers.Adam()), 2),
+    "none": (keras.optimizers.SGD, 0),
+}
+
+
+@pytest.mark.parametrize(("make", "count"), OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_slots_are_found_by_the_weight_that_they_are_kept_for(make, count):
+    # Paths that begin like another one's, and that are the same.
+    weights = [
+        keras.Variable(np.ones((2, size), "float32"), name=name)
+        for size, name in enumerate(["w", "w_gate", "w"], 2)
+    ]
+    optimizer = make()
+    optimizer.build(weights)
+    kept = seams.slots(optimizer)
+    assert [len(kept.get(id(w), [])) for w in weights] == [count] * 3, MOVED
+    if not isinstance(optimizer, keras.optimizers.Adafactor):
+        slots = [(w, slot) for w in weights for slot in kept.get(id(w), [])]
+        assert all(w.shape == slot.shape for w, slot in slots)
 
 
 def test_a_variable_is_shown_as_one_of_its_copies():

@@ -62,6 +62,8 @@ class DeferredBatchNormalization(keras.layers.BatchNormalization):
         ValueError: If it is built with `renorm=True`.
     """
 
+    config_is_complete = True
+
     def build(self, input_shape: Any) -> None:
         """Creates the weights.
 

@@ -182,6 +182,10 @@ class PipelinedLayer(keras.layers.Layer):
         if self._original.inputs is not None:  # A model, with all its weights.
             self._given = _Given(original.symbolic(self._original.inputs), {})
             self.build(None)
+        if isinstance(layers, keras.Model):
+            # What it has traced reads its weights where they were.
+            layers.train_function = layers.test_function = None
+            layers.predict_function = None
 
     @property
     def assembly(self) -> Assembly:
@@ -333,7 +337,8 @@ class PipelinedLayer(keras.layers.Layer):
         Args:
             inputs: What the first layer, or the model, takes, `[B, ...]` each.
             training: Whether layers run as in training.
-            mask: Keras masks to put on the inputs, in the same structure.
+            mask: Keras masks of the inputs, in the same structure. Where one is None,
+                the mask that the input has counts.
             **kwargs: Side inputs, `[B, ...]` each.
         """
         built = self.assembly
@@ -342,8 +347,9 @@ class PipelinedLayer(keras.layers.Layer):
         if optimizer is not None:
             updates.place_optimizer(optimizer)
         if mask is not None:
-            for x, m in zip(*map(keras.tree.flatten, (inputs, mask)), strict=True):
-                seams.set_mask(x, m)
+            pairs = zip(*map(keras.tree.flatten, (inputs, mask)), strict=True)
+            masked = [_masked(x, m) for x, m in pairs]
+            inputs = keras.tree.pack_sequence_as(inputs, masked)
         if seams.asks_for_shapes_alone():
             known = built.known_spec(inputs, kwargs)
             if known is not None:
@@ -520,6 +526,15 @@ class _Given:
 
     inputs: Any
     side_inputs: dict[str, keras.KerasTensor]
+
+
+def _masked(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
+    """Returns a tensor with a mask on it; the one given stays as it is."""
+    if mask is None or seams.get_mask(tensor) is mask:
+        return tensor
+    copy = tf.identity(tensor)
+    seams.set_mask(copy, mask)
+    return copy
 
 
 def _stand_in(spec: keras.KerasTensor) -> tf.Tensor:

@@ -93,6 +93,19 @@ def is_trainable(layer: Any) -> tuple[bool, ...]:
     return tuple(inner.trainable for inner in inner_layers(layer))
 
 
+def has_complete_config(layer: Any) -> bool:
+    """Returns whether it is of Keras and computes by its configuration alone.
+
+    So do all layers and operations in these packages but `Lambda` and those that have
+    learnt of data. Layers around other frameworks' functions are in other packages.
+    """
+    module = type(layer).__module__
+    others = ("keras.src.layers.core.lambda_layer", "keras.src.layers.preprocessing.")
+    if module.startswith(others):
+        return False
+    return module.startswith(("keras.src.layers.", "keras.src.ops."))
+
+
 def inner_names(layer: Any) -> list[str]:
     """Returns the names of a layer and of all layers inside it."""
     return [inner.name for inner in inner_layers(layer)] or [layer.name]
@@ -267,6 +280,27 @@ def update_by(
 def weights_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """Returns the weights that an optimizer was built for."""
     return list(optimizer._trainable_variables)
+
+
+def slots(optimizer: keras.optimizers.Optimizer) -> dict[int, list[keras.Variable]]:
+    """Returns by `id` of each weight what a built optimizer keeps for it.
+
+    Keras' optimizers hold it in lists with one entry for each weight, in the order of
+    the weights: `_momentums[i]` is of the weight `i`, or None if that has none.
+    """
+    found: dict[int, list[keras.Variable]] = {}
+    inside = [getattr(optimizer, "inner_optimizer", None)]  # Of a LossScaleOptimizer.
+    inside += getattr(optimizer, "_inner_optimizers", [])  # Of a MultiOptimizer.
+    for each in filter(None, (optimizer, *inside)):
+        weights = each._trainable_variables
+        for name, kept in vars(each).items():
+            if name in ("_variables", "_trainable_variables"):
+                continue
+            if isinstance(kept, list) and len(kept) == len(weights):
+                for weight, slot in zip(weights, kept, strict=True):
+                    if isinstance(slot, keras.Variable):
+                        found.setdefault(id(weight), []).append(slot)
+    return found
 
 
 @contextlib.contextmanager

@@ -261,10 +261,11 @@ class Stage:
         checks.no_overwriting(self.layers)
         constant = tuple(i for i, w in enumerate(wires) if w.number in mode.constant)
         key: Hashable = None
-        if not self._borrowed:
+        described = None if self._borrowed else twins.description(self.part)
+        if described is not None:
             numbers = twins.numbering(self.part)
             key = (
-                twins.description(self.part),
+                described,
                 tuple((numbers.index(wire.number), wire.is_mask) for wire in wires),
                 tuple(specs),
                 dataclasses.replace(mode, constant=constant),
@@ -294,7 +295,9 @@ class Stage:
                 )
             if not stage_trace.strangers:
                 traced = TracedStage(stage_trace, replay, mode, group, self._library)
-                if key is not None and not stage_trace.refers_outside:
+                # A trace that takes captured variables fits no other stage.
+                shared = not (self._borrowed or stage_trace.refers_outside)
+                if key is not None and shared:
                     self._library.traced[key] = self.part, traced
                 return traced
             self._borrowed += stage_trace.strangers

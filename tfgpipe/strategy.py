@@ -259,9 +259,8 @@ def slots(
     optimizer: keras.optimizers.Optimizer, weights: Iterable[keras.Variable]
 ) -> list[keras.Variable]:
     """Returns what a built optimizer keeps for some weights."""
-    # A slot's name starts with the path of its weight, slashes made underscores.
-    prefixes = tuple(v.path.replace("/", "_") + "_" for v in weights if v.trainable)
-    return [v for v in optimizer.variables if v.name.startswith(prefixes)]
+    kept = seams.slots(optimizer)
+    return [slot for weight in weights for slot in kept.get(id(weight), ())]
 
 
 def copies_of(variable: tf.Variable) -> tuple[tf.Variable, ...]:

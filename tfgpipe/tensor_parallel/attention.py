@@ -64,6 +64,8 @@ class TPMultiHeadAttention(keras.layers.Layer):
             input is no sequence.
     """
 
+    config_is_complete = True
+
     def __init__(
         self,
         num_heads: int,

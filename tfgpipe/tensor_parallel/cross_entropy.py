@@ -58,6 +58,8 @@ class TPCrossEntropy(ShardedLayer):
         ValueError: If there are too few devices, or logits in more or fewer parts.
     """
 
+    config_is_complete = True
+
     def build(self, logits_shape: Any, targets_shape: Any = None) -> None:
         """Checks that there are T parts."""
         if not isinstance(logits_shape[0], (tuple, list)) or (

@@ -64,6 +64,8 @@ class TPDense(ShardedLayer):
             split, or there are too few devices.
     """
 
+    config_is_complete = True
+
     def __init__(
         self,
         units: int,

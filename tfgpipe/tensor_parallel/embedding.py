@@ -59,6 +59,8 @@ class TPEmbedding(ShardedLayer):
         ValueError: If there are too few devices.
     """
 
+    config_is_complete = True
+
     def __init__(
         self,
         input_dim: int,

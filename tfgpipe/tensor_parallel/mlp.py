@@ -58,6 +58,8 @@ class TPMLP(keras.layers.Layer):
         ValueError: As of `TPDense`.
     """
 
+    config_is_complete = True
+
     def __init__(
         self,
         hidden_units: int,

@@ -54,6 +54,8 @@ class TPLayerNormalization(ShardedLayer):
         ValueError: If T does not divide the features, or there are too few devices.
     """
 
+    config_is_complete = True
+
     def __init__(
         self,
         *,

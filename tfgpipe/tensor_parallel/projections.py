@@ -34,6 +34,8 @@ class InputToHeads(ShardedLayer):
         A tuple of T parts `(batch, length, num_heads / T, size)`, each on its device.
     """
 
+    config_is_complete = True
+
     def __init__(
         self,
         num_heads: int,
@@ -84,6 +86,15 @@ class InputToHeads(ShardedLayer):
         heads = self.num_heads // self.num_shards
         return ((*input_shape[:-1], heads, self.size),) * self.num_shards
 
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {
+            **super().get_config(),
+            "num_heads": self.num_heads,
+            "size": self.size,
+            **_shared_config(self),
+        }
+
     def _by_head(self, y: tf.Tensor, *bias: tf.Tensor) -> tf.Tensor:
         heads = self.num_heads // self.num_shards
         y = keras.ops.reshape(y, (*tf.unstack(tf.shape(y)[:-1]), heads, self.size))
@@ -109,6 +120,8 @@ class HeadsToOutput(ShardedLayer):
     Output shape:
         `(batch, length, units)`, on the first device.
     """
+
+    config_is_complete = True
 
     def __init__(
         self,
@@ -156,6 +169,19 @@ class HeadsToOutput(ShardedLayer):
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the shape of the output."""
         return (*input_shape[0][:-2], self.units)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {**super().get_config(), "units": self.units, **_shared_config(self)}
+
+
+def _shared_config(layer: InputToHeads | HeadsToOutput) -> dict[str, Any]:
+    return {
+        "ways": list(layer.ways),
+        "use_bias": layer.use_bias,
+        "kernel_initializer": keras.initializers.serialize(layer.kernel_initializer),
+        "bias_initializer": keras.initializers.serialize(layer.bias_initializer),
+    }
 
 
 def _by_inputs(initializer: Any, *, num_axes: int) -> Any:
