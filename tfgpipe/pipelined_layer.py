@@ -203,6 +203,38 @@ class PipelinedLayer(keras.layers.Layer):
         """The devices, `[replica][stage][shard]`."""
         return self._placement.mesh
 
+    @property
+    def named_layers(self) -> dict[str, keras.layers.Layer]:
+        """The layers inside by name, those of models inside that are opened too."""
+        return self._original.named_layers
+
+    @property
+    def tensors(self) -> tuple[Any, Any]:
+        """The symbolic inputs and outputs, nested, once the layer is built."""
+        return self._original.tensors(self.assembly.recorded)
+
+    def __repr__(self) -> str:
+        """Tells the name, K, M, and each stage's number of calls."""
+        return self.described(schedule="gpipe", of=self)
+
+    def described(self, *, schedule: str, of: keras.layers.Layer) -> str:
+        """Returns the `repr` of this layer, or of the model that it is in.
+
+        Args:
+            schedule: The name of the schedule.
+            of: The layer or model.
+        """
+        balance: Any = self.balance
+        if self._assembly is not None:
+            balance = tuple(len(stage.part.calls) for stage in self.stages)
+        if not isinstance(balance, str):
+            balance = list(balance) if len(balance) <= 8 else "..."
+        return (
+            f"<{type(of).__name__} name={of.name}, num_stages={self.num_stages}, "
+            f"num_microbatches={self.num_microbatches}, schedule={schedule}, "
+            f"balance={balance}, built={of.built}>"
+        )
+
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies the layer, building it first if need be."""
         checks.dense_tensors((inputs, args, kwargs), self.name)
@@ -468,7 +500,7 @@ class PipelinedLayer(keras.layers.Layer):
     def _specs(self, shapes: Any) -> Any:
         """Returns symbolic inputs of these shapes, of the types known so far."""
         known = keras.tree.flatten(self._given.inputs) if self._given else []
-        dtypes = iter([x and x.dtype for x in known])
+        dtypes = iter([None if x is None else x.dtype for x in known])
         default = self.layers[0].compute_dtype if self.layers else None
         return keras.tree.map_shape_structure(
             lambda shape: keras.KerasTensor(shape, next(dtypes, default)), shapes
