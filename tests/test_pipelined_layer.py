@@ -390,11 +390,11 @@ def test_stages_and_devices_are_the_strategys_under_one():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"num_stages": 5}, "num_stages=5 for 4 layers"),
-        ({"num_stages": 0}, "between 1 and the number of layers"),
+        ({"num_stages": 5}, "num_stages=5 for a model of 4 calls"),
+        ({"num_stages": 0}, "Every stage holds at least one call"),
         ({"num_microbatches": 0}, "at least 1. Received 0"),
         ({"num_microbatches": 2.0}, "must be an integer"),
-        ({"balance": [1, 2], "num_stages": None}, "adds up to 3, for 4 layers"),
+        ({"balance": [1, 2], "num_stages": None}, "adds up to 3, for 4 calls"),
         ({"balance": [4, 0], "num_stages": None}, r"balance=\[4, 0\]. Drop the empty"),
         ({"balance": [2, 2], "num_stages": 3}, "num_stages=3 and balance=.*makes 2"),
         ({"balance": "even"}, "'flops', 'time', 'memory'. Received 'even'"),

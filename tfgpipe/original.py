@@ -33,6 +33,11 @@ class Original(abc.ABC):
     def calls(self) -> Sequence[Any]:
         """The layers and operations in the order they are called, some maybe twice."""
 
+    @property
+    @abc.abstractmethod
+    def closed(self) -> Mapping[int, str]:
+        """As `Recording.closed`."""
+
     @abc.abstractmethod
     def record(self, inputs: Any, side_inputs: Specs) -> Recording:
         """Returns its calls, building layers that are not yet built.
@@ -92,7 +97,7 @@ class Original(abc.ABC):
         names = [entry for entry in balance if isinstance(entry, str)]
         if not names:
             numbers = [entry for entry in balance if not isinstance(entry, str)]
-            return partition.check_counts(numbers, len(calls))
+            return partition.check_counts(numbers, [layer.name for layer in calls])
         ends = [0]
         for name in names:
             found = [i for i, layer in enumerate(calls) if layer.name == name]
@@ -135,6 +140,11 @@ class LayerList(Original):
     def calls(self) -> Sequence[Any]:
         """The layers."""
         return self.layers
+
+    @property
+    def closed(self) -> Mapping[int, str]:
+        """As `Recording.closed`."""
+        return recording.closed_in_list(self.layers)
 
     def record(self, inputs: Any, side_inputs: Specs) -> Recording:
         """Returns the calls of the layers one after another."""
@@ -199,6 +209,11 @@ class KerasModel(Original):
     def calls(self) -> Sequence[Any]:
         """The layers and operations in the order Keras runs them."""
         return [call.layer for call in self._recording.network.calls]
+
+    @property
+    def closed(self) -> Mapping[int, str]:
+        """As `Recording.closed`."""
+        return self._recording.closed
 
     def record(self, inputs: Any = None, side_inputs: Specs | None = None) -> Recording:
         """Returns the calls that the model remembers."""

@@ -13,10 +13,10 @@ from tfgpipe import (
     assembly,
     checks,
     original,
-    partition,
     placement,
     planning,
     policies,
+    profiles,
     rows,
     schedules,
     seams,
@@ -168,11 +168,12 @@ class PipelinedLayer(keras.layers.Layer):
             checks.counts_for_stages(self.balance, balance, num_stages)
             num_stages = len(self.balance)
         self._given_num_stages = num_stages
+        self._check_possible(num_stages)
         num_shards = shards.count(self._original.calls)
         checks.compiles_on_one_device(self.jit_compile, num_shards)
         self._placement = placement.choose(num_stages, self.devices, num_shards)
         self.num_stages = self.mesh.num_stages
-        partition.check_num_stages(self.num_stages, len(self._original.calls))
+        self._check_possible(self.num_stages)
         self.supports_masking = True
         # One XLA cluster is one device; stages are compiled one by one instead.
         self.supports_jit = False
@@ -477,6 +478,10 @@ class PipelinedLayer(keras.layers.Layer):
         self._given = _Given(**keras.saving.deserialize_keras_object(config))
         self.build(None)
         self.built = True
+
+    def _check_possible(self, num_stages: int | None) -> None:
+        given = self._original
+        profiles.check_possible(given.calls, num_stages, given.closed)
 
     def _put(self, stage: Stage, variables: Sequence[keras.Variable]) -> None:
         """Brings variables to a stage, those that are parts to their shards."""

@@ -15,6 +15,7 @@ from tfgpipe import (
     mesh,
     original,
     processes,
+    profiles,
     recording,
     schedules,
     seams,
@@ -125,13 +126,15 @@ class PipelinedModel(seams.Replicated):
     ) -> None:
         # The layers inside cast what they are given, each to its own dtype.
         super().__init__(name=name, dtype=dtype, autocast=False, **kwargs)
+        given = original.make(layers)
+        profiles.check_possible(given.calls, num_stages, given.closed)
         arranged = arrange(
             schedule,
             num_stages=num_stages,
             num_microbatches=num_microbatches,
             balance=balance,
             devices=devices,
-            num_shards=shards.count(original.make(layers).calls),
+            num_shards=shards.count(given.calls),
         )
         self._given_schedule = schedule
         self._given_devices = None if devices is None else tuple(devices)
