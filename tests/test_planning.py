@@ -159,7 +159,9 @@ def test_all_uses_of_a_layer_that_a_step_changes_are_in_one_stage():
     stack = [norm, layers.Dense(5), norm, layers.Dense(5), layers.Dense(5)]
     for balance in QUANTITIES:
         assert plan(stack, balance=balance).counts[0] >= 3
-    words = "num_stages=4 .* most 3 stages.*moving_mean', which.* one stage: 'batch_norm"
+    words = (
+        "num_stages=4 .* most 3 stages.*moving_mean', which.* one stage: 'batch_norm"
+    )
     with pytest.raises(ValueError, match=words):
         plan(stack, num_stages=4)
 

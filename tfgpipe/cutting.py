@@ -16,6 +16,7 @@ from tfgpipe.stage import REMAT_MODES, Remat
 from tfgpipe.transfer import TRANSFER_DTYPES, TransferDtype
 
 
+@checks.with_names_checked()
 def plan(
     model: keras.Model | Sequence[keras.layers.Layer],
     *,

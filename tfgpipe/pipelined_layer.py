@@ -117,6 +117,11 @@ class PipelinedLayer(keras.layers.Layer):
         TypeError: If `layers` holds something that is no layer.
     """
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Refuses arguments by their names in other libraries."""
+        checks.names_of_arguments(cls.__init__, kwargs)
+        return super().__new__(cls, *args, **kwargs)
+
     def __init__(
         self,
         layers: Sequence[keras.layers.Layer] | keras.Model,

@@ -106,6 +106,11 @@ class PipelinedModel(seams.Replicated):
     test_function: Any
     predict_function: Any
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Refuses arguments by their names in other libraries."""
+        checks.names_of_arguments(cls.__init__, kwargs)
+        return super().__new__(cls, *args, **kwargs)
+
     def __init__(
         self,
         layers: Sequence[keras.layers.Layer] | keras.Model,
@@ -508,6 +513,7 @@ class PipelinedModel(seams.Replicated):
         )
 
 
+@checks.with_names_checked("schedule")
 def pipeline(
     model: keras.Model, *, num_microbatches: int, **arguments: Any
 ) -> PipelinedModel:
