@@ -21,6 +21,7 @@ setup(
         "absl-py>=1.4",
         "keras>=3.12,<4",
         "numpy>=1.26,<3",
+        "rich>=13",
         "tensorflow>=2.21,<2.22",
         "tensorflow-model-optimization>=0.8,<0.9",
     ],

@@ -93,6 +93,7 @@ FLOORS = {
     "loss_pipeline": 11,
     # What users touch.
     "pipelined_layer": 11,
+    "summary": 11.5,
     "pipelined_model": 12,
     "cutting": 12,
     "layers": 13,

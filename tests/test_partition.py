@@ -371,28 +371,32 @@ def test_imbalance_is_the_largest_over_the_mean(stage_costs, ratio):
     assert imbalance(stage_costs) == ratio
 
 
-@pytest.mark.parametrize("num_stages", [0, 4])
-def test_a_number_of_stages_that_layers_cannot_fill_is_refused(num_stages):
-    with pytest.raises(ValueError, match=f"num_stages={num_stages} for 3 layers"):
-        partition.check_num_stages(num_stages, 3)
-
-
 @pytest.mark.parametrize(
     ("counts", "words"),
     [
         ([], "each at least 1"),
         ([3, 0], r"each at least 1\. Received balance=\[3, 0\]"),
         ([1.5, 1.5], r"each at least 1\. Received balance=\[1\.5, 1\.5\]"),
-        ([1, 1], r"adds up to 2, for 3 layers"),
+        ([1, 1], r"adds up to 2, for 3 calls: a, b, c\. .* as balance=\['a'\]\."),
     ],
 )
 def test_a_balance_list_that_cannot_be_is_refused(counts, words):
     with pytest.raises(ValueError, match=words):
-        partition.check_counts(counts, 3)
+        partition.check_counts(counts, ["a", "b", "c"])
 
 
 def test_a_balance_list_that_adds_up_is_taken_as_it_is():
-    assert partition.check_counts([2, 1], 3) == (2, 1)
+    assert partition.check_counts([2, 1], ["a", "b", "c"]) == (2, 1)
+
+
+def test_the_names_of_many_calls_are_told_in_part_and_as_cut_points():
+    names = [f"layer_{i}" for i in range(43)]
+    with pytest.raises(ValueError, match="for 43 calls: ") as raised:
+        partition.check_counts([2, 2, 2, 2], names)
+    message = str(raised.value)
+    assert "layer_0, layer_1, " in message
+    assert "layer_5, ... (32 more), layer_38, " in message
+    assert "as balance=['layer_9', 'layer_20', 'layer_31']." in message
 
 
 def test_spans_follow_each_other():

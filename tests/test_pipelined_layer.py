@@ -388,13 +388,48 @@ def test_stages_and_devices_are_the_strategys_under_one():
 
 
 @pytest.mark.parametrize(
+    "make",
+    [
+        tfgpipe.PipelinedLayer,
+        tfgpipe.PipelinedModel,
+        lambda stack, **named: tfgpipe.pipeline(keras.Sequential(stack), **named),
+        tfgpipe.plan,
+    ],
+    ids=["layer", "model", "pipeline", "plan"],
+)
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ({"chunks": 4}, r"Received chunks=4\. Use `num_microbatches`\."),
+        ({"n_microbatches": 4}, r"n_microbatches=4\. Use `num_microbatches`\."),
+        ({"num_micro_batches": 4}, r"Use `num_microbatches`\."),
+        ({"micro_batch_size": 4}, "Use `num_microbatches`: the number of rows of a ba"),
+        ({"num_partitions": 2}, r"Received num_partitions=2\. Use `num_stages`\."),
+        ({"stages": 2, "num_microbatches": 4}, r"Use `num_stages`\."),
+        ({"checkpoint": "never"}, r"checkpoint='never'\. Use `remat`"),
+    ],
+)
+def test_names_of_other_libraries_are_answered_with_the_name_here(make, named, words):
+    with pytest.raises(TypeError, match=words):
+        make([keras.layers.Dense(4), keras.layers.Dense(4)], **named)
+
+
+def test_a_schedule_needs_the_model_that_owns_its_loss():
+    stack = [keras.layers.Dense(4), keras.layers.Dense(4)]
+    with pytest.raises(TypeError, match=r"schedule='1f1b'. Use `tfgpipe.PipelinedM"):
+        tfgpipe.PipelinedLayer(stack, num_microbatches=4, schedule="1f1b")
+    with pytest.raises(ValueError, match=r"Unrecognized keyword arguments.*colour"):
+        tfgpipe.PipelinedLayer(stack, num_microbatches=4, colour="red")
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"num_stages": 5}, "num_stages=5 for 4 layers"),
-        ({"num_stages": 0}, "between 1 and the number of layers"),
+        ({"num_stages": 5}, "num_stages=5 for a model of 4 calls"),
+        ({"num_stages": 0}, "Every stage holds at least one call"),
         ({"num_microbatches": 0}, "at least 1. Received 0"),
         ({"num_microbatches": 2.0}, "must be an integer"),
-        ({"balance": [1, 2], "num_stages": None}, "adds up to 3, for 4 layers"),
+        ({"balance": [1, 2], "num_stages": None}, "adds up to 3, for 4 calls"),
         ({"balance": [4, 0], "num_stages": None}, r"balance=\[4, 0\]. Drop the empty"),
         ({"balance": [2, 2], "num_stages": 3}, "num_stages=3 and balance=.*makes 2"),
         ({"balance": "even"}, "'flops', 'time', 'memory'. Received 'even'"),

@@ -160,7 +160,9 @@ def test_all_uses_of_a_layer_that_a_step_changes_are_in_one_stage():
     stack = [norm, layers.Dense(5), norm, layers.Dense(5), layers.Dense(5)]
     for balance in QUANTITIES:
         assert plan(stack, balance=balance).counts[0] >= 3
-    words = "num_stages=4, and at most 3 can be cut; '.*moving_mean' holds 'batch_norm"
+    words = (
+        "num_stages=4 .* most 3 stages.*moving_mean', which.* one stage: 'batch_norm"
+    )
     with pytest.raises(ValueError, match=words):
         plan(stack, num_stages=4)
 
@@ -386,17 +388,83 @@ def test_the_layer_itself_keeps_the_limit():
         ({"sample": None}, "Received a list of layers and no `sample`"),
         ({"remat": "always"}, "`remat` must be one of"),
         ({"num_microbatches": 0}, "at least 1. Received 0"),
-        ({"balance": [1, 1]}, "adds up to 2, for 3 layers"),
+        ({"balance": [1, 1]}, "adds up to 2, for 3 calls"),
         ({"balance": ["dense_0", "dense_9"]}, "'dense_9', which no layer has.*dense_0"),
         ({"balance": ["dense_1", "dense_0"]}, "in the order they are called"),
         ({"balance": ["dense_2"]}, "not the last"),
         ({"balance": [1, 1, 1]}, "num_stages=2 and balance=.*makes 3. Leave"),
-        ({"num_stages": 4}, "num_stages=4, and at most 3 can be cut. Use fewer"),
+        ({"num_stages": 4}, "num_stages=4 for a model of 3 calls, .* most 3 stages"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         plan(dense(8, 8, 8), **arguments)
+
+
+class Encoder(keras.Model):
+    """Layers in a `call` of its own."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.inside = [keras.layers.Dense(8) for _ in range(3)]
+
+    def call(self, x):
+        for layer in self.inside:
+            x = layer(x)
+        return x
+
+
+def encoder() -> keras.Model:
+    inputs = keras.Input((8,))
+    hidden = keras.layers.Dense(8, name="embed")(inputs)
+    return keras.Model(inputs, Encoder(name="encoder")(hidden), name="deit")
+
+
+@pytest.mark.parametrize("num_stages", [0, 3])
+@pytest.mark.parametrize(
+    "make",
+    [
+        tfgpipe.plan,
+        tfgpipe.pipeline,
+        tfgpipe.PipelinedLayer,
+        tfgpipe.PipelinedModel,
+        lambda model, **k: tfgpipe.pipeline(model, schedule="1f1b", **k),
+    ],
+)
+def test_too_many_stages_are_refused_in_the_same_words_everywhere(make, num_stages):
+    with pytest.raises(ValueError, match="Every stage holds") as raised:
+        make(encoder(), num_stages=num_stages, num_microbatches=2)
+    assert str(raised.value) == (
+        "Every stage holds at least one call of a layer. Received num_stages="
+        f"{num_stages} for a model of 2 calls, embed, encoder, of which at most 2 "
+        "stages can be made. 'encoder' (Encoder) holds 3 layers and 75% of the "
+        "parameters and is one call, since it is a model with a `call` of its own: "
+        "only models are opened that do nothing but run the calls that Keras knows. To "
+        "cut inside, give its layers as a list, or write it as a Functional model. Use "
+        "num_stages=2 or fewer."
+    )
+
+
+@pytest.mark.parametrize("make", [tfgpipe.plan, tfgpipe.PipelinedLayer])
+def test_a_model_in_a_list_is_one_call_and_is_named(make):
+    inner = keras.Sequential([keras.Input((8,)), *Encoder().inside], name="inner")
+    listed = [keras.layers.Dense(8, name="first"), inner]
+    with pytest.raises(ValueError, match=r"2 calls, first, inner, .* at most 2") as e:
+        make(listed, num_stages=4, num_microbatches=2)
+    assert "'inner' (Sequential) holds 3 layers" in str(e.value)
+    assert "since it is a model in a list of layers:" in str(e.value)
+
+
+@pytest.mark.parametrize("make", [tfgpipe.plan, tfgpipe.pipeline])
+def test_a_balance_of_numbers_says_what_it_counts(make):
+    inputs = x = keras.Input((8,), name="x")
+    for i in range(3):
+        x = x + keras.layers.Dense(8, name=f"d{i}")(x)
+    with pytest.raises(ValueError, match="adds up to 4, for 6 calls: ") as raised:
+        make(keras.Model(inputs, x), balance=[2, 2], num_microbatches=2)
+    message = str(raised.value)
+    assert "6 calls: d0, add, d1, add_1, d2, add_2. Correct the list" in message
+    assert message.endswith("each stage but the last, as balance=['d1'].")
 
 
 def test_a_cut_inside_a_layer_names_the_layer_around():

@@ -76,18 +76,18 @@ def doubled():
 
 
 @pytest.mark.parametrize(
-    ("make", "shape", "kwargs"),
+    ("make", "shape", "kwargs", "reason"),
     [
-        (doubled, (4,), {}),
-        (lambda: inner_model(dtype="float16"), (4,), {}),
-        (inner_model, (4, 1), {}),
-        (inner_model, (4,), {"training": False}),
-        (lambda: keras.Sequential([layers.Dense(4)], name="inner"), (4,), {}),
+        (doubled, (4,), {}, "a model with a `call` of its own"),
+        (lambda: inner_model(dtype="float16"), (4,), {}, "of another structure, rank"),
+        (inner_model, (4, 1), {}, "of another structure, rank or type"),
+        (inner_model, (4,), {"training": False}, "further arguments (training)"),
+        (lambda: keras.Sequential([layers.Dense(4)], name="inner"), (4,), {}, ""),
     ],
     ids=["own call", "casts", "squeezes", "arguments", "was not built"],
 )
 def test_a_model_whose_call_does_more_than_run_its_graph_stays_closed(
-    make, shape, kwargs
+    make, shape, kwargs, reason
 ):
     inputs = keras.Input(shape)
     inner = make()
@@ -96,8 +96,10 @@ def test_a_model_whose_call_does_more_than_run_its_graph_stays_closed(
     if inner.name == "inner" and isinstance(inner, keras.Sequential):
         # By its first call it has become one.
         assert names(recorded) == [inner.layers[0].name]
+        assert not recorded.closed
     else:
         assert names(recorded) == ["inner"]
+        assert reason in recorded.closed[0]
 
 
 def test_a_part_of_a_larger_model_leaves_the_rest_out():

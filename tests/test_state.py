@@ -164,7 +164,8 @@ def test_statistics_are_kept_in_one_stage_or_refused_when_the_layer_is_built():
         two_models_of_one_norm(), num_stages=2, num_microbatches=2
     )
     words = (
-        r"at most 1 can be cut; '.*shared/moving_mean' holds 'one' to 'two' together"
+        r"at most 1 stages can be made\. All calls that use '.*shared/moving_mean', "
+        r"which a step changes, are in one stage: 'one' to 'two'\."
     )
     with pytest.raises(ValueError, match=words):
         layer.build((None, 3))

@@ -6,9 +6,11 @@ what was received and what to try.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import keras
 import tensorflow as tf
@@ -193,6 +195,71 @@ def state_moves_once_a_microbatch(
             "outside the pipeline, if that is not meant.",
             stacklevel=2,
         )
+
+
+# What other libraries call an argument, and what to use here.
+_ARGUMENTS_ELSEWHERE = {
+    **dict.fromkeys(
+        ("chunks", "num_chunks", "n_microbatches", "num_micro_batches", "microbatches"),
+        "Use `num_microbatches`.",
+    ),
+    **dict.fromkeys(
+        ("micro_batch_size", "microbatch_size"),
+        "Use `num_microbatches`: the number of rows of a batch, divided by it.",
+    ),
+    **dict.fromkeys(
+        ("num_partitions", "stages", "n_stages", "num_pipeline_stages"),
+        "Use `num_stages`.",
+    ),
+    **dict.fromkeys(
+        ("split_spec", "split_points"),
+        "Use `balance`, with the names of the layers that end each stage but the last.",
+    ),
+    **dict.fromkeys(
+        ("checkpoint", "recompute"),
+        'Use `remat`: "stage" for torchgpipe\'s "always", "except_last", or "none" for '
+        '"never".',
+    ),
+    "schedule": "Use `tfgpipe.PipelinedModel`, or `tfgpipe.pipeline(model, ...)`: "
+    "schedules beyond GPipe's need the loss inside the pipeline.",
+    "loss_fn": "Use `tfgpipe.PipelinedModel`, and `compile(loss=...)`.",
+}
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+def names_of_arguments(
+    function: Callable[..., Any], given: Mapping[str, Any], *others: str
+) -> None:
+    """Raises TypeError for an argument by the name that another library has for it.
+
+    Python by itself would complain of the argument that is missing in its place.
+
+    Args:
+        function: What is called.
+        given: The keyword arguments.
+        *others: Names that the function's `**kwargs` takes.
+    """
+    known = {*inspect.signature(function).parameters, *others}
+    for name in given:
+        if name in _ARGUMENTS_ELSEWHERE and name not in known:
+            raise TypeError(
+                "An argument has another name here, or another place. Received "
+                f"{name}={given[name]!r}. {_ARGUMENTS_ELSEWHERE[name]}"
+            )
+
+
+def with_names_checked(*others: str) -> Callable[[_Call], _Call]:
+    """Decorates a function to call `names_of_arguments` first."""
+
+    def decorated(function: _Call) -> _Call:
+        @functools.wraps(function)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            names_of_arguments(function, kwargs, *others)
+            return function(*args, **kwargs)
+
+        return cast(_Call, checked)
+
+    return decorated
 
 
 def layer_list(

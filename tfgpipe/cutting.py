@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tfgpipe import checks, original, planning, rows, shards
+from tfgpipe import checks, original, planning, profiles, rows, shards
 from tfgpipe import mesh as mesh_lib
 from tfgpipe.pipelined_layer import PipelinedLayer
 from tfgpipe.planning import Plan
@@ -16,6 +16,7 @@ from tfgpipe.stage import REMAT_MODES, Remat
 from tfgpipe.transfer import TRANSFER_DTYPES, TransferDtype
 
 
+@checks.with_names_checked()
 def plan(
     model: keras.Model | Sequence[keras.layers.Layer],
     *,
@@ -83,7 +84,8 @@ def plan(
     if isinstance(balance, str):
         chosen = checks.choice("balance", balance, QUANTITIES)
         there = len(mesh_lib.default_devices()) // shards.count(given.calls)
-        num_stages = num_stages or max(there, 1)
+        num_stages = max(there, 1) if num_stages is None else num_stages
+        profiles.check_possible(given.calls, num_stages, given.closed)
     else:
         chosen = given.counts(balance)
         checks.counts_for_stages(chosen, balance, num_stages)

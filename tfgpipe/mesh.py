@@ -78,6 +78,14 @@ class Mesh:
         """Returns the devices of stage `k` in one replica, one a shard."""
         return self.devices[replica][k]
 
+    def short_names(self, k: int) -> str:
+        """Returns the devices of stage `k` as people read them.
+
+        Those of its shards are joined by a plus sign, those of replicas by a comma.
+        """
+        of_replicas = (replica[k] for replica in self.devices)
+        return ", ".join(" + ".join(map(short_name, names)) for names in of_replicas)
+
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
 class ShardingSpec:

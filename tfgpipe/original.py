@@ -33,6 +33,11 @@ class Original(abc.ABC):
     def calls(self) -> Sequence[Any]:
         """The layers and operations in the order they are called, some maybe twice."""
 
+    @property
+    @abc.abstractmethod
+    def closed(self) -> Mapping[int, str]:
+        """As `Recording.closed`."""
+
     @abc.abstractmethod
     def record(self, inputs: Any, side_inputs: Specs) -> Recording:
         """Returns its calls, building layers that are not yet built.
@@ -57,6 +62,24 @@ class Original(abc.ABC):
         """Returns a plain Keras model of the same layers."""
 
     @abc.abstractmethod
+    def tensors(self, recorded: Recording) -> tuple[Any, Any]:
+        """Returns the symbolic inputs and outputs of a recording, each nested."""
+
+    @property
+    def named_layers(self) -> dict[str, Any]:
+        """The layers by name: those that it lists, then those inside its models."""
+        named: dict[str, Any] = {}
+        for layer in (*self.listed, *self.calls):
+            if isinstance(layer, keras.layers.Layer):
+                named.setdefault(layer.name, layer)
+        return named
+
+    @property
+    def listed(self) -> Sequence[keras.layers.Layer]:
+        """The layers as the list or the model lists them."""
+        return self.layers
+
+    @abc.abstractmethod
     def get_config(self) -> Any:
         """Returns what `from_config` makes it again from."""
 
@@ -74,7 +97,7 @@ class Original(abc.ABC):
         names = [entry for entry in balance if isinstance(entry, str)]
         if not names:
             numbers = [entry for entry in balance if not isinstance(entry, str)]
-            return partition.check_counts(numbers, len(calls))
+            return partition.check_counts(numbers, [layer.name for layer in calls])
         ends = [0]
         for name in names:
             found = [i for i, layer in enumerate(calls) if layer.name == name]
@@ -118,9 +141,15 @@ class LayerList(Original):
         """The layers."""
         return self.layers
 
+    @property
+    def closed(self) -> Mapping[int, str]:
+        """As `Recording.closed`."""
+        return recording.closed_in_list(self.layers)
+
     def record(self, inputs: Any, side_inputs: Specs) -> Recording:
         """Returns the calls of the layers one after another."""
         checks.side_inputs_are_asked_for(self.layers, side_inputs)
+        inputs, side_inputs = _model_inputs((inputs, dict(side_inputs)))
         self._structure, self._side_inputs = inputs, tuple(side_inputs)
         return recording.from_layers(self.layers, inputs, side_inputs)
 
@@ -142,17 +171,17 @@ class LayerList(Original):
 
     def plain(self, inputs: Any, side_inputs: Specs) -> keras.Model:
         """Returns a Sequential; with several inputs, a Functional model."""
+        inputs, side_inputs = _model_inputs((inputs, dict(side_inputs)))
         if isinstance(inputs, keras.KerasTensor) and not side_inputs:
-            first = keras.Input(batch_shape=inputs.shape, dtype=inputs.dtype)
-            return keras.Sequential([first, *self.layers])
-        inputs, side_inputs = keras.tree.map_structure(
-            lambda x: (
-                None if x is None else keras.Input(batch_shape=x.shape, dtype=x.dtype)
-            ),
-            (inputs, dict(side_inputs)),
-        )
+            return keras.Sequential([inputs, *self.layers])
         outputs = self.output_spec(inputs, side_inputs)
         return keras.Model((inputs, side_inputs) if side_inputs else inputs, outputs)
+
+    def tensors(self, recorded: Recording) -> tuple[Any, Any]:
+        """Returns what the first layer was called on and what the last one gave."""
+        specs = recorded.specs
+        outputs = keras.tree.map_structure(lambda v: specs[v.number], recorded.output)
+        return self._structure, outputs
 
     def get_config(self) -> Any:
         """Returns each layer's configuration once, and the order of their calls."""
@@ -181,6 +210,11 @@ class KerasModel(Original):
         """The layers and operations in the order Keras runs them."""
         return [call.layer for call in self._recording.network.calls]
 
+    @property
+    def closed(self) -> Mapping[int, str]:
+        """As `Recording.closed`."""
+        return self._recording.closed
+
     def record(self, inputs: Any = None, side_inputs: Specs | None = None) -> Recording:
         """Returns the calls that the model remembers."""
         checks.same_side_inputs((), side_inputs or {})
@@ -204,6 +238,15 @@ class KerasModel(Original):
     def plain(self, inputs: Any, side_inputs: Specs) -> keras.Model:
         """Returns the model itself."""
         return self._model
+
+    def tensors(self, recorded: Recording) -> tuple[Any, Any]:
+        """Returns the inputs and outputs of the model."""
+        return self._graph.input, self._graph.output
+
+    @property
+    def listed(self) -> Sequence[keras.layers.Layer]:
+        """The layers of the model, inputs among them."""
+        return self._model.layers
 
     def get_config(self) -> Any:
         """Returns the model's configuration."""
@@ -272,6 +315,16 @@ def copied_if_unbuilt(layers: Any) -> Any:
             layer if layer.built else type(layer).from_config(layer.get_config())
         )
     return [copies[id(layer)] for layer in layers]
+
+
+def _model_inputs(specs: Any) -> Any:
+    """Returns inputs of a model, of the shapes and types of symbolic tensors."""
+    return keras.tree.map_structure(
+        lambda x: (
+            None if x is None else keras.Input(batch_shape=x.shape, dtype=x.dtype)
+        ),
+        specs,
+    )
 
 
 def _is_input(layer: keras.layers.Layer) -> bool:

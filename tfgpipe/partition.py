@@ -160,35 +160,49 @@ def imbalance(stage_costs: Sequence[float]) -> float:
     return max(stage_costs) * len(stage_costs) / total if total else 1.0
 
 
-def check_num_stages(num_stages: int, num_layers: int) -> None:
-    """Raises ValueError unless `num_layers` layers can fill `num_stages` stages."""
-    if not 1 <= num_stages <= num_layers:
-        raise ValueError(
-            "`num_stages` must be between 1 and the number of layers, since every "
-            f"stage holds at least one layer. Received num_stages={num_stages} for "
-            f"{num_layers} layers. Use fewer stages, or split a layer in two."
-        )
+def check_counts(counts: Sequence[int], names: Sequence[str]) -> tuple[int, ...]:
+    """Returns a user's numbers of calls as a tuple, once they are known to make sense.
 
-
-def check_counts(counts: Sequence[int], num_layers: int) -> tuple[int, ...]:
-    """Returns a user's layer counts as a tuple, once they are known to make sense.
+    Args:
+        counts: For each stage its number of calls.
+        names: The names of the layers called, in order.
 
     Raises:
         ValueError: If a count is not a positive integer or the sum is wrong.
     """
     if not counts or any(not isinstance(c, int) or c < 1 for c in counts):
         raise ValueError(
-            "A `balance` list holds the number of layers of each stage, each at least "
-            f"1. Received balance={list(counts)}. Drop the empty stages, or use "
-            'balance="params".'
+            "A `balance` list holds the number of calls of layers in each stage, each "
+            f"at least 1. Received balance={list(counts)}. Drop the empty stages, or "
+            'use balance="params".'
         )
-    if sum(counts) != num_layers:
+    if sum(counts) != len(names):
         raise ValueError(
-            "A `balance` list must add up to the number of layers. Received "
-            f"balance={list(counts)}, which adds up to {sum(counts)}, for {num_layers} "
-            'layers. Correct the list, or use balance="params".'
+            "A `balance` list adds up to the number of calls of layers and operations, "
+            "inputs not counted, those in models inside one by one. Received "
+            f"balance={list(counts)}, which adds up to {sum(counts)}, for "
+            f"{len(names)} calls: {listed(names)}. Correct the list, use "
+            f'balance="params", or name the layers that end each stage but the last'
+            f"{_example(names, len(counts))}."
         )
     return tuple(counts)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Returns names, the middle of a long list left out."""
+    if len(names) <= 12:
+        return ", ".join(names)
+    return ", ".join([*names[:6], f"... ({len(names) - 11} more)", *names[-5:]])
+
+
+def _example(names: Sequence[str], num_stages: int) -> str:
+    """Returns names that would make so many stages, as an argument."""
+    if not 1 < num_stages <= len(names):
+        return ""
+    ends = [k * len(names) // num_stages for k in range(1, num_stages)]
+    example = [names[end - 1] for end in ends]
+    unique = all(names.count(name) == 1 for name in example)
+    return f", as balance={example}" if unique else ""
 
 
 def spans(counts: Sequence[int]) -> tuple[slice, ...]:

@@ -13,10 +13,10 @@ from tfgpipe import (
     assembly,
     checks,
     original,
-    partition,
     placement,
     planning,
     policies,
+    profiles,
     rows,
     schedules,
     seams,
@@ -117,6 +117,11 @@ class PipelinedLayer(keras.layers.Layer):
         TypeError: If `layers` holds something that is no layer.
     """
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Refuses arguments by their names in other libraries."""
+        checks.names_of_arguments(cls.__init__, kwargs)
+        return super().__new__(cls, *args, **kwargs)
+
     def __init__(
         self,
         layers: Sequence[keras.layers.Layer] | keras.Model,
@@ -168,11 +173,12 @@ class PipelinedLayer(keras.layers.Layer):
             checks.counts_for_stages(self.balance, balance, num_stages)
             num_stages = len(self.balance)
         self._given_num_stages = num_stages
+        self._check_possible(num_stages)
         num_shards = shards.count(self._original.calls)
         checks.compiles_on_one_device(self.jit_compile, num_shards)
         self._placement = placement.choose(num_stages, self.devices, num_shards)
         self.num_stages = self.mesh.num_stages
-        partition.check_num_stages(self.num_stages, len(self._original.calls))
+        self._check_possible(self.num_stages)
         self.supports_masking = True
         # One XLA cluster is one device; stages are compiled one by one instead.
         self.supports_jit = False
@@ -206,6 +212,38 @@ class PipelinedLayer(keras.layers.Layer):
     def mesh(self) -> mesh_lib.Mesh:
         """The devices, `[replica][stage][shard]`."""
         return self._placement.mesh
+
+    @property
+    def named_layers(self) -> dict[str, keras.layers.Layer]:
+        """The layers inside by name, those of models inside that are opened too."""
+        return self._original.named_layers
+
+    @property
+    def tensors(self) -> tuple[Any, Any]:
+        """The symbolic inputs and outputs, nested, once the layer is built."""
+        return self._original.tensors(self.assembly.recorded)
+
+    def __repr__(self) -> str:
+        """Tells the name, K, M, and each stage's number of calls."""
+        return self.described(schedule="gpipe", of=self)
+
+    def described(self, *, schedule: str, of: keras.layers.Layer) -> str:
+        """Returns the `repr` of this layer, or of the model that it is in.
+
+        Args:
+            schedule: The name of the schedule.
+            of: The layer or model.
+        """
+        balance: Any = self.balance
+        if self._assembly is not None:
+            balance = tuple(len(stage.part.calls) for stage in self.stages)
+        if not isinstance(balance, str):
+            balance = list(balance) if len(balance) <= 8 else "..."
+        return (
+            f"<{type(of).__name__} name={of.name}, num_stages={self.num_stages}, "
+            f"num_microbatches={self.num_microbatches}, schedule={schedule}, "
+            f"balance={balance}, built={of.built}>"
+        )
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies the layer, building it first if need be."""
@@ -453,6 +491,10 @@ class PipelinedLayer(keras.layers.Layer):
         self.build(None)
         self.built = True
 
+    def _check_possible(self, num_stages: int | None) -> None:
+        given = self._original
+        profiles.check_possible(given.calls, num_stages, given.closed)
+
     def _put(self, stage: Stage, variables: Sequence[keras.Variable]) -> None:
         """Brings variables to a stage, those that are parts to their shards."""
         numbers = stage.shards
@@ -475,7 +517,7 @@ class PipelinedLayer(keras.layers.Layer):
     def _specs(self, shapes: Any) -> Any:
         """Returns symbolic inputs of these shapes, of the types known so far."""
         known = keras.tree.flatten(self._given.inputs) if self._given else []
-        dtypes = iter([x and x.dtype for x in known])
+        dtypes = iter([None if x is None else x.dtype for x in known])
         default = self.layers[0].compute_dtype if self.layers else None
         return keras.tree.map_shape_structure(
             lambda shape: keras.KerasTensor(shape, next(dtypes, default)), shapes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import keras
@@ -15,11 +15,14 @@ from tfgpipe import (
     mesh,
     original,
     processes,
+    profiles,
+    recording,
     schedules,
     seams,
     shards,
     updates,
 )
+from tfgpipe import summary as summaries
 from tfgpipe.arrangement import arrange
 from tfgpipe.clock import Clock, Recorder
 from tfgpipe.loss_pipeline import LossPipeline
@@ -103,6 +106,11 @@ class PipelinedModel(seams.Replicated):
     test_function: Any
     predict_function: Any
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Refuses arguments by their names in other libraries."""
+        checks.names_of_arguments(cls.__init__, kwargs)
+        return super().__new__(cls, *args, **kwargs)
+
     def __init__(
         self,
         layers: Sequence[keras.layers.Layer] | keras.Model,
@@ -123,13 +131,15 @@ class PipelinedModel(seams.Replicated):
     ) -> None:
         # The layers inside cast what they are given, each to its own dtype.
         super().__init__(name=name, dtype=dtype, autocast=False, **kwargs)
+        given = original.make(layers)
+        profiles.check_possible(given.calls, num_stages, given.closed)
         arranged = arrange(
             schedule,
             num_stages=num_stages,
             num_microbatches=num_microbatches,
             balance=balance,
             devices=devices,
-            num_shards=shards.count(original.make(layers).calls),
+            num_shards=shards.count(given.calls),
         )
         self._given_schedule = schedule
         self._given_devices = None if devices is None else tuple(devices)
@@ -172,6 +182,114 @@ class PipelinedModel(seams.Replicated):
         self.pipelined.note(inputs, {})
         return super().__call__(inputs, *args, **kwargs)
 
+    def __repr__(self) -> str:
+        """Tells the name, K, M, the schedule, and each stage's number of calls."""
+        return self.pipelined.described(schedule=self.schedule.name, of=self)
+
+    @property
+    def input(self) -> Any:
+        """The symbolic inputs, nested as the model takes them, once it is built."""
+        return self._tensors("input")[0]
+
+    @property
+    def output(self) -> Any:
+        """The symbolic outputs, nested as the model gives them, once it is built."""
+        return self._tensors("output")[1]
+
+    @property
+    def inputs(self) -> list[keras.KerasTensor]:
+        """The symbolic inputs, in flat order, once the model is built."""
+        return keras.tree.flatten(self._tensors("inputs")[0])
+
+    @property
+    def outputs(self) -> list[keras.KerasTensor]:
+        """The symbolic outputs, in flat order, once the model is built."""
+        return keras.tree.flatten(self._tensors("outputs")[1])
+
+    @property
+    def input_shape(self) -> Any:
+        """The shape of the input, of several a list, once the model is built."""
+        return recording.unpacked([x.shape for x in self.inputs])
+
+    @property
+    def output_shape(self) -> Any:
+        """The shape of the output, of several a list, once the model is built."""
+        return recording.unpacked([x.shape for x in self.outputs])
+
+    def get_layer(
+        self, name: str | None = None, index: int | None = None
+    ) -> keras.layers.Layer:
+        """Returns a layer of the pipeline by its name.
+
+        Args:
+            name: The name of a layer, also of one inside a model that is opened.
+            index: A position in `layers`, which holds the `PipelinedLayer` alone.
+
+        Raises:
+            ValueError: If there is no such layer.
+        """
+        named = self.pipelined.named_layers
+        if index is not None or name in (None, self.pipelined.name):
+            return super().get_layer(name, index)
+        if name not in named:
+            raise ValueError(
+                f"A layer is found by the name that it has. Received '{name}', which "
+                f"no layer has. The layers are {', '.join(named)}. Use one of their "
+                "names."
+            )
+        return named[name]
+
+    def summary(
+        self,
+        line_length: int | None = None,
+        positions: Sequence[float] | None = None,
+        print_fn: Callable[[str], Any] | None = None,
+        expand_nested: bool = False,
+        show_trainable: bool = False,
+        layer_range: Sequence[str] | None = None,
+    ) -> None:
+        """Prints a table of the layers, with the stage and the device of each.
+
+        Args:
+            line_length: Width of the table. Defaults to that of the terminal, at most
+                100.
+            positions: Where each column ends, as a fraction of the width.
+            print_fn: What to call with the text. Defaults to printing it.
+            expand_nested: Whether layers inside layers have rows of their own.
+            show_trainable: Whether a column tells which layers are trainable.
+            layer_range: Names, or patterns of names, of the first and last layer.
+        """
+        title = (
+            f"{self.pipelined.num_stages} stages, {self.pipelined.num_microbatches} "
+            f"microbatches, schedule {self.schedule.name}"
+        )
+        options = summaries.Options(
+            line_length, positions, expand_nested, show_trainable, layer_range
+        )
+        text = summaries.text(self, self.pipelined, title, options)
+        summaries.show(text, print_fn)
+
+    def export(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Writes the model for inference, as `keras.Model.export` does.
+
+        Written is the unpipelined model with these weights, so that the artifact runs
+        where the devices of the stages are not, in every format that Keras has. A
+        subclass with a `call` of its own is written with its stages, which TensorFlow's
+        SavedModel alone can hold.
+
+        Args:
+            filepath: Where to write it.
+            *args: Further arguments of `keras.Model.export`.
+            **kwargs: Likewise.
+
+        Raises:
+            RuntimeError: If the model is not built.
+        """
+        if type(self).call is not PipelinedModel.call:
+            super().export(filepath, *args, **kwargs)
+        else:
+            self.unpipelined().export(filepath, *args, **kwargs)
+
     def build(self, input_shape: Any) -> None:
         """Cuts the layers into stages and makes their weights on their devices."""
         if not self.pipelined.built:
@@ -184,6 +302,10 @@ class PipelinedModel(seams.Replicated):
     def compute_output_spec(self, inputs: Any, **arguments: Any) -> Any:
         """Infers the outputs' shapes and dtypes."""
         return self.pipelined.compute_output_spec(inputs, **arguments)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Infers the outputs' shapes."""
+        return self.pipelined.compute_output_shape(input_shape)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Configures the model for training, as `keras.Model.compile` does."""
@@ -315,6 +437,18 @@ class PipelinedModel(seams.Replicated):
         self.pipelined.build_from_config(config)
         self.built = True
 
+    def _tensors(self, attribute: str) -> tuple[Any, Any]:
+        """Returns the symbolic inputs and outputs.
+
+        Raises AttributeError where there are none, so that `hasattr` is false.
+        """
+        if not self.pipelined.built:
+            raise AttributeError(
+                f"`{attribute}` is known once a model is built. Received "
+                f"'{self.name}', which is not. Call it on data first."
+            )
+        return self.pipelined.tensors
+
     def _results(self) -> dict[str, Any]:
         metrics = seen_by_all(self.get_metrics_result)
         if processes.are_replicas(tf.distribute.get_strategy()):
@@ -379,6 +513,7 @@ class PipelinedModel(seams.Replicated):
         )
 
 
+@checks.with_names_checked("schedule")
 def pipeline(
     model: keras.Model, *, num_microbatches: int, **arguments: Any
 ) -> PipelinedModel:

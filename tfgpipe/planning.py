@@ -200,13 +200,15 @@ def make(
         ValueError: If the model cannot be cut so, or a size is not known.
     """
     network = recorded.network
-    profiles.check_possible(network, settings.num_stages)
+    called = [call.layer for call in network.calls]
+    profiles.check_possible(called, settings.num_stages, recorded.closed)
     inputs = microbatch(
         recorded, sample, batch_size, num_microbatches=settings.num_microbatches
     )
     sent = settings.transfer_dtype
     if not isinstance(balance, str):
-        counts = partition.check_counts(tuple(balance), len(network.calls))
+        names = [layer.name for layer in called]
+        counts = partition.check_counts(tuple(balance), names)
         profile = profiles.profile(network, inputs, transfer_dtype=sent)
         return _within(Plan(counts, "flops", settings, "cut as given", profile))
     if balance != "time":
@@ -293,7 +295,8 @@ def by_parameters(
     were recorded, those that are not known counted as one.
     """
     network = recorded.network
-    profiles.check_possible(network, num_stages)
+    called = [call.layer for call in network.calls]
+    profiles.check_possible(called, num_stages, recorded.closed)
     sizes = Transfer(transfer_dtype, network.outputs).sizes(recorded.specs)
     return partition.best_cut(
         [w.parameters for w in costs.weights(network)],

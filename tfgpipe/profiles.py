@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import keras
 import numpy as np
@@ -174,36 +175,80 @@ def may_start(network: Network) -> list[bool]:
 
     All calls that use a variable which a step changes belong in one stage.
     """
-    allowed = [True] * len(network.calls)
-    for _, first, last in _held_together(network):
+    return _may_start([call.layer for call in network.calls])
+
+
+def check_possible(
+    called: Sequence[Any], num_stages: int | None, closed: Mapping[int, str]
+) -> None:
+    """Raises ValueError if so many stages cannot be made of these calls.
+
+    Args:
+        called: The layers and operations called, in order.
+        num_stages: K, or None for a number that is not known yet.
+        closed: As `Recording.closed`.
+    """
+    possible = sum(_may_start(called))
+    if num_stages is None or 1 <= num_stages <= possible:
+        return
+    names = [layer.name for layer in called]
+    held = sorted(_held_together(called), key=lambda span: span[1] - span[2])
+    together = "".join(
+        f" All calls that use '{variable.path}', which a step changes, are in one "
+        f"stage: '{names[first]}' to '{names[last]}'. A layer of its own in each place "
+        "would let them be apart."
+        for variable, first, last in held[:1]
+    )
+    raise ValueError(
+        "Every stage holds at least one call of a layer. Received num_stages="
+        f"{num_stages} for a model of {len(called)} calls, {partition.listed(names)}, "
+        f"of which at most {possible} stages can be made.{together}"
+        f"{_largest_closed(called, closed)} Use num_stages={possible} or fewer."
+    )
+
+
+def _largest_closed(called: Sequence[Any], closed: Mapping[int, str]) -> str:
+    """Says which call hides most layers, and why it does."""
+    if not closed:
+        return ""
+    sizes = {i: _num_parameters(called[i]) for i in closed}
+    inside = {i: _num_leaves(called[i]) for i in closed}
+    largest = max(closed, key=lambda i: (sizes[i], inside[i]))
+    layer = called[largest]
+    whole = sum(_num_parameters(x) for x in {id(x): x for x in called}.values())
+    share = f" and {sizes[largest] / whole:.0%} of the parameters" if whole else ""
+    return (
+        f" '{layer.name}' ({type(layer).__name__}) holds {inside[largest]} layers"
+        f"{share} and is one call, since it is {closed[largest]}: only models are "
+        "opened that do nothing but run the calls that Keras knows. To cut inside, "
+        "give its layers as a list, or write it as a Functional model."
+    )
+
+
+def _num_leaves(layer: Any) -> int:
+    """Returns the number of layers inside that have none inside, inputs not counted."""
+    inner = seams.inner_layers(layer)
+    leaves = [x for x in inner if len(seams.inner_layers(x)) == 1]
+    return sum(not isinstance(x, keras.layers.InputLayer) for x in leaves)
+
+
+def _num_parameters(layer: Any) -> int:
+    return sum(math.prod(v.shape) for v in getattr(layer, "weights", ()))
+
+
+def _may_start(called: Sequence[Any]) -> list[bool]:
+    allowed = [True] * len(called)
+    for _, first, last in _held_together(called):
         allowed[first + 1 : last + 1] = [False] * (last - first)
     return allowed
 
 
-def check_possible(network: Network, num_stages: int) -> None:
-    """Raises ValueError if calls that belong together leave too few stages."""
-    possible = sum(may_start(network))
-    if num_stages > possible:
-        held = sorted(_held_together(network), key=lambda span: span[1] - span[2])
-        raise ValueError(
-            "Stages can share weights, but not what a step changes, so all that use "
-            f"such a variable are in one stage. Received num_stages={num_stages}, and "
-            f"at most {possible} can be cut"
-            + "".join(
-                f"; '{variable.path}' holds '{network.calls[first].layer.name}' to "
-                f"'{network.calls[last].layer.name}' together"
-                for variable, first, last in held[:1]
-            )
-            + ". Use fewer stages, or a layer of its own in each place."
-        )
-
-
-def _held_together(network: Network) -> list[tuple[keras.Variable, int, int]]:
+def _held_together(called: Sequence[Any]) -> list[tuple[keras.Variable, int, int]]:
     """Returns variables that steps change, with the first and last of several calls."""
     uses: dict[int, list[int]] = {}
     variables: dict[int, keras.Variable] = {}
-    for position, call in enumerate(network.calls):
-        for variable in seams.changeable(call.layer):
+    for position, layer in enumerate(called):
+        for variable in seams.changeable(layer):
             variables[id(variable)] = variable
             uses.setdefault(id(variable), []).append(position)
     return [

@@ -26,11 +26,14 @@ class Recording:
         network: The calls.
         specs: For each value, its shape and type while it was recorded.
         output: What the model returns, nested, with a `Value` for each tensor.
+        closed: By the positions of calls that are not opened though there are layers
+            inside, what these are, as a phrase.
     """
 
     network: Network
     specs: Mapping[int, keras.KerasTensor]
     output: Any
+    closed: Mapping[int, str]
 
 
 class _Recorder:
@@ -39,6 +42,7 @@ class _Recorder:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.specs: dict[int, keras.KerasTensor] = {}
+        self.closed: dict[int, str] = {}
 
     def number(self, tensor: keras.KerasTensor) -> int:
         number = len(self.specs)
@@ -71,7 +75,9 @@ class _Recorder:
             if any(id(tensor) not in numbers for tensor in node.inputs):
                 continue  # Belongs to another model that shares the layer.
             inner = _inner_graph(node)
-            if inner is None:
+            if isinstance(inner, str):
+                if inner:
+                    self.closed[len(self.calls)] = inner
                 made = self.call(
                     node.operation, node.args, node.kwargs, node.outputs, numbers
                 )
@@ -89,7 +95,7 @@ def from_graph(graph: keras.Model) -> Recording:
     outputs = recorder.graph(graph, inputs)
     output = keras.tree.pack_sequence_as(graph.output, [Value(n) for n in outputs])
     network = Network(tuple(recorder.calls), tuple(inputs), tuple(outputs))
-    return Recording(network, recorder.specs, unpacked(output))
+    return Recording(network, recorder.specs, unpacked(output), recorder.closed)
 
 
 def from_layers(
@@ -121,7 +127,7 @@ def from_layers(
         tuple(range(len(given))),
         tuple(numbers[id(tensor)] for tensor in _tensors(values)),
     )
-    return Recording(network, recorder.specs, output)
+    return Recording(network, recorder.specs, output, closed_in_list(layers))
 
 
 def unpacked(outputs: Any) -> Any:
@@ -135,26 +141,57 @@ def asks_for(layer: keras.layers.Layer, side_input: str) -> bool:
     return side_input in inspect.signature(layer.call).parameters
 
 
-def _inner_graph(node: seams.Node) -> keras.Model | None:
-    """Returns the graph to run in place of a call of a model, if that is the same."""
+def closed_in_list(layers: Sequence[keras.layers.Layer]) -> dict[int, str]:
+    """Returns `Recording.closed` of a list of layers, whose entries are not opened."""
+    return {
+        i: _closed(layer) or "a model in a list of layers"
+        for i, layer in enumerate(layers)
+        if len(seams.inner_layers(layer)) > 1
+    }
+
+
+def _closed(operation: Any) -> str:
+    """Returns what a layer is of which Keras does not know what it calls.
+
+    An empty string for a model of which it does, and where there is nothing inside.
+    """
+    if len(seams.inner_layers(operation)) <= 1 or seams.graph_of(operation) is not None:
+        return ""
+    if isinstance(operation, keras.Sequential) and not operation.built:
+        return "a Sequential model that is not built"
+    kind = "model" if isinstance(operation, keras.Model) else "layer"
+    return f"a {kind} with a `call` of its own"
+
+
+def _inner_graph(node: seams.Node) -> keras.Model | str:
+    """Returns the graph to run in place of a call of a model, if that is the same.
+
+    Else what it is that has layers inside and is not opened, as a phrase, or an empty
+    string if there are none inside.
+    """
     graph = seams.graph_of(node.operation)
+    if graph is None:
+        return _closed(node.operation)
     # Keras notes the masks that it found on the inputs as if it had been given them,
     # and puts them on again if some layer has since taken them off.
     masks = keras.tree.flatten(node.kwargs.get("mask"))
-    same = len(node.args) == 1 and not set(node.kwargs) - {"mask"}
-    if graph is None or not same or any(mask is not None for mask in masks):
-        return None
+    others = sorted(set(node.kwargs) - {"mask"})
+    if len(node.args) != 1 or others:
+        return f"a model called with further arguments ({', '.join(others) or 'args'})"
+    if any(mask is not None for mask in masks):
+        return "a model called on inputs with masks"
     given = node.args[0]
     expected = graph.input
     if _is_tensor(given) and not _is_tensor(expected):
         given = [given]
+    otherwise = "a model called on inputs of another structure, rank or type"
     try:
         keras.tree.assert_same_structure(given, expected)
     except (TypeError, ValueError):
-        return None
+        return otherwise
     pairs = zip(_tensors(given), graph.inputs, strict=True)
     same = all(a.dtype == b.dtype and a.ndim == b.ndim for a, b in pairs)
-    return graph if same else None
+    return graph if same else otherwise
 
 
 def _tensors(structure: Any) -> list[keras.KerasTensor]:

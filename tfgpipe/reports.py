@@ -165,7 +165,7 @@ def _rows(
         rows.append(
             (
                 str(stage.index),
-                ", ".join(_devices(layer.mesh, stage.index)),
+                layer.mesh.short_names(stage.index),
                 tables.layer_names(names),
                 f"{mine:,}",
                 " + ".join(_bytes(some) for some in of_shards),
@@ -179,12 +179,6 @@ def _rows(
 def _parameters(layer: PipelinedLayer, variables: Sequence[keras.Variable]) -> int:
     weights = set(map(id, layer.weights))  # Which seeds are not among.
     return sum(math.prod(v.shape) for v in variables if id(v) in weights)
-
-
-def _devices(mesh: mesh_lib.Mesh, k: int) -> list[str]:
-    """Returns the devices of a stage, those of its shards in each replica together."""
-    of_replicas = (mesh.shards(d, k) for d in range(mesh.num_replicas))
-    return [" + ".join(map(mesh_lib.short_name, names)) for names in of_replicas]
 
 
 def _slots(
