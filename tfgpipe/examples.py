@@ -14,6 +14,11 @@ def variable_value(variable: keras.Variable) -> tf.Tensor:
     """Returns the value of a variable, or a likely one if it has none yet."""
     if seams.is_initialized(variable):
         return tf.convert_to_tensor(variable.value)
+    return made_up_value(variable)
+
+
+def made_up_value(variable: keras.Variable) -> tf.Tensor:
+    """Returns a likely value of a variable, whatever value it has."""
     if not variable.trainable or len(variable.shape) < 2:
         return tf.ones(variable.shape, variable.dtype)
     # Keeps activations in range, through whatever number of layers.

@@ -402,17 +402,24 @@ class PipelinedLayer(keras.layers.Layer):
             for change in result.changes:
                 assign(change.variable, change.value)
         if training:
-            self.check_state(result.changes)
+            self.check_state(result.changes, adds_loss=result.loss is not None)
         if result.loss is not None:
             self.add_loss(result.loss)
         return built.structured(result.outputs)
 
-    def check_state(self, changes: Sequence[Change]) -> None:
-        """Warns, the first time, of variables that each microbatch has changed."""
+    def check_state(self, changes: Sequence[Change], *, adds_loss: bool) -> None:
+        """Warns, the first time, of what microbatches change in training.
+
+        These are variables, and the losses that layers add.
+        """
         if self.num_microbatches > 1 and not self._state_is_known:
             self._state_is_known = True
             moved = [change.variable for change in changes if not change.once]
             checks.state_moves_once_a_microbatch(self._original.calls, moved)
+            if adds_loss:
+                rows.check_added_losses(
+                    self.assembly.recorded, num_microbatches=self.num_microbatches
+                )
 
     def compute_output_spec(
         self,

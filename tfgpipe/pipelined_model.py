@@ -358,7 +358,7 @@ class PipelinedModel(seams.Replicated):
             self.recorder.record(clock, current_replica())
         metrics = {id(v) for v in seams.compiled(self).variables}
         changes = [x for x in result.changes if id(x.variable) not in metrics]
-        self.pipelined.check_state(changes)
+        self.pipelined.check_state(changes, adds_loss=result.loss is not None)
         penalties = self._penalties()
         gradients = dict(result.gradients)
         for penalty in penalties:

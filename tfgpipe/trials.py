@@ -5,10 +5,11 @@ Each is given some rows at once, and then a part of them and the rest.
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import itertools
-from collections.abc import Callable
-from typing import Any, Literal
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
 
 import keras
 import numpy as np
@@ -17,11 +18,52 @@ import tensorflow as tf
 from tfgpipe import seams
 from tfgpipe.seams import Compiled
 
+_T = TypeVar("_T")
+
 # Whether a loss gives a value for each row, or of all rows the mean or the sum.
 Kind = Literal["values", "mean", "sum"]
 
 # Rows to try losses and metrics on, and of these the first part.
 _ROWS, _FIRST = 6, 4
+# Characters of an error that a warning quotes.
+_MOST_TEXT = 300
+
+
+@dataclasses.dataclass(frozen=True)
+class Unknown:
+    """A probe that failed.
+
+    Attributes:
+        name: Of what was probed.
+        reason: The error.
+    """
+
+    name: str
+    reason: str
+
+
+def attempt(name: str, probe: Callable[[], _T]) -> _T | Unknown:
+    """Returns what a probe finds, or `Unknown` if it raises any error.
+
+    Code that works on data may well fail on noise, so its error says nothing about
+    training.
+
+    Args:
+        name: Of what is probed.
+        probe: Tries it.
+    """
+    try:
+        return probe()
+    except Exception as error:
+        text = " ".join(str(error).split())
+        return Unknown(name, f"{type(error).__name__}: {text[:_MOST_TEXT]}")
+
+
+def some(unknown: Sequence[Unknown]) -> str:
+    """Names what could not be probed, with the first reason."""
+    first, *others = unknown
+    more = f" and {len(others)} more" if others else ""
+    return f"'{first.name}'{more} ({first.reason})"
 
 
 def values_of(loss: keras.Loss, target: Any, output: Any) -> tf.Tensor:
@@ -47,6 +89,7 @@ def kinds_of(compiled: Compiled, targets: Any, outputs: Any) -> list[Kind]:
         ValueError: If a loss mixes the rows of a batch, or does not reduce its values.
     """
     found: list[Kind] = ["values"] * compiled.num_losses
+    unknown: list[Unknown] = []
 
     def examine(number: int, loss: keras.Loss, y: Any, p: Any, w: Any) -> tf.Tensor:
         del w
@@ -56,12 +99,32 @@ def kinds_of(compiled: Compiled, targets: Any, outputs: Any) -> list[Kind]:
                 f"Received loss '{loss.name}' with reduction=None, which gives no "
                 'number. Use reduction="sum_over_batch_size" or "sum".'
             )
-        with contextlib.suppress(tf.errors.OpError):
-            found[number] = _kind(loss, y, p)
+        kind = attempt(loss.name, lambda: _kind(loss, y, p))
+        if kind is None:
+            raise ValueError(
+                "A pipeline that owns its loss takes it of one microbatch at a time. "
+                f"Received loss '{loss.name}', which mixes the rows of a batch: of "
+                f"{_ROWS} rows it gives neither the values, nor the mean, nor the sum "
+                f"of what it gives of {_FIRST} and of {_ROWS - _FIRST} of them. Use "
+                "`tfgpipe.PipelinedLayer` in a model of your own, whose outputs are "
+                "whole."
+            )
+        if isinstance(kind, Unknown):
+            unknown.append(kind)
+        else:
+            found[number] = kind
         return tf.zeros([])
 
     with tf.init_scope():
         seams.evaluate_loss(compiled, examine, targets, outputs, None)
+    if unknown:
+        warnings.warn(
+            "Whether each loss gives a value for each example of a batch could not be "
+            f"found out by trying it. Received {some(unknown)}. It is taken to do so. "
+            "If it mixes examples, training differs from that of the unpipelined "
+            "model: compare them, or use `num_microbatches=1`.",
+            stacklevel=2,
+        )
     return found
 
 
@@ -79,16 +142,30 @@ def metrics_of_the_whole(
         outputs: Likewise of the outputs.
     """
     found = {}
+    unknown: list[Unknown] = []
     with tf.init_scope():
         terms = seams.metric_terms(compiled, targets, outputs, None)
         for number, term in enumerate(terms):
-            with contextlib.suppress(tf.errors.OpError):
-                if _needs_the_whole(term):
-                    found[number] = term.metric.name
+            name = term.metric.name
+            needs = attempt(name, lambda t=term: _needs_the_whole(t))
+            if isinstance(needs, Unknown):
+                unknown.append(needs)
+            elif needs:
+                found[number] = name
+    if unknown:
+        warnings.warn(
+            "Whether each metric can be updated with one microbatch after another "
+            f"could not be found out by trying it. Received {some(unknown)}. It is "
+            "updated so. If it weighs batches equally or mixes examples, its result "
+            "differs from that of the unpipelined model: compare them, or use "
+            "`num_microbatches=1`. Training does not depend on it.",
+            stacklevel=2,
+        )
     return found
 
 
-def _kind(loss: keras.Loss, target: Any, output: Any) -> Kind:
+def _kind(loss: keras.Loss, target: Any, output: Any) -> Kind | None:
+    """Returns the kind of a loss, or None if it mixes the rows of a batch."""
     trials = [
         [np.asarray(values_of(loss, *rows)) for rows in _trial(target, output, padded)]
         for padded in (False, True)
@@ -96,13 +173,7 @@ def _kind(loss: keras.Loss, target: Any, output: Any) -> Kind:
     for kind, holds in _KINDS.items():
         if all(holds(*values) for values in trials):
             return kind
-    raise ValueError(
-        "A pipeline that owns its loss takes it of one microbatch at a time. Received "
-        f"loss '{loss.name}', which mixes the rows of a batch: of {_ROWS} rows it "
-        "gives neither the values, nor the mean, nor the sum of what it gives of "
-        f"{_FIRST} and of {_ROWS - _FIRST} of them. Use `tfgpipe.PipelinedLayer` in a "
-        "model of your own, whose outputs are whole."
-    )
+    return None
 
 
 def _needs_the_whole(term: seams.MetricTerm) -> bool:
