@@ -164,7 +164,7 @@ def _round_robin(pipelining: Pipelining) -> list[str] | None:
         return None
     from tfgpipe import mesh
 
-    # [D, K / v, T]
+    # One for each group of v stages.
     there = mesh.make_mesh(
         num_stages=pipelining.num_stages // v,
         num_replicas=pipelining.num_replicas,
