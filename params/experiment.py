@@ -188,7 +188,7 @@ class WarmStart(Hyperparams):
         default=None, help="A run's folder, a checkpoint in it, .keras or .weights.h5."
     )
     names: tuple[str, ...] = field(
-        default=("*",), help="Patterns of the weights to take, as block_*/dense/kernel."
+        default=("*",), help="Patterns of the weights to take, as block*/dense/kernel."
     )
     rename: tuple[str, ...] = field(
         default=(), help="OLD=NEW: how beginnings of names there are called here."
