@@ -35,7 +35,6 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, Self, TypeVar, Union
 
-
 _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 
 
