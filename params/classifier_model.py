@@ -44,7 +44,7 @@ class Classifier(ImageClassifier):
             stack += [layers.LayerNormalization(), *self._block()]
             if self.model.dropout:
                 stack.append(layers.Dropout(self.model.dropout))
-        return keras.Sequential([*stack, layers.Dense(self.data.classes)])
+        return keras.Sequential([*stack, layers.Dense(self.data.num_classes)])
 
     def _block(self) -> list[Any]:
         """Returns the layers of a perceptron: one in shards, or two that are whole."""

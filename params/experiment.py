@@ -54,6 +54,11 @@ class Pipelining(Hyperparams):
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = field(
         default="1f1b", help="The order of forwards and backwards on each device."
     )
+    stages_per_device: int | None = field(
+        default=None,
+        at_least=2,
+        help="v, stages on each device of schedule=interleaved; None: 2.",
+    )
     jit_compile: Literal["auto", "on", "off"] = field(
         default="auto", help="Whether XLA compiles the stages; auto: on GPUs only."
     )
@@ -61,10 +66,34 @@ class Pipelining(Hyperparams):
         default="microbatch", help="When moving averages of batch statistics move."
     )
 
+    def validate(self) -> None:
+        """Checks that stages can be dealt to devices evenly."""
+        v = self.stages_per_device
+        if v is not None and self.schedule != "interleaved":
+            raise HyperparameterError(
+                "stages_per_device: expected None, as only schedule=interleaved has "
+                f"several stages on a device; received {v} for "
+                f"schedule={self.schedule}."
+            )
+        if self.num_stages % self.num_stages_each:
+            raise HyperparameterError(
+                f"num_stages: expected a multiple of {self.num_stages_each}, the "
+                "stages on each device of schedule=interleaved; received "
+                f"{self.num_stages}. Change it, or stages_per_device."
+            )
+
+    @property
+    def num_stages_each(self) -> int:
+        """v, the number of stages on each device."""
+        if self.schedule != "interleaved":
+            return 1
+        return self.stages_per_device or 2
+
     @property
     def num_devices(self) -> int:
-        """How many devices it takes."""
-        return self.num_stages * self.num_replicas * self.num_shards
+        """How many devices it takes: D * (K / v) * T."""
+        num_groups = self.num_stages // self.num_stages_each
+        return self.num_replicas * num_groups * self.num_shards
 
     def build(
         self, layers: Sequence[keras.layers.Layer] | keras.Model
@@ -159,7 +188,7 @@ class WarmStart(Hyperparams):
         default=None, help="A run's folder, a checkpoint in it, .keras or .weights.h5."
     )
     names: tuple[str, ...] = field(
-        default=("*",), help="Patterns of the weights to take, as block_*/dense/kernel."
+        default=("*",), help="Patterns of the weights to take, as block*/dense/kernel."
     )
     rename: tuple[str, ...] = field(
         default=(), help="OLD=NEW: how beginnings of names there are called here."

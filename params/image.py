@@ -1,14 +1,15 @@
 """Experiments on images: scikit-learn's digits, or your own.
 
-All take your own images, with their number of classes:
+All take your own images:
 
-    --set='data.files=PICTURES/*/*.jpg' --set=data.classes=5     PICTURES/LABEL/NAME.jpg
-    --set='data.files=RECORDS/train-*' --set=data.first_label=1  TFRecord files
-    --set=data.files=ARRAYS.npz                                  x and y in a file
-    --set=data.files=mnist#train --set=data.format=tfds          with TFDS installed
+    --set='data.files=PICTURES/*/*.jpg'                       PICTURES/LABEL/NAME.jpg
+    --set=data.files=ARRAYS.npz                               x and y in a file
+    --set='data.files=RECORDS/train-*' --set=data.classes=5   TFRecord files
+    --set=data.files=mnist#train --set=data.format=tfds --set=data.classes=10
 
-Every tenth is for validation, unless `data.validation_files` names others. Times are of
-two cores that other programs ran on as well.
+The last needs TensorFlow Datasets. Labels of records count from `data.first_label`, 0
+by default. Every tenth is for validation, unless `data.validation_files` names others.
+Times are of two cores that other programs ran on as well.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class ResNet50(ResNetClassifier):
     """ResNet-50, 23.6 million weights for 10 classes, on images of your own.
 
     Command:   python -m trainer --params=image.ResNet50 --logdir=runs/resnet50
-               --set='data.files=PICTURES/*/*.jpg' --set=data.classes=5
+               --set='data.files=PICTURES/*/*.jpg'
     Hardware:  2 accelerators.
     Memory:    1.7 GB each for 128 images of 224 x 224, as --mode=inspect plans it.
     Time:      not measured.

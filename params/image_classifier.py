@@ -66,28 +66,41 @@ class ImageClassifier(Experiment):
 
     def baselines(self) -> dict[str, float]:
         """Returns the loss of guessing, all classes being equally likely."""
-        return {"guessing": math.log(self.data.classes)}
+        return {"guessing": math.log(self.data.num_classes)}
 
     def decode(self, model: keras.Model, folder: Path) -> str:
         """Writes what the model takes each validation image for, and returns how many.
 
-        `predictions.csv` has a line for each: its number, its label, the class that
-        the model finds most likely, and how likely that is.
+        `predictions.csv` has a line for each: its number, its file, its label, the
+        label that the model finds most likely, and how likely that is. Labels are the
+        names of folders, or numbers as the files have them.
         """
+        from params import inputs
+
+        examples = self.data.open("validation")
+        numbers = inputs.validation_numbers(
+            len(examples),
+            batch_size=self.training.batch_size,
+            num_batches=self.evaluation.num_batches,
+        )
+        names = self.data.labels()
         number = right = 0
         path = folder / "predictions.csv"
         with path.open("w", encoding="utf-8", newline="") as file:
             table = csv.writer(file)
-            table.writerow(["number", "label", "predicted", "probability"])
-            for pixels, labels in self.build_dataset("validation").as_numpy_iterator():
+            table.writerow(["number", "file", "label", "predicted", "probability"])
+            for chosen in numbers:
+                pixels, labels = examples.stack(chosen)
                 logits = np.float64(model.predict(pixels, verbose=0))
                 odds = np.exp(logits - logits.max(axis=1, keepdims=True))
                 shares = odds / odds.sum(axis=1, keepdims=True)
                 found = shares.argmax(axis=1)
                 right += int((found == labels).sum())
-                for row, label in enumerate(labels):
+                for row, example in enumerate(chosen.tolist()):
+                    place = examples.name(example)
+                    label, predicted = names[labels[row]], names[found[row]]
                     share = f"{shares[row].max():.4f}"
-                    table.writerow([number, label, found[row], share])
+                    table.writerow([number, place, label, predicted, share])
                     number += 1
         return f"accuracy {right / number:.1%} of {number} validation images: {path}"
 
@@ -98,9 +111,9 @@ class ImageClassifier(Experiment):
 
     def test_data(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Returns the digits of the test split, None where images are a user's own."""
-        images = digits.read("test")
         if self.data.files is not None or self.data.shape != digits.SHAPE:
             return None
+        images = digits.read("test")
         return images.pixels, images.labels
 
     def float_twin(self) -> Self | None:

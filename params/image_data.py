@@ -37,6 +37,11 @@ class Images(Pictures):
     files: str | None = field(
         default=None, help="Glob of your files, a folder, a tfds name; None: digits."
     )
+    classes: int | None = field(
+        default=None,
+        at_least=2,
+        help="Number of classes; None: of the folders, of an npz file's labels.",
+    )
     format: Literal["auto", "tfrecord", "npz", "folders", "tfds"] = field(
         default="auto", help="What `files` are; folders: LABEL/NAME.png."
     )
@@ -54,7 +59,63 @@ class Images(Pictures):
         """Returns what stands beside each image: its class."""
         from params.targets import Class
 
-        return Class(self.classes, first=self.first_label)
+        # Folders have no numbers of their own, so theirs begin at 0.
+        first = 0 if self.class_names() else self.first_label
+        return Class(self.num_classes, first=first)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes: as said, or as the files have.
+
+        Raises:
+            HyperparameterError: If the files do not say it, or say another.
+        """
+        if self.files is None:
+            return self.classes or digits.NUM_CLASSES
+        names = self.class_names()
+        if names is not None:
+            return self._num_folders(names)
+        if self.classes is not None:
+            return self.classes
+        paths = [] if self.format == "tfds" else _paths("files", self.files)
+        if not paths or self._kind(paths) != "npz":
+            raise HyperparameterError(
+                "data.classes: expected the number of classes, which folders and .npz "
+                "files say by themselves; received None for other files. Give "
+                "--set=data.classes=N."
+            )
+        arrays = [_read_npz(path, **self._keys("npz")) for path in paths]
+        return max(int(labels.max()) for _, labels in arrays) - self.first_label + 1
+
+    def class_names(self) -> list[str] | None:
+        """Returns the names of the folders of training; None where there are none."""
+        if self.files is None or self.format == "tfds":
+            return None
+        paths = _paths("files", self.files)
+        if self._kind(paths) != "folders":
+            return None
+        return sorted({path.parent.name for path in paths})
+
+    def labels(self) -> list[str]:
+        """Returns how the files call each class: by a folder's name, or a number."""
+        names = self.class_names()
+        if names is not None:
+            return names
+        return [str(self.first_label + i) for i in range(self.num_classes)]
+
+    def _num_folders(self, names: list[str]) -> int:
+        listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        if self.classes not in (None, len(names)):
+            raise HyperparameterError(
+                f"data.classes: expected {len(names)}, the number of folders in "
+                f"{self.files} ({listed}); received {self.classes}. Leave it out."
+            )
+        if len(names) < 2:
+            raise HyperparameterError(
+                "data.files: expected images in at least 2 folders, one for each "
+                f"class; received {listed} alone in {self.files}."
+            )
+        return len(names)
 
     def source(self, split: Split) -> Source:
         """Returns the images of a split, none of them read yet."""
@@ -74,15 +135,23 @@ class Images(Pictures):
         if self.format == "tfds":
             return Tfds(pattern, **self._keys("tfds"))
         paths = _paths(name, pattern)
-        kind = _kind(paths) if self.format == "auto" else self.format
+        kind = self._kind(paths)
         if kind == "folders":
             # Labels are those of training, so that a folder may be absent elsewhere.
-            training = _paths("files", str(self.files))
-            labels = sorted({path.parent.name for path in training})
-            return Folders(paths, labels=labels)
+            return Folders(paths, labels=self.class_names() or [])
         if kind == "npz":
             return Joined([_arrays(path, **self._keys(kind)) for path in paths])
         return Joined([TfRecords(path, **self._keys(kind)) for path in paths])
+
+    def _kind(self, paths: list[Path]) -> Literal["npz", "folders", "tfrecord"]:
+        """Returns what files are: as said, or by the suffix of the first."""
+        if self.format not in ("auto", "tfds"):
+            return self.format
+        suffix = paths[0].suffix.lower()
+        if suffix == ".npz":
+            return "npz"
+        # TFRecord files are as often named `train-00000-of-01024`, without a suffix.
+        return "folders" if suffix in _IMAGES else "tfrecord"
 
     def _keys(self, kind: str) -> dict[str, str]:
         image, label = _KEYS[kind]
@@ -98,18 +167,21 @@ def _paths(name: str, pattern: str) -> list[Path]:
     return files.matching(f"data.{name}", pattern, example="images/*/*.png")
 
 
-def _kind(paths: list[Path]) -> Literal["npz", "folders", "tfrecord"]:
-    """Returns what files are, by the suffix of the first."""
-    suffix = paths[0].suffix.lower()
-    if suffix == ".npz":
-        return "npz"
-    # TFRecord files are as often named `train-00000-of-01024`, without a suffix.
-    return "folders" if suffix in _IMAGES else "tfrecord"
-
-
 def _arrays(path: Path, *, image_key: str, label_key: str) -> Source:
     from params.records import Arrays
 
+    pixels, labels = _read_npz(path, image_key=image_key, label_key=label_key)
+    return Arrays(pixels, labels, name=str(path))
+
+
+def _read_npz(
+    path: Path, *, image_key: str, label_key: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the images and the labels of a file, which are integers.
+
+    Raises:
+        HyperparameterError: If it has no such arrays.
+    """
     try:
         with np.load(path) as arrays:
             names = ", ".join(arrays) or "none"
@@ -135,4 +207,27 @@ def _arrays(path: Path, *, image_key: str, label_key: str) -> Source:
             f"channels], and N labels; received {list(pixels.shape)} and "
             f"{list(labels.shape)} in {path}."
         )
-    return Arrays(pixels, labels, name=str(path))
+    return pixels, _whole(labels, path, label_key)
+
+
+def _whole(labels: np.ndarray, path: Path, label_key: str) -> np.ndarray:
+    """Returns labels as integers.
+
+    Raises:
+        HyperparameterError: If one is none.
+    """
+    if labels.dtype.kind in "biu":
+        return labels.astype(np.int64)
+    if labels.dtype.kind != "f":
+        raise HyperparameterError(
+            f"data.files: expected integers as labels; received {label_key!r} of type "
+            f"{labels.dtype} in {path}."
+        )
+    wrong = np.flatnonzero(~np.isfinite(labels) | (labels % 1 != 0))
+    if len(wrong):
+        raise HyperparameterError(
+            f"data.files: expected integers as labels; received {labels[wrong[0]]} as "
+            f"{label_key!r} of record {wrong[0]} in {path}, the first of "
+            f"{len(wrong):,}."
+        )
+    return labels.astype(np.int64)

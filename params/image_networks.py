@@ -56,7 +56,7 @@ class ConvNetClassifier(ImageClassifier):
 
     def network(self) -> keras.Model:
         """Returns the network, from pixels to logits."""
-        return self.model.build(self.data.shape, self.data.classes)
+        return self.model.build(self.data.shape, self.data.num_classes)
 
 
 class AmoebaNet(Hyperparams):
@@ -83,7 +83,7 @@ class AmoebaNetClassifier(ImageClassifier):
             return amoebanet_d(
                 num_layers=self.model.num_layers,
                 num_filters=self.model.num_filters,
-                classes=self.data.classes,
+                classes=self.data.num_classes,
                 input_shape=self.data.shape,
             )
         except ValueError as error:
@@ -106,6 +106,6 @@ class ResNetClassifier(ImageClassifier):
         return keras.applications.ResNet50(
             weights=None,
             input_shape=self.data.shape,
-            classes=self.data.classes,
+            classes=self.data.num_classes,
             classifier_activation=None,
         )

@@ -49,6 +49,7 @@ class Examples:
         self._target = target
         self.bad = bad
         self._kept: dict[int, Example] | None = {} if cache else None
+        self._instead: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._source)
@@ -59,6 +60,13 @@ class Examples:
             tf.TensorSpec([num_rows, *self._shape], tf.float32),
             tf.TensorSpec([num_rows, *self._target.shape], tf.int32),
         )
+
+    def name(self, number: int) -> str:
+        """Returns how to find a record that has been read: its file, its number there.
+
+        That is the name of the record that was read in place of a bad one.
+        """
+        return self._source.name(self._instead.get(number, number))
 
     def stack(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns a batch of examples."""
@@ -84,9 +92,13 @@ class Examples:
             other = (number + step) % len(self)
             try:
                 pixels, label = self._source.read(other)
-                return _fitted(pixels, self._shape), self._target.read(label)
+                example = _fitted(pixels, self._shape), self._target.read(label)
             except BadRecordError as error:
                 self.bad.add(self._source.name(other), str(error))
+                continue
+            if step:
+                self._instead[number] = other
+            return example
         raise HyperparameterError(
             f"data.files: expected records that can be used; received {len(self)} of "
             "which none can.\n" + "".join(f"  {line}\n" for line in self.bad.first)
@@ -133,14 +145,27 @@ def validation_batches(
     examples: Examples, *, batch_size: int, num_batches: int
 ) -> tf.data.Dataset:
     """Returns all examples, or as many batches, spread evenly over all of them."""
-    count = min(len(examples), batch_size * num_batches)
-    numbers = np.linspace(0, len(examples) - 1, count).astype(np.int64)
+    numbers = validation_numbers(
+        len(examples), batch_size=batch_size, num_batches=num_batches
+    )
+    return stepwise.arrays(
+        lambda i: examples.stack(numbers[i]),
+        range(len(numbers)),
+        examples.specs(None),
+    )
 
-    def batch(number: int) -> tuple[np.ndarray, np.ndarray]:
-        return examples.stack(numbers[number * batch_size :][:batch_size])
 
-    batches = range(-(-count // batch_size))
-    return stepwise.arrays(batch, batches, examples.specs(None))
+def validation_numbers(
+    num_examples: int, *, batch_size: int, num_batches: int
+) -> list[np.ndarray]:
+    """Returns which examples each batch of validation has.
+
+    >>> [x.tolist() for x in validation_numbers(9, batch_size=2, num_batches=2)]
+    [[0, 2], [5, 8]]
+    """
+    count = min(num_examples, batch_size * num_batches)
+    numbers = np.linspace(0, num_examples - 1, count).astype(np.int64)
+    return [numbers[i : i + batch_size] for i in range(0, count, batch_size)]
 
 
 def _fitted(pixels: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:

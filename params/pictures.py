@@ -21,7 +21,6 @@ class Pictures(Hyperparams, abc.ABC):
     validation_files: str | None = field(
         default=None, help="As files, to validate on; None: every tenth of `files`."
     )
-    classes: int = field(default=10, at_least=2, help="Number of classes.")
     shape: tuple[int, int, int] = field(
         default=(8, 8, 1), help="Height, width, channels that images are brought to."
     )

@@ -42,6 +42,10 @@ class Tfds(Source):
                 f"expected {absent[0]!r} in it; received {', '.join(sorted(row))}"
             )
         image, label = (row[key] for key in self._keys)
+        if not np.issubdtype(np.asarray(label).dtype, np.integer):
+            raise BadRecordError(
+                f"expected an integer {self._keys[1]!r} in it; received {label}"
+            )
         return from_0_to_1(np.asarray(image)), int(label)
 
 

@@ -318,6 +318,25 @@ def test_what_is_no_built_model_is_refused(file):
     _refused(ValueError, words, keras.Sequential([layers.Dense(2)]), file)
 
 
+def test_two_classes_of_one_name_are_refused():
+    class Scale(keras.layers.Layer):
+        def call(self, x):
+            return 2 * x
+
+    def other():
+        class Scale(keras.layers.Layer):
+            def call(self, x):
+                return 3 * x
+
+        return Scale()
+
+    model = keras.Sequential([keras.Input((2,)), Scale(), other()])
+    with pytest.raises(ValueError, match=r"Received two classes 'Scale', .*Rename one"):
+        plain_copy(model)
+    copy = plain_copy(keras.Sequential([keras.Input((2,)), Scale(), Scale()]))
+    np.testing.assert_array_equal(copy(np.ones((1, 2))), [[4.0, 4.0]])
+
+
 def test_a_model_with_a_call_of_its_own_is_refused(file):
     class Own(keras.Model):
         def call(self, x):

@@ -150,6 +150,10 @@ def test_describing_gives_each_value_its_help() -> None:
         ("integers=()", "integers", ()),
         ("reals=1, inf", "reals", (1.0, math.inf)),
         ("texts=a, 'b c'", "texts", ("a", "b c")),
+        ("texts=block_*/a,b/[12]", "texts", ("block_*/a", "b/[12]")),
+        ("texts=('a, b',)", "texts", ("a, b",)),
+        ("texts=[ab]*", "texts", ("[ab]*",)),
+        ("texts=(it's, \"b's\")", "texts", ("it's", "b's")),
         ("pair=(1, x)", "pair", (1, "x")),
         ("part.number=5", "part", Part(number=5)),
         ("maybe_part.number=5", "maybe_part", Part(number=5)),
@@ -206,6 +210,10 @@ def test_a_check_across_fields_names_the_field_in_full() -> None:
         ),
         ("integers=1,", None),
         ("integers=(1", "integers: expected a tuple, each item an int; received '(1'."),
+        (
+            "texts=a,,b",
+            "texts: expected a tuple, each item a string; received 'a,,b'.",
+        ),
         ("pair=1", "pair: expected a tuple of an int and a string; received '1'."),
         (
             "part.number=-1",

@@ -80,7 +80,6 @@ def test_a_users_files_are_fitted_evaluated_and_told_apart(tmp_path: Path) -> No
     experiment = _short(
         f"data.files={pictures.write_folders(tmp_path, 60)}",
         "data.shape=(4, 4, 3)",
-        "data.classes=3",
     )
     model = experiment.build_model()
     model.fit(experiment.build_dataset("train"), shuffle=False, verbose=0)
@@ -93,12 +92,28 @@ def test_a_users_files_are_fitted_evaluated_and_told_apart(tmp_path: Path) -> No
     rows = list(csv.DictReader(path.open()))
     assert [int(row["number"]) for row in rows] == list(range(6))
     # Every tenth image, in the order of the folders.
-    assert [int(row["label"]) for row in rows] == [0, 0, 1, 1, 2, 2]
+    assert [row["label"] for row in rows] == ["a", "a", "b", "b", "c", "c"]
+    for row in rows:
+        assert Path(row["file"]).parent == tmp_path / "folders" / row["label"]
+        assert Path(row["file"]).is_file()
     right = sum(row["label"] == row["predicted"] for row in rows)
     assert right == round(6 * scores["accuracy"])
     assert all(1 / 3 <= float(row["probability"]) <= 1 for row in rows)
     assert experiment.test_data() is None
     assert experiment.representative().shape == (54, 4, 4, 3)
+
+
+def test_a_users_images_need_no_scikit_learn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(part: str) -> None:
+        raise HyperparameterError("params: expected scikit-learn")
+
+    monkeypatch.setattr(digits, "read", absent)
+    experiment = _short(f"data.files={pictures.write_npz(tmp_path, 30)}")
+    assert experiment.network().output_shape == (None, 3)
+    assert len(experiment.representative()) == 27
+    assert experiment.test_data() is None
 
 
 def test_what_is_wrong_with_files_is_told_before_training(tmp_path: Path) -> None:

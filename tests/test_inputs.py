@@ -297,6 +297,70 @@ def test_arrays_of_other_shapes_are_an_error(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ([0, 1.0, 0.5, 2.5], "received 0.5 as 'y' of record 2 in {}, the first of 2."),
+        ([0, 1, 2, np.nan], "received nan as 'y' of record 3 in {}, the first of 1."),
+        (["a", "b", "c", "d"], "received 'y' of type <U1 in {}."),
+    ],
+)
+def test_labels_that_are_no_integers_are_an_error(
+    labels: list[object], words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.npz"
+    np.savez(path, x=np.zeros((4, 2, 2)), y=labels)
+    expected = "data.files: expected integers as labels; " + words.format(path)
+    assert _error(files=str(path), classes=3) == expected
+
+
+def test_whole_numbers_of_any_type_are_labels(tmp_path: Path) -> None:
+    for kind in ("uint8", "float32", "bool"):
+        path = tmp_path / f"{kind}.npz"
+        np.savez(path, x=np.zeros((10, 2, 2)), y=np.arange(10).astype(kind))
+        target = Images(files=str(path), classes=10).open("train").read(7)[1]
+        assert (target, target.dtype) == (1 if kind == "bool" else 7, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("write", "first_label"),
+    [(pictures.write_npz, 0), (pictures.write_folders, 1)],
+)
+def test_files_say_how_many_classes_there_are(
+    write, first_label: int, tmp_path: Path
+) -> None:
+    data = Images(files=write(tmp_path, 30), shape=SHAPE, first_label=first_label)
+    assert data.num_classes == 3
+    assert {int(data.open("train").read(i)[1]) for i in range(27)} == {0, 1, 2}
+
+
+def test_another_number_of_classes_than_folders_is_an_error(tmp_path: Path) -> None:
+    files = pictures.write_folders(tmp_path, 30)
+    assert _error(files=files, classes=10) == (
+        f"data.classes: expected 3, the number of folders in {files} (a, b, c); "
+        "received 10. Leave it out."
+    )
+
+
+def test_one_folder_is_an_error(tmp_path: Path) -> None:
+    files = pictures.write_folders(tmp_path, 1)
+    assert _error(files=files).startswith(
+        "data.files: expected images in at least 2 folders, one for each class; "
+    )
+
+
+def test_classes_of_files_that_do_not_say_them_are_asked_for(tmp_path: Path) -> None:
+    files = pictures.write_tfrecords(tmp_path, 30)
+    assert _error(files=files).startswith("data.classes: expected the number of cl")
+
+
+def test_a_name_is_of_the_record_that_was_read() -> None:
+    examples = _examples(Numbers(5, bad={2}))
+    for number in range(5):
+        examples.read(number)
+    assert [examples.name(i)[-1] for i in range(5)] == ["0", "1", "3", "3", "4"]
+
+
 def test_labels_outside_the_classes_are_an_error(tmp_path: Path) -> None:
     files = pictures.write_npz(tmp_path, 30)
     words = _error(files=files, shape=SHAPE, classes=2, first_label=7)

@@ -29,10 +29,13 @@ import ast
 import dataclasses
 import difflib
 import math
+import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, Self, TypeVar, Union
+
+_QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 
 
 class HyperparameterError(ValueError):
@@ -317,11 +320,32 @@ def _parse(text: str, kind: type) -> Any:
 
 def _split(text: str) -> list[_Text]:
     """Splits `"(1, 2)"`, `"[1, 2]"`, `"1, 2"` or `"1"` into the texts of its items."""
-    if not text:
-        return []
-    node = ast.parse(text, mode="eval").body
-    nodes = node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
-    return [_Text(ast.get_source_segment(text, item)) for item in nodes]
+    inner = _items(text[1:-1]) if text[:1] + text[-1:] in ("()", "[]") else None
+    items = _items(text) if inner is None else inner
+    if items is None or "" in items:
+        raise ValueError
+    return items
+
+
+def _items(text: str) -> list[_Text] | None:
+    """Splits a text at commas outside quotes and brackets; None: none close."""
+    items, depth, at = [""], 0, 0
+    while at < len(text):
+        # A quote inside a word is no quote.
+        begins = items[-1].rstrip()[-1:] in ("", ",", "(", "[")
+        quoted = _QUOTED.match(text, at) if begins else None
+        token = quoted[0] if quoted else text[at]
+        at += len(token)
+        depth += (token in ("(", "[")) - (token in (")", "]"))
+        if depth < 0:
+            return None
+        if token == "," and not depth:
+            items.append("")
+        else:
+            items[-1] += token
+    if not items[-1].strip():  # After the last comma.
+        items.pop()
+    return None if depth else [_Text(item.strip()) for item in items]
 
 
 def _expected(annotation: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from params.experiment import Pipelining
@@ -24,23 +25,31 @@ def here() -> str:
 
 
 def start_tensorflow(
-    pipelining: Pipelining, *, hosts: Hosts = ALONE, tpu: str = "", workers: str = ""
+    pipelining: Pipelining,
+    *,
+    hosts: Hosts = ALONE,
+    tpu: str = "",
+    workers: str = "",
+    device: str = "auto",
 ) -> Cluster | None:
-    """Imports TensorFlow with enough devices: accelerators, else parts of the CPU.
+    """Imports TensorFlow with enough devices: GPUs, or logical ones of the CPU.
 
     Args:
         pipelining: How many devices are enough.
         hosts: Those that the replicas are on, if there are several.
         tpu: The name of a TPU, which `scope` will find, or an empty one.
         workers: Those to take devices of instead, such as `"10.0.0.5:4000"`.
+        device: `"auto"`, for GPUs if there are any, or `"cpu"`.
 
     Returns:
         The cluster of the workers, if there are any.
 
     Raises:
         UsageError: If `workers` is no list of workers.
-        ClusterError: If one of them is not there, or not fit.
+        HyperparameterError: If there are GPUs, and too few of them.
+        ClusterError: If a worker is not there, or not fit.
     """
+    _check_one_stage_each(pipelining, hosts=hosts, tpu=tpu)
     num_devices = pipelining.num_devices // hosts.count
     with quiet.native_logging_off():
         import tensorflow as tf
@@ -56,13 +65,13 @@ def start_tensorflow(
             return cluster.connect(workers)
         except ValueError as error:
             raise UsageError(f"--cluster: {error}") from None
-    if len(gpus) >= num_devices:
+    if gpus and device == "auto":
+        _check_enough(gpus, num_devices, pipelining, hosts)
         return None
+    why = "--device=cpu" if gpus else "no GPU is here"
+    parts = f"{num_devices} logical devices" if num_devices > 1 else "one device"
+    print(f"On the CPU, as {parts}: {why}.", flush=True)
     if gpus:
-        print(
-            f"{num_devices} devices are needed and {len(gpus)} GPUs are here: "
-            "using the CPU."
-        )
         tf.config.set_visible_devices([], "GPU")
     logical = tf.config.get_logical_device_configuration(cpu) or []
     if len(logical) < num_devices:
@@ -70,6 +79,34 @@ def start_tensorflow(
 
         tfgpipe.make_logical_cpus(num_devices)
     return None
+
+
+def _check_one_stage_each(pipelining: Pipelining, *, hosts: Hosts, tpu: str) -> None:
+    """Refuses several stages on a device where a strategy has one on each."""
+    if pipelining.num_stages_each > 1 and (tpu or hosts.count > 1):
+        raise HyperparameterError(
+            "pipelining.schedule: expected gpipe, 1f1b or zero_bubble, which have one "
+            f"stage on a device, for {'--tpu' if tpu else 'several hosts'}; received "
+            f"{pipelining.schedule}."
+        )
+
+
+def _check_enough(
+    gpus: Sequence[object], num_devices: int, pipelining: Pipelining, hosts: Hosts
+) -> None:
+    """Refuses to train with fewer GPUs than devices are asked for."""
+    if len(gpus) >= num_devices:
+        return
+    stages = f"{pipelining.num_stages} stages"
+    if pipelining.num_stages_each > 1:
+        stages += f", {pipelining.num_stages_each} on a device,"
+    raise HyperparameterError(
+        f"pipelining: expected {num_devices} GPUs for {stages} x "
+        f"{pipelining.num_replicas // hosts.count} replicas x "
+        f"{pipelining.num_shards} shards; received {len(gpus)}. Ask for fewer by "
+        "--set=pipelining.num_stages=K, num_replicas or num_shards, show more by "
+        "CUDA_VISIBLE_DEVICES, or train on the CPU by --device=cpu."
+    )
 
 
 def scope(
@@ -81,8 +118,8 @@ def scope(
 ) -> contextlib.AbstractContextManager[object]:
     """Returns the scope to build a model in: a strategy's for replicas or shards.
 
-    Without these a model is placed in the same way outside any strategy, except on
-    TPUs.
+    Also for several stages on each device. Without these a model is placed in the same
+    way outside any strategy, except on TPUs.
 
     Args:
         pipelining: How many stages, replicas and shards there are.
@@ -93,23 +130,49 @@ def scope(
     Raises:
         UsageError: If there is no such TPU.
         ClusterError: If another host is not there, or not fit.
-        HyperparameterError: If it has too few cores.
+        HyperparameterError: If there are too few devices, or cores of it.
     """
     if tpu:
         return _tpu_scope(pipelining, tpu, tpu_zone)
-    if pipelining.num_replicas * pipelining.num_shards == 1:
+    D, T = pipelining.num_replicas, pipelining.num_shards
+    if D * T * pipelining.num_stages_each == 1:
         return contextlib.nullcontext()
     import tfgpipe
 
     if hosts.count > 1:
         num_stages = pipelining.num_stages
         return tfgpipe.MultiWorkerPipelineStrategy(num_stages=num_stages).scope()
-    return tfgpipe.PipelineStrategy(
-        num_stages=pipelining.num_stages,
+    try:
+        return tfgpipe.PipelineStrategy(
+            num_stages=pipelining.num_stages,
+            num_replicas=D,
+            num_shards=T,
+            shard_replicas=pipelining.shard_replicas,
+            devices=_round_robin(pipelining),
+        ).scope()
+    except ValueError as error:
+        raise HyperparameterError(f"pipelining: {error}") from None
+
+
+def _round_robin(pipelining: Pipelining) -> list[str] | None:
+    """Returns the device of each shard of each stage, if devices have several stages.
+
+    Stage k of a replica is on device k modulo K / v of that replica.
+    """
+    v = pipelining.num_stages_each
+    if v == 1:
+        return None
+    from tfgpipe import mesh
+
+    # One for each group of v stages.
+    there = mesh.make_mesh(
+        num_stages=pipelining.num_stages // v,
         num_replicas=pipelining.num_replicas,
         num_shards=pipelining.num_shards,
-        shard_replicas=pipelining.shard_replicas,
-    ).scope()
+    )
+    return [
+        device for replica in there.devices for stage in replica * v for device in stage
+    ]
 
 
 def _tpu_scope(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from params.experiment import Training
 from params.guard import Guard
@@ -28,10 +29,19 @@ class Finiteness(StepCallback):
         training: What to do, and how often.
         notes: What the run remembers.
         first_step: Steps that were done before.
+        batch: Returns the batch of a step again, which may be what is not finite.
     """
 
-    def __init__(self, training: Training, notes: Notes, *, first_step: int) -> None:
+    def __init__(
+        self,
+        training: Training,
+        notes: Notes,
+        *,
+        first_step: int,
+        batch: Callable[[int], Any] | None = None,
+    ) -> None:
         super().__init__(first_step=first_step)
+        self._batch = batch
         self._training = training
         self._notes = notes
         self._num_left_out = 0
@@ -60,6 +70,7 @@ class Finiteness(StepCallback):
         """
         count, scale = self._count(), self._scale()
         if scale is not None and scale < 1:
+            self._check_batch(step)
             raise DivergedError(
                 f"gradients are not finite up to step {step}, however small the loss "
                 f"is scaled: now by {scale:.0e}. Try a smaller "
@@ -70,17 +81,20 @@ class Finiteness(StepCallback):
         what = f"the loss is {loss} at step {step}"
         if count == self._num_left_out and scale is None:
             # The gradients are finite, so the weights have moved: nothing to leave out.
+            self._check_batch(step)
             raise DivergedError(f"{what}. Try a smaller optimizer.learning_rate")
         if count != self._num_left_out:
             what += f", and the gradient of {self._culprits()}"
         self._num_left_out = count
         skipped = self._notes.skipped
         if self._training.nonfinite == "stop":
+            self._check_batch(step)
             raise DivergedError(
                 f"{what}. Try a smaller optimizer.learning_rate, or leave such steps "
                 "out with --set=training.nonfinite=skip"
             )
         if len(skipped) >= self._training.max_skips:
+            self._check_batch(step)
             raise DivergedError(
                 f"{what}. Steps {', '.join(map(str, skipped))} were left out before "
                 "it, as many as training.max_skips allows. Try a smaller "
@@ -90,6 +104,15 @@ class Finiteness(StepCallback):
             self._learnt[name].assign(value)
         skipped.append(step)
         print(f"\nStep {step} is left out: {what}.", flush=True)
+
+    def _check_batch(self, step: int) -> None:
+        """Raises DivergedError if what a step trained on is not finite itself."""
+        found = "" if self._batch is None else not_finite(self._batch(step))
+        if found:
+            raise DivergedError(
+                f"the data of step {step} hold {found}. Mend the data, or leave such "
+                "steps out with --set=training.nonfinite=skip"
+            )
 
     def _guard(self) -> Guard | None:
         optimizer = self.model.optimizer
@@ -116,3 +139,29 @@ class Finiteness(StepCallback):
         spoilt = [n for n, fine in zip(named, finite, strict=True) if not fine]
         others = f", then {len(spoilt) - 1} more" if len(spoilt) > 1 else ""
         return f"{spoilt[-1]} was the first that is not finite{others}"
+
+
+def not_finite(batch: Any) -> str:
+    """Returns which value of a batch is not finite, or an empty text.
+
+    >>> x = tf.constant([[1.0, 2.0], [3.0, float("nan")]])
+    >>> not_finite(({"width": x}, tf.constant([0, 1])))
+    "nan in inputs['width'], first in row 1 at feature 1, in 1 of 2 rows"
+    """
+    parts = batch if isinstance(batch, tuple) else (batch,)
+    for name, part in zip(("inputs", "targets", "weights"), parts, strict=False):
+        for path, leaf in keras.tree.flatten_with_path(part):
+            if not (tf.is_tensor(leaf) and leaf.dtype.is_floating):
+                continue
+            wrong = np.argwhere(~tf.math.is_finite(leaf).numpy())
+            if not len(wrong):
+                continue
+            row, *feature = wrong[0].tolist()
+            value = float(leaf[tuple(wrong[0].tolist())])
+            where = f" at feature {', '.join(map(str, feature))}" if feature else ""
+            return (
+                f"{value} in {name}{''.join(f'[{key!r}]' for key in path)}, first in "
+                f"row {row}{where}, in {len(np.unique(wrong[:, 0]))} of {len(leaf)} "
+                "rows"
+            )
+    return ""

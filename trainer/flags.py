@@ -41,6 +41,7 @@ Trains an experiment of params/: python -m trainer --params=NAME --logdir=DIR
   --trace_steps=A,B  --profile_steps=A,B  time devices, or profile, from A to B
   --cluster=HOST:PORT,...  or  --tpu=NAME --tpu_zone=ZONE  run there
   --hosts=HOST:PORT,... --host=I  one replica on each host; this is the I-th
+  --device=cpu    train on the CPU, though there are GPUs
   --help          print this
 Exit status
   0  done                       3  diverged: loss or gradient not finite
@@ -66,6 +67,7 @@ class Flags:
     tpu_zone: str
     cluster: str
     hosts: str
+    device: str
     host: int | None
     trace_steps: tuple[int, int] | None
     profile_steps: tuple[int, int] | None
@@ -80,6 +82,7 @@ def define() -> absl.flags.FlagValues:
     # `HELP` says what they mean.
     absl.flags.DEFINE_enum("mode", MODES[0], MODES, None, flag_values=flags)
     absl.flags.DEFINE_multi_string("set", [], None, flag_values=flags)
+    absl.flags.DEFINE_enum("device", "auto", ("auto", "cpu"), None, flag_values=flags)
     # The supervisor, `python -m tfgpipe.cluster launch`, says it in the environment.
     cluster = os.environ.get(VARIABLE, "")
     names = ("params", "logdir", "tpu", "tpu_zone", "hosts")
@@ -118,6 +121,13 @@ def parse(argv: Sequence[str]) -> Flags:
         )
     if values["tpu_zone"].value and not values["tpu"].value:
         raise UsageError("Expected --tpu=NAME, which --tpu_zone=ZONE is the zone of.")
+    if values["device"].value == "cpu" and (
+        values["tpu"].value or values["cluster"].value
+    ):
+        raise UsageError(
+            "Expected --device=cpu without --tpu and --cluster, as it is about the "
+            "devices of this machine."
+        )
     if values["follow"].value and values["mode"].value != "eval":
         raise UsageError("Expected --mode=eval, which --follow is of.")
     _check_checkpoint(values["checkpoint"].value)

@@ -164,7 +164,11 @@ def _experiment(name: str) -> Experiment:
 def _workers(flags: Flags, experiment: Experiment, told: Hosts) -> Iterator[None]:
     """Starts TensorFlow, and tells errors that come of lost workers from others."""
     connected = devices.start_tensorflow(
-        experiment.pipelining, hosts=told, tpu=flags.tpu, workers=flags.cluster
+        experiment.pipelining,
+        hosts=told,
+        tpu=flags.tpu,
+        workers=flags.cluster,
+        device=flags.device,
     )
     if connected is None:
         yield

@@ -110,7 +110,12 @@ def train(
             first_step=first_step,
         )
         callbacks = [
-            Finiteness(experiment.training, notes, first_step=first_step),
+            Finiteness(
+                experiment.training,
+                notes,
+                first_step=first_step,
+                batch=lambda step: _batch(experiment, step),
+            ),
             Watch(experiment, metrics, first_step=first_step),
             keeping,
             *looking,
@@ -143,6 +148,11 @@ def train(
             "writes its files.",
             flush=True,
         )
+
+
+def _batch(experiment: Experiment, step: int) -> Any:
+    """Returns the batch of a step, which depends on nothing but its number."""
+    return next(iter(experiment.build_dataset("train", first_step=step - 1)))
 
 
 def _looking(folder: Path, options: Options, first_step: int) -> list[Any]:

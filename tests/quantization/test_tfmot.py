@@ -7,10 +7,13 @@ Kerases is left out of the models, which is batch normalization alone.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -166,6 +169,97 @@ def test_a_quantizer_of_ones_own_needs_its_class_to_be_loaded(guest, tmp_path):
     with keras.saving.custom_object_scope({"Clips": Clips}):
         loaded = keras.models.load_model(path, safe_mode=False)
     np.testing.assert_array_equal(loaded(x), model(x))
+
+
+_LIBRARY = "tensorflow_model_optimization.python.core.quantization.keras"
+
+
+def _payload(tf_keras: Any, marker: Path) -> dict[str, Any]:
+    """Returns a layer whose function, once it runs, makes a file."""
+    code = f"lambda x: (open({str(marker)!r}, 'w').close(), x)[1]"
+    model = tf_keras.Sequential(
+        [tf_keras.Input((3,)), tf_keras.layers.Lambda(eval(code))]
+    )
+    layer = tf_keras.layers.serialize(model, use_legacy_format=True)
+    for each in layer["config"]["layers"]:
+        # Of the format before, in which `tf_keras` runs what a file holds.
+        del each["module"], each["registered_name"]
+    marker.unlink()
+    return {"layer": layer, "quantize_config": None, "name": "wrapped"}
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (f"{_LIBRARY}.quantize_wrapper", "QuantizeWrapperV2"),
+        (f"{_LIBRARY}.quantize_config", "FixedQuantizeConfig"),
+        (f"{_LIBRARY}.quantizers", "QuantizeConfig"),
+        (f"{_LIBRARY}.quantizers", "tf"),
+        ("tensorflow_model_optimization.python.core.keras.compat", "keras"),
+        ("os", "system"),
+        (None, "MovingAverageQuantizer"),
+        (f"{_LIBRARY}.quantizers", ["LastValueQuantizer"]),
+        ("builtins", "tfgpipe>QuantizeWrapper"),
+    ],
+)
+def test_a_file_reaches_nothing_but_quantizers(module, name, guest, tmp_path):
+    quantizer = tfmot.library().quantizers.LastValueQuantizer(8, False, True, True)
+    layer = quantization.QuantizeWrapper(
+        keras.layers.Identity(),
+        quantization.QuantizeConfig(output=from_tfmot(quantizer)),
+        range_update="per_call",
+    )
+    genuine, hostile = tmp_path / "genuine.keras", tmp_path / "hostile.keras"
+    keras.Sequential([keras.Input((3,)), layer]).save(genuine)
+    marker = tmp_path / "ran"
+    given = {
+        "module": module,
+        "class_name": name,
+        "config": _payload(guest, marker),
+    }
+
+    def changed(config: Any) -> Any:
+        if isinstance(config, dict):
+            if config.get("class_name") == "LastValueQuantizer":
+                return given
+            return {key: changed(value) for key, value in config.items()}
+        return [changed(x) for x in config] if isinstance(config, list) else config
+
+    with zipfile.ZipFile(genuine) as old, zipfile.ZipFile(hostile, "w") as new:
+        for entry in old.namelist():
+            data = old.read(entry)
+            if entry == "config.json":
+                config = changed(json.loads(data))
+                assert str(given) in str(config)
+                data = json.dumps(config).encode()
+            new.writestr(entry, data)
+    with pytest.raises(
+        (ValueError, TypeError), match="quantizer of tensorflow-model-optimization"
+    ):
+        keras.models.load_model(hostile)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_a_class_of_tfmots_name_is_not_taken_for_one(registered, guest):
+    class LastValueQuantizer:
+        """It only has the name."""
+
+        @classmethod
+        def from_config(cls, config):
+            raise AssertionError("it ran")
+
+    there = {"LastValueQuantizer": LastValueQuantizer} if registered else {}
+    config = {
+        "module": __name__,
+        "class_name": "LastValueQuantizer",
+        "config": {},
+    }
+    with (
+        keras.saving.custom_object_scope(there),
+        pytest.raises(ValueError, match="A saved quantizer of tensorflow-mode"),
+    ):
+        tfmot.TfmotQuantizer.from_config({"quantizer": config})
 
 
 def test_guests_move_their_ranges_themselves(guest):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from params.optimizer import Optimizer
 from tests.trainer import runs
 from trainer import archive, state
 from trainer.errors import DivergedError
-from trainer.finiteness import Finiteness
+from trainer.finiteness import Finiteness, not_finite
 from trainer.main import main
 from trainer.notes import Notes
 
@@ -97,6 +98,46 @@ def test_the_first_gradient_is_named(model: Any) -> None:
         r"first that is not finite, then \d more\. Try a smaller",
     ):
         _fit(model, _spoilt(np.nan), Notes())
+
+
+def test_data_that_are_not_finite_are_named_rather_than_a_rate(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pixels = np.zeros((40, 8, 8, 1), np.float32)
+    pixels[17, 3, 2] = np.inf
+    pixels[20, 0, 1] = np.nan
+    np.savez(tmp_path / "x.npz", x=pixels, y=np.arange(40) % 3)
+    own = [f"--set=data.files={tmp_path / 'x.npz'}", "--set=augmentation.shift=0"]
+    steps = ["--set=training.num_steps=32", "--mode=train"]
+    assert main([*small, *own, *steps, f"--logdir={tmp_path / 'run'}"]) == 3
+    error = capsys.readouterr().err
+    assert re.match(
+        r"Diverged: the data of step \d hold (inf in inputs, first in row \d at "
+        r"feature 3, 2, 0|nan in inputs, first in row \d at feature 0, 1, 0), "
+        r"in 1 of 4 rows\. "
+        r"Mend the data, or leave such steps out",
+        error,
+    )
+    assert "learning_rate" not in error
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ((tf.zeros([2, 3]), tf.constant([1, 2])), ""),
+        (tf.constant([0.0, -np.inf]), "-inf in inputs, first in row 1, in 1 of 2 rows"),
+        (
+            (tf.zeros([2]), {"a": tf.zeros([3]), "b": tf.fill([3], np.nan)}),
+            "nan in targets['b'], first in row 0, in 3 of 3 rows",
+        ),
+        (
+            ((tf.zeros([2]), tf.constant([[0.0], [np.nan]], tf.bfloat16)), None),
+            "nan in inputs[1], first in row 1 at feature 0, in 1 of 2 rows",
+        ),
+    ],
+)
+def test_what_is_not_finite_in_a_batch(batch: Any, words: str) -> None:
+    assert not_finite(batch) == words
 
 
 def test_only_so_many_steps_are_left_out(model: Any) -> None:

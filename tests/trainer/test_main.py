@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -22,6 +24,7 @@ from tfgpipe import cluster
 from tfgpipe.hyperparams import HyperparameterError
 from trainer import devices, flags
 from trainer.evaluate import comparison
+from trainer.hosts import Hosts
 from trainer.main import main
 from trainer.metrics import Metrics
 from trainer.progress import Measurement, Progress
@@ -34,6 +37,7 @@ FLAGS = [
     "allow_changes",
     "checkpoint",
     "cluster",
+    "device",
     "dry_run",
     "follow",
     "help",
@@ -96,6 +100,7 @@ def test_help_tells_every_flag_mode_and_exit_status() -> None:
         ("--params=lm.Tiny --checkpoint=x", "Expected --checkpoint=latest, best, or "),
         ("--params=lm.Tiny --profile_steps=3", "Expected --profile_steps=A,B, the fir"),
         ("--mode=diff lm.Tiny", "Expected --mode=diff A B, each the name of an exper"),
+        ("--params=lm.Tiny --device=cpu --tpu=a", "Expected --device=cpu without --tp"),
         ("--params=lm.Tiny --tpu_zone=a", "Expected --tpu=NAME, which --tpu_zone=ZO"),
         ("--params=lm.Tiny --mode=eval --logdir=none", "none holds no checkpoint"),
         ("--params=lm.Tiny --mode=export", "Expected --logdir=DIR, which --mode=exp"),
@@ -389,25 +394,128 @@ def test_a_tpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         devices.scope(Pipelining(num_stages=2), tpu="a")
 
 
-def test_with_too_few_gpus_the_cpu_takes_all_stages(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[object]]:
+    """Has TensorFlow find some GPUs; gives what hides them."""
     cpus, hidden = tf.config.list_physical_devices("CPU"), []
-    monkeypatch.setattr(
-        tf.config,
-        "list_physical_devices",
-        lambda kind: cpus if kind == "CPU" else ["a GPU"],
-    )
-    monkeypatch.setattr(
-        tf.config, "set_visible_devices", lambda *arguments: hidden.append(arguments)
-    )
-    devices.start_tensorflow(Pipelining(num_stages=1))
+
+    def found(number: int) -> list[object]:
+        there = {"CPU": cpus, "GPU": [f"GPU {i}" for i in range(number)]}
+        monkeypatch.setattr(tf.config, "list_physical_devices", there.__getitem__)
+        monkeypatch.setattr(
+            tf.config, "set_visible_devices", lambda *each: hidden.append(each)
+        )
+        return hidden
+
+    return found
+
+
+@pytest.mark.parametrize(
+    ("number", "pipelining"),
+    [
+        (1, Pipelining()),
+        (4, Pipelining(num_stages=2, num_replicas=2)),
+        (4, Pipelining(num_stages=8, schedule="interleaved")),
+        (2, Pipelining(num_stages=8, schedule="interleaved", stages_per_device=4)),
+        (4, Pipelining(num_stages=4, num_shards=2, schedule="interleaved")),
+    ],
+)
+def test_enough_gpus_are_used(
+    number: int,
+    pipelining: Pipelining,
+    gpus: Callable[[int], list[object]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hidden = gpus(number)
+    devices.start_tensorflow(pipelining)
     assert (hidden, capsys.readouterr().out) == ([], "")
-    devices.start_tensorflow(Pipelining(num_stages=2, num_replicas=2))
+    gpus(number - 1 or 1)
+    if number > 1:
+        with pytest.raises(HyperparameterError, match=f"expected {number} GPUs for"):
+            devices.start_tensorflow(pipelining)
+
+
+def test_too_few_gpus_are_refused(gpus: Callable[[int], list[object]]) -> None:
+    hidden = gpus(3)
+    with pytest.raises(
+        HyperparameterError,
+        match=r"pipelining: expected 4 GPUs for 2 stages x 2 replicas x 1 shards; "
+        r"received 3\. .*num_stages=K.* CUDA_VISIBLE_DEVICES.* --device=cpu",
+    ):
+        devices.start_tensorflow(Pipelining(num_stages=2, num_replicas=2))
+    assert hidden == []
+
+
+def test_too_few_gpus_end_a_run_before_it_trains(
+    gpus: Callable[[int], list[object]],
+    small: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gpus(1)
+    assert main([*small, f"--logdir={tmp_path}"]) == 2
+    assert "expected 2 GPUs for 2 stages" in capsys.readouterr().err
+
+
+def test_the_cpu_takes_all_stages_where_it_is_asked_to(
+    gpus: Callable[[int], list[object]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    hidden = gpus(1)
+    pipelining = Pipelining(num_stages=2, num_replicas=2)
+    devices.start_tensorflow(pipelining, device="cpu")
     assert hidden == [([], "GPU")]
+    printed = capsys.readouterr().out
+    assert printed == "On the CPU, as 4 logical devices: --device=cpu.\n"
+
+
+def test_a_run_without_gpus_says_that_it_is_on_the_cpu(
+    gpus: Callable[[int], list[object]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpus(0)
+    devices.start_tensorflow(Pipelining())
+    devices.start_tensorflow(Pipelining(num_stages=4, schedule="interleaved"))
     assert capsys.readouterr().out == (
-        "4 devices are needed and 1 GPUs are here: using the CPU.\n"
+        "On the CPU, as one device: no GPU is here.\n"
+        "On the CPU, as 2 logical devices: no GPU is here.\n"
     )
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_interleaved_stages_share_devices(num_replicas: int) -> None:
+    pipelining = Pipelining(
+        num_stages=4, num_replicas=num_replicas, schedule="interleaved"
+    )
+    with devices.scope(pipelining):
+        mesh = tf.distribute.get_strategy().mesh
+    assert mesh.placement == (0, 1, 0, 1)
+    names = {name for replica in mesh.grid for name in replica}
+    assert len(names) == pipelining.num_devices == 2 * num_replicas
+
+
+@pytest.mark.parametrize("where", [{"tpu": "a"}, {"hosts": Hosts(0, 2)}])
+def test_several_stages_on_a_device_are_refused_where_there_is_one(where: Any) -> None:
+    with pytest.raises(HyperparameterError, match=r"pipelining\.schedule: expected gp"):
+        devices.start_tensorflow(
+            Pipelining(num_stages=4, num_replicas=2, schedule="interleaved"), **where
+        )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_stages": 3}, "num_stages: expected a multiple of 2, the stages on each"),
+        ({"num_stages": 4, "stages_per_device": 3}, "expected a multiple of 3"),
+        (
+            {"num_stages": 4, "stages_per_device": 2, "schedule": "1f1b"},
+            "stages_per_device: expected None, as only schedule=interleaved",
+        ),
+    ],
+)
+def test_stages_that_cannot_be_dealt_evenly_are_refused(
+    values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(HyperparameterError, match=message):
+        Pipelining(**{"schedule": "interleaved", **values})
 
 
 def _measurement(step: int) -> Measurement:

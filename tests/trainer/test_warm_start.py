@@ -11,6 +11,7 @@ import pytest
 import tfgpipe
 from params.experiment import Saving, WarmStart
 from tests.trainer.test_checkpoints import X, Y, _model
+from tfgpipe import hyperparams
 from tfgpipe.hyperparams import HyperparameterError
 from trainer import state
 from trainer.checkpoints import Checkpoints
@@ -65,6 +66,15 @@ def test_patterns_choose_and_the_rest_is_listed(trained, capsys) -> None:
         "batch_normalization/moving_mean, batch_normalization/moving_variance, "
         "dense_2/bias, dense_2/kernel, dense_3/bias, dense_3/kernel",
     ]
+
+
+def test_patterns_need_no_quotes_on_a_command_line(trained, capsys) -> None:
+    _, folder = trained
+    wanted = hyperparams.override(
+        WarmStart(), [f"path={folder}", "names=block_*/dense/kernel, dense*/kernel"]
+    )
+    warm_start(wanted, _model())
+    assert "Warm start: 4 of 12 weights" in capsys.readouterr().out
 
 
 def test_weights_may_be_called_otherwise_there(trained) -> None:

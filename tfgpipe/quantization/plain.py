@@ -35,7 +35,8 @@ def plain_copy(model: keras.Model) -> keras.Model:
 
     Raises:
         TypeError: If it is another model, or none.
-        ValueError: If it is not built, or Keras has quantized it already.
+        ValueError: If it is not built, Keras has quantized it already, or two classes
+            of its layers have one name.
     """
     _check(model)
     unpipelined = without_pipelines(model)
@@ -47,16 +48,36 @@ def plain_copy(model: keras.Model) -> keras.Model:
         # What was made in this process may hold lambdas.
         copy = keras.saving.deserialize_keras_object(
             serialized,
-            custom_objects={
-                type(x).__name__: type(x)
-                for x in seams.inner_layers(unpipelined)
-                if not type(x).__module__.startswith("keras.")
-            },
+            custom_objects=_classes(unpipelined),
             safe_mode=False,
         )
     for source, target in zip(unpipelined.weights, copy.weights, strict=True):
         target.assign(source)
     return copy
+
+
+def _classes(model: keras.Model) -> dict[str, type]:
+    """Returns the classes of a model's own layers, under the names Keras saves.
+
+    Raises:
+        ValueError: If two of them have one name.
+    """
+    classes: dict[str, type] = {}
+    for layer in seams.inner_layers(model):
+        kind = type(layer)
+        if kind.__module__.startswith("keras."):
+            continue
+        name = keras.saving.get_registered_name(kind)
+        other = classes.setdefault(name, kind)
+        if other is not kind:
+            raise ValueError(
+                "What is exported is made again from its configuration, in which "
+                "layers are known by the names of their classes. Received two classes "
+                f"'{name}', {other.__module__}.{other.__qualname__} and "
+                f"{kind.__module__}.{kind.__qualname__}. Rename one, or register it "
+                "with `keras.saving.register_keras_serializable(package=...)`."
+            )
+    return classes
 
 
 def inputs_of(model: keras.Model) -> Any:

@@ -26,6 +26,8 @@ from tfgpipe.quantization.points import Guest, Observation, Observer, Point
 
 _LEGACY = "TF_USE_LEGACY_KERAS"
 _NAME = "tensorflow_model_optimization"
+# Configurations around another one, which `tf_keras` would make of what a file says.
+_OF_ANOTHER = frozenset({"FixedQuantizeConfig", "OutputOnlyConfig"})
 
 
 @functools.cache
@@ -113,7 +115,7 @@ class TfmotQuantizer(Guest):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TfmotQuantizer:
         """Makes this again from what `get_config` returned."""
-        return cls(_deserialized(config["quantizer"]))
+        return cls(_deserialized(config["quantizer"], library().quantizers.Quantizer))
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
@@ -164,7 +166,7 @@ class TfmotConfig(QuantizeConfig):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TfmotConfig:
         """Makes this again from what `get_config` returned."""
-        return cls(_deserialized(config["config"]))
+        return cls(_deserialized(config["config"], library().QuantizeConfig))
 
 
 class _Host:
@@ -266,21 +268,45 @@ def _serialized(guest: Any) -> dict[str, Any]:
     }
 
 
-def _deserialized(config: dict[str, Any]) -> Any:
-    """Makes a guest again: of tfmot itself, or of a class Keras is told of.
+def _deserialized(config: Any, base: type) -> Any:
+    """Makes a quantizer or a configuration again from what a file says.
+
+    A file is not trusted: a class is looked up among those of tfmot's that are loaded,
+    or that Keras has been given by name, and no module is imported. Only then does its
+    `from_config` run.
+
+    Args:
+        config: What `_serialized` returned.
+        base: The class of tfmot's that it is of.
 
     Raises:
-        ValueError: If its class is neither.
+        ValueError: If it is of another class.
     """
-    name = config["class_name"]
-    kind = keras.saving.get_registered_object(name)
-    if kind is None and config["module"].partition(".")[0] == _NAME:
-        library()
-        kind = getattr(importlib.import_module(config["module"]), name)
-    if kind is None:
+    given = config if isinstance(config, dict) else {}
+    module, name = given.get("module"), given.get("class_name")
+    kind = None
+    if isinstance(name, str):
+        kind = keras.saving.get_registered_object(name) or _own(module, name, base)
+    if not (isinstance(kind, type) and issubclass(kind, base)):
         raise ValueError(
-            "A class of tfmot's kind is not known by its name alone. Received "
-            f"'{name}' of module '{config['module']}'. Load the model in "
-            f"`with keras.saving.custom_object_scope({{'{name}': {name}}}):`."
+            "A saved quantizer of tensorflow-model-optimization is of a subclass of "
+            f"its `{base.__name__}`. Received {name!r} of module {module!r}. If the "
+            "class is your own, load the model in "
+            f"`with keras.saving.custom_object_scope({{{name!r}: ...}}):`."
         )
-    return kind.from_config(config["config"])
+    return kind.from_config(given.get("config", {}))
+
+
+def _own(module: Any, name: str, base: type) -> type | None:
+    """Returns a class of tfmot's that a file may name, by its module and name."""
+    known = [base]
+    for kind in known:
+        known += kind.__subclasses__()
+    for kind in known[1:]:
+        if (
+            (kind.__module__, kind.__name__) == (module, name)
+            and kind.__module__.partition(".")[0] == _NAME
+            and name not in _OF_ANOTHER
+        ):
+            return kind
+    return None
