@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import params
 from params.experiment import Experiment
@@ -16,7 +17,7 @@ from trainer import devices, hosts, lock, run_folder, stopping
 from trainer.errors import CheckpointError, DivergedError, StoppedError, UsageError
 from trainer.flags import HELP, Flags, parse
 from trainer.hosts import Hosts
-from trainer.stopping import Stopping
+from trainer.stopping import ProcessEnd, Stopping
 
 _TRAINING = ("train_and_eval", "train")
 _OF_CHECKPOINTS = ("eval", "decode", "export")
@@ -24,12 +25,25 @@ _OF_CHECKPOINTS = ("eval", "decode", "export")
 
 def main(argv: Sequence[str]) -> int:
     """Does what a command line says and returns the exit status: see `flags.HELP`."""
+    with contextlib.ExitStack() as signals:
+        return _status(argv, signals)
+
+
+def run_program(argv: Sequence[str]) -> NoReturn:
+    """Does what a command line says and ends the process with the exit status."""
+    end = ProcessEnd()
+    end.settle(_status(argv, end.signals))
+    sys.exit(end.status)
+
+
+def _status(argv: Sequence[str], signals: contextlib.ExitStack) -> int:
+    """Does what `main` does; `signals` is where signals are heard of in training."""
     try:
         flags = parse(argv)
         if flags.help:
             print(HELP, end="")
         else:
-            _run(flags)
+            _run(flags, signals)
     except UsageError as error:
         return _failed(1, f"{error}\nTry `python -m trainer --help`.")
     except HyperparameterError as error:
@@ -49,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _run(flags: Flags) -> None:
+def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
     if flags.mode == "diff":
         print(_diff(*flags.compared))
         return
@@ -70,7 +84,8 @@ def _run(flags: Flags) -> None:
             folder = _folder_to_write(flags, experiment)
             if told.is_chief:
                 stack.enter_context(lock.held(folder))
-            stop = stack.enter_context(stopping.on_signals(status=cluster.SAVED))
+            stop = signals.enter_context(stopping.on_signals(status=cluster.SAVED))
+            stack.callback(stop.settle)
             goes_on = run_folder.holds_run(folder)
         elif flags.mode in _OF_CHECKPOINTS:
             folder, goes_on = _folder_to_read(flags), True
