@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
@@ -67,10 +68,13 @@ def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
     if flags.mode == "diff":
         print(_diff(*flags.compared))
         return
-    if not flags.params:
+    if flags.mode in _OF_CHECKPOINTS:
+        flags, experiment = _of_run(flags)
+    elif flags.params:
+        experiment = hyperparams.override(params.find(flags.params)(), flags.set)
+    else:
         names = ", ".join(params.experiments())
         raise UsageError(f"Expected --params=NAME, one of {names}.")
-    experiment = hyperparams.override(params.find(flags.params)(), flags.set)
     if flags.mode == "describe":
         print(f"{flags.params}: {inspect.getdoc(experiment)}\n")
         print(hyperparams.describe(experiment))
@@ -79,23 +83,41 @@ def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
     _check_hosts(told, flags, experiment)
     with contextlib.ExitStack() as stack:
         stack.enter_context(told.speaking())
-        stop, goes_on = Stopping(status=cluster.SAVED), False
+        stop = Stopping(status=cluster.SAVED)
         if flags.mode in _TRAINING and not flags.dry_run:
             folder = _folder_to_write(flags, experiment)
             if told.is_chief:
                 stack.enter_context(lock.held(folder))
             stop = signals.enter_context(stopping.on_signals(status=cluster.SAVED))
             stack.callback(stop.settle)
-            goes_on = run_folder.holds_run(folder)
-        elif flags.mode in _OF_CHECKPOINTS:
-            folder, goes_on = _folder_to_read(flags), True
-        if goes_on and not flags.allow_changes:
-            run_folder.check(folder, name=flags.params, experiment=experiment)
+            if run_folder.holds_run(folder) and not flags.allow_changes:
+                run_folder.check(folder, name=flags.params, experiment=experiment)
         stack.enter_context(_workers(flags, experiment, told))
         # TensorFlow comes with these, so they wait for the line above.
         from trainer import modes
 
         modes.run(flags, experiment, stop, told)
+
+
+def _of_run(flags: Flags) -> tuple[Flags, Experiment]:
+    """Returns the experiment of a folder's run, changed by --set, and flags that name it.
+
+    Raises:
+        UsageError: If the folder holds no run.
+        HyperparameterError: If its hyperparameters cannot be read, or --params is the
+            name of another experiment, which only --allow_changes permits.
+    """
+    folder = _folder_to_read(flags)
+    name, text = run_folder.read(folder)
+    own = hyperparams.from_text(text, params.find(name))
+    if flags.params not in ("", name):
+        if not flags.allow_changes:
+            run_folder.check(folder, name=flags.params, experiment=own)
+        own = params.find(flags.params)()
+    experiment = hyperparams.override(own, flags.set)
+    if difference := hyperparams.diff(own, experiment):
+        print(f"Changed, for --mode={flags.mode} alone:\n{difference}", flush=True)
+    return dataclasses.replace(flags, params=flags.params or name), experiment
 
 
 def _folder_to_write(flags: Flags, experiment: Experiment) -> Path:
