@@ -21,7 +21,10 @@ class Mlp(Hyperparams):
     width: int = field(default=128, at_least=1, help="Numbers between them.")
     hidden: int = field(default=512, at_least=1, help="Numbers inside each.")
     dropout: float = field(
-        default=0.0, at_least=0, help="Share of activations dropped after each."
+        default=0.0,
+        at_least=0,
+        less_than=1,
+        help="Share of activations dropped after each.",
     )
 
 

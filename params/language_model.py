@@ -33,7 +33,10 @@ class Transformer(Hyperparams):
     )
     context: int = field(default=128, at_least=1, help="Bytes that the model reads.")
     dropout: float = field(
-        default=0.0, at_least=0, help="Share of activations dropped in training."
+        default=0.0,
+        at_least=0,
+        less_than=1,
+        help="Share of activations dropped in training.",
     )
     softmax: Literal["tied", "untied"] = field(
         default="untied", help="tied: the embedding's vectors give the logits as well."
