@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from params.image_classifier import ImageClassifier
-from tfgpipe.hyperparams import Hyperparams, field
+from tfgpipe.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
     import keras
@@ -57,14 +57,16 @@ class Classifier(ImageClassifier):
 
         hyper, pipelining = self.model, self.pipelining
         if pipelining.num_shards > 1:
-            return [
-                tfgpipe.layers.TPMLP(
+            try:
+                block = tfgpipe.layers.TPMLP(
                     hyper.hidden,
                     units=hyper.width,
                     mode=pipelining.sharding,
                     num_shards=pipelining.num_shards,
                 )
-            ]
+            except ValueError as error:
+                raise HyperparameterError(f"model: {error}") from None
+            return [block]
         return [
             keras.layers.Dense(hyper.hidden, activation="gelu"),
             keras.layers.Dense(hyper.width),

@@ -68,12 +68,15 @@ class LanguageModel(Experiment):
         """Returns the network, from bytes to logits."""
         from params import decoder_only
 
-        return decoder_only.build(
-            self.model,
-            documents=self.data.documents,
-            num_shards=self.pipelining.num_shards,
-            sharding=self.pipelining.sharding,
-        )
+        try:
+            return decoder_only.build(
+                self.model,
+                documents=self.data.documents,
+                num_shards=self.pipelining.num_shards,
+                sharding=self.pipelining.sharding,
+            )
+        except ValueError as error:
+            raise HyperparameterError(f"model: {error}") from None
 
     def loss(self) -> keras.losses.Loss:
         """Returns the loss of logits, in nats per byte that is predicted."""

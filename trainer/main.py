@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import params
 from params.experiment import Experiment
-from tfgpipe import cluster, hyperparams
+from tfgpipe import cluster, crash, hyperparams
 from tfgpipe.hyperparams import HyperparameterError
 from trainer import devices, hosts, lock, run_folder, stopping
 from trainer.errors import CheckpointError, DivergedError, StoppedError, UsageError
@@ -39,6 +39,7 @@ def run_program(argv: Sequence[str]) -> NoReturn:
 
 def _status(argv: Sequence[str], signals: contextlib.ExitStack) -> int:
     """Does what `main` does; `signals` is where signals are heard of in training."""
+    flags = None
     try:
         flags = parse(argv)
         if flags.help:
@@ -61,6 +62,16 @@ def _status(argv: Sequence[str], signals: contextlib.ExitStack) -> int:
         return _failed(3, f"Diverged: {error}.")
     except StoppedError:
         return _failed(cluster.SAVED, "Stopped, with all saved: start it again.")
+    except Exception as error:  # Whatever it is, one sentence, and the rest in a file.
+        folder = Path(flags.logdir) if flags and flags.logdir else None
+        what = crash.report(error, argv=argv, folder=folder)
+        if isinstance(error, MemoryError):
+            what += (
+                "\nThere is too little memory. Try a smaller training.batch_size, more "
+                "pipelining.num_microbatches or num_stages, pipelining.remat=stage or "
+                "layer, or a smaller model: see docs/tuning.md."
+            )
+        return _failed(1, what)
     return 0
 
 
@@ -100,7 +111,7 @@ def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
 
 
 def _of_run(flags: Flags) -> tuple[Flags, Experiment]:
-    """Returns the experiment of a folder's run, changed by --set, and flags that name it.
+    """Returns the experiment of a run, changed by --set, and flags that name it.
 
     Raises:
         UsageError: If the folder holds no run.

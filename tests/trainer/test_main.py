@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from tfgpipe.hyperparams import HyperparameterError
 from trainer import devices, flags
 from trainer.evaluate import comparison
 from trainer.main import main
-from trainer.metrics import Metrics
+from trainer.metrics import Metrics, read
 from trainer.progress import Measurement, Progress
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,13 +129,19 @@ def test_a_wrong_command_line_is_refused(
             "expected one of float32, mixed_float16, mixed_bfloat16; received 'float8'",
         ),
         ("--set=precision.quantize=4bit", "expected one of none, 8bit; received"),
+        ("--set=model.dropout=2", "model.dropout: expected a float, at least 0, less "),
+        ("--set=seed=1099511627776", "seed: expected an int, at least 0, less than "),
+        (
+            "--set=pipelining.num_shards=3 --set=pipelining.num_stages=1",
+            "model: Each shard gets as many heads as the others.",
+        ),
     ],
 )
 def test_wrong_hyperparameters_have_a_status_of_their_own(
     arguments: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ["trainer", "--params=lm.Tiny", f"--logdir={tmp_path}", arguments]
-    assert main(argv) == 2
+    argv = ["trainer", "--params=lm.Tiny", f"--logdir={tmp_path}"]
+    assert main([*argv, *arguments.split()]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -343,6 +350,81 @@ def test_ctrl_c_ends_a_run_without_a_traceback(
     assert capsys.readouterr().err == "\nStopped. The same command goes on.\n"
 
 
+def _failing(error: Exception) -> Callable[..., None]:
+    """Returns a function that raises an error."""
+
+    def fail(*arguments: object, **named: object) -> None:
+        raise error
+
+    return fail
+
+
+def test_what_nobody_expected_is_a_sentence_and_a_file(
+    small: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    surprise = RuntimeError("A surprise,\nof two lines.")
+    monkeypatch.setattr("trainer.modes.build", _failing(surprise))
+    folder = tmp_path / "run"
+    command = [*small, f"--logdir={folder}"]
+    assert main(command) == 1
+    (log,) = folder.glob("crash-*.log")
+    assert capsys.readouterr().err == (
+        f"Crashed: RuntimeError: A surprise,\nThe traceback is in {log}.\n"
+    )
+    text = log.read_text()
+    assert " ".join(command) in text
+    assert "in fail" in text
+    assert "of two lines." in text
+    # Without a folder of the run it is in one for temporary files.
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert main([*small, "--mode=inspect"]) == 1
+    assert list(tmp_path.glob("crash-*.log"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 7.45 GiB for an array"),
+        tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor"),
+    ],
+)
+def test_too_little_memory_is_said_with_what_to_try(
+    error: Exception,
+    small: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("trainer.modes.build", _failing(error))
+    assert main([*small, f"--logdir={tmp_path}"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"Crashed: MemoryError: {error}\nThe trac")
+    assert "There is too little memory. Try a smaller training.batch_size" in said
+
+
+def test_a_lock_that_is_a_folder_is_refused(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lock").mkdir()
+    assert main([*small, f"--logdir={tmp_path}"]) == 1
+    assert capsys.readouterr().err.startswith(
+        f"Expected a --logdir that can be written to; {tmp_path / 'lock'} cannot: Is a "
+    )
+
+
+def test_hyperparameters_that_are_no_text_are_refused(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
+    (tmp_path / "params.txt").write_bytes(b"\xff\xfe\x00")
+    for mode in ("train", "eval"):
+        assert main([*small, f"--logdir={tmp_path}", f"--mode={mode}"]) == 2
+        assert "expected the hyperparameters of a run, as" in capsys.readouterr().err
+
+
 # The parts.
 
 
@@ -462,6 +544,15 @@ def test_measurements_of_steps_to_be_done_again_are_dropped(tmp_path: Path) -> N
         {"step": 1, "loss": 0.5},
         {"step": 2, "loss": 0.5},
         {"step": 2, "validation_loss": 0.5},
+    ]
+
+
+def test_lines_that_are_no_records_are_passed_over(tmp_path: Path) -> None:
+    record = '{"step": 1, "loss": 0.5, "final": true}'
+    lines = [record, "[]", "3", "null", "{}", '{"step": "1"}', '{"step": 1, "a": null}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, "\x00", ""]))
+    assert list(read(tmp_path / "metrics.jsonl")) == [
+        {"step": 1, "loss": 0.5, "final": True}
     ]
 
 
