@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from params.image_classifier import ImageClassifier
-from tfgpipe.hyperparams import Hyperparams, field
+from tfgpipe.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
     import keras
@@ -21,7 +21,10 @@ class Mlp(Hyperparams):
     width: int = field(default=128, at_least=1, help="Numbers between them.")
     hidden: int = field(default=512, at_least=1, help="Numbers inside each.")
     dropout: float = field(
-        default=0.0, at_least=0, help="Share of activations dropped after each."
+        default=0.0,
+        at_least=0,
+        less_than=1,
+        help="Share of activations dropped after each.",
     )
 
 
@@ -54,14 +57,16 @@ class Classifier(ImageClassifier):
 
         hyper, pipelining = self.model, self.pipelining
         if pipelining.num_shards > 1:
-            return [
-                tfgpipe.layers.TPMLP(
+            try:
+                block = tfgpipe.layers.TPMLP(
                     hyper.hidden,
                     units=hyper.width,
                     mode=pipelining.sharding,
                     num_shards=pipelining.num_shards,
                 )
-            ]
+            except ValueError as error:
+                raise HyperparameterError(f"model: {error}") from None
+            return [block]
         return [
             keras.layers.Dense(hyper.hidden, activation="gelu"),
             keras.layers.Dense(hyper.width),

@@ -165,8 +165,8 @@ class Evaluation(Hyperparams):
         default=32, at_least=1, help="Batches of the validation split to evaluate on."
     )
     metric: str = field(default="loss", help="What the best checkpoint is best in.")
-    better: Literal["lower", "higher"] = field(
-        default="lower", help="Which of two values of it is better."
+    better: Literal["lower", "higher"] | None = field(
+        default=None, help="Which of two values of it is better; None: as Keras says."
     )
     patience: int | None = field(
         default=None, at_least=1, help="Evaluations without a better one to stop after."
@@ -179,6 +179,51 @@ class Evaluation(Hyperparams):
                 "patience: expected None, as there are no evaluations in between; "
                 f"received {self.patience}. Give evaluation.steps as well."
             )
+
+    def check(self, metrics: Sequence[keras.metrics.Metric]) -> None:
+        """Checks that the metric is measured, and that it is known what is better.
+
+        Args:
+            metrics: What is measured beside the loss.
+
+        Raises:
+            HyperparameterError: If not.
+        """
+        names = sorted({"loss", *(each.name for each in metrics)})
+        if self.metric not in names:
+            raise HyperparameterError(
+                f"evaluation.metric: expected one of {', '.join(names)}; received "
+                f"{self.metric!r}."
+            )
+        if self.steps is not None:
+            self.direction(metrics)
+
+    def direction(
+        self, metrics: Sequence[keras.metrics.Metric]
+    ) -> Literal["lower", "higher"]:
+        """Returns which of two values of the metric is better.
+
+        Args:
+            metrics: What is measured beside the loss, the metric among it.
+
+        Raises:
+            HyperparameterError: If neither `better` nor the metric's class says it.
+        """
+        from tfgpipe import seams
+
+        if self.better is not None:
+            return self.better
+        if self.metric == "loss":
+            return "lower"
+        (found,) = (each for each in metrics if each.name == self.metric)
+        better = seams.better(found)
+        if better is None:
+            raise HyperparameterError(
+                "evaluation.better: expected lower or higher, as Keras does not say "
+                f"which of two values of {self.metric!r}, a {type(found).__name__}, is "
+                "better; received None."
+            )
+        return better
 
 
 class WarmStart(Hyperparams):
@@ -211,7 +256,9 @@ class Experiment(Hyperparams, abc.ABC):
     precision: Precision = field(
         default=Precision(), help="In which numbers it computes."
     )
-    seed: int = field(default=0, at_least=0, help="Seed of all that is random.")
+    seed: int = field(
+        default=0, at_least=0, less_than=2**32, help="Seed of all that is random."
+    )
 
     @property
     @abc.abstractmethod
@@ -241,15 +288,21 @@ class Experiment(Hyperparams, abc.ABC):
         return {}
 
     def build_model(self) -> tfgpipe.PipelinedModel:
-        """Returns the network as a pipeline, compiled."""
+        """Returns the network as a pipeline, compiled.
+
+        Raises:
+            HyperparameterError: If it does not fit its pipeline, or its metrics.
+        """
         with self.precision.scope():
             network = self.precision.apply(self.network(), self.quantize_rules)
             model = self.pipelining.build(network)
+            metrics = self.metrics()
             model.compile(
                 optimizer=self.optimizer.build(self.training.num_steps),
                 loss=self.loss(),
-                metrics=self.metrics(),
+                metrics=metrics,
             )
+        self.evaluation.check(metrics)
         return model
 
     @abc.abstractmethod

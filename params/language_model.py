@@ -33,7 +33,10 @@ class Transformer(Hyperparams):
     )
     context: int = field(default=128, at_least=1, help="Bytes that the model reads.")
     dropout: float = field(
-        default=0.0, at_least=0, help="Share of activations dropped in training."
+        default=0.0,
+        at_least=0,
+        less_than=1,
+        help="Share of activations dropped in training.",
     )
     softmax: Literal["tied", "untied"] = field(
         default="untied", help="tied: the embedding's vectors give the logits as well."
@@ -65,12 +68,15 @@ class LanguageModel(Experiment):
         """Returns the network, from bytes to logits."""
         from params import decoder_only
 
-        return decoder_only.build(
-            self.model,
-            documents=self.data.documents,
-            num_shards=self.pipelining.num_shards,
-            sharding=self.pipelining.sharding,
-        )
+        try:
+            return decoder_only.build(
+                self.model,
+                documents=self.data.documents,
+                num_shards=self.pipelining.num_shards,
+                sharding=self.pipelining.sharding,
+            )
+        except ValueError as error:
+            raise HyperparameterError(f"model: {error}") from None
 
     def loss(self) -> keras.losses.Loss:
         """Returns the loss of logits, in nats per byte that is predicted."""

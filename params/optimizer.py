@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from tfgpipe.hyperparams import HyperparameterError, Hyperparams, field
+from tfgpipe.hyperparams import Hyperparams, field
 
 if TYPE_CHECKING:
     import keras
@@ -27,16 +27,21 @@ class Optimizer(Hyperparams):
         default="cosine", help="How it falls after that; the first two end at nothing."
     )
     warmup: float = field(
-        default=0.1, at_least=0, help="Share of the steps in which it rises."
+        default=0.1,
+        at_least=0,
+        less_than=1,
+        help="Share of the steps in which it rises.",
     )
     momentum: float = field(
         default=0.9,
         at_least=0,
+        less_than=1,
         help="Decay of first moments (beta 1); none in adafactor.",
     )
     beta_2: float = field(
         default=0.98,
         at_least=0,
+        less_than=1,
         help="Decay of second moments, of adamw, lamb and lion.",
     )
     weight_decay: float = field(
@@ -49,17 +54,11 @@ class Optimizer(Hyperparams):
         default=1, at_least=1, help="Steps whose mean gradient makes one update."
     )
     average: float | None = field(
-        default=None, at_least=0, help="Decay of averaged weights; None: not averaged."
+        default=None,
+        at_least=0,
+        less_than=1,
+        help="Decay of averaged weights; None: not averaged.",
     )
-
-    def validate(self) -> None:
-        """Checks what is a share, or a decay."""
-        for name in ("warmup", "momentum", "beta_2", "average"):
-            value = getattr(self, name)
-            if value is not None and value >= 1:
-                raise HyperparameterError(
-                    f"{name}: expected less than 1; received {value!r}."
-                )
 
     def build(self, num_steps: int) -> Any:
         """Returns the optimizer of a run of `num_steps`: see `params.guard`."""

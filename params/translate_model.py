@@ -32,7 +32,10 @@ class EncoderDecoder(Hyperparams):
         default=256, at_least=1, help="Width inside each block's perceptron."
     )
     dropout: float = field(
-        default=0.0, at_least=0, help="Share of activations dropped in training."
+        default=0.0,
+        at_least=0,
+        less_than=1,
+        help="Share of activations dropped in training.",
     )
 
     def validate(self) -> None:

@@ -346,3 +346,20 @@ def test_type_checkers_see_wrong_names_and_types(tmp_path: Path) -> None:
     )
     errors = [line.partition(".py:")[2] for line in run.stdout.splitlines()]
     assert [error[:2] for error in errors[:-1]] == ["5:", "6:", "7:"], run.stdout
+
+
+def test_a_number_is_within_its_bounds():
+    class Rates(Hyperparams):
+        dropout: float = field(default=0.0, at_least=0, less_than=1, help="A share.")
+        maybe: int | None = field(default=None, less_than=2**32, help="A seed.")
+
+    assert Rates(dropout=0.5, maybe=2**32 - 1).maybe == 2**32 - 1
+    for received in ("1.0", "2.0", "-0.5"):
+        with pytest.raises(
+            HyperparameterError,
+            match=rf"^dropout: expected a float, at least 0, less than 1; received "
+            rf"'{received}'",
+        ):
+            override(Rates(), [f"dropout={received}"])
+    with pytest.raises(HyperparameterError, match="an int or None, less than 42949672"):
+        Rates(maybe=2**32)

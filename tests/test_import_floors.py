@@ -33,6 +33,7 @@ FLOORS = {
     "ownership": 0,
     "topology": 0,
     "quiet": 0,
+    "crash": 0,
     "holdings": 0.1,
     "schedules": 0.1,
     "timeline": 0.1,

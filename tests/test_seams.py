@@ -581,3 +581,20 @@ def test_a_strategy_updates_inside_what_it_is_told():
     strategy.run(step)
     assert variable.numpy().tolist() == [-1.0, 0.0]
     assert id(variable.value) in map(id, places), MOVED
+
+
+@pytest.mark.parametrize(
+    ("metric", "better"),
+    [
+        (keras.metrics.SparseCategoricalAccuracy(), "higher"),
+        (keras.metrics.MeanIoU(2), "higher"),
+        (keras.metrics.AUC(), "higher"),
+        (keras.metrics.SparseCategoricalCrossentropy(), "lower"),
+        (keras.metrics.MeanAbsoluteError(), "lower"),
+        (keras.metrics.MeanMetricWrapper(keras.losses.huber), "lower"),
+        (keras.metrics.Mean(), None),
+        (keras.metrics.FalseNegatives(), None),
+    ],
+)
+def test_a_metric_says_which_of_its_values_is_better(metric, better):
+    assert seams.better(metric) == better, MOVED

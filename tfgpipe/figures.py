@@ -747,6 +747,16 @@ def _axes(figure: Figure, *, bottom: float, height: float, left: float = LEFT) -
     return axes
 
 
+def formats() -> tuple[str, ...]:
+    """Returns the endings of the files that a picture can be written to.
+
+    Raises:
+        ImportError: If Matplotlib is not installed.
+    """
+    known = _figure(1, 1).canvas.get_supported_filetypes()
+    return tuple(f".{name}" for name in sorted(known))
+
+
 def _written(figure: Figure, path: PathLike | None) -> Figure:
     if path is not None:
         figure.savefig(path, dpi=150)

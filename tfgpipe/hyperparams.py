@@ -47,6 +47,7 @@ def field(
     default: Any,
     help: str,  # noqa: A002 (as in argparse and absl)
     at_least: float | None = None,
+    less_than: float | None = None,
 ) -> Any:
     """Declares one hyperparameter.
 
@@ -54,6 +55,7 @@ def field(
         default: The value unless one is given.
         help: One line, for `describe`.
         at_least: The smallest number allowed.
+        less_than: What all numbers allowed are below.
 
     Example:
 
@@ -66,7 +68,8 @@ def field(
     tfgpipe.hyperparams.HyperparameterError: batch_size: ...
     """
     return dataclasses.field(
-        default=default, metadata={"help": help, "at_least": at_least}
+        default=default,
+        metadata={"help": help, "at_least": at_least, "less_than": less_than},
     )
 
 
@@ -101,17 +104,20 @@ class Hyperparams:
     def __post_init__(self) -> None:
         annotations = typing.get_type_hints(type(self))
         for own in dataclasses.fields(self):
-            value, least = getattr(self, own.name), own.metadata["at_least"]
+            value = getattr(self, own.name)
+            least, limit = own.metadata["at_least"], own.metadata["less_than"]
             try:
                 fitting = _fit(value, annotations[own.name])
-                if least is not None and fitting is not None and fitting < least:
-                    raise ValueError
+                _check_bounds(fitting, least, limit)
             except (ValueError, OverflowError, SyntaxError):
                 expected = _expected(annotations[own.name])
-                bound = "" if least is None else f", at least {least}"
+                if least is not None:
+                    expected += f", at least {least}"
+                if limit is not None:
+                    expected += f", less than {limit}"
                 received = str(value) if isinstance(value, _Text) else value
                 raise HyperparameterError(
-                    f"{own.name}: expected {expected}{bound}; received {received!r}."
+                    f"{own.name}: expected {expected}; received {received!r}."
                 ) from None
             object.__setattr__(self, own.name, fitting)
         self.validate()
@@ -272,6 +278,14 @@ def _group(annotation: Any) -> type[Hyperparams] | None:
     """Returns the hyperparameter class, Optional or not, of an annotation."""
     kind = _optional(annotation) or annotation
     return kind if isinstance(kind, type) and issubclass(kind, Hyperparams) else None
+
+
+def _check_bounds(value: Any, least: float | None, limit: float | None) -> None:
+    """Raises ValueError if a number is out of bounds; None is within all."""
+    if value is None:
+        return
+    if (least is not None and value < least) or (limit is not None and value >= limit):
+        raise ValueError
 
 
 def _fit(value: Any, annotation: Any) -> Any:

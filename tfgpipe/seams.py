@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import keras
 import tensorflow as tf
@@ -548,3 +548,11 @@ def lite_operations(interpreter: tf.lite.Interpreter) -> list[LiteOperation]:
         for x in interpreter._get_ops_details()
         for made in [[i for i in x["outputs"] if i in tensors]]
     ]
+
+
+def better(metric: keras.metrics.Metric) -> Literal["lower", "higher"] | None:
+    """Returns which of two values of a metric is better, None where Keras does not say.
+
+    Keras' own callbacks read this; publicly it is told by none but their behaviour.
+    """
+    return {"up": "higher", "down": "lower"}.get(getattr(metric, "_direction", None))

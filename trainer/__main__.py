@@ -2,6 +2,6 @@
 
 import sys
 
-from trainer.main import main
+from trainer.main import run_program
 
-sys.exit(main(sys.argv))
+run_program(sys.argv)

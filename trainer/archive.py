@@ -138,9 +138,16 @@ def _about(at: Path) -> tuple[About, Mapping[str, Any]]:
     with _reading(_CHECKSUM):
         if (at / _CHECKSUM).read_bytes() != line:
             raise DamagedError(f"{_ABOUT} has another checksum than {_CHECKSUM} says")
-    body = json.loads(text)
-    files = body.pop("files")
-    return About(**body), files
+    try:
+        body = json.loads(text)
+        files = body.pop("files")
+        for each in files.values():
+            each["bytes"], each["sha256"]
+        return About(**body), files
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise DamagedError(
+            f"{_ABOUT} does not say what a checkpoint says of itself"
+        ) from None
 
 
 @contextlib.contextmanager

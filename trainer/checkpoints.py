@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import queue
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -206,10 +207,17 @@ class Checkpoints:
 
     def _write(self, copy: Copy) -> None:
         try:
-            with archive.writing(self._folder, copy.step, copy.notes) as aside:
-                tensors.write(aside, copy.values)
+            while True:
+                try:
+                    with archive.writing(self._folder, copy.step, copy.notes) as aside:
+                        tensors.write(aside, copy.values)
+                    break
+                except (OSError, tf.errors.OpError) as error:
+                    if not tensors.is_disk_full(error) or not self._makes_room(copy):
+                        raise
             self._written = copy.step
-            self._remove_superfluous(copy.notes)
+            for step in self._superfluous(copy.notes, keep=self._saving.keep):
+                archive.remove(archive.place(self._folder, step))
         except Exception as error:  # Whatever it is, training is not to wait for it.
             reason = str(error).partition("\n")[0]
             tell(
@@ -217,15 +225,44 @@ class Checkpoints:
                 "Training goes on without it."
             )
 
-    def _remove_superfluous(self, notes: Mapping[str, Any]) -> None:
+    def _makes_room(self, copy: Copy) -> bool:
+        """Removes the oldest checkpoint that one yet to be written makes superfluous.
+
+        Beside that one, the last that is there stays, and all that `saving` keeps for
+        other reasons than being among the last.
+
+        Returns:
+            Whether there was one.
+        """
+        going = self._superfluous(copy.notes, keep=2, coming=copy.step)
+        if not going:
+            return False
+        tell(
+            f"The disk has no room for the checkpoint of step {copy.step}: that of "
+            f"step {going[0]} is removed for it."
+        )
+        archive.remove(archive.place(self._folder, going[0]))
+        return True
+
+    def _superfluous(
+        self, notes: Mapping[str, Any], *, keep: int, coming: int | None = None
+    ) -> list[int]:
+        """Returns the steps of checkpoints that may go, the oldest first.
+
+        Args:
+            notes: Those of the last, which name the best.
+            keep: How many of the last stay.
+            coming: The step of one that is yet to be written.
+        """
         times = {}
         for step in archive.steps(self._folder):
             with contextlib.suppress(DamagedError):  # It is told when it is needed.
                 times[step] = archive.about(self._folder, step).time
-        for step in retention.superfluous(
+        if coming is not None:
+            times[coming] = time.time()
+        return retention.superfluous(
             times,
-            keep=self._saving.keep,
+            keep=keep,
             keep_hours=self._saving.keep_hours,
             best=notes.get("best_step"),
-        ):
-            archive.remove(archive.place(self._folder, step))
+        )

@@ -31,7 +31,7 @@ Trains an experiment of params/: python -m trainer --params=NAME --logdir=DIR
   --logdir=DIR    the run's folder; a run that was stopped goes on from there
   --set=A.B=C     change a hyperparameter, as data.files='own/*'; repeatable
   --mode=MODE     train_and_eval (the default), or train alone
-                  eval  decode  export  a checkpoint
+                  eval  decode  export  a checkpoint, by DIR's own params.txt
                   benchmark  time steps       inspect   stages, costs, mesh
                   describe  hyperparameters   diff A B  of experiments, or runs
   --checkpoint=N  the step to eval, decode or export; or latest, or best

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 
 from params.experiment import Experiment
-from tfgpipe.hyperparams import HyperparameterError
 from trainer.checkpoints import Checkpoints, Copy
 from trainer.notes import Notes
 from trainer.steps import StepCallback
@@ -41,6 +40,8 @@ class Keeping(StepCallback):
         self._num_steps = experiment.training.num_steps
         self._saving = experiment.saving
         self._evaluation = experiment.evaluation
+        if evaluate and self._evaluation.steps:
+            self._better = self._evaluation.direction(experiment.metrics())
         self._checkpoints = checkpoints
         self._notes = notes
         self._stopping = stopping
@@ -92,13 +93,8 @@ class Keeping(StepCallback):
     def _compare(self, step: int, measured: Mapping[str, float]) -> None:
         """Notes whether an evaluation is the best so far."""
         metric, notes = self._evaluation.metric, self._notes
-        if metric not in measured:
-            names = ", ".join(sorted(measured))
-            raise HyperparameterError(
-                f"evaluation.metric: expected one of {names}; received {metric!r}."
-            )
         value = measured[metric]
-        sign = 1 if self._evaluation.better == "lower" else -1
+        sign = 1 if self._better == "lower" else -1
         if notes.best_value is None or sign * value < sign * notes.best_value:
             notes.best_step, notes.best_value, notes.num_worse = step, value, 0
             return

@@ -19,10 +19,17 @@ def held(folder: Path) -> Iterator[None]:
     """Holds the lock of a run's folder.
 
     Raises:
-        UsageError: If another process holds it.
+        UsageError: If another process holds it, or it is no file that can be written.
     """
     path = folder / "lock"
-    with path.open("a+", encoding="utf-8") as file:
+    try:
+        opened = path.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"Expected a --logdir that can be written to; {path} cannot: "
+            f"{error.strerror}."
+        ) from None
+    with opened as file:
         if not _taken(file):
             file.seek(0)
             holder = file.read().strip() or "another process"
@@ -52,7 +59,7 @@ def is_held(folder: Path) -> bool:
     try:
         with (folder / "lock").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return False
     except BlockingIOError:
         return True

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import params
 from params.experiment import Experiment
-from tfgpipe import cluster, hyperparams
+from tfgpipe import cluster, crash, hyperparams
 from tfgpipe.hyperparams import HyperparameterError
 from trainer import devices, hosts, lock, run_folder, stopping
 from trainer.errors import CheckpointError, DivergedError, StoppedError, UsageError
 from trainer.flags import HELP, Flags, parse
 from trainer.hosts import Hosts
-from trainer.stopping import Stopping
+from trainer.stopping import ProcessEnd, Stopping
 
 _TRAINING = ("train_and_eval", "train")
 _OF_CHECKPOINTS = ("eval", "decode", "export")
@@ -24,12 +26,26 @@ _OF_CHECKPOINTS = ("eval", "decode", "export")
 
 def main(argv: Sequence[str]) -> int:
     """Does what a command line says and returns the exit status: see `flags.HELP`."""
+    with contextlib.ExitStack() as signals:
+        return _status(argv, signals)
+
+
+def run_program(argv: Sequence[str]) -> NoReturn:
+    """Does what a command line says and ends the process with the exit status."""
+    end = ProcessEnd()
+    end.settle(_status(argv, end.signals))
+    sys.exit(end.status)
+
+
+def _status(argv: Sequence[str], signals: contextlib.ExitStack) -> int:
+    """Does what `main` does; `signals` is where signals are heard of in training."""
+    flags = None
     try:
         flags = parse(argv)
         if flags.help:
             print(HELP, end="")
         else:
-            _run(flags)
+            _run(flags, signals)
     except UsageError as error:
         return _failed(1, f"{error}\nTry `python -m trainer --help`.")
     except HyperparameterError as error:
@@ -46,17 +62,30 @@ def main(argv: Sequence[str]) -> int:
         return _failed(3, f"Diverged: {error}.")
     except StoppedError:
         return _failed(cluster.SAVED, "Stopped, with all saved: start it again.")
+    except Exception as error:  # Whatever it is, one sentence, and the rest in a file.
+        folder = Path(flags.logdir) if flags and flags.logdir else None
+        what = crash.report(error, argv=argv, folder=folder)
+        if isinstance(error, MemoryError):
+            what += (
+                "\nThere is too little memory. Try a smaller training.batch_size, more "
+                "pipelining.num_microbatches or num_stages, pipelining.remat=stage or "
+                "layer, or a smaller model: see docs/tuning.md."
+            )
+        return _failed(1, what)
     return 0
 
 
-def _run(flags: Flags) -> None:
+def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
     if flags.mode == "diff":
         print(_diff(*flags.compared))
         return
-    if not flags.params:
+    if flags.mode in _OF_CHECKPOINTS:
+        flags, experiment = _of_run(flags)
+    elif flags.params:
+        experiment = hyperparams.override(params.find(flags.params)(), flags.set)
+    else:
         names = ", ".join(params.experiments())
         raise UsageError(f"Expected --params=NAME, one of {names}.")
-    experiment = hyperparams.override(params.find(flags.params)(), flags.set)
     if flags.mode == "describe":
         print(f"{flags.params}: {inspect.getdoc(experiment)}\n")
         print(hyperparams.describe(experiment))
@@ -65,22 +94,41 @@ def _run(flags: Flags) -> None:
     _check_hosts(told, flags, experiment)
     with contextlib.ExitStack() as stack:
         stack.enter_context(told.speaking())
-        stop, goes_on = Stopping(status=cluster.SAVED), False
+        stop = Stopping(status=cluster.SAVED)
         if flags.mode in _TRAINING and not flags.dry_run:
             folder = _folder_to_write(flags, experiment)
             if told.is_chief:
                 stack.enter_context(lock.held(folder))
-            stop = stack.enter_context(stopping.on_signals(status=cluster.SAVED))
-            goes_on = run_folder.holds_run(folder)
-        elif flags.mode in _OF_CHECKPOINTS:
-            folder, goes_on = _folder_to_read(flags), True
-        if goes_on and not flags.allow_changes:
-            run_folder.check(folder, name=flags.params, experiment=experiment)
+            stop = signals.enter_context(stopping.on_signals(status=cluster.SAVED))
+            stack.callback(stop.settle)
+            if run_folder.holds_run(folder) and not flags.allow_changes:
+                run_folder.check(folder, name=flags.params, experiment=experiment)
         stack.enter_context(_workers(flags, experiment, told))
         # TensorFlow comes with these, so they wait for the line above.
         from trainer import modes
 
         modes.run(flags, experiment, stop, told)
+
+
+def _of_run(flags: Flags) -> tuple[Flags, Experiment]:
+    """Returns the experiment of a run, changed by --set, and flags that name it.
+
+    Raises:
+        UsageError: If the folder holds no run.
+        HyperparameterError: If its hyperparameters cannot be read, or --params is the
+            name of another experiment, which only --allow_changes permits.
+    """
+    folder = _folder_to_read(flags)
+    name, text = run_folder.read(folder)
+    own = hyperparams.from_text(text, params.find(name))
+    if flags.params not in ("", name):
+        if not flags.allow_changes:
+            run_folder.check(folder, name=flags.params, experiment=own)
+        own = params.find(flags.params)()
+    experiment = hyperparams.override(own, flags.set)
+    if difference := hyperparams.diff(own, experiment):
+        print(f"Changed, for --mode={flags.mode} alone:\n{difference}", flush=True)
+    return dataclasses.replace(flags, params=flags.params or name), experiment
 
 
 def _folder_to_write(flags: Flags, experiment: Experiment) -> Path:

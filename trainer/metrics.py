@@ -112,8 +112,19 @@ class Metrics:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields what was measured, without lines that were torn."""
+    """Yields what was measured, without lines that were torn, or are no records."""
     if path.exists():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValueError):
-                yield json.loads(line)
+                record = json.loads(line)
+                if _is_record(record):
+                    yield record
+
+
+def _is_record(record: Any) -> bool:
+    """Returns whether this is numbers by name, and a step among them."""
+    return (
+        isinstance(record, dict)
+        and type(record.get("step")) is int
+        and all(isinstance(value, int | float) for value in record.values())
+    )

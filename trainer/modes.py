@@ -9,7 +9,7 @@ import tensorflow as tf
 import tfgpipe
 from params import bad_records
 from params.experiment import Experiment
-from trainer import archive, devices, dry_run, follow, run_folder
+from trainer import archive, devices, dry_run, follow, run_folder, tensors
 from trainer.benchmark import benchmark
 from trainer.build import build, print_plan, show_mesh
 from trainer.checkpoints import Checkpoints, load, newest_whole
@@ -31,15 +31,19 @@ def run(
 
     Raises:
         HyperparameterError: If data turns out to be wrong while it is read.
+        MemoryError: If there is too little memory.
     """
     try:
         _run(flags, experiment, stopping, hosts)
     except tf.errors.OpError as error:
         # What is raised inside a dataset comes out as an error of TensorFlow.
         told = bad_records.told_by(error)
-        if told is None:
-            raise
-        raise told from None
+        if told is not None:
+            raise told from None
+        is_full = isinstance(error, tf.errors.ResourceExhaustedError)
+        if is_full and not tensors.is_disk_full(error):
+            raise MemoryError(error.message) from error
+        raise
 
 
 def _run(

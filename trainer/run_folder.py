@@ -30,7 +30,7 @@ def read(folder: Path) -> tuple[str, str]:
     """Returns the name of a run's experiment, and its hyperparameters as text.
 
     Raises:
-        HyperparameterError: If it is no run's folder.
+        HyperparameterError: If it is no run's folder, or its file is no text.
     """
     try:
         written = (folder / _PARAMS).read_text(encoding="utf-8")
@@ -38,6 +38,12 @@ def read(folder: Path) -> tuple[str, str]:
         raise HyperparameterError(
             f"{folder}: expected the folder of a run, which has a {_PARAMS}; "
             f"{error.strerror}."
+        ) from None
+    except UnicodeDecodeError:
+        raise HyperparameterError(
+            f"{folder / _PARAMS}: expected the hyperparameters of a run, as text; "
+            "received bytes that are none. Bring it back from a copy, or give another "
+            "--logdir."
         ) from None
     heading, _, text = written.partition("\n")
     return heading.removeprefix("# "), text

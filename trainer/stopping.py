@@ -1,16 +1,19 @@
-"""Signals that ask a run to end: SIGTERM, as of a scheduler, and Ctrl-C.
+"""How a process ends: by a signal, SIGTERM or Ctrl-C, and with its exit status.
 
-The first is answered after the step that is running, with a checkpoint; the second at
-once. Python calls its signal handlers between two of its own instructions, so not
-while TensorFlow computes. Signals are therefore counted by a thread, which hears of
-them at once.
+The first signal is answered after the step that is running, with a checkpoint; the
+second at once; any after the run has ended is ignored. Python calls its signal handlers
+between two of its own instructions, so not while TensorFlow computes. Signals are
+therefore counted by a thread, which hears of them at once.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -28,22 +31,30 @@ class Stopping:
         agreed: Whether all hosts know that somebody has.
         stepping: Whether there are steps to be finished and saved. Otherwise all that
             is done is saved already, and the first signal ends the process, too.
+        over: Whether the run has ended, and its exit status is settled: a signal
+            changes nothing any more.
         catches: Whether signals are heard of.
     """
 
     def __init__(self, *, status: int) -> None:
         self.asked = self.agreed = False
-        self.stepping = self.catches = False
+        self.stepping = self.over = self.catches = False
         self._status = status
 
     def ask(self, number: int) -> None:
         """Asks for the end, as a signal does."""
+        if self.over:
+            return
         if self.asked:
             _end(f"Stopped at once, by {signal.Signals(number).name}.", 128 + number)
         self.asked = True
         if not self.stepping:
             _end("Stopped. The same command goes on.", self._status)
         tell("Stopping after this step, and a checkpoint. Once more stops at once.")
+
+    def settle(self) -> None:
+        """Says that the run has ended."""
+        self.over = True
 
     def take_signals(self) -> None:
         """Has signals come here.
@@ -93,6 +104,44 @@ def on_signals(*, status: int) -> Iterator[Stopping]:
         listener.join()
         os.close(reading)
         os.close(writing)
+
+
+class ProcessEnd:
+    """Ends this process with a status, whatever threads of TensorFlow still do.
+
+    Python's own end can wait for ever: it destroys the iterators of datasets after
+    threads can no longer run Python, and an iterator waits for its calls of
+    `tf.numpy_function`, which need it. So the process ends before that, and after all
+    else that Python does at its end: it waits for threads and calls the functions that
+    are registered with `atexit`. The last of these, which is the first registered,
+    ends the process.
+
+    This is to be made before TensorFlow is imported, which registers some.
+
+    Attributes:
+        status: The exit status, that of a crash until it is set.
+        signals: Entered contexts of signals, never left: to the last moment a signal
+            does not become another status.
+    """
+
+    def __init__(self) -> None:
+        self.status = 1
+        self.signals = contextlib.ExitStack()
+        atexit.register(self._end)
+
+    def settle(self, status: int) -> None:
+        """Settles the status: signals change nothing from here on."""
+        self.status = status
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    def _end(self) -> None:
+        # Registered by an import before this was made, so it is called here.
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(self.status)
 
 
 def _end(text: str, status: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import tensorflow as tf
 from trainer.devices import here
 
 _PREFIX = "state"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write(folder: Path, tensors: Mapping[str, tf.Tensor]) -> None:
@@ -39,3 +42,13 @@ def shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     reader = tf.train.load_checkpoint(str(folder / _PREFIX))
     found = reader.get_variable_to_shape_map()
     return {name: tuple(found[name]) for name in sorted(found)}
+
+
+def is_disk_full(error: Exception) -> bool:
+    """Returns whether an error says that a disk, or a quota of it, has no room left."""
+    if isinstance(error, OSError):
+        return error.errno in _NO_ROOM
+    # TensorFlow has one kind of error for all that is used up.
+    return isinstance(error, tf.errors.ResourceExhaustedError) and any(
+        os.strerror(number) in error.message for number in _NO_ROOM
+    )

@@ -128,6 +128,7 @@ def train(
             print(each.summary(), flush=True)
     checkpoints.check()
     if stopping.agreed:
+        stopping.settle()
         raise StoppedError
     stopping.stepping = False
     baselines: Mapping[str, float] = {}

@@ -80,6 +80,10 @@ def test_status_2_says_that_nothing_fits(capsys, tmp_path):
         ([*ASKED, "--params=lm.Nothing"], "received 'lm.Nothing'"),
         ([*ASKED, "--set=model.widht=3"], "Did you mean model.width?"),
         ([*ASKED, "--unknown"], "unknown"),
+        # Before the search, which is long.
+        ([*ASKED, "--picture=none/a.png"], "Expected --picture=FILE in a folder that"),
+        ([*ASKED, "--picture=a.abc"], "Expected --picture=FILE that ends in one of"),
+        ([*ASKED, "--devices=1000000000"], "no layout divides it. Use a multiple of"),
     ],
 )
 def test_what_is_wrong_is_said(arguments, words, capsys):
@@ -87,3 +91,17 @@ def test_what_is_wrong_is_said(arguments, words, capsys):
     error = capsys.readouterr().err
     assert words in error
     assert error.endswith("Try `python -m tfgpipe.planner --help`.\n")
+
+
+def test_what_nobody_expected_is_a_sentence_and_a_file(capsys, monkeypatch, tmp_path):
+    def fail(*arguments):
+        raise RuntimeError("A surprise.")
+
+    monkeypatch.setattr(program, "_search", fail)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert program.main(ASKED) == 1
+    (log,) = tmp_path.glob("crash-*.log")
+    assert capsys.readouterr().err == (
+        f"Crashed: RuntimeError: A surprise.\nThe traceback is in {log}.\n"
+    )
+    assert "in fail" in log.read_text()

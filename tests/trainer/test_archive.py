@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import itertools
 import os
 from pathlib import Path
@@ -85,6 +86,18 @@ def test_every_truncation_is_found(name: str, tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     (_write(tmp_path, 1) / "data").unlink()
     with pytest.raises(DamagedError, match="data cannot be read: No such file"):
+        archive.check(tmp_path, 1)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{}", b'{"step": 1, "files": {}}', b'{"files": {"a": 1}}']
+)
+def test_what_says_nothing_of_a_checkpoint_is_damaged(body, tmp_path: Path) -> None:
+    at = _write(tmp_path, 1)
+    (at / "about.json").write_bytes(body)
+    digest = hashlib.sha256(body).hexdigest()
+    (at / "about.sha256").write_text(f"{digest}  about.json\n")
+    with pytest.raises(DamagedError, match=r"^about\.json does not say what"):
         archive.check(tmp_path, 1)
 
 

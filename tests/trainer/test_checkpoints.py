@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfgpipe
 from params.experiment import Saving
@@ -301,3 +303,38 @@ def test_a_disk_without_room_costs_one_checkpoint_and_leaves_no_litter(
     assert run.returncode == 0, run.stderr
     assert "The checkpoint of step 2 could not be written: " in run.stderr
     assert run.stdout.splitlines() == ["[1] ['step-00000001']", "[1, 3]"]
+
+
+@pytest.mark.parametrize("kind", [OSError, tf.errors.ResourceExhaustedError])
+def test_on_a_full_disk_old_checkpoints_make_room_for_new_ones(
+    kind: type[Exception],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    room, write = 3, tensors.write
+    reason = "No space left on device"
+    full = OSError(errno.ENOSPC, reason)
+    if kind is not OSError:
+        full = tf.errors.ResourceExhaustedError(None, None, f"a/b; {reason}")
+
+    def write_if_room(folder: Path, values: dict[str, tf.Tensor]) -> None:
+        if len(archive.steps(tmp_path)) >= room:
+            raise full
+        write(folder, values)
+
+    monkeypatch.setattr(tensors, "write", write_if_room)
+    saved = Checkpoints(tmp_path, _model(), Saving(keep=5, write="at_once"))
+    for step in range(1, 6):
+        saved.save(saved.copy(step, {"best_step": 2}))
+    saved.check()
+    assert archive.steps(tmp_path) == [2, 4, 5]
+    assert capsys.readouterr().err == "".join(
+        f"\nThe disk has no room for the checkpoint of step {new}: that of step {old} "
+        "is removed for it.\n"
+        for new, old in ((4, 1), (5, 3))
+    )
+    room = 1  # Neither the last nor the best one goes.
+    saved.save(saved.copy(6, {"best_step": 2}))
+    assert archive.steps(tmp_path) == [2, 5]
+    assert "step 6 could not be written: " in capsys.readouterr().err

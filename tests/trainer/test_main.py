@@ -26,7 +26,7 @@ from trainer import devices, flags
 from trainer.evaluate import comparison
 from trainer.hosts import Hosts
 from trainer.main import main
-from trainer.metrics import Metrics
+from trainer.metrics import Metrics, read
 from trainer.progress import Measurement, Progress
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,13 +133,19 @@ def test_a_wrong_command_line_is_refused(
             "expected one of float32, mixed_float16, mixed_bfloat16; received 'float8'",
         ),
         ("--set=precision.quantize=4bit", "expected one of none, 8bit; received"),
+        ("--set=model.dropout=2", "model.dropout: expected a float, at least 0, less "),
+        ("--set=seed=1099511627776", "seed: expected an int, at least 0, less than "),
+        (
+            "--set=pipelining.num_shards=3 --set=pipelining.num_stages=1",
+            "model: Each shard gets as many heads as the others.",
+        ),
     ],
 )
 def test_wrong_hyperparameters_have_a_status_of_their_own(
     arguments: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ["trainer", "--params=lm.Tiny", f"--logdir={tmp_path}", arguments]
-    assert main(argv) == 2
+    argv = ["trainer", "--params=lm.Tiny", f"--logdir={tmp_path}"]
+    assert main([*argv, *arguments.split()]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -304,18 +310,19 @@ def test_a_folder_of_another_run_is_refused_with_the_difference(
     small += [f"--logdir={folder}", "--set=training.num_steps=1"]
     assert main(small) == 0
     metrics = (folder / "metrics.jsonl").read_text()
-    for mode in ("train", "eval"):
-        capsys.readouterr()
-        assert main([*small, f"--mode={mode}", "--set=model.num_blocks=3"]) == 2
-        assert capsys.readouterr().err == (
-            f"{folder} holds a run of other hyperparameters (its -> yours):\n\n"
-            "model.num_blocks: 1 -> 3\n\n"
-            "Give another --logdir, or its hyperparameters, or go on with yours by "
-            "--allow_changes.\n"
-        )
+    capsys.readouterr()
+    assert main([*small, "--mode=train", "--set=model.num_blocks=3"]) == 2
+    assert capsys.readouterr().err == (
+        f"{folder} holds a run of other hyperparameters (its -> yours):\n\n"
+        "model.num_blocks: 1 -> 3\n\n"
+        "Give another --logdir, or its hyperparameters, or go on with yours by "
+        "--allow_changes.\n"
+    )
     small[1] = "--params=classifier.DataParallel"
-    assert main(small) == 2
-    assert "classifier.Pipelined -> classifier.DataParallel" in capsys.readouterr().err
+    for mode in ("train", "eval"):
+        assert main([*small, f"--mode={mode}"]) == 2
+        error = capsys.readouterr().err
+        assert "classifier.Pipelined -> classifier.DataParallel" in error
     assert (folder / "metrics.jsonl").read_text() == metrics
 
 
@@ -345,6 +352,81 @@ def test_ctrl_c_ends_a_run_without_a_traceback(
     monkeypatch.setattr("trainer.devices.start_tensorflow", interrupted)
     assert main([*small, f"--logdir={tmp_path / 'run'}"]) == 1
     assert capsys.readouterr().err == "\nStopped. The same command goes on.\n"
+
+
+def _failing(error: Exception) -> Callable[..., None]:
+    """Returns a function that raises an error."""
+
+    def fail(*arguments: object, **named: object) -> None:
+        raise error
+
+    return fail
+
+
+def test_what_nobody_expected_is_a_sentence_and_a_file(
+    small: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    surprise = RuntimeError("A surprise,\nof two lines.")
+    monkeypatch.setattr("trainer.modes.build", _failing(surprise))
+    folder = tmp_path / "run"
+    command = [*small, f"--logdir={folder}"]
+    assert main(command) == 1
+    (log,) = folder.glob("crash-*.log")
+    assert capsys.readouterr().err == (
+        f"Crashed: RuntimeError: A surprise,\nThe traceback is in {log}.\n"
+    )
+    text = log.read_text()
+    assert " ".join(command) in text
+    assert "in fail" in text
+    assert "of two lines." in text
+    # Without a folder of the run it is in one for temporary files.
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert main([*small, "--mode=inspect"]) == 1
+    assert list(tmp_path.glob("crash-*.log"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 7.45 GiB for an array"),
+        tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor"),
+    ],
+)
+def test_too_little_memory_is_said_with_what_to_try(
+    error: Exception,
+    small: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("trainer.modes.build", _failing(error))
+    assert main([*small, f"--logdir={tmp_path}"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"Crashed: MemoryError: {error}\nThe trac")
+    assert "There is too little memory. Try a smaller training.batch_size" in said
+
+
+def test_a_lock_that_is_a_folder_is_refused(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lock").mkdir()
+    assert main([*small, f"--logdir={tmp_path}"]) == 1
+    assert capsys.readouterr().err.startswith(
+        f"Expected a --logdir that can be written to; {tmp_path / 'lock'} cannot: Is a "
+    )
+
+
+def test_hyperparameters_that_are_no_text_are_refused(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
+    (tmp_path / "params.txt").write_bytes(b"\xff\xfe\x00")
+    for mode in ("train", "eval"):
+        assert main([*small, f"--logdir={tmp_path}", f"--mode={mode}"]) == 2
+        assert "expected the hyperparameters of a run, as" in capsys.readouterr().err
 
 
 # The parts.
@@ -569,6 +651,15 @@ def test_measurements_of_steps_to_be_done_again_are_dropped(tmp_path: Path) -> N
         {"step": 1, "loss": 0.5},
         {"step": 2, "loss": 0.5},
         {"step": 2, "validation_loss": 0.5},
+    ]
+
+
+def test_lines_that_are_no_records_are_passed_over(tmp_path: Path) -> None:
+    record = '{"step": 1, "loss": 0.5, "final": true}'
+    lines = [record, "[]", "3", "null", "{}", '{"step": "1"}', '{"step": 1, "a": null}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, "\x00", ""]))
+    assert list(read(tmp_path / "metrics.jsonl")) == [
+        {"step": 1, "loss": 0.5, "final": True}
     ]
 
 

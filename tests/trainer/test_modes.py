@@ -5,15 +5,23 @@ from __future__ import annotations
 import csv
 import os
 from pathlib import Path
+from typing import Literal
+from unittest import mock
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from params.classifier_model import Classifier
+from params.experiment import Evaluation
 from tests.trainer import runs
+from tfgpipe.hyperparams import HyperparameterError
 from trainer import archive, state, tensors
+from trainer.keeping import Keeping
 from trainer.main import main
+from trainer.notes import Notes
+from trainer.stopping import Stopping
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +69,23 @@ def test_any_checkpoint_is_evaluated(checkpoint: str, trained, capsys) -> None:
         if r["step"] == number and "validation_loss" in r
     )
     assert f"{'model':10}  {record['validation_loss']:10.4f}" in printed
+
+
+def test_the_folder_of_a_run_says_what_to_evaluate(trained, capsys) -> None:
+    command, folder = trained
+    assert main([*command, "--mode=eval"]) == 0
+    _, of, whole = capsys.readouterr().out.partition("The checkpoint of step 8.")
+    assert main(["trainer", "--mode=eval", f"--logdir={folder}"]) == 0
+    assert capsys.readouterr().out.endswith(of + whole)
+    changed = "--set=evaluation.num_batches=1"
+    assert main(["trainer", "--mode=eval", f"--logdir={folder}", changed]) == 0
+    assert capsys.readouterr().out.startswith(
+        "Changed, for --mode=eval alone:\nevaluation.num_batches: 2 -> 1\n"
+    )
+    # What the checkpoint does not fit is refused, as are the names of others.
+    argv = ["trainer", "--mode=export", f"--logdir={folder}", "--set=model.width=9"]
+    assert main(argv) == 2
+    assert "Expected a checkpoint of this model" in capsys.readouterr().err
 
 
 def test_a_checkpoint_that_is_not_there_is_refused(trained, capsys) -> None:
@@ -182,11 +207,54 @@ def test_early_stopping_ends_a_run_for_good(small, tmp_path: Path, capsys) -> No
 
 
 def test_a_metric_that_is_not_there_is_refused(small, tmp_path: Path, capsys) -> None:
-    small += ["--set=evaluation.metric=iou", "--set=evaluation.steps=1"]
+    small += ["--set=evaluation.metric=iou", "--set=evaluation.steps=4"]
     assert main([*small, f"--logdir={tmp_path / 'run'}"]) == 2
-    assert capsys.readouterr().err.endswith(
+    printed = capsys.readouterr()
+    assert printed.err == (
         "evaluation.metric: expected one of accuracy, loss; received 'iou'.\n"
     )
+    assert "Tracing" not in printed.out
+
+
+def _compared(
+    *values: float, better: Literal["lower", "higher"] | None = None, name: str
+) -> Notes:
+    """Returns the notes of a run whose evaluations measure these values."""
+    experiment = Classifier(
+        evaluation=Evaluation(metric=name, better=better, steps=1, patience=9)
+    )
+    notes, measured = Notes(), iter(values)
+    checkpoints = mock.Mock()
+    checkpoints.team.any = lambda *said: said
+    keeping = Keeping(
+        experiment,
+        checkpoints,
+        notes,
+        Stopping(status=0),
+        lambda step: {name: next(measured)},
+        first_step=0,
+    )
+    for step in range(1, len(values) + 1):
+        keeping.end(step, 0.0)
+    return notes
+
+
+def test_the_metric_says_which_checkpoint_is_the_best() -> None:
+    assert _compared(0.5, 0.75, 0.625, name="accuracy").best_step == 2
+    assert _compared(0.5, 0.75, 0.25, name="loss").best_step == 3
+    # Unless the user does.
+    assert _compared(0.5, 0.75, name="accuracy", better="lower").best_step == 1
+
+
+def test_a_metric_of_which_nobody_says_what_is_better_is_refused() -> None:
+    metrics = [keras.metrics.FalsePositives(name="wrong")]
+    Evaluation(metric="wrong").check(metrics)  # Nothing is compared.
+    Evaluation(metric="wrong", steps=1, better="lower").check(metrics)
+    with pytest.raises(
+        HyperparameterError,
+        match=r"^evaluation\.better: expected lower or higher, .* 'wrong', a FalsePos",
+    ):
+        Evaluation(metric="wrong", steps=1).check(metrics)
 
 
 def test_a_run_goes_on_in_another_cut_if_that_is_allowed(

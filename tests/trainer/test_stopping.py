@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.forks import ROOT
-from tests.trainer import runs
+from tests.forks import ROOT, command
+from tests.trainer import endings, runs
 from tfgpipe import cluster
 from trainer import archive, lock
 from trainer.errors import UsageError
@@ -81,6 +82,41 @@ def test_sigterm_saves_and_asks_to_be_started_again(long_run) -> None:
     assert step == runs.losses(folder)[-1][0] >= 3
     with lock.held(folder):
         pass
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, float]]:
+    """The exit statuses, and the seconds to the end, of `endings.WAYS`."""
+    folder = tmp_path_factory.mktemp("endings")
+    flags = runs.flags(training__num_steps=9999, training__nonfinite="stop")
+    done = subprocess.run(
+        command(endings.__name__, str(folder), *flags),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    logs = "".join(path.read_text() for path in folder.glob("*.log"))
+    assert done.returncode == 0, done.stderr + logs
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("way", "status"),
+    [
+        ("sigterm", cluster.SAVED),
+        ("bad_records", 2),
+        ("divergence", 3),
+        # What comes after all is saved is no other end.
+        ("two_signals", cluster.SAVED),
+    ],
+)
+def test_a_process_ends_though_functions_still_make_batches(
+    ended, way: str, status: int
+) -> None:
+    received, seconds = ended[way]
+    assert received == status
+    assert 0 <= seconds < 10
 
 
 @pytest.mark.slow

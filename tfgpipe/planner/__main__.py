@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tfgpipe import hyperparams, quiet
+from tfgpipe import crash, hyperparams, quiet
 from tfgpipe.planner import flags, picture, ranking
 from tfgpipe.planner import plans as found
 
@@ -16,15 +16,23 @@ from tfgpipe.planner import plans as found
 def main(argv: Sequence[str]) -> int:
     """Does what a command line says and returns the exit status: see `flags.HELP`."""
     try:
-        asked = flags.parse(argv)
-        if asked is None:
-            sys.stdout.write(flags.HELP)
-            return 0
-        experiment = _experiment(asked.params, asked.set)
-        plans = _search(experiment, asked)
+        return _run(argv)
     except (flags.UsageError, hyperparams.HyperparameterError, ValueError) as error:
         sys.stderr.write(f"{error}\nTry `python -m tfgpipe.planner --help`.\n")
-        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("\nStopped.\n")
+    except Exception as error:  # Whatever it is, one sentence, and the rest in a file.
+        sys.stderr.write(f"{crash.report(error, argv=argv)}\n")
+    return 1
+
+
+def _run(argv: Sequence[str]) -> int:
+    asked = flags.parse(argv)
+    if asked is None:
+        sys.stdout.write(flags.HELP)
+        return 0
+    experiment = _experiment(asked.params, asked.set)
+    plans = _search(experiment, asked)
     sys.stdout.write(f"{plans}\n")
     shown = plans.best[0] if plans.best else plans.closest
     if shown is not None and asked.parts:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import absl.flags
 
-from tfgpipe import schedules
+from tfgpipe import figures, schedules
 from tfgpipe.planner import devices
 from tfgpipe.planner.devices import Device
 from tfgpipe.planner.layout import REMATS
@@ -111,6 +112,7 @@ def parse(argv: Sequence[str]) -> Flags | None:
                 f"{','.join(values[name])!r}."
             )
         values[name] = tuple(values[name])
+    _check_picture(values["picture"])
     values["device"] = _device(values["device"], values.pop("device_file"))
     values["microbatches"] = _numbers(values["microbatches"])
     names = [each.name for each in dataclasses.fields(Flags)]
@@ -124,6 +126,28 @@ def _device(name: str, path: str | None) -> Device:
         return devices.find(name, table)
     except (OSError, TypeError, ValueError) as error:
         raise UsageError(str(error)) from None
+
+
+def _check_picture(path: str | None) -> None:
+    """Refuses a picture that could not be written once it is drawn."""
+    if path is None:
+        return
+    folder = Path(path).parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK) or Path(path).is_dir():
+        raise UsageError(
+            "Expected --picture=FILE in a folder that can be written to; received "
+            f"{path!r}."
+        )
+    try:
+        known = figures.formats()
+    except ImportError as error:
+        raise UsageError(str(error)) from None
+    suffix = Path(path).suffix.lower()
+    if suffix not in known:
+        raise UsageError(
+            f"Expected --picture=FILE that ends in one of {', '.join(known)}; received "
+            f"{path!r}."
+        )
 
 
 def _numbers(texts: Sequence[str]) -> tuple[int, ...] | None:

@@ -93,12 +93,13 @@ def enumerate_layouts(
         remats: What to try to recompute.
         microbatches: The values of M to try. None for all powers of two.
     """
-    for T in _divisors(num_devices):
+    # The model bounds T and K, so what is tried does not grow with the devices.
+    for T in _divisors(num_devices, max_shards):
         if max_shards % T:
             continue
-        for K in _divisors(num_devices // T):
+        for K in _divisors(num_devices // T, max_stages):
             D = num_devices // T // K
-            if max_stages < K or batch_size % D:
+            if batch_size % D:
                 continue
             rows = batch_size // D
             Ms = microbatches or [2**i for i in range(rows.bit_length())]
@@ -143,5 +144,6 @@ def _orders(
             yield name, 1
 
 
-def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
+def _divisors(number: int, largest: int) -> list[int]:
+    """Returns the divisors of a number, up to a largest one."""
+    return [d for d in range(1, min(number, largest) + 1) if number % d == 0]
