@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.processes import running
-from tfgpipe.cluster import health, peers
+from tfgpipe.cluster import health, listening, peers
 from tfgpipe.cluster.addresses import free_ports
 from tfgpipe.cluster.errors import TRY_AGAIN, ClusterError, WorkerUnavailable
 
@@ -136,9 +136,18 @@ def test_two_processes_of_one_number_are_refused() -> None:
 
 
 def test_a_network_that_others_share_is_warned_of() -> None:
-    workers = ["10.255.255.1:4000", "10.255.255.2:4000"]
+    (port,) = free_ports(1)
     with (
-        pytest.warns(UserWarning, match="without authentication"),
-        pytest.raises((ClusterError, OSError)),
+        pytest.warns(UserWarning, match=f"port {port} .* without authentication"),
+        listening.serving(port, loopback=False),
     ):
-        peers.meet(workers, 0, seconds=0.2)
+        pass
+
+
+def test_a_server_that_cannot_be_kept_to_this_machine_is_an_error() -> None:
+    (port,) = free_ports(1)
+    with (
+        pytest.raises(ClusterError, match=r"no such socket was found\. Run all"),
+        listening.serving(port, loopback=True),
+    ):
+        pass  # No server listens there.

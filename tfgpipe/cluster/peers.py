@@ -18,7 +18,6 @@ import socket
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -58,13 +57,6 @@ def meet(workers: Sequence[str], index: int, *, seconds: float = 120.0) -> None:
         ClusterError: If one was told another list, or runs another TensorFlow.
     """
     addresses = addresses_lib.parse(workers)
-    if not all(address.is_loopback for address in addresses):
-        warnings.warn(
-            f"TensorFlow listens on port {addresses[index].port} of this host for the "
-            "other processes, without authentication and without encryption. Keep it "
-            "inside a private network.",
-            stacklevel=3,
-        )
     limit, ours = Limit(seconds), _hello(addresses, index)
     connections: dict[int, socket.socket] = {}
     own = addresses[index]
