@@ -14,7 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfgpipe import mesh as mesh_lib
-from tfgpipe.cluster import addresses, listening, peers
+from tfgpipe import seams
+from tfgpipe.cluster import addresses, health, listening, peers
 from tfgpipe.strategy import (
     StageStrategy,
     check_not_nested,
@@ -64,6 +65,8 @@ class MultiWorkerPipelineStrategy(
         workers = resolver.cluster_spec().as_dict().get("worker", [])
         if len(workers) > 1:
             peers.meet(workers, resolver.task_id)
+            # Not before `peers` tells which process hangs, and ends this one.
+            seams.give_up_after(resolver.cluster_spec(), 2 * health.SILENCE_SECONDS)
         with _serving(resolver):
             super().__init__(cluster_resolver=resolver)
         task = self.cluster_resolver.task_id

@@ -199,7 +199,7 @@ class _Worker:
             readable, _, _ = select.select([connection], [], [], health.BEAT_SECONDS)
             if readable and not connection.recv(1024):
                 return
-            connection.sendall(b"\n")
+            health.beat(connection)
 
     def take_back(self, server: _Server) -> None:
         """Ends a session."""
