@@ -8,13 +8,12 @@ process 1     GPU:1         GPU:0      meets the others in sums of gradients
 from __future__ import annotations
 
 import contextlib
-import itertools
 from typing import Any
 
 import tensorflow as tf
 
 from tfgpipe import mesh as mesh_lib
-from tfgpipe import seams
+from tfgpipe import processes, seams
 from tfgpipe.cluster import addresses, health, listening, peers
 from tfgpipe.strategy import (
     StageStrategy,
@@ -73,8 +72,7 @@ class MultiWorkerPipelineStrategy(
         # TensorFlow takes the first device for what is outside of stages.
         order = [*range(1, num_stages), 0]
         self._local = task
-        # Numbers the sums over processes, which count alike.
-        self.sums = itertools.count()
+        self.instance_keys = processes.InstanceKeys()
         self._mesh = mesh_lib.Mesh(
             tuple(
                 tuple(
