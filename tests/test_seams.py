@@ -6,6 +6,11 @@ moved: read its docstring, find the new place, and change `tfgpipe/seams.py` alo
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -15,6 +20,7 @@ import tfgpipe
 from tests import compare
 from tfgpipe import seams, updates
 from tfgpipe import strategy as strategy_lib
+from tfgpipe.cluster.addresses import free_ports
 
 CHECKED = "TensorFlow 2.21, Keras 3.15"
 MOVED = f"worked with {CHECKED}; here TensorFlow {tf.__version__}, Keras "
@@ -598,3 +604,31 @@ def test_a_strategy_updates_inside_what_it_is_told():
 )
 def test_a_metric_says_which_of_its_values_is_better(metric, better):
     assert seams.better(metric) == better, MOVED
+
+
+def test_tensorflow_gives_silent_processes_up_when_it_is_told_to():
+    """In a process of its own, since TensorFlow must not have started."""
+    (port,) = free_ports(1)
+    config = {
+        "cluster": {"worker": [f"127.0.0.1:{port}"]},
+        "task": {"type": "worker", "index": 0},
+    }
+    code = (
+        "import tensorflow as tf\n"
+        "from tensorflow.python.eager import context\n"
+        "from tfgpipe import seams\n"
+        "resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()\n"
+        "seams.give_up_after(resolver.cluster_spec(), 45.0)\n"
+        "tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)\n"
+        "found = context.context().config.experimental.coordination_config\n"
+        "(job,) = found.coordinated_job_list\n"
+        "print(found.heartbeat_timeout_in_ms, found.service_type, job.num_tasks)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TF_CONFIG": json.dumps(config)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.stdout == "45000 standalone 1\n", MOVED + run.stderr

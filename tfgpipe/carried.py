@@ -14,7 +14,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from tfgpipe import mesh, microbatch, program
+from tfgpipe import mesh, microbatch, processes, program
 from tfgpipe.snapshot import Snapshot
 from tfgpipe.stage import Stage, TracedStage
 
@@ -136,8 +136,16 @@ class Carried:
             zero = tf.minimum(rows, 0)  # A constant would be compiled in.
             parts = (
                 self._tokens[k],
-                zero + self._traced[k].group,
+                zero + self._group(k),
                 zero + m * trace.num_meetings,
                 tf.cast(rows > 0, tf.float32),
             )
         return dict(zip(trace.replicas, parts, strict=True))
+
+    def _group(self, k: int) -> int:
+        """Returns the group key under which a stage sums over its replicas."""
+        if not processes.are_replicas(tf.distribute.get_strategy()):
+            return self._traced[k].group
+        trace = self._traced[k].trace
+        variables = map(trace.spec, (*trace.weights, *trace.state))
+        return processes.stage_group(self._devices[k], trace.num_meetings, variables)

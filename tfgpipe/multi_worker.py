@@ -8,13 +8,13 @@ process 1     GPU:1         GPU:0      meets the others in sums of gradients
 from __future__ import annotations
 
 import contextlib
-import itertools
 from typing import Any
 
 import tensorflow as tf
 
 from tfgpipe import mesh as mesh_lib
-from tfgpipe.cluster import peers
+from tfgpipe import processes, seams
+from tfgpipe.cluster import addresses, health, listening, peers
 from tfgpipe.strategy import (
     StageStrategy,
     check_not_nested,
@@ -64,13 +64,15 @@ class MultiWorkerPipelineStrategy(
         workers = resolver.cluster_spec().as_dict().get("worker", [])
         if len(workers) > 1:
             peers.meet(workers, resolver.task_id)
-        super().__init__(cluster_resolver=resolver)
+            # Not before `peers` tells which process hangs, and ends this one.
+            seams.give_up_after(resolver.cluster_spec(), 2 * health.SILENCE_SECONDS)
+        with _serving(resolver):
+            super().__init__(cluster_resolver=resolver)
         task = self.cluster_resolver.task_id
         # TensorFlow takes the first device for what is outside of stages.
         order = [*range(1, num_stages), 0]
         self._local = task
-        # Numbers the sums over processes, which count alike.
-        self.sums = itertools.count()
+        self.instance_keys = processes.InstanceKeys()
         self._mesh = mesh_lib.Mesh(
             tuple(
                 tuple(
@@ -107,6 +109,18 @@ class MultiWorkerPipelineStrategy(
         """Does nothing: TensorFlow assigns to a variable where it is."""
         del variable
         return contextlib.nullcontext()
+
+
+def _serving(
+    resolver: tf.distribute.cluster_resolver.ClusterResolver,
+) -> contextlib.AbstractContextManager[None]:
+    """TensorFlow's server, started inside, is reached as `TF_CONFIG` lists it."""
+    spec = resolver.cluster_spec()
+    if not spec.jobs:
+        return contextlib.nullcontext()  # TensorFlow starts none.
+    address = spec.task_address(resolver.task_type, resolver.task_id)
+    (own,) = addresses.parse(address)
+    return listening.serving(own.port, loopback=own.is_loopback)
 
 
 class _OneReplica(tf.distribute.cluster_resolver.TFConfigClusterResolver):

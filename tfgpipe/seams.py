@@ -20,7 +20,12 @@ from keras.src import backend
 from keras.src.backend.common import global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.models.functional import Functional
-from tensorflow.python.distribute import distribute_lib, numpy_dataset
+from tensorflow.python.distribute import (
+    distribute_lib,
+    multi_worker_util,
+    numpy_dataset,
+)
+from tensorflow.python.eager import context as eager_context
 
 Scope = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -515,6 +520,24 @@ def metric_terms(
         for metrics, *terms in zip(some, y, p, weighing, strict=False)
         for metric in (metrics.metrics if metrics else ())
     ]
+
+
+def give_up_after(cluster: tf.train.ClusterSpec, seconds: float) -> None:
+    """Has TensorFlow give a silent process up after `seconds`, for all processes.
+
+    By itself it does after ten, and ends in an error that names collective operations.
+    `MultiWorkerMirroredStrategy` leaves a coordination service alone that is
+    configured, and has no argument for it. To be called before TensorFlow starts.
+    """
+    process = eager_context.context()
+    process.configure_coordination_service(
+        service_type="standalone",
+        service_leader=multi_worker_util.coordination_leader(cluster),
+        heartbeat_timeout_in_ms=int(1000 * seconds),
+    )
+    jobs = process.coordination_service.coordinated_job_list
+    for job in cluster.jobs:
+        jobs.add(name=job, num_tasks=cluster.num_tasks(job))
 
 
 @dataclasses.dataclass(frozen=True)

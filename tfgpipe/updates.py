@@ -120,8 +120,10 @@ def _apply(
     there = [gradient is not None for gradient in grads]
     present = [gradient for gradient in grads if gradient is not None]
     if processes.are_replicas(strategy):
-        places = [v.value for v, found in zip(weights, there, strict=True) if found]
-        present = processes.sum_gradients(present, places, strategy.sums)
+        known = strategy.instance_keys.of(optimizer, weights)
+        given = [x for x in zip(weights, known, there, strict=True) if x[-1]]
+        places = [weight.value for weight, _, _ in given]
+        present = processes.sum_gradients(present, places, [key for _, key, _ in given])
 
     def merged(_: tf.distribute.Strategy, *values: Any) -> None:
         given = iter(values)

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from params.experiment import Pipelining
 from params.share import Share
-from tfgpipe.cluster import addresses
+from tfgpipe.cluster import addresses, peers
 from tfgpipe.hyperparams import HyperparameterError
-from trainer.errors import UsageError
+from trainer.errors import DivergedError, StoppedError, UsageError
 
 _VARIABLE = "TF_CONFIG"
 
@@ -71,6 +71,28 @@ class Hosts:
             return
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             yield
+
+    @contextlib.contextmanager
+    def leaving(self) -> Iterator[None]:
+        """Tells the other hosts at the end whether they can go on without this one.
+
+        What ends all of them at the same step they find out by themselves.
+        """
+        if self.count == 1:
+            yield
+            return
+        well = False
+        try:
+            yield
+            well = True
+        except (StoppedError, DivergedError):
+            well = True
+            raise
+        except Exception as error:
+            peers.doubt(error)
+            raise
+        finally:
+            peers.leave(well=well)
 
     @contextlib.contextmanager
     def writing(self, folder: Path) -> Iterator[Path]:

@@ -94,6 +94,7 @@ def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
     _check_hosts(told, flags, experiment)
     with contextlib.ExitStack() as stack:
         stack.enter_context(told.speaking())
+        stack.enter_context(told.leaving())
         stop = Stopping(status=cluster.SAVED)
         if flags.mode in _TRAINING and not flags.dry_run:
             folder = _folder_to_write(flags, experiment)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -113,3 +116,18 @@ def none_of(pids: Sequence[int]) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+def other_addresses() -> list[str]:
+    """Returns the addresses of this host that are not the loopback one."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode())
+            with contextlib.suppress(OSError):  # It has none.
+                answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
+                found.append(socket.inet_ntoa(answer[20:24]))
+    return [address for address in found if not address.startswith("127.")]
+
+
+_SIOCGIFADDR = 0x8915

@@ -1,6 +1,9 @@
 """A replica in a process of its own, or all of them in one: prints what it has learnt.
 
-python -m tests.cluster.replica LIST INDEX [EPOCHS], or with an empty list
+python -m tests.cluster.replica LIST INDEX [EPOCHS] [HOW], or with an empty list
+
+HOW: "synchronized" has a batch normalization over all replicas, and the second process
+     trace its train step again after the first epoch; "" has neither
 """
 
 from __future__ import annotations
@@ -18,10 +21,12 @@ import tfgpipe
 from tfgpipe.strategy import slots as slots_of
 
 
-def main(workers: str, index: str, epochs: str = "3") -> None:
+def main(workers: str, index: str, epochs: str = "3", how: str = "") -> None:
     """Trains, and prints losses, weights and devices as JSON."""
-    tfgpipe.make_logical_cpus(3)
+    tfgpipe.make_logical_cpus(6)
     scope = contextlib.nullcontext()
+    if how and not workers:
+        scope = tfgpipe.PipelineStrategy(num_stages=3, num_replicas=2).scope()
     if workers:
         os.environ["TF_CONFIG"] = json.dumps(
             {
@@ -34,13 +39,15 @@ def main(workers: str, index: str, epochs: str = "3") -> None:
     with scope:
         layers = [
             keras.layers.Dense(16, activation="relu"),
-            keras.layers.LayerNormalization(),
+            keras.layers.BatchNormalization(synchronized=True)
+            if how
+            else keras.layers.LayerNormalization(),
             keras.layers.Dense(16, activation="tanh"),
             keras.layers.Dense(1),
         ]
         model = tfgpipe.PipelinedModel(
             layers,
-            num_stages=None if workers else 3,
+            num_stages=None if workers or how else 3,
             num_microbatches=3,
             schedule="1f1b",
             balance=[2, 1, 1],
@@ -56,9 +63,13 @@ def main(workers: str, index: str, epochs: str = "3") -> None:
         tf.data.experimental.AutoShardPolicy.DATA
     )
     data = data.with_options(options)
-    trained = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: print("trained", epoch, flush=True)
-    )
+
+    def trained_epoch(epoch: int, logs: object) -> None:
+        print("trained", epoch, flush=True)
+        if how and index == "1" and epoch == 0:
+            model.make_train_function(force=True)
+
+    trained = keras.callbacks.LambdaCallback(on_epoch_end=trained_epoch)
     history = model.fit(
         data, epochs=int(epochs), shuffle=False, verbose=0, callbacks=[trained]
     ).history

@@ -13,20 +13,32 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.processes import running
-from tfgpipe.cluster import health, peers
+from tfgpipe.cluster import health, listening, peers
 from tfgpipe.cluster.addresses import free_ports
 from tfgpipe.cluster.errors import TRY_AGAIN, ClusterError, WorkerUnavailable
 
 PROGRAM = """
 import sys, time
-from tfgpipe.cluster import peers
+from tfgpipe.cluster import health, peers
+health.SILENCE_SECONDS = 3.0
 workers, index, how = sys.argv[1:]
 peers.meet(workers.split(","), int(index))
 print("met", flush=True)
+time.sleep(1)  # Until all have said so.
 if how == "waits":
     time.sleep(60)
 if how == "fails":
     raise ValueError("an error of its own")
+if how == "exits with 2":
+    sys.exit(2)
+if how == "exits with 0":
+    sys.exit()
+if how == "leaves":
+    peers.leave(well=True)
+    sys.exit(3)
+if how == "leaves in trouble":
+    peers.leave(well=False)
+    time.sleep(60)
 """
 
 
@@ -52,20 +64,47 @@ def processes(tmp_path: Path, *hows: str) -> Iterator[list]:
 
 
 def test_processes_that_end_well_leave_the_others_alone(tmp_path: Path) -> None:
-    with processes(tmp_path, "ends", "ends", "ends") as found:
-        assert [process.wait(20) for process, _ in found] == [0, 0, 0]
+    hows = {"ends": 0, "exits with 0": 0, "leaves": 3}
+    with processes(tmp_path, *hows, "waits") as found:
+        *ending, (waits, _) = found
+        assert [process.wait(20) for process, _ in ending] == [*hows.values()]
+        time.sleep(1)
+        assert waits.poll() is None
 
 
-@pytest.mark.parametrize("how", ["is killed", "fails"])
-def test_when_one_is_gone_the_others_end_at_once(tmp_path: Path, how: str) -> None:
-    first = "fails" if how == "fails" else "waits"
-    with processes(tmp_path, first, "waits", "waits") as found:
-        (gone, log), *others = found
-        if how == "is killed":
-            gone.send_signal(signal.SIGKILL)
-        else:
-            assert gone.wait(10) == 1
-            assert "an error of its own" in log.read_text()
+@pytest.mark.parametrize(
+    ("how", "status"), [("fails", 1), ("exits with 2", 2), ("leaves in trouble", None)]
+)
+def test_when_one_fails_the_others_end_at_once(
+    tmp_path: Path, how: str, status: int | None
+) -> None:
+    with processes(tmp_path, how, "waits", "waits") as found:
+        (failing, _), *others = found
+        assert [process.wait(20) for process, _ in others] == [TRY_AGAIN] * 2
+        if status is not None:
+            assert failing.wait(10) == status
+        for _, said in others:
+            assert " is gone: it " in said.read_text()
+
+
+def test_when_one_hangs_the_others_end(tmp_path: Path) -> None:
+    with processes(tmp_path, "waits", "waits", "waits") as found:
+        (hanging, _), *others = found
+        time.sleep(4)  # Longer than the silence that counts: all are alive.
+        assert [process.poll() for process, _ in found] == [None] * 3
+        hanging.send_signal(signal.SIGSTOP)
+        assert [process.wait(20) for process, _ in others] == [TRY_AGAIN] * 2
+        # The one may end for what the other has found out.
+        said = "".join(log.read_text() for _, log in others)
+        assert "is gone: it has been silent for 3 s. This process" in said
+        hanging.send_signal(signal.SIGCONT)
+        assert hanging.wait(10) == TRY_AGAIN
+
+
+def test_when_one_is_killed_the_others_end_at_once(tmp_path: Path) -> None:
+    with processes(tmp_path, "waits", "waits", "waits") as found:
+        (gone, _), *others = found
+        gone.send_signal(signal.SIGKILL)
         began = time.monotonic()
         assert [process.wait(20) for process, _ in others] == [TRY_AGAIN] * 2
         assert time.monotonic() - began < 5
@@ -136,9 +175,18 @@ def test_two_processes_of_one_number_are_refused() -> None:
 
 
 def test_a_network_that_others_share_is_warned_of() -> None:
-    workers = ["10.255.255.1:4000", "10.255.255.2:4000"]
+    (port,) = free_ports(1)
     with (
-        pytest.warns(UserWarning, match="without authentication"),
-        pytest.raises((ClusterError, OSError)),
+        pytest.warns(UserWarning, match=f"port {port} .* without authentication"),
+        listening.serving(port, loopback=False),
     ):
-        peers.meet(workers, 0, seconds=0.2)
+        pass
+
+
+def test_a_server_that_cannot_be_kept_to_this_machine_is_an_error() -> None:
+    (port,) = free_ports(1)
+    with (
+        pytest.raises(ClusterError, match=r"no such socket was found\. Run all"),
+        listening.serving(port, loopback=True),
+    ):
+        pass  # No server listens there.

@@ -189,6 +189,47 @@ def test_replicas_end_and_start_again_together(
     assert "was ended by SIGKILL: starting it again, 1 of 10." in printed.err
 
 
+def test_a_replica_that_hangs_is_started_again_with_the_others(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = (
+        "import json, os, pathlib, signal, time\n"
+        "from tfgpipe.cluster import health, peers\n"
+        "health.SILENCE_SECONDS = 3.0\n"
+        "config = json.loads(os.environ['TF_CONFIG'])\n"
+        "index = config['task']['index']\n"
+        f"mark = pathlib.Path({str(tmp_path)!r}) / str(index)\n"
+        "again = mark.exists()\n"
+        "mark.touch()\n"
+        "peers.meet(config['cluster']['worker'], index)\n"
+        "if not again and index == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "if not again: time.sleep(600)\n"
+        "print('done', index)\n"
+    )
+    command = ["launch", "--replicas=2", "--", sys.executable, "-c", code]
+    assert main(["cluster", *command]) == 0
+    printed = capfd.readouterr()
+    assert sorted(printed.out.splitlines()) == ["done 0", "done 1"]
+    assert "is gone: it has been silent for 3 s." in printed.err
+    assert "Replica 0 ended with status 75: ending the others." in printed.err
+    assert "ended with status 75: starting it again, 1 of 10." in printed.err
+
+
+def test_a_replica_that_fails_for_good_ends_the_run_with_its_status(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    # The others learn of it before its process is gone, and end with 75 at once.
+    code = (
+        "import json, os, sys, time\n"
+        "index = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
+        "if index == 1: time.sleep(2)\n"
+        "sys.exit(2 if index == 1 else 75)\n"
+    )
+    command = ["launch", "--replicas=2", "--", sys.executable, "-c", code]
+    assert main(["cluster", *command]) == 2
+    assert "starting it again" not in capfd.readouterr().err
+
+
 @pytest.mark.slow
 def test_workers_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     log = tmp_path / "log"

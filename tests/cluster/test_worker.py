@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import re
 import socket
-import struct
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.processes import CLUSTER, ROOT, environment, running
+from tests.cluster.processes import (
+    CLUSTER,
+    ROOT,
+    environment,
+    other_addresses,
+    running,
+)
 from tfgpipe.cluster import flags, health, waiting
 from tfgpipe.cluster.__main__ import main
 from tfgpipe.cluster.addresses import Address, free_ports, is_taken
@@ -114,7 +117,7 @@ def test_a_worker_is_for_one_client_after_another_of_this_host(tmp_path: Path) -
         first = waiting.wait_until_ready(0, address, waiting.Limit(180))
         assert (first.devices, first.starts) == ({"CPU": 2}, 1)
         # Every socket of its listens to this machine alone.
-        for host in _other_addresses():
+        for host in other_addresses():
             for port in (address.port, address.health_port):
                 with pytest.raises(ConnectionRefusedError):
                     socket.create_connection((host, port), timeout=5)
@@ -135,18 +138,3 @@ def test_a_worker_is_for_one_client_after_another_of_this_host(tmp_path: Path) -
     assert (
         "is gone: starting TensorFlow's server anew" in (tmp_path / "log").read_text()
     )
-
-
-def _other_addresses() -> list[str]:
-    """Returns the addresses of this host that are not the loopback one."""
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode())
-            with contextlib.suppress(OSError):  # It has none.
-                answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
-                found.append(socket.inet_ntoa(answer[20:24]))
-    return [address for address in found if not address.startswith("127.")]
-
-
-_SIOCGIFADDR = 0x8915

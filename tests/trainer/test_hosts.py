@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,10 +17,11 @@ import pytest
 from params.experiment import Pipelining
 from params.share import Share
 from tests.trainer import runs
+from tfgpipe.cluster import peers
 from tfgpipe.cluster.addresses import free_ports
 from tfgpipe.hyperparams import HyperparameterError
 from trainer import hosts
-from trainer.errors import UsageError
+from trainer.errors import DivergedError, StoppedError, UsageError
 from trainer.hosts import Hosts
 from trainer.main import main
 
@@ -133,6 +135,28 @@ def test_only_the_chief_speaks_and_writes_where_all_see_it(tmp_path, capsys) -> 
         assert folder.exists() == (index == 0)
     assert capsys.readouterr().out == "host 0\n"
     assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
+@pytest.mark.parametrize(
+    ("error", "well"),
+    [
+        (None, True),
+        (StoppedError(), True),  # All hosts stop at the same step,
+        (DivergedError("the loss is nan"), True),  # and see the same loss.
+        (HyperparameterError("data.max_bad_records: 1 of its own"), False),
+        (KeyboardInterrupt(), False),
+    ],
+)
+def test_a_host_tells_the_others_whether_they_can_go_on(
+    error, well, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+    monkeypatch.setattr(peers, "leave", lambda *, well: told.append(well))
+    for host in (Hosts(1, 2), hosts.ALONE):
+        with contextlib.suppress(BaseException), host.leaving():
+            if error is not None:
+                raise error
+    assert told == [well]
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ import os
 import socket
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
@@ -137,18 +136,12 @@ def connect(workers: str | Sequence[str], *, seconds: float = 120.0) -> Cluster:
         "worker": list(map(str, addresses)),
         "localhost": [f"{host}:{port}"],
     }
-    tf.config.experimental_connect_to_cluster(
-        tf.train.ClusterSpec(cluster_spec), job_name="localhost"
-    )
-    devices = {device.name for device in tf.config.list_logical_devices()}
-    if all(address.is_loopback for address in addresses):
-        listening.keep_to_loopback(port)
-    else:
-        warnings.warn(
-            f"TensorFlow listens on port {port} of this host for the workers, without "
-            "authentication and without encryption. Keep it inside a private network.",
-            stacklevel=2,
+    loopback = all(address.is_loopback for address in addresses)
+    with listening.serving(port, loopback=loopback):
+        tf.config.experimental_connect_to_cluster(
+            tf.train.ClusterSpec(cluster_spec), job_name="localhost"
         )
+        devices = {device.name for device in tf.config.list_logical_devices()}
     for number, (address, session) in enumerate(zip(addresses, sessions, strict=True)):
         if f"/job:worker/replica:0/task:{number}/device:CPU:0" not in devices:
             raise session.error() or ClusterError(

@@ -104,8 +104,17 @@ def send(connection: socket.socket, message: Mapping[str, Any]) -> None:
     connection.sendall(json.dumps(message).encode() + b"\n")
 
 
-def receive(connection: socket.socket) -> dict[str, Any]:
+def beat(connection: socket.socket) -> None:
+    """Sends a sign of life: an empty line."""
+    connection.sendall(b"\n")
+
+
+def receive(connection: socket.socket, *, after_beats: bool = False) -> dict[str, Any]:
     """Returns a line that has been sent.
+
+    Args:
+        connection: Where from.
+        after_beats: Whether empty lines may come before it.
 
     Raises:
         OSError: If none comes.
@@ -117,6 +126,8 @@ def receive(connection: socket.socket) -> dict[str, Any]:
         byte = connection.recv(1)
         if not byte:
             raise ConnectionError("it closed the connection")
+        if after_beats and byte == b"\n" and not line:
+            continue
         line += byte
         if len(line) > _LONGEST:
             raise ValueError("what it says is no line of JSON")

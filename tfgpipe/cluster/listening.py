@@ -11,14 +11,43 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import warnings
 from collections.abc import Iterator
 
+from tfgpipe.cluster.errors import ClusterError
 
-def keep_to_loopback(port: int) -> None:
+
+@contextlib.contextmanager
+def serving(port: int, *, loopback: bool) -> Iterator[None]:
+    """Has TensorFlow's server, which is started inside, listen as asked.
+
+    All that starts a TensorFlow server does so inside this.
+
+    Args:
+        port: Where it listens.
+        loopback: Whether this machine's own calls alone are taken. Otherwise a warning
+            says that all are.
+
+    Raises:
+        ClusterError: If it cannot be kept to this machine.
+    """
+    if not loopback:
+        warnings.warn(
+            f"TensorFlow listens on port {port} of all addresses of this host, without "
+            "authentication and without encryption: whoever reaches it runs what they "
+            "like in this process. Keep it inside a private network.",
+            stacklevel=4,
+        )
+    yield
+    if loopback:
+        _keep_to_loopback(port)
+
+
+def _keep_to_loopback(port: int) -> None:
     """Has this process' sockets that listen on a port take this machine's calls only.
 
     Raises:
-        RuntimeError: If that is not possible here.
+        ClusterError: If that is not possible here.
     """
     try:
         found = 0
@@ -26,9 +55,9 @@ def keep_to_loopback(port: int) -> None:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
             found += 1
     except (AttributeError, OSError) as error:
-        raise RuntimeError(_sentence(port, str(error))) from error
+        raise ClusterError(_sentence(port, str(error))) from error
     if not found:
-        raise RuntimeError(_sentence(port, "no such socket was found"))
+        raise ClusterError(_sentence(port, "no such socket was found"))
 
 
 def _listening(port: int) -> Iterator[socket.socket]:
@@ -47,5 +76,7 @@ def _listening(port: int) -> Iterator[socket.socket]:
 def _sentence(port: int, reason: str) -> str:
     return (
         f"TensorFlow listens on port {port} of all addresses of this host, and could "
-        f"not be kept to this machine alone: {reason}."
+        f"not be kept to this machine alone: {reason}. Run all processes in a network "
+        "namespace of their own, as a container has one, or behind a firewall that "
+        "closes this port, with addresses of that network in place of 127.0.0.1."
     )

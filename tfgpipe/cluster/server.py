@@ -32,16 +32,15 @@ def main(argv: Sequence[str]) -> int:
 
     config = tf.compat.v1.ConfigProto(device_count={"CPU": arguments.devices})
     config.gpu_options.allow_growth = True
-    tf.distribute.Server(
-        # A client says which other workers there are, and which of them this one is.
-        {"worker": [f"127.0.0.1:{arguments.port}"]},
-        job_name="worker",
-        task_index=0,
-        protocol="grpc",
-        config=config,
-    )
-    if arguments.loopback:
-        listening.keep_to_loopback(arguments.port)
+    with listening.serving(arguments.port, loopback=arguments.loopback):
+        tf.distribute.Server(
+            # A client says which other workers there are, and which of them this is.
+            {"worker": [f"127.0.0.1:{arguments.port}"]},
+            job_name="worker",
+            task_index=0,
+            protocol="grpc",
+            config=config,
+        )
     gpus = len(tf.config.list_physical_devices("GPU"))
     devices = {"CPU": arguments.devices, **({"GPU": gpus} if gpus else {})}
     while True:

@@ -30,6 +30,8 @@ _POLL_SECONDS = 0.05
 _HEALTH_SECONDS = 2.0
 # How long a command may take to end by itself after a signal.
 _GRACE_SECONDS = 30.0
+# How long a replica may take to end after others have lost it.
+_DOUBT_SECONDS = 5.0
 # Who lives that long has had a good start: waiting times begin anew.
 _GOOD_SECONDS = 60.0
 _LONGEST_WAIT = 30.0
@@ -314,11 +316,17 @@ class _Supervisor:
             raise ClusterError(
                 f"Cannot run {self._plan.command[0]}: {error.strerror}."
             ) from None
+        doubt: Limit | None = None
         while True:
             ended = [command.poll() for command in self._commands]
             failed = [status for status in ended if status]
-            if failed or None not in ended:
+            if None not in ended or any(status != TRY_AGAIN for status in failed):
                 break
+            if failed:
+                # It has lost another, which may be about to end with its own status.
+                doubt = doubt or Limit(_DOUBT_SECONDS)
+                if doubt.is_over:
+                    break
             self._check()
             time.sleep(_POLL_SECONDS)
         if failed and None in ended:

@@ -31,12 +31,6 @@ from tfgpipe.cluster import health, lifeline
 from tfgpipe.cluster.addresses import is_taken
 from tfgpipe.cluster.health import Status
 
-WARNING = (
-    "TensorFlow's runtime has no authentication and no encryption: whoever reaches "
-    "port {port} of this host runs what they like in this process. Keep it inside a "
-    "private network."
-)
-
 # A server that fails this often in a row will not come up.
 _MAX_FAILURES = 3
 
@@ -77,8 +71,6 @@ def run(options: Options) -> int:
         worker = _Worker(options)
     except OSError as error:
         return _failed(f"Cannot listen on {options.host}: {error.strerror}.")
-    if not options.is_loopback:
-        sys.stderr.write(f"WARNING: {WARNING.format(port=options.port)}\n")
     return worker.run()
 
 
@@ -207,13 +199,14 @@ class _Worker:
             readable, _, _ = select.select([connection], [], [], health.BEAT_SECONDS)
             if readable and not connection.recv(1024):
                 return
-            connection.sendall(b"\n")
+            health.beat(connection)
 
     def take_back(self, server: _Server) -> None:
         """Ends a session."""
         with self._guard:
             client, self._client = self._client, ""
             if self._server is server:
+                self._server = None  # No other client gets it.
                 self._events.put((server, f"the client at {client} is gone"))
 
     def _watch(self, server: _Server) -> str | None:
