@@ -7,11 +7,20 @@ from typing import Any
 
 import keras
 
-from tfgpipe import checks, original, planning, rows, shards
+from tfgpipe import (
+    arrangement,
+    checks,
+    original,
+    planning,
+    rows,
+    schedules,
+    shards,
+)
 from tfgpipe import mesh as mesh_lib
 from tfgpipe.pipelined_layer import PipelinedLayer
 from tfgpipe.planning import Plan
 from tfgpipe.profiles import QUANTITIES, Quantity, Settings
+from tfgpipe.schedule import Schedule
 from tfgpipe.stage import REMAT_MODES, Remat
 from tfgpipe.transfer import TRANSFER_DTYPES, TransferDtype
 
@@ -28,6 +37,7 @@ def plan(
     batch_size: int = 32,
     memory_limit: float | None = None,
     num_slots: int = 2,
+    schedule: schedules.Name | Schedule = "gpipe",
     device: str | None = None,
 ) -> Plan:
     """Plans where to cut a model, without building anything on a device.
@@ -66,8 +76,11 @@ def plan(
         sample: A mini-batch as the model takes it. A list of layers needs one, and a
             model with inputs of unknown sizes.
         batch_size: Rows of the mini-batch, where there is no sample.
-        memory_limit: Bytes that a device has, or None.
+        memory_limit: Bytes that a device has, for all its stages, or None.
         num_slots: Optimizer slots a trained weight: 2 for Adam, 1 for momentum.
+        schedule: What the pipeline is to run by: how many microbatches a stage holds,
+            and which stages share a device. A `tfgpipe.Schedule` may be for more
+            devices than there are here.
         device: Where to measure time. Defaults to the first.
 
     Raises:
@@ -83,6 +96,8 @@ def plan(
     if isinstance(balance, str):
         chosen = checks.choice("balance", balance, QUANTITIES)
         there = len(mesh_lib.default_devices()) // shards.count(given.calls)
+        if isinstance(schedule, Schedule):
+            num_stages = num_stages or schedule.num_stages
         num_stages = num_stages or max(there, 1)
     else:
         chosen = given.counts(balance)
@@ -93,6 +108,18 @@ def plan(
             "The costs of layers depend on what they are given. Received a list of "
             "layers and no `sample`. Pass a mini-batch, `sample=x`."
         )
+    if isinstance(schedule, Schedule):
+        arrangement.check(schedule, num_stages, num_microbatches)
+        order = schedule
+    else:
+        order = arrangement.arrange(
+            schedule,
+            num_stages=num_stages,
+            num_microbatches=num_microbatches,
+            balance=balance,
+            devices=None,
+            num_shards=shards.count(given.calls),
+        ).schedule
     mesh = mesh_lib.make_mesh(num_stages=1, devices=device and [device])
     inputs = original.symbolic(sample) if given.inputs is None else given.inputs
     with keras.StatelessScope(initialize_variables=False):
@@ -108,6 +135,7 @@ def plan(
                 memory_limit=memory_limit,
                 num_slots=num_slots,
                 transfer_dtype=transfer_dtype,
+                schedule=order,
             ),
             sample=None if sample is None else [*given.feed(sample, {}).values()],
             batch_size=batch_size,

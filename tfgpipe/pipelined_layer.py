@@ -30,6 +30,7 @@ from tfgpipe.normalization import BATCH_NORM_MODES, BatchNorm
 from tfgpipe.planning import Plan
 from tfgpipe.profiles import QUANTITIES, Quantity, Settings
 from tfgpipe.recording import Recording
+from tfgpipe.schedule import Schedule
 from tfgpipe.stage import REMAT_MODES, Remat, Stage, owned_variables
 from tfgpipe.strategy import assign
 from tfgpipe.transfer import TRANSFER_DTYPES, TransferDtype
@@ -132,6 +133,7 @@ class PipelinedLayer(keras.layers.Layer):
         devices: Sequence[str] | None = None,
         name: str | None = None,
         dtype: Any = None,
+        _schedule: Schedule | None = None,  # A PipelinedModel's, to plan memory for.
         **kwargs: Any,
     ) -> None:
         # The layers inside cast what they are given, each to its own dtype.
@@ -160,6 +162,7 @@ class PipelinedLayer(keras.layers.Layer):
         )
         self.devices = None if devices is None else tuple(devices)
         self.memory_limit = memory_limit
+        self._schedule = _schedule
         self.balance: Quantity | tuple[int, ...]
         if isinstance(balance, str):
             self.balance = checks.choice("balance", balance, QUANTITIES)
@@ -354,8 +357,7 @@ class PipelinedLayer(keras.layers.Layer):
             if known is not None:
                 return keras.tree.map_structure(_stand_in, known)
         wires = built.wires(inputs, kwargs)
-        order = schedules.gpipe(self.num_stages, self.num_microbatches)
-        engine = built.engine(order.placed(self.mesh.placement))
+        engine = built.engine(self._gpipe())
         # Weights and their gradients stay in the dtype they are stored in; each layer
         # casts for itself.
         with seams.without_autocast():
@@ -452,6 +454,11 @@ class PipelinedLayer(keras.layers.Layer):
         self.build(None)
         self.built = True
 
+    def _gpipe(self) -> Schedule:
+        """Returns the order in which the layer runs by itself."""
+        order = schedules.gpipe(self.num_stages, self.num_microbatches)
+        return order.placed(self.mesh.placement)
+
     def _put(self, stage: Stage, variables: Sequence[keras.Variable]) -> None:
         """Brings variables to a stage, those that are parts to their shards."""
         numbers = stage.shards
@@ -507,6 +514,7 @@ class PipelinedLayer(keras.layers.Layer):
             memory_limit=self.memory_limit,
             num_slots=num_slots,
             transfer_dtype=self.transfer_dtype,
+            schedule=self._schedule or self._gpipe(),
         )
         fed = None if sample is None else [*self._original.feed(sample, {}).values()]
         return planning.make(
