@@ -275,7 +275,7 @@ def _signature(name: str, thing: Any) -> str:
     if not inspect.isfunction(function):
         return ""
     signature = inspect.signature(function)
-    given = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
+    given = [p for p in signature.parameters.values() if _is_shown(p)]
     words: list[str] = []
     for parameter in given:
         only = parameter.kind is parameter.KEYWORD_ONLY
@@ -289,6 +289,10 @@ def _signature(name: str, thing: Any) -> str:
     if len(line) > 88:
         line = f"{name}(\n    " + ",\n    ".join(words) + f",\n){result}"
     return f"```text\n{line}\n```"
+
+
+def _is_shown(parameter: inspect.Parameter) -> bool:
+    return parameter.name not in ("self", "cls") and parameter.name[0] != "_"
 
 
 def _parameter(parameter: inspect.Parameter) -> str:

@@ -317,6 +317,33 @@ def test_a_table_of_costs_that_do_not_add_up_has_the_least_bottleneck(data):
     assert heaviest(best) == min(map(heaviest, cuts))
 
 
+@given(st.data())
+def test_stages_may_differ_in_costs_and_memory(data):
+    num_calls = data.draw(st.integers(2, 7))
+    num_stages = data.draw(st.integers(1, min(4, num_calls)))
+    shape = (num_stages, num_calls + 1, num_calls + 1)
+    seed = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    costs, memory = seed.integers(0, 20, (2, *shape)).astype(float)
+    if data.draw(st.booleans()):  # The last two stages are alike.
+        costs = [*costs[:-1], costs[max(num_stages - 2, 0)]]
+
+    def most(tables, cut):
+        pairs = zip(tables, partition.spans(cut), strict=True)
+        return max(table[span.start, span.stop] for table, span in pairs)
+
+    cuts = list(Problem([1] * num_calls, num_stages).cuts)
+    needs = [most(memory, cut) for cut in cuts]
+    limit = data.draw(st.sampled_from(needs))
+    within = [c for c, need in zip(cuts, needs, strict=True) if need <= limit]
+    best = best_cut(costs, num_stages=num_stages, memory=list(memory), limit=limit)
+    assert best in within
+    assert most(costs, best) == min(most(costs, cut) for cut in within)
+    additive = best_cut(
+        [1] * num_calls, num_stages=num_stages, memory=list(memory), limit=limit
+    )
+    assert max(additive) == min(map(max, within))
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -326,7 +353,10 @@ def test_a_table_of_costs_that_do_not_add_up_has_the_least_bottleneck(data):
         ),
         ({"costs": [1, math.nan, 1]}, r"finite number.*Received costs=\[1\.0, nan"),
         ({"costs": [1, math.inf, 1]}, r"finite number.*Received costs=\[1\.0, inf"),
-        ({"costs": [[[1, 1], [1, 1]]]}, "one finite number of at least 0"),
+        (
+            {"costs": [[[1, 1], [1, 1]]]},
+            r"`costs` holds one table for all stages.*Received 1 tables for 2 stages",
+        ),
         ({"costs": [[1, 1, 1]] * 2}, r"`costs`.*shape \(2, 2\) for 1 calls\. Received"),
         ({"slack": -0.5}, r"`slack`.*at least 0\. Received slack=-0\.5\. Use 0\.05"),
         ({"slack": math.nan}, "Received slack=nan"),

@@ -14,9 +14,10 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.stacks import dropped, normalised
-from tfgpipe import costs, partition, recording
+from tfgpipe import costs, partition, recording, schedules, simulation
 from tfgpipe.profiles import QUANTITIES
 from tfgpipe.replay import Wire
+from tfgpipe.stage import Library, Mode, Stage
 
 layers = keras.layers
 X = np.random.default_rng(0).standard_normal((12, 5), dtype=np.float32)
@@ -125,6 +126,127 @@ def test_memory_counts_weights_gradients_slots_and_activations():
     ]
     stage = plan(dense(8, 8), balance="memory", remat="stage", num_slots=1).stages[1]
     assert stage.memory == 3 * weights[1] + outputs + outputs / 4
+
+
+@pytest.mark.parametrize("schedule", schedules.NAMES)
+@pytest.mark.parametrize("remat", ["none", "stage"])
+def test_memory_is_of_the_microbatches_that_the_schedule_has_in_flight(schedule, remat):
+    K, M = 3, 6
+    order = schedules.make(schedule, num_stages=K, num_microbatches=M)
+    best = plan(
+        dense(8, 8, 8),
+        num_stages=K,
+        num_microbatches=M,
+        remat=remat,
+        schedule=schedule if schedule != "interleaved" else order,
+    )
+    flight = {
+        "gpipe": [M] * K,
+        "1f1b": [3, 2, 1],
+        "interleaved": [3, 2, 1],
+        "zero_bubble": [3] * K,
+    }[schedule]
+    row = 2 * 4  # Of a microbatch of 12 / 6 rows, for each feature.
+    state = [4 * 4 * (n * 8 + 8) for n in (5, 8, 8)]
+    arrived = [0, 8 * row, 8 * row]
+    kept = 8 * row
+    late = [1, 2, 3] if schedule == "zero_bubble" else [1] * K
+    for k, stage in enumerate(best.stages):
+        if remat == "none":
+            assert stage.memory == state[k] + flight[k] * (arrived[k] + kept)
+        else:
+            assert stage.memory == state[k] + flight[k] * arrived[k] + late[k] * kept
+
+
+@pytest.mark.parametrize("remat", ["none", "stage", "layer", "except_last"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
+def test_memory_is_balanced_by_what_the_schedule_holds(schedule, remat):
+    stack = dense(8, 30, 4, 16, 2, 8)
+    arguments = {"num_stages": 3, "remat": remat, "schedule": schedule}
+    best = plan(stack, balance="memory", **arguments)
+    fullest = [
+        max(plan(stack, balance=cut, **arguments).device_bytes) for cut in cuts(6, 3)
+    ]
+    assert max(best.device_bytes) == min(fullest)
+
+
+@pytest.mark.parametrize("remat", ["none", "stage"])
+def test_stages_that_share_a_device_share_its_memory(remat):
+    stack = dense(8, 30, 4, 16, 2, 8, 12, 5)
+    order = schedules.interleaved(4, 4, num_devices=2)
+    arguments = {"num_stages": 4, "remat": remat, "schedule": order}
+    each = {
+        tuple(cut): plan(stack, balance=cut, **arguments).device_bytes
+        for cut in cuts(8, 4)
+    }
+    needs = {cut: max(devices) for cut, devices in each.items()}
+    assert len(next(iter(each.values()))) == 2
+    best = plan(stack, balance="memory", **arguments)
+    assert max(best.device_bytes) == min(needs.values())
+    free = plan(stack, balance="params", **arguments)
+    limit = (needs[free.counts] + min(needs.values())) / 2
+    within = plan(stack, balance="params", memory_limit=limit, **arguments)
+    assert needs[within.counts] <= limit
+    with pytest.raises(ValueError, match="4 stages on 2 devices was found that stays"):
+        plan(stack, memory_limit=min(needs.values()) - 1, **arguments)
+    with pytest.raises(ValueError, match=f"needs {needs[free.counts]:,.0f} bytes on"):
+        plan(stack, balance=free.counts, memory_limit=limit, **arguments)
+
+
+def test_a_model_keeps_the_limit_of_its_own_schedule():
+    def model(schedule, limit, num_stages=2, num_microbatches=6, **arguments):
+        made = tfgpipe.PipelinedModel(
+            dense(*[8] * num_stages),
+            num_stages=num_stages,
+            num_microbatches=num_microbatches,
+            schedule=schedule,
+            memory_limit=limit,
+            remat="none",
+            **arguments,
+        )
+        made.build((24, 5))
+        return made
+
+    needs = {
+        schedule: max(model(schedule, 1e9).pipelined.plan(sample=X).device_bytes)
+        for schedule in ("gpipe", "1f1b")
+    }
+    assert needs["1f1b"] < needs["gpipe"]
+    limit = max(model("1f1b", 1e9).pipelined.plan(batch_size=32).device_bytes)
+    model("1f1b", limit)
+    with pytest.raises(ValueError, match="stays within"):
+        model("gpipe", limit)
+    shared = {"num_stages": 4, "devices": ["CPU:0", "CPU:1"]}
+    plan = model("interleaved", 1e9, **shared).pipelined.plan(batch_size=32)
+    most = max(stage.memory for stage in plan.stages)
+    with pytest.raises(ValueError, match="4 stages on 2 devices"):
+        model("interleaved", 1.5 * most, **shared)
+
+
+@pytest.mark.parametrize("remat", ["none", "stage", "layer"])
+def test_what_is_recomputed_is_what_a_traced_backward_computes_again(remat):
+    stack = [layers.Dense(5, activation="tanh") for _ in range(4)]
+    recorded = recording.from_layers(stack, keras.Input((5,)), {})
+    part = recorded.network.part(slice(0, 4))
+    mode = Mode(
+        training=True,
+        per_layer=remat == "layer",
+        may_be_empty=False,
+        jit_compile=False,
+    )
+    traced = Stage(0, part, Library()).traced(
+        {Wire(0): tf.TensorSpec((3, 5), tf.float32)}, mode
+    )
+    programs = traced.saving if remat == "none" else traced.recomputing
+    operations = programs.backward.function.graph.get_operations()
+    products = sum(op.type == "MatMul" for op in operations)
+    again = simulation.recomputed(remat, 4)
+    assert products == sum(again) + 2 * 4  # Two for the gradients of each layer.
+    planned = plan(stack, balance=[4], num_stages=1, remat=remat).stages[0]
+    without = plan(stack, balance=[4], num_stages=1, remat="none").stages[0]
+    forwards = [2 * 3 * 5 * 5 + 3 * 5 + 3 * 5] * 4  # With bias and activation.
+    more = sum(n * flops for n, flops in zip(again, forwards, strict=True))
+    assert planned.flops - without.flops == more
 
 
 def test_of_equally_good_cuts_the_one_that_sends_least_is_taken():

@@ -55,8 +55,7 @@ def arrange(
     """
     M = checks.num_microbatches(num_microbatches)
     if isinstance(schedule, Schedule):
-        schedule.validate()
-        _check_numbers(schedule, num_stages, M)
+        check(schedule, num_stages, M)
     strategy = current_strategy()
     mesh.make_mesh(num_stages=1, num_shards=num_shards)  # Are there devices for one?
     there = _groups(mesh.default_devices(), num_shards)
@@ -109,9 +108,9 @@ def _named(name: str, placement: tuple[int, ...], num_microbatches: int) -> Sche
     )
 
 
-def _check_numbers(
-    schedule: Schedule, num_stages: int | None, num_microbatches: int
-) -> None:
+def check(schedule: Schedule, num_stages: int | None, num_microbatches: int) -> None:
+    """Raises ValueError unless a schedule can be run, and is for these numbers."""
+    schedule.validate()
     if num_stages not in (None, schedule.num_stages):
         raise ValueError(
             "A schedule says how many stages there are. Received one of "

@@ -7,11 +7,21 @@ from typing import Any
 
 import keras
 
-from tfgpipe import checks, original, planning, profiles, rows, shards
+from tfgpipe import (
+    arrangement,
+    checks,
+    original,
+    planning,
+    profiles,
+    rows,
+    schedules,
+    shards,
+)
 from tfgpipe import mesh as mesh_lib
 from tfgpipe.pipelined_layer import PipelinedLayer
 from tfgpipe.planning import Plan
 from tfgpipe.profiles import QUANTITIES, Quantity, Settings
+from tfgpipe.schedule import Schedule
 from tfgpipe.stage import REMAT_MODES, Remat
 from tfgpipe.transfer import TRANSFER_DTYPES, TransferDtype
 
@@ -29,6 +39,7 @@ def plan(
     batch_size: int = 32,
     memory_limit: float | None = None,
     num_slots: int = 2,
+    schedule: schedules.Name | Schedule = "gpipe",
     device: str | None = None,
 ) -> Plan:
     """Plans where to cut a model, without building anything on a device.
@@ -67,8 +78,11 @@ def plan(
         sample: A mini-batch as the model takes it. A list of layers needs one, and a
             model with inputs of unknown sizes.
         batch_size: Rows of the mini-batch, where there is no sample.
-        memory_limit: Bytes that a device has, or None.
+        memory_limit: Bytes that a device has, for all its stages, or None.
         num_slots: Optimizer slots a trained weight: 2 for Adam, 1 for momentum.
+        schedule: What the pipeline is to run by: how many microbatches a stage holds,
+            and which stages share a device. A `tfgpipe.Schedule` may be for more
+            devices than there are here.
         device: Where to measure time. Defaults to the first.
 
     Raises:
@@ -84,6 +98,8 @@ def plan(
     if isinstance(balance, str):
         chosen = checks.choice("balance", balance, QUANTITIES)
         there = len(mesh_lib.default_devices()) // shards.count(given.calls)
+        if isinstance(schedule, Schedule) and num_stages is None:
+            num_stages = schedule.num_stages
         num_stages = max(there, 1) if num_stages is None else num_stages
         profiles.check_possible(given.calls, num_stages, given.closed)
     else:
@@ -95,6 +111,18 @@ def plan(
             "The costs of layers depend on what they are given. Received a list of "
             "layers and no `sample`. Pass a mini-batch, `sample=x`."
         )
+    if isinstance(schedule, Schedule):
+        arrangement.check(schedule, num_stages, num_microbatches)
+        order = schedule
+    else:
+        order = arrangement.arrange(
+            schedule,
+            num_stages=num_stages,
+            num_microbatches=num_microbatches,
+            balance=balance,
+            devices=None,
+            num_shards=shards.count(given.calls),
+        ).schedule
     mesh = mesh_lib.make_mesh(num_stages=1, devices=device and [device])
     inputs = original.symbolic(sample) if given.inputs is None else given.inputs
     with keras.StatelessScope(initialize_variables=False):
@@ -110,6 +138,7 @@ def plan(
                 memory_limit=memory_limit,
                 num_slots=num_slots,
                 transfer_dtype=transfer_dtype,
+                schedule=order,
             ),
             sample=None if sample is None else [*given.feed(sample, {}).values()],
             batch_size=batch_size,

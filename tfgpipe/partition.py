@@ -23,13 +23,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 Floats: TypeAlias = npt.NDArray[np.float64]
+# One table for all stages, or one for each.
+Tables: TypeAlias = Any
 
 # Bottlenecks that differ by less, relatively, are the same but for rounding.
 TIE = 1e-9
@@ -39,11 +41,11 @@ CALLS_COUNT = 1e-9
 
 
 def best_cut(
-    costs: npt.ArrayLike,
+    costs: Tables,
     *,
     num_stages: int,
     received: npt.ArrayLike | None = None,
-    memory: npt.ArrayLike | None = None,
+    memory: Tables | None = None,
     limit: float | None = None,
     may_start: Sequence[bool] | None = None,
     slack: float = 0.0,
@@ -72,13 +74,14 @@ def best_cut(
     Args:
         costs: The cost of each of the L calls, in any unit, none negative. Where those
             of a stage's calls do not add up, an array of shape `(L + 1, L + 1)`: what a
-            stage of the calls [s, e) costs at index `[s, e]`.
+            stage of the calls [s, e) costs at index `[s, e]`. Where stages cost
+            differently, a list of K such arrays, one for each.
         num_stages: K, at least 1 and at most the number of stages that can be cut.
         received: Array of shape `(L + 1, L + 1)`: bytes that a stage of the calls
             [s, e) receives from other stages, at index `[s, e]`. Only s < e is read.
             Whole numbers, so that equal sums are equal. None if stages receive alike.
-        memory: Array of the same shape: bytes that a stage of the calls [s, e) needs.
-            It may grow and shrink with the stage.
+        memory: Array of the same shape, or a list of K: bytes that a stage of the calls
+            [s, e) needs. It may grow and shrink with the stage.
         limit: Bytes that one device has: no stage needs more. None for any number.
         may_start: For each call whether a stage may start with it. The first stage
             starts with the first call in any case. None if all may.
@@ -89,8 +92,8 @@ def best_cut(
         ValueError: If so many stages cannot be cut, if no cut stays within the limit,
             or if an argument is malformed.
     """
-    cost = _cost_of_stages(np.asarray(costs, np.float64))
-    num_calls = len(cost) - 1
+    cost = _cost_of_stages(costs, num_stages)
+    num_calls = len(cost[0]) - 1
     if not 0 <= slack < math.inf:
         raise ValueError(
             "`slack` says how much worse than the least the bottleneck may be, as a "
@@ -105,16 +108,17 @@ def best_cut(
             f"may. Received num_stages={num_stages} for {num_calls} calls. Use fewer "
             "stages, or split what holds them together."
         )
-    cost[:num_calls][~starts] = math.inf
+    stops = np.append(~starts, False)
+    cost = _each(lambda c: np.where(stops[:, None], math.inf, c), cost)
     if limit is not None:
         if memory is None:
             raise ValueError(
                 "`limit` needs `memory`, the bytes that each stage needs. Received "
                 f"limit={limit} and memory=None. Give both, or no limit."
             )
-        need = _table("memory", memory, num_calls)
-        need[np.isinf(cost)] = math.inf
-        most = _least_bottleneck(need, num_stages)
+        need = _tables("memory", memory, num_calls, num_stages)
+        need = _each(lambda c, n: np.where(np.isinf(c), math.inf, n), cost, need)
+        most = _least_bottleneck(need)
         if most > limit:
             enough = math.ceil(most)
             raise ValueError(
@@ -123,13 +127,77 @@ def best_cut(
                 f"some cut satisfies is {enough:,} bytes, {enough - limit:,} bytes "
                 "more. Try more stages, more microbatches, or remat."
             )
-        cost[need > limit] = math.inf
-    least = _least_bottleneck(cost, num_stages)
-    cost[cost > least * (1 + slack) * (1 + TIE)] = math.inf
-    bytes_in = np.zeros_like(cost)
+        cost = _each(lambda c, n: np.where(n > limit, math.inf, c), cost, need)
+    most = _least_bottleneck(cost) * (1 + slack) * (1 + TIE)
+    cost = _each(lambda c: np.where(c > most, math.inf, c), cost)
+    bytes_in = np.zeros_like(cost[0])
     if received is not None:
         bytes_in = _table("received", received, num_calls)
-    return _fewest_bytes(cost, bytes_in, num_stages)
+    return _fewest_bytes(cost, bytes_in)
+
+
+def improved(
+    counts: Sequence[int],
+    needs: Callable[[tuple[int, ...]], Sequence[float]],
+    *,
+    may_start: Sequence[bool],
+    max_cuts: int = 10_000,
+) -> tuple[int, ...]:
+    """Returns the cut with the smallest needs that a local search finds.
+
+    Boundaries are moved, one at a time or two that are neighbours, for as long as that
+    helps; then from where some are moved at random, the same ones at every call.
+
+    >>> improved((1, 4), lambda counts: sorted(counts)[::-1], may_start=[True] * 5)
+    (2, 3)
+
+    Args:
+        counts: The cut to begin with.
+        needs: What is to be small, the most important first.
+        may_start: For each call whether a stage may start with it.
+        max_cuts: How many cuts to look at before it is enough.
+    """
+    starts = [s for s, may in enumerate(may_start) if may or not s]
+    ends = [0, *itertools.accumulate(counts)]
+    at = [*map(starts.index, ends[:-1]), len(starts)]  # Boundaries, as indices.
+    places = [*starts, ends[-1]]
+    known: dict[tuple[int, ...], list[float]] = {}
+
+    def need(at: Sequence[int]) -> list[float]:
+        widths = tuple(places[b] - places[a] for a, b in itertools.pairwise(at))
+        if widths not in known:
+            known[widths] = list(needs(widths))
+        return known[widths]
+
+    def neighbours(at: Sequence[int]) -> Iterator[list[int]]:
+        for first in range(1, len(at) - 1):
+            for last in range(first, min(first + 2, len(at) - 1)):
+                for steps in itertools.product((-1, 0, 1), repeat=last - first + 1):
+                    moved = list(at)
+                    for k, step in enumerate(steps, first):
+                        moved[k] += step
+                    if all(a < b for a, b in itertools.pairwise(moved)):
+                        yield moved
+
+    def descended(at: list[int]) -> list[int]:
+        while True:
+            best = min(neighbours(at), key=need, default=at)
+            if need(best) >= need(at):
+                return at
+            at = best
+
+    best = at = descended(at)
+    random = np.random.default_rng(0)
+    for _ in range(30):
+        if len(at) == 2 or len(known) > max_cuts:
+            break
+        inner = random.choice(np.arange(1, len(starts)), len(at) - 2, replace=False)
+        keep = random.random(len(at) - 2) < 0.5
+        mixed = {*np.array(best[1:-1])[keep].tolist(), *inner.tolist()}
+        chosen = random.permutation(sorted(mixed))[: len(at) - 2]
+        at = descended([0, *sorted(chosen.tolist()), len(starts)])
+        best = min(best, at, key=need)
+    return tuple(places[b] - places[a] for a, b in itertools.pairwise(best))
 
 
 def bottleneck(costs: Sequence[float], counts: Sequence[int]) -> float:
@@ -216,15 +284,19 @@ def spans(counts: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slice(a, b) for a, b in zip(starts, ends, strict=True))
 
 
-def _cost_of_stages(array: Floats) -> Floats:
-    """Returns the cost of every stage [s, e), in units of the mean call.
+def _cost_of_stages(costs: Tables, num_stages: int) -> list[Floats]:
+    """Returns for each stage what it costs of the calls [s, e), in units of the mean.
 
     A stage that holds no call, s >= e, costs infinity: it is not admissible.
     """
-    if array.ndim == 2:
-        table = _table("costs", array, len(array) - 1)
-        table[np.tril_indices_from(table)] = math.inf
-        return table / (table[np.isfinite(table)].mean() or 1.0)
+    if len(costs) and np.ndim(costs[0]):
+        of_stage = costs if np.ndim(costs[0]) == 1 else costs[0]
+        num_calls = len(of_stage) - 1
+        tables = _tables("costs", costs, num_calls, num_stages)
+        admissible = np.triu(np.ones_like(tables[0], np.bool_), 1)
+        mean = np.mean([table[admissible].mean() for table in tables]) or 1.0
+        return _each(lambda c: np.where(admissible, c / mean, math.inf), tables)
+    array = np.asarray(costs, np.float64)
     if array.ndim != 1 or not (np.isfinite(array) & (array >= 0)).all():
         raise ValueError(
             "`costs` holds one finite number of at least 0 for each call. Received "
@@ -235,7 +307,7 @@ def _cost_of_stages(array: Floats) -> Floats:
     sums = np.concatenate([[0.0], np.cumsum(each / each.sum() * len(each))])
     stages: Floats = sums[None, :] - sums[:, None]  # [L+1, L+1]
     stages[np.tril_indices_from(stages)] = math.inf
-    return stages
+    return [stages] * max(num_stages, 1)
 
 
 def _starts(may_start: Sequence[bool] | None, num_calls: int) -> npt.NDArray[np.bool_]:
@@ -272,26 +344,49 @@ def _table(name: str, values: npt.ArrayLike, num_calls: int) -> Floats:
     return table
 
 
-def _least_bottleneck(table: Floats, num_stages: int) -> float:
+def _tables(name: str, values: Tables, num_calls: int, num_stages: int) -> list[Floats]:
+    """Returns copies of a user's tables, one for each stage."""
+    if np.ndim(values[0]) <= 1:
+        return [_table(name, values, num_calls)] * num_stages
+    if len(values) != num_stages:
+        raise ValueError(
+            f"`{name}` holds one table for all stages, or a list of one for each. "
+            f"Received {len(values)} tables for {num_stages} stages. Give as many."
+        )
+    return _each(lambda table: _table(name, table, num_calls), list(values))
+
+
+def _each(make: Callable[..., Floats], *tables: Sequence[Floats]) -> list[Floats]:
+    """Returns what is made of the tables of each stage, of the same ones once."""
+    made: dict[tuple[int, ...], Floats] = {}
+    keys = [tuple(map(id, each)) for each in zip(*tables, strict=True)]
+    for key, each in zip(keys, zip(*tables, strict=True), strict=True):
+        if key not in made:
+            made[key] = make(*each)
+    return [made[key] for key in keys]
+
+
+def _least_bottleneck(tables: Sequence[Floats]) -> float:
     """Returns the least, over all cuts, of the largest entry of a cut's stages."""
-    least = np.full(len(table), math.inf)
+    least = np.full(len(tables[0]), math.inf)
     least[0] = 0.0
-    for _ in range(num_stages):
+    for table in tables:
         least = np.maximum(least[:, None], table).min(axis=0)  # [s, e] -> [e]
     return float(least[-1])
 
 
-def _fewest_bytes(cost: Floats, received: Floats, num_stages: int) -> tuple[int, ...]:
+def _fewest_bytes(costs: Sequence[Floats], received: Floats) -> tuple[int, ...]:
     """Returns the cut with the fewest bytes, then the evenest, of finite costs."""
-    size = len(cost)
+    size = len(received)
     ends = np.arange(size)
-    bytes_in = np.where(np.isinf(cost), math.inf, received)  # [s, e]
-    squares = cost**2 + CALLS_COUNT * (ends[None, :] - ends[:, None]) ** 2  # [s, e]
+    counted = CALLS_COUNT * (ends[None, :] - ends[:, None]) ** 2  # [s, e]
     fewest = np.full(size, math.inf)  # [e], for the calls before e
     fewest[0] = 0.0
     evenest = fewest
     starts_before: list[npt.NDArray[np.intp]] = []  # Of the last stage, per stage, [e].
-    for _ in range(num_stages):
+    for cost in costs:
+        bytes_in = np.where(np.isinf(cost), math.inf, received)  # [s, e]
+        squares = cost**2 + counted  # [s, e]
         choices = fewest[:, None] + bytes_in
         fewest = choices.min(axis=0)
         choices = np.where(choices == fewest, evenest[:, None] + squares, math.inf)

@@ -30,6 +30,7 @@ from tfgpipe.normalization import BATCH_NORM_MODES, BatchNorm
 from tfgpipe.planning import Plan
 from tfgpipe.profiles import QUANTITIES, Quantity, Settings
 from tfgpipe.recording import Recording
+from tfgpipe.schedule import Schedule
 from tfgpipe.stage import REMAT_MODES, Remat, Stage, owned_variables
 from tfgpipe.strategy import assign
 from tfgpipe.transfer import TRANSFER_DTYPES, TransferDtype
@@ -137,6 +138,7 @@ class PipelinedLayer(keras.layers.Layer):
         devices: Sequence[str] | None = None,
         name: str | None = None,
         dtype: Any = None,
+        _schedule: Schedule | None = None,  # A PipelinedModel's, to plan memory for.
         **kwargs: Any,
     ) -> None:
         # The layers inside cast what they are given, each to its own dtype.
@@ -165,6 +167,7 @@ class PipelinedLayer(keras.layers.Layer):
         )
         self.devices = None if devices is None else tuple(devices)
         self.memory_limit = memory_limit
+        self._schedule = _schedule
         self.balance: Quantity | tuple[int, ...]
         if isinstance(balance, str):
             self.balance = checks.choice("balance", balance, QUANTITIES)
@@ -393,8 +396,7 @@ class PipelinedLayer(keras.layers.Layer):
             if known is not None:
                 return keras.tree.map_structure(_stand_in, known)
         wires = built.wires(inputs, kwargs)
-        order = schedules.gpipe(self.num_stages, self.num_microbatches)
-        engine = built.engine(order.placed(self.mesh.placement))
+        engine = built.engine(self._gpipe())
         # Weights and their gradients stay in the dtype they are stored in; each layer
         # casts for itself.
         with seams.without_autocast():
@@ -502,6 +504,11 @@ class PipelinedLayer(keras.layers.Layer):
         given = self._original
         profiles.check_possible(given.calls, num_stages, given.closed)
 
+    def _gpipe(self) -> Schedule:
+        """Returns the order in which the layer runs by itself."""
+        order = schedules.gpipe(self.num_stages, self.num_microbatches)
+        return order.placed(self.mesh.placement)
+
     def _put(self, stage: Stage, variables: Sequence[keras.Variable]) -> None:
         """Brings variables to a stage, those that are parts to their shards."""
         numbers = stage.shards
@@ -557,6 +564,7 @@ class PipelinedLayer(keras.layers.Layer):
             memory_limit=self.memory_limit,
             num_slots=num_slots,
             transfer_dtype=self.transfer_dtype,
+            schedule=self._schedule or self._gpipe(),
         )
         fed = None if sample is None else [*self._original.feed(sample, {}).values()]
         return planning.make(

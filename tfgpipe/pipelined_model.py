@@ -156,6 +156,7 @@ class PipelinedModel(seams.Replicated):
             transfer_dtype=transfer_dtype,
             devices=arranged.devices,
             dtype=dtype,
+            _schedule=self.schedule,
         )
         # One XLA cluster is one device; stages are compiled one by one instead.
         self.supports_jit = False

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
 
-from tfgpipe import costs, mesh, partition, profiles, tables
+from tfgpipe import costs, mesh, partition, profiles, simulation, tables
 from tfgpipe.costs import Work
 from tfgpipe.profiles import Profile, Quantity, Settings
 from tfgpipe.recording import Recording
@@ -19,6 +19,8 @@ from tfgpipe.transfer import Transfer, TransferDtype
 
 # Measured costs that differ by less are the same; fewer bytes then decide.
 _TIME_SLACK = 0.005
+# Limits on single stages that are tried where several share a device.
+_TRIES = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +32,9 @@ class StagePlan:
         parameters: Numbers in its variables.
         cost: Of the plan's quantity.
         flops: Of one microbatch, forward, backward and recomputation.
-        memory: Bytes of weights, gradients, slots and activations; in shards, on the
-            device that has most.
+        memory: Bytes of weights, gradients, slots and activations, of as many
+            microbatches as the schedule has in flight; in shards, on the device that
+            has most.
         received: Bytes that come from other stages for one microbatch, compressed if
             they are on their way.
     """
@@ -67,20 +70,25 @@ class Plan:
         """What each stage holds and costs."""
         profile, settings = self.profile, self.settings
         spans = partition.spans(self.counts)
-        work = profile.work("flops", settings)
-        cost = profile.table(self.quantity, settings)
+        work = profile.tables("flops", settings)
+        cost = profile.tables(self.quantity, settings)
         memory = profile.memory(settings)
         return tuple(
             StagePlan(
                 layers=tuple(profile.names[span]),
                 parameters=sum(w.parameters for w in profile.weights[span]),
-                cost=float(cost[span.start, span.stop]),
-                flops=sum(work[span]),
-                memory=float(memory[span.start, span.stop]),
+                cost=float(cost[k][span.start, span.stop]),
+                flops=float(work[k][span.start, span.stop]),
+                memory=float(memory[k][span.start, span.stop]),
                 received=float(profile.received[span.start, span.stop]),
             )
-            for span in spans
+            for k, span in enumerate(spans)
         )
+
+    @functools.cached_property
+    def device_bytes(self) -> tuple[float, ...]:
+        """For each device the bytes that it needs, of all stages that it has."""
+        return self.profile.device_bytes(self.settings, self.counts)
 
     @property
     def imbalance(self) -> float:
@@ -89,17 +97,17 @@ class Plan:
 
     @property
     def bubble(self) -> float:
-        """The share of all devices' time in which they wait, under GPipe's schedule.
+        """The share of all devices' time in which they wait, by the schedule.
 
-        Stages of costs c take sum(c) + (M - 1) max(c) for M microbatches: for even ones
+        A backward counts as two forwards. Of even stages under GPipe's schedule it is
         the (K - 1) / (M + K - 1) of Huang et al. 2019, section 2.3.
         """
         cost = [stage.cost for stage in self.stages]
         if not any(cost):
             return 0.0
-        M = self.settings.num_microbatches
-        busy, step = M * sum(cost), sum(cost) + (M - 1) * max(cost)
-        return 1.0 - busy / (len(cost) * step)
+        forward, backward = ([part * c / 3 for c in cost] for part in (1, 2))
+        costs = simulation.Costs(forward=forward, backward=backward)
+        return simulation.simulate(self.settings.order, costs).timeline.bubble
 
     def rebalance(self, measured: Sequence[float]) -> Plan:
         """Returns the plan that measured stage times ask for.
@@ -155,14 +163,19 @@ class Plan:
             )
             for k, stage in enumerate(self.stages)
         ]
-        most = max(stage.memory for stage in self.stages)
+        most = max(self.device_bytes)
         limit = settings.memory_limit
         fits = "" if limit is None else f" of {tables.readable_bytes(limit)}"
         sent = ""
+        if settings.order.name != "gpipe":
+            sent = f"schedule={settings.order.name}, "
         if settings.transfer_dtype is not None:
-            sent = f"transfer_dtype={settings.transfer_dtype}, "
+            sent += f"transfer_dtype={settings.transfer_dtype}, "
         shards = self.profile.num_shards
         each = f" in {shards} shards" if shards > 1 else ""
+        num_devices = settings.order.num_devices
+        if num_devices < settings.num_stages:
+            each = f" on {num_devices} devices{each}"
         return "\n".join(
             [
                 f"{settings.num_stages} stages{each}, {settings.num_microbatches} "
@@ -255,7 +268,7 @@ def microbatch(
 def _within(plan: Plan) -> Plan:
     """Returns a plan if its stages stay within the memory limit."""
     limit = plan.settings.memory_limit
-    need = max(stage.memory for stage in plan.stages)
+    need = max(plan.device_bytes)
     if limit is not None and need > limit:
         raise ValueError(
             f"This cut needs {need:,.0f} bytes on one device, {need - limit:,.0f} more "
@@ -269,19 +282,85 @@ def _within(plan: Plan) -> Plan:
 def best(
     profile: Profile, quantity: Quantity, settings: Settings, *, note: str
 ) -> Plan:
-    """Returns the plan with the least bottleneck of a quantity."""
-    counts = partition.best_cut(
-        profile.memory(settings)
-        if quantity == "memory"
-        else profile.work(quantity, settings),
+    """Returns the plan with the least bottleneck of a quantity.
+
+    Where stages share devices, the memory of a device is a sum over stages, of which no
+    table of single stages tells. The cut is then the best one found: see `_shared`.
+    """
+    adds_up = quantity != "memory" and settings.remat in ("none", "stage")
+    costs = profile.work if adds_up else profile.tables
+    search = functools.partial(
+        partition.best_cut,
+        costs(quantity, settings),
         num_stages=settings.num_stages,
         received=profile.received,
         memory=profile.memory(settings),
-        limit=settings.memory_limit,
         may_start=profile.may_start,
         slack=_TIME_SLACK if quantity == "time" else 0.0,
     )
+    if settings.order.num_devices == settings.num_stages:
+        counts = search(limit=settings.memory_limit)
+    else:
+        counts = _shared(search, profile, quantity, settings)
     return Plan(counts, quantity, settings, note, profile)
+
+
+def _shared(
+    search: Callable[..., tuple[int, ...]],
+    profile: Profile,
+    quantity: Quantity,
+    settings: Settings,
+) -> tuple[int, ...]:
+    """Returns the best cut found whose devices, of several stages each, have room.
+
+    Limits on single stages are tried, the loosest first that has its best cut fit. The
+    leanest cut is found by moving calls between neighbours for as long as that helps
+    the fullest device.
+    """
+    limit, stages = settings.memory_limit, profile.stage_bytes(settings)
+
+    def devices(counts: tuple[int, ...]) -> list[float]:
+        needs = profiles.device_bytes(stages, settings.order, counts)
+        return sorted(needs, reverse=True)
+
+    if quantity != "memory":
+        counts = search()
+        if limit is None or devices(counts)[0] <= limit:
+            return counts
+    lean = partition.best_cut(
+        profile.memory(settings),
+        num_stages=settings.num_stages,
+        may_start=profile.may_start,
+    )
+    tightest = max(
+        table[span.start, span.stop]
+        for table, span in zip(
+            profile.memory(settings), partition.spans(lean), strict=True
+        )
+    )
+    lean = partition.improved(lean, devices, may_start=profile.may_start)
+    most = devices(lean)[0]
+    if limit is None:
+        return lean
+    if most > limit:
+        raise ValueError(
+            f"No cut into {settings.num_stages} stages on "
+            f"{settings.order.num_devices} devices was found that stays within "
+            f"`memory_limit`. Received memory_limit={limit:,} bytes; the leanest cut "
+            f"found needs {math.ceil(most):,} bytes on one device. Try fewer stages on "
+            "each device, more microbatches, or remat."
+        )
+    if quantity == "memory":
+        return lean
+    counts, high = lean, limit
+    for _ in range(_TRIES):
+        middle = (tightest + high) / 2
+        found = search(limit=middle)
+        if devices(found)[0] <= limit:
+            counts, tightest = found, middle
+        else:
+            high = middle
+    return counts
 
 
 def by_parameters(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,9 @@ from tfgpipe import costs, examples, partition, seams, shards
 from tfgpipe.costs import Weights, Work
 from tfgpipe.network import Network
 from tfgpipe.replay import Wire
+from tfgpipe.schedule import Schedule
+from tfgpipe.schedules import gpipe
+from tfgpipe.simulation import recomputed
 from tfgpipe.stage import Remat
 from tfgpipe.transfer import Transfer, TransferDtype
 
@@ -34,6 +38,8 @@ class Settings:
         memory_limit: Bytes that a device has, or None.
         num_slots: Optimizer slots a trained weight: 2 for Adam, 1 for momentum.
         transfer_dtype: What values are compressed to on their way.
+        schedule: The order of actions, and which stages share a device. None for
+            GPipe's, a device for each stage.
     """
 
     num_stages: int
@@ -42,6 +48,37 @@ class Settings:
     memory_limit: float | None = None
     num_slots: int = 2
     transfer_dtype: TransferDtype | None = None
+    schedule: Schedule | None = None
+
+    @functools.cached_property
+    def order(self) -> Schedule:
+        """The schedule."""
+        return self.schedule or gpipe(self.num_stages, self.num_microbatches)
+
+    @functools.cached_property
+    def recomputed(self) -> tuple[float, ...]:
+        """For each stage, of how many of its M microbatches it recomputes the forward.
+
+        Of one that is recomputed `"layer"` may compute layers more than once.
+        """
+        K, M, order = self.num_stages, self.num_microbatches, self.order
+        if self.remat != "except_last":
+            return (0.0 if self.remat == "none" else M,) * K
+        kept = [sum(order.follows_at_once(k, m) for m in range(M)) for k in range(K)]
+        return tuple(float(M - count) for count in kept)
+
+
+@dataclasses.dataclass(frozen=True)
+class StageBytes:
+    """What a stage of the calls [s, e) holds, `[T, s, e]` on the device of each shard.
+
+    Attributes:
+        held: Weights, and what it holds of the microbatches in flight.
+        working: What it holds beside that while it computes.
+    """
+
+    held: np.ndarray
+    working: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,47 +117,122 @@ class Profile:
         return len(self.kept[0])
 
     def work(self, quantity: Quantity, settings: Settings) -> list[float]:
-        """Returns the cost of each call, in parameters, FLOPs or seconds."""
+        """Returns the cost of each call, in parameters, FLOPs or seconds.
+
+        Where costs of calls do not add up to those of a stage, see `tables`, it is that
+        of a call amid the first stage.
+        """
         if quantity == "params":
             return [w.parameters for w in self.weights]
-        M = settings.num_microbatches
-        forwards = 1 + {"none": 0.0, "except_last": (M - 1) / M}.get(
-            settings.remat, 1.0
-        )
+        again = settings.recomputed[0] / settings.num_microbatches
+        if settings.remat == "layer":
+            again, _ = recomputed("layer", 2)
         works = self.seconds if quantity == "time" else self.flops
-        return [forwards * work.forward + work.backward for work in works]
+        return [(1 + again) * work.forward + work.backward for work in works]
 
-    def table(self, quantity: Quantity, settings: Settings) -> np.ndarray:
-        """Returns the cost of a stage of the calls [s, e) at index [s, e]."""
+    def tables(self, quantity: Quantity, settings: Settings) -> list[np.ndarray]:
+        """Returns for each stage what it costs of the calls [s, e), at index [s, e].
+
+        Stages that cost the same have the same array.
+        """
+        K, M = settings.num_stages, settings.num_microbatches
         if quantity == "memory":
             return self.memory(settings)
-        return _sums(self.work(quantity, settings))
+        if quantity == "params":
+            return [_sums(self.work(quantity, settings))] * K
+        works = self.seconds if quantity == "time" else self.flops
+        once = _sums([work.forward + work.backward for work in works])
+        forward = _sums([work.forward for work in works])
+        if settings.remat == "layer":
+            amid, at_end = recomputed("layer", 2)
+            last = np.array([0.0, *(work.forward for work in works)])  # [e]
+            return [once + amid * forward + np.triu((at_end - amid) * last, 1)] * K
+        made = {n: once + n / M * forward for n in settings.recomputed}
+        return [made[n] for n in settings.recomputed]
 
-    def memory(self, settings: Settings) -> np.ndarray:
-        """Returns the bytes that a stage of the calls [s, e) needs, at index [s, e].
+    def memory(self, settings: Settings) -> list[np.ndarray]:
+        """Returns for each stage the bytes that it needs of the calls [s, e).
 
-        Weights, a gradient and the slots of those that are trained, and activations:
-        of all microbatches without rematerialisation; with it, what each microbatch
-        received and the activations of the one under way, of one call at a time for
-        `"layer"`. In shards it is what the device needs that needs most.
+        In shards it is what the device needs that needs most.
         """
-        each = [self._memory(settings, t) for t in range(self.num_shards)]
-        return np.max(each, axis=0)
+        made: dict[int, np.ndarray] = {}
+        parts = self.stage_bytes(settings)
+        for part in parts:
+            if id(part) not in made:
+                made[id(part)] = np.max(part.held + part.working, axis=0)
+        return [made[id(part)] for part in parts]
 
-    def _memory(self, settings: Settings, shard: int) -> np.ndarray:
+    def stage_bytes(self, settings: Settings) -> list[StageBytes]:
+        """Returns for each stage what it holds of the calls [s, e).
+
+        Weights, a gradient and the slots of those that are trained, and activations: of
+        the microbatches in flight without rematerialisation; with it, what each of
+        these received and, while it computes, the activations of one microbatch, of one
+        call at a time for `"layer"`. A backward in two halves holds those of as many
+        microbatches as have begun one.
+        """
+        order = settings.order
+        made: dict[tuple[int, int], StageBytes] = {}
+        counts = list(zip(order.in_flight, order.in_backward, strict=True))
+        for each in counts:
+            if each not in made:
+                parts = [
+                    self._bytes(settings, *each, t) for t in range(self.num_shards)
+                ]
+                held, working = zip(*parts, strict=True)
+                made[each] = StageBytes(np.array(held), np.array(working))
+        return [made[each] for each in counts]
+
+    def device_bytes(
+        self, settings: Settings, counts: Sequence[int]
+    ) -> tuple[float, ...]:
+        """Returns the bytes that each device needs, of all its stages.
+
+        What each stage holds, and while one computes what that takes.
+
+        Args:
+            settings: What for.
+            counts: The number of calls in each stage.
+        """
+        return device_bytes(self.stage_bytes(settings), settings.order, counts)
+
+    def _bytes(
+        self, settings: Settings, in_flight: int, in_backward: int, shard: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         copies = 1 + settings.num_slots
         held = _sums(
             [w.bytes[shard] + copies * w.trained_bytes[shard] for w in self.weights]
         )
-        M, remat = settings.num_microbatches, settings.remat
         kept = [sizes[shard] for sizes in self.kept]
         # What goes from stage to stage goes from lead to lead.
         arrived, reads = (self.arrived, _sums(self.reads)) if shard == 0 else (0.0, 0.0)
-        if remat == "none":
-            return held + M * (arrived + _sums(kept))
-        if remat == "layer":
-            return held + M * arrived + (reads + _maxima(kept))
-        return held + M * arrived + _sums(kept)
+        if settings.remat == "none":
+            held = held + in_flight * (arrived + _sums(kept))
+            return held, np.zeros_like(held)
+        working = _sums(kept)
+        if settings.remat == "layer":
+            working = reads + _maxima(kept)
+        return held + in_flight * arrived, in_backward * working
+
+
+def device_bytes(
+    stages: Sequence[StageBytes], schedule: Schedule, counts: Sequence[int]
+) -> tuple[float, ...]:
+    """Returns the bytes that each device of a schedule needs, of all its stages.
+
+    Args:
+        stages: What each stage holds.
+        schedule: Which stages are on which device.
+        counts: The number of calls in each stage.
+    """
+    held = [0.0] * schedule.num_devices
+    working = [0.0] * schedule.num_devices
+    spans = partition.spans(counts)
+    for p, stage, span in zip(schedule.placement, stages, spans, strict=True):
+        held[p] = held[p] + stage.held[:, span.start, span.stop]  # [T]
+        mine = stage.working[:, span.start, span.stop]  # [T]
+        working[p] = np.maximum(working[p], mine)
+    return tuple(float(np.max(a + b)) for a, b in zip(held, working, strict=True))
 
 
 def profile(

@@ -181,6 +181,41 @@ class Schedule:
         """Returns all actions of these kinds, dependencies first."""
         return tuple(action for action in self.slots if action.kind in kinds)
 
+    @functools.cached_property
+    def in_flight(self) -> tuple[int, ...]:
+        """For each stage how many microbatches it holds when its device holds most.
+
+        A stage holds a microbatch from its forward to the end of its backward.
+        """
+        most = [0] * self.num_stages
+        for order in self.orders:
+            held = {action.stage: 0 for action in order}
+            largest = 0
+            for action in order:
+                if action.kind == "forward":
+                    held[action.stage] += 1
+                elif action.kind != "backward_input":
+                    held[action.stage] -= 1
+                if sum(held.values()) > largest:
+                    largest = sum(held.values())
+                    for k, number in held.items():
+                        most[k] = number
+        return tuple(most)
+
+    @functools.cached_property
+    def in_backward(self) -> tuple[int, ...]:
+        """For each stage of how many microbatches at a time a backward has begun."""
+        most = [1] * self.num_stages
+        begun = [0] * self.num_stages
+        for order in self.orders:
+            for action in order:
+                if action.kind == "backward_input":
+                    begun[action.stage] += 1
+                elif action.kind == "backward_weight":
+                    begun[action.stage] -= 1
+                most[action.stage] = max(most[action.stage], begun[action.stage])
+        return tuple(most)
+
     def follows_at_once(self, k: int, m: int) -> bool:
         """Returns whether a backward is the next its device does after the forward."""
         order = self.orders[self.placement[k]]

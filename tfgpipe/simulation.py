@@ -271,6 +271,24 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
     return Simulation(Timeline(schedule, tuple(spans), tuple(transfers), title), costs)
 
 
+def recomputed(remat: str, num_layers: int) -> list[int]:
+    """Returns how often a backward computes the forward of each layer of its stage.
+
+    `"stage"` computes the stage once, from its inputs. `"layer"` does so as well, for
+    the inputs of its layers, and from these each layer once more as its turn comes.
+    The output of the last layer is the input of none.
+
+    >>> recomputed("stage", 3), recomputed("layer", 3)
+    ([1, 1, 1], [2, 2, 1])
+
+    Args:
+        remat: `"none"`, `"stage"` or `"layer"`.
+        num_layers: How many layers the stage has.
+    """
+    again = {"none": 0, "stage": 1, "layer": 2}[remat]
+    return [*[again] * (num_layers - 1), min(again, 1)]
+
+
 def costs_of(timeline: Timeline) -> Costs:
     """Returns what a step took, so that it can be simulated: transfers are free.
 

@@ -131,8 +131,8 @@ def test_weights_are_why_one_stage_loses():
 
 
 def test_recomputation_is_why_remat_loses():
-    plans = search(remats=["none", "layer"], microbatches=[4])
-    (why,) = [loser.why for loser in plans.losers if loser.name == "remat=layer"]
+    plans = search(remats=["none", "stage"], microbatches=[4])
+    (why,) = [loser.why for loser in plans.losers if loser.name == "remat=stage"]
     assert "recomputing" in why
 
 

@@ -168,14 +168,4 @@ def in_flight(
     schedule = schedules.make(
         name, num_stages=v * K, num_microbatches=min(M, 4 * K), num_devices=K
     )
-    most = [0] * (v * K)
-    for p, order in enumerate(schedule.orders):
-        held = dict.fromkeys(range(p, v * K, K), 0)
-        largest = 0
-        for action in order:
-            held[action.stage] += 1 if action.kind == "forward" else -1
-            if sum(held.values()) > largest:
-                largest = sum(held.values())
-                for k, number in held.items():
-                    most[k] = number
-    return tuple(most)
+    return schedule.in_flight

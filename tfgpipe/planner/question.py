@@ -181,12 +181,12 @@ class Question:
         return self._cuts[key]
 
     def _seconds(self, layout: Layout, layer: Layer) -> float:
-        """Returns what a layer takes for a microbatch."""
-        alone = dataclasses.replace(self.workload, layers=(layer,))
-        (stage,) = step_time.stage_times(
-            alone, layout, (1,), rows=self.rows(layout), device=self.device
+        """Returns what a layer adds to its stage for a microbatch."""
+        copies = dataclasses.replace(self.workload, layers=(layer,) * 3)
+        one, two = step_time.stage_times(
+            copies, layout, (1, 2), rows=self.rows(layout), device=self.device
         )
-        return max(stage.total - 2 * self.device.overhead, 0.0)
+        return max(two.total - one.total, 0.0)
 
     def _bytes(self, layout: Layout, layer: Layer) -> float:
         """Returns what a layer adds to its device, a microbatch in flight."""

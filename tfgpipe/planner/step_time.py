@@ -23,7 +23,7 @@ from tfgpipe import partition
 from tfgpipe.planner.devices import Device, Link, Pass
 from tfgpipe.planner.layout import Layout
 from tfgpipe.planner.workload import Layer, Workload
-from tfgpipe.simulation import Costs, simulate
+from tfgpipe.simulation import Costs, recomputed, simulate
 
 # Actions above which a step is simulated with fewer microbatches, and continued.
 MOST_ACTIONS = 4096
@@ -38,12 +38,14 @@ class StageTimes:
         backward: The backward, recomputation aside.
         recompute: What is computed again before it.
         reductions: Of all three, what all-reduces among shards take.
+        reductions_again: Of these, what is computed again.
     """
 
     forward: float
     backward: float
     recompute: float
     reductions: float
+    reductions_again: float = 0.0
 
     @property
     def total(self) -> float:
@@ -167,14 +169,21 @@ def stage_times(
     """
     T = layout.num_shards
     link = device.way(T)
-    again = {"none": 0, "stage": 1, "layer": 2}[layout.remat]
     found = []
     for span in partition.spans(counts):
+        layers = workload.layers[span]
         seconds: dict[Pass, float] = {"forward": 0.0, "backward": 0.0}
-        one_pass = 0.0
-        for layer in workload.layers[span]:
-            for which in seconds:
-                seconds[which] += layer_seconds(
+        recompute = reductions = reductions_again = 0.0
+        for layer, again in zip(
+            layers, recomputed(layout.remat, len(layers)), strict=True
+        ):
+            one_pass = 0.0
+            if layer.shards(T) > 1:
+                size = rows * layer.output_bytes
+                one_pass = layer.num_reductions * ring_seconds(size, T, link)
+            of_layer = {
+                which: one_pass
+                + layer_seconds(
                     which,
                     layer,
                     rows=rows,
@@ -182,17 +191,21 @@ def stage_times(
                     device=device,
                     dtype=workload.dtype,
                 )
-            if layer.shards(T) > 1:
-                size = rows * layer.output_bytes
-                one_pass += layer.num_reductions * ring_seconds(size, T, link)
-        forward = seconds["forward"] + one_pass + device.overhead
+                for which in seconds
+            }
+            for which in seconds:
+                seconds[which] += of_layer[which]
+            recompute += again * of_layer["forward"]
+            reductions += 2 * one_pass
+            reductions_again += again * one_pass
         found.append(
             StageTimes(
-                forward=forward,
-                backward=seconds["backward"] + one_pass + device.overhead,
+                forward=seconds["forward"] + device.overhead,
+                backward=seconds["backward"] + device.overhead,
                 # Recomputed inside the backward's program.
-                recompute=again * (forward - device.overhead),
-                reductions=(2 + again) * one_pass,
+                recompute=recompute,
+                reductions=reductions + reductions_again,
+                reductions_again=reductions_again,
             )
         )
     return found
@@ -332,8 +345,7 @@ def step_time(
     )
     recompute = M * sum(stage.recompute for stage in busiest)
     reductions = M * sum(stage.reductions for stage in busiest)
-    again = {"none": 0, "stage": 1, "layer": 2}[layout.remat]
-    recompute -= reductions * again / (2 + again)
+    recompute -= M * sum(stage.reductions_again for stage in busiest)
     return StepTime(
         pipeline=seconds,
         bubble=bubble,
