@@ -43,6 +43,7 @@ FLOORS = {
     # One idea of TensorFlow, Keras or Matplotlib each.
     "figures": 1,
     "calls": 1,
+    "progress": 1,
     "mesh": 1,
     "processes": 1.1,
     "seams": 1.2,

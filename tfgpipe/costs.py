@@ -108,7 +108,13 @@ class TracedParts:
             Stage(i, network.part(span), library) for i, span in enumerate(spans)
         ]
         self._inputs = dict(inputs)
-        self._traced = trace_all(self._stages, inputs, [_MODE] * len(self._stages))
+        self._traced = trace_all(
+            self._stages,
+            inputs,
+            [_MODE] * len(self._stages),
+            unit="call",
+            remark="",
+        )
 
     def flops(self) -> list[Work]:
         """Counts floating point operations; those of unknown sizes count as one."""

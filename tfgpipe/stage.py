@@ -11,13 +11,13 @@ import copy
 import dataclasses
 import functools
 import secrets
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal
 
 import keras
 import tensorflow as tf
 
-from tfgpipe import checks, normalization, program, seams, shards, twins
+from tfgpipe import checks, normalization, program, progress, seams, shards, twins
 from tfgpipe.network import Part
 from tfgpipe.normalization import BatchNorm
 from tfgpipe.programs import Programs
@@ -216,7 +216,13 @@ class Stage:
         # are masks. So none of another model's serves.
         return Stage(self.index, part, Library(self._library.functions), borrowed)
 
-    def traced(self, specs: Specs, mode: Mode) -> TracedStage:
+    def traced(
+        self,
+        specs: Specs,
+        mode: Mode,
+        *,
+        begins: Callable[[], None] = lambda: None,
+    ) -> TracedStage:
         """Returns the stage traced for these inputs, from memory if it was before.
 
         Called eagerly on shapes that vary, it is traced once for the first and once for
@@ -226,6 +232,7 @@ class Stage:
         Args:
             specs: Shapes and types of all that is there, of which it takes its own.
             mode: How it is to run.
+            begins: Called before the stage is traced, if it is not known.
         """
         reads = {wire: s for wire, s in specs.items() if wire.number in self.part.reads}
         # Freezing a layer can change what it does beside what is trained.
@@ -246,9 +253,9 @@ class Stage:
                 return known[relaxed]
             # A layer may need to know a size; then each is traced by itself.
             with contextlib.suppress(TypeError, ValueError):
-                traced = self._trace(tuple(reads), relaxed, mode, group)
+                traced = self._trace(tuple(reads), relaxed, mode, group, begins)
                 return self._traced.setdefault(key, {}).setdefault(relaxed, traced)
-        traced = self._trace(tuple(reads), exact, mode, group)
+        traced = self._trace(tuple(reads), exact, mode, group, begins)
         return self._traced.setdefault(key, {}).setdefault(exact, traced)
 
     def _trace(
@@ -257,6 +264,7 @@ class Stage:
         specs: Sequence[tf.TensorSpec],
         mode: Mode,
         group: int,
+        begins: Callable[[], None],
     ) -> TracedStage:
         checks.no_overwriting(self.layers)
         constant = tuple(i for i, w in enumerate(wires) if w.number in mode.constant)
@@ -274,6 +282,7 @@ class Stage:
                 part, traced = self._library.traced[key]
                 pairs = zip(twins.numbering(part), numbers, strict=True)
                 return traced.twin(group, dict(pairs))
+        begins()
         while True:
             replay = Replay(
                 self.part,
@@ -305,17 +314,35 @@ class Stage:
 
 
 def trace_all(
-    stages: Sequence[Stage], inputs: Specs, modes: Sequence[Mode]
+    stages: Sequence[Stage],
+    inputs: Specs,
+    modes: Sequence[Mode],
+    *,
+    unit: str = "stage",
+    remark: str = "; before the first step TensorFlow optimizes them",
 ) -> list[TracedStage]:
-    """Traces stages one after another, each on what those before it make."""
+    """Traces stages one after another, each on what those before it make.
+
+    Args:
+        stages: The stages.
+        inputs: Shapes and types of what is given.
+        modes: For each stage, how it is to run.
+        unit: What a stage is called where the progress is shown.
+        remark: What is said there of what follows.
+    """
     specs = dict(inputs)
     results = []
-    for stage, mode in zip(stages, modes, strict=True):
-        traced = stage.traced(specs, mode)
-        specs.update(traced.output_specs)
-        for number in traced.unmasked:
-            del specs[Wire(number, True)]
-        results.append(traced)
+    total = len(stages)
+    with progress.shown(
+        f"tracing {unit}", f"traced {total} {unit}s", total, remark=remark
+    ) as begin:
+        for k, (stage, mode) in enumerate(zip(stages, modes, strict=True), start=1):
+            begins = functools.partial(begin, k)
+            traced = stage.traced(specs, mode, begins=begins)
+            specs.update(traced.output_specs)
+            for number in traced.unmasked:
+                del specs[Wire(number, True)]
+            results.append(traced)
     return results
 
 
