@@ -314,9 +314,13 @@ def test_a_type_that_text_cannot_give_is_refused() -> None:
         Odd()
 
 
-def test_a_dump_that_lacks_a_line_is_refused() -> None:
-    with pytest.raises(HyperparameterError, match=r"model\.heads: expected a line"):
-        from_text("model.width = 8\n", Holder)
+def test_what_a_text_from_before_lacks_has_its_default() -> None:
+    class Newer(Holder):
+        model: Scaled = Scaled(width=6, heads=3)
+        added: int = field(default=5, help="It is newer than the text.")
+
+    text = "model.width = 9\n"
+    assert from_text(text, Newer) == Newer(model=Scaled(width=9, heads=3), added=5)
 
 
 def test_comments_and_empty_lines_are_skipped() -> None:

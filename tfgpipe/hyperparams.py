@@ -201,16 +201,14 @@ def to_text(params: Hyperparams) -> str:
 def from_text(text: str, cls: type[Params]) -> Params:
     """Constructs a `cls` from what `to_text` wrote; `#` starts a line of comment.
 
+    A hyperparameter without a line, as one that is newer than the text, has the default
+    of `cls`.
+
     Raises:
-        HyperparameterError: If a line, its name or its value is wrong, or one missing.
+        HyperparameterError: If a line, its name or its value is wrong.
     """
     lines = [line for line in text.split("\n") if line.strip() and line[0] != "#"]
-    flat = dict(_assignments(lines, cls))
-    params = _unflatten(flat, cls)
-    for name in flatten(params):
-        if name not in flat:
-            raise HyperparameterError(f"{name}: expected a line `{name} = VALUE`.")
-    return params
+    return override(cls(), lines)
 
 
 def _assignments(

@@ -2,7 +2,7 @@
 
     step-00000400/
         state.index, state.data-00000-of-00001    the values, as TensorFlow writes them
-        about.json                                step, time, checksums of the files
+        about.json                  format, step, time, checksums of the files
         about.sha256                              the checksum of that
 
 It is written beside its place under another name, flushed to the disk and then renamed.
@@ -23,11 +23,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.errors import CheckpointError
+
 _NAME = re.compile(r"step-(\d+)")
 _WRITING = ".writing-"
 _ABOUT = "about.json"
 _CHECKSUM = "about.sha256"
 _CHUNK = 1 << 22
+# Of `about.json`: a change of its fields, or of those of `trainer.notes`, adds one.
+# What was written before there was a number counts as 0, and has the fields of 1.
+FORMAT = 1
+_FIELDS = {"step": int, "time": float, "notes": dict, "files": dict}
 
 
 class DamagedError(Exception):
@@ -82,6 +88,7 @@ def writing(folder: Path, step: int, notes: Mapping[str, Any]) -> Iterator[Path]
         aside.mkdir(parents=True)
         yield aside
         body = {
+            "format": FORMAT,
             "step": step,
             "time": time.time(),
             "notes": dict(notes),
@@ -106,6 +113,7 @@ def about(folder: Path, step: int) -> About:
 
     Raises:
         DamagedError: If that is not as it was written.
+        CheckpointError: If another version has written it.
     """
     return _about(place(folder, step))[0]
 
@@ -115,6 +123,7 @@ def check(folder: Path, step: int) -> About:
 
     Raises:
         DamagedError: If it is not as it was written.
+        CheckpointError: If another version has written it.
     """
     at = place(folder, step)
     found, files = _about(at)
@@ -140,14 +149,39 @@ def _about(at: Path) -> tuple[About, Mapping[str, Any]]:
             raise DamagedError(f"{_ABOUT} has another checksum than {_CHECKSUM} says")
     try:
         body = json.loads(text)
-        files = body.pop("files")
-        for each in files.values():
-            each["bytes"], each["sha256"]
-        return About(**body), files
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise DamagedError(
-            f"{_ABOUT} does not say what a checkpoint says of itself"
-        ) from None
+    except ValueError as error:
+        raise DamagedError(f"{_ABOUT} is no JSON: {error}") from None
+    _check_format(body, at)
+    files = body.pop("files")
+    return About(step=body["step"], time=body["time"], notes=body["notes"]), files
+
+
+def _check_format(body: Any, at: Path) -> None:
+    """Refuses what is as it was written, but not as this version writes it."""
+    given = body if isinstance(body, dict) else {}
+    written = given.get("format", 0)
+    if written not in range(FORMAT + 1):
+        raise CheckpointError(
+            f"Expected a checkpoint of format {FORMAT} or before; that in {at} is of "
+            f"format {written!r}. Go on with the version that wrote it, or a later one."
+        )
+    wrong = [
+        name for name, kind in _FIELDS.items() if not isinstance(given.get(name), kind)
+    ]
+    if "files" not in wrong and not all(map(_is_of_file, given["files"].values())):
+        wrong.append("files")
+    unknown = sorted(given.keys() - _FIELDS.keys() - {"format"})
+    if wrong or unknown:
+        raise CheckpointError(
+            f"Expected {_ABOUT} of {at} to hold {', '.join(_FIELDS)} alone; received "
+            f"{', '.join(given) or 'none of them'}, of which "
+            f"{', '.join([*wrong, *unknown])} cannot be used. Go on with the version "
+            "that wrote it, or move that folder away to go on from the one before."
+        )
+
+
+def _is_of_file(written: Any) -> bool:
+    return isinstance(written, dict) and written.keys() == {"bytes", "sha256"}
 
 
 @contextlib.contextmanager

@@ -36,7 +36,8 @@ def newest_whole(folder: Path, *, set_aside: bool = False) -> About | None:
         set_aside: Whether to move damaged ones out of the way of a whole one.
 
     Raises:
-        CheckpointError: If there are checkpoints and all are damaged.
+        CheckpointError: If there are checkpoints and all are damaged, or another
+            version has written one.
     """
     damaged = []
     for step in reversed(archive.steps(folder)):
@@ -256,7 +257,8 @@ class Checkpoints:
         """
         times = {}
         for step in archive.steps(self._folder):
-            with contextlib.suppress(DamagedError):  # It is told when it is needed.
+            # It is told when it is needed.
+            with contextlib.suppress(DamagedError, CheckpointError):
                 times[step] = archive.about(self._folder, step).time
         if coming is not None:
             times[coming] = time.time()

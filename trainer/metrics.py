@@ -6,6 +6,8 @@ import contextlib
 import importlib.util
 import json
 import os
+import socket
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,15 +36,16 @@ class Metrics:
     ) -> None:
         self._path = folder / f"{name}.jsonl"
         self._told = False
-        kept = [
-            f"{json.dumps(record)}\n"
-            for record in read(self._path)
-            if record["step"] <= step and not record.get("final")
-        ]
+        before = [record for record in read(self._path) if record["step"] <= step]
+        # The end of this step is drawn already, as nothing takes a point away.
+        self._drawn = {record["step"] for record in before if record.get("final")}
+        kept = [f"{json.dumps(r)}\n" for r in before if not r.get("final")]
         self._trying(lambda: archive.replace(self._path, "".join(kept)))
-        self._curves: Any = None
+        self._curves: Curves | None = None
         if importlib.util.find_spec("tensorboard"):
-            self._trying(lambda: self._begin_curves(folder / "curves" / name, text))
+            self._trying(
+                lambda: self._begin_curves(folder / "curves" / name, step, text)
+            )
         else:
             print("No TensorBoard curves: `pip install tensorboard` brings them.")
 
@@ -71,8 +74,9 @@ class Metrics:
         if final:
             record["final"] = True
         self._trying(lambda: self._append(json.dumps(record) + "\n"))
-        if self._curves:
-            self._trying(lambda: self._draw(step, values))
+        curves = self._curves
+        if curves and not (final and step in self._drawn):
+            self._trying(lambda: curves.write(step, values))
 
     def _append(self, line: str) -> None:
         with self._path.open("a+b") as file:
@@ -88,18 +92,8 @@ class Metrics:
         file.seek(-1, os.SEEK_END)
         return bytes(file.read(1))
 
-    def _draw(self, step: int, values: Mapping[str, float]) -> None:
-        with self._curves.as_default():
-            for name, value in values.items():
-                tf.summary.scalar(name, value, step)
-        self._curves.flush()
-
-    def _begin_curves(self, folder: Path, text: str) -> None:
-        self._curves = tf.summary.create_file_writer(str(folder))
-        if text:
-            block = "\n".join(f"    {line}" for line in text.splitlines())
-            with self._curves.as_default():
-                tf.summary.text("hyperparameters", block, 0)
+    def _begin_curves(self, folder: Path, step: int, text: str) -> None:
+        self._curves = Curves(folder, step=step, text=text)
 
     def _trying(self, write: Any) -> None:
         try:
@@ -109,6 +103,60 @@ class Metrics:
                 reason = str(error).partition("\n")[0]
                 tell(f"Measurements could not be written: {reason}. Training goes on.")
             self._told = True
+
+
+class Curves:
+    """The file that TensorBoard draws a run's measurements from: TFRecords of events.
+
+    Each start of a run writes one. It begins with the step from which on what earlier
+    starts have written is to be forgotten (`purge_step` of the writers of TensorFlow 1,
+    which those of TensorFlow 2 lack).
+
+    Args:
+        folder: Where the files are.
+        step: The step that the run goes on from.
+        text: The hyperparameters, or an empty text.
+
+    Raises:
+        OSError: If it cannot be written, or tf.errors.OpError.
+    """
+
+    def __init__(self, folder: Path, *, step: int, text: str = "") -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer = tf.io.TFRecordWriter(str(_newest_of(folder)))
+        self._add(file_version="brain.Event:2")
+        for _ in range(2):  # The first that TensorBoard comes across does nothing.
+            start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+            self._add(session_log=start, step=step + 1)
+        if text:
+            block = "\n".join(f"    {line}" for line in text.splitlines())
+            value = tf.compat.v1.Summary.Value(
+                tag="hyperparameters", tensor=tf.make_tensor_proto(block)
+            )
+            value.metadata.plugin_data.plugin_name = "text"
+            self._add(summary=tf.compat.v1.Summary(value=[value]), step=step)
+        self._writer.flush()
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds a point to each curve."""
+        points = [
+            tf.compat.v1.Summary.Value(tag=name, simple_value=value)
+            for name, value in values.items()
+        ]
+        self._add(summary=tf.compat.v1.Summary(value=points), step=step)
+        self._writer.flush()
+
+    def _add(self, **event: Any) -> None:
+        made = tf.compat.v1.Event(wall_time=time.time(), **event)
+        self._writer.write(made.SerializeToString())
+
+
+def _newest_of(folder: Path) -> Path:
+    """Returns a name for a file of events after those there, whose order matters."""
+    there = [path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*")]
+    after = max((int(each) + 1 for each in there if each.isdigit()), default=0)
+    seconds = max(int(time.time()), after)
+    return folder / f"events.out.tfevents.{seconds:010}.{socket.gethostname()}.v2"
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:

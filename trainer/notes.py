@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from trainer.errors import CheckpointError
+
 
 @dataclasses.dataclass(kw_only=True)
 class Notes:
@@ -25,7 +27,18 @@ class Notes:
 
     @classmethod
     def read(cls, written: Mapping[str, Any]) -> Notes:
-        """Returns the notes of a checkpoint."""
+        """Returns the notes of a checkpoint.
+
+        Raises:
+            CheckpointError: If they are not those of this version.
+        """
+        expected = [each.name for each in dataclasses.fields(cls)]
+        if sorted(written) != sorted(expected):
+            raise CheckpointError(
+                "Expected a checkpoint whose notes, in its about.json, are "
+                f"{', '.join(expected)}; received {', '.join(written) or 'none'}. Go "
+                "on with the version that wrote it."
+            )
         return cls(**written)
 
     def is_over(self, patience: int | None) -> bool:

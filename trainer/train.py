@@ -73,7 +73,7 @@ def train(
     team = checkpoints.team
     about = checkpoints.restore()
     first_step = about.step if about else 0
-    notes = Notes.read(about.notes if about else {})
+    notes = Notes.read(about.notes) if about else Notes()
     over = notes.is_over(experiment.evaluation.patience)
     run_folder.settle(folder, name=options.name, experiment=experiment)
     training = team.training(

@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import itertools
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +17,9 @@ from hypothesis import strategies as st
 
 from trainer import archive, retention
 from trainer.archive import DamagedError
+from trainer.checkpoints import newest_whole
+from trainer.errors import CheckpointError
+from trainer.notes import Notes
 
 
 def _write(folder: Path, step: int, data: bytes = b"values") -> Path:
@@ -83,21 +89,72 @@ def test_every_truncation_is_found(name: str, tmp_path: Path) -> None:
             archive.check(tmp_path, 1)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    (_write(tmp_path, 1) / "data").unlink()
-    with pytest.raises(DamagedError, match="data cannot be read: No such file"):
-        archive.check(tmp_path, 1)
+def _rewrite(folder: Path, step: int, change: Callable[[Any], Any]) -> None:
+    """Changes what a checkpoint says of itself, its checksum included."""
+    about = archive.place(folder, step) / "about.json"
+    about.write_text(json.dumps(change(json.loads(about.read_text()))))
+    checksum = hashlib.sha256(about.read_bytes()).hexdigest()
+    about.with_suffix(".sha256").write_text(f"{checksum}  about.json\n")
+
+
+def test_one_of_the_format_before_is_read(tmp_path: Path) -> None:
+    _write(tmp_path, 1)
+
+    def before(body: dict[str, Any]) -> dict[str, Any]:
+        assert body.pop("format") == archive.FORMAT == 1
+        return body
+
+    _rewrite(tmp_path, 1, before)
+    assert archive.check(tmp_path, 1).notes == {"note": 1}
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{}", b'{"step": 1, "files": {}}', b'{"files": {"a": 1}}']
+    ("change", "words"),
+    [
+        (lambda body: {**body, "format": 2}, r"of format 1 or before; .* format 2\."),
+        (lambda body: {**body, "format": "1"}, r"is of format '1'\."),
+        (lambda body: {**body, "more": 1}, r"received .*, of which more cannot be"),
+        (
+            lambda body: {n: v for n, v in body.items() if n != "time"},
+            r"to hold step, time, notes, files alone; .*, of which time cannot be used",
+        ),
+        (lambda body: {**body, "files": []}, r"of which files cannot be used"),
+        (lambda body: {**body, "files": {"a": 1}}, r"of which files cannot be used"),
+        (lambda body: [], r"received none of them"),
+    ],
 )
-def test_what_says_nothing_of_a_checkpoint_is_damaged(body, tmp_path: Path) -> None:
-    at = _write(tmp_path, 1)
-    (at / "about.json").write_bytes(body)
-    digest = hashlib.sha256(body).hexdigest()
-    (at / "about.sha256").write_text(f"{digest}  about.json\n")
-    with pytest.raises(DamagedError, match=r"^about\.json does not say what"):
+def test_one_of_another_version_is_refused_and_stays(
+    change: Callable[[Any], Any], words: str, tmp_path: Path
+) -> None:
+    for step in (1, 2):
+        _write(tmp_path, step)
+    _rewrite(tmp_path, 2, change)
+    with pytest.raises(CheckpointError, match=words):
+        newest_whole(tmp_path, set_aside=True)
+    assert archive.steps(tmp_path) == [1, 2]
+
+
+def test_what_is_no_json_is_damaged(tmp_path: Path) -> None:
+    about = _write(tmp_path, 1) / "about.json"
+    about.write_text("")
+    checksum = hashlib.sha256(b"").hexdigest()
+    about.with_suffix(".sha256").write_text(f"{checksum}  about.json\n")
+    with pytest.raises(DamagedError, match=r"about\.json is no JSON: Expecting value"):
+        archive.check(tmp_path, 1)
+
+
+@pytest.mark.parametrize("change", [{"more": 1}, None])
+def test_notes_of_another_version_are_refused(change: dict[str, int] | None) -> None:
+    written = Notes(best_step=3).written()
+    assert Notes.read(written) == Notes(best_step=3)
+    written = {**written, **change} if change else {"best_step": 3}
+    with pytest.raises(CheckpointError, match="notes, in its about"):
+        Notes.read(written)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    (_write(tmp_path, 1) / "data").unlink()
+    with pytest.raises(DamagedError, match="data cannot be read: No such file"):
         archive.check(tmp_path, 1)
 
 

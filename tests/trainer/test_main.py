@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from tensorboard.backend.event_processing.plugin_event_accumulator import (
+    EventAccumulator,
+)
 
 import tfgpipe
 from params.experiment import Pipelining
@@ -663,6 +666,42 @@ def test_lines_that_are_no_records_are_passed_over(tmp_path: Path) -> None:
     ]
 
 
+def _drawn(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Returns the points of each curve that TensorBoard draws."""
+    events = EventAccumulator(str(folder / "curves" / "metrics"))
+    events.Reload()
+    tags = events.Tags()["tensors"]
+    return {
+        name: [
+            (point.step, float(tf.make_ndarray(point.tensor_proto)))
+            for point in events.Tensors(name)
+        ]
+        for name in tags
+        if name != "hyperparameters"
+    }
+
+
+def test_tensorboard_forgets_steps_that_are_done_again(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path, step=0, text="seed = 1")
+    for step in (1, 2, 3, 4):
+        metrics.write(step, {"loss": 0.5})
+    metrics.write_validation(2, {"loss": 0.25})
+    for _ in range(2):
+        metrics = Metrics(tmp_path, step=2, text="seed = 1")
+        for step in (3, 4):
+            metrics.write(step, {"loss": 0.125})
+    expected = {
+        "loss": [(1, 0.5), (2, 0.5), (3, 0.125), (4, 0.125)],
+        "validation_loss": [(2, 0.25)],
+    }
+    assert _drawn(tmp_path) == expected
+    # The end of a run that is over is come to again.
+    metrics.write_validation(4, {"loss": 1.0}, final=True)
+    Metrics(tmp_path, step=4).write_validation(4, {"loss": 1.0}, final=True)
+    expected["validation_loss"] = [(2, 0.25), (4, 1.0)]
+    assert _drawn(tmp_path) == expected
+
+
 def test_a_full_disk_costs_measurements_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -676,7 +715,7 @@ def test_a_full_disk_costs_measurements_and_no_more(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("trainer.archive.replace", full)
-    monkeypatch.setattr(tf.summary, "create_file_writer", full)
+    monkeypatch.setattr(tf.io, "TFRecordWriter", full)
     metrics = Metrics(tmp_path, step=0)
     monkeypatch.setattr(Metrics, "_append", full)
     metrics.write(4, {"loss": 0.5})
