@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+
+# Lines of TensorFlow's messages that are no words about what was wrong.
+_WHERE = re.compile(r"\s|Graph execution error|Detected at node|<stack traces|In call ")
 
 
 def report(error: Exception, *, argv: Sequence[str], folder: Path | None = None) -> str:
@@ -20,11 +24,11 @@ def report(error: Exception, *, argv: Sequence[str], folder: Path | None = None)
         folder: Where to write `crash-*.log`; where that is not possible, and by
             default, it is the system's folder for temporary files.
     """
-    first = next((line for line in str(error).splitlines() if line.strip()), "")
-    said = f"{type(error).__name__}: {first.strip()}" if first else type(error).__name__
+    kind, words = type(error).__name__, _words(str(error))
+    said = f"{kind}: {words}" if words else kind
     trace = "".join(traceback.format_exception(error))
     now = datetime.datetime.now()
-    name = f"crash-{now:%Y%m%d-%H%M%S}-{os.getpid()}.log"
+    name = f"crash-{now:%Y%m%d-%H%M%S-%f}-{os.getpid()}.log"
     for place in (folder, Path(tempfile.gettempdir())):
         if place is None or not place.is_dir():
             continue
@@ -37,3 +41,15 @@ def report(error: Exception, *, argv: Sequence[str], folder: Path | None = None)
         return f"Crashed: {said}\nThe traceback is in {path}."
     sys.stderr.write(trace)
     return f"Crashed: {said}"
+
+
+def _words(text: str) -> str:
+    """Returns the first line of a message that says what was wrong.
+
+    >>> _words("{{function_node f}} OOM when allocating tensor [Op:MatMul]")
+    'OOM when allocating tensor [Op:MatMul]'
+
+    TensorFlow has others before that, which say where.
+    """
+    lines = (re.sub(r"^\{\{.*?\}\} *", "", line) for line in text.splitlines())
+    return next((line.strip() for line in lines if line and not _WHERE.match(line)), "")

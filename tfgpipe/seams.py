@@ -578,4 +578,7 @@ def better(metric: keras.metrics.Metric) -> Literal["lower", "higher"] | None:
 
     Keras' own callbacks read this; publicly it is told by none but their behaviour.
     """
-    return {"up": "higher", "down": "lower"}.get(getattr(metric, "_direction", None))
+    direction = getattr(metric, "_direction", None)
+    if direction == "up":
+        return "higher"
+    return "lower" if direction == "down" else None

@@ -8,8 +8,8 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
-from typing import TextIO
 
 from trainer.errors import UsageError
 
@@ -23,7 +23,8 @@ def held(folder: Path) -> Iterator[None]:
     """
     path = folder / "lock"
     try:
-        opened = path.open("a+", encoding="utf-8")
+        # Without a buffer, which a full disk would have fail again when it is closed.
+        opened = path.open("a+b", buffering=0)
     except OSError as error:
         raise UsageError(
             f"Expected a --logdir that can be written to; {path} cannot: "
@@ -32,7 +33,7 @@ def held(folder: Path) -> Iterator[None]:
     with opened as file:
         if not _taken(file):
             file.seek(0)
-            holder = file.read().strip() or "another process"
+            holder = file.read().decode(errors="replace").strip() or "another process"
             raise UsageError(
                 f"Expected a --logdir that no other trainer is at work in; {folder} is "
                 f"in use by {holder}. Wait for that, end it, or give another --logdir."
@@ -44,7 +45,7 @@ def held(folder: Path) -> Iterator[None]:
             _write(file, "")
 
 
-def _taken(file: TextIO) -> bool:
+def _taken(file: FileIO) -> bool:
     """Takes a lock, unless another trainer has it for longer than `is_held` does."""
     for _ in range(5):
         with contextlib.suppress(BlockingIOError):
@@ -66,9 +67,8 @@ def is_held(folder: Path) -> bool:
     return False
 
 
-def _write(file: TextIO, text: str) -> None:
+def _write(file: FileIO, text: str) -> None:
     """Says who holds the lock; a full disk is no reason not to."""
     with contextlib.suppress(OSError):
         file.truncate(0)
-        file.write(text)
-        file.flush()
+        file.write(text.encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -186,6 +187,17 @@ def test_a_stopped_run_goes_on_exactly(
     assert runs.timeless(stopped) == runs.timeless(whole)
     decoded = [f / "decode" / "predictions.csv" for f in (stopped, whole)]
     assert decoded[0].read_bytes() == decoded[1].read_bytes()
+
+
+def test_a_lock_needs_no_room_on_a_disk(tmp_path: Path) -> None:
+    # As on a full disk, where a file can be made and holds nothing.
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with lock.held(tmp_path):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_two_trainers_do_not_share_a_folder(tmp_path: Path) -> None:
