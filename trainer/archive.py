@@ -140,6 +140,9 @@ def _about(at: Path) -> tuple[About, Mapping[str, Any]]:
             raise DamagedError(f"{_ABOUT} has another checksum than {_CHECKSUM} says")
     body = json.loads(text)
     files = body.pop("files")
+    for name in files:
+        if name in (".", "..") or name != Path(name).name:
+            raise DamagedError(f"{name!r} names no file of the checkpoint's own folder")
     return About(**body), files
 
 
