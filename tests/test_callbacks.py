@@ -8,6 +8,7 @@ import keras
 import matplotlib.image
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfgpipe
 from tfgpipe import TimelineCallback
@@ -68,12 +69,55 @@ def test_only_the_steps_to_time_are_timed(tmp_path):
     timed = []
 
     class Spy(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.untimed = self.model.train_function
+
         def on_train_batch_begin(self, batch, logs=None):
-            if self.model.recorder is not None:
+            if self.model.train_function is not self.untimed:
                 timed.append(int(self.model.optimizer.iterations) + 1)
 
     fit(model(), TimelineCallback(tmp_path, steps=(4, 5)), Spy())
     assert timed == [3, 4, 5]  # The one before is left out of the mean.
+
+
+def test_steps_of_fewer_microbatches_are_left_out_of_the_mean(tmp_path):
+    trained = model()
+    timing = TimelineCallback(tmp_path, steps=(2, 6))
+    for rows, expected in ((1, 1), (8, 2)):  # Known when it is traced.
+        x = tf.ones((rows, 4))
+        data = tf.data.Dataset.from_tensors((x, x)).repeat(3)
+        trained.fit(data, callbacks=[timing], verbose=0)
+        assert timing.timeline.schedule.num_microbatches == expected
+    assert "3 steps of" in timing.timeline.title
+
+
+@pytest.mark.parametrize("where", ["step", "callback"])
+def test_an_error_in_a_timed_step_leaves_the_model_untimed(tmp_path, where):
+    numerics = keras.layers.Lambda(lambda x: tf.debugging.check_numerics(x, "spoilt"))
+    trained = tfgpipe.PipelinedModel(
+        [keras.layers.Dense(4), numerics, keras.layers.Dense(4)],
+        num_stages=2,
+        num_microbatches=2,
+    )
+    trained.compile("sgd", "mse")
+    fit(trained, epochs=1)
+    plain = trained.train_function
+
+    class Fails(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if where == "callback" and batch == 1:
+                raise RuntimeError("spoilt")
+
+    x = X.copy()
+    x[8:16] = np.nan if where == "step" else 1.0
+    timing = TimelineCallback(tmp_path, steps=(4, 6))
+    with pytest.raises(Exception, match="spoilt"):
+        trained.fit(
+            x, x, batch_size=8, callbacks=[timing, Fails()], shuffle=False, verbose=0
+        )
+    trained.fit(X, X, batch_size=8, verbose=0, steps_per_epoch=1)
+    assert trained.train_function is plain
+    assert trained.recorder is None
 
 
 def test_a_run_that_ends_early_writes_what_it_has(tmp_path):

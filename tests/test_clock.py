@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
+from tfgpipe import pipelined_model
 from tfgpipe.clock import Recorder, timeline
 from tfgpipe.schedule import Action
 from tfgpipe.schedules import NAMES, gpipe
@@ -96,6 +97,37 @@ def test_a_short_batch_has_the_actions_of_its_microbatches():
     step = recorded("1f1b", rows=3)
     assert step.schedule.num_microbatches == 3
     assert {s.microbatch for s in step.spans} == {0, 1, 2}
+
+
+def test_steps_of_fewer_rows_are_read_with_actions_of_their_own():
+    model = small()
+    # The second trace is for any number of rows, and may serve the third step.
+    for rows, expected in ((3, {3}), (8, {4}), (3, {3, 4}), (8, {4})):
+        x = np.ones((rows, 4), "float32")
+        model.train_on_batch(x, x)
+        step = model.recorder.timeline(model.schedule)
+        assert step.schedule.num_microbatches in expected
+        assert len(step.spans) == 2 * 2 * step.schedule.num_microbatches
+
+
+def test_a_process_that_has_not_the_first_replica_reads_its_own(monkeypatch):
+    monkeypatch.setattr(pipelined_model, "current_replica", lambda: 1)
+    model = small()
+    x = np.ones((8, 4), "float32")
+    model.train_on_batch(x, x)
+    assert len(model.recorder.timeline(model.schedule).spans) == 16
+
+
+def small() -> tfgpipe.PipelinedModel:
+    model = tfgpipe.PipelinedModel(
+        [keras.layers.Dense(4), keras.layers.Dense(4)],
+        num_stages=2,
+        num_microbatches=4,
+        remat="none",
+    )
+    model.compile("sgd", "mse")
+    model.recorder = Recorder()
+    return model
 
 
 def test_readings_become_spans_that_start_at_zero_and_do_not_overlap():

@@ -27,9 +27,10 @@ class TimelineCallback(keras.callbacks.Callback):
     * `pipeline.png`: a Gantt chart, theory above measurement, with their numbers;
     * `report.json`: these numbers.
 
-    The step shown is the mean of those timed. Theory is `tfgpipe.simulate` with the
-    mean measured time of each stage's forward and backward, and transfers that take no
-    time: what the schedule allows with these programs.
+    The step shown is the mean of those timed; a step of fewer microbatches than the
+    others is left out. Theory is `tfgpipe.simulate` with the mean measured time of each
+    stage's forward and backward, and transfers that take no time: what the schedule
+    allows with these programs.
 
     Actions are timed by operations that read the host's clock before and after each
     (see `tfgpipe.clock`): some microseconds an action, in a train step traced for the
@@ -76,7 +77,7 @@ class TimelineCallback(keras.callbacks.Callback):
         self._recorder = Recorder()
         self._measured: list[Timeline] = []
         self._timed: Callable[..., Any] | None = None
-        self._untimed: Callable[..., Any] | None = None
+        self._was_timed = False
         self.timeline: Timeline | None = None
         self.theory: Timeline | None = None
 
@@ -99,21 +100,15 @@ class TimelineCallback(keras.callbacks.Callback):
     ) -> None:
         """Has the step timed, if it is one to time."""
         if self._first - 1 <= self._step + 1 <= self._last:
-            self._untimed = self.model.train_function
-            self.model.recorder = self._recorder
-            if self._timed is None:
-                self.model.make_train_function(force=True)
-                self._timed = self.model.train_function
-            self.model.train_function = self._timed
+            self._time_next_step()
 
     def on_train_batch_end(
         self, batch: int, logs: Mapping[str, Any] | None = None
     ) -> None:
         """Takes the times of the step; writes, if it was the last."""
-        if self._untimed is None:
+        if not self._was_timed:
             return
-        self.model.train_function, self._untimed = self._untimed, None
-        self.model.recorder = None
+        self._was_timed = False
         if self._step >= self._first:
             self._measured.append(self._recorder.timeline(self.model.schedule))
         if self._step == self._last:
@@ -138,11 +133,36 @@ class TimelineCallback(keras.callbacks.Callback):
         """The number of steps that the optimizer has made."""
         return int(tf.convert_to_tensor(self.model.optimizer.iterations))
 
+    def _time_next_step(self) -> None:
+        """Has the next step timed, and the model as it was after that.
+
+        Also after an error, of which Keras tells callbacks nothing.
+        """
+        model, untimed = self.model, self.model.train_function
+        if self._timed is None:
+            model.make_train_function(force=True)
+            self._timed = model.train_function
+        timed = self._timed
+
+        def step(iterator: Any) -> Any:
+            model.recorder = self._recorder
+            try:
+                results = timed(iterator)
+                self._was_timed = True
+                return results
+            finally:
+                model.recorder = None
+                model.train_function = untimed
+
+        model.train_function = step
+
     def _write(self) -> None:
         name = f"{self.model.schedule.name}, K={self.model.schedule.num_stages}"
-        steps = f"{len(self._measured)} steps of {self.model.name}"
+        whole = max(each.schedule.num_microbatches for each in self._measured)
+        alike = [x for x in self._measured if x.schedule.num_microbatches == whole]
+        steps = f"{len(alike)} steps of {self.model.name}"
         measured = dataclasses.replace(
-            timeline.average(self._measured), title=f"{name}: measured, {steps}"
+            timeline.average(alike), title=f"{name}: measured, {steps}"
         )
         theory = simulate(measured.schedule, costs_of(measured)).timeline
         theory = dataclasses.replace(theory, title=f"{name}: theory, times as measured")

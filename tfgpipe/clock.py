@@ -100,31 +100,53 @@ def _now(token: tf.Tensor) -> tf.Tensor:
 
 
 class Recorder:
-    """Keeps the readings of the last step, of each replica."""
+    """Keeps the readings of the last step, of each replica in this process.
+
+    A step may be traced several times: one of fewer rows has other actions. So what is
+    kept of a step says which trace it is of.
+    """
 
     def __init__(self) -> None:
-        self._actions: dict[Action, bool] = {}
-        self._readings: dict[int, tf.Variable] = {}
+        self._traced: list[dict[Action, bool]] = []
+        # By replica.
+        self._latest: dict[int, _Latest] = {}
 
     def record(self, clock: Clock, replica: int) -> None:
         """Keeps the readings of a step, whenever it runs."""
-        self._actions = clock.actions
-        readings = clock.readings()
-        if replica not in self._readings:
+        if replica not in self._latest:
             with tf.init_scope(), tf.device("CPU:0"):
-                zeros = np.zeros((len(self._actions), 2))
-                self._readings[replica] = tf.Variable(zeros, trainable=False)
-        self._readings[replica].assign(readings)
+                self._latest[replica] = _Latest()
+        if clock.actions not in self._traced:
+            self._traced.append(clock.actions)
+        index = self._traced.index(clock.actions)
+        self._latest[replica].assign(index, clock.readings())
 
     def timeline(self, schedule: Schedule) -> Timeline:
-        """Returns the last step of the first replica.
+        """Returns the last step of the first replica in this process.
 
         Raises:
             RuntimeError: If there has been none.
         """
-        if not self._readings:
+        if not self._latest:
             raise RuntimeError("No step has been timed yet. Train one.")
-        return timeline(schedule, self._actions, self._readings[0].numpy())
+        index, readings = self._latest[min(self._latest)].read()
+        return timeline(schedule, self._traced[index], readings)
+
+
+class _Latest:
+    """Readings of the last step, and which trace they are of."""
+
+    def __init__(self) -> None:
+        self._index = tf.Variable(0, trainable=False, dtype=tf.int64)
+        readings = tf.zeros([0, 2], tf.float64)
+        self._readings = tf.Variable(readings, trainable=False, shape=[None, 2])
+
+    def assign(self, index: int, readings: tf.Tensor) -> None:
+        self._index.assign(index)
+        self._readings.assign(readings)
+
+    def read(self) -> tuple[int, np.ndarray]:
+        return int(self._index.numpy()), self._readings.numpy()
 
 
 def timeline(

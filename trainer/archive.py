@@ -153,6 +153,9 @@ def _about(at: Path) -> tuple[About, Mapping[str, Any]]:
         raise DamagedError(f"{_ABOUT} is no JSON: {error}") from None
     _check_format(body, at)
     files = body.pop("files")
+    for name in files:
+        if name in (".", "..") or name != Path(name).name:
+            raise DamagedError(f"{name!r} names no file of the checkpoint's own folder")
     return About(step=body["step"], time=body["time"], notes=body["notes"]), files
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import subprocess
+import threading
+import time
+import types
 from pathlib import Path
 
 import pytest
@@ -16,7 +20,7 @@ from tests.cluster.processes import (
     other_addresses,
     running,
 )
-from tfgpipe.cluster import flags, health, waiting
+from tfgpipe.cluster import addresses, connection, flags, health, waiting, worker
 from tfgpipe.cluster.__main__ import main
 from tfgpipe.cluster.addresses import Address, free_ports, is_taken
 from tfgpipe.cluster.errors import ClusterError
@@ -44,6 +48,10 @@ def test_help_fits_a_screen_and_tells_every_flag(
         ("worker", "Expected --port=N, such as --port=4000."),
         ("worker --port=80", "of a port from 1024 to 65534; received '127.0.0.1:80'"),
         ("worker --port=4000 --devices=0", "is not a positive"),
+        (
+            "worker --port=4000 --host=10.0.0.5",
+            "Expected --host=127.0.0.1, which takes this machine's calls alone, or",
+        ),
         ("launch --workers=2", "Expected a command, such as `-- python -m trainer"),
         ("launch -- true", "Expected one of --workers=N, --cluster=LIST and"),
         ("launch --workers=1 --cluster=a:4000 -- x", "Expected one of --workers"),
@@ -61,8 +69,8 @@ def test_a_wrong_command_line_is_refused(
 
 
 def test_command_lines_say_what_to_do() -> None:
-    worker = ["worker", "--port=4000", "--devices=2"]
-    assert flags.parse(["cluster", *worker]) == Options(port=4000, devices=2)
+    given = ["worker", "--port=4000", "--devices=2"]
+    assert flags.parse(["cluster", *given]) == Options(port=4000, devices=2)
     command = ("a", "--b", "--", "c")
     plan = Plan(command=command, workers=2)
     assert flags.parse(["cluster", "launch", "--workers=2", "--", *command]) == plan
@@ -113,7 +121,7 @@ def test_a_worker_of_another_tensorflow_is_refused_by_name(tmp_path: Path) -> No
 def test_a_worker_is_for_one_client_after_another_of_this_host(tmp_path: Path) -> None:
     address = Address("127.0.0.1", free_ports(1)[0])
     command = [*CLUSTER, "worker", f"--port={address.port}", "--devices=2"]
-    with running(command, log=tmp_path / "log", cwd=ROOT) as worker:
+    with running(command, log=tmp_path / "log", cwd=ROOT) as process:
         first = waiting.wait_until_ready(0, address, waiting.Limit(180))
         assert (first.devices, first.starts) == ({"CPU": 2}, 1)
         # Every socket of its listens to this machine alone.
@@ -132,9 +140,68 @@ def test_a_worker_is_for_one_client_after_another_of_this_host(tmp_path: Path) -
         second = waiting.wait_until_ready(0, address, waiting.Limit(180))
         assert (second.starts, second.failures) == (2, 0)
         assert second.worker == first.worker
-        worker.terminate()
-        assert worker.wait(20) == 0
+        process.terminate()
+        assert process.wait(20) == 0
     assert not is_taken(address.port)
     assert (
         "is gone: starting TensorFlow's server anew" in (tmp_path / "log").read_text()
     )
+
+
+@pytest.fixture
+def listening(monkeypatch: pytest.MonkeyPatch):
+    """A worker's port for health, of a worker that starts no TensorFlow."""
+    monkeypatch.setenv(addresses.TOKEN, "of this cluster")
+    port = free_ports(1)[0]
+    made = worker._Worker(Options(port=port))
+    made._server = types.SimpleNamespace(devices={"CPU": 1})
+    threading.Thread(target=made._health.serve_forever, daemon=True).start()
+    yield Address("127.0.0.1", port)
+    made._health.shutdown()
+    made._health.server_close()
+
+
+@pytest.mark.parametrize("token", ["", "of another", "of this cluster\n"])
+def test_a_session_takes_the_token_of_the_cluster(
+    token: str, listening: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(addresses.TOKEN, token)
+    words = "Worker 0 at .* has another token than this process. Set TFGPIPE_TOKEN"
+    with pytest.raises(ClusterError, match=words):
+        connection._sessions([listening], waiting.Limit(5))
+    assert health.ask(listening, seconds=5).state == "ready"  # Nobody has it.
+    monkeypatch.setenv(addresses.TOKEN, "of this cluster")
+    (session,) = connection._sessions([listening], waiting.Limit(5))
+    assert health.ask(listening, seconds=5).state == "taken"
+    session.close()
+
+
+def test_a_worker_on_a_network_without_a_token_warns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(worker._Worker, "run", lambda self: 0)
+    command = ["cluster", "worker", "--host=0.0.0.0"]
+    assert main([*command, f"--port={free_ports(1)[0]}"]) == 0
+    assert "WARNING: Whoever reaches this worker can take it" in capsys.readouterr().err
+    monkeypatch.setenv(addresses.TOKEN, "of this cluster")
+    assert main([*command, f"--port={free_ports(1)[0]}"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_idle_connections_take_no_more_than_some_threads(listening: Address) -> None:
+    before = threading.active_count()
+    address = (listening.host, listening.health_port)
+    with contextlib.ExitStack() as stack:
+        idle = [
+            stack.enter_context(socket.create_connection(address, timeout=5))
+            for _ in range(worker.MAX_CONNECTIONS + 5)
+        ]
+        assert idle[-1].recv(1) == b""  # Turned away at once.
+        assert threading.active_count() <= before + worker.MAX_CONNECTIONS
+    deadline = time.monotonic() + 10
+    while True:  # Once they are gone there is room for others.
+        with contextlib.suppress(OSError, ValueError):
+            assert health.ask(listening, seconds=5).state == "ready"
+            return
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

@@ -158,6 +158,23 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         archive.check(tmp_path, 1)
 
 
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/b", "..", "."])
+def test_a_file_outside_of_the_checkpoint_is_none_of_its(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("s")
+    with archive.writing(tmp_path, 1, {}) as folder:
+        (folder / "data").write_text("s")
+    about = archive.place(tmp_path, 1) / "about.json"
+    text = about.read_text().replace('"data"', json.dumps(name))
+    about.write_text(text)
+    checksum = hashlib.sha256(text.encode()).hexdigest()
+    about.with_suffix(".sha256").write_text(f"{checksum}  about.json\n")
+    for read in (archive.check, archive.about):
+        with pytest.raises(DamagedError, match="names no file of the checkpoint's own"):
+            read(tmp_path, 1)
+
+
 def test_damaged_ones_are_moved_aside_and_none_is_lost(tmp_path: Path) -> None:
     for number in range(2):
         _write(tmp_path, 5)

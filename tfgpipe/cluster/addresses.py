@@ -10,6 +10,9 @@ from collections.abc import Sequence
 # The environment variable in which a supervised command finds the list of workers.
 VARIABLE = "TFGPIPE_CLUSTER"
 
+# The one in which workers and their client have a word in common, if they have one.
+TOKEN = "TFGPIPE_TOKEN"
+
 # Ports that need no privileges; the last has none after it.
 _FIRST, _LAST = 1024, 65534
 

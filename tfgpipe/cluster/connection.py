@@ -228,7 +228,9 @@ def _session(
     while True:
         try:
             connection, status = health.request(
-                address, {"ask": "session"}, seconds=limit.left
+                address,
+                {"ask": "session", "token": os.environ.get(addresses_lib.TOKEN, "")},
+                seconds=limit.left,
             )
         except (OSError, ValueError):
             wait_until_ready(number, address, limit)
@@ -236,6 +238,11 @@ def _session(
         if status.granted:
             return _Session(address, status.worker, connection)
         connection.close()
+        if status.refused:
+            raise ClusterError(
+                f"Worker {number} at {address} has another token than this process. "
+                f"Set {addresses_lib.TOKEN} to the same in both environments."
+            )
         for other in others:
             if other.name == status.worker:
                 raise ClusterError(

@@ -20,7 +20,8 @@ Pipelines over several hosts.
 worker lends this host's devices to one client at a time.
   --port=N           for tensors; N + 1 tells the worker's health
   --host=ADDRESS     127.0.0.1 (default), or 0.0.0.0: TensorFlow has no
-                     authentication, so only inside a private network
+                     authentication, so only inside a private network, with
+                     TFGPIPE_TOKEN=SECRET set for workers and client
   --devices=N        parts of the CPU (1)
 launch starts workers on this host, or finds those of a list, runs a command
 with TFGPIPE_CLUSTER set to their list, and starts anew what dies.
@@ -70,6 +71,14 @@ def _options(values: dict[str, Any]) -> Options:
         raise UsageError("Expected --port=N, such as --port=4000.")
     names = ("port", "host", "devices", "lifeline")
     options = Options(**{name: values[name] for name in names})
+    if not options.is_loopback and options.host != "0.0.0.0":
+        raise UsageError(
+            "Expected --host=127.0.0.1, which takes this machine's calls alone, or "
+            "--host=0.0.0.0, which takes those of all its networks; received "
+            f"--host={options.host}. TensorFlow's server cannot listen on one address "
+            "of several: close the port to the others in a firewall, or run the worker "
+            "in a network namespace that has no other."
+        )
     try:
         addresses.parse(f"{options.host}:{options.port}")
     except ValueError as error:

@@ -2,6 +2,7 @@
 
     -> {"ask": "status"}
     <- {"worker": "5f0c", "state": "ready", "tensorflow": "2.21.0", ...}
+    -> {"ask": "session", "token": "..."}
 
 A client that wants the worker for itself asks for a `"session"` and keeps the
 connection open. While it lives the worker sends an empty line every second, so that
@@ -18,6 +19,7 @@ import importlib.metadata
 import json
 import platform
 import socket
+import time
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
@@ -39,6 +41,7 @@ class Status:
         worker: A name that no other worker has.
         state: Whether it can be had.
         granted: Whether it is the asking client's from now on.
+        refused: Whether it is not to be the client's, which has another token.
         starts: How often TensorFlow has been started in it.
         failures: How often it has died by itself.
         devices: How many devices of each kind it has; none before it is ready.
@@ -51,6 +54,7 @@ class Status:
     worker: str
     state: State
     granted: bool = False
+    refused: bool = False
     starts: int = 0
     failures: int = 0
     devices: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -109,19 +113,29 @@ def beat(connection: socket.socket) -> None:
     connection.sendall(b"\n")
 
 
-def receive(connection: socket.socket, *, after_beats: bool = False) -> dict[str, Any]:
+def receive(
+    connection: socket.socket,
+    *,
+    after_beats: bool = False,
+    seconds: float | None = None,
+) -> dict[str, Any]:
     """Returns a line that has been sent.
 
     Args:
         connection: Where from.
         after_beats: Whether empty lines may come before it.
+        seconds: How long all of it may take; None leaves it to the connection how long
+            each byte may.
 
     Raises:
         OSError: If none comes.
         ValueError: If it is not a JSON object of a few kilobytes.
     """
     line = b""
+    end = None if seconds is None else time.monotonic() + seconds
     while not line.endswith(b"\n"):
+        if end is not None:
+            connection.settimeout(max(0.001, end - time.monotonic()))
         # One at a time, since heartbeats may follow: this happens once a connection.
         byte = connection.recv(1)
         if not byte:
@@ -160,5 +174,6 @@ def _status(message: Mapping[str, Any]) -> Status:
     return Status(
         **{name: message[name] for name in (*texts, *numbers)},
         granted=message.get("granted") is True,
+        refused=message.get("refused") is True,
         devices=devices,
     )

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hmac
 import json
+import os
 import queue
 import select
 import signal
@@ -27,12 +29,15 @@ import uuid
 from collections.abc import Mapping
 from typing import IO, Any
 
-from tfgpipe.cluster import health, lifeline
-from tfgpipe.cluster.addresses import is_taken
+from tfgpipe.cluster import addresses, health, lifeline
 from tfgpipe.cluster.health import Status
 
 # A server that fails this often in a row will not come up.
 _MAX_FAILURES = 3
+# How many ask for health, or have a session, at a time; others are turned away.
+MAX_CONNECTIONS = 32
+# How long asking may take.
+_ASKING_SECONDS = 10.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +67,7 @@ def run(options: Options) -> int:
     if options.lifeline:
         lifeline.hold()
     for port in (options.port, options.port + 1):
-        if is_taken(port):
+        if addresses.is_taken(port):
             return _failed(
                 f"Port {port} of this host is taken. A worker needs the port of "
                 "--port and the next one; give another --port."
@@ -71,6 +76,12 @@ def run(options: Options) -> int:
         worker = _Worker(options)
     except OSError as error:
         return _failed(f"Cannot listen on {options.host}: {error.strerror}.")
+    if not (options.is_loopback or os.environ.get(addresses.TOKEN)):
+        sys.stderr.write(
+            "WARNING: Whoever reaches this worker can take it and keep it from others. "
+            f"Set {addresses.TOKEN} to a secret, the same here and for the client. "
+            "TensorFlow's own port stays open to all: keep it in a private network.\n"
+        )
     return worker.run()
 
 
@@ -242,7 +253,29 @@ class _HealthServer(socketserver.ThreadingTCPServer):
 
     def __init__(self, address: tuple[str, int], worker: _Worker) -> None:
         self.worker = worker
+        self._token = os.environ.get(addresses.TOKEN, "")
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         super().__init__(address, _Handler)
+
+    def takes(self, token: object) -> bool:
+        """Returns whether a client's token is the worker's own, if it has one."""
+        given = token if isinstance(token, str) else ""
+        own = self._token
+        return not own or hmac.compare_digest(given.encode(), own.encode())
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answers in a thread, if one is free."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answers, and frees the thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Leaves those alone who speak something else."""
@@ -253,11 +286,15 @@ class _Handler(socketserver.BaseRequestHandler):
 
     def handle(self) -> None:
         connection: socket.socket = self.request
-        connection.settimeout(10.0)
-        message = health.receive(connection)
+        message = health.receive(connection, seconds=_ASKING_SECONDS)
+        connection.settimeout(_ASKING_SECONDS)
         worker = self.server.worker
         if message.get("ask") != "session":
             health.send(connection, _plain(worker.status()))
+            return
+        if not self.server.takes(message.get("token")):
+            refused = dataclasses.replace(worker.status(), refused=True)
+            health.send(connection, _plain(refused))
             return
         host, port = self.client_address
         status, server = worker.grant(f"{host}:{port}")
