@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Hashable
+
 import keras
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from tfgpipe.trace import trace
 layers = keras.layers
 
 
-def fingerprint(layer: keras.layers.Layer, rows: int = 2) -> str:
+def fingerprint(layer: keras.layers.Layer, rows: int = 2) -> Hashable:
     keras.Sequential([keras.Input((4,)), layer])
     traced = trace(
         lambda inputs: [layer(inputs[0])],
@@ -71,3 +74,21 @@ def test_captured_tensors_tell_stages_apart():
     layer = tfgpipe.PipelinedLayer([one, other], num_stages=2, num_microbatches=2)
     x = tf.ones((4, 4))
     np.testing.assert_allclose(layer(x), other(one(x)), rtol=1e-6)
+
+
+def test_what_is_captured_stays_for_as_long_as_its_fingerprint():
+    """An `id` may come again once its object is gone."""
+
+    class Adds(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.value = tf.ones([4, 1000])  # Too large to become a constant.
+
+        def call(self, x):
+            return x + tf.reduce_sum(self.value, axis=1)
+
+    found = set()
+    for _ in range(10):
+        found.add(fingerprint(Adds()))
+        gc.collect()
+    assert len(found) == 10

@@ -1220,3 +1220,36 @@ def test_the_model_that_is_pipelined_predicts_with_the_weights_as_they_are(make)
     pipelined.train_on_batch(x, y)
     expected = pipelined.predict(x, verbose=0)
     np.testing.assert_allclose(model.predict(x, verbose=0), expected, rtol=1e-6)
+
+
+class Batches(keras.utils.PyDataset):
+    """Eight batches, of which each says so when it is asked for."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        rng = np.random.default_rng(0)
+        self.x, self.y = rng.standard_normal((2, 8, 8, 4)).astype("float32")
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return self.x[index], self.y[index]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_pydataset_is_taken_in_the_order_of_the_plain_model(workers, shuffle):
+    def fitted(pipelined):
+        keras.utils.set_random_seed(0)
+        stack = [layers.Dense(4), layers.Dense(4)]
+        model = keras.Sequential([keras.Input((4,)), *stack])
+        if pipelined:
+            model = tfgpipe.pipeline(model, num_stages=2, num_microbatches=2)
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        keras.utils.set_random_seed(1)
+        model.fit(Batches(workers=workers), epochs=2, verbose=0, shuffle=shuffle)
+        return model.get_weights()
+
+    for a, b in zip(fitted(False), fitted(True), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)

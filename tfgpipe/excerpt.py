@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 
 import tensorflow as tf
 
@@ -139,11 +139,12 @@ class Source:
         return Excerpt(taken, fetches, run)
 
     @functools.cached_property
-    def fingerprint(self) -> str:
+    def fingerprint(self) -> Hashable:
         """Equal for stages that compute the same and differ in names alone.
 
-        Operations are numbered in the order they were traced in, so the graphs of two
-        equal stacks of layers become the same bytes. Nothing is assumed of the layers.
+        Captured tensors are equal if they are the same; it keeps them alive. Operations
+        are numbered in the order they were traced in, so the graphs of two equal stacks
+        of layers become the same bytes. Nothing is assumed of the layers.
         """
         numbers = {name: str(number) for number, name in enumerate(self.graph)}
 
@@ -158,7 +159,9 @@ class Source:
             node.name = numbers[node.name]
             node.input[:] = inputs
         trace = self.trace
-        captures = [(numbered(n), id(value)) for n, value in trace.captures.items()]
+        captures = tuple(
+            (numbered(name), value.ref()) for name, value in trace.captures.items()
+        )
         ends = [
             [name and numbered(name) for name in names]
             for names in (
@@ -180,8 +183,8 @@ class Source:
             )
         ]
         digest = hashlib.sha256(anonymous.SerializeToString(deterministic=True))
-        digest.update(repr((captures, ends)).encode())
-        return digest.hexdigest()
+        digest.update(repr(ends).encode())
+        return digest.hexdigest(), captures
 
     def _copy(self, operations: Collection[str]) -> tf.compat.v1.GraphDef:
         """Copies some operations, without control dependencies on any other."""

@@ -225,8 +225,8 @@ def device_bytes(
         schedule: Which stages are on which device.
         counts: The number of calls in each stage.
     """
-    held = [0.0] * schedule.num_devices
-    working = [0.0] * schedule.num_devices
+    held: list[Any] = [0.0] * schedule.num_devices
+    working: list[Any] = [0.0] * schedule.num_devices
     spans = partition.spans(counts)
     for p, stage, span in zip(schedule.placement, stages, spans, strict=True):
         held[p] = held[p] + stage.held[:, span.start, span.stop]  # [T]

@@ -102,7 +102,7 @@ class Builder:
     sums: Sums
     options: Options
     library: Library
-    fingerprint: str
+    fingerprint: Hashable
 
     def once(self, excerpt: Excerpt, which: tuple[int, ...]) -> Program:
         """Makes a program that a step runs once.

@@ -7,18 +7,22 @@ import os
 import sys
 from collections.abc import Iterator
 
+_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+
 
 @contextlib.contextmanager
 def native_logging_off() -> Iterator[None]:
-    """Silences TensorFlow's C++ code, unless TF_CPP_MIN_LOG_LEVEL is set.
+    """Silences TensorFlow's C++ code, unless TF_CPP_MIN_LOG_LEVEL is 0 or 1.
 
-    That variable comes too late for what TensorFlow 2.21 writes while it is imported,
-    so the stream itself is turned away meanwhile. Python's errors are still seen.
+    TensorFlow reads that variable, which is 2 inside if it is not set, when it is first
+    imported. It comes too late for what TensorFlow 2.21 writes meanwhile, so the stream
+    itself is turned away. Python's errors are still seen.
     """
-    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+    given = os.environ.get(_LEVEL)
+    if given in ("0", "1"):
         yield
         return
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    os.environ.setdefault(_LEVEL, "2")
     sys.stderr.flush()
     stderr = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -29,3 +33,5 @@ def native_logging_off() -> Iterator[None]:
         os.dup2(stderr, 2)
         os.close(stderr)
         os.close(nowhere)
+        if given is None:
+            del os.environ[_LEVEL]

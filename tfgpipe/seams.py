@@ -413,8 +413,11 @@ class Replicated(keras.Model):
         self, iterator: Any = None, data_batch: Any = None
     ) -> Any:
         strategy = self.distribute_strategy
-        if self._is_all_built():
-            return  # To see shapes takes a batch, which a generator gives but once.
+        # To see shapes takes a batch, which a generator gives but once, and which is
+        # one more draw of the order of a `keras.utils.PyDataset`. Without a strategy
+        # Keras sees them as it trains.
+        if self._distribute_strategy is None or self._is_all_built():
+            return
         if iterator is not None and isinstance(strategy, tf.distribute.Strategy):
             _, _, batches = next(iter(iterator))
             data_batch = keras.tree.map_structure(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import keras
 import pytest
 
+from params.optimizer import Optimizer
 from tfgpipe import planner
+from tfgpipe.planner import models
 
 layers = keras.layers
 
@@ -108,3 +110,24 @@ def test_a_keras_model_is_searched():
     model = keras.Sequential([keras.Input((8,)), *(layers.Dense(8) for _ in range(4))])
     plans = planner.search(model, device="cpu-core", num_devices=2, batch_size=8)
     assert plans.best[0].layout.total_devices == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"name": "adamw"}, 2),
+        ({"name": "lion"}, 1),
+        ({"name": "sgd"}, 1),
+        ({"name": "sgd", "momentum": 0.0}, 0),
+        ({"name": "adamw", "average": 0.99}, 3),
+        ({"name": "adamw", "accumulate": 4}, 3),
+        ({"name": "lion", "average": 0.99, "accumulate": 4}, 3),
+        # Beside the whole ones rows and columns, of a bias a number each.
+        ({"name": "adafactor"}, 1 + (30 + 20 + 2) / (30 * 20 + 20)),
+    ],
+)
+def test_slots_are_counted_as_the_optimizer_makes_them(arguments, expected):
+    with models.without_weights():
+        model = keras.Sequential([keras.Input((30,)), keras.layers.Dense(20)])
+    found = models.num_slots(lambda: Optimizer(**arguments).build(100), model)
+    assert found == pytest.approx(expected)

@@ -139,9 +139,9 @@ def test_recomputation_is_why_remat_loses():
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"num_devices": 0}, "`num_devices` is a whole number of at least 1. Received"),
-        ({"batch_size": -1}, "`batch_size` is a whole number of at least 1"),
-        ({"num_slots": -1}, "`num_slots` is a whole number of at least 0"),
+        ({"num_devices": 0}, "`num_devices` is a number of at least 1. Received"),
+        ({"batch_size": -1}, "`batch_size` is a number of at least 1"),
+        ({"num_slots": -1}, "`num_slots` is a number of at least 0"),
         ({"device": "h100"}, "Received 'h100'. Did you mean"),
         (
             {"batch_size": 3, "microbatches": [2]},

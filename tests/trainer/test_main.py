@@ -175,8 +175,13 @@ def test_describing_needs_no_tensorflow() -> None:
     assert line.split(maxsplit=2) == ["model.num_layers", "6", "Blocks."]
 
 
-def test_inspecting_prints_the_stages_and_nothing_of_tensorflow() -> None:
+@pytest.mark.parametrize("level", [None, "3"])
+def test_inspecting_prints_the_stages_and_nothing_of_tensorflow(
+    level: str | None,
+) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
+    if level is not None:
+        environment["TF_CPP_MIN_LOG_LEVEL"] = level
     run = subprocess.run(
         [sys.executable, "-m", "trainer", "--params=lm.Tiny", "--mode=inspect"],
         cwd=ROOT,
@@ -191,7 +196,7 @@ def test_inspecting_prints_the_stages_and_nothing_of_tensorflow() -> None:
     plan = run.stdout.partition("\n\n")[2]
     assert plan.splitlines()[0].split() == ["stage", "0", "stage", "1"]
     assert plan.splitlines()[1].split() == ["replica", "0", "CPU:0", "CPU:1"]
-    assert "8 microbatches of 4 rows, remat=none, cut as given" in plan
+    assert "4 rows, remat=none, schedule=1f1b, cut as given" in plan
     assert "imbalance 1." in plan
 
 

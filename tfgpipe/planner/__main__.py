@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 from collections.abc import Sequence
@@ -70,17 +69,18 @@ def _search(experiment: Any, asked: flags.Flags) -> found.Plans:
         tf.config.list_physical_devices()
     from tfgpipe.planner import models
 
-    @functools.wraps(type(experiment).network)
-    def network() -> Any:
-        with experiment.precision.scope():
-            return experiment.network()
-
+    with models.without_weights(), experiment.precision.scope():
+        network = experiment.network()
+        workload = models.read(network, name=asked.params)
+    num_steps = experiment.training.num_steps
     return ranking.search(
-        models.read(network, name=asked.params),
+        workload,
         device=asked.device,
         num_devices=asked.devices,
         batch_size=experiment.training.batch_size,
-        num_slots=2 if experiment.optimizer.name in ("adamw", "lamb") else 1,
+        num_slots=models.num_slots(
+            lambda: experiment.optimizer.build(num_steps), network
+        ),
         names=asked.schedules,
         remats=asked.remats,
         microbatches=asked.microbatches,

@@ -72,7 +72,7 @@ def devices(
     counts: Sequence[int],
     *,
     rows: float,
-    num_slots: int,
+    num_slots: float,
     device: Device,
 ) -> tuple[Memory, ...]:
     """Returns what each device of a pipeline holds.

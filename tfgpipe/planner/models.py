@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe import costs, original, partition, profiles
+from tfgpipe import costs, original, partition, profiles, seams
 from tfgpipe.planner.workload import Layer, Workload
 from tfgpipe.recording import Recording
 from tfgpipe.replay import Wire
@@ -72,6 +72,31 @@ def read(
         if isinstance(call.layer, keras.layers.Layer)
     )
     return Workload(name=name or made.name, layers=layers, dtype=compute)
+
+
+def num_slots(
+    make: Callable[[], keras.optimizers.Optimizer], model: keras.Model
+) -> float:
+    """Returns how many numbers an optimizer keeps for each trained weight, on average.
+
+    Moments, sums of gradients and averaged weights, as the optimizer makes them: what
+    it factors is less than one. In a graph that nobody runs they take no memory.
+
+    Args:
+        make: Makes the optimizer.
+        model: What it is to train. Its weights need no values.
+    """
+    with tf.Graph().as_default():
+        weights = [
+            keras.Variable("zeros", shape=v.shape, dtype=v.dtype, name=v.name)
+            for v in model.trainable_variables
+        ]
+        optimizer = make()
+        optimizer.build(weights)
+    kept = seams.slots(optimizer)
+    slots = [slot for weight in weights for slot in kept.get(id(weight), ())]
+    trained = sum(math.prod(weight.shape) for weight in weights)
+    return sum(math.prod(slot.shape) for slot in slots) / max(trained, 1)
 
 
 def _layers(recorded: Recording) -> tuple[Layer, ...]:

@@ -46,7 +46,7 @@ class _Given(TypedDict):
     """What time and memory depend on beside model, layout and cut."""
 
     rows: float
-    num_slots: int
+    num_slots: float
     device: Device
 
 
@@ -72,7 +72,7 @@ class Question:
         device: Device,
         num_devices: int,
         batch_size: int,
-        num_slots: int = 2,
+        num_slots: float = 2,
     ) -> None:
         for name, value, least in (
             ("num_devices", num_devices, 1),
@@ -81,7 +81,7 @@ class Question:
         ):
             if value < least:
                 raise ValueError(
-                    f"`{name}` is a whole number of at least {least}. Received "
+                    f"`{name}` is a number of at least {least}. Received "
                     f"{name}={value}."
                 )
         device.peak(workload.dtype)

@@ -39,7 +39,7 @@ def search(
     device: Device | str,
     num_devices: int,
     batch_size: int,
-    num_slots: int = 2,
+    num_slots: float = 2,
     names: Sequence[schedules.Name] = schedules.NAMES,
     remats: Sequence[Remat] = REMATS,
     microbatches: Sequence[int] | None = None,
@@ -67,7 +67,8 @@ def search(
         device: What it is to run on, or the name in `tfgpipe.planner.TABLE`.
         num_devices: D x K x T, replicas by stages by shards.
         batch_size: Rows of a mini-batch, over all replicas.
-        num_slots: Optimizer slots of a trained weight.
+        num_slots: Optimizer slots of a trained weight: 2 for Adam, 1 for momentum, one
+            more for averaged weights and for gradients summed over steps.
         names: Schedules to try.
         remats: What to try to recompute.
         microbatches: Values of M to try. None for all powers of two.

@@ -217,7 +217,7 @@ def least_seconds(
     counts: Sequence[int],
     *,
     rows: float,
-    num_slots: int,
+    num_slots: float,
     device: Device,
 ) -> float:
     """Returns what no step is faster than; arguments as of `step_time`.
@@ -244,7 +244,7 @@ def after(
     layout: Layout,
     counts: Sequence[int],
     *,
-    num_slots: int,
+    num_slots: float,
     device: Device,
 ) -> tuple[float, float]:
     """Returns the seconds of what follows the pipeline: all-reduce and update."""
@@ -315,7 +315,7 @@ def step_time(
     counts: Sequence[int],
     *,
     rows: float,
-    num_slots: int,
+    num_slots: float,
     device: Device,
 ) -> StepTime:
     """Returns what a step takes.
