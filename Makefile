@@ -2,6 +2,7 @@
 #
 #   make train     train the language model of params/lm.py into runs/lm.Tiny
 #   make test      format check, lint, types, tests
+#   make test-keras KERAS=3.13.2   what depends on Keras, with another Keras
 #   make lint      the first three of these
 #   make format    rewrite the code in the project's format
 #   make guide     run docs/guide.py, and write the notebook and the page of it
@@ -24,7 +25,7 @@ BIN := $(VENV)/bin
 TRAINER_INSTALLED := $(VENV)/.installed-trainer
 DEV_INSTALLED := $(VENV)/.installed-dev
 
-.PHONY: help train test lint format guide bench docs measure clean
+.PHONY: help train test test-keras lint format guide bench docs measure clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -34,6 +35,20 @@ train: $(TRAINER_INSTALLED)
 
 test: lint
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
+
+# The oldest Keras of setup.py's range. The newest is what `make test` installs.
+KERAS ?= 3.13.2
+KERAS_TESTS ?= tests/test_seams.py tests/test_calls.py tests/test_summary.py \
+	tests/test_recording.py tests/test_gradient_identity.py \
+	tests/test_pipelined_layer.py tests/test_pipelined_model.py tests/test_export.py
+
+test-keras: $(DEV_INSTALLED)
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade \
+		--target build/keras-$(KERAS) keras==$(KERAS)
+	PYTHONPATH=$(CURDIR)/build/keras-$(KERAS) $(BIN)/python -c \
+		'import keras; assert keras.__version__ == "$(KERAS)", keras.__version__'
+	PYTHONPATH=$(CURDIR)/build/keras-$(KERAS) $(BIN)/python -m pytest \
+		--numprocesses=$(WORKERS) --dist=worksteal $(KERAS_TESTS)
 
 lint: $(DEV_INSTALLED)
 	$(BIN)/ruff format --check .

@@ -1,14 +1,22 @@
 """Metadata of tfgpipe; `make train` and `make test` install it from here."""
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
+HERE = Path(__file__).parent
+(VERSION,) = re.findall(
+    r'^__version__ = "(.+)"$',
+    (HERE / "tfgpipe" / "__init__.py").read_text("utf-8"),
+    re.MULTILINE,
+)
+
 setup(
     name="tfgpipe",
-    version="0.1.0",
+    version=VERSION,
     description="GPipe-style pipeline parallelism for Keras 3, as a Keras layer.",
-    long_description=Path(__file__).with_name("README.md").read_text("utf-8"),
+    long_description=(HERE / "README.md").read_text("utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],
@@ -19,7 +27,9 @@ setup(
     python_requires=">=3.11",
     install_requires=[
         "absl-py>=1.4",
-        "keras>=3.12,<4",
+        # Both ends are tested (`make test-keras KERAS=3.13.2`): private names of Keras
+        # may move in any release.
+        "keras>=3.13,<3.16",
         "numpy>=1.26,<3",
         "rich>=13",
         "tensorflow>=2.21,<2.22",

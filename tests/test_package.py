@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import pkgutil
+import re
 import shutil
 import subprocess
 import sys
@@ -125,6 +127,32 @@ def test_the_wheel_holds_exactly_the_package(tmp_path: Path) -> None:
     }
     (top_level,) = (name for name in metadata if name.endswith("top_level.txt"))
     assert zipfile.ZipFile(wheel).read(top_level).decode().split() == ["tfgpipe"]
+
+
+def test_setup_takes_its_version_from_the_package() -> None:
+    run = subprocess.run(
+        [sys.executable, "setup.py", "--version"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.split()[-1] == tfgpipe.__version__
+    assert f'"{tfgpipe.__version__}"' not in (ROOT / "setup.py").read_text("utf-8")
+
+
+def test_the_keras_at_hand_is_in_the_range_that_is_tested() -> None:
+    setup = (ROOT / "setup.py").read_text("utf-8")
+    oldest, newest = re.search(r'"keras>=([\d.]+),<([\d.]+)"', setup).groups()
+    here = importlib.metadata.version("keras")
+    assert _numbers(oldest) <= _numbers(here) < _numbers(newest)
+    # What `make test-keras` installs by itself is the oldest.
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    assert re.search(rf"^KERAS \?= {re.escape(oldest)}\.\d+$", makefile, re.MULTILINE)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in version.split(".")]
 
 
 def _refusal(run: subprocess.CompletedProcess[str]) -> str:

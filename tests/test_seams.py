@@ -557,7 +557,7 @@ def test_the_operations_of_a_tflite_file_have_kinds_names_and_types(tmp_path):
     model = keras.Sequential(
         [keras.Input((4,)), keras.layers.Dense(3), keras.layers.Softmax(name="last")]
     )
-    model.export(tmp_path / "model.tflite", format="litert", verbose=False)
+    model.export(str(tmp_path / "model.tflite"), format="litert", verbose=False)
     interpreter = tf.lite.Interpreter(
         str(tmp_path / "model.tflite"),
         experimental_op_resolver_type=(

@@ -289,7 +289,8 @@ class PipelinedModel(seams.Replicated):
         if type(self).call is not PipelinedModel.call:
             super().export(filepath, *args, **kwargs)
         else:
-            self.unpipelined().export(filepath, *args, **kwargs)
+            # Keras 3.13 takes text alone for LiteRT.
+            self.unpipelined().export(str(filepath), *args, **kwargs)
 
     def build(self, input_shape: Any) -> None:
         """Cuts the layers into stages and makes their weights on their devices."""

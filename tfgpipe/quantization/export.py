@@ -87,7 +87,7 @@ def export_int8(
     with replacing(path) as temporary, without_deprecation():
         try:
             copy.export(
-                temporary,
+                str(temporary),  # Keras 3.13 takes no path here.
                 format="litert",
                 verbose=False,
                 optimizations=[tf.lite.Optimize.DEFAULT],
