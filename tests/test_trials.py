@@ -116,14 +116,29 @@ def test_a_loss_that_is_not_reduced_is_none(reduction):
         kind(Loss(squares, reduction))
 
 
-def test_a_loss_that_cannot_be_tried_is_taken_to_give_values():
-    """Noise can be out of what a loss takes, as here where classes are from 10 on."""
+class Picky:
+    """A loss or metric that takes classes from 10 on, and raises an error else."""
 
-    def picky(y, p):
-        with tf.control_dependencies([tf.debugging.assert_greater(y, 9)]):
-            return tf.square(tf.cast(y, p.dtype) - p)
+    def __init__(self, error):
+        self.error, self.__name__ = error, "picky"
 
-    assert kind(picky, dtypes=("int32", "float64")) == "values"
+    def __call__(self, y, p):
+        if self.error is None:  # TensorFlow's own.
+            tf.debugging.assert_greater(y, tf.cast(9, y.dtype))
+        elif np.min(y) < 10:
+            raise self.error("classes below 10")
+        return tf.square(tf.cast(y, p.dtype) - p)
+
+
+ERRORS = [None, ValueError, AssertionError, ZeroDivisionError]
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_loss_that_cannot_be_tried_is_taken_to_give_values(error):
+    """Noise can be out of what a loss takes."""
+    words = r"Whether each loss gives a value.*Received 'picky' \(.*compare them"
+    with pytest.warns(UserWarning, match=words):
+        assert kind(Picky(error), dtypes=("int32", "float64")) == "values"
 
 
 # -- metrics of the whole mini-batch --------------------------------------------------
@@ -187,3 +202,13 @@ def test_trying_metrics_leaves_them_as_they_are():
     built(of, tf.ones((2, 3)), tf.ones((2, 3)))
     trials.metrics_of_the_whole(of, *(tf.TensorSpec([None, 3]) for _ in range(2)))
     assert not any(np.any(v) for v in of.variables)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_metric_that_cannot_be_tried_is_named_in_a_warning(error):
+    of = compiled("mse", metrics=[Picky(error)])
+    built(of, tf.fill((2, 3), 10), tf.ones((2, 3), "float64"))
+    given = (tf.TensorSpec([None, 3], d) for d in ("int32", "float64"))
+    words = r"Whether each metric can be updated.*Received 'picky' \(.*compare them"
+    with pytest.warns(UserWarning, match=words):
+        assert trials.metrics_of_the_whole(of, *given) == {}
