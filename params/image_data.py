@@ -143,9 +143,9 @@ class Images(Pictures):
             return Joined([_arrays(path, **self._keys(kind)) for path in paths])
         return Joined([TfRecords(path, **self._keys(kind)) for path in paths])
 
-    def _kind(self, paths: list[Path]) -> Literal["npz", "folders", "tfrecord"]:
+    def _kind(self, paths: list[Path]) -> str:
         """Returns what files are: as said, or by the suffix of the first."""
-        if self.format not in ("auto", "tfds"):
+        if self.format != "auto":
             return self.format
         suffix = paths[0].suffix.lower()
         if suffix == ".npz":

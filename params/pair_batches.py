@@ -33,12 +33,22 @@ class Rows:
     target: np.ndarray
 
 
-def rows(pairs: Sequence[Pair], *, source_length: int, target_length: int) -> Rows:
+def rows(
+    pairs: Sequence[Pair],
+    *,
+    source_length: int,
+    target_length: int,
+    alphabet: characters.Alphabet = characters.ASCII,
+) -> Rows:
     """Returns pairs as numbers; `target_length` counts the end."""
-    source = characters.encode([pair.source for pair in pairs], length=source_length)
-    text = characters.encode([pair.target for pair in pairs], length=target_length - 1)
+    source = characters.encode(
+        [pair.source for pair in pairs], length=source_length, alphabet=alphabet
+    )
+    text = characters.encode(
+        [pair.target for pair in pairs], length=target_length - 1, alphabet=alphabet
+    )
     target = np.pad(text, [[0, 0], [0, 1]])
-    ends = [len(pair.target) for pair in pairs]
+    ends = (text != characters.PADDING).sum(axis=1)
     target[np.arange(len(pairs)), ends] = characters.END
     shifted = np.pad(text, [[0, 0], [1, 0]], constant_values=characters.START)
     return Rows(source, shifted, target)

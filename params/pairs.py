@@ -12,8 +12,9 @@ import functools
 import zlib
 from collections.abc import Iterable
 from random import Random
-from typing import Literal
+from typing import ClassVar, Literal
 
+from params.characters import ASCII, Alphabet
 from tfgpipe.hyperparams import Hyperparams, field
 
 
@@ -27,6 +28,8 @@ class Pair:
 
 class Pairs(Hyperparams, abc.ABC):
     """Pairs to learn from."""
+
+    alphabet: ClassVar[Alphabet] = ASCII
 
     @property
     @abc.abstractmethod
@@ -44,16 +47,16 @@ class Pairs(Hyperparams, abc.ABC):
 
     def read(self, split: Literal["train", "validation"]) -> tuple[Pair, ...]:
         """Returns the pairs of a split."""
-        return _read(self, split)
+        return _splits(self)[split == "validation"]
 
 
 @functools.cache
-def _read(pairs: Pairs, split: str) -> tuple[Pair, ...]:
-    return tuple(
-        pair
-        for pair in pairs.every()
-        if (zlib.crc32(pair.target.encode()) % 10 == 0) == (split == "validation")
-    )
+def _splits(pairs: Pairs) -> tuple[tuple[Pair, ...], tuple[Pair, ...]]:
+    """Returns the pairs of training and of validation, made or read once for both."""
+    split: tuple[list[Pair], list[Pair]] = ([], [])
+    for pair in pairs.every():
+        split[zlib.crc32(pair.target.encode()) % 10 == 0].append(pair)
+    return tuple(split[0]), tuple(split[1])
 
 
 class MadePairs(Pairs):

@@ -6,6 +6,8 @@ to every stage that has a block of the decoder.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from params.dates import Dates as DatePairs
 from params.experiment import Pipelining, Saving, Training
 from params.optimizer import Optimizer
@@ -54,7 +56,7 @@ class Dates(Translation):
 
 
 class Files(Translation):
-    """Texts of your own: lines of a source, a tab and a target.
+    """Texts of your own in UTF-8: lines of a source, a tab and a target.
 
     Command:   python -m trainer --params=translate.Files --logdir=runs/translate
                --set='data.files=PAIRS/*.tsv'
@@ -62,6 +64,8 @@ class Files(Translation):
     Memory:    1.1 GB in all on CPUs, most of it TensorFlow itself.
     Time:      not measured: about 0.3 s a step on two cores, as for `Dates`.
     """
+
+    unit: ClassVar[str] = "byte"
 
     data: PairFiles = field(default=PairFiles(), help="The pairs.")
     pipelining: Pipelining = Pipelining(num_stages=2, num_microbatches=2, remat="none")

@@ -75,7 +75,7 @@ class Translation(Experiment):
             )
         return encoder_decoder.build(
             self.model,
-            vocabulary_size=characters.VOCABULARY_SIZE,
+            vocabulary_size=self.data.alphabet.size,
             source_length=self.data.source_length,
             target_length=self._target_length,
         )
@@ -110,7 +110,7 @@ class Translation(Experiment):
     def baselines(self) -> dict[str, float]:
         """Returns the loss of the characters' frequencies in the training's targets."""
         counts = np.bincount(
-            self._rows("train").target.ravel(), minlength=characters.VOCABULARY_SIZE
+            self._rows("train").target.ravel(), minlength=self.data.alphabet.size
         )
         counts = counts.astype(float) + 1
         counts[characters.PADDING] = 0  # It is never predicted.
@@ -134,7 +134,7 @@ class Translation(Experiment):
             max(1, self.num_decoded // size)
         )
         table = [
-            tuple(map(characters.decode, row))
+            tuple(characters.decode(text, self.data.alphabet) for text in row)
             for (source, _), target in batches.as_numpy_iterator()
             for row in zip(
                 source, target, greedy.decode(model, source, length=length), strict=True
@@ -178,4 +178,5 @@ class Translation(Experiment):
             pairs,
             source_length=self.data.source_length,
             target_length=self._target_length,
+            alphabet=self.data.alphabet,
         )

@@ -28,6 +28,23 @@ def test_every_tenth_file_is_for_validation(tmp_path: Path) -> None:
     assert train == [b"%02d" % i * 5 for i in range(20) if i % 10]
 
 
+def test_a_split_compares_no_file_with_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class File:
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError("Each with each other is quadratic.")
+
+        __hash__ = None  # type: ignore[assignment]
+
+        def read_bytes(self) -> bytes:
+            return b"x"
+
+    monkeypatch.setattr(Corpus, "_paths", lambda _: [File() for _ in range(30)])
+    assert len(Corpus().read("validation").tobytes().split(b"\n")) == 3
+    assert len(Corpus().read("train").tobytes().split(b"\n")) == 27
+
+
 def test_a_few_files_are_each_cut(tmp_path: Path) -> None:
     corpus = Corpus(files=_files(tmp_path, 2))
     assert corpus.read("train").tobytes() == b"000000000\n010101010"

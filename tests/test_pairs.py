@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import datetime
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,7 +142,7 @@ def test_ranges_that_are_none_are_refused(
 def test_characters_come_back(text: str) -> None:
     (numbers,) = characters.encode([text], length=12)
     assert characters.decode(numbers) == text
-    assert numbers.max() < characters.VOCABULARY_SIZE
+    assert numbers.max() < characters.ASCII.size
     assert (numbers > characters.END).sum() == len(text)
 
 
@@ -236,20 +240,71 @@ def test_lines_that_are_no_pairs_are_named_and_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "pairs"
-    path.write_text("a\tb\nnothing\n\u00e4\tb\nabcde\tb\nc\td\n", encoding="utf-8")
+    path.write_bytes(b"a\tb\nnothing\n\xe4\tb\nabcde\tb\nc\td\n")
     pairs = PairFiles(files=str(path), longest_source=4, max_bad_records=3)
     assert list(pairs.every()) == [Pair("a", "b"), Pair("c", "d")]
     told = capsys.readouterr().err.splitlines()
     assert told == [
         f"Bad record, not used: {path} line 2: expected SOURCE, a tab, TARGET; "
         "received 'nothing'.",
-        f"Bad record, not used: {path} line 3: Expected at most 4 printable "
-        "characters of ASCII; received '\u00e4'.",
-        f"Bad record, not used: {path} line 4: Expected at most 4 printable "
-        "characters of ASCII; received 'abcde'.",
+        f"Bad record, not used: {path} line 3: expected UTF-8; received 'utf-8' codec "
+        "can't decode byte 0xe4 in position 0: invalid continuation byte.",
+        f"Bad record, not used: {path} line 4: Expected at most 4 bytes of UTF-8, "
+        "none of them a control character; received 'abcde'.",
     ]
     with pytest.raises(HyperparameterError, match=r"^data\.max_bad_records: expected"):
         list(PairFiles(files=str(path), longest_source=4, max_bad_records=2).every())
+
+
+SENTENCES = [
+    Pair("Wie gehts?", "\u00bfQu\u00e9 tal?"),
+    Pair("Gr\u00fc\u00dfe", "\u4f60\u597d"),
+    Pair("ja", "\U0001f600"),
+]
+
+
+def test_sentences_are_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.tsv"
+    text = "".join(f"{pair.source}\t{pair.target}\n" for pair in SENTENCES)
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode("utf-8"))
+    code = (
+        "import sys; from params.pair_files import PairFiles\n"
+        f"pairs = list(PairFiles(files={str(path)!r}).every())\n"
+        "print(ascii([(p.source, p.target) for p in pairs]))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-X", "utf8=0", "-c", code],
+        env={**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.stderr == ""
+    assert ast.literal_eval(run.stdout) == [(p.source, p.target) for p in SENTENCES]
+
+
+def test_sentences_come_back_from_their_bytes() -> None:
+    table = pair_batches.rows(
+        SENTENCES, source_length=12, target_length=14, alphabet=characters.UTF8
+    )
+    for pair, source, shifted, target in zip(
+        SENTENCES, table.source, table.shifted, table.target, strict=True
+    ):
+        assert characters.decode(source, characters.UTF8) == pair.source
+        assert characters.decode(target, characters.UTF8) == pair.target
+        assert characters.decode(shifted[1:], characters.UTF8) == pair.target
+        assert target.tolist().index(characters.END) == len(pair.target.encode())
+        assert target.max() < characters.UTF8.size
+
+
+def test_files_are_read_once_for_both_splits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"{i}\t{i}\n" for i in range(50)) + "nothing\n")
+    pairs = PairFiles(files=str(path))
+    assert len(pairs.read("train")) + len(pairs.read("validation")) == 50
+    assert capsys.readouterr().err.count("Bad record, not used") == 1
 
 
 def test_files_that_are_not_there_are_refused() -> None:

@@ -284,7 +284,7 @@ def _deserialized(config: Any, base: type) -> Any:
     """
     given = config if isinstance(config, dict) else {}
     module, name = given.get("module"), given.get("class_name")
-    kind = None
+    kind: Any = None
     if isinstance(name, str):
         kind = keras.saving.get_registered_object(name) or _own(module, name, base)
     if not (isinstance(kind, type) and issubclass(kind, base)):

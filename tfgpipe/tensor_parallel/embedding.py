@@ -19,7 +19,6 @@ class TPEmbedding(ShardedLayer):
 
     It computes what `keras.layers.Embedding` does, and its files of weights are those
     of that layer. Each device looks up the tokens that it has, and gives zeros for
-    of that layer. Each device looks up the tokens that it has, and gives zeros for
     others; the first one adds them up.
 
     Weights are tied by calling it again. With `reverse=True` it gives logits, as
