@@ -12,6 +12,7 @@ a model that would train: what it could not find out is a warning.
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Hashable, Sequence
@@ -79,7 +80,7 @@ def check(recorded: Recording, *, num_microbatches: int) -> None:
         if mixes:
             _check_outputs(name, recorded)
         elif is_constant or traced[0].num_weights <= _MOST_WEIGHTS:
-            mixes = trials.attempt(name, lambda t=traced: _mixes(*t))
+            mixes = trials.attempt(name, functools.partial(_mixes, *traced))
         if is_constant and mixes is True:
             raise _other_batch_size(name, traced[0])
         if isinstance(mixes, trials.Unknown):
@@ -127,7 +128,7 @@ def check_added_losses(recorded: Recording, *, num_microbatches: int) -> None:
         seen.add(kind)
         part = network.part(slice(position, position + 1))
         name = call.layer.name
-        is_mean = trials.attempt(name, lambda p=part, g=given: _adds_a_mean(p, g))
+        is_mean = trials.attempt(name, functools.partial(_adds_a_mean, part, given))
         if isinstance(is_mean, trials.Unknown):
             unknown.append(is_mean)
         elif not is_mean:
@@ -252,7 +253,8 @@ def _traced(
     found = []
     for batch_size in (_BATCH, _HALF):
         forward = trials.attempt(
-            name, lambda n=batch_size: _Forward(part, given, n, training=False)
+            name,
+            functools.partial(_Forward, part, given, batch_size, training=False),
         )
         if isinstance(forward, trials.Unknown):
             return forward
@@ -290,7 +292,7 @@ def _adds_a_mean(part: Part, given: Sequence[keras.KerasTensor]) -> bool:
         raise NotImplementedError(f"as many as {whole.num_weights:,} weights")
     with tf.init_scope():
         inputs, values = whole.inputs(), whole.values()
-        _, loss = whole(inputs, values)
+        loss: Any = whole(inputs, values)[1]
         if whole.draws:
             # Seeds are integers.
             again = [x + 1 if x.dtype.is_integer else x for x in values]

@@ -6,6 +6,7 @@ Each is given some rows at once, and then a part of them and the rest.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Sequence
@@ -147,7 +148,7 @@ def metrics_of_the_whole(
         terms = seams.metric_terms(compiled, targets, outputs, None)
         for number, term in enumerate(terms):
             name = term.metric.name
-            needs = attempt(name, lambda t=term: _needs_the_whole(t))
+            needs = attempt(name, functools.partial(_needs_the_whole, term))
             if isinstance(needs, Unknown):
                 unknown.append(needs)
             elif needs:
