@@ -1253,3 +1253,27 @@ def test_a_pydataset_is_taken_in_the_order_of_the_plain_model(workers, shuffle):
 
     for a, b in zip(fitted(False), fitted(True), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+class KnownSizes(keras.layers.Layer):
+    """Works for a known number of rows alone."""
+
+    def call(self, x):
+        if x.shape[0] is None:
+            raise TypeError("int64 that does not match int32")
+        return x
+
+
+@pytest.mark.parametrize("num_rows", [6, 7])
+def test_an_error_of_a_layer_is_raised_as_it_is(num_rows):
+    x = np.ones((num_rows, 4), np.float32)
+    stack = [KnownSizes(), keras.layers.Dense(4)]
+    model = tfgpipe.PipelinedModel(stack, num_stages=2, num_microbatches=3)
+    model.compile("sgd", "mse")
+    if num_rows == 6:
+        model.train_on_batch(x, x)
+        return
+    with pytest.raises(TypeError, match="int64 that does not match int32") as caught:
+        model.train_on_batch(x, x)
+    (note,) = caught.value.__notes__
+    assert "on a microbatch of unknown size" in note

@@ -164,7 +164,17 @@ class Pipeline:
             )
             for device, jit_compile in zip(self.devices, self.jit_compile, strict=True)
         ]
-        return trace_all(self.stages, specs, modes)
+        try:
+            return trace_all(self.stages, specs, modes)
+        except Exception as error:
+            if split.static_size is None:
+                error.add_note(
+                    "In a pipeline layers were called on a microbatch of unknown size: "
+                    "the batch size is not known, or num_microbatches does not divide "
+                    "it. If a layer works for known sizes alone, use batches of a size "
+                    "that num_microbatches divides."
+                )
+            raise
 
     def _begin(
         self, inputs: Mapping[Wire, tf.Tensor], *, training: bool | None

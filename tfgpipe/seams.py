@@ -395,10 +395,15 @@ def compiled(model: keras.Model) -> Compiled:
 def build_compiled(model: keras.Model, data: Any) -> None:
     """Makes the variables of a compiled model, of its losses, metrics and optimizer.
 
-    Keras makes them by and by while it traces a step on a whole batch.
+    Keras makes them by and by while it traces a step on a whole batch. Of an error it
+    says that the model should be called before `fit`, which would meet the same one: so
+    the error itself is raised.
     """
     with tf.init_scope():
-        model._symbolic_build(data_batch=data)
+        try:
+            model._symbolic_build(data_batch=data)
+        except RuntimeError as error:
+            raise error.__context__ or error from None
 
 
 class Replicated(keras.Model):
