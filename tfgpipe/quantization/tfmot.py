@@ -268,7 +268,7 @@ def _serialized(guest: Any) -> dict[str, Any]:
     }
 
 
-def _deserialized(config: Any, base: type) -> Any:
+def _deserialized(config: Any, base: Any) -> Any:
     """Makes a quantizer or a configuration again from what a file says.
 
     A file is not trusted: a class is looked up among those of tfmot's that are loaded,
@@ -284,7 +284,7 @@ def _deserialized(config: Any, base: type) -> Any:
     """
     given = config if isinstance(config, dict) else {}
     module, name = given.get("module"), given.get("class_name")
-    kind: Any = None
+    kind = None
     if isinstance(name, str):
         kind = keras.saving.get_registered_object(name) or _own(module, name, base)
     if not (isinstance(kind, type) and issubclass(kind, base)):
@@ -294,10 +294,11 @@ def _deserialized(config: Any, base: type) -> Any:
             "class is your own, load the model in "
             f"`with keras.saving.custom_object_scope({{{name!r}: ...}}):`."
         )
-    return kind.from_config(given.get("config", {}))
+    made: Any = kind  # `tf_keras` has no types.
+    return made.from_config(given.get("config", {}))
 
 
-def _own(module: Any, name: str, base: type) -> type | None:
+def _own(module: Any, name: str, base: Any) -> Any:
     """Returns a class of tfmot's that a file may name, by its module and name."""
     known = [base]
     for kind in known:
