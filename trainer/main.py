@@ -79,6 +79,8 @@ def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
     if flags.mode == "diff":
         print(_diff(*flags.compared))
         return
+    told = hosts.told(flags.hosts, flags.host)
+    _check_mode(told, flags)
     if flags.mode in _OF_CHECKPOINTS:
         flags, experiment = _of_run(flags)
     elif flags.params:
@@ -90,8 +92,9 @@ def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
         print(f"{flags.params}: {inspect.getdoc(experiment)}\n")
         print(hyperparams.describe(experiment))
         return
-    told = hosts.told(flags.hosts, flags.host)
-    _check_hosts(told, flags, experiment)
+    if told.count > 1:
+        told.check(experiment.pipelining)
+        told.share.rows(experiment.training.batch_size)
     with contextlib.ExitStack() as stack:
         stack.enter_context(told.speaking())
         stack.enter_context(told.leaving())
@@ -177,9 +180,9 @@ def _check_trains_alone(experiment: Experiment) -> None:
         )
 
 
-def _check_hosts(told: Hosts, flags: Flags, experiment: Experiment) -> None:
+def _check_mode(told: Hosts, flags: Flags) -> None:
     """Refuses what several hosts do not do."""
-    if told.count == 1:
+    if told.count == 1 or flags.mode == "describe":
         return
     if flags.mode not in _TRAINING or flags.dry_run:
         what = "--dry_run" if flags.dry_run else f"--mode={flags.mode}"
@@ -192,8 +195,6 @@ def _check_hosts(told: Hosts, flags: Flags, experiment: Experiment) -> None:
             "Expected one of --hosts, or TF_CONFIG, and --cluster and --tpu; received "
             "several of them."
         )
-    told.check(experiment.pipelining)
-    told.share.rows(experiment.training.batch_size)
 
 
 def _diff(a: str, b: str) -> str:
