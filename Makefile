@@ -2,7 +2,7 @@
 #
 #   make train     train the language model of params/lm.py into runs/lm.Tiny
 #   make test      format check, lint, types, tests
-#   make test-keras KERAS=3.13.2   what depends on Keras, with another Keras
+#   make test-keras KERAS=3.14.1   what depends on Keras, with another Keras
 #   make lint      the first three of these
 #   make format    rewrite the code in the project's format
 #   make guide     run docs/guide.py, and write the notebook and the page of it
@@ -37,7 +37,7 @@ test: lint
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
 # The oldest Keras of setup.py's range. The newest is what `make test` installs.
-KERAS ?= 3.13.2
+KERAS ?= 3.14.1
 KERAS_TESTS ?= tests/test_seams.py tests/test_calls.py tests/test_summary.py \
 	tests/test_recording.py tests/test_gradient_identity.py \
 	tests/test_pipelined_layer.py tests/test_pipelined_model.py tests/test_export.py

@@ -27,9 +27,9 @@ setup(
     python_requires=">=3.11",
     install_requires=[
         "absl-py>=1.4",
-        # Both ends are tested (`make test-keras KERAS=3.13.2`): private names of Keras
+        # Both ends are tested (`make test-keras KERAS=3.14.1`): private names of Keras
         # may move in any release.
-        "keras>=3.13,<3.16",
+        "keras>=3.14,<3.16",
         "numpy>=1.26,<3",
         "rich>=13",
         "tensorflow>=2.21,<2.22",
