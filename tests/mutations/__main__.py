@@ -1,7 +1,7 @@
 """Plants one fault after another in a copy of the checkout, and runs tests there.
 
-    fault ──▶ the tests it names ──pass──▶ tests/pure, then the gate ──pass──▶ nothing
-                     │ fail                        │ fail                       finds it
+    fault ──▶ the tests it names ──pass──▶ all of `make test` ──pass──▶ nothing finds it
+                     │ fail                        │ fail
                      ╰─────────── found ───────────╯
 
 Exit status 1 if nothing finds some fault. TensorFlow is imported once, before anything
@@ -32,8 +32,8 @@ PACKAGES = ("tfgpipe", "trainer", "params", "tests", "docs", "benchmarks")
 # A step that hangs is found, but by the clock.
 NAMED_SECONDS = 240.0
 GATE_SECONDS = 1800.0
-PURE = ("tests/pure",)
-GATE = ("tests", "--ignore=tests/nightly", "--ignore=tests/pure")
+# All that `make test` runs.
+GATE = ("tests", "--ignore=tests/nightly", "--dist=loadfile")
 
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 # Of pytest: all passed; some failed; some could not be collected.
@@ -162,19 +162,19 @@ class Run:
         return int(pytest.main(self._arguments))
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Task:
-    """What is run in a copy: a fault's tests, or those of the checkout as it is.
+    """What is run in a copy.
 
     Attributes:
-        fault: The fault, or None.
-        stages: What is left to run, arguments of pytest and seconds each.
-        seconds: What it has taken so far.
+        fault: The fault that the copy holds, or None.
+        arguments: Of pytest.
+        limit: Seconds that it may take.
     """
 
     fault: Fault | None
-    stages: list[tuple[Sequence[str], float]]
-    seconds: float = 0.0
+    arguments: Sequence[str]
+    limit: float
 
 
 class Worker:
@@ -195,34 +195,26 @@ class Worker:
         """Begins a task."""
         self._task = task
         self._planted.enter_context(self._copy.planted(task.fault))
-        self._next()
+        self._run = Run(self._copy, task.arguments, task.limit)
 
     def poll(self) -> tuple[Task, Outcome] | None:
         """Returns a task that has ended, and how."""
         outcome = self._run.outcome() if self._run else None
         if self._task is None or outcome is None:
             return None
-        task = self._task
-        task.seconds += outcome.seconds
-        if outcome.found_by is None and task.stages:
-            self._next()
-            return None
-        self._task = self._run = None
+        task, self._task, self._run = self._task, None, None
         self._planted.close()
-        return task, Outcome(outcome.found_by, task.seconds)
+        return task, outcome
 
     def end(self) -> None:
         """Ends what runs."""
         if self._run is not None:
             self._run.end()
 
-    def _next(self) -> None:
-        assert self._task is not None
-        arguments, limit = self._task.stages.pop(0)
-        self._run = Run(self._copy, arguments, limit)
 
-
-def run(tasks: Sequence[Task], workers: Sequence[Worker]) -> Iterator:
+def run(
+    tasks: Sequence[Task], workers: Sequence[Worker]
+) -> Iterator[tuple[Task, Outcome]]:
     """Yields tasks with their outcomes, in the order in which they end."""
     waiting = list(tasks)
     while waiting or not all(worker.is_free for worker in workers):
@@ -235,7 +227,7 @@ def run(tasks: Sequence[Task], workers: Sequence[Worker]) -> Iterator:
         time.sleep(_POLL_SECONDS)
 
 
-def unchanged(faults: Sequence[Fault], num: int) -> list[Task]:
+def named(faults: Sequence[Fault], num: int) -> list[Task]:
     """Returns tasks that together run all tests that faults name, each once."""
     files: dict[str, dict[str, None]] = {}
     for test in (test for fault in faults for test in fault.tests):
@@ -243,7 +235,48 @@ def unchanged(faults: Sequence[Fault], num: int) -> list[Task]:
     parts: list[list[str]] = [[] for _ in range(min(num, len(files)))]
     for tests in sorted(files.values(), key=len, reverse=True):
         min(parts, key=len).extend(tests)
-    return [Task(None, [(part, GATE_SECONDS)]) for part in parts]
+    return [Task(None, part, GATE_SECONDS) for part in parts]
+
+
+def outcomes_of(
+    faults: Sequence[Fault], workers: Sequence[Worker], *, named_only: bool
+) -> dict[str, Outcome]:
+    """Returns by the name of each fault what has become of it, telling it on the way.
+
+    Args:
+        faults: The faults.
+        workers: Where to plant them.
+        named_only: Whether no other tests are run than those that a fault names.
+    """
+    outcomes: dict[str, Outcome] = {}
+    check_unchanged(named(faults, len(workers)), workers)
+    tasks = [Task(fault, fault.tests, NAMED_SECONDS) for fault in faults]
+    for task, outcome in run(tasks, workers):
+        assert task.fault is not None
+        outcomes[task.fault.name] = outcome
+        count = f"{len(outcomes)}/{len(faults)}"
+        tell(f"{count} {outcome.seconds:4.0f} s  {task.fault.name}", outcome)
+    missed = [fault for fault in faults if outcomes[fault.name].found_by is None]
+    if missed and not named_only:
+        # One at a time, each with all processors.
+        first, *_ = workers
+        gate = [*GATE, f"-n{max(2, len(workers))}"]
+        check_unchanged([Task(None, gate, GATE_SECONDS)], [first])
+        tasks = [Task(fault, gate, GATE_SECONDS) for fault in missed]
+        for task, outcome in run(tasks, [first]):
+            assert task.fault is not None
+            outcomes[task.fault.name] = outcome
+            tell(f"{outcome.seconds:4.0f} s  {task.fault.name}", outcome)
+    return outcomes
+
+
+def check_unchanged(tasks: Sequence[Task], workers: Sequence[Worker]) -> None:
+    """Ends the command with status 2 unless tests pass where there is no fault."""
+    for _, outcome in run(tasks, workers):
+        if outcome.found_by is not None:
+            say(f"Without any fault this fails: {outcome.found_by}")
+            sys.exit(2)
+        say(f"Without any fault all pass, {outcome.seconds:.0f} s.")
 
 
 def table(faults: Sequence[Fault], outcomes: dict[str, Outcome]) -> str:
@@ -280,31 +313,10 @@ def main() -> int:
     import pytest  # noqa: F401
     import tensorflow as tf  # noqa: F401
 
-    outcomes: dict[str, Outcome] = {}
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         workers = [Worker(Path(folder) / str(n)) for n in range(given.jobs)]
         try:
-            for _, outcome in run(unchanged(faults, given.jobs), workers):
-                if outcome.found_by is not None:
-                    say(f"Without any fault this fails: {outcome.found_by}")
-                    return 2
-                say(f"passed without faults, {outcome.seconds:.0f} s")
-            whole = [
-                (PURE, GATE_SECONDS),
-                ((*GATE, f"-n{max(2, given.jobs)}", "--dist=loadfile"), GATE_SECONDS),
-            ]
-            tasks = [
-                Task(
-                    f, [(f.tests, NAMED_SECONDS), *([] if given.named_only else whole)]
-                )
-                for f in faults
-            ]
-            for task, outcome in run(tasks, workers):
-                assert task.fault is not None
-                outcomes[task.fault.name] = outcome
-                found = outcome.found_by or "NOTHING FINDS IT"
-                count = f"{len(outcomes)}/{len(faults)}"
-                say(f"{count} {outcome.seconds:4.0f} s  {task.fault.name}: {found}")
+            outcomes = outcomes_of(faults, workers, named_only=given.named_only)
         finally:
             for worker in workers:
                 worker.end()
@@ -315,6 +327,11 @@ def main() -> int:
     missed = [name for name, outcome in outcomes.items() if outcome.found_by is None]
     say(f"\n{len(faults) - len(missed)} of {len(faults)} faults were found.")
     return 1 if missed else 0
+
+
+def tell(what: str, outcome: Outcome) -> None:
+    """Tells what has become of a fault."""
+    say(f"{what}: {outcome.found_by or 'NOTHING FINDS IT'}")
 
 
 def say(text: str) -> None:
