@@ -379,8 +379,7 @@ def assert_same_step(
         compare.assert_same(expected, received, rtol=rtol, atol=atol)
         return
     reference = steps.InMicrobatches(plain, M) if in_microbatches else plain
-    reference(x)
-    data = [x, stack.targets(rows, plain.output_shape[1:])]
+    data = [x, stack.targets(rows, reference(x).shape[1:])]
     if stack.weighted:
         data.append(np.arange(1.0, rows + 1).astype(dtype))
     # Eagerly, as what batches of the reference hold is not to depend on any graph.

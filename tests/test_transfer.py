@@ -69,8 +69,16 @@ def assert_differs(transfer_dtype, plain, x):
 LAYOUTS = {"gpipe": 3, "1f1b": 3, "interleaved": 1, "zero_bubble": 3}
 
 
-@pytest.mark.parametrize("transfer_dtype", ["bfloat16", "float16", "int8"])
-@pytest.mark.parametrize("schedule", schedules.NAMES)
+@pytest.mark.parametrize(
+    ("schedule", "transfer_dtype"),
+    list(
+        zip(
+            schedules.NAMES,
+            itertools.cycle(["bfloat16", "float16", "int8"]),
+            strict=False,
+        )
+    ),
+)
 def test_a_step_of_any_schedule_is_that_of_layers_at_the_boundaries(
     schedule, transfer_dtype, floatx
 ):

@@ -1,4 +1,4 @@
-"""Every model of `tests/zoo.py` once more, and large ones of `keras.applications`."""
+"""The models of `tests/zoo.py` in other settings, and large applications of Keras."""
 
 from __future__ import annotations
 
