@@ -12,7 +12,7 @@ import pytest
 
 from docs.reference import anchor
 from tests.forks import Server
-from tests.test_import_floors import BESIDE, FLOORS
+from tests.pure.test_import_floors import BESIDE, FLOORS
 from tfgpipe import schedules
 from tfgpipe.schedule import draw
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 FLOORS = {
     # Decisions as functions of plain values: no TensorFlow, numpy at most. This floor

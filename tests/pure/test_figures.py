@@ -28,7 +28,7 @@ from tfgpipe.holdings import Holding
 from tfgpipe.schedules import NAMES, gpipe, interleaved, make, one_f_one_b, zero_bubble
 from tfgpipe.simulation import Costs, costs_of, simulate
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MILLISECONDS = Costs(forward=1e-3, backward=2e-3, recompute=1e-3)
 
 

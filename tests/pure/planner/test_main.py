@@ -12,7 +12,7 @@ import pytest
 from tfgpipe.planner import __main__ as program
 from tfgpipe.planner import flags
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 ASKED = ["planner", "--params=lm.Tiny", "--device=h100-80g", "--devices=4"]
 
 
