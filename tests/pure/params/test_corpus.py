@@ -13,6 +13,12 @@ from params.corpus import Corpus
 from tfgpipe.hyperparams import HyperparameterError
 
 
+@pytest.fixture(scope="module")
+def library() -> dict[str, bytes]:
+    """The default text, read once: several megabytes."""
+    return {split: Corpus().read(split).tobytes() for split in ("train", "validation")}
+
+
 def _files(folder: Path, count: int) -> str:
     for i in range(count):
         (folder / f"{i:02}.txt").write_bytes(b"%02d" % i * 5)
@@ -77,10 +83,10 @@ def test_documents_are_paragraphs_that_keep_their_blank_lines(tmp_path: Path) ->
     assert corpus.read_documents("validation") == [b"xxxx"]
 
 
-def test_documents_are_all_of_the_text() -> None:
-    corpus = Corpus()
-    text = corpus.read("validation").tobytes().replace(b"\n", b"")
-    assert b"".join(corpus.read_documents("validation")).replace(b"\n", b"") == text
+def test_documents_are_all_of_the_text(library: dict[str, bytes]) -> None:
+    text = library["validation"].replace(b"\n", b"")
+    joined = b"".join(Corpus().read_documents("validation"))
+    assert joined.replace(b"\n", b"") == text
 
 
 def test_documents_with_zero_bytes_are_refused(tmp_path: Path) -> None:
@@ -93,18 +99,19 @@ def test_documents_with_zero_bytes_are_refused(tmp_path: Path) -> None:
     )
 
 
-def test_the_default_is_the_standard_library_without_its_tests() -> None:
-    train, validation = (Corpus().read(split) for split in ("train", "validation"))
+def test_the_default_is_the_standard_library_without_its_tests(
+    library: dict[str, bytes],
+) -> None:
+    train, validation = library["train"], library["validation"]
     assert len(train) > 5e6
     assert 0.05 < len(validation) / len(train) < 0.3
-    assert b"\nclass OrderedDict(dict):" in train.tobytes() + validation.tobytes()
-    assert b"import pytest" not in train.tobytes()
+    assert b"\nclass OrderedDict(dict):" in train + validation
+    assert b"import pytest" not in train
 
 
-def test_splits_do_not_overlap_and_do_not_change() -> None:
-    first, again = Corpus().read("validation"), Corpus().read("validation")
-    assert np.array_equal(first, again)
-    assert first[:5000].tobytes() not in Corpus().read("train").tobytes()
+def test_splits_do_not_overlap_and_do_not_change(library: dict[str, bytes]) -> None:
+    assert Corpus().read("validation").tobytes() == library["validation"]
+    assert library["validation"][:5000] not in library["train"]
 
 
 def test_the_bigram_model_counts_add_one_smoothed() -> None:

@@ -46,26 +46,6 @@ def test_help_names_every_flag():
     assert {name for name in defined if f"--{name}" not in flags.HELP} == set()
 
 
-def test_an_experiment_is_planned(capsys, tmp_path):
-    picture = tmp_path / "memory.png"
-    smaller = ["--set=training.batch_size=8", "--parts", f"--picture={picture}"]
-    assert program.main([*ASKED, *smaller]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("lm.Tiny on 4 x h100-80g: ")
-    assert "a step of 8 rows in float32" in out
-    assert "Why others lose" in out
-    assert "gradients" in out
-    assert picture.exists()
-
-
-def test_status_2_says_that_nothing_fits(capsys, tmp_path):
-    path = tmp_path / "devices.toml"
-    path.write_text('[tiny]\nlike = "tpu-v3-16g"\nmemory = 1e6\n')
-    arguments = [f"--device_file={path}", "--device=tiny", "--microbatches=1"]
-    assert program.main([*ASKED, *arguments]) == 2
-    assert "Nothing fits" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -83,7 +63,6 @@ def test_status_2_says_that_nothing_fits(capsys, tmp_path):
         # Before the search, which is long.
         ([*ASKED, "--picture=none/a.png"], "Expected --picture=FILE in a folder that"),
         ([*ASKED, "--picture=a.abc"], "Expected --picture=FILE that ends in one of"),
-        ([*ASKED, "--devices=1000000000"], "no layout divides it. Use a multiple of"),
     ],
 )
 def test_what_is_wrong_is_said(arguments, words, capsys):
