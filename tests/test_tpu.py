@@ -22,7 +22,7 @@ import tensorflow as tf
 import tfgpipe
 from tests import fake_tpu
 from tests.fake_tpu import core_of
-from tests.test_topology import SLICES
+from tests.pure.test_topology import SLICES
 from tfgpipe import calls, mesh, placement, schedules, seams, topology
 
 # Widths of the layers, by which an operation is told to be of one: none is the number

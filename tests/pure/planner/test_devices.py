@@ -115,9 +115,3 @@ def test_a_wrong_file_is_refused(tmp_path, text, words):
     path.write_text(text)
     with pytest.raises(ValueError, match=words):
         devices.read(path)
-
-
-@pytest.mark.parametrize("name", TABLE)
-def test_every_device_says_where_its_figures_are_from(name):
-    assert TABLE[name].source
-    assert TABLE[name].name == name

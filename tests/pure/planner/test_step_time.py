@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.planner.toys import TOY, layer, layout, question, workload
+from tests.pure.planner.toys import TOY, layer, layout, question, workload
 from tfgpipe import schedules
 from tfgpipe.planner import step_time
 from tfgpipe.planner.devices import Link

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.planner.toys import TOY, layer, workload
+from tests.pure.planner.toys import TOY, layer, workload
 from tfgpipe import planner
 from tfgpipe.planner.layout import enumerate_layouts
 

@@ -1,4 +1,4 @@
-"""The text that language models learn: files, windows, and the bigram model's view."""
+"""The text that language models learn: its files, and the bigram model's view."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from params import bigram, windows
+from params import bigram
 from params.corpus import Corpus
 from tfgpipe.hyperparams import HyperparameterError
 
-TEXT = np.arange(200, dtype=np.uint8)
+
+@pytest.fixture(scope="module")
+def library() -> dict[str, bytes]:
+    """The default text, read once: several megabytes."""
+    return {split: Corpus().read(split).tobytes() for split in ("train", "validation")}
 
 
 def _files(folder: Path, count: int) -> str:
@@ -79,10 +83,10 @@ def test_documents_are_paragraphs_that_keep_their_blank_lines(tmp_path: Path) ->
     assert corpus.read_documents("validation") == [b"xxxx"]
 
 
-def test_documents_are_all_of_the_text() -> None:
-    corpus = Corpus()
-    text = corpus.read("validation").tobytes().replace(b"\n", b"")
-    assert b"".join(corpus.read_documents("validation")).replace(b"\n", b"") == text
+def test_documents_are_all_of_the_text(library: dict[str, bytes]) -> None:
+    text = library["validation"].replace(b"\n", b"")
+    joined = b"".join(Corpus().read_documents("validation"))
+    assert joined.replace(b"\n", b"") == text
 
 
 def test_documents_with_zero_bytes_are_refused(tmp_path: Path) -> None:
@@ -95,55 +99,19 @@ def test_documents_with_zero_bytes_are_refused(tmp_path: Path) -> None:
     )
 
 
-def test_the_default_is_the_standard_library_without_its_tests() -> None:
-    train, validation = (Corpus().read(split) for split in ("train", "validation"))
+def test_the_default_is_the_standard_library_without_its_tests(
+    library: dict[str, bytes],
+) -> None:
+    train, validation = library["train"], library["validation"]
     assert len(train) > 5e6
     assert 0.05 < len(validation) / len(train) < 0.3
-    assert b"\nclass OrderedDict(dict):" in train.tobytes() + validation.tobytes()
-    assert b"import pytest" not in train.tobytes()
+    assert b"\nclass OrderedDict(dict):" in train + validation
+    assert b"import pytest" not in train
 
 
-def test_splits_do_not_overlap_and_do_not_change() -> None:
-    first, again = Corpus().read("validation"), Corpus().read("validation")
-    assert np.array_equal(first, again)
-    assert first[:5000].tobytes() not in Corpus().read("train").tobytes()
-
-
-def _random(**changes: object) -> list[tuple[np.ndarray, np.ndarray]]:
-    settings = {"length": 8, "batch_size": 4, "steps": range(5), "seed": 1, **changes}
-    return list(windows.random_windows(TEXT, **settings).as_numpy_iterator())
-
-
-def test_targets_are_the_bytes_that_follow() -> None:
-    for inputs, targets in _random():
-        assert inputs.shape == targets.shape == (4, 8)
-        assert np.array_equal(inputs + 1, targets)  # The text counts up.
-
-
-def test_the_batch_of_a_step_depends_on_seed_and_step_alone() -> None:
-    from_zero, from_three = _random(), _random(steps=range(3, 5))
-    assert len(from_three) == 2
-    for late, early in zip(from_three, from_zero[3:], strict=True):
-        assert np.array_equal(late[0], early[0])
-    assert not np.array_equal(_random(seed=2)[0][0], from_zero[0][0])
-    assert not np.array_equal(from_zero[0][0], from_zero[1][0])
-
-
-def test_random_windows_reach_both_ends_of_the_text() -> None:
-    batches = _random(steps=range(2000))
-    assert min(inputs.min() for inputs, _ in batches) == TEXT[0]
-    assert max(targets.max() for _, targets in batches) == TEXT[-1]
-
-
-def test_even_windows_spread_over_the_whole_text() -> None:
-    batches = list(
-        windows.even_windows(
-            TEXT, length=8, batch_size=2, num_batches=3
-        ).as_numpy_iterator()
-    )
-    starts = np.concatenate([inputs[:, 0] for inputs, _ in batches])
-    assert starts.tolist() == [0, 38, 76, 114, 152, 191]
-    assert batches[-1][1][-1, -1] == TEXT[-1]
+def test_splits_do_not_overlap_and_do_not_change(library: dict[str, bytes]) -> None:
+    assert Corpus().read("validation").tobytes() == library["validation"]
+    assert library["validation"][:5000] not in library["train"]
 
 
 def test_the_bigram_model_counts_add_one_smoothed() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.planner.toys import TOY, layout, question, workload
+from tests.pure.planner.toys import TOY, layout, question, workload
 from tfgpipe import schedules
 from tfgpipe.planner import memory
 from tfgpipe.planner.layout import REMATS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from tests.test_timeline import BY_HAND
+from tests.pure.test_timeline import BY_HAND
 from tfgpipe.perfetto import trace_events
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.planner.toys import TOY, layout, question, workload
+from tests.pure.planner.toys import TOY, layout, question, workload
 from tfgpipe import planner
 
 

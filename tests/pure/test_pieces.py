@@ -26,26 +26,24 @@ def computations(draw):
     return graph, devices, copies
 
 
-def of_each(split):
-    """Returns, by operation, the number of the piece that it is in."""
-    return {name: i for i, piece in enumerate(split) for name in piece.operations}
-
-
 @settings(max_examples=300, deadline=None)
 @given(computations())
-def test_every_operation_is_in_one_piece_on_its_device(computation):
+def test_any_computation_is_taken_apart_so_that_it_can_run(computation):
     graph, devices, copies = computation
     split = pieces.split(graph, devices, copies=copies)
+    everything_is_in_one_piece_on_its_device(split, graph, devices)
+    there_is_all_that_is_needed_before(split, graph)
+    pieces_do_not_wait_for_one_another(split, graph)
+    moves_are_copies_of_something_elsewhere(split, graph, devices, copies)
+
+
+def everything_is_in_one_piece_on_its_device(split, graph, devices):
     assert sorted(n for p in split for n in p.operations) == sorted(graph)
     for piece in split:
         assert {devices[name] for name in piece.operations} == {piece.device}
 
 
-@settings(max_examples=300, deadline=None)
-@given(computations())
-def test_pieces_and_what_is_in_them_are_in_an_order_that_can_run(computation):
-    graph, devices, copies = computation
-    split = pieces.split(graph, devices, copies=copies)
+def there_is_all_that_is_needed_before(split, graph):
     there = set()
     for name in (name for piece in split for name in piece.operations):
         before = {cut.operation(x) for x in graph[name]} & set(graph)
@@ -53,12 +51,8 @@ def test_pieces_and_what_is_in_them_are_in_an_order_that_can_run(computation):
         there.add(name)
 
 
-@settings(max_examples=300, deadline=None)
-@given(computations())
-def test_pieces_do_not_wait_for_one_another(computation):
-    graph, devices, copies = computation
-    split = pieces.split(graph, devices, copies=copies)
-    number = of_each(split)
+def pieces_do_not_wait_for_one_another(split, graph):
+    number = {name: i for i, piece in enumerate(split) for name in piece.operations}
     waits = {i: set() for i in range(len(split))}
     for name, inputs in graph.items():
         for x in map(cut.operation, inputs):
@@ -67,11 +61,8 @@ def test_pieces_do_not_wait_for_one_another(computation):
     graphlib.TopologicalSorter(waits).prepare()  # Raises if they go round.
 
 
-@settings(max_examples=300, deadline=None)
-@given(computations())
-def test_a_move_is_a_copy_of_something_elsewhere(computation):
-    graph, devices, copies = computation
-    for piece in pieces.split(graph, devices, copies=copies):
+def moves_are_copies_of_something_elsewhere(split, graph, devices, copies):
+    for piece in split:
         if piece.moves:
             (name,) = piece.operations
             inputs = {cut.operation(x) for x in graph[name]} & set(graph)

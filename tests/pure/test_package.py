@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
-import pkgutil
 import re
-import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
+import setuptools  # Before distutils, which it replaces.
 
 import tfgpipe
 
-ROOT = Path(__file__).resolve().parents[1]
-# Importing TensorFlow Model Optimization sets TF_USE_LEGACY_KERAS for the process and
-# its children, so only the rooms that need it may load it.
-ROOMS_USING_TFMOT: frozenset[str] = frozenset()
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_import_is_light_and_silent(tmp_path: Path) -> None:
@@ -63,82 +59,34 @@ def test_the_tensorflow_backend_is_accepted(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
 
 
-@pytest.mark.parametrize("name", tfgpipe.__all__)
-def test_every_public_name_resolves_and_is_documented(name: str) -> None:
-    assert getattr(tfgpipe, name).__doc__
-    assert name in dir(tfgpipe)
-
-
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="PipelinedLayers"):
         _ = tfgpipe.PipelinedLayers
 
 
-def test_only_rooms_that_use_tfmot_load_it(tmp_path: Path) -> None:
-    rooms = [
-        room.name
-        for room in pkgutil.walk_packages(tfgpipe.__path__, "tfgpipe.")
-        if room.name not in ROOMS_USING_TFMOT
-    ]
-    code = (
-        "import importlib, os, sys\n"
-        f"for room in {rooms}:\n"
-        "    importlib.import_module(room)\n"
-        "assert 'tensorflow_model_optimization' not in sys.modules\n"
-        "assert 'tf_keras' not in sys.modules\n"
-        "assert 'TF_USE_LEGACY_KERAS' not in os.environ\n"
-    )
-    run = _python(code, cwd=tmp_path)
-    assert run.returncode == 0, run.stderr
+@pytest.fixture(scope="module")
+def distribution() -> setuptools.Distribution:
+    from distutils.core import run_setup
+
+    with contextlib.chdir(ROOT):
+        return run_setup("setup.py", stop_after="init")
 
 
-def test_the_wheel_holds_exactly_the_package(tmp_path: Path) -> None:
-    # From a copy: setuptools leaves folders behind, and reuses stale ones.
-    checkout = tmp_path / "checkout"
-    caches = shutil.ignore_patterns(
-        ".*", "__pycache__", "*.egg-info", "build", "dist", "runs"
-    )
-    shutil.copytree(ROOT, checkout, ignore=caches)
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet"]
-    offline = ["--no-deps", "--no-index", "--no-build-isolation"]
-    run = subprocess.run(
-        [*pip, *offline, f"--wheel-dir={tmp_path}", str(checkout)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-
-    (wheel,) = tmp_path.glob("*.whl")
-    held = set(zipfile.ZipFile(wheel).namelist())
-    metadata = {name for name in held if ".dist-info/" in name}
-    package = {
-        path.relative_to(checkout).as_posix()
-        for path in (checkout / "tfgpipe").rglob("*")
-        if path.is_file()
-    }
-    assert held - metadata == package
-    assert {Path(name).name for name in metadata} == {
-        "LICENSE",
-        "METADATA",
-        "RECORD",
-        "WHEEL",
-        "top_level.txt",
-    }
-    (top_level,) = (name for name in metadata if name.endswith("top_level.txt"))
-    assert zipfile.ZipFile(wheel).read(top_level).decode().split() == ["tfgpipe"]
-
-
-def test_setup_takes_its_version_from_the_package() -> None:
-    run = subprocess.run(
-        [sys.executable, "setup.py", "--version"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert run.stdout.split()[-1] == tfgpipe.__version__
+def test_setup_takes_its_version_from_the_package(
+    distribution: setuptools.Distribution,
+) -> None:
+    assert distribution.get_version() == tfgpipe.__version__
     assert f'"{tfgpipe.__version__}"' not in (ROOT / "setup.py").read_text("utf-8")
+
+
+def test_every_folder_of_the_package_is_installed(
+    distribution: setuptools.Distribution,
+) -> None:
+    """`tests/nightly/test_package.py` builds a wheel, and looks into it."""
+    folders = {path.parent for path in (ROOT / "tfgpipe").rglob("*.py")}
+    assert set(distribution.packages) == {
+        ".".join(folder.relative_to(ROOT).parts) for folder in folders
+    }
 
 
 def test_the_keras_at_hand_is_in_the_range_that_is_tested() -> None:
