@@ -20,3 +20,9 @@ def test_every_schedule_trains_as_the_layers_alone(schedule, remat, policy):
 @pytest.mark.parametrize(("name", "policy"), training.FILES)
 def test_models_are_saved_and_loaded(name, policy, tmp_path):
     training.assert_saved_and_loaded(name, policy, tmp_path)
+
+
+@pytest.mark.parametrize("what", ["model", "wrapper", "layer"])
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_models_frozen_after_training_are_saved_and_copied(what, pipelined, tmp_path):
+    training.assert_frozen_is_saved_and_copied(what, pipelined, tmp_path)

@@ -8,6 +8,7 @@ import pytest
 
 import tfgpipe
 from tests import compare
+from tests.quantization import training
 from tests.quantization.stacks import KERNELS, RAMPED, STACKS, Gated
 from tfgpipe import quantization, seams
 from tfgpipe.quantization import FakeQuantize, QuantizeConfig, QuantizeWrapper
@@ -184,19 +185,7 @@ X = np.random.default_rng(0).standard_normal((8, 4), dtype=np.float32)
     ("what", "pipelined"), [("model", True), ("wrapper", False), ("layer", True)]
 )
 def test_models_frozen_after_training_are_saved_and_copied(what, pipelined, tmp_path):
-    stack = quantization.apply([layers.Dense(3), layers.Dense(2)])
-    if pipelined:
-        model = tfgpipe.PipelinedModel(stack, num_stages=2, num_microbatches=2)
-    else:
-        model = keras.Sequential([keras.Input((4,)), *stack])
-    model(X, training=True)
-    frozen = {"model": model, "wrapper": stack[1], "layer": stack[1].layer}[what]
-    frozen.trainable = False
-    path = tmp_path / "model.keras"
-    model.save(path)
-    loaded = keras.models.load_model(path)
-    np.testing.assert_array_equal(loaded(X), model(X))
-    np.testing.assert_allclose(quantization.plain_copy(model)(X), model(X), atol=1e-6)
+    training.assert_frozen_is_saved_and_copied(what, pipelined, tmp_path)
 
 
 def test_files_hold_each_weight_once(tmp_path):

@@ -143,3 +143,27 @@ def assert_saved_and_loaded(name: str, policy: str, folder: Path) -> None:
     np.testing.assert_allclose(received, expected, rtol, rtol)
     loaded(x, training=True)
     assert {int(v) for n, v in ranges(loaded).items() if "num_updates" in n} == {4}
+
+
+def assert_frozen_is_saved_and_copied(what: str, pipelined: bool, folder: Path) -> None:
+    """Asserts that what was frozen after training comes back, and in a plain copy.
+
+    Args:
+        what: What is frozen: the "model", a "wrapper", or the "layer" inside.
+        pipelined: Whether the model is a pipeline.
+        folder: Where the file is written.
+    """
+    x = np.random.default_rng(0).standard_normal((8, 4), dtype=np.float32)
+    stack = quantization.apply([keras.layers.Dense(3), keras.layers.Dense(2)])
+    if pipelined:
+        model = tfgpipe.PipelinedModel(stack, num_stages=2, num_microbatches=2)
+    else:
+        model = keras.Sequential([keras.Input((4,)), *stack])
+    model(x, training=True)
+    frozen = {"model": model, "wrapper": stack[1], "layer": stack[1].layer}[what]
+    frozen.trainable = False
+    path = folder / "model.keras"
+    model.save(path)
+    loaded = keras.models.load_model(path)
+    np.testing.assert_array_equal(loaded(x), model(x))
+    np.testing.assert_allclose(quantization.plain_copy(model)(x), model(x), atol=1e-6)
