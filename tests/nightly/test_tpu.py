@@ -1,31 +1,12 @@
-"""Train steps for TPUs that are not there: more schedules than the gate has."""
+"""Programs on cores of a TPU, compiled by XLA, of a schedule that cuts backward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-from tests import tpu_steps
-from tests.tpu_steps import Traced
+from tests.xla import assert_programs_by_xla_give_the_same
 
 
-@pytest.fixture(scope="module", params=tpu_steps.FACES, ids=str)
-def traced(request: pytest.FixtureRequest) -> Traced:
-    return Traced(**request.param)
-
-
-@pytest.mark.parametrize("check", tpu_steps.CHECKS, ids=lambda x: x.__name__)
-def test_of_a_train_step(check: Callable[[Traced], None], traced: Traced) -> None:
-    check(traced)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "remat"), [("1f1b", "stage"), ("zero_bubble", "none")]
-)
-def test_compiled_by_xla_the_programs_of_the_cores_give_the_same(
-    schedule: Any, remat: Any, floatx: Any
-) -> None:
+def test_compiled_by_xla_the_programs_of_the_cores_give_the_same(floatx: Any) -> None:
     floatx("float64")
-    tpu_steps.assert_programs_by_xla_give_the_same(schedule, remat)
+    assert_programs_by_xla_give_the_same("zero_bubble", "none")

@@ -118,6 +118,7 @@ def assert_not_trained_for_it_is_near(file: Path, *, epochs: int) -> None:
     tfgpipe.export_int8(model, file, data(model)[0])
     compared = compare(model, file, data(model))
     assert compared.operations.num_floats == 0
+    assert compared.largest_difference <= 4
     assert compared.int8_accuracy == pytest.approx(compared.accuracy, abs=0.05)
 
 
