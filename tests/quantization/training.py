@@ -66,28 +66,30 @@ def assert_recomputed_equals_kept(name: str, *, times: int) -> None:
         np.testing.assert_allclose(ranges(models[1])[path], value, rtol, err_msg=path)
 
 
-def assert_trains_as_alone(schedule: str, remat: str, policy: str) -> None:
+def assert_trains_as_alone(
+    schedule: str, remat: str, policy: str, *, num_stages: int
+) -> None:
     """Asserts that a step of `fit` has loss, gradients and state of the layers alone.
 
     Args:
         schedule: A schedule's name.
         remat: What is recomputed.
         policy: The dtype policy that all is made under.
+        num_stages: K, of two layers each.
     """
     with policies.made_under(policy):
         chosen = STACKS["dense"]
         plain, pipelined = (
             tfgpipe.PipelinedModel(
-                quantization.apply([*chosen.make(), *chosen.make()]),
-                num_stages=num_stages,
-                num_microbatches=num_microbatches,
+                quantization.apply(
+                    [layer for _ in range(num_stages // 2) for layer in chosen.make()]
+                ),
+                num_stages=K,
+                num_microbatches=M,
                 schedule=kind,
                 remat=remat,
             )
-            for num_stages, num_microbatches, kind in (
-                (1, 1, "gpipe"),
-                (4, 4, schedule),
-            )
+            for K, M, kind in ((1, 1, "gpipe"), (num_stages, 4, schedule))
         )
         plain = keras.Sequential(
             [keras.Input(chosen.shape), *plain.pipelined.layers], name="plain"
