@@ -13,7 +13,7 @@ import tfgpipe
 from tests import compare, pairs
 from tests.columns import Columns
 from tests.test_placement import device_of, graphs_of
-from tfgpipe import cut, mesh, schedules, shards
+from tfgpipe import cut, mesh, shards
 from tfgpipe.stage import REMAT_MODES
 
 layers = keras.layers
@@ -115,7 +115,7 @@ def test_inference_is_the_plain_models(floatx):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "num_shards"), [*((name, 2) for name in schedules.NAMES), ("1f1b", 3)]
+    ("schedule", "num_shards"), [("interleaved", 2), ("zero_bubble", 3)]
 )
 def test_weights_and_slots_after_steps_of_adam(schedule, num_shards, floatx):
     floatx("float64")
@@ -133,6 +133,7 @@ def test_weights_and_slots_after_steps_of_adam(schedule, num_shards, floatx):
     x, y = data(12), data(12, 3)
     for model in (plain, pipelined):
         model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
+        model.run_eagerly = model is plain  # To trace it takes longer than its steps.
         model.fit(x, y, batch_size=5, epochs=2, shuffle=False, verbose=0)
     trained_alike(plain, pipelined)
     pairs_of_slots = zip(
@@ -142,7 +143,7 @@ def test_weights_and_slots_after_steps_of_adam(schedule, num_shards, floatx):
         compare.close(a.numpy(), b.numpy(), a.path, 1e-11, 1e-13)
 
 
-@pytest.mark.parametrize("owns_loss", [False, True])
+@pytest.mark.parametrize("owns_loss", [True])
 def test_replicas_of_stages_in_shards(owns_loss, floatx):
     """Two replicas of two stages on two devices each: eight devices."""
     floatx("float64")
@@ -164,6 +165,7 @@ def test_replicas_of_stages_in_shards(owns_loss, floatx):
         pipelined.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
     plain.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
     compare.copy_state(plain, pipelined)
+    plain.run_eagerly = True
     x, y = data(16), data(16, 3)
     for model in (plain, pipelined):
         model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
@@ -251,7 +253,7 @@ def test_cutting_anew_moves_parts_and_their_slots():
     )
     model.compile("adam", "mse", jit_compile=False)
     x = data(4, dtype="float32")
-    model.fit(x, x, verbose=0)
+    model.optimizer.build(model.trainable_variables)
     tfgpipe.recut(model, [2, 1])
     model.fit(x, x, verbose=0)
     (layer,) = model.layers
@@ -333,10 +335,13 @@ def step_graph(num_microbatches, remat="stage"):
     return step.get_concrete_function(tf.TensorSpec([rows, WIDE])).graph
 
 
-@pytest.mark.parametrize("remat", REMAT_MODES)
 @pytest.mark.parametrize(
-    ("num_microbatches", "policy"),
-    [(1, "float32"), (3, "float32"), (3, "mixed_float16")],
+    ("num_microbatches", "policy", "remat"),
+    [
+        (1, "float32", "none"),
+        (3, "mixed_float16", "layer"),
+        (3, "float32", "except_last"),
+    ],
 )
 def test_no_weight_goes_from_device_to_device(
     num_microbatches, policy, remat, mixed_precision

@@ -1,0 +1,130 @@
+"""`tests/test_pipelined_model.py` in full: each option by itself."""
+
+from __future__ import annotations
+
+import itertools
+
+import keras
+import pytest
+
+from tests import test_pipelined_model as short
+from tests import zoo
+from tests.zoo import floats
+from tfgpipe import schedules
+
+EMA = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 4}
+OPTIMIZERS = {
+    "momentum": lambda: short.sgd(momentum=0.9, nesterov=True),
+    "clipnorm": lambda: short.sgd(clipnorm=0.1),
+    "global_clipnorm": lambda: short.sgd(global_clipnorm=0.1),
+    "clipvalue": lambda: short.sgd(clipvalue=0.05),
+    "weight decay": lambda: short.sgd(weight_decay=0.1),
+    "accumulated gradients": lambda: short.sgd(gradient_accumulation_steps=2),
+    "moving averages": lambda: short.sgd(**EMA),
+    "scaled loss": lambda: short.sgd(loss_scale_factor=64.0),
+    "decaying rate": lambda: short.sgd(
+        learning_rate=keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    ),
+    "adam": lambda: keras.optimizers.Adam(0.01, epsilon=0.1),
+}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_any_optimizer_makes_the_plain_models_updates(make):
+    short.test_any_optimizer_makes_the_plain_models_updates(make)
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    list(zip(short.SETTINGS, itertools.cycle(schedules.NAMES), strict=False)),
+)
+def test_whatever_is_compiled(name, schedule):
+    short.test_whatever_is_compiled(name, schedule)
+
+
+def test_outputs_from_two_stages():
+    short.test_losses_and_metrics_by_the_names_of_outputs(2)
+
+
+def test_sample_weights_for_all_outputs():
+    short.test_losses_in_a_list_and_sample_weights("one for all")
+
+
+@pytest.mark.parametrize("loss", ["mse", None])
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_added_losses(loss, eagerly):
+    short.test_added_losses(loss, eagerly)
+
+
+@pytest.mark.parametrize("function", short.FUNCTIONS)
+def test_a_function_as_a_loss(function):
+    models = short.both(
+        short.small, lambda: {"optimizer": short.sgd(), "loss": function}
+    )
+    short.assert_fits_the_same(models, short.X, short.Y, epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("mask", "ignored", "reduction", "weights"),
+    [
+        (True, None, "sum_over_batch_size", None),
+        (True, None, "mean_with_sample_weight", short.OF_PLACES),
+        (False, 0, "sum_over_batch_size", short.OF_PLACES),
+        (False, 0, "sum", short.WEIGHTS[:, None]),
+        (True, 0, "sum_over_batch_size", short.WEIGHTS[:, None]),
+        (True, 0, "mean_with_sample_weight", None),
+        (False, None, "mean_with_sample_weight", short.OF_PLACES),
+        (False, None, "sum_over_batch_size", short.WEIGHTS[:, None]),
+    ],
+)
+def test_what_a_loss_leaves_out(mask, ignored, reduction, weights):
+    short.test_what_a_loss_leaves_out(mask, ignored, reduction, weights)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "ignored", "mask"), [("gpipe", None, True), ("gpipe", 0, False)]
+)
+def test_outputs_of_the_whole_mini_batch_never_exist(schedule, ignored, mask):
+    short.test_outputs_of_the_whole_mini_batch_never_exist(schedule, ignored, mask)
+
+
+def test_replicas_are_one_that_has_all_rows():
+    short.test_replicas_are_one_that_has_all_rows("1f1b")
+
+
+def test_replicas_of_several_losses_that_leave_things_out():
+    compiled = {"loss": ["mse"] * 4, "loss_weights": [1.0, 0.5, 2.0, 1.0]}
+    models = short.plain_and_replicated(zoo.masked_outputs, **compiled)
+    x = zoo.ZOO["masked_outputs"].data(short.NUM_ROWS)
+    shapes = (6, 3), (4, 3), (3,), (4, 2)
+    y = [floats(short.NUM_ROWS, *shape) for shape in shapes]
+    short.assert_fits_the_same(models, x, y, batch_size=8)
+
+
+def test_a_pipeline_of_a_trained_model_goes_on_as_that_would():
+    short.test_a_pipeline_of_a_trained_model_goes_on_as_that_would("1f1b")
+
+
+PLANS = pytest.mark.parametrize("name", short.PLANS)
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+@PLANS
+def test_each_device_runs_the_schedules_actions_in_order_and_once(name, eagerly):
+    short.test_each_device_runs_the_schedules_actions_in_order_and_once(name, eagerly)
+
+
+@PLANS
+def test_programs_are_on_their_devices_chained_in_the_schedules_order(name):
+    short.test_programs_are_on_their_devices_chained_in_the_schedules_order(name)
+
+
+@PLANS
+def test_only_boundaries_and_scalars_cross_between_devices(name):
+    short.test_only_boundaries_and_scalars_cross_between_devices(name)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_pydataset_is_taken_in_the_order_of_the_plain_model(workers, shuffle):
+    short.test_a_pydataset_is_taken_in_the_order_of_the_plain_model(workers, shuffle)
