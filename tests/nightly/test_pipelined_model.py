@@ -8,8 +8,6 @@ import keras
 import pytest
 
 from tests import test_pipelined_model as short
-from tests import zoo
-from tests.zoo import floats
 from tfgpipe import schedules
 
 EMA = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 4}
@@ -86,42 +84,6 @@ def test_what_a_loss_leaves_out(mask, ignored, reduction, weights):
 )
 def test_outputs_of_the_whole_mini_batch_never_exist(schedule, ignored, mask):
     short.test_outputs_of_the_whole_mini_batch_never_exist(schedule, ignored, mask)
-
-
-def test_replicas_are_one_that_has_all_rows():
-    short.test_replicas_are_one_that_has_all_rows("1f1b")
-
-
-def test_replicas_of_several_losses_that_leave_things_out():
-    compiled = {"loss": ["mse"] * 4, "loss_weights": [1.0, 0.5, 2.0, 1.0]}
-    models = short.plain_and_replicated(zoo.masked_outputs, **compiled)
-    x = zoo.ZOO["masked_outputs"].data(short.NUM_ROWS)
-    shapes = (6, 3), (4, 3), (3,), (4, 2)
-    y = [floats(short.NUM_ROWS, *shape) for shape in shapes]
-    short.assert_fits_the_same(models, x, y, batch_size=8)
-
-
-def test_a_pipeline_of_a_trained_model_goes_on_as_that_would():
-    short.test_a_pipeline_of_a_trained_model_goes_on_as_that_would("1f1b")
-
-
-PLANS = pytest.mark.parametrize("name", short.PLANS)
-
-
-@pytest.mark.parametrize("eagerly", [False, True])
-@PLANS
-def test_each_device_runs_the_schedules_actions_in_order_and_once(name, eagerly):
-    short.test_each_device_runs_the_schedules_actions_in_order_and_once(name, eagerly)
-
-
-@PLANS
-def test_programs_are_on_their_devices_chained_in_the_schedules_order(name):
-    short.test_programs_are_on_their_devices_chained_in_the_schedules_order(name)
-
-
-@PLANS
-def test_only_boundaries_and_scalars_cross_between_devices(name):
-    short.test_only_boundaries_and_scalars_cross_between_devices(name)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
