@@ -16,10 +16,16 @@ import tfgpipe
 from tests import compare
 from tests.logs import LOG, Logs
 from tests.stacks import AddsLoss
-from tests.test_pipelined_model import (
-    FIT,
+from tests.test_pipelined_losses import (
     IDS_IN,
     IDS_OUT,
+    distance,
+    regularised,
+    token_loss,
+    tokens,
+)
+from tests.test_pipelined_model import (
+    FIT,
     NUM_ROWS,
     OWN,
     PIPELINE,
@@ -31,12 +37,8 @@ from tests.test_pipelined_model import (
     assert_same_variables,
     assert_trains_the_same,
     both,
-    distance,
-    regularised,
     sgd,
     small,
-    token_loss,
-    tokens,
 )
 from tests.test_placement import device_of, graphs_of
 from tests.zoo import floats

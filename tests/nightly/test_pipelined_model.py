@@ -48,44 +48,6 @@ def test_sample_weights_for_all_outputs():
     short.test_losses_in_a_list_and_sample_weights("one for all")
 
 
-@pytest.mark.parametrize("loss", ["mse", None])
-@pytest.mark.parametrize("eagerly", [False, True])
-def test_added_losses(loss, eagerly):
-    short.test_added_losses(loss, eagerly)
-
-
-@pytest.mark.parametrize("function", short.FUNCTIONS)
-def test_a_function_as_a_loss(function):
-    models = short.both(
-        short.small, lambda: {"optimizer": short.sgd(), "loss": function}
-    )
-    short.assert_fits_the_same(models, short.X, short.Y, epochs=1)
-
-
-@pytest.mark.parametrize(
-    ("mask", "ignored", "reduction", "weights"),
-    [
-        (True, None, "sum_over_batch_size", None),
-        (True, None, "mean_with_sample_weight", short.OF_PLACES),
-        (False, 0, "sum_over_batch_size", short.OF_PLACES),
-        (False, 0, "sum", short.WEIGHTS[:, None]),
-        (True, 0, "sum_over_batch_size", short.WEIGHTS[:, None]),
-        (True, 0, "mean_with_sample_weight", None),
-        (False, None, "mean_with_sample_weight", short.OF_PLACES),
-        (False, None, "sum_over_batch_size", short.WEIGHTS[:, None]),
-    ],
-)
-def test_what_a_loss_leaves_out(mask, ignored, reduction, weights):
-    short.test_what_a_loss_leaves_out(mask, ignored, reduction, weights)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "ignored", "mask"), [("gpipe", None, True), ("gpipe", 0, False)]
-)
-def test_outputs_of_the_whole_mini_batch_never_exist(schedule, ignored, mask):
-    short.test_outputs_of_the_whole_mini_batch_never_exist(schedule, ignored, mask)
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_pydataset_is_taken_in_the_order_of_the_plain_model(workers, shuffle):
