@@ -1,7 +1,8 @@
 # The two commands: `make train` and `make test`. Needed first: Python 3.11, make.
 #
 #   make train     train the language model of params/lm.py into runs/lm.Tiny
-#   make test      format check, lint, types, tests
+#   make test      format check, lint, types, the tests of every change
+#   make test-all  the same, and those in tests/nightly
 #   make test-keras KERAS=3.14.1   what depends on Keras, with another Keras
 #   make lint      the first three of these
 #   make format    rewrite the code in the project's format
@@ -20,12 +21,14 @@ PARAMS ?= lm.Tiny
 LOGDIR ?= runs/$(PARAMS)
 # One more than there are cores: some tests wait for other processes.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# A part of the nightly tests, such as 2/6; all of them if empty.
+SLICE ?=
 
 BIN := $(VENV)/bin
 TRAINER_INSTALLED := $(VENV)/.installed-trainer
 DEV_INSTALLED := $(VENV)/.installed-dev
 
-.PHONY: help train test test-keras lint format guide bench docs measure clean
+.PHONY: help train test test-all test-nightly test-keras lint format guide bench docs measure clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -33,13 +36,22 @@ help:
 train: $(TRAINER_INSTALLED)
 	$(BIN)/python -m trainer --params=$(PARAMS) --logdir=$(LOGDIR)
 
+# Files go to workers, so that what a file makes once is made once.
+PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS)
+
 test: lint
-	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
+	$(PYTEST) --dist=worksteal tests/pure
+	$(PYTEST) --dist=loadfile tests --ignore=tests/pure --ignore=tests/nightly
+
+test-nightly: $(DEV_INSTALLED)
+	$(PYTEST) --dist=worksteal tests/nightly $(if $(SLICE),--slice=$(SLICE))
+
+test-all: test test-nightly
 
 # The oldest Keras of setup.py's range. The newest is what `make test` installs.
 KERAS ?= 3.14.1
 KERAS_TESTS ?= tests/test_seams.py tests/test_calls.py tests/test_summary.py \
-	tests/test_recording.py tests/test_gradient_identity.py \
+	tests/test_recording.py tests/test_identity.py tests/test_gradient_identity.py \
 	tests/test_pipelined_layer.py tests/test_pipelined_model.py tests/test_export.py
 
 test-keras: $(DEV_INSTALLED)
@@ -48,7 +60,7 @@ test-keras: $(DEV_INSTALLED)
 	PYTHONPATH=$(CURDIR)/build/keras-$(KERAS) $(BIN)/python -c \
 		'import keras; assert keras.__version__ == "$(KERAS)", keras.__version__'
 	PYTHONPATH=$(CURDIR)/build/keras-$(KERAS) $(BIN)/python -m pytest \
-		--numprocesses=$(WORKERS) --dist=worksteal $(KERAS_TESTS)
+		--numprocesses=$(WORKERS) --dist=loadfile $(KERAS_TESTS)
 
 lint: $(DEV_INSTALLED)
 	$(BIN)/ruff format --check .

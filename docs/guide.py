@@ -539,7 +539,7 @@ print(f"{len(names)} weights, 5 pipelines: the largest difference is {largest:.1
 tfgpipe.plot_differences(differences, tolerance=TOLERANCE)
 
 # %% [markdown]
-# What is left is the order of additions. `tests/test_gradient_identity.py` does this for
+# What is left is the order of additions. `tests/test_identity.py` does this for
 # all K in 1..4 and M in {1, 2, 3, 5, 8}, every kind of layer and each `remat`.
 
 # %% [markdown]

@@ -1,31 +1,54 @@
-"""Shared set-up: every test runs on eight logical CPU devices."""
+"""Shared set-up: TensorFlow starts, on eight logical CPUs, for the tests that use it.
+
+Those in `tests/pure` do without, and start in a second.
+"""
+
+from __future__ import annotations
 
 import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
 
-import tfgpipe
+from tests.forks import Server
 
-tfgpipe.make_logical_cpus(8)
+PURE = Path(__file__).resolve().parent / "pure"
+
 # How long an example takes says nothing on a machine that is busy.
 hypothesis.settings.register_profile("tfgpipe", deadline=None)
 hypothesis.settings.load_profile("tfgpipe")
 
 
-@pytest.fixture(autouse=True)
-def fresh_names_and_seeds():
-    """Layer names and random draws do not depend on which tests ran before."""
-    import keras
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Starts TensorFlow before a file that may use it is imported."""
+    if isinstance(collector, pytest.Module) and PURE not in collector.path.parents:
+        _start_tensorflow()
 
-    keras.utils.clear_session(free_memory=False)
-    keras.utils.set_random_seed(0)
+
+def _start_tensorflow() -> None:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import keras  # noqa: F401
+
+    import tfgpipe
+
+    tfgpipe.make_logical_cpus(8)
+
+
+@pytest.fixture(autouse=True)
+def fresh_names_and_seeds() -> None:
+    """Layer names and random draws do not depend on which tests ran before."""
+    if "keras" in sys.modules:
+        import keras
+
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(0)
 
 
 @pytest.fixture
-def floatx():
+def floatx() -> Iterator[Callable[[str], None]]:
     """Sets the dtype of everything that is made in a test."""
     import keras
 
@@ -34,10 +57,18 @@ def floatx():
 
 
 @pytest.fixture
-def mixed_precision():
+def mixed_precision() -> Iterator[None]:
     """Computes in half precision, and keeps weights in single."""
     import keras
 
     keras.config.set_dtype_policy("mixed_float16")
     yield
     keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[Server]:
+    """Runs programs, each of which has a TensorFlow of its own."""
+    server = Server()
+    yield server
+    server.close()

@@ -1,47 +1,91 @@
-"""Few cases that together hold every pair of values of all factors."""
+"""Few cases that together hold every pair of values of all factors.
+
+A grid of all pairs (Kuhn, Kacker, Lei: Introduction to Combinatorial Testing, chapter
+3): a fault is mostly one of a value or of two values together, and a few dozen cases
+hold all of these where the full product has thousands.
+"""
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 Factors = Mapping[str, Sequence[Any]]
+Rule = Callable[..., Any]
+CANDIDATES = 20
 
 
-def all_pairs(factors: Factors) -> tuple[tuple, ...]:
-    """Returns cases, one value of each factor in turn, greedily chosen."""
-    names = list(factors)
-    wanted = {
-        ((i, a), (j, b))
-        for i, j in itertools.combinations(range(len(names)), 2)
-        for a in factors[names[i]]
-        for b in factors[names[j]]
-    }
+def all_pairs(
+    factors: Factors, *, impossible: Collection[Rule] = (), strength: int = 2
+) -> tuple[tuple, ...]:
+    """Returns cases, one value of each factor in turn, greedily chosen.
+
+    Args:
+        factors: The values of each factor.
+        impossible: Functions of some factors, by name, that are true of values that
+            cannot meet.
+        strength: How many factors' values meet in every way: 2 for pairs.
+    """
+    rules = [(frozenset(inspect.signature(r).parameters), r) for r in impossible]
     rng = random.Random(0)
+    met: set = set()
     cases = []
-    while wanted:
-        (i, a), (j, b) = min(wanted, key=repr)
-        best, best_new = None, -1
-        for _ in range(60):
-            case = [rng.choice(factors[name]) for name in names]
-            case[i], case[j] = a, b
-            new = len(wanted & pairs_of(case))
-            if new > best_new:
-                best, best_new = tuple(case), new
-        cases.append(best)
-        wanted -= pairs_of(best)
+    for names in itertools.combinations(factors, strength):
+        for values in itertools.product(*(factors[name] for name in names)):
+            wanted = tuple(zip(names, values, strict=True))
+            if wanted in met:
+                continue
+            best, best_new = None, set()
+            for _ in range(CANDIDATES):
+                case = _completed(dict(wanted), factors, rules, rng)
+                if case is None:
+                    break  # These values cannot meet.
+                new = meetings(factors, case, strength) - met
+                if len(new) > len(best_new):
+                    best, best_new = case, new
+            if best is not None:
+                cases.append(best)
+                met |= best_new
     return tuple(cases)
 
 
-def pairs_of(case: Sequence[Any]) -> set:
-    """Returns the pairs of values that a case holds, each with its factor's place."""
-    return set(itertools.combinations(enumerate(case), 2))
+def meetings(factors: Factors, case: Sequence[Any], strength: int = 2) -> set:
+    """Returns the values that meet in a case, each with its factor's name."""
+    return set(itertools.combinations(zip(factors, case, strict=True), strength))
 
 
-def assert_covers_all_pairs(factors: Factors, cases: Sequence[Sequence[Any]]) -> None:
-    held = set().union(*map(pairs_of, cases))
-    for (i, a), (j, b) in itertools.combinations(enumerate(factors.values()), 2):
-        for pair in itertools.product(a, b):
-            assert ((i, pair[0]), (j, pair[1])) in held
+def _completed(
+    given: dict[str, Any],
+    factors: Factors,
+    rules: Sequence[tuple[frozenset[str], Rule]],
+    rng: random.Random,
+) -> tuple | None:
+    """Returns a case that holds these values and breaks no rule, or None."""
+    missing = [name for name in factors if name not in given]
+    rng.shuffle(missing)
+    case = dict(given)
+
+    def broken(names: Collection[str]) -> bool:
+        return any(
+            rule(**{name: case[name] for name in asked})
+            for asked, rule in rules
+            if asked <= case.keys() and not asked.isdisjoint(names)
+        )
+
+    def fill(position: int) -> bool:
+        if position == len(missing):
+            return True
+        name = missing[position]
+        for value in rng.sample(factors[name], len(factors[name])):
+            case[name] = value
+            if not broken((name,)) and fill(position + 1):
+                return True
+        del case[name]
+        return False
+
+    if broken(tuple(given)) or not fill(0):
+        return None
+    return tuple(case[name] for name in factors)

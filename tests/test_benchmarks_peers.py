@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 import keras
 import numpy as np
 import pytest
 
 from benchmarks import workloads
-from benchmarks.peers import environments, protocol, report, turns
-from benchmarks.peers.__main__ import main, parse
+from benchmarks.peers import protocol, turns
+from benchmarks.peers.__main__ import main
 from benchmarks.worker import Step
 
 TASK = protocol.Task(
@@ -69,47 +67,9 @@ def test_no_time_is_told_of_a_side_with_other_losses(wrong):
     assert list(differs) == list(agree[0])
 
 
-def test_a_missing_peer_is_said_plainly_with_what_makes_it(tmp_path):
-    assert environments.missing("jax", None) == (
-        "jax is left out: no environment was named for it."
-    )
-    assert environments.missing("jax", f"{tmp_path}/python") == (
-        f"jax is left out: there is no {tmp_path}/python. "
-        "`python -m benchmarks.peers.environments DIR jax` makes one with it."
-    )
-
-
-def test_an_environment_needs_the_peers_package(monkeypatch):
-    for package in ("numpy", "no-such-package"):
-        peer = environments.Peer(module="", requirements=(f"{package}==1",))
-        monkeypatch.setitem(environments.PEERS, package, peer)
-    assert environments.missing("numpy", sys.executable) is None
-    assert environments.missing("no-such-package", sys.executable) == (
-        f"no-such-package is left out: {sys.executable} has no package "
-        "no-such-package. `python -m benchmarks.peers.environments DIR "
-        "no-such-package` makes one with it."
-    )
-
-
-def test_an_unknown_environment_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["environments", "somewhere", "torhc"])
-    with pytest.raises(SystemExit):
-        environments.main()
-    said = capsys.readouterr().err
-    assert "Expected peers of torch, torchgpipe, jax. Received torhc." in said
-
-
 def test_a_peer_that_stops_is_named():
     with pytest.raises(RuntimeError, match="jax_pipeline stopped"):
         turns.PeerProcess("false", module="jax_pipeline", task=TASK, cores=(0,))
-
-
-def test_schedules_are_those_a_peer_has_and_plain_is_without_remat():
-    asked = ("gpipe", "1f1b", "zero_bubble")
-    assert list(turns.schedules_of("torch", asked, "none")) == ["plain", *asked]
-    assert list(turns.schedules_of("torch", asked, "stage")) == ["gpipe", "1f1b"]
-    assert list(turns.schedules_of("torchgpipe", asked, "none")) == ["gpipe"]
-    assert list(turns.schedules_of("jax", asked, "none")) == ["plain", "gpipe"]
 
 
 @pytest.mark.parametrize("workload", ["mlp", "transformer"])
@@ -139,37 +99,6 @@ def test_peers_read_the_weights_of_keras_by_their_names(workload, tmp_path):
         query = block.attention.query_dense.kernel
         np.testing.assert_array_equal(weights["query.kernel"], query)
         np.testing.assert_array_equal(weights["hidden.kernel"], block.hidden.kernel)
-
-
-def test_the_section_tells_machine_versions_and_a_table_a_workload():
-    rows = [ROW, {**ROW, "ms": "losses differ"}, {**ROW, "remat": "stage"}]
-    section = report.section(
-        rows, machine="A processor, 2 cores", versions={"jax": "0.10.2"}, notes=["So."]
-    )
-    assert section == (
-        "## Measured\n\n"
-        "A processor, 2 cores; jax 0.10.2.\n\n"
-        "So.\n\n"
-        '### mlp, `remat="none"`\n\n'
-        "| M | side | ms |\n|---|---|---|\n"
-        "| 4 | jax gpipe | 31.25 |\n| 4 | jax gpipe | losses differ |\n\n"
-        '### mlp, `remat="stage"`\n\n'
-        "| M | side | ms |\n|---|---|---|\n| 4 | jax gpipe | 31.25 |\n"
-    )
-
-
-def test_a_section_takes_the_place_of_the_last_one(tmp_path):
-    path = tmp_path / "peers.md"
-    path.write_text("# Peers\n\nProse.\n\n## Measured\n\nOld.\n")
-    report.put(path, "## Measured\n\nNew.\n")
-    assert path.read_text() == "# Peers\n\nProse.\n\n## Measured\n\nNew.\n"
-
-
-def test_flags_that_are_not_given_measure_both_workloads():
-    flags = parse([])
-    assert flags.workload == ["mlp", "transformer"]
-    assert (flags.microbatches, flags.remat) == ([8], ["none"])
-    assert parse(["--microbatches=4,8"]).microbatches == [4, 8]
 
 
 def test_the_command_measures_the_peers_that_are_there(monkeypatch, capsys, tmp_path):

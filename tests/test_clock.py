@@ -13,7 +13,7 @@ import tfgpipe
 from tfgpipe import pipelined_model
 from tfgpipe.clock import Recorder, timeline
 from tfgpipe.schedule import Action
-from tfgpipe.schedules import NAMES, gpipe
+from tfgpipe.schedules import gpipe
 from tfgpipe.timeline import Timeline
 
 
@@ -21,7 +21,7 @@ class Busy(keras.layers.Layer):
     """Passes on what it gets after some arithmetic that takes a while."""
 
     def call(self, x):
-        square = tf.eye(400) + 1e-9 * tf.reduce_sum(x)
+        square = tf.eye(300) + 1e-9 * tf.reduce_sum(x)
         for _ in range(6):
             square = square @ square
         return x + 0.0 * square[0, 0]
@@ -46,7 +46,7 @@ def recorded(schedule: str, *, remat: str = "none", rows: int = 8) -> Timeline:
     return model.recorder.timeline(model.schedule)
 
 
-@pytest.mark.parametrize("schedule", NAMES)
+@pytest.mark.parametrize("schedule", ["interleaved", "zero_bubble"])
 def test_a_recorded_step_follows_its_schedule(schedule):
     step = recorded(schedule)
     ran = {(s.kind, s.stage, s.microbatch): s for s in step.spans}

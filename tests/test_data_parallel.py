@@ -34,6 +34,13 @@ def stack():
     ]
 
 
+def short_stack():
+    return [
+        layers.Dense(8, activation="tanh", kernel_regularizer="l2"),
+        layers.Dense(3),
+    ]
+
+
 def adam():
     return keras.optimizers.Adam(0.05)
 
@@ -78,16 +85,8 @@ def assert_trains_the_same(plain, replicated, *, epochs=4, measures=True, **fit)
                 compare.close(a.numpy(), copy.numpy(), a.path, RTOL, ATOL)
 
 
-CASES = [
-    # D, K, M, schedule, remat
-    (2, 2, 2, "gpipe", "stage"),
-    (2, 2, 4, "1f1b", "none"),
-    (2, 2, 2, "zero_bubble", "layer"),
-    (3, 2, 3, "1f1b", "stage"),
-    (2, 3, 3, "zero_bubble", "none"),
-    (4, 1, 2, "gpipe", "none"),
-    (1, 4, 4, "1f1b", "except_last"),
-]
+# D, K, M, schedule, remat; more of them in `nightly`.
+CASES = [(3, 2, 3, "1f1b", "stage"), (2, 2, 2, "zero_bubble", "layer")]
 
 
 @pytest.mark.parametrize(("d", "k", "m", "schedule", "remat"), CASES)
@@ -109,7 +108,7 @@ def test_replicas_of_interleaved_stages(floatx):
     assert_trains_the_same(made(), replicated)
 
 
-@pytest.mark.parametrize("d", [2, 3])
+@pytest.mark.parametrize("d", [3])
 def test_rows_weigh_alike_whatever_their_replica(floatx, d):
     floatx("float64")
     compiled = {
@@ -117,9 +116,10 @@ def test_rows_weigh_alike_whatever_their_replica(floatx, d):
         "weighted_metrics": ["mae"],
     }
     strategy = tfgpipe.PipelineStrategy(num_stages=2, num_replicas=d)
-    replicated = made(strategy=strategy, compiled=compiled)
+    arguments = {"make": short_stack, "compiled": compiled}
+    replicated = made(strategy=strategy, **arguments)
     weights = {"sample_weight": WEIGHTS}
-    assert_trains_the_same(made(compiled=compiled), replicated, **weights)
+    assert_trains_the_same(made(**arguments), replicated, **weights)
 
 
 def test_a_loss_that_is_a_sum(floatx):
@@ -129,71 +129,67 @@ def test_a_loss_that_is_a_sum(floatx):
     def sgd():
         return keras.optimizers.SGD(0.001)
 
-    strategy = tfgpipe.PipelineStrategy(num_stages=2, num_replicas=3)
-    replicated = made(sgd, strategy=strategy, compiled=compiled)
-    assert_trains_the_same(made(sgd, compiled=compiled), replicated)
+    strategy = tfgpipe.PipelineStrategy(num_stages=2, num_replicas=2)
+    replicated = made(sgd, short_stack, strategy=strategy, compiled=compiled)
+    plain = made(sgd, short_stack, compiled=compiled)
+    assert_trains_the_same(plain, replicated, measures=False)
 
 
 def test_a_batch_smaller_than_the_number_of_replicas(floatx):
     floatx("float64")
     strategy = tfgpipe.PipelineStrategy(num_stages=2, num_replicas=4)
-    replicated = made(strategy=strategy)
+    replicated = made(make=short_stack, strategy=strategy)
     data = {"x": X[:9], "y": Y[:9]}
-    assert_trains_the_same(made(), replicated, **data)
+    assert_trains_the_same(made(make=short_stack), replicated, **data)
 
 
+def momentum():
+    return keras.optimizers.SGD(0.5, momentum=0.9, global_clipnorm=0.1)
+
+
+# What is on all replicas or shared out, and several options that have nothing to do
+# with each other; one by one in `nightly`.
 OPTIMIZERS = {
-    "decay": lambda: keras.optimizers.AdamW(0.05, weight_decay=0.1),
-    "averages of all": lambda: keras.optimizers.Adam(
-        0.05, use_ema=True, ema_overwrite_frequency=2, gradient_accumulation_steps=2
+    "clipnorm, decay, averages, accumulation on all": (
+        lambda: keras.optimizers.AdamW(
+            keras.optimizers.schedules.PiecewiseConstantDecay([3], [0.05, 0.01]),
+            weight_decay=0.1,
+            clipnorm=0.1,
+            use_ema=True,
+            ema_momentum=0.9,
+            ema_overwrite_frequency=2,
+            gradient_accumulation_steps=2,
+        ),
+        "none",
     ),
-    "scaled on all": lambda: keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.Adam(0.05), dynamic_growth_steps=3
+    "global_clipnorm with weights shared out": (momentum, "weights"),
+    "scaled with slots shared out": (
+        lambda: keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.Adam(0.05, clipvalue=0.01), dynamic_growth_steps=3
+        ),
+        "slots",
     ),
-    "clipnorm": lambda: keras.optimizers.Adam(0.05, clipnorm=0.1),
-    "clipvalue": lambda: keras.optimizers.SGD(0.5, clipvalue=0.01),
-    "global_clipnorm": lambda: keras.optimizers.SGD(
-        0.5, momentum=0.9, global_clipnorm=0.1
+    # The arithmetic is of a whole weight, not of its entries one by one.
+    "adafactor with weights shared out": (
+        lambda: keras.optimizers.Adafactor(0.05),
+        "weights",
     ),
-    "accumulation": lambda: keras.optimizers.Adam(0.05, gradient_accumulation_steps=2),
-    "averages": lambda: keras.optimizers.Adam(
-        0.05, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=2
-    ),
-    "scaled": lambda: keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.Adam(0.05, global_clipnorm=0.1), dynamic_growth_steps=3
-    ),
-    "schedule": lambda: keras.optimizers.Adam(
-        # Others are computed in single precision.
-        keras.optimizers.schedules.PiecewiseConstantDecay([3, 7], [0.05, 0.03, 0.01])
-    ),
-    # Those whose arithmetic is of a whole weight, not of its entries one by one.
-    "adafactor": lambda: keras.optimizers.Adafactor(0.05),
-    "lamb": lambda: keras.optimizers.Lamb(0.05),
-}
-SHARED = {
-    "clipvalue": "slots",
-    "global_clipnorm": "weights",
-    "accumulation": "slots",
-    "averages": "weights",
-    "scaled": "slots",
-    "adafactor": "weights",
-    "lamb": "slots",
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers_work_on_what_all_replicas_sum_up_to(floatx, name):
+@pytest.mark.parametrize(("optimizer", "shares"), OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_optimizers_work_on_what_all_replicas_sum_up_to(floatx, optimizer, shares):
     floatx("float64")
     strategy = tfgpipe.PipelineStrategy(
-        num_stages=2, num_replicas=2, shard_replicas=SHARED.get(name, "none")
+        num_stages=2, num_replicas=2, shard_replicas=shares
     )
-    optimizer = OPTIMIZERS[name]
-    replicated = made(optimizer, strategy=strategy)
-    assert_trains_the_same(made(optimizer), replicated, measures=False)
+    replicated = made(optimizer, short_stack, strategy=strategy)
+    plain = made(optimizer, short_stack)
+    assert_trains_the_same(plain, replicated, measures=False)
 
 
 @pytest.mark.usefixtures("mixed_precision")
-@pytest.mark.parametrize("shares", ["none", "weights"])
+@pytest.mark.parametrize("shares", ["weights"])
 def test_half_precision(shares):
     """Loss scaling comes with it. What is rounded is so in other places."""
 
@@ -208,6 +204,7 @@ def test_half_precision(shares):
         return keras.optimizers.SGD(0.1, momentum=0.9)
 
     plain, replicated = made(sgd, bare), made(sgd, bare, strategy=strategy)
+    plain.run_eagerly = True
     x, y = X.astype("float32"), Y.astype("float32")
     for model in (plain, replicated):
         model.fit(x, y, batch_size=8, shuffle=False, epochs=2, verbose=0)
@@ -218,11 +215,11 @@ def test_half_precision(shares):
         np.testing.assert_allclose(a.numpy(), b.numpy(), 0, 2e-3)
 
 
-@pytest.mark.parametrize("all_reduce", ["reduce", "ring"])
+@pytest.mark.parametrize("all_reduce", ["ring"])
 def test_a_loop_of_ones_own(floatx, all_reduce):
     """Each replica's gradients are of its own rows; clipped is their sum."""
     floatx("float64")
-    optimizer = OPTIMIZERS["global_clipnorm"]
+    optimizer = momentum
     plain = keras.Sequential([keras.Input((6,)), *stack()])
     expected = optimizer()
     for _ in range(3):
@@ -283,7 +280,8 @@ def test_what_is_shown_of_a_batch_is_of_all_replicas(floatx):
     floatx("float64")
     shown = []
     strategy = tfgpipe.PipelineStrategy(num_stages=1, num_replicas=4)
-    for model in (made(), made(strategy=strategy)):
+    replicated = made(make=short_stack, strategy=strategy)
+    for model in (made(make=short_stack), replicated):
         logs = Logs()
         fit = {"batch_size": 3, "shuffle": False, "verbose": 0, "callbacks": [logs]}
         model.fit(X[:7], Y[:7], **fit)
@@ -291,7 +289,7 @@ def test_what_is_shown_of_a_batch_is_of_all_replicas(floatx):
     np.testing.assert_allclose(shown[1], shown[0], RTOL)
 
 
-@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("eagerly", [False])
 def test_losses_of_several_outputs_weigh_rows_alike(floatx, eagerly):
     floatx("float64")
     found = []
@@ -317,7 +315,7 @@ def test_a_generator_loses_no_batch_once_all_is_built():
     """Keras counts one step more than there are batches."""
     strategy = tfgpipe.PipelineStrategy(num_stages=1, num_replicas=2)
     steps = []
-    for model in (made(), made(strategy=strategy)):
+    for model in (made(make=short_stack), made(make=short_stack, strategy=strategy)):
         counts = []
         for _ in range(2):
             batches = ((X[i : i + 4], Y[i : i + 4]) for i in (0, 4, 8))
@@ -384,7 +382,8 @@ def test_replicas_share_out_what_they_need_not_have_twice(shares):
         num_stages=2, num_replicas=2, shard_replicas=shares
     )
     model = made(make=square, strategy=strategy, compiled={"loss": "mse"})
-    model.fit(X, X, batch_size=8, verbose=0)
+    with strategy.scope():
+        model.optimizer.build(model.trainable_variables)
     weights, slots = held(model)
     matrix = 6 * 6 * 4  # Each stage has two, and Adam as much again for each twice.
     assert set(weights) == {"CPU:0", "CPU:1", "CPU:2", "CPU:3"}
@@ -397,14 +396,14 @@ def test_what_is_shared_out_is_saved_and_loaded_whole(tmp_path, shares):
     strategy = tfgpipe.PipelineStrategy(
         num_stages=2, num_replicas=2, shard_replicas=shares
     )
-    model = made(strategy=strategy, num_microbatches=3)
+    model = made(make=short_stack, strategy=strategy, num_microbatches=3)
     model.fit(X, Y, batch_size=8, verbose=0)
     model.save(tmp_path / "model.keras")
     tf.train.Checkpoint(model=model).write(str(tmp_path / "checkpoint"))
     expected = [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
     with tfgpipe.PipelineStrategy(num_stages=2).scope():
         loaded = keras.saving.load_model(tmp_path / "model.keras")
-    other = made(strategy=strategy)
+    other = made(make=short_stack, strategy=strategy)
     with strategy.scope():
         other.optimizer.build(other.trainable_variables)
         tf.train.Checkpoint(model=other).read(str(tmp_path / "checkpoint"))
@@ -463,7 +462,7 @@ def test_metrics_that_mix_rows_are_refused():
         return tf.reduce_max(tf.abs(y - p))
 
     compiled = {"loss": "mse", "metrics": [largest]}
-    model = made(strategy=strategy_of(), compiled=compiled)
+    model = made(make=short_stack, strategy=strategy_of(), compiled=compiled)
     words = "cannot be taken over replicas.*Received 'largest'"
     with pytest.raises(ValueError, match=words):
         model.fit(X, Y, batch_size=8, verbose=0)
@@ -498,7 +497,7 @@ def test_strategies_cannot_be_nested():
 def test_an_optimizer_from_outside_the_scope_is_refused():
     optimizer = adam()
     with strategy_of().scope():
-        model = tfgpipe.PipelinedModel(stack(), num_microbatches=2)
+        model = tfgpipe.PipelinedModel(short_stack(), num_microbatches=2)
         model.build((None, 6))
         model.compile(optimizer, "mse")
     words = (

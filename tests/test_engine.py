@@ -13,8 +13,10 @@ from tfgpipe.schedules import gpipe
 from tfgpipe.stage import REMAT_MODES
 
 
-@pytest.mark.parametrize("remat", REMAT_MODES)
-@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize(
+    ("remat", "graph"),
+    [*((remat, True) for remat in REMAT_MODES), ("stage", False)],
+)
 def test_each_device_runs_the_schedules_actions_in_order_and_once(remat, graph):
     num_stages, num_microbatches = 3, 4
     layer = tfgpipe.PipelinedLayer(
@@ -72,11 +74,10 @@ def test_microbatches_share_one_function_a_stage_and_equal_stages_too():
     assert len({op.get_attr("f").name for op in calls}) == 1
 
 
-@pytest.mark.parametrize("depth", [4, 12])
-def test_the_graph_of_a_step_does_not_grow_with_the_number_of_layers(depth):
+def test_the_graph_of_a_step_does_not_grow_with_the_number_of_layers():
     """Weightless layers, since each weight must be read and has an accumulator."""
     sizes = []
-    for num_layers in (4, depth):
+    for num_layers in (4, 12):
         layers = [keras.layers.Activation("tanh") for _ in range(num_layers)]
         layer = tfgpipe.PipelinedLayer(layers, num_stages=2, num_microbatches=4)
         layer.build((None, 4))

@@ -1,8 +1,10 @@
-"""Files in 8 bits: the same numbers as the model that was trained for them."""
+"""Files in 8 bits: the same numbers as the model that was trained for them.
+
+More models, and more training, are in tests/nightly/test_export.py.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
+from tests.quantization import exported
+from tests.quantization.exported import SCHEME, data, dense, normalized, trained
 from tfgpipe.quantization import (
     FakeQuantize,
     MovingAverageRange,
@@ -19,75 +23,11 @@ from tfgpipe.quantization import (
     annotate,
     apply,
     compare,
-    default_8bit,
     plain_copy,
     quantize_after_training,
 )
 
 layers = keras.layers
-
-# Its first move replaces the initial range, so few steps are enough.
-SCHEME = default_8bit(activations=MovingAverageRange(ramp=True))
-
-
-def _dense():
-    return [
-        keras.Input((16,)),
-        layers.Dense(32, activation="relu"),
-        layers.Dense(32, activation="relu"),
-        layers.Dense(10),
-    ]
-
-
-def _convolutions():
-    return [
-        keras.Input((8, 8, 3)),
-        layers.Conv2D(8, 3, padding="same", activation="relu"),
-        layers.MaxPooling2D(),
-        layers.Conv2D(16, 3, activation="relu"),
-        layers.Flatten(),
-        layers.Dense(10),
-    ]
-
-
-def _normalized():
-    return [
-        keras.Input((12, 12, 3)),
-        layers.Conv2D(8, 3, use_bias=False),
-        layers.BatchNormalization(),
-        layers.ReLU(),
-        layers.Conv2D(16, 3, strides=2, use_bias=False),
-        layers.BatchNormalization(),
-        layers.ReLU(),
-        layers.GlobalAveragePooling2D(),
-        layers.Dense(10),
-    ]
-
-
-def _attention():
-    x = keras.Input((8, 16))
-    hidden = layers.LayerNormalization(name="norm")(x)
-    hidden = layers.MultiHeadAttention(2, 8, name="attention")(hidden, hidden)
-    hidden = layers.Flatten()(layers.Add()([x, hidden]))
-    return keras.Model(x, layers.Dense(4, name="last")(hidden))
-
-
-def _data(model: keras.Model, rows: int = 256) -> tuple[np.ndarray, np.ndarray]:
-    random = np.random.default_rng(0)
-    x = random.standard_normal((rows, *model.input_shape[1:])).astype("float32")
-    return x, random.integers(0, model.output_shape[-1], rows)
-
-
-def _trained(model: keras.Model, *, epochs: int = 2) -> keras.Model:
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.01), loss)
-    x, y = _data(model)
-    model.fit(x, y, batch_size=16, epochs=epochs, verbose=0)
-    return model
-
-
-def _quantized(stack: list) -> keras.Model:
-    return _trained(apply(keras.Sequential(stack), scheme=SCHEME))
 
 
 @pytest.fixture
@@ -95,64 +35,58 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "model.tflite"
 
 
+@pytest.fixture(scope="module")
+def dense_file(tmp_path_factory) -> tuple[keras.Model, Path]:
+    """A model that was trained for 8 bits, and its file."""
+    keras.utils.set_random_seed(0)
+    # Narrower ranges, as of `SCHEME`, have finer steps, and more that differ.
+    model = trained(apply(keras.Sequential(dense())), epochs=2)
+    path = tmp_path_factory.mktemp("dense") / "model.tflite"
+    tfgpipe.export_int8(model, path)
+    return model, path
+
+
 # What the file computes.
 
 
-@pytest.mark.parametrize("stack", [_dense, _convolutions, _normalized])
-def test_a_file_gives_the_integers_of_the_model(stack, file):
-    # Narrower ranges, as of `SCHEME`, have finer steps, and more that differ.
-    model = _trained(apply(keras.Sequential(stack())))
+def test_a_file_gives_the_integers_of_the_model(dense_file):
+    exported.assert_integers_are_the_models(*dense_file)
+
+
+def test_normalizations_are_folded_into_convolutions(file):
+    model = trained(apply(keras.Sequential(normalized())), epochs=1)
     tfgpipe.export_int8(model, file)
-    compared = compare(model, file, _data(model))
-    assert compared.identical >= 0.98
-    assert compared.largest_difference <= 1
-    assert compared.operations.num_floats == 0
-    assert compared.num_bytes == file.stat().st_size
-    assert compared.accuracy == pytest.approx(compared.int8_accuracy, abs=0.02)
+    exported.assert_integers_are_the_models(model, file)
 
 
 def test_attention_and_normalization_are_islands_of_floats(file):
-    model = _trained(apply(_attention(), scheme=SCHEME))
-    tfgpipe.export_int8(model, file)
-    compared = compare(model, file, _data(model))
-    assert {"norm", "attention", "query"} <= set(compared.operations.floats)
-    assert compared.operations.floats["attention"]["SOFTMAX"] == 1
-    assert "last" not in compared.operations.floats
-    assert "1 SOFTMAX" in str(compared)
-    assert compared.largest_difference <= 8
-
-    # With inputs to see they are integers too, further away from the model.
-    tfgpipe.export_int8(model, file, _data(model)[0])
-    calibrated = compare(model, file, _data(model))
-    assert calibrated.operations.num_floats < compared.operations.num_floats
+    exported.assert_attention_is_islands_of_floats(file, epochs=0)
 
 
-def test_a_table_says_how_near_the_file_comes(file):
-    model = _quantized(_dense())
-    tfgpipe.export_int8(model, file)
-    compared = compare(model, file, _data(model))
+def test_a_table_says_how_near_the_file_comes(dense_file):
+    compared = compare(*dense_file, data(dense_file[0]))
     lines = dict(re.split(r"  +", li, maxsplit=1) for li in str(compared).splitlines())
     assert lines["identical outputs"] == f"{compared.num_identical} of 2560"
     assert lines["accuracy of the file"] == f"{compared.int8_accuracy:.2%}"
     assert lines["operations with floats"] == "0 of 3"
 
 
-@pytest.mark.parametrize("kind", ["arrays", "labels", "dataset", "dataset of inputs"])
-def test_data_come_as_arrays_or_datasets(kind, file):
-    model = _quantized(_dense())
-    tfgpipe.export_int8(model, file)
-    x, y = _data(model)
-    data = {
+def test_data_come_as_arrays_or_datasets(dense_file):
+    x, y = data(dense_file[0])
+    whole = compare(*dense_file, (x, y))
+    for kind, given in {
         "arrays": x,
         "labels": (x, keras.utils.to_categorical(y, 10)),
         "dataset": tf.data.Dataset.from_tensor_slices((x, y)).batch(100),
         "dataset of inputs": tf.data.Dataset.from_tensor_slices(x).batch(100),
-    }[kind]
-    compared, whole = compare(model, file, data), compare(model, file, (x, y))
-    assert (compared.num_outputs, compared.num_identical) == (2560, whole.num_identical)
-    labelled = kind in ("labels", "dataset")
-    assert compared.accuracy == (whole.accuracy if labelled else None)
-    assert compared.int8_accuracy == (whole.int8_accuracy if labelled else None)
+    }.items():
+        compared = compare(*dense_file, given)
+        assert compared.num_outputs == 2560, kind
+        assert compared.num_identical == whole.num_identical, kind
+        labelled = kind in ("labels", "dataset")
+        assert compared.accuracy == (whole.accuracy if labelled else None), kind
+        found = compared.int8_accuracy
+        assert found == (whole.int8_accuracy if labelled else None), kind
 
 
 def test_several_inputs_and_outputs_keep_their_order(file):
@@ -173,58 +107,24 @@ def test_several_inputs_and_outputs_keep_their_order(file):
 
 
 def test_a_model_that_was_not_trained_for_it_is_exported_by_what_it_sees(file):
-    model = _trained(keras.Sequential(_normalized()))
-    tfgpipe.export_int8(model, file, _data(model)[0])
-    compared = compare(model, file, _data(model))
-    assert compared.operations.num_floats == 0
-    assert compared.int8_accuracy == pytest.approx(compared.accuracy, abs=0.05)
+    exported.assert_not_trained_for_it_is_near(file, epochs=0)
 
 
 # The copy that is written.
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
-def test_mixed_precision_is_rebuilt_in_float32(policy, file):
-    keras.config.set_dtype_policy(policy)
-    try:
-        model = _quantized(_dense())
-        before = [np.asarray(v) for v in model.weights]
-        copy = plain_copy(model)
-        tfgpipe.export_int8(model, file)
-        assert keras.config.dtype_policy().name == policy
-    finally:
-        keras.config.set_dtype_policy("float32")
-    assert {layer.dtype_policy.name for layer in copy.layers} == {"float32"}
-    assert {layer.compute_dtype for layer in model.layers[1:]} == {policy[6:]}
-    for variable, old, new in zip(model.weights, before, copy.weights, strict=True):
-        np.testing.assert_array_equal(np.asarray(variable), old)
-        np.testing.assert_array_equal(np.asarray(new), old)
-    compared = compare(model, file, _data(model))
-    assert compared.identical >= 0.98
-    assert compared.largest_difference <= 1
+def test_mixed_precision_is_rebuilt_in_float32(file):
+    exported.assert_mixed_precision_is_rebuilt("mixed_float16", file, epochs=0)
 
 
-@pytest.mark.parametrize("how", ["model", "list", "inside"])
-def test_a_pipeline_is_exported_like_the_plain_model(how, file, tmp_path):
-    stack = apply(keras.Sequential(_dense()), scheme=SCHEME)
-    options = {"num_stages": 2, "num_microbatches": 4}
-    if how == "model":
-        model = tfgpipe.pipeline(stack, **options)
-    elif how == "list":
-        model = tfgpipe.PipelinedModel(stack.layers, **options)
-        model(np.zeros((8, 16), "float32"))
-    else:
-        pipelined = tfgpipe.PipelinedLayer(stack.layers[:-1], **options)
-        model = keras.Sequential([keras.Input((16,)), pipelined, stack.layers[-1]])
-    model(_data(stack)[0], training=True)
-    tfgpipe.export_int8(model, file)
-    plain = tmp_path / "plain.tflite"
-    tfgpipe.export_int8(stack, plain)
-    compared = compare(model, file, _data(stack))
-    alone = compare(stack, plain, _data(stack))
-    # Names in the file differ.
-    assert dataclasses.replace(compared, num_bytes=alone.num_bytes) == alone
-    assert compared.identical >= 0.98
+def test_a_pipeline_is_exported_like_the_plain_model(tmp_path):
+    stack = apply(keras.Sequential(dense()), scheme=SCHEME)
+    models = {way: exported.pipelined(stack, way) for way in exported.WAYS}
+    models["model"](data(stack)[0], training=True)
+    alone = exported.exported(stack, tmp_path / "plain.tflite", stack)
+    for way, model in models.items():
+        found = exported.exported(model, tmp_path / f"{way}.tflite", stack)
+        assert found == alone, way
 
 
 def test_a_pipeline_in_a_functional_model_is_undone_with_its_side_inputs():
@@ -246,16 +146,16 @@ def test_a_pipeline_in_a_functional_model_is_undone_with_its_side_inputs():
 
 
 def test_what_was_to_start_later_has_started_in_the_copy():
-    model = apply(keras.Sequential(_dense()), scheme=SCHEME, delay=1000)
-    model(_data(model)[0], training=True)
+    model = apply(keras.Sequential(dense()), scheme=SCHEME, delay=1000)
+    model(data(model)[0], training=True)
     delays = {x.timing.delay for x in plain_copy(model).layers}
     assert delays == {0}
     assert {x.timing.delay for x in model.layers} == {1000}
 
 
 def test_keras_quantizes_a_copy_after_training():
-    model = _trained(keras.Sequential(_dense()))
-    x, _ = _data(model)
+    model = keras.Sequential(dense())
+    x, _ = data(model)
     before = np.asarray(model(x))
     pipelined = tfgpipe.pipeline(model, num_stages=2, num_microbatches=2)
     copy = quantize_after_training(pipelined)
@@ -282,18 +182,18 @@ def test_a_model_that_has_seen_no_range_is_refused(file):
         r"layers 'fake_quantize', 'quant_dense', 'quant_dense_1', 'quant_dense_2', "
         r"which have seen none\. Train the model, or run `model\(x, training=True\)`"
     )
-    model = apply(keras.Sequential(_dense()))
+    model = apply(keras.Sequential(dense()))
     _refused(ValueError, words, model, file)
     _refused(ValueError, words, model, file, np.zeros((4, 16), "float32"))
 
 
 def test_a_model_without_ranges_needs_inputs(file):
     words = "Received 'sequential', which was not trained with any, and representative"
-    _refused(ValueError, words, keras.Sequential(_dense()), file)
+    _refused(ValueError, words, keras.Sequential(dense()), file)
 
 
 def test_a_model_that_keras_has_quantized_is_refused(file):
-    model = keras.Sequential(_dense())
+    model = keras.Sequential(dense())
     model.quantize("int8")
     words = "Received layer 'dense' with the dtype policy 'int8_from_float32', in which"
     _refused(ValueError, words, model, file)
@@ -302,14 +202,14 @@ def test_a_model_that_keras_has_quantized_is_refused(file):
 
 
 def test_a_model_trained_for_8_bits_is_not_quantized_after_training():
-    model = apply(keras.Sequential(_dense()))
+    model = apply(keras.Sequential(dense()))
     with pytest.raises(ValueError, match="'fake_quantize', which quantizes already"):
         quantize_after_training(model)
 
 
 def test_another_file_ending_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"a file `\*\.tflite`. Received '.*\.bin'"):
-        tfgpipe.export_int8(keras.Sequential(_dense()), tmp_path / "model.bin")
+        tfgpipe.export_int8(keras.Sequential(dense()), tmp_path / "model.bin")
 
 
 def test_what_is_no_built_model_is_refused(file):
@@ -351,9 +251,9 @@ def test_a_model_with_a_call_of_its_own_is_refused(file):
 @pytest.mark.parametrize(
     ("stack", "options", "words"),
     [
-        (_dense, {"quantize_inputs": False}, "'sequential', which takes floats"),
+        (dense, {"quantize_inputs": False}, "'sequential', which takes floats"),
         (
-            lambda: [*_dense()[:-1], annotate(layers.Dense(4), QuantizeConfig())],
+            lambda: [*dense()[:-1], annotate(layers.Dense(4), QuantizeConfig())],
             {},
             "which gives floats that are not quantized. End with a layer that is",
         ),
@@ -361,7 +261,7 @@ def test_a_model_with_a_call_of_its_own_is_refused(file):
 )
 def test_ends_that_are_not_quantized_are_refused(stack, options, words, file):
     model = apply(keras.Sequential(stack()), scheme=SCHEME, **options)
-    model(_data(model)[0], training=True)
+    model(data(model)[0], training=True)
     _refused(ValueError, words, model, file)
 
 
@@ -381,7 +281,7 @@ def test_an_operation_that_tflite_lacks_is_named_with_its_layer(file):
             FakeQuantize(),
         ]
     )
-    model(_data(model)[0], training=True)
+    model(data(model)[0], training=True)
     words = (
         "^TFLite has no operation 'Svd', which 'sequential' has in layer 'values' of "
         "type SingularValues. Replace the layer"
@@ -403,15 +303,14 @@ def test_a_layer_that_the_converter_fails_on_is_named(file):
         ),
         scheme=SCHEME,
     )
-    model(_data(model)[0], training=True)
+    model(data(model)[0], training=True)
     words = "failed on .* of layer 'conv' of type Conv1D in 'sequential'. Leave the"
     _refused(RuntimeError, words, model, file)
 
 
-def test_comparing_needs_a_file_and_data(file):
-    model = _quantized(_dense())
+def test_comparing_needs_a_file_and_data(dense_file, tmp_path):
+    model, path = dense_file
     with pytest.raises(FileNotFoundError, match=r"no file to compare with: .*export_"):
-        compare(model, file, _data(model))
-    tfgpipe.export_int8(model, file)
+        compare(model, tmp_path / "model.tflite", data(model))
     with pytest.raises(ValueError, match="Received none: no row at all"):
-        compare(model, file, np.zeros((0, 16), "float32"))
+        compare(model, path, np.zeros((0, 16), "float32"))

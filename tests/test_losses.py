@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import compare
+from tests import compare, pairs
 from tests.criteria import (
     KINDS,
     Loss,
@@ -82,9 +82,13 @@ def double_precision(floatx):
     floatx("float64")
 
 
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("function", KINDS)
+FUNCTIONS = {"function": KINDS, "reduction": REDUCTIONS, "sizes": SIZES.values()}
+
+
+@pytest.mark.parametrize(
+    ",".join(FUNCTIONS),
+    pairs.all_pairs({name: [*values] for name, values in FUNCTIONS.items()}),
+)
 def test_any_function_under_any_reduction(function, reduction, sizes):
     of = compiled(Loss(function, reduction))
     assert_same(of, double(ROWS, 3), double(ROWS, 3, seed=1), None, sizes)
@@ -111,11 +115,16 @@ def test_a_loss_that_does_without_keras_reduction():
     )
 
 
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("ignored", [None, 0])
-@pytest.mark.parametrize("mask", [False, True])
-@pytest.mark.parametrize("reduction", REDUCTIONS)
+COUNTS = {
+    "reduction": REDUCTIONS,
+    "mask": (False, True),
+    "ignored": (None, 0),
+    "weights": tuple(WEIGHTS),
+    "sizes": tuple(SIZES.values()),
+}
+
+
+@pytest.mark.parametrize(",".join(COUNTS), pairs.all_pairs(COUNTS), ids=str)
 def test_what_counts(reduction, mask, ignored, weights, sizes):
     """Masks on predictions, classes that are left out, weights, or all of these."""
     loss = keras.losses.SparseCategoricalCrossentropy(

@@ -1,9 +1,6 @@
-"""Any Keras model: whatever its graph, a pipeline computes exactly what it computes.
+"""Any Keras model: masks, skips, shared layers, side inputs, saving, refusals.
 
-Every model of `zoo` is compared with its plain twin in every output and its mask, every
-gradient and every state variable. What is told apart here: the number of stages and of
-microbatches, what is recomputed, static and unknown sizes, graphs and eager execution,
-single and double precision, each pair of these in at least one case.
+That each model of `zoo` computes what it computes alone is in `test_zoo`.
 """
 
 from __future__ import annotations
@@ -16,67 +13,12 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests import compare, pairs, zoo
+from tests import compare, zoo
 from tests.zoo import ZOO, floats, ids, padded_ids
 from tfgpipe import policies
 from tfgpipe.stage import REMAT_MODES
 
 layers = keras.layers
-
-# -- every model, all pairs of settings -----------------------------------------------
-
-SETTINGS = {
-    "num_stages": (1, 2, 3, 4),
-    "num_microbatches": (1, 2, 3, 4, 5),
-    "rows": (3, 4, 5),
-    "remat": REMAT_MODES,
-    "sizes": ("static", "unknown"),
-    "graph": (True, False),
-    "dtype": ("float32", "float64"),
-}
-GRID = pairs.all_pairs(SETTINGS)
-
-
-def deal() -> list[tuple]:
-    """Deals the settings to the models, like cards, until each has two.
-
-    The first of each model recomputes layer by layer, the most delicate way of all.
-    """
-    per_layer = itertools.cycle(case for case in GRID if "layer" in case)
-    others = itertools.cycle(case for case in GRID if "layer" not in case)
-    decks = (per_layer, others)
-    return [(name, *next(deck)) for name in ZOO for deck in decks]
-
-
-def test_the_cases_hold_all_pairs_of_settings():
-    pairs.assert_covers_all_pairs(SETTINGS, [case[1:] for case in deal()])
-
-
-@pytest.mark.parametrize(
-    ("name", *SETTINGS), deal(), ids=["-".join(map(str, case)) for case in deal()]
-)
-def test_outputs_gradients_and_state_are_the_plain_models(
-    name, num_stages, num_microbatches, rows, remat, sizes, graph, dtype, floatx
-):
-    floatx(dtype)
-    animal = ZOO[name]
-    plain, pipelined = compare.model_pair(
-        animal.make,
-        num_stages=num_stages,
-        num_microbatches=num_microbatches,
-        remat=remat,
-    )
-    x = animal.data(rows)
-    specs = None
-    if graph and sizes == "unknown":
-        specs = compare.unknown_sizes(x, axes=animal.unknown_axes)
-    if not animal.rowwise:
-        plain = compare.OneAfterAnother(plain, num_microbatches)
-    expected = compare.run(plain, x, graph=False)
-    received = compare.run(pipelined, x, graph=graph, specs=specs)
-    assert any(np.any(grad) for grad in expected.weight_grads.values())
-    rtol, atol = compare.TOLERANCES[dtype]
-    compare.assert_same(expected, received, rtol=rtol, atol=atol)
 
 
 def assert_same_step(plain, pipelined, x, **arguments):
@@ -106,38 +48,6 @@ def test_inference_is_the_plain_models_at_any_number_of_microbatches(name, float
 
 
 DOUBLE = dict(zip(("rtol", "atol"), compare.TOLERANCES["float64"], strict=True))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("application", "num_stages", "num_microbatches", "training"),
-    [
-        ("ResNet50", 3, 3, False),
-        ("EfficientNetB0", 4, 3, False),
-        ("MobileNetV2", 4, 1, True),
-    ],
-)
-def test_applications(application, num_stages, num_microbatches, training, floatx):
-    # Statistics of few rows through a hundred layers: single precision tells nothing.
-    floatx("float64")
-
-    def make() -> keras.Model:
-        return getattr(keras.applications, application)(
-            weights=None, input_shape=(32, 32, 3), classes=3
-        )
-
-    plain, pipelined = compare.model_pair(
-        make, num_stages=num_stages, num_microbatches=num_microbatches
-    )
-    assert len(_stages(pipelined)) == num_stages
-    x = floats(4, 32, 32, 3)
-    # As a graph: what these models amplify includes the order of sums in one step.
-    compare.assert_same(
-        compare.run(plain, x, training=training, graph=training),
-        compare.run(pipelined, x, training=training),
-        rtol=1e-11,
-        atol=1e-11,
-    )
 
 
 # -- fit ------------------------------------------------------------------------------
@@ -322,8 +232,11 @@ BALANCES = [
 ]
 
 
-@pytest.mark.parametrize("remat", REMAT_MODES)
-@pytest.mark.parametrize("balance", BALANCES, ids=str)
+@pytest.mark.parametrize(
+    ("balance", "remat"),
+    list(zip(BALANCES, itertools.cycle(REMAT_MODES), strict=False)),
+    ids=str,
+)
 def test_a_skip_under_every_balance(balance, remat):
     plain, pipelined = compare.model_pair(
         skip_from_layer_one_to_three, num_microbatches=2, balance=balance, remat=remat
@@ -359,13 +272,8 @@ def test_a_skip_goes_straight_from_its_maker_to_its_readers():
 @pytest.mark.parametrize("name", ["nested", "siamese", "sequential"])
 def test_a_cut_can_go_through_inner_models(name):
     pipelined = tfgpipe.pipeline(ZOO[name].make(), num_stages=4, num_microbatches=2)
-    called = [type(layer) for s in _stages(pipelined) for layer in s.layers]
+    called = [type(layer) for s in zoo.stages(pipelined) for layer in s.layers]
     assert not any(issubclass(kind, keras.Model) for kind in called)
-
-
-def _stages(pipelined):
-    kind = tfgpipe.PipelinedLayer
-    return next(x for x in pipelined.layers if isinstance(x, kind)).stages
 
 
 # -- layers used more than once -------------------------------------------------------
@@ -375,7 +283,7 @@ def _stages(pipelined):
 def test_a_weight_in_the_first_and_last_stage_has_one_gradient_their_sum(make):
     pipelined = tfgpipe.pipeline(make(), num_stages=3, num_microbatches=2)
     (tied,) = (v for v in pipelined.trainable_variables if "tied" in v.path)
-    stages = enumerate(_stages(pipelined))
+    stages = enumerate(zoo.stages(pipelined))
     holders = [k for k, stage in stages if _holds(stage.weights, tied)]
     assert holders == [0, 2]
     assert tied.value.device.endswith("CPU:0")

@@ -20,11 +20,10 @@ import tfgpipe
 from tests import compare
 from tfgpipe import microbatch
 from tfgpipe.normalization import DeferredBatchNormalization
-from tfgpipe.stage import REMAT_MODES
 
 layers = keras.layers
-# Every choice of recomputation, and every one of a few numbers of microbatches.
-WAYS = [("stage", 3), ("layer", 3), ("except_last", 2), ("none", 5), ("stage", 1)]
+# Others are in `nightly`.
+WAYS = [("layer", 3), ("none", 5)]
 
 
 class Reference(layers.Layer):
@@ -99,7 +98,7 @@ def test_gradients_and_averages_are_those_of_the_reference(remat, num_microbatch
         )
 
 
-@pytest.mark.parametrize("remat", REMAT_MODES)
+@pytest.mark.parametrize("remat", ["stage"])
 def test_an_unknown_batch_size_and_an_empty_microbatch(remat):
     plain, pipelined = pair(3, remat=remat)
     x = data(2, 5)
@@ -118,7 +117,7 @@ def test_eagerly_and_compiled(graph, jit_compile):
     )
 
 
-@pytest.mark.parametrize("remat", ["stage", "layer"])
+@pytest.mark.parametrize("remat", ["stage"])
 def test_double_precision_leaves_nothing_to_tolerance(remat):
     def make(norm):
         return stack(functools.partial(norm, dtype="float64"))
@@ -134,11 +133,12 @@ def test_double_precision_leaves_nothing_to_tolerance(remat):
         keras.config.set_floatx("float32")
 
 
-@pytest.mark.parametrize("remat", ["stage", "layer"])
+@pytest.mark.parametrize("remat", ["stage"])
 def test_five_steps_of_an_optimizer(remat):
     plain, pipelined = pair(3, remat=remat)
     for model in (plain, pipelined):
-        model.compile(keras.optimizers.Adam(0.01), "mse")
+        eagerly = model is plain
+        model.compile(keras.optimizers.Adam(0.01), "mse", run_eagerly=eagerly)
         # Batches of 8, 8, 8, 8 and 3 rows.
         model.fit(data(35, 5), data(35, 3), batch_size=8, shuffle=False, verbose=0)
     for a, b in zip(plain.variables, pipelined.variables, strict=True):
@@ -153,11 +153,7 @@ def averages(layer):
     ("num_microbatches", "shape", "arguments"),
     [
         (1, (5,), {"momentum": 0.5}),
-        (2, (5,), {"momentum": 0.5}),
         (3, (5,), {"momentum": 0.0}),
-        (5, (5,), {"momentum": 0.99}),
-        (3, (5,), {"momentum": 1.0}),
-        (3, (4, 6, 3), {}),
         (2, (4, 6, 3), {"axis": 1}),
         (8, (5,), {"center": False, "scale": False}),
     ],
@@ -170,7 +166,7 @@ def test_averages_are_those_of_the_plain_layer(num_microbatches, shape, argument
         num_stages=2,
         num_microbatches=num_microbatches,
     )
-    for step, rows in enumerate((8, 7, 5, 8, 9)):
+    for step, rows in enumerate((8, 7, 8)):
         x = data(rows, *shape, offset=step)
         plain(x, training=True)
         pipelined(x, training=True)
@@ -178,7 +174,7 @@ def test_averages_are_those_of_the_plain_layer(num_microbatches, shape, argument
             compare.close(a, b, f"step {step}", compare.RTOL, compare.ATOL)
 
 
-@pytest.mark.parametrize("remat", ["stage", "layer"])
+@pytest.mark.parametrize("remat", ["stage"])
 def test_masked_positions_do_not_count(remat):
     def make(norm):
         return [layers.Masking(), norm(momentum=0.8), layers.Dense(2)]
@@ -203,7 +199,7 @@ def test_a_layer_that_is_frozen_or_in_inference_normalises_by_its_averages():
         np.testing.assert_array_equal(before, averages(pipelined.layers[0].layers[1]))
 
 
-@pytest.mark.parametrize("remat", ["stage", "layer"])
+@pytest.mark.parametrize("remat", ["layer"])
 def test_a_layer_called_twice_moves_its_averages_twice(remat):
     def model(norm):
         inputs = keras.Input((5,))
@@ -237,7 +233,7 @@ def test_each_time_step_of_a_time_distributed_layer_moves_the_averages():
         compare.close(a, b, "averages", compare.RTOL, compare.ATOL)
 
 
-@pytest.mark.parametrize("momentum", [0.9, 1.0])
+@pytest.mark.parametrize("momentum", [0.9])
 def test_outside_a_pipeline_it_is_the_layer_of_keras(momentum):
     def fitted(norm):
         keras.utils.set_random_seed(0)
@@ -340,8 +336,7 @@ def norms(layer):
     return sorted(found, key=lambda norm: norm.name)
 
 
-@pytest.mark.parametrize("remat", ["stage", "layer"])
-@pytest.mark.parametrize("make", [listed, functional])
+@pytest.mark.parametrize(("make", "remat"), [(listed, "layer"), (functional, "stage")])
 def test_converted_layers_do_as_deferred_ones(make, remat):
     def pipelined(norm, batch_norm):
         keras.utils.set_random_seed(0)
@@ -358,9 +353,8 @@ def test_converted_layers_do_as_deferred_ones(make, remat):
     converted = pipelined(layers.BatchNormalization, "deferred")
     deferred = pipelined(DeferredBatchNormalization, "microbatch")
     x = data(7, 5)
-    for _ in range(2):
-        runs = [compare.run(layer, x) for layer in (deferred, converted)]
-        compare.assert_same(*runs, rtol=0, atol=0)
+    runs = [compare.run(layer, x, times=2) for layer in (deferred, converted)]
+    compare.assert_same(*runs, rtol=0, atol=0)
     moved = [norm.moving_mean.numpy().any() for norm in norms(converted)]
     assert sorted(moved) == [False] + [True] * (len(moved) - 1)
 
@@ -459,7 +453,7 @@ def test_layers_that_cannot_be_converted_are_warned_of():
 # Replicas.
 
 
-@pytest.mark.parametrize("num_microbatches", [1, 3])
+@pytest.mark.parametrize("num_microbatches", [3])
 def test_replicas_average_their_averages_as_keras_does(num_microbatches):
     def fitted(strategy, make):
         keras.utils.set_random_seed(0)

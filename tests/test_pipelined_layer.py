@@ -63,14 +63,17 @@ def assert_same_variables(plain, pipelined, rtol=1e-5, atol=1e-5):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol, atol, err_msg=a.path)
 
 
-@pytest.mark.parametrize("run_eagerly", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "run_eagerly"),
+    [("sequential", True), ("functional", False), ("subclassed", False)],
+)
 def test_fit_evaluate_and_predict_are_the_plain_models(kind, run_eagerly):
     plain, pipelined = both(kind=KINDS[kind])
     histories = []
     for model in (plain, pipelined):
         # Plain SGD: Adam would blow a rounding difference up where gradients vanish.
-        model.compile("sgd", "mse", metrics=["mae"], run_eagerly=run_eagerly)
+        eagerly = run_eagerly or model is plain
+        model.compile("sgd", "mse", metrics=["mae"], run_eagerly=eagerly)
         # 12 rows in batches of 8: the last batch is partial.
         weights = np.arange(12, dtype=np.float32)
         fitted = model.fit(
@@ -103,7 +106,7 @@ def test_a_dataset_without_drop_remainder():
     plain, pipelined = both()
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(7)
     for model in (plain, pipelined):
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", run_eagerly=model is plain)
         model.fit(data, epochs=2, verbose=0)
     assert_same_variables(plain, pipelined)
 
@@ -111,7 +114,7 @@ def test_a_dataset_without_drop_remainder():
 def test_train_on_batch():
     plain, pipelined = both()
     for model in (plain, pipelined):
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", run_eagerly=model is plain)
     for rows in (12, 3, 1):
         losses = [m.train_on_batch(X[:rows], Y[:rows]) for m in (plain, pipelined)]
         np.testing.assert_allclose(*losses, rtol=1e-5)
@@ -122,7 +125,7 @@ def test_train_on_batch():
 def test_a_custom_loop(graph):
     plain, pipelined = both()
 
-    def train(model):
+    def train(model, *, graph):
         optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
 
         def step(x, y):
@@ -135,8 +138,8 @@ def test_a_custom_loop(graph):
         for _ in range(3):
             step(tf.constant(X), tf.constant(Y))
 
-    train(plain)
-    train(pipelined)
+    train(plain, graph=False)
+    train(pipelined, graph=graph)
     assert_same_variables(plain, pipelined)
 
 
@@ -144,7 +147,7 @@ def test_regularisers_and_added_losses_count_once_in_fit():
     plain, pipelined = both(regularised)
     losses = []
     for model in (plain, pipelined):
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", run_eagerly=model is plain)
         losses.append(model.fit(X, Y, batch_size=12, verbose=0).history["loss"])
     np.testing.assert_allclose(*losses, rtol=1e-5)
     assert_same_variables(plain, pipelined)
@@ -156,7 +159,7 @@ def test_freezing_a_layer_after_a_first_step_is_noticed():
         layers = model.layers if model is plain else model.layers[0].layers
         for trainable in (True, False):
             layers[1].trainable = trainable
-            model.compile("sgd", "mse")
+            model.compile("sgd", "mse", run_eagerly=model is plain)
             model.fit(X, Y, batch_size=12, verbose=0)
     assert_same_variables(plain, pipelined)
 
@@ -224,7 +227,7 @@ def test_keras_file_round_trip(tmp_path):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 4])
+@pytest.mark.parametrize("num_stages", [1, 2])
 def test_weights_saved_at_four_stages_load_at_any_number(tmp_path, num_stages):
     _, four = both(normalised, num_stages=4)
     _, other = both(normalised, num_stages=num_stages, balance="params")
@@ -258,7 +261,7 @@ def test_weights_go_to_the_plain_sequential_and_back(tmp_path):
     np.testing.assert_allclose(pipelined(X).numpy(), plain(X).numpy(), 1e-6, 1e-6)
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 4])
+@pytest.mark.parametrize("num_stages", [1, 2])
 def test_tensorflow_checkpoints_do_not_depend_on_the_cut(tmp_path, num_stages):
     _, four = both(normalised, num_stages=4)
     _, other = both(normalised, num_stages=num_stages)
@@ -324,7 +327,7 @@ def test_a_model_under_a_strategy_trains_as_the_plain_model():
         pipelined = sequential([layer])
         compare.copy_state(plain, pipelined)
         pipelined.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
-    plain.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    plain.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", run_eagerly=True)
     assert layer.num_stages == 3
     y = np.zeros((12, 4), "float32")
     for model in (plain, pipelined):
@@ -338,7 +341,7 @@ def test_two_replicas_train_as_the_plain_model():
         pipelined = sequential([tfgpipe.PipelinedLayer(dense(), num_microbatches=3)])
         compare.copy_state(plain, pipelined)
         pipelined.compile("sgd", "mse")
-    plain.compile("sgd", "mse")
+    plain.compile("sgd", "mse", run_eagerly=True)
     for model in (plain, pipelined):
         model.fit(X, Y, batch_size=6, epochs=3, shuffle=False, verbose=0)
     assert_same_variables(plain, pipelined)

@@ -71,14 +71,14 @@ def device_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-@pytest.fixture(params=["adam", "adamw"])
-def optimizer(request):
-    return request.param
-
-
-@pytest.fixture(params=[False, True], ids=["no strategy", "strategy"])
-def fitted(request, optimizer):
-    return partition_graphs(optimizer, strategy=request.param)
+@pytest.fixture(
+    scope="module",
+    params=[("adam", False), ("adamw", True)],
+    ids=["no strategy", "strategy"],
+)
+def fitted(request):
+    optimizer, strategy = request.param
+    return partition_graphs(optimizer, strategy=strategy)
 
 
 def test_weights_slots_and_updates_are_on_their_stages_device(fitted):

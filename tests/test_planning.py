@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import time
 
@@ -70,16 +69,20 @@ class Sleeps(layers.Layer):
 # -- what is balanced -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("balance", ["params", "flops", "memory"])
-@pytest.mark.parametrize("num_stages", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("balance", "num_stages"), [("params", 1), ("flops", 2), ("memory", 3)]
+)
 def test_no_other_cut_is_better(balance, num_stages):
     model = with_skip()
     best = plan(model, balance=balance, num_stages=num_stages, sample=None)
-    others = [
-        dataclasses.replace(best, counts=tuple(cut)) for cut in cuts(5, num_stages)
-    ]
+    others = [recut(best, cut) for cut in cuts(5, num_stages)]
     least = min(max(stage.cost for stage in other.stages) for other in others)
     assert max(stage.cost for stage in best.stages) == pytest.approx(least)
+
+
+def recut(made, cut):
+    """Returns a plan that is cut elsewhere, without tracing again."""
+    return dataclasses.replace(made, counts=tuple(cut))
 
 
 def cuts(num_calls, num_stages):
@@ -128,8 +131,16 @@ def test_memory_counts_weights_gradients_slots_and_activations():
     assert stage.memory == 3 * weights[1] + outputs + outputs / 4
 
 
-@pytest.mark.parametrize("schedule", schedules.NAMES)
-@pytest.mark.parametrize("remat", ["none", "stage"])
+@pytest.mark.parametrize(
+    ("schedule", "remat"),
+    [
+        ("gpipe", "none"),
+        ("1f1b", "stage"),
+        ("interleaved", "none"),
+        ("zero_bubble", "stage"),
+        ("zero_bubble", "none"),
+    ],
+)
 def test_memory_is_of_the_microbatches_that_the_schedule_has_in_flight(schedule, remat):
     K, M = 3, 6
     order = schedules.make(schedule, num_stages=K, num_microbatches=M)
@@ -158,30 +169,34 @@ def test_memory_is_of_the_microbatches_that_the_schedule_has_in_flight(schedule,
             assert stage.memory == state[k] + flight[k] * arrived[k] + late[k] * kept
 
 
-@pytest.mark.parametrize("remat", ["none", "stage", "layer", "except_last"])
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
+@pytest.mark.parametrize(
+    ("schedule", "remat"),
+    [
+        ("gpipe", "except_last"),
+        ("1f1b", "none"),
+        ("zero_bubble", "stage"),
+        ("1f1b", "layer"),
+    ],
+)
 def test_memory_is_balanced_by_what_the_schedule_holds(schedule, remat):
     stack = dense(8, 30, 4, 16, 2, 8)
     arguments = {"num_stages": 3, "remat": remat, "schedule": schedule}
     best = plan(stack, balance="memory", **arguments)
-    fullest = [
-        max(plan(stack, balance=cut, **arguments).device_bytes) for cut in cuts(6, 3)
-    ]
+    fullest = [max(recut(best, cut).device_bytes) for cut in cuts(6, 3)]
     assert max(best.device_bytes) == min(fullest)
+    given = plan(stack, balance=[1, 2, 3], **arguments)
+    assert given.device_bytes == recut(best, [1, 2, 3]).device_bytes
 
 
-@pytest.mark.parametrize("remat", ["none", "stage"])
+@pytest.mark.parametrize("remat", ["stage"])
 def test_stages_that_share_a_device_share_its_memory(remat):
     stack = dense(8, 30, 4, 16, 2, 8, 12, 5)
     order = schedules.interleaved(4, 4, num_devices=2)
     arguments = {"num_stages": 4, "remat": remat, "schedule": order}
-    each = {
-        tuple(cut): plan(stack, balance=cut, **arguments).device_bytes
-        for cut in cuts(8, 4)
-    }
+    best = plan(stack, balance="memory", **arguments)
+    each = {tuple(cut): recut(best, cut).device_bytes for cut in cuts(8, 4)}
     needs = {cut: max(devices) for cut, devices in each.items()}
     assert len(next(iter(each.values()))) == 2
-    best = plan(stack, balance="memory", **arguments)
     assert max(best.device_bytes) == min(needs.values())
     free = plan(stack, balance="params", **arguments)
     limit = (needs[free.counts] + min(needs.values())) / 2
@@ -292,8 +307,9 @@ def test_all_uses_of_a_layer_that_a_step_changes_are_in_one_stage():
 # -- what stays -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [dropped, normalised])
-@pytest.mark.parametrize("balance", QUANTITIES)
+@pytest.mark.parametrize(
+    ("make", "balance"), [(dropped, "time"), (normalised, "time"), (dropped, "memory")]
+)
 def test_planning_changes_no_variable_and_draws_no_seed(make, balance):
     model = keras.Sequential([keras.Input((5,)), *make()])
     before = [v.numpy() for v in model.variables]
@@ -386,18 +402,11 @@ def without_fusion():
     tf.config.optimizer.set_experimental_options({"remapping": True})
 
 
-@pytest.mark.parametrize(
-    ("make", "num_replicas"), [(dropped, None), (dropped, 2), (normalised, 1)]
-)
+@pytest.mark.parametrize(("make", "num_replicas"), [(dropped, None)])
 def test_training_goes_on_to_the_last_bit_after_a_new_cut(
     without_fusion, make, num_replicas
 ):
     train_with_new_cuts(make, num_replicas, np.testing.assert_array_equal)
-
-
-def test_training_goes_on_to_rounding_after_a_new_cut_where_operations_are_fused():
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7)
-    train_with_new_cuts(dropped, None, close)
 
 
 def train_with_new_cuts(make, num_replicas, compare):
@@ -425,19 +434,19 @@ def train_with_new_cuts(make, num_replicas, compare):
         return model, layer, history
 
     if num_replicas is None:
-        kept, recut = train(False), train(True)
+        kept, moved = train(False), train(True)
     else:
         strategy = tfgpipe.PipelineStrategy(num_stages=3, num_replicas=num_replicas)
         with strategy.scope():
-            kept, recut = train(False), train(True)
-    compare(kept[2], recut[2])
-    pairs = [(kept[0].variables, recut[0].variables)]
-    pairs += [(kept[0].optimizer.variables, recut[0].optimizer.variables)]
+            kept, moved = train(False), train(True)
+    compare(kept[2], moved[2])
+    pairs = [(kept[0].variables, moved[0].variables)]
+    pairs += [(kept[0].optimizer.variables, moved[0].optimizer.variables)]
     for a, b in itertools.chain(*(zip(*pair, strict=True) for pair in pairs)):
         compare(a.numpy(), b.numpy(), err_msg=a.path)
     if num_replicas is None:
-        _, layer, _ = recut
-        optimizer = recut[0].optimizer
+        _, layer, _ = moved
+        optimizer = moved[0].optimizer
         for stage in layer.stages:
             for weight in stage.weights:
                 here = f"CPU:{stage.index}"
@@ -478,7 +487,7 @@ def test_the_plan_of_a_pipeline_is_that_of_its_cut():
 # -- refusals -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("balance", QUANTITIES)
+@pytest.mark.parametrize("balance", ["params", "memory"])
 def test_a_limit_that_nothing_satisfies_says_by_how_much(balance):
     need = max(s.memory for s in plan(dense(8, 8, 8), balance="memory").stages)
     words = rf"limit=100 bytes; the least.*is {need:,.0f} bytes, {need - 100:,.0f} byte"
@@ -542,15 +551,15 @@ def encoder() -> keras.Model:
     return keras.Model(inputs, Encoder(name="encoder")(hidden), name="deit")
 
 
-@pytest.mark.parametrize("num_stages", [0, 3])
 @pytest.mark.parametrize(
-    "make",
+    ("make", "num_stages"),
     [
-        tfgpipe.plan,
-        tfgpipe.pipeline,
-        tfgpipe.PipelinedLayer,
-        tfgpipe.PipelinedModel,
-        lambda model, **k: tfgpipe.pipeline(model, schedule="1f1b", **k),
+        (tfgpipe.plan, 0),
+        (tfgpipe.plan, 3),
+        (tfgpipe.pipeline, 3),
+        (tfgpipe.PipelinedLayer, 3),
+        (tfgpipe.PipelinedModel, 0),
+        (lambda model, **k: tfgpipe.pipeline(model, schedule="1f1b", **k), 3),
     ],
 )
 def test_too_many_stages_are_refused_in_the_same_words_everywhere(make, num_stages):

@@ -35,7 +35,7 @@ def products(some: program.Program) -> int:
     return sum(op.type == "MatMul" for op in operations)
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("depth", [1, 3])
 def test_halves_of_a_backward_within_a_pipeline(depth):
     """Each layer has one product for the gradient of its input, one for its weight's.
 
@@ -49,7 +49,7 @@ def test_halves_of_a_backward_within_a_pipeline(depth):
     assert products(stage.recomputing.backward_weight) == depth
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("depth", [1, 3])
 def test_halves_of_the_first_stages_backward(depth):
     """Nobody wants the gradient of the pipeline's input."""
     _, stage = traced(dense(depth), first=True)
@@ -106,16 +106,19 @@ STACKS = {
 }
 
 
-@pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize("saves", [False, True])
-@pytest.mark.parametrize("per_layer", [False, True])
+@pytest.mark.parametrize(("per_layer", "first"), [(False, True), (True, False)])
 @pytest.mark.parametrize("name", STACKS)
-def test_the_halves_make_what_the_whole_makes(name, per_layer, saves, first, floatx):
+def test_the_halves_make_what_the_whole_makes(name, per_layer, first, floatx):
+    """Both of a stage that saves, and of one that recomputes."""
     floatx("float64")
     stage, made = traced(
         STACKS[name](), first=first, dtype="float64", per_layer=per_layer
     )
-    trace, programs = made.trace, made.saving if saves else made.recomputing
+    for programs in (made.saving, made.recomputing):
+        assert_halves_make_the_whole(stage, made.trace, programs, first)
+
+
+def assert_halves_make_the_whole(stage, trace, programs, first):
     rng = np.random.default_rng(0)
     held = [*stage.weights, *stage.state]
     values = dict(zip((*trace.weights, *trace.state), held, strict=True))

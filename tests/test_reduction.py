@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import pairs
 from tests.compare import unknown_sizes
 from tfgpipe import reduction
 
@@ -24,10 +25,15 @@ def parts_of(number, shape):
     return parts
 
 
-@pytest.mark.parametrize("how", ["reduce", "ring"])
-@pytest.mark.parametrize("number", [1, 2, 3, 4])
-@pytest.mark.parametrize("shape", [(), (2,), (5, 3), (4, 2, 2)])
-@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+FACTORS = {
+    "how": ("reduce", "ring"),
+    "number": (1, 2, 3, 4),
+    "shape": ((), (2,), (5, 3), (4, 2, 2)),
+    "graph": (False, True),
+}
+
+
+@pytest.mark.parametrize(",".join(FACTORS), pairs.all_pairs(FACTORS), ids=str)
 def test_each_device_gets_the_same_sum(how, number, shape, graph):
     parts = parts_of(number, shape)
 

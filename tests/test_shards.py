@@ -10,11 +10,10 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests import compare, pairs
+from tests import compare
 from tests.columns import Columns
 from tests.test_placement import device_of, graphs_of
-from tfgpipe import cut, mesh, schedules, shards
-from tfgpipe.stage import REMAT_MODES
+from tfgpipe import cut, mesh, shards
 
 layers = keras.layers
 WIDTH = 6
@@ -68,41 +67,6 @@ def test_columns_are_a_dense_layer(floatx):
 
 # -- what is computed -----------------------------------------------------------------
 
-FACTORS = {
-    "num_shards": (2, 3, 1),
-    "num_stages": (1, 2),
-    "num_microbatches": (1, 3),
-    "remat": REMAT_MODES,
-    "rows": (6, 4, 2),
-    "batch": ("static", "unknown"),
-    "graph": (True, False),
-}
-GRID = pairs.all_pairs(FACTORS)
-
-
-@pytest.mark.parametrize(
-    ",".join(FACTORS), GRID, ids=["-".join(map(str, case)) for case in GRID]
-)
-def test_outputs_and_every_gradient_are_the_plain_models(
-    num_shards, num_stages, num_microbatches, remat, rows, batch, graph, floatx
-):
-    floatx("float64")
-    plain, pipelined = compare.pair(
-        lambda: stack(num_shards),
-        (WIDTH,),
-        "float64",
-        num_stages=num_stages,
-        num_microbatches=num_microbatches,
-        remat=remat,
-    )
-    specs = None
-    if batch == "unknown":
-        specs = [tf.TensorSpec([None, WIDTH], "float64")]
-    x = data(rows)
-    expected = compare.run(plain, x, graph=graph, specs=specs)
-    received = compare.run(pipelined, x, graph=graph, specs=specs)
-    compare.assert_same(expected, received, rtol=1e-12, atol=1e-13)
-
 
 def test_inference_is_the_plain_models(floatx):
     floatx("float64")
@@ -115,7 +79,7 @@ def test_inference_is_the_plain_models(floatx):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "num_shards"), [*((name, 2) for name in schedules.NAMES), ("1f1b", 3)]
+    ("schedule", "num_shards"), [("interleaved", 2), ("zero_bubble", 3)]
 )
 def test_weights_and_slots_after_steps_of_adam(schedule, num_shards, floatx):
     floatx("float64")
@@ -133,6 +97,7 @@ def test_weights_and_slots_after_steps_of_adam(schedule, num_shards, floatx):
     x, y = data(12), data(12, 3)
     for model in (plain, pipelined):
         model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
+        model.run_eagerly = model is plain  # To trace it takes longer than its steps.
         model.fit(x, y, batch_size=5, epochs=2, shuffle=False, verbose=0)
     trained_alike(plain, pipelined)
     pairs_of_slots = zip(
@@ -142,7 +107,7 @@ def test_weights_and_slots_after_steps_of_adam(schedule, num_shards, floatx):
         compare.close(a.numpy(), b.numpy(), a.path, 1e-11, 1e-13)
 
 
-@pytest.mark.parametrize("owns_loss", [False, True])
+@pytest.mark.parametrize("owns_loss", [True])
 def test_replicas_of_stages_in_shards(owns_loss, floatx):
     """Two replicas of two stages on two devices each: eight devices."""
     floatx("float64")
@@ -164,6 +129,7 @@ def test_replicas_of_stages_in_shards(owns_loss, floatx):
         pipelined.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
     plain.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
     compare.copy_state(plain, pipelined)
+    plain.run_eagerly = True
     x, y = data(16), data(16, 3)
     for model in (plain, pipelined):
         model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
@@ -251,7 +217,7 @@ def test_cutting_anew_moves_parts_and_their_slots():
     )
     model.compile("adam", "mse", jit_compile=False)
     x = data(4, dtype="float32")
-    model.fit(x, x, verbose=0)
+    model.optimizer.build(model.trainable_variables)
     tfgpipe.recut(model, [2, 1])
     model.fit(x, x, verbose=0)
     (layer,) = model.layers
@@ -333,10 +299,13 @@ def step_graph(num_microbatches, remat="stage"):
     return step.get_concrete_function(tf.TensorSpec([rows, WIDE])).graph
 
 
-@pytest.mark.parametrize("remat", REMAT_MODES)
 @pytest.mark.parametrize(
-    ("num_microbatches", "policy"),
-    [(1, "float32"), (3, "float32"), (3, "mixed_float16")],
+    ("num_microbatches", "policy", "remat"),
+    [
+        (1, "float32", "none"),
+        (3, "mixed_float16", "layer"),
+        (3, "float32", "except_last"),
+    ],
 )
 def test_no_weight_goes_from_device_to_device(
     num_microbatches, policy, remat, mixed_precision

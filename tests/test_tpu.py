@@ -7,7 +7,6 @@ the names of the cores on them, for a CPU.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import itertools
 import re
@@ -22,8 +21,9 @@ import tensorflow as tf
 import tfgpipe
 from tests import fake_tpu
 from tests.fake_tpu import core_of
-from tests.test_topology import SLICES
-from tfgpipe import calls, mesh, placement, schedules, seams, topology
+from tests.pure.test_topology import SLICES
+from tests.xla import assert_programs_by_xla_give_the_same
+from tfgpipe import calls, topology
 
 # Widths of the layers, by which an operation is told to be of one: none is the number
 # of rows in a microbatch, and none occurs twice.
@@ -314,78 +314,7 @@ def test_statistics_move_on_the_core_of_their_stage() -> None:
     assert {core_of(op) for op in moved} == {1}
 
 
-@dataclasses.dataclass(frozen=True)
-class _OnCores(placement.Placement):
-    """Names the cores, outside any strategy."""
-
-    @property
-    def shards(self) -> tuple[tuple[str, ...], ...]:
-        return tuple((mesh.core(k),) for k in range(self.mesh.num_stages))
-
-
-def _layers() -> list[keras.layers.Layer]:
-    return [
-        keras.layers.Embedding(10, 8),
-        keras.layers.Dense(8, activation="gelu"),
-        keras.layers.LayerNormalization(),
-        keras.layers.BatchNormalization(),
-        keras.layers.Flatten(),
-        keras.layers.Dense(1),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("schedule", "remat"), [("1f1b", "stage"), ("zero_bubble", "none")]
-)
-def test_compiled_by_xla_the_programs_of_the_cores_give_the_same(
-    schedule: Any, remat: Any, floatx: Any
-) -> None:
+def test_compiled_by_xla_the_programs_of_the_cores_give_the_same(floatx: Any) -> None:
+    """Of another schedule in tests/nightly/test_tpu.py."""
     floatx("float64")
-    x = np.arange(8 * 4).reshape(8, 4) % 10
-    y = np.linspace(0, 1, 8)[:, None]
-    keras.utils.set_random_seed(1)
-    model = tfgpipe.PipelinedModel(
-        _layers(),
-        num_stages=2,
-        num_microbatches=4,
-        remat=remat,
-        batch_norm="deferred",
-        devices=["CPU:0", "CPU:0"],
-    )
-    model(x)
-    model.compile("sgd", "mse")
-    seams.build_compiled(model, (x, y))
-    order = schedules.make(schedule, num_stages=2, num_microbatches=4)
-
-    def gradients(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
-        model._loss_pipelines.clear()
-        with seams.without_autocast():
-            result = model._loss_pipeline(y, None).train(
-                model.pipelined.assembly.wires(x, {}),
-                y,
-                None,
-                schedule=order,
-                loss_grad=tf.ones([], tf.float64),
-            )
-        return [
-            result.main_loss,
-            *(result.gradients[id(v)] for v in model.trainable_weights),
-            *(change.value for change in result.changes),
-        ]
-
-    before = model.get_weights()
-    expected = tf.function(gradients)(tf.constant(x), tf.constant(y))
-    model.set_weights(before)  # Statistics have moved.
-    assembly = model.pipelined.assembly
-    on_cores = _OnCores(assembly.placement.mesh, None)
-    model.pipelined._assembly = dataclasses.replace(assembly, placement=on_cores)
-    compiled = tf.function(gradients, jit_compile=True)
-    received = compiled(tf.constant(x), tf.constant(y))
-    for plain, by_xla in zip(expected, received, strict=True):
-        np.testing.assert_allclose(by_xla, plain, rtol=1e-10, atol=1e-12)
-    graph = compiled.get_concrete_function(tf.constant(x), tf.constant(y)).graph
-    named = {core_of(op) for op in fake_tpu.operations(graph)}
-    assert named >= {0, 1}
-    # What keeps XLA from keeping what is to be recomputed.
-    text = compiled.experimental_get_compiler_ir(tf.constant(x), tf.constant(y))()
-    assert "opt-barrier" in text
+    assert_programs_by_xla_give_the_same("1f1b", "stage")

@@ -8,6 +8,7 @@ precision no other difference is large enough to end in another rounding.
 from __future__ import annotations
 
 import functools
+import itertools
 
 import keras
 import numpy as np
@@ -15,10 +16,10 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests import compare, pairs, steps
+from tests import compare, steps
+from tests.identity import Crosses
 from tests.zoo import floats, padded_ids
 from tfgpipe import footprint, schedules
-from tfgpipe.stage import REMAT_MODES
 from tfgpipe.transfer import TRANSFER_DTYPES, Transfer
 
 layers = keras.layers
@@ -26,35 +27,6 @@ CHOICES = TRANSFER_DTYPES[1:]
 RTOL, ATOL = compare.TOLERANCES["float64"]
 
 # -- the reference --------------------------------------------------------------------
-
-
-class Crosses(layers.Layer):
-    """What going to another stage does to a value, written once more."""
-
-    def __init__(self, way, **kwargs):
-        super().__init__(**kwargs)
-        self.way = way
-        self.supports_masking = True
-
-    def call(self, x):
-        @tf.custom_gradient
-        def crossed(x):
-            if self.way.startswith("int8"):
-                return stepped(x, self.way), lambda dy: dy
-            return rounded(x, self.way), lambda dy: rounded(dy, self.way)
-
-        return crossed(x)
-
-
-def rounded(x, dtype):
-    return tf.cast(tf.cast(x, dtype), x.dtype)
-
-
-def stepped(x, way):
-    axes = list(range(1, len(x.shape)) if way == "int8" else range(len(x.shape) - 1))
-    largest = tf.reduce_max(tf.abs(x), axis=axes, keepdims=True)
-    scale = tf.where(largest > 0, largest / 127, 1.0)
-    return tf.round(x / scale) * scale
 
 
 def skipping(crosses=lambda x: x):
@@ -94,49 +66,19 @@ def assert_differs(transfer_dtype, plain, x):
 
 # -- against the reference ------------------------------------------------------------
 
-FACTORS = {
-    "transfer_dtype": CHOICES,
-    "num_microbatches": (1, 2, 4),
-    "rows": (8, 5, 3),
-    "remat": REMAT_MODES,
-    "way": ("graph", "eager", "unknown"),
-}
-GRID = pairs.all_pairs(FACTORS)
-
-
-def test_the_grid_covers_all_pairs():
-    pairs.assert_covers_all_pairs(FACTORS, GRID)
-
-
-@pytest.mark.parametrize(
-    ",".join(FACTORS), GRID, ids=["-".join(map(str, case)) for case in GRID]
-)
-def test_outputs_and_gradients_are_those_of_layers_at_the_boundaries(
-    transfer_dtype, num_microbatches, rows, remat, way, floatx
-):
-    floatx("float64")
-    plain, pipelined = twins(
-        transfer_dtype, num_microbatches=num_microbatches, remat=remat
-    )
-    x = np.random.default_rng(1).standard_normal((rows, 5))
-    assert_differs(transfer_dtype, plain, x)
-    # A scale for each channel is that of a microbatch.
-    one_by_one = compare.OneAfterAnother(plain, num_microbatches)
-    expected = compare.run(one_by_one, x, graph=False)
-    received = compare.run(
-        pipelined,
-        x,
-        graph=way != "eager",
-        specs=compare.unknown_sizes(x) if way == "unknown" else None,
-    )
-    compare.assert_same(expected, received, rtol=RTOL, atol=ATOL)
-
-
 LAYOUTS = {"gpipe": 3, "1f1b": 3, "interleaved": 1, "zero_bubble": 3}
 
 
-@pytest.mark.parametrize("transfer_dtype", ["bfloat16", "float16", "int8"])
-@pytest.mark.parametrize("schedule", schedules.NAMES)
+@pytest.mark.parametrize(
+    ("schedule", "transfer_dtype"),
+    list(
+        zip(
+            schedules.NAMES,
+            itertools.cycle(["bfloat16", "float16", "int8"]),
+            strict=False,
+        )
+    ),
+)
 def test_a_step_of_any_schedule_is_that_of_layers_at_the_boundaries(
     schedule, transfer_dtype, floatx
 ):
@@ -334,23 +276,23 @@ def there(transfer_dtype, x):
 
 
 @pytest.mark.parametrize("transfer_dtype", TRANSFER_DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_bytes_are_those_sent_and_what_arrives_is_near(transfer_dtype, shape, dtype):
-    x = tf.cast(np.random.default_rng(0).standard_normal(shape), dtype)
-    transfer, spec = Transfer(transfer_dtype), tf.TensorSpec(shape, dtype)
-    sent = transfer.pack(x) if transfer.packs(0, spec) else [x]
-    if 0 not in shape:
-        total = sum(map(footprint.num_bytes, sent))
-        assert transfer.sizes({0: spec}) == {0: total}
-    arrived = there(transfer_dtype, x)
-    assert (arrived.dtype, arrived.shape) == (x.dtype, x.shape)
-    largest = np.max(np.abs(np.float64(x)), initial=0.0)
-    # Half a step of 127, or the rounding units of both types.
-    unit = 2**-8 if "bfloat16" in (transfer_dtype, dtype) else 2**-11
-    near = 0.5 / 127 + unit if transfer_dtype in ("int8", "int8_channel") else unit
-    error = np.abs(np.float64(arrived) - np.float64(x))
-    assert np.all(error <= near * largest * (1 + 1e-6))
+def test_bytes_are_those_sent_and_what_arrives_is_near(transfer_dtype):
+    dtypes = ("float16", "bfloat16", "float32", "float64")
+    for shape, dtype in itertools.product(SHAPES, dtypes):
+        x = tf.cast(np.random.default_rng(0).standard_normal(shape), dtype)
+        transfer, spec = Transfer(transfer_dtype), tf.TensorSpec(shape, dtype)
+        sent = transfer.pack(x) if transfer.packs(0, spec) else [x]
+        if 0 not in shape:
+            total = sum(map(footprint.num_bytes, sent))
+            assert transfer.sizes({0: spec}) == {0: total}
+        arrived = there(transfer_dtype, x)
+        assert (arrived.dtype, arrived.shape) == (x.dtype, x.shape)
+        largest = np.max(np.abs(np.float64(x)), initial=0.0)
+        # Half a step of 127, or the rounding units of both types.
+        unit = 2**-8 if "bfloat16" in (transfer_dtype, dtype) else 2**-11
+        near = 0.5 / 127 + unit if transfer_dtype in ("int8", "int8_channel") else unit
+        error = np.abs(np.float64(arrived) - np.float64(x))
+        assert np.all(error <= near * largest * (1 + 1e-6)), (shape, dtype)
 
 
 @pytest.mark.parametrize(

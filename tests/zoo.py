@@ -7,12 +7,17 @@ outputs, layers used twice, masks, and structures that are no plain tensor.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+import tfgpipe
+from tests import compare, pairs
+from tfgpipe.stage import REMAT_MODES
 
 layers = keras.layers
 ops = keras.ops
@@ -652,3 +657,115 @@ ZOO = {
     "autograph": Animal(lambda: control_flow(Autographed), lambda n: floats(n, 4)),
     "keras_flow": Animal(lambda: control_flow(KerasFlow), lambda n: floats(n, 4)),
 }
+
+# -- how they are compared ------------------------------------------------------------
+
+SETTINGS = {
+    "num_stages": (1, 2, 3, 4),
+    "num_microbatches": (1, 2, 3, 4, 5),
+    "rows": (3, 4, 5),
+    "remat": REMAT_MODES,
+    "sizes": ("static", "unknown"),
+    "graph": (True, False),
+    "dtype": ("float32", "float64"),
+}
+
+
+def deal() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Deals settings to the models, like cards: two of each, of all pairs.
+
+    Returns:
+        The cases that recompute layer by layer, the most delicate way of all, and the
+        others.
+    """
+    cases = [
+        dict(zip(SETTINGS, case, strict=True)) for case in pairs.all_pairs(SETTINGS)
+    ]
+    decks = (
+        [case for case in cases if case["remat"] == "layer"],
+        [case for case in cases if case["remat"] != "layer"],
+    )
+    per_layer, others = (
+        [
+            {"name": name, **case}
+            for name, case in zip(ZOO, itertools.cycle(deck), strict=False)
+        ]
+        for deck in decks
+    )
+    return per_layer, others
+
+
+def title(case: dict[str, Any]) -> str:
+    """Returns the name of a case."""
+    return "-".join(map(str, case.values()))
+
+
+def assert_same_step(
+    name: str,
+    *,
+    num_stages: int,
+    num_microbatches: int,
+    rows: int,
+    remat: str,
+    sizes: str,
+    graph: bool,
+    dtype: str,
+) -> None:
+    """Asserts that a model's step in a pipeline is that of the model."""
+    animal = ZOO[name]
+    plain, pipelined = compare.model_pair(
+        animal.make,
+        num_stages=num_stages,
+        num_microbatches=num_microbatches,
+        remat=remat,
+    )
+    x = animal.data(rows)
+    specs = None
+    if graph and sizes == "unknown":
+        specs = compare.unknown_sizes(x, axes=animal.unknown_axes)
+    if not animal.rowwise:
+        plain = compare.OneAfterAnother(plain, num_microbatches)
+    expected = compare.run(plain, x, graph=False)
+    received = compare.run(pipelined, x, graph=graph, specs=specs)
+    assert any(np.any(grad) for grad in expected.weight_grads.values())
+    rtol, atol = compare.TOLERANCES[dtype]
+    compare.assert_same(expected, received, rtol=rtol, atol=atol)
+
+
+def assert_application(
+    name: str,
+    *,
+    num_stages: int,
+    num_microbatches: int,
+    training: bool,
+    **arguments: Any,
+) -> None:
+    """Asserts the same for a model of `keras.applications`, in double precision.
+
+    Statistics of few rows through a hundred layers: single precision tells nothing.
+    """
+
+    def make() -> keras.Model:
+        application = getattr(keras.applications, name)
+        return application(
+            weights=None, input_shape=(32, 32, 3), classes=3, **arguments
+        )
+
+    plain, pipelined = compare.model_pair(
+        make, num_stages=num_stages, num_microbatches=num_microbatches
+    )
+    assert len(stages(pipelined)) == num_stages
+    x = floats(4, 32, 32, 3)
+    # As a graph: what these models amplify includes the order of sums in one step.
+    compare.assert_same(
+        compare.run(plain, x, training=training, graph=training),
+        compare.run(pipelined, x, training=training),
+        rtol=1e-11,
+        atol=1e-11,
+    )
+
+
+def stages(pipelined: keras.Model) -> Any:
+    """Returns the stages of a model that `tfgpipe.pipeline` made."""
+    kind = tfgpipe.PipelinedLayer
+    return next(x for x in pipelined.layers if isinstance(x, kind)).stages

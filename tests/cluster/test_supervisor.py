@@ -22,7 +22,6 @@ from tests.cluster.processes import (
 )
 from tfgpipe.cluster.__main__ import main
 from tfgpipe.cluster.addresses import VARIABLE, Address, free_ports
-from tfgpipe.cluster.supervisor import _Waits
 
 
 def launch(address: Address, code: str, *flags: str) -> int:
@@ -86,12 +85,6 @@ def test_restarts_are_limited(
         assert launch(address, code, "--max_restarts=0") == 128 + signal.SIGKILL
     said = capfd.readouterr().err
     assert "ended with status 75, and --max_restarts=1 are used up." in said
-
-
-def test_waits_grow_and_begin_anew_after_a_good_start() -> None:
-    waits = _Waits()
-    assert [waits.next(1) for _ in range(8)] == [0, 1, 2, 4, 8, 16, 30, 30]
-    assert [waits.next(lived) for lived in (100, 1)] == [0, 1]
 
 
 def test_a_time_limit_ends_everything(capfd: pytest.CaptureFixture[str]) -> None:

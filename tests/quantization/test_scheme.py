@@ -8,7 +8,7 @@ import pytest
 from tests.quantization.stacks import Gated
 from tfgpipe import quantization
 from tfgpipe.network import Call
-from tfgpipe.quantization import QuantizeConfig, tfmot
+from tfgpipe.quantization import QuantizeConfig
 from tfgpipe.quantization.scheme import chosen, default_8bit
 
 layers = keras.layers
@@ -125,33 +125,3 @@ def test_observers_are_those_given():
     assert config.weights["kernel"].bits == 4
     assert scheme.config(layers.Activation("relu")).output == ramped
     assert scheme.inputs is None
-
-
-def test_guests_say_themselves_what_is_quantized():
-    """Where layers are fused, or joined, a configuration of tfmot's stays whole."""
-
-    class Config(tfmot.library().QuantizeConfig):
-        def get_weights_and_quantizers(self, layer):
-            return []
-
-        def get_activations_and_quantizers(self, layer):
-            return []
-
-        def set_quantize_weights(self, layer, quantize_weights):
-            pass
-
-        def set_quantize_activations(self, layer, quantize_activations):
-            pass
-
-        def get_output_quantizers(self, layer):
-            return []
-
-        def get_config(self):
-            return {}
-
-    guest = quantization.from_tfmot(Config())
-    scheme = default_8bit().with_rule(layers.Dense, guest)
-    product = layers.Dense(2)
-    for after in (layers.ReLU(), layers.Concatenate()):
-        calls = [Call(product, (), {}, (0,), (1,)), Call(after, (), {}, (1,), (2,))]
-        assert chosen(calls, [2], scheme, {})[id(product)] is guest

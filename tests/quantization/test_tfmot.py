@@ -1,18 +1,13 @@
 """tensorflow-model-optimization as the oracle, and as a guest.
 
-Its own `quantize_model` on the Keras of old is trained beside ours in one process, on
-the same weights and data, and has to agree in every bit: what differs between the two
-Kerases is left out of the models, which is batch normalization alone.
+A few steps; a hundred are in tests/nightly/test_tfmot.py.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,100 +16,33 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tfgpipe
+from tests.quantization.guests import (
+    assert_guests_train_as_tfmot,
+    assert_trains_as_tfmot,
+    library_keras,
+    perceptron,
+)
 from tfgpipe import quantization
+from tfgpipe.network import Call
 from tfgpipe.quantization import from_tfmot, tfmot
-
-STEPS = 100
+from tfgpipe.quantization.scheme import chosen, default_8bit
 
 
 @pytest.fixture(scope="module")
 def guest():
     """The library, and the Keras of old."""
-    tfmot.library()
-    import tf_keras
-
-    return tf_keras
+    return library_keras()
 
 
-def perceptron(k: Any) -> Any:
-    layers = k.layers
-    return k.Sequential(
-        [
-            k.Input((8,)),
-            layers.Dense(16, activation="relu", name="a"),
-            layers.Dropout(0.0, name="dropped"),
-            layers.Dense(8, activation="tanh", name="b"),
-            layers.Dense(8, activation="sigmoid", name="c"),
-            layers.Dense(4, activation="softmax", name="d"),
-        ]
-    )
+@pytest.mark.parametrize(
+    ("model", "num_stages"), [("convolutions", 2), ("branches", 1)]
+)
+def test_steps_are_those_of_tfmot(model, num_stages):
+    assert_trains_as_tfmot(model, num_stages=num_stages, num_steps=12)
 
 
-def convolutions(k: Any) -> Any:
-    layers = k.layers
-    inputs = k.Input((8, 8, 3))
-    x = layers.Conv2D(4, 3, padding="same", activation="relu", name="a")(inputs)
-    y = layers.Conv2D(4, 3, padding="same", name="b")(x)
-    x = layers.Add(name="sum")([x, y])
-    x = layers.ReLU(name="relu")(x)
-    x = layers.MaxPooling2D(name="pool")(x)
-    x = layers.DepthwiseConv2D(3, name="c")(x)
-    x = layers.Activation("relu", name="other_relu")(layers.Add(name="twice")([x, x]))
-    x = layers.GlobalAveragePooling2D(name="mean")(x)
-    return k.Model(inputs, layers.Dense(4, name="d")(x))
-
-
-def branches(k: Any) -> Any:
-    layers = k.layers
-    inputs = k.Input((8,))
-    a = layers.Dense(8, name="a")(inputs)
-    b = layers.Dense(8, activation="relu", name="b")(inputs)
-    x = layers.ReLU(name="relu")(layers.Add(name="sum")([a, b]))
-    x = layers.Concatenate(name="joined")([x, layers.Dense(4, name="c")(x)])
-    x = layers.Reshape((3, 4), name="shaped")(x)
-    x = layers.AveragePooling1D(3, name="mean")(x)
-    return k.Model(inputs, layers.Dense(4, name="d")(layers.Flatten(name="f")(x)))
-
-
-@pytest.mark.parametrize("num_stages", [1, 2])
-@pytest.mark.parametrize("make", [perceptron, convolutions, branches])
-def test_a_hundred_steps_are_those_of_tfmot(make, num_stages, guest):
-    theirs = make(guest)
-    plain = make(keras)
-    copy_weights(theirs, plain)
-    ours = quantization.apply(plain, range_update="per_call")
-    pipelined = tfgpipe.pipeline(ours, num_stages=num_stages, num_microbatches=1)
-    theirs = tfmot.library().quantize_model(theirs)
-    assert_equal_training(pipelined.pipelined, theirs)
-
-
-@pytest.mark.parametrize("kind", ["configurations", "quantizers"])
-def test_its_own_quantizers_do_the_same_as_guests(kind, guest):
-    theirs = perceptron(guest)
-    plain = perceptron(keras)
-    copy_weights(theirs, plain)
-    theirs = tfmot.library().quantize_model(theirs)
-    wrappers = {x.layer.name: x for x in theirs.layers if hasattr(x, "quantize_config")}
-
-    def config(layer: keras.layers.Layer) -> quantization.QuantizeConfig:
-        config = wrappers[layer.name].quantize_config
-        if kind == "configurations" or not isinstance(layer, keras.layers.Dense):
-            return from_tfmot(config)
-        return quantization.QuantizeConfig(
-            weights={"kernel": from_tfmot(config.weight_quantizer)},
-            activations={"activation": from_tfmot(config.activation_quantizer)},
-        )
-
-    annotated = [quantization.annotate(x, config(x)) for x in plain.layers]
-    ours = quantization.apply(
-        annotated,
-        scheme=quantization.default_8bit(inputs=from_tfmot(theirs.layers[0].quantizer)),
-        range_update="per_call",
-    )
-    layer = tfgpipe.PipelinedLayer(ours, num_stages=2, num_microbatches=1)
-    layer.build((None, 8))
-    assert_equal_training(layer, theirs)
+def test_its_own_quantizers_do_the_same_as_guests():
+    assert_guests_train_as_tfmot("quantizers", num_steps=12)
 
 
 def test_guests_are_saved_and_loaded(guest, tmp_path):
@@ -188,6 +116,21 @@ def _payload(tf_keras: Any, marker: Path) -> dict[str, Any]:
     return {"layer": layer, "quantize_config": None, "name": "wrapped"}
 
 
+@pytest.fixture(scope="module")
+def saved(guest, tmp_path_factory):
+    """A file with a quantizer; what is put in its place, and what that would make."""
+    quantizer = tfmot.library().quantizers.LastValueQuantizer(8, False, True, True)
+    layer = quantization.QuantizeWrapper(
+        keras.layers.Identity(),
+        quantization.QuantizeConfig(output=from_tfmot(quantizer)),
+        range_update="per_call",
+    )
+    folder = tmp_path_factory.mktemp("saved")
+    genuine, marker = folder / "genuine.keras", folder / "ran"
+    keras.Sequential([keras.Input((3,)), layer]).save(genuine)
+    return genuine, _payload(guest, marker), marker
+
+
 @pytest.mark.parametrize(
     ("module", "name"),
     [
@@ -202,21 +145,10 @@ def _payload(tf_keras: Any, marker: Path) -> dict[str, Any]:
         ("builtins", "tfgpipe>QuantizeWrapper"),
     ],
 )
-def test_a_file_reaches_nothing_but_quantizers(module, name, guest, tmp_path):
-    quantizer = tfmot.library().quantizers.LastValueQuantizer(8, False, True, True)
-    layer = quantization.QuantizeWrapper(
-        keras.layers.Identity(),
-        quantization.QuantizeConfig(output=from_tfmot(quantizer)),
-        range_update="per_call",
-    )
-    genuine, hostile = tmp_path / "genuine.keras", tmp_path / "hostile.keras"
-    keras.Sequential([keras.Input((3,)), layer]).save(genuine)
-    marker = tmp_path / "ran"
-    given = {
-        "module": module,
-        "class_name": name,
-        "config": _payload(guest, marker),
-    }
+def test_a_file_reaches_nothing_but_quantizers(module, name, saved, tmp_path):
+    genuine, payload, marker = saved
+    hostile = tmp_path / "hostile.keras"
+    given = {"module": module, "class_name": name, "config": payload}
 
     def changed(config: Any) -> Any:
         if isinstance(config, dict):
@@ -275,101 +207,37 @@ def test_only_guests_are_taken():
         from_tfmot(8)
 
 
-def test_the_library_stays_out_until_it_is_asked_for_and_leaves_nothing_behind():
-    code = """
-import os, sys
-import keras, tensorflow as tf, tfgpipe
-from tfgpipe import quantization
-quantization.apply([keras.layers.Dense(2)])
-assert not [name for name in sys.modules if name.startswith("tensorflow_model_opt")]
-assert "tf_keras" not in sys.modules
-from tfgpipe.quantization import tfmot
-tfmot.library()
-assert "TF_USE_LEGACY_KERAS" not in os.environ
-assert tf.keras.Model is keras.Model
-os.environ["TF_USE_LEGACY_KERAS"] = "0"
-tfmot.library.cache_clear()
-tfmot.library()
-assert os.environ["TF_USE_LEGACY_KERAS"] == "0"
-"""
-    environment = {k: v for k, v in os.environ.items() if k != "TF_USE_LEGACY_KERAS"}
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
+def test_the_library_leaves_the_keras_of_tensorflow(guest):
+    """That it stays out until it is asked for is in tests/nightly/test_tfmot.py."""
+    assert "TF_USE_LEGACY_KERAS" not in os.environ
+    assert tf.keras.Model is keras.Model
 
 
-def copy_weights(theirs: Any, ours: keras.Model) -> None:
-    values = {key(v.name): v.numpy() for v in theirs.variables}
-    for variable in ours.variables:
-        if variable.name != "seed_generator_state":
-            variable.assign(values[key(variable.path)])
+def test_guests_say_themselves_what_is_quantized(guest):
+    """Where layers are fused, or joined, a configuration of tfmot's stays whole."""
 
+    class Config(tfmot.library().QuantizeConfig):
+        def get_weights_and_quantizers(self, layer):
+            return []
 
-def key(path: str) -> str:
-    """Returns by what name a variable goes here and there: layer and variable."""
-    *_, layer, variable = path.partition(":")[0].split("/")
-    # Inputs are quantized by a layer alone, which is named by the library.
-    if "quantize_layer" in layer or "fake_quantize" in layer:
-        return f"input/{variable.rpartition('_')[2]}"
-    return f"{layer.removeprefix('quant_')}/{variable.removeprefix('depthwise_')}"
+        def get_activations_and_quantizers(self, layer):
+            return []
 
+        def set_quantize_weights(self, layer, quantize_weights):
+            pass
 
-def assert_equal_training(ours: Any, theirs: Any) -> None:
-    """Asserts that losses, gradients, weights and ranges agree in every bit."""
-    rng = np.random.default_rng(0)
-    shape = theirs.input_shape[1:]
-    x = 3 * rng.standard_normal((32, *shape), dtype=np.float32)
-    y = rng.standard_normal((32, 4), dtype=np.float32)
-    steps = [trains(ours, keras.Variable.value.fget), trains(theirs, lambda v: v)]
-    for _ in range(STEPS):
-        noisy = x + 0.1 * rng.standard_normal(x.shape, dtype=np.float32)
-        (loss, *gradients), (their_loss, *their_gradients) = (
-            step(noisy, y) for step in steps
-        )
-        assert loss.numpy() == their_loss.numpy()
-        expected = named(theirs.trainable_variables, their_gradients)
-        received = named(ours.trainable_variables, gradients)
-        assert_same(expected, received)
-        expected = named(theirs.variables, theirs.variables)
-        received = named(ours.variables, ours.variables)
-        assert any("_min" in name for name in expected)
-        assert_same(expected, received)
+        def set_quantize_activations(self, layer, quantize_activations):
+            pass
 
+        def get_output_quantizers(self, layer):
+            return []
 
-def assert_same(
-    expected: dict[str, np.ndarray], received: dict[str, np.ndarray]
-) -> None:
-    assert expected.keys() == received.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(received[name], value, name)
+        def get_config(self):
+            return {}
 
-
-def named(variables: Any, values: Any) -> dict[str, np.ndarray]:
-    paths = [getattr(v, "path", None) or v.name for v in variables]
-    others = ("seed_generator_state", "optimizer_step:0", "num_updates")
-    return {
-        key(path): np.asarray(x)
-        for path, x in zip(paths, values, strict=True)
-        if not path.endswith(others)
-    }
-
-
-def trains(model: Any, value: Callable[[Any], Any]) -> Callable[..., list[tf.Tensor]]:
-    """Returns a step of gradient descent, which returns loss and gradients."""
-
-    @tf.function
-    def step(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
-        weights = model.trainable_variables
-        gradients = tape.gradient(loss, [value(v) for v in weights])
-        for variable, gradient in zip(weights, gradients, strict=True):
-            variable.assign_sub(0.02 * gradient)
-        return [loss, *gradients]
-
-    return step
+    config = from_tfmot(Config())
+    scheme = default_8bit().with_rule(keras.layers.Dense, config)
+    product = keras.layers.Dense(2)
+    for after in (keras.layers.ReLU(), keras.layers.Concatenate()):
+        calls = [Call(product, (), {}, (0,), (1,)), Call(after, (), {}, (1,), (2,))]
+        assert chosen(calls, [2], scheme, {})[id(product)] is config

@@ -170,8 +170,9 @@ def test_it_computes_in_the_layers_type_and_keeps_ranges_in_single(policy):
     assert len(ranges) == 4
 
 
-@pytest.mark.parametrize("num_microbatches", [1, 4])
-@pytest.mark.parametrize("remat", ["none", "stage"])
+@pytest.mark.parametrize(
+    ("num_microbatches", "remat"), [(1, "stage"), (4, "none"), (4, "stage")]
+)
 def test_weights_are_quantized_once_a_step(num_microbatches, remat):
     stack = quantization.apply([layers.Dense(10), layers.Dense(6)])
     layer = tfgpipe.PipelinedLayer(

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import tfgpipe
-from tests import compare
-from tests.tensor_parallel.models import TWINS, WAYS
+from tests.tensor_parallel import identity
 from tfgpipe.tensor_parallel import (
     TPMLP,
     OutputLoss,
@@ -144,19 +143,9 @@ def test_tokens_outside_the_vocabulary_give_zeros():
     assert not np.any(found[1:])
 
 
-@pytest.mark.parametrize("ways", WAYS)
-@pytest.mark.parametrize("twins", ["columns_and_rows", "classifier"])
-def test_training_is_that_without_shards(floatx, twins, ways):
+def test_training_is_that_without_shards(floatx):
     floatx("float64")
-    plain, sharded = TWINS[twins].pair(4, **WAYS[ways])
-    x = TWINS[twins].data(12)
-    losses = {"columns_and_rows": "mse", "classifier": OutputLoss()}
-    y = np.ones((12, 12)) if twins == "columns_and_rows" else x[1]
-    for model in (plain, sharded):
-        model.compile(keras.optimizers.Adam(0.01), losses[twins])
-        model.fit(x, y, batch_size=5, epochs=2, shuffle=False, verbose=0)
-    for a, b in zip(plain.get_weights(), dense_weights(sharded), strict=True):
-        compare.close(a, b, "weights", 1e-10, 1e-12)
+    identity.assert_trains_equally("columns_and_rows", "both_ways", epochs=1)
 
 
 def test_losses_are_weighted():

@@ -3,59 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import re
 
 import pytest
 import tensorflow as tf
 
-from tests.tensor_parallel.models import TWINS, WAYS, gradients
-from tfgpipe import shards, trace
+from tests.tensor_parallel import placed
+from tests.tensor_parallel.models import TWINS, WAYS
+from tests.tensor_parallel.placed import device_number
 from tfgpipe.tensor_parallel import TPDense, places
 
-# Products of both passes of a layer that is not sharded.
-WHOLE = {"mlp": 3}
-HEAVY = ("MatMul", "BatchMatMulV2", "Einsum", "Softmax", "GatherV2")
 
-
-def device_number(device: str) -> int | None:
-    found = re.search(r"(?:CPU|SHARD):(\d+)$", device)
-    return int(found[1]) if found else None
-
-
-@pytest.mark.parametrize("ways", WAYS)
-@pytest.mark.parametrize("twins", TWINS)
-def test_the_work_of_both_passes_is_split_evenly(twins, ways):
-    _, sharded = TWINS[twins].pair(4, **WAYS[ways])
-    function = gradients(sharded, TWINS[twins].data(3))
-    work = {}
-    for op in function.graph.get_operations():
-        if op.type in HEAVY:
-            number = device_number(op.device)
-            work.setdefault(op.type, []).append(number)
-    products = work["MatMul"]
-    assert products.count(None) == WHOLE.get(twins, 0)
-    work["MatMul"] = [number for number in products if number is not None]
-    for kind, numbers in work.items():
-        if kind == "Softmax" and twins == "columns_and_rows":
-            assert set(numbers) == {0}  # Over all units.
-            continue
-        assert set(numbers) == {0, 1, 2, 3}, kind
-        assert max(map(numbers.count, range(4))) == len(numbers) / 4, kind
-
-
-@pytest.mark.parametrize("twins", TWINS)
-def test_what_crosses_between_devices_is_copied_by_an_operation_of_its_own(twins):
-    _, sharded = TWINS[twins].pair(4, mode="ring", ring="both_ways")
-    function = gradients(sharded, TWINS[twins].data(3))
-    for op in function.graph.get_operations():
-        if not op.device or op.type in ("Identity", "ReadVariableOp"):
-            continue
-        sources = {
-            device_number(x.device)
-            for x in op.inputs
-            if x.device and x.op.type not in ("Const", "Placeholder")
-        }
-        assert sources <= {device_number(op.device)}, (op.name, op.type, sources)
+@pytest.mark.parametrize(
+    ("twins", "ways"), zip(TWINS, itertools.cycle(WAYS), strict=False)
+)
+def test_work_is_split_evenly_and_what_crosses_is_copied(twins, ways):
+    graph = placed.traced(twins, ways)
+    placed.assert_work_is_split_evenly(twins, graph)
+    placed.assert_copies_are_operations(graph)
 
 
 def test_parts_of_weights_are_on_the_devices_of_their_shards():
@@ -86,40 +50,8 @@ def test_a_fork_sums_gradients_where_it_is():
 
 
 @pytest.mark.parametrize(
-    ("twins", "ways"), zip(TWINS, itertools.cycle(WAYS), strict=False)
+    ("twins", "ways"),
+    [("attention", "both_ways"), ("language_model", "ring")],
 )
 def test_in_a_stage_stand_ins_are_named_and_no_device(twins, ways):
-    _, sharded = TWINS[twins].pair(4, **WAYS[ways])
-    data = TWINS[twins].data(3)
-    specs = [
-        tf.TensorSpec(x.shape, x.dtype)
-        for x in (data if isinstance(data, list) else [data])
-    ]
-
-    def body(inputs):
-        outputs = sharded(inputs if len(inputs) > 1 else inputs[0], training=True)
-        return tf.nest.flatten(outputs)
-
-    stage = trace.trace(
-        body,
-        input_specs=specs,
-        weights=sharded.trainable_variables,
-        state=sharded.non_trainable_variables,
-    )
-    assert not stage.strangers
-    assert not stage.captures
-    named = {op.device for op in stage.graph.get_operations() if op.device}
-    assert {shards.shard_of(device) for device in named} == {0, 1, 2, 3}
-    heavy = [op for op in stage.graph.get_operations() if op.type == "MatMul"]
-    where = [shards.shard_of(op.device) for op in heavy]
-    split = len(where) - WHOLE.get(twins, 0)
-    assert [where.count(t) for t in range(4)] == [split / 4] * 4
-    # Gradients of parts come from where the parts are.
-    numbers = shards.numbers([sharded])
-    for variable, gradient in zip(
-        sharded.trainable_variables, stage.weight_grads, strict=True
-    ):
-        op = stage.graph.get_tensor_by_name(gradient.values).op
-        shard = shards.shard_of(op.device) if op.device else 0
-        tied = twins == "language_model" and "embeddings" in variable.path
-        assert tied or shard == numbers.get(id(variable), 0), variable.path
+    placed.assert_stand_ins_are_named(twins, ways)

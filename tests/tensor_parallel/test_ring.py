@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import pairs
 from tests.tensor_parallel.models import gradients
-from tests.tensor_parallel.test_places import device_number
+from tests.tensor_parallel.placed import device_number
 from tfgpipe.tensor_parallel import TPDense, ring
 
 DEVICES = [f"CPU:{t}" for t in range(4)]
+CASES = pairs.all_pairs(
+    {
+        "size": [1, 3, 10],
+        "T": [1, 2, 3, 4],
+        "directions": [(1,), (-1,), (1, -1)],
+    }
+)
 
 
-@pytest.mark.parametrize("directions", [(1,), (-1,), (1, -1)])
-@pytest.mark.parametrize("T", [1, 2, 3, 4])
-@pytest.mark.parametrize("width", [1, 3, 10])
+@pytest.mark.parametrize(("width", "T", "directions"), CASES)
 def test_chunks_of_any_size_make_the_product(width, T, directions):
     rng = np.random.default_rng(0)
     sizes = ring.places.sizes(width, T)
@@ -30,9 +37,7 @@ def test_chunks_of_any_size_make_the_product(width, T, directions):
     assert [device_number(y.device) for y in made] == list(range(T))
 
 
-@pytest.mark.parametrize("directions", [(1,), (-1,), (1, -1)])
-@pytest.mark.parametrize("T", [1, 2, 3, 4])
-@pytest.mark.parametrize("units", [1, 3, 10])
+@pytest.mark.parametrize(("units", "T", "directions"), CASES)
 def test_sums_that_go_round_are_the_product(units, T, directions):
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((5, 2 * T)), rng.standard_normal((2 * T, units))
@@ -52,7 +57,7 @@ def test_sums_that_go_round_are_the_product(units, T, directions):
     [("one_way", {1}), ("both_ways", {1, -1})],
 )
 def test_chunks_go_to_neighbours_forward_and_back(partition, ways, expected):
-    graph = step(partition, mode="ring", ring=ways).graph
+    graph = step(partition, ways)
     hops = set()
     for op in graph.get_operations():
         if op.type == "Identity" and op.inputs[0].device:
@@ -66,7 +71,7 @@ def test_chunks_go_to_neighbours_forward_and_back(partition, ways, expected):
 @pytest.mark.parametrize("partition", ["column", "row"])
 def test_no_product_waits_for_another(partition):
     """So the next chunk, or sum, moves while this one multiplies."""
-    operations = step(partition, mode="ring").graph.get_operations()
+    operations = step(partition, "one_way").get_operations()
     products = [op for op in operations if op.type == "MatMul"]
     behind: dict[str, set[str]] = {}
     forward = products[:16]
@@ -165,7 +170,9 @@ def products_behind(tensor, known):
     return known[tensor.name]
 
 
-def step(partition, **ways):
+@functools.cache
+def step(partition, ways):
+    """Returns the graph of both passes of a layer on a ring."""
     x = keras.Input((16,))
-    layer = TPDense(16, partition=partition, num_shards=4, **ways)
-    return gradients(keras.Model(x, layer(x)), np.ones((3, 16), "float32"))
+    layer = TPDense(16, partition=partition, num_shards=4, mode="ring", ring=ways)
+    return gradients(keras.Model(x, layer(x)), np.ones((3, 16), "float32")).graph

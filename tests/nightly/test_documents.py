@@ -1,0 +1,18 @@
+"""The longer blocks of code in documents run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.forks import Server
+from tests.pure.test_documents import DOCUMENTS, blocks
+from tests.test_documents import assert_block_runs, is_slow, name
+
+
+@pytest.mark.parametrize(
+    "block", [b for d in DOCUMENTS if is_slow(d) for b in blocks(d, "python")], ids=name
+)
+def test_python_block_runs(block: str, fork_server: Server, tmp_path: Path) -> None:
+    assert_block_runs(block, fork_server, tmp_path)

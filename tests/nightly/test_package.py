@@ -1,0 +1,74 @@
+"""The package as it is built, and all of it loaded."""
+
+from __future__ import annotations
+
+import pkgutil
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import tfgpipe
+from tests.forks import ROOT, Server
+
+# Importing TensorFlow Model Optimization sets TF_USE_LEGACY_KERAS for the process and
+# its children, so only the modules that need it may load it.
+MODULES_USING_TFMOT: frozenset[str] = frozenset()
+
+
+def test_only_modules_that_use_tfmot_load_it(
+    fork_server: Server, tmp_path: Path
+) -> None:
+    modules = [
+        module.name
+        for module in pkgutil.walk_packages(tfgpipe.__path__, "tfgpipe.")
+        if module.name not in MODULES_USING_TFMOT
+    ]
+    code = (
+        "import importlib, os, sys\n"
+        f"for module in {modules}:\n"
+        "    importlib.import_module(module)\n"
+        "assert 'tensorflow_model_optimization' not in sys.modules\n"
+        "assert 'tf_keras' not in sys.modules\n"
+        "assert 'TF_USE_LEGACY_KERAS' not in os.environ\n"
+    )
+    run = fork_server.run(code, cwd=tmp_path)
+    assert run.returncode == 0, run.output
+
+
+def test_the_wheel_holds_exactly_the_package(tmp_path: Path) -> None:
+    # From a copy: setuptools leaves folders behind, and reuses stale ones.
+    checkout = tmp_path / "checkout"
+    caches = shutil.ignore_patterns(
+        ".*", "__pycache__", "*.egg-info", "build", "dist", "runs"
+    )
+    shutil.copytree(ROOT, checkout, ignore=caches)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet"]
+    offline = ["--no-deps", "--no-index", "--no-build-isolation"]
+    run = subprocess.run(
+        [*pip, *offline, f"--wheel-dir={tmp_path}", str(checkout)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+
+    (wheel,) = tmp_path.glob("*.whl")
+    held = set(zipfile.ZipFile(wheel).namelist())
+    metadata = {name for name in held if ".dist-info/" in name}
+    package = {
+        path.relative_to(checkout).as_posix()
+        for path in (checkout / "tfgpipe").rglob("*")
+        if path.is_file()
+    }
+    assert held - metadata == package
+    assert {Path(name).name for name in metadata} == {
+        "LICENSE",
+        "METADATA",
+        "RECORD",
+        "WHEEL",
+        "top_level.txt",
+    }
+    (top_level,) = (name for name in metadata if name.endswith("top_level.txt"))
+    assert zipfile.ZipFile(wheel).read(top_level).decode().split() == ["tfgpipe"]

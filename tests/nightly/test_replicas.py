@@ -1,0 +1,27 @@
+"""`tests/test_replicas.py` with more numbers of rows, and three replicas."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import test_replicas as short
+
+CASES = [
+    # Rows of each replica, M, remat, batch_norm; every one of each at least once.
+    ((6, 6), 1, "stage", "microbatch"),
+    ((6, 6), 3, "layer", "deferred"),
+    ((7, 4), 3, "none", "deferred"),
+    ((5, 5), 2, "except_last", "microbatch"),
+    ((4, 0), 3, "layer", "microbatch"),
+    ((3, 2, 4), 2, "stage", "deferred"),
+]
+
+
+@pytest.mark.parametrize(("sizes", "num_microbatches", "remat", "batch_norm"), CASES)
+def test_microbatches_are_normalised_over_replicas(
+    floatx, sizes, num_microbatches, remat, batch_norm
+):
+    floatx("float64")
+    short.test_microbatches_are_normalised_over_replicas(
+        sizes, num_microbatches, remat, batch_norm
+    )

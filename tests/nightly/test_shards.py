@@ -1,0 +1,33 @@
+"""`tests/test_shards.py` in full: each schedule, and each choice of recomputation."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import test_shards as short
+from tfgpipe import schedules
+from tfgpipe.stage import REMAT_MODES
+
+
+@pytest.mark.parametrize(
+    ("schedule", "num_shards"), [*((name, 2) for name in schedules.NAMES), ("1f1b", 3)]
+)
+def test_weights_and_slots_after_steps_of_adam(schedule, num_shards, floatx):
+    short.test_weights_and_slots_after_steps_of_adam(schedule, num_shards, floatx)
+
+
+def test_replicas_of_stages_in_shards(floatx):
+    short.test_replicas_of_stages_in_shards(owns_loss=False, floatx=floatx)
+
+
+@pytest.mark.parametrize("remat", REMAT_MODES)
+@pytest.mark.parametrize(
+    ("num_microbatches", "policy"),
+    [(1, "float32"), (3, "float32"), (3, "mixed_float16")],
+)
+def test_no_weight_goes_from_device_to_device(
+    num_microbatches, policy, remat, mixed_precision
+):
+    short.test_no_weight_goes_from_device_to_device(
+        num_microbatches, policy, remat, mixed_precision
+    )

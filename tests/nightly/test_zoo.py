@@ -1,0 +1,31 @@
+"""The models of `tests/zoo.py` in other settings, and large applications of Keras."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import zoo
+
+
+@pytest.mark.parametrize("case", zoo.deal()[1], ids=zoo.title)
+def test_outputs_gradients_and_state_are_the_plain_models(case, floatx):
+    floatx(case["dtype"])
+    zoo.assert_same_step(**case)
+
+
+@pytest.mark.parametrize(
+    ("application", "num_stages", "num_microbatches", "training"),
+    [
+        ("ResNet50", 3, 3, False),
+        ("EfficientNetB0", 4, 3, False),
+        ("MobileNetV2", 4, 1, True),
+    ],
+)
+def test_applications(application, num_stages, num_microbatches, training, floatx):
+    floatx("float64")
+    zoo.assert_application(
+        application,
+        num_stages=num_stages,
+        num_microbatches=num_microbatches,
+        training=training,
+    )

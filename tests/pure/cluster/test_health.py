@@ -1,0 +1,85 @@
+"""What a worker says of itself, and what is made of nonsense."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+
+from tests.cluster.fakes import answering, status
+from tfgpipe.cluster import health, waiting
+from tfgpipe.cluster.addresses import Address, free_ports
+from tfgpipe.cluster.errors import ClusterError, WorkerUnavailable
+from tfgpipe.cluster.waiting import Limit
+
+
+def test_a_status_arrives_as_it_was_sent() -> None:
+    sent = status(starts=2, devices={"CPU": 2, "GPU": 1}, client="10.0.0.7:1")
+    with answering(sent) as address:
+        assert health.ask(address, seconds=5) == sent
+    assert sent.tensorflow == health.version("tensorflow")
+    assert sent.python == sys.version.split()[0]
+    assert health.version("no-such-thing") == "none"
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "what it says is no line of JSON"),
+        (b"\x80\x04\x95\x0e.\n", "what it says is no line of JSON"),
+        (b"[]\n", "what it says is no line of JSON"),
+        (b"x" * 5000, "what it says is no line of JSON"),
+        (b"{}\n", "what it says is not what a worker says"),
+        (status(state="odd"), "what it says is not what a worker says"),
+        (status(starts="1"), "what it says is not what a worker says"),
+        (status(devices={"CPU": "many"}), "what it says is not what a worker says"),
+        (b"", "it closed the connection"),
+        (b'{"worker":', "it closed the connection"),
+    ],
+)
+def test_nonsense_is_no_status(answer: bytes, message: str) -> None:
+    with answering(answer) as address:
+        with pytest.raises((ValueError, ConnectionError), match=message):
+            health.ask(address, seconds=5)
+        with pytest.raises(WorkerUnavailable, match=message):
+            waiting.wait_until_ready(0, address, Limit(0.1))
+
+
+def test_a_worker_that_never_comes_up_is_named_with_the_time_waited() -> None:
+    address = Address("127.0.0.1", free_ports(1)[0])
+    before = time.monotonic()
+    with pytest.raises(WorkerUnavailable) as raised:
+        waiting.wait_until_ready(3, address, Limit(1))
+    assert 0.9 < time.monotonic() - before < 5
+    assert str(raised.value) == (
+        f"Worker 3 at {address} is not ready after 1 s: Connection refused. Is it "
+        f"started there, by `python -m tfgpipe.cluster worker --port={address.port}`, "
+        f"and are ports {address.port} and {address.port + 1} open between the hosts?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ("starting", "TensorFlow is starting in it"),
+        ("taken", "it works for the client at 10.0.0.7:1"),
+    ],
+)
+def test_a_worker_that_is_not_ready_says_why(state: str, message: str) -> None:
+    with (
+        answering(status(state=state, client="10.0.0.7:1")) as address,
+        pytest.raises(WorkerUnavailable, match=message),
+    ):
+        waiting.wait_until_ready(0, address, Limit(0.1))
+
+
+@pytest.mark.parametrize("state", ["starting", "ready"])
+def test_another_tensorflow_is_refused_by_the_workers_name(state: str) -> None:
+    with answering(status(tensorflow="2.20.0", state=state)) as address:
+        message = (
+            f"Worker 1 at {address} has TensorFlow 2.20.0; this process has "
+            f"{health.version('tensorflow')}. "
+        )
+        with pytest.raises(ClusterError, match=message.replace(".", r"\.")):
+            waiting.wait_until_ready(1, address, Limit(5))

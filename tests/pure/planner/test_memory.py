@@ -1,0 +1,168 @@
+"""What devices hold, beside sums by hand and the simulation of whole schedules."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.pure.planner.toys import TOY, layout, question, workload
+from tfgpipe import schedules
+from tfgpipe.planner import memory
+from tfgpipe.planner.layout import REMATS
+from tfgpipe.planner.memory import in_flight
+from tfgpipe.simulation import Costs, simulate
+
+
+def held(model, counts, *, rows=2, num_slots=2, device=TOY, **values):
+    return memory.devices(
+        model, layout(**values), counts, rows=rows, num_slots=num_slots, device=device
+    )
+
+
+def test_one_device_holds_state_and_all_activations():
+    device = dataclasses.replace(TOY, reserved=7)
+    (only,) = held(workload(), (4,), num_microbatches=3, device=device)
+    assert only.parts == {
+        "weights": 4 * 40,
+        "gradients": 4 * 40,
+        "slots": 8 * 40,
+        "inputs": 0,
+        "activations": 3 * 2 * 400,
+        "recomputed": 0,
+        # Of a layer: its own bytes on two rows, and a gradient of 10 weights.
+        "workspace": 2 * 30 + 4 * 10,
+        "reserved": 7,
+    }
+    assert only.state == 16 * 40
+    assert only.largest == "activations"
+
+
+def test_half_precision_copies_weights():
+    (only,) = held(workload(dtype="bfloat16"), (4,))
+    assert (only.weights, only.gradients) == (6 * 40, 4 * 40)
+
+
+def test_weights_that_are_not_trained_have_neither_gradient_nor_slot():
+    (only,) = held(workload(trained=4), (4,))
+    assert (only.weights, only.gradients, only.slots) == (160, 64, 128)
+
+
+def test_remat_keeps_inputs_and_one_microbatch():
+    first, last = held(
+        workload(), (3, 1), num_devices=2, num_microbatches=8, remat="stage"
+    )
+    assert (first.inputs, first.recomputed, first.activations) == (8 * 2 * 5, 600, 0)
+    assert (last.inputs, last.recomputed) == (8 * 2 * 5, 200)
+
+
+def test_remat_of_layers_keeps_one_layer_and_the_inputs_of_the_others():
+    (only,) = held(workload(), (4,), num_microbatches=8, remat="layer")
+    assert (only.inputs, only.recomputed) == (8 * 2 * 5, 2 * (100 + 3 * 5))
+
+
+def test_shards_share_weights_and_what_is_not_whole():
+    (only,) = held(workload(), (4,), num_shards=2)
+    assert only.weights == 4 * 40 / 2
+    # 20 of 100 bytes are whole: 20 + 80 / 2, of four layers, on two rows.
+    assert only.activations == pytest.approx(2 * 4 * 60)
+
+
+def test_a_layer_that_does_not_divide_stays_whole():
+    (only,) = held(workload(max_shards=3), (4,), num_shards=2)
+    assert (only.weights, only.activations) == (160, 800)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero_bubble"])
+@pytest.mark.parametrize(("K", "M"), [(2, 2), (3, 4), (4, 9)])
+def test_microbatches_in_flight_are_those_of_the_simulation(name, K, M):
+    schedule = schedules.make(name, num_stages=K, num_microbatches=M)
+    simulated = simulate(schedule, Costs(kept_bytes=1))
+    counted = in_flight(name, num_devices=K, stages_per_device=1, num_microbatches=M)
+    assert counted == simulated.peak_bytes
+
+
+@pytest.mark.parametrize(("K", "v", "M"), [(2, 2, 4), (2, 4, 16), (4, 2, 32)])
+def test_so_are_those_of_several_stages_a_device(K, v, M):
+    schedule = schedules.interleaved(v * K, M, num_devices=K)
+    simulated = simulate(schedule, Costs(kept_bytes=1))
+    counted = in_flight(
+        "interleaved", num_devices=K, stages_per_device=v, num_microbatches=M
+    )
+    assert tuple(sum(counted[p::K]) for p in range(K)) == simulated.peak_bytes
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero_bubble"])
+def test_activations_and_what_is_recomputed_are_those_of_the_simulation(name):
+    K, M = 4, 8
+    model = workload(8)
+    found = held(
+        model, (2,) * K, num_devices=K, num_microbatches=M, schedule=name, remat="stage"
+    )
+    schedule = schedules.make(name, num_stages=K, num_microbatches=M)
+    costs = Costs(kept_bytes=2 * 5, backward_bytes=2 * 200)
+    simulated = simulate(schedule, costs).peak_bytes
+    ours = [each.inputs + each.recomputed for each in found]
+    # The formula has both at their most; the simulation has them at one time.
+    for most, one_time in zip(ours, simulated, strict=True):
+        assert one_time <= most <= one_time + K * 2 * 5
+
+
+LAYOUTS = st.builds(
+    lambda K, M, name, remat, T: layout(
+        num_devices=K,
+        num_microbatches=max(M, K),
+        schedule=name,
+        remat=remat,
+        num_shards=T,
+    ),
+    st.integers(1, 4),
+    st.integers(1, 9),
+    st.sampled_from(["gpipe", "1f1b", "zero_bubble"]),
+    st.sampled_from(REMATS),
+    st.sampled_from([1, 2, 4]),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(LAYOUTS, st.integers(1, 6), st.integers(0, 3))
+def test_parts_add_up(each, rows, num_slots):
+    counts = question(workload(6)).cut(each)
+    for device in memory.devices(
+        workload(6), each, counts, rows=rows, num_slots=num_slots, device=TOY
+    ):
+        assert device.total == pytest.approx(sum(device.parts.values()))
+        assert min(device.parts.values()) >= 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(LAYOUTS, st.floats(100, 1e5), st.floats(1, 100))
+def test_more_memory_never_makes_a_layout_not_fit(each, size, factor):
+    small, large = (
+        question(workload(6), device=dataclasses.replace(TOY, memory=size * times))
+        for times in (1, factor)
+    )
+    fits = [asked.fits(asked.memory(each, asked.cut(each))) for asked in (small, large)]
+    assert fits[1] >= fits[0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(LAYOUTS, st.integers(1, 6))
+def test_recomputing_never_holds_more_than_keeping(each, rows):
+    counts = question(workload(6)).cut(dataclasses.replace(each, remat="none"))
+
+    def most(remat):
+        found = memory.devices(
+            workload(6),
+            dataclasses.replace(each, remat=remat, schedule="1f1b"),
+            counts,
+            rows=rows,
+            num_slots=2,
+            device=TOY,
+        )
+        return max(device.total - device.inputs for device in found)
+
+    assert most("layer") <= most("stage") + 1e-9
+    assert most("stage") <= most("none") + 1e-9

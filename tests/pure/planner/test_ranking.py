@@ -1,0 +1,181 @@
+"""The search, beside trying everything, and what it says of losers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.pure.planner.toys import TOY, layer, workload
+from tfgpipe import planner
+from tfgpipe.planner.layout import enumerate_layouts
+
+
+def layouts(num_devices, **values):
+    usual = {"batch_size": 64, "max_stages": 16, "max_shards": 4}
+    return list(enumerate_layouts(num_devices=num_devices, **{**usual, **values}))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 24), st.integers(1, 96), st.integers(1, 12), st.integers(1, 8))
+def test_every_layout_uses_all_devices_and_divides_the_batch(
+    num_devices, batch_size, max_stages, max_shards
+):
+    found = layouts(
+        num_devices,
+        batch_size=batch_size,
+        max_stages=max_stages,
+        max_shards=max_shards,
+    )
+    assert len(set(found)) == len(found)
+    for each in found:
+        assert each.total_devices == num_devices
+        assert batch_size % (each.num_replicas * each.num_microbatches) == 0
+        assert each.num_stages <= max_stages
+        assert max_shards % each.num_shards == 0
+        assert each.schedule == "gpipe" or each.num_microbatches >= each.num_devices
+
+
+def test_all_schedules_that_can_run_are_there():
+    found = {
+        each.order for each in layouts(4, microbatches=[8]) if each.num_devices > 1
+    }
+    assert found == {
+        "gpipe",
+        "1f1b",
+        "zero_bubble",
+        "interleaved x 2",
+        "interleaved x 4",
+    }
+    few = {each.order for each in layouts(4, microbatches=[2]) if each.num_devices == 4}
+    assert few == {"gpipe"}
+
+
+def search(model=None, **values):
+    usual = {"device": TOY, "num_devices": 4, "batch_size": 16}
+    return planner.search(model or workload(8), **{**usual, **values})
+
+
+def test_the_best_are_those_of_trying_everything():
+    plans = search(num_best=7)
+    question = plans.question
+    times = sorted(
+        question.predict(each).time.total
+        for each in layouts(4, batch_size=16, max_stages=8)
+        if question.fits(question.memory(each, question.cut(each)))
+    )
+    assert [each.time.total for each in plans.best] == pytest.approx(times[:7])
+    assert plans.num_fitting == len(times)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.floats(1e3, 1e4))
+def test_what_is_found_fits(memory):
+    plans = search(workload(4), device=dataclasses.replace(TOY, memory=memory))
+    for each in plans.best:
+        assert each.fullest.total <= memory
+    assert bool(plans.best) == (plans.missing_bytes == 0)
+
+
+def test_nothing_fits_by_the_least_that_is_lacking():
+    plans = search(device=dataclasses.replace(TOY, memory=100.0))
+    question = plans.question
+    least = min(
+        max(held.total for held in question.memory(each, question.cut(each)))
+        for each in layouts(4, batch_size=16, max_stages=8)
+    )
+    assert plans.best == ()
+    assert plans.missing_bytes == pytest.approx(least - 100)
+    assert "Nothing fits: the leanest of" in str(plans)
+    assert "Try more devices, a smaller batch, or half precision" in str(plans)
+
+
+def test_every_class_is_among_the_best_or_explained():
+    plans = search(num_best=2)
+    for name, of in {
+        "D": lambda each: each.num_replicas,
+        "K": lambda each: each.num_devices,
+        "T": lambda each: each.num_shards,
+        "schedule": lambda each: each.schedule,
+        "remat": lambda each: each.remat,
+    }.items():
+        there = {f"{name}={of(each.layout)}" for each in plans.best}
+        lost = {
+            loser.name for loser in plans.losers if loser.name.startswith(f"{name}=")
+        }
+        everything = {
+            f"{name}={of(each)}" for each in layouts(4, batch_size=16, max_stages=8)
+        }
+        assert there | lost == everything
+        assert not there & lost
+
+
+def test_all_reduces_are_why_shards_lose_on_a_slow_link():
+    slow = dataclasses.replace(TOY, link=planner.Link(bandwidth=0.5, latency=0))
+    plans = search(device=slow)
+    (why,) = [loser.why for loser in plans.losers if loser.name == "T=4"]
+    assert "x the best step" in why
+    assert "of it is all-reduces inside layers" in why
+
+
+def test_weights_are_why_one_stage_loses():
+    heavy = workload(8, parameters=1000, max_shards=1)
+    # 16 bytes a weight: 128,000 in all, 32,000 on each of four stages.
+    plans = search(heavy, device=dataclasses.replace(TOY, memory=60_000.0))
+    whys = {loser.name: loser.why for loser in plans.losers}
+    assert all(each.layout.num_devices == 4 for each in plans.best)
+    assert "GiB of 0, at the least: slots" in whys["K=1"]
+    assert whys["T>1"].startswith("no layer can be in a number of shards")
+
+
+def test_recomputation_is_why_remat_loses():
+    plans = search(remats=["none", "stage"], microbatches=[4])
+    (why,) = [loser.why for loser in plans.losers if loser.name == "remat=stage"]
+    assert "recomputing" in why
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"num_devices": 0}, "`num_devices` is a number of at least 1. Received"),
+        ({"batch_size": -1}, "`batch_size` is a number of at least 1"),
+        ({"num_slots": -1}, "`num_slots` is a number of at least 0"),
+        ({"device": "h100"}, "Received 'h100'. Did you mean"),
+        (
+            {"batch_size": 3, "microbatches": [2]},
+            r"Received batch_size=3 .* microbatches=\[2\]: no layout divides it",
+        ),
+    ],
+)
+def test_wrong_questions_are_refused(values, words):
+    with pytest.raises(ValueError, match=words):
+        search(**values)
+
+
+def test_a_workload_has_layers_and_sizes_are_not_negative():
+    with pytest.raises(ValueError, match=r"at least one layer\. Received none for 'x'"):
+        planner.Workload(name="x", layers=())
+    with pytest.raises(ValueError, match="`kept_bytes` of layer 'layer' is a finite"):
+        layer(kept_bytes=-1)
+
+
+def test_a_report_shows_each_of_the_best():
+    plans = search()
+    lines = str(plans).splitlines()
+    best = plans.best[0]
+    assert lines[0].startswith("toy on 4 x toy: 80 parameters")
+    assert lines[1].split()[:6] == ["D", "K", "T", "M", "schedule", "remat"]
+    row = lines[2].split()
+    assert row[:4] == [
+        str(number)
+        for number in (
+            best.layout.num_replicas,
+            best.layout.num_devices,
+            best.layout.num_shards,
+            best.layout.num_microbatches,
+        )
+    ]
+    assert f"{1e3 * best.time.total:,.1f}" in row
+    assert f"{100 * best.mfu:.1f}%" in row

@@ -1,0 +1,180 @@
+"""How long steps take, beside sums by hand and the simulation of whole schedules."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.pure.planner.toys import TOY, layer, layout, question, workload
+from tfgpipe import schedules
+from tfgpipe.planner import step_time
+from tfgpipe.planner.devices import Link
+from tfgpipe.simulation import Costs, simulate
+
+
+def test_a_layer_takes_its_products_and_its_traffic():
+    # Of 2 rows: 200 FLOP at 100 a second, 10 weights of 4 bytes at 10 a second, and
+    # half of 40 bytes at 10 a second.
+    seconds = step_time.layer_seconds(
+        "forward", layer(), rows=2, num_shards=1, device=TOY, dtype="float32"
+    )
+    assert seconds == pytest.approx(2 + 4 + 2)
+    # A backward reads weights, and reads and writes the sum of gradients.
+    seconds = step_time.layer_seconds(
+        "backward", layer(), rows=2, num_shards=1, device=TOY, dtype="bfloat16"
+    )
+    assert seconds == pytest.approx(400 / 200 + 10 * (2 + 8) / 10 + 4)
+
+
+def test_shards_share_arithmetic_and_what_is_not_whole():
+    seconds = step_time.layer_seconds(
+        "forward", layer(), rows=2, num_shards=2, device=TOY, dtype="float32"
+    )
+    assert seconds == pytest.approx(1 + 2 + 0.6 * 2)
+
+
+def test_shards_reduce_twice_in_each_pass():
+    each = layout(num_shards=2, remat="stage")
+    (stage,) = step_time.stage_times(workload(1), each, (1,), rows=2, device=TOY)
+    # 10 bytes of two rows, on a ring of two: two hops of 5 bytes at 5 a second.
+    once = 2 * (5 / 5 + 0.25)
+    assert stage.reductions == pytest.approx(3 * 2 * once)
+    assert stage.forward == pytest.approx(1 + 2 + 1.2 + 2 * once)
+    assert stage.recompute == stage.forward
+
+
+def test_an_action_has_an_overhead_and_all_layers_but_the_last_recompute_twice():
+    device = dataclasses.replace(TOY, overhead=0.5)
+    (stage,) = step_time.stage_times(
+        workload(2), layout(remat="layer"), (2,), rows=2, device=device
+    )
+    assert stage.forward == pytest.approx(2 * 8 + 0.5)
+    assert stage.recompute == pytest.approx((2 + 1) * 8)
+
+
+def test_a_ring_sends_each_byte_twice_but_for_one_share():
+    link = Link(bandwidth=10, latency=1)
+    assert step_time.ring_seconds(40, 1, link) == 0
+    assert step_time.ring_seconds(40, 4, link) == pytest.approx(2 * 3 * (1 + 1))
+
+
+def test_replicas_sum_gradients_and_update_their_weights():
+    asked = question(workload(2), num_devices=4)
+    time = asked.predict(layout(num_replicas=4)).time
+    assert time.replicas == pytest.approx(2 * 3 * (4 * 20 / 4 / 5 + 0.25))
+    # 20 weights: gradients read, weights and two slots read and written.
+    assert time.update == pytest.approx(4 * 20 * 7 / 10)
+    assert time.total == pytest.approx(time.pipeline + time.replicas + time.update)
+
+
+def test_replicas_of_other_groups_are_slower():
+    asked = question(workload(4), num_devices=16, batch_size=16)
+    time = asked.predict(layout(num_replicas=8, num_devices=2)).time
+    assert time.replicas == pytest.approx(2 * 7 * (4 * 20 / 8 / 1 + 1.0))
+
+
+def test_one_device_has_no_bubble():
+    time = question(workload(2)).predict(layout(num_microbatches=4)).time
+    assert (time.bubble, time.replicas) == (0, 0)
+    # 2 layers x 4 microbatches of 2 rows: 8 s forward, 4 + 12 + 4 s backward.
+    assert time.pipeline == pytest.approx(2 * 4 * (8 + 20))
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("K", "M"), [(2, 4), (4, 8), (4, 32)])
+def test_even_stages_have_the_bubble_of_the_papers(name, K, M):
+    free = dataclasses.replace(
+        TOY, link=Link(bandwidth=1e30, latency=0), overhead=0, group=100
+    )
+    asked = question(workload(K), device=free, batch_size=M)
+    time = asked.predict(layout(num_devices=K, num_microbatches=M, schedule=name)).time
+    assert time.bubble == pytest.approx((K - 1) / (M + K - 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "K", "v"),
+    [("gpipe", 4, 1), ("1f1b", 4, 1), ("zero_bubble", 4, 1), ("interleaved", 4, 2)],
+)
+def test_a_long_step_goes_on_as_it_began(name, K, v, monkeypatch):
+    each = layout(
+        num_devices=K,
+        stages_per_device=v,
+        num_microbatches=64,
+        schedule=name,
+        remat="stage",
+    )
+    stages = step_time.stage_times(
+        workload(K * v), each, (1,) * (K * v), rows=1, device=TOY
+    )
+
+    def seconds():
+        return step_time.pipeline(
+            each,
+            stages,
+            boundary_bytes=[5] * (K * v - 1),
+            link=Link(bandwidth=50, latency=0.01),
+        )[0]
+
+    exact = seconds()
+    monkeypatch.setattr(step_time, "MOST_ACTIONS", 0)
+    assert seconds() == pytest.approx(exact, rel=1e-3)
+
+
+LAYOUTS = st.builds(
+    lambda K, v, M, name, remat: layout(
+        num_devices=K,
+        num_microbatches=M * K,
+        schedule=name,
+        remat=remat,
+        stages_per_device=v if name == "interleaved" else 1,
+    ),
+    st.integers(1, 4),
+    st.sampled_from([1, 2]),
+    st.integers(1, 4),
+    st.sampled_from(schedules.NAMES),
+    st.sampled_from(["none", "stage", "layer"]),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(LAYOUTS, st.lists(st.floats(1, 100), min_size=8, max_size=8))
+def test_no_step_is_faster_than_its_bound(each, flops):
+    layers = tuple(layer(forward_flops=f, backward_flops=2 * f) for f in flops)
+    model = dataclasses.replace(workload(), layers=layers)
+    asked = question(model, batch_size=each.num_microbatches, num_devices=4)
+    counts = asked.cut(each)
+    bound = asked.least_seconds(each, counts)
+    assert bound <= asked.predict(each, counts).time.total * (1 + 1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(LAYOUTS)
+def test_utilisation_is_at_most_what_products_reach(each):
+    model = workload(8)
+    asked = question(model, batch_size=each.num_microbatches, num_devices=4)
+    found = asked.predict(each)
+    assert 0 < found.mfu <= TOY.efficiency
+    work = model.flops * each.num_microbatches
+    peak = 200 * each.num_devices
+    assert found.mfu == pytest.approx(work / (found.time.total * peak))
+
+
+def test_early_recomputation_fills_the_wait_for_gradients():
+    # K = 2, M = 1: 2 forwards, a recomputation of the last stage, 2 backwards of 2.
+    costs = Costs(forward=1, backward=2, recompute=1)
+    early = dataclasses.replace(costs, recompute_when="early")
+    schedule = schedules.gpipe(2, 1)
+    assert simulate(schedule, costs).timeline.step_time == 8
+    assert simulate(schedule, early).timeline.step_time == 7
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 8))
+def test_early_recomputation_of_even_stages(K, M):
+    early = Costs(forward=1, backward=2, recompute=1, recompute_when="early")
+    time = simulate(schedules.gpipe(K, M), early).timeline.step_time
+    # The last stage waits for nothing; those before have only backwards to come.
+    assert time == (M + K - 1) + 3 * M + 2 * (K - 1)

@@ -1,0 +1,133 @@
+"""The package as a user meets it: imported, installed, refused."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import setuptools  # Before distutils, which it replaces.
+
+import tfgpipe
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_import_is_light_and_silent(tmp_path: Path) -> None:
+    code = (
+        "import sys, tfgpipe\n"
+        "heavy = {'tensorflow', 'keras', 'numpy', 'absl'} & set(sys.modules)\n"
+        "sys.exit(f'loaded: {sorted(heavy)}' if heavy else 0)"
+    )
+    run = _python(code, cwd=tmp_path)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+def test_another_keras_backend_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    run = _python("import tfgpipe", cwd=tmp_path, KERAS_BACKEND="jax")
+    assert _refusal(run) == (
+        "ImportError: tfgpipe needs Keras to run on TensorFlow, but KERAS_BACKEND is "
+        "'jax'. Set KERAS_BACKEND=tensorflow in the environment before Python starts."
+    )
+
+
+def test_a_backend_in_the_settings_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "keras.json").write_text('{"backend": "jax"}')
+    run = _python("import tfgpipe", cwd=tmp_path)
+    assert "keras.json names 'jax'" in _refusal(run)
+
+
+def test_a_keras_imported_with_another_backend_is_refused(tmp_path: Path) -> None:
+    # A stand-in: other backends are not installed here.
+    code = (
+        "import sys, types\n"
+        "keras = sys.modules['keras'] = types.ModuleType('keras')\n"
+        "keras.config = types.SimpleNamespace(backend=lambda: 'torch')\n"
+        "import tfgpipe"
+    )
+    run = _python(code, cwd=tmp_path, KERAS_BACKEND="tensorflow")
+    assert "Keras was imported with 'torch'" in _refusal(run)
+
+
+def test_the_tensorflow_backend_is_accepted(tmp_path: Path) -> None:
+    run = _python("import tfgpipe", cwd=tmp_path, KERAS_BACKEND="tensorflow")
+    assert run.returncode == 0, run.stderr
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="PipelinedLayers"):
+        _ = tfgpipe.PipelinedLayers
+
+
+@pytest.fixture(scope="module")
+def distribution() -> setuptools.Distribution:
+    from distutils.core import run_setup
+
+    with contextlib.chdir(ROOT):
+        return run_setup("setup.py", stop_after="init")
+
+
+def test_setup_takes_its_version_from_the_package(
+    distribution: setuptools.Distribution,
+) -> None:
+    assert distribution.get_version() == tfgpipe.__version__
+    assert f'"{tfgpipe.__version__}"' not in (ROOT / "setup.py").read_text("utf-8")
+
+
+def test_every_folder_of_the_package_is_installed(
+    distribution: setuptools.Distribution,
+) -> None:
+    """`tests/nightly/test_package.py` builds a wheel, and looks into it."""
+    folders = {path.parent for path in (ROOT / "tfgpipe").rglob("*.py")}
+    assert set(distribution.packages) == {
+        ".".join(folder.relative_to(ROOT).parts) for folder in folders
+    }
+
+
+def test_the_keras_at_hand_is_in_the_range_that_is_tested() -> None:
+    setup = (ROOT / "setup.py").read_text("utf-8")
+    oldest, newest = re.search(r'"keras>=([\d.]+),<([\d.]+)"', setup).groups()
+    here = importlib.metadata.version("keras")
+    assert _numbers(oldest) <= _numbers(here) < _numbers(newest)
+    # What `make test-keras` installs by itself is the oldest.
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    assert re.search(rf"^KERAS \?= {re.escape(oldest)}\.\d+$", makefile, re.MULTILINE)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in version.split(".")]
+
+
+def _refusal(run: subprocess.CompletedProcess[str]) -> str:
+    """Returns the last line of a run that failed."""
+    assert run.returncode == 1
+    return run.stderr.strip().splitlines()[-1]
+
+
+def _python(
+    code: str, *, cwd: Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs code in a fresh interpreter; `variables` are its only Keras settings."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in {"KERAS_BACKEND", "TF_USE_LEGACY_KERAS"}
+    }
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=cwd,
+        env={
+            **inherited,
+            "PYTHONPATH": str(ROOT),
+            "KERAS_HOME": str(cwd),
+            **variables,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
