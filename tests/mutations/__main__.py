@@ -32,6 +32,9 @@ PACKAGES = ("tfgpipe", "trainer", "params", "tests", "docs", "benchmarks")
 # A step that hangs is found, but by the clock.
 NAMED_SECONDS = 240.0
 GATE_SECONDS = 1800.0
+# Of Hypothesis, for tests in the very process that is forked.
+PROFILE = "mutations"
+QUICK = (f"--hypothesis-profile={PROFILE}",)
 # All that `make test` runs.
 GATE = ("tests", "--ignore=tests/nightly", "--dist=loadfile")
 
@@ -157,8 +160,12 @@ class Run:
             assert spec is not None
             assert spec.origin is not None
             assert Path(spec.origin).is_relative_to(self._folder), spec.origin
+        import hypothesis
         import pytest
 
+        # A test that fails is enough: no time is taken to find its smallest example.
+        phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
+        hypothesis.settings.register_profile(PROFILE, deadline=None, phases=phases)
         return int(pytest.main(self._arguments))
 
 
@@ -235,7 +242,7 @@ def named(faults: Sequence[Fault], num: int) -> list[Task]:
     parts: list[list[str]] = [[] for _ in range(min(num, len(files)))]
     for tests in sorted(files.values(), key=len, reverse=True):
         min(parts, key=len).extend(tests)
-    return [Task(None, part, GATE_SECONDS) for part in parts]
+    return [Task(None, [*part, *QUICK], GATE_SECONDS) for part in parts]
 
 
 def outcomes_of(
@@ -250,7 +257,7 @@ def outcomes_of(
     """
     outcomes: dict[str, Outcome] = {}
     check_unchanged(named(faults, len(workers)), workers)
-    tasks = [Task(fault, fault.tests, NAMED_SECONDS) for fault in faults]
+    tasks = [Task(f, (*f.tests, *QUICK), NAMED_SECONDS) for f in faults]
     for task, outcome in run(tasks, workers):
         assert task.fault is not None
         outcomes[task.fault.name] = outcome

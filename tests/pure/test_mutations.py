@@ -42,6 +42,7 @@ def test_the_tests_that_are_to_find_a_fault_are_of_the_gate(fault: Fault):
         assert Path(file).name.startswith("test_"), test
         assert file.startswith("tests/"), test
         assert not file.startswith("tests/nightly/"), test
+        assert (ROOT / file).is_file(), test
         assert not name or name.partition("[")[0] in defined(file), test
 
 
