@@ -87,7 +87,7 @@ SCHEDULES = (
         ),
     ),
     Fault(
-        "a stage is thought to hold nothing after the first half of a backward",
+        "activations count as freed after the first half of a backward",
         "tfgpipe/schedule.py",
         'elif action.kind != "backward_input":',
         'elif action.kind != "backward_weight":',
@@ -97,14 +97,14 @@ SCHEDULES = (
         ),
     ),
     Fault(
-        "a simulated action does not wait for what is sent",
+        "a simulated action does not wait for transfers",
         "tfgpipe/simulation.py",
         "ends[d] if d.stage == k else arrivals[d]",
         "ends[d]",
         ("tests/pure/test_simulation.py::test_a_simulated_step_follows_its_schedule",),
     ),
     Fault(
-        "simulated transfers share a link as if it were two",
+        "simulated transfers on one link overlap",
         "tfgpipe/simulation.py",
         "start = max(time, link_free[link])",
         "start = time",
@@ -141,7 +141,7 @@ PLANS = (
         ("tests/pure/test_partition.py::test_of_the_cuts_that_tie_the_evenest_wins",),
     ),
     Fault(
-        "bytes between stages are not looked at where stages may be uneven",
+        "with slack, a partition ignores the bytes between stages",
         "tfgpipe/partition.py",
         "return _fewest_bytes(cost, bytes_in)",
         "return _fewest_bytes(cost, bytes_in if not slack else bytes_in * 0)",
@@ -232,7 +232,7 @@ GRADIENTS = (
         ),
     ),
     Fault(
-        "of a row that a batch looks up twice one gradient counts",
+        "a row that a batch looks up twice has one gradient",
         "tfgpipe/sums.py",
         "value = tf.math.unsorted_segment_sum(value, where, tf.size(rows))",
         "value = tf.math.unsorted_segment_max(value, where, tf.size(rows))",
@@ -271,7 +271,7 @@ GRADIENTS = (
         ),
     ),
     Fault(
-        "what the gradients of two weights need is thought to be of one",
+        "an operation that two weights' gradients need is put with one's",
         "tfgpipe/cut.py",
         "if not reached[name] & 1 and reached[name].bit_count() == 1",
         "if not reached[name] & 1 and reached[name].bit_count() >= 1",
@@ -322,7 +322,7 @@ WEIGHING = (
         ("tests/test_losses.py::test_weights_of_rows_without_places",),
     ),
     Fault(
-        "what a mask leaves out counts in the weight of a microbatch",
+        "masked entries count in the weight of a microbatch",
         "tfgpipe/losses.py",
         "mine = extent(loss, self._kinds[number], [given, own], w, rows)",
         "mine = extent(loss, self._kinds[number], [own], w, rows)",
@@ -434,7 +434,7 @@ STATE = (
         ),
     ),
     Fault(
-        "averages that are to move once a step move with each microbatch",
+        "deferred moving averages move with each microbatch",
         "tfgpipe/normalization.py",
         'if batch_norm == "deferred":',
         'if batch_norm == "defer":',
@@ -451,7 +451,7 @@ STATE = (
         ),
     ),
     Fault(
-        "of a layer's two calls in a step one moves its averages",
+        "a layer called twice a step moves its averages once",
         "tfgpipe/carried.py",
         "[latest[key] for key in keys]",
         "[self._before.values[key] for key in keys]",
@@ -538,7 +538,7 @@ DEVICES = (
         ),
     ),
     Fault(
-        "actions of a device are in no order",
+        "the actions of a device have no order",
         "tfgpipe/step.py",
         "self._last[device] = [results[0].op]",
         "self._last[device] = []",
@@ -562,7 +562,7 @@ DEVICES = (
         ("tests/test_rivals.py::test_just_so_many_microbatches_are_recomputed",),
     ),
     Fault(
-        "what may be another thing each time is made once a step",
+        "a random operation is run once a step, not for each microbatch",
         "tfgpipe/cut.py",
         "if not behind or name in stateful:",
         "if not behind:",
@@ -630,7 +630,7 @@ REPLICAS = (
         ("tests/test_data_parallel.py::test_a_loop_of_ones_own",),
     ),
     Fault(
-        "the replica that keeps most is given more",
+        "the replica that owns most bytes is given more",
         "tfgpipe/ownership.py",
         "owner = held.index(min(held))",
         "owner = held.index(max(held))",
@@ -647,7 +647,7 @@ REPLICAS = (
         ("tests/test_replicas.py::test_microbatches_are_normalised_over_replicas",),
     ),
     Fault(
-        "chunks on the ring meet the rows of their neighbour",
+        "chunks on the tensor-parallel ring meet their neighbour's rows",
         "tfgpipe/tensor_parallel/ring.py",
         "kernel = kernels[t][(t - s * step) % T]",
         "kernel = kernels[t][(t - (s - 1) * step) % T]",
@@ -657,7 +657,7 @@ REPLICAS = (
         ),
     ),
     Fault(
-        "sums on the ring end with the neighbour",
+        "sums on the tensor-parallel ring end one device too far",
         "tfgpipe/tensor_parallel/ring.py",
         "onward[(t + step) % T if s < T - 1 else t] = [total]",
         "onward[(t + step) % T] = [total]",
@@ -691,7 +691,7 @@ REPLICAS = (
 
 QUANTIZATION = (
     Fault(
-        "a range moves before the microbatch that moves it is quantized",
+        "a microbatch is quantized with the range that it has moved",
         "tfgpipe/quantization/points.py",
         'if self._of_weights or observation.timing.range_update == "per_call":',
         "if self._of_weights or observation.moves:",
@@ -718,14 +718,14 @@ QUANTIZATION = (
         ("tests/quantization/test_ranges.py::test_what_is_seen_holds_zero",),
     ),
     Fault(
-        "a range stays one step too late",
+        "a range is frozen one step too late",
         "tfgpipe/quantization/points.py",
         "moves = tf.logical_and(moves, count < freeze_after)",
         "moves = tf.logical_and(moves, count <= freeze_after)",
         ("tests/quantization/test_wrapper.py::test_ranges_stay_once_they_are_frozen",),
     ),
     Fault(
-        "what is not finite moves a range",
+        "a tensor that is not finite moves a range",
         "tfgpipe/quantization/points.py",
         "finite = [tf.reduce_all(tf.math.is_finite(end)) for end in seen]",
         "finite = [tf.constant(True) for end in seen]",
@@ -752,7 +752,7 @@ QUANTIZATION = (
 
 TRAINER = (
     Fault(
-        "the names in a checkpoint depend on what encloses a layer",
+        "the names in a checkpoint depend on the pipeline around a layer",
         "trainer/state.py",
         "kept = [path if is_seed(path[0]) else path[enclosing:] for path in paths]",
         "kept = [path if is_seed(path[0]) else path[:] for path in paths]",
@@ -800,7 +800,7 @@ TRAINER = (
         ),
     ),
     Fault(
-        "what was measured at the step of a checkpoint is dropped",
+        "the measurement at the step of a checkpoint is dropped",
         "trainer/metrics.py",
         'if record["step"] <= step]',
         'if record["step"] < step]',
@@ -851,7 +851,7 @@ TRAINER = (
         ("tests/test_optimizer.py::test_a_schedule_is_its_formula",),
     ),
     Fault(
-        "two steps are accumulated as one",
+        "gradients of two steps are not accumulated",
         "params/optimizer.py",
         "if self.accumulate > 1:",
         "if self.accumulate > 2:",
