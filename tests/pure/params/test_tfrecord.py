@@ -50,6 +50,13 @@ def test_records_are_read_as_they_were_written(path: Path) -> None:
     assert _read_all(path) == RECORDS
 
 
+def test_a_record_is_framed_as_tensorflow_does(tmp_path: Path) -> None:
+    path = tmp_path / "some.tfrecord"
+    # What `tf.io.TFRecordWriter` has written.
+    path.write_bytes(bytes.fromhex("0500000000000000eab2043e666972737455ff23e5"))
+    assert _read_all(path) == [b"first"]
+
+
 def test_one_changed_byte_costs_one_record(path: Path) -> None:
     _change(path, at=14)
     reason = "its data does not fit its check"
