@@ -324,6 +324,9 @@ def main() -> int:
         workers = [Worker(Path(folder) / str(n)) for n in range(given.jobs)]
         try:
             outcomes = outcomes_of(faults, workers, named_only=given.named_only)
+        except RuntimeError as error:
+            say(str(error))
+            return 2
         finally:
             for worker in workers:
                 worker.end()
