@@ -1,7 +1,8 @@
 """A replica in a process of its own, or all of them in one: tells what it has learnt.
 
-python -m tests.cluster.replica LIST INDEX [EPOCHS] [HOW] [HOST...], or with an empty list
+python -m tests.cluster.replica LIST INDEX [EPOCHS] [HOW] [HOST...]
 
+LIST: of addresses, or empty for all replicas in one process
 HOW: "synchronized" has a batch normalization over all replicas, and the second process
      trace its train step again after the first epoch; "" has neither
 HOST: an address of this host, at which it tries to reach its own port

@@ -28,18 +28,6 @@ from tfgpipe.cluster.supervisor import Plan
 from tfgpipe.cluster.worker import Options
 
 
-def test_help_fits_a_screen_and_tells_every_flag(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["cluster", "--help"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 24
-    assert max(map(len, lines)) <= 80
-    hidden = {"lifeline"}  # The supervisor's own.
-    for name in {*flags.define()} - {*hidden, "h", "help"}:
-        assert f"--{name}=" in flags.HELP
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -117,7 +105,6 @@ def test_a_worker_of_another_tensorflow_is_refused_by_name(tmp_path: Path) -> No
         waiting.wait_until_ready(1, address, waiting.Limit(60))
 
 
-@pytest.mark.slow
 def test_a_worker_is_for_one_client_after_another_of_this_host(tmp_path: Path) -> None:
     address = Address("127.0.0.1", free_ports(1)[0])
     command = [*CLUSTER, "worker", f"--port={address.port}", "--devices=2"]
