@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ import params
 from params.language_model import LanguageModel
 from params.segmentation_model import Segmenter
 from params.translate_model import Translation
+from tfgpipe import tensor_parallel
 from tfgpipe.hyperparams import override
+from trainer.build import build
 
 DIGITS = {
     "model.channels": "(4, 8)",
@@ -22,6 +25,30 @@ DIGITS = {
     "training.batch_size": "16",
     "precision.quantize_start_step": "1",
 }
+
+CLASSIFIER = {
+    "model.num_blocks": 2,
+    "model.width": 8,
+    "model.hidden": 16,
+    "training.num_steps": 3,
+    "training.batch_size": 16,
+}
+
+
+def check_that_it_learns_as_alone(name: str) -> None:
+    """Compares the weights of a classifier that is spread over devices."""
+    for alone, spread in zip(_weights("classifier.Alone"), _weights(name), strict=True):
+        np.testing.assert_allclose(spread, alone, rtol=1e-4, atol=1e-5)
+
+
+@functools.cache
+def _weights(name: str) -> list[np.ndarray]:
+    values = [f"{n}={v}" for n, v in CLASSIFIER.items()]
+    experiment = override(params.find(name)(), values)
+    model = build(experiment)
+    model.fit(experiment.build_dataset("train"), shuffle=False, verbose=0)
+    return tensor_parallel.dense_weights(model.unpipelined())
+
 
 TEXT = [
     "model.width=16",

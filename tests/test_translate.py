@@ -59,31 +59,6 @@ def test_encoder_and_decoder_are_on_stages_of_their_own(
     assert second.split()[1] == "CPU:1"
 
 
-def test_a_step_gives_the_loss_and_the_accuracy_of_the_plain_model(
-    experiment: Translation, batch: tuple
-) -> None:
-    results = []
-    for num_stages in (1, 2):
-        keras.utils.set_random_seed(0)
-        stages = f"pipelining.num_stages={num_stages}"
-        model = experiments.translation(
-            stages, "pipelining.num_microbatches=4"
-        ).build_model()
-        if num_stages == 1:
-            plain = model.unpipelined()
-            plain.compile(
-                experiment.optimizer.build(experiment.training.num_steps),
-                keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-                metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
-            )
-            model = plain
-        for _ in range(2):
-            result = model.train_on_batch(list(batch[0]), batch[1], return_dict=True)
-        results.append([result["loss"], result["accuracy"], *compare.values(model)])
-    for expected, received in zip(*results, strict=True):
-        np.testing.assert_allclose(received, expected, rtol=1e-4, atol=1e-5)
-
-
 def test_loss_and_accuracy_count_no_padding(
     model: tfgpipe.PipelinedModel, batch: tuple
 ) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
 
-from tests import experiments
+from tests import compare, experiments
 
 
 @pytest.fixture
@@ -44,6 +45,31 @@ def test_the_pipeline_trains_as_one_stage_does(corpus: str, softmax: str) -> Non
         model.fit(experiment.build_dataset("train"), verbose=0, shuffle=False)
         losses.append(model.evaluate(experiment.build_dataset("validation"), verbose=0))
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_a_translator_has_the_loss_and_the_accuracy_of_the_plain_model() -> None:
+    experiment = experiments.translation()
+    (batch,) = experiment.build_dataset("validation").as_numpy_iterator()
+    results = []
+    for num_stages in (1, 2):
+        keras.utils.set_random_seed(0)
+        stages = f"pipelining.num_stages={num_stages}"
+        model = experiments.translation(
+            stages, "pipelining.num_microbatches=4"
+        ).build_model()
+        if num_stages == 1:
+            plain = model.unpipelined()
+            plain.compile(
+                experiment.optimizer.build(experiment.training.num_steps),
+                keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+            )
+            model = plain
+        for _ in range(2):
+            result = model.train_on_batch(list(batch[0]), batch[1], return_dict=True)
+        results.append([result["loss"], result["accuracy"], *compare.values(model)])
+    for expected, received in zip(*results, strict=True):
+        np.testing.assert_allclose(received, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_translator_learns_to_reverse() -> None:
