@@ -20,7 +20,9 @@ CASES = [
 
 @pytest.mark.parametrize(("d", "k", "m", "schedule", "remat"), CASES)
 def test_replicas_are_one_that_has_all_rows(floatx, d, k, m, schedule, remat):
-    short.test_replicas_are_one_that_has_all_rows(floatx, d, k, m, schedule, remat)
+    short.test_replicas_are_one_that_has_all_rows(
+        floatx, d, k, m, schedule, remat, measures=True
+    )
 
 
 def test_rows_weigh_alike_whatever_their_replica(floatx):
