@@ -29,6 +29,10 @@ def test_rows_weigh_alike_whatever_their_replica(floatx):
     short.test_rows_weigh_alike_whatever_their_replica(floatx, 2)
 
 
+def test_a_batch_smaller_than_the_number_of_replicas(floatx):
+    short.test_a_batch_smaller_than_the_number_of_replicas(floatx, 4)
+
+
 OPTIMIZERS = {
     "decay": lambda: keras.optimizers.AdamW(0.05, weight_decay=0.1),
     "averages of all": lambda: keras.optimizers.Adam(
