@@ -67,13 +67,14 @@ def test_every_rule_learns(name: str) -> None:
     assert model.evaluate(x, y, verbose=0) < 0.7 * before
 
 
-def test_updates_are_made_of_several_steps_and_schedules_count_all() -> None:
-    optimizer = Optimizer(accumulate=4, schedule="linear", warmup=0.0).build(40)
-    assert optimizer.gradient_accumulation_steps == 4
+@pytest.mark.parametrize("count", [2, 4])
+def test_updates_are_made_of_several_steps_and_schedules_count_all(count: int) -> None:
+    optimizer = Optimizer(accumulate=count, schedule="linear", warmup=0.0).build(40)
+    assert optimizer.gradient_accumulation_steps == count
     weight = keras.Variable(np.ones(1, "float32"))
     optimizer.build([weight])
     for step in range(8):
-        assert int(optimizer.iterations) == step // 4
+        assert int(optimizer.iterations) == step // count
         optimizer.apply([keras.ops.ones(1)])
     assert float(optimizer.learning_rate) == pytest.approx(1e-3 * (1 - 8 / 40))
 

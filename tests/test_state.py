@@ -181,3 +181,20 @@ def test_statistics_that_a_given_cut_shares_are_refused_once_a_step_changes_them
     layer(x, training=False)
     with pytest.raises(ValueError, match=r"shared/moving_mean' in stages \[0, 1\]"):
         layer(x, training=True)
+
+
+@pytest.mark.filterwarnings("ignore:Batch normalization sees one microbatch")
+def test_prediction_and_evaluation_drop_nothing_and_move_nothing():
+    layers = [keras.layers.Dropout(0.5, seed=3), keras.layers.BatchNormalization()]
+    plain = keras.Sequential([keras.Input((4,)), *layers])
+    pipelined = tfgpipe.pipeline(plain, num_stages=2, num_microbatches=3)
+    x = np.arange(28, dtype="float32").reshape(7, 4)
+    for model in (plain, pipelined):
+        model.compile("sgd", "mse")
+    before = compare.values(pipelined)
+    expected = np.float64(x) / np.sqrt(1.001)
+    np.testing.assert_allclose(pipelined.predict(x, verbose=0), expected, rtol=1e-6)
+    loss = pipelined.evaluate(x, x - 1, batch_size=7, verbose=0)
+    np.testing.assert_allclose(loss, np.mean((expected - x + 1) ** 2), rtol=1e-5)
+    for value, was in zip(compare.values(pipelined), before, strict=True):
+        np.testing.assert_array_equal(value, was)

@@ -160,6 +160,13 @@ def test_zero_bubble_holds_at_most_as_many_microbatches_as_stages(plan):
     assert max(in_flight(plan, k) for k in range(K)) == min(K, M)
 
 
+@given(plans(names=["gpipe", "1f1b", "zero_bubble"]))
+def test_what_stages_hold_is_counted_to_the_end_of_their_backwards(plan):
+    if plan.num_devices == plan.num_stages:
+        held = tuple(in_flight(plan, k) for k in range(plan.num_stages))
+        assert plan.in_flight == held
+
+
 @given(plans(names=["interleaved"]))
 def test_interleaved_holds_what_its_warm_up_begins(plan):
     """Megatron-LM's number of warm-up forwards, and the one after them."""

@@ -58,6 +58,9 @@ def test_interleaving_divides_the_bubble(P, v, groups, f, b):
     plan = interleaved(v * P, M, num_devices=P)
     timeline = simulate(plan, Costs(forward=f, backward=b)).timeline
     assert share(timeline) == Fraction(P - 1, v * M + P - 1)
+    # Of the devices' time, of which there are fewer than stages.
+    assert timeline.bubble == pytest.approx((P - 1) / (v * M + P - 1), abs=1e-12)
+    assert timeline.efficiency == pytest.approx(1 - timeline.bubble)
 
 
 @given(st.integers(1, 8), st.integers(0, 15), SECONDS, SECONDS, SECONDS)

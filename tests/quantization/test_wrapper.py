@@ -199,6 +199,30 @@ def test_weights_are_quantized_once_a_step(num_microbatches, remat):
     assert once.count(("FakeQuantWithMinMaxVars", (10, 6))) == 1
 
 
+def test_weights_out_of_their_range_have_no_gradient():
+    """The mask of what is clipped is that of the sum over microbatches."""
+    observer = quantization.FixedRange(initial=(-0.1, 0.1))
+    config = QuantizeConfig(weights={"kernel": observer})
+
+    def stack():
+        return [
+            QuantizeWrapper(layers.Dense(32, activation="tanh"), config),
+            QuantizeWrapper(layers.Dense(3), config),
+        ]
+
+    plain, pipelined = compare.pair(
+        stack, (4,), "float32", num_stages=2, num_microbatches=4
+    )
+    expected, received = (compare.run(model, X) for model in (plain, pipelined))
+    compare.assert_same(expected, received)
+    for variable in pipelined.trainable_variables:
+        if variable.name == "kernel":
+            (name,) = (n for n in received.weight_grads if n.endswith(variable.path))
+            inside = np.abs(variable.numpy()) <= 0.1
+            assert 0 < np.mean(inside) < 1
+            np.testing.assert_array_equal(received.weight_grads[name] != 0, inside)
+
+
 def test_names_of_weights_that_are_not_there_are_refused():
     layer = QuantizeWrapper(
         layers.Dense(2, name="d"), QuantizeConfig(weights=["table"])
