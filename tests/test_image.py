@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
@@ -30,29 +28,6 @@ def _short(*more: str) -> ImageClassifier:
     return override(params.find("image.Digits")(), [*SHORT, *more])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "image.Digits",
-        "image.AmoebaNetD",
-        "image.AmoebaNetDSmall",
-        "image.ResNet50",
-        "segmentation.UNet",
-    ],
-)
-def test_describing_an_experiment_needs_no_tensorflow(name: str) -> None:
-    code = (
-        "import sys; from trainer.main import main\n"
-        f"main(['trainer', '--params={name}', '--mode=describe'])\n"
-        "print(sorted({'tensorflow', 'keras'} & set(sys.modules)))"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines()[-1] == "[]"
-
-
 def test_an_epoch_has_each_digit_once() -> None:
     experiment = _short("augmentation.shift=0", "training.num_steps=68")
     batches = list(experiment.build_dataset("train").as_numpy_iterator())
@@ -75,7 +50,6 @@ def test_a_batch_depends_on_the_seed_and_its_step_alone() -> None:
     assert (whole[0][1] != other[1]).any()
 
 
-@pytest.mark.slow
 def test_a_users_files_are_fitted_evaluated_and_told_apart(tmp_path: Path) -> None:
     experiment = _short(
         f"data.files={pictures.write_folders(tmp_path, 60)}",

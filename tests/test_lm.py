@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from pathlib import Path
 
 import keras
@@ -11,27 +10,13 @@ import numpy as np
 import pytest
 
 import params
+import tfgpipe
 from params import packing
-from params.experiment import Experiment
-from params.language_model import LanguageModel, Transformer
+from params.language_model import Transformer
 from params.sampling import Sampling
 from params.transformer import Block, Positions
-from tests import compare
-from tfgpipe.hyperparams import HyperparameterError, from_text, override, to_text
-
-SMALL = [
-    "model.width=16",
-    "model.mlp_width=32",
-    "model.num_heads=2",
-    "model.context=12",
-    "training.batch_size=8",
-    "evaluation.num_batches=2",
-    "pipelining.num_microbatches=4",
-]
-
-
-def _tiny(*assignments: str) -> LanguageModel:
-    return override(params.find("lm.Tiny")(), [*SMALL, *assignments])
+from tests import compare, experiments
+from tfgpipe.hyperparams import HyperparameterError, from_text, to_text
 
 
 @pytest.fixture
@@ -82,41 +67,29 @@ def test_an_unknown_experiment_is_refused_with_the_nearest_name() -> None:
     )
 
 
-@pytest.mark.parametrize("cls", params.experiments().values())
-def test_every_experiment_reads_back_and_says_what_it_needs(
-    cls: type[Experiment],
-) -> None:
-    assert from_text(to_text(cls()), cls) == cls()
-    for heading in ("Command:", "Hardware:", "Memory:", "Time:"):
-        assert heading in (cls.__doc__ or "")
+def test_every_experiment_reads_back() -> None:
+    for cls in params.experiments().values():
+        assert from_text(to_text(cls()), cls) == cls()
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in params.experiments() if name.startswith("lm.")]
-)
-def test_every_experiment_has_the_weights_that_it_says(name: str) -> None:
-    cls = params.find(name)
-    claim = re.match(r"([\d.]+) (million|billion)", cls.__doc__ or "")
-    assert claim
-    claimed = float(claim[1]) * {"million": 1e6, "billion": 1e9}[claim[2]]
-    hyper = cls().model
-    block = 12 * hyper.width**2 + 13 * hyper.width
-    assert hyper.mlp_width == 4 * hyper.width
-    outside = (256 + hyper.context + 2) * hyper.width
-    if hyper.softmax == "untied":
-        outside += 256 * hyper.width + 256
-    assert hyper.num_layers * block + outside == pytest.approx(claimed, rel=0.06)
+@pytest.fixture(scope="module")
+def models() -> dict[str, tfgpipe.PipelinedModel]:
+    """The model of `experiments.text("Tiny")` with each softmax, untrained."""
+    keras.utils.set_random_seed(0)
+    return {
+        softmax: experiments.text("Tiny", f"model.softmax={softmax}").build_model()
+        for softmax in ("tied", "untied")
+    }
 
 
-def test_the_count_of_weights_above_is_that_of_the_model() -> None:
-    model = _tiny("model.num_layers=3", "model.mlp_width=64").build_model()
-    block = 12 * 16**2 + 13 * 16
-    assert model.count_params() == 3 * block + (256 + 12 + 2 + 256) * 16 + 256
+@pytest.fixture(scope="module")
+def model(models: dict[str, tfgpipe.PipelinedModel]) -> tfgpipe.PipelinedModel:
+    return models[experiments.text("Tiny").model.softmax]
 
 
 @pytest.mark.parametrize("softmax", ["tied", "untied"])
-def test_a_later_byte_changes_no_earlier_logit(softmax: str) -> None:
-    model = _tiny(f"model.softmax={softmax}").build_model()
+def test_a_later_byte_changes_no_earlier_logit(softmax: str, models) -> None:
+    model = models[softmax]
     text = np.arange(24, dtype=np.int32).reshape(2, 12)
     changed = text.copy()
     changed[:, 7] = 99
@@ -126,17 +99,14 @@ def test_a_later_byte_changes_no_earlier_logit(softmax: str) -> None:
     assert (np.abs(before - after)[:, 7:].max(axis=(0, 2)) > 1e-6).all()
 
 
-def test_a_tied_softmax_has_one_table_for_both_ends() -> None:
-    tied, untied = (
-        _tiny(f"model.softmax={softmax}").build_model()
-        for softmax in ("tied", "untied")
-    )
+def test_a_tied_softmax_has_one_table_for_both_ends(models) -> None:
+    tied, untied = models["tied"], models["untied"]
     # The untied one has a second table and a bias.
     assert untied.count_params() - tied.count_params() == 256 * 16 + 256
 
 
 def test_positions_matter() -> None:
-    model = _tiny("model.num_layers=1").build_model()
+    model = experiments.text("Tiny", "model.num_layers=1").build_model()
     logits = model.predict_on_batch(np.zeros([1, 12], np.int32))[0]
     assert all(np.abs(a - b).max() > 1e-6 for a, b in itertools.pairwise(logits))
 
@@ -156,80 +126,55 @@ def test_layers_come_back_from_their_configuration(
     assert np.array_equal(model.predict_on_batch(data), loaded.predict_on_batch(data))
 
 
-def test_the_model_learns_what_bigrams_cannot(corpus: str) -> None:
-    experiment = _tiny(corpus, "training.num_steps=60", "optimizer.learning_rate=0.01")
-    model = experiment.build_model()
-    model.fit(experiment.build_dataset("train"), verbose=0, shuffle=False)
-    loss = model.evaluate(experiment.build_dataset("validation"), verbose=0)
-    bigram = experiment.baselines()["bigram"]
-    assert bigram == pytest.approx(0.5 * np.log(2), rel=0.3)
-    assert loss < 0.6 * bigram
-
-
 def test_the_bigram_model_is_judged_on_the_very_bytes_of_the_model(corpus: str) -> None:
-    experiment = _tiny(corpus)
+    experiment = experiments.text("Tiny", corpus)
     batches = list(experiment.build_dataset("validation").as_numpy_iterator())
     again = list(experiment.build_dataset("validation").as_numpy_iterator())
     assert len(batches) == 2
     for one, other in zip(batches, again, strict=True):
         assert np.array_equal(one[0], other[0])
         assert np.array_equal(one[1], other[1])
+    # After `a` each of the others is as likely; what is after them is certain.
+    bigram = experiment.baselines()["bigram"]
+    assert bigram == pytest.approx(0.5 * np.log(2), rel=0.3)
 
 
 def test_a_step_trains_on_the_tokens_it_says(corpus: str) -> None:
-    experiment = _tiny(corpus)
+    experiment = experiments.text("Tiny", corpus)
     _, targets = next(experiment.build_dataset("train").as_numpy_iterator())
     assert experiment.tokens_per_step == targets.size
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("softmax", ["tied", "untied"])
-def test_the_pipeline_trains_as_one_stage_does(corpus: str, softmax: str) -> None:
-    losses = []
-    for num_stages in (1, 2):
-        keras.utils.set_random_seed(0)
-        experiment = _tiny(
-            corpus,
-            f"model.softmax={softmax}",
-            f"pipelining.num_stages={num_stages}",
-            "pipelining.num_microbatches=2",
-            "training.num_steps=2",
-        )
-        model = experiment.build_model()
-        model.fit(experiment.build_dataset("train"), verbose=0, shuffle=False)
-        losses.append(model.evaluate(experiment.build_dataset("validation"), verbose=0))
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-
-
-def test_a_sample_begins_with_its_prompt_and_repeats_with_its_seed() -> None:
-    experiment = _tiny("sampling.num_bytes=20", "sampling.prompt='def f('")
-    model = experiment.build_model()
+def test_a_sample_begins_with_its_prompt_and_repeats_with_its_seed(model) -> None:
+    experiment = experiments.text(
+        "Tiny", "sampling.num_bytes=20", "sampling.prompt='def f('"
+    )
     (sample,) = experiment.sample(model)
     assert sample.startswith("def f(")
     assert 6 < len(sample) <= 26
     assert experiment.sample(model) == [sample]
 
 
-def test_a_sample_holds_no_control_characters() -> None:
+def test_a_sample_holds_no_control_characters(model) -> None:
     # An untrained model draws any byte.
-    (sample,) = _tiny("sampling.num_bytes=80").sample(_tiny().build_model())
+    (sample,) = experiments.text("Tiny", "sampling.num_bytes=80").sample(model)
     assert all(c.isprintable() or c in "\n\t\ufffd" for c in sample)
 
 
-def test_decoding_writes_the_sample_and_shows_it(tmp_path: Path) -> None:
-    experiment = _tiny("sampling.num_bytes=5")
-    model = experiment.build_model()
+def test_decoding_writes_the_sample_and_shows_it(model, tmp_path: Path) -> None:
+    experiment = experiments.text("Tiny", "sampling.num_bytes=5")
     (sample,) = experiment.sample(model)
     assert experiment.decode(model, tmp_path) == f"A sample:\n\n{sample}"
     assert (tmp_path / "sample.txt").read_text(encoding="utf-8") == sample
 
 
-def test_each_line_of_a_file_is_a_prompt(tmp_path: Path) -> None:
+def test_each_line_of_a_file_is_a_prompt(model, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts"
     prompts.write_text("def \n\nclass \n", encoding="utf-8")
-    experiment = _tiny("sampling.num_bytes=5", f"sampling.prompts={prompts}")
+    experiment = experiments.text(
+        "Tiny", "sampling.num_bytes=5", f"sampling.prompts={prompts}"
+    )
     experiment.check()
-    model = experiment.build_model()
     first, second = samples = experiment.sample(model)
     assert (first[:4], second[:6]) == ("def ", "class ")
     assert experiment.decode(model, tmp_path) == f"A sample:\n\n{first}"
@@ -243,7 +188,7 @@ def test_prompts_that_cannot_be_read_are_refused_before_training(
     (tmp_path / "empty").write_text("\n")
     for name, words in (("none", "No such file"), ("empty", "which has none")):
         with pytest.raises(HyperparameterError, match=rf"sampling\.prompts: .*{words}"):
-            _tiny(f"sampling.prompts={tmp_path}/{name}").check()
+            experiments.text("Tiny", f"sampling.prompts={tmp_path}/{name}").check()
 
 
 # Packed documents.
@@ -261,10 +206,6 @@ def paragraphs(tmp_path: Path) -> str:
     return f"data.files={tmp_path}/paragraphs"
 
 
-def _packed(*assignments: str) -> LanguageModel:
-    return override(params.find("lm.Packed")(), [*SMALL, *assignments])
-
-
 # Where the pipeline is not the question.
 ALONE = ["pipelining.num_stages=1", "pipelining.num_microbatches=1"]
 
@@ -278,9 +219,23 @@ WINDOWS = np.array(
 )
 
 
+@pytest.fixture(scope="module")
+def packed_models() -> dict[str, tfgpipe.PipelinedModel]:
+    """The model of packed documents with each softmax, untrained."""
+    keras.utils.set_random_seed(0)
+    return {
+        softmax: experiments.text(
+            "Packed", f"model.softmax={softmax}", *ALONE
+        ).build_model()
+        for softmax in ("tied", "untied")
+    }
+
+
 @pytest.mark.parametrize("softmax", ["tied", "untied"])
-def test_documents_of_a_window_do_not_see_each_other(softmax: str) -> None:
-    model = _packed(f"model.softmax={softmax}", *ALONE).build_model()
+def test_documents_of_a_window_do_not_see_each_other(
+    softmax: str, packed_models
+) -> None:
+    model = packed_models[softmax]
     changed = WINDOWS.copy()
     changed[0, 3] = 120
     before, after = model.predict_on_batch(WINDOWS), model.predict_on_batch(changed)
@@ -288,20 +243,23 @@ def test_documents_of_a_window_do_not_see_each_other(softmax: str) -> None:
     assert (np.abs(before - after)[0, 3:5].max(axis=-1) > 1e-6).all()
 
 
-def test_a_document_is_read_alike_wherever_it_stands() -> None:
-    model = _packed(*ALONE).build_model()
+def test_a_document_is_read_alike_wherever_it_stands(packed_models) -> None:
+    model = packed_models["tied"]
     logits = model.predict_on_batch(WINDOWS)
     np.testing.assert_allclose(logits[0, 5:10], logits[1, :5], atol=1e-6)
     # As positions count from its start; they do matter.
     (positions,) = (
         layer for layer in model.unpipelined().layers if isinstance(layer, Positions)
     )
-    positions.vectors.assign(positions.vectors.numpy()[::-1])
-    assert np.abs(model.predict_on_batch(WINDOWS) - logits).max() > 1e-3
+    before = positions.vectors.numpy()
+    positions.vectors.assign(before[::-1])
+    turned = model.predict_on_batch(WINDOWS)
+    positions.vectors.assign(before)
+    assert np.abs(turned - logits).max() > 1e-3
 
 
 def test_the_loss_leaves_out_starts_and_padding(paragraphs: str) -> None:
-    experiment = _packed(paragraphs, "pipelining.num_microbatches=2")
+    experiment = experiments.text("Packed", paragraphs, "pipelining.num_microbatches=2")
     model = experiment.build_model()
     inputs, targets = next(experiment.build_dataset("validation").as_numpy_iterator())
     logits = model.predict_on_batch(inputs).astype(np.float64)
@@ -314,15 +272,16 @@ def test_the_loss_leaves_out_starts_and_padding(paragraphs: str) -> None:
 
 
 def test_packed_documents_pass_a_pipeline_unchanged() -> None:
+    # With the table of a tied softmax at both ends of the pipeline.
     stages = ["pipelining.num_stages=2", "pipelining.num_microbatches=2"]
-    model = _packed(*stages).build_model()
+    model = experiments.text("Packed", "model.softmax=tied", *stages).build_model()
     expected = compare.run(model.unpipelined(), WINDOWS, graph=False)
     assert all(np.any(gradient) for gradient in expected.weight_grads.values())
     compare.assert_same(expected, compare.run(model, WINDOWS))
 
 
 def test_packed_batches_depend_on_seed_and_step_alone(paragraphs: str) -> None:
-    experiment = _packed(paragraphs)
+    experiment = experiments.text("Packed", paragraphs)
     early = list(experiment.build_dataset("train").take(5).as_numpy_iterator())[3:]
     late = experiment.build_dataset("train", first_step=3).take(2)
     for a, b in zip(early, late.as_numpy_iterator(), strict=True):
@@ -331,7 +290,7 @@ def test_packed_batches_depend_on_seed_and_step_alone(paragraphs: str) -> None:
 
 
 def test_packed_windows_are_drawn_whole(paragraphs: str) -> None:
-    experiment = _packed(paragraphs, "evaluation.num_batches=1")
+    experiment = experiments.text("Packed", paragraphs, "evaluation.num_batches=1")
     for split in ("train", "validation"):
         documents = experiment.data.read_documents(split)
         table = {row.tobytes() for row in packing.windows(documents, size=13)}
@@ -343,12 +302,12 @@ def test_packed_windows_are_drawn_whole(paragraphs: str) -> None:
 
 def test_the_bigram_model_is_judged_on_what_counts(paragraphs: str) -> None:
     # 26 letters about as likely, and line ends.
-    bigram = _packed(paragraphs).baselines()["bigram"]
+    bigram = experiments.text("Packed", paragraphs).baselines()["bigram"]
     assert 0.6 * np.log(26) < bigram < 1.6 * np.log(26)
 
 
-def test_a_file_of_a_packed_network_loads(tmp_path: Path) -> None:
-    plain = _packed(*ALONE).build_model().unpipelined()
+def test_a_file_of_a_packed_network_loads(packed_models, tmp_path: Path) -> None:
+    plain = packed_models["tied"].unpipelined()
     plain.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     expected, received = (m.predict_on_batch(WINDOWS) for m in (plain, loaded))
@@ -376,7 +335,9 @@ def test_a_sample_always_begins_with_its_start() -> None:
 def test_a_text_shorter_than_a_window_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(b"short")
     with pytest.raises(HyperparameterError) as error:
-        _tiny(f"data.files={tmp_path}/text").build_dataset("validation")
+        experiments.text("Tiny", f"data.files={tmp_path}/text").build_dataset(
+            "validation"
+        )
     assert str(error.value) == (
         "data.files: expected more than model.context=12 bytes for validation; "
         "received 1. Give more text, or a smaller model.context."
@@ -391,11 +352,15 @@ def test_heads_that_do_not_share_the_width_are_refused() -> None:
 
 def test_more_stages_than_layers_is_a_wrong_hyperparameter() -> None:
     with pytest.raises(HyperparameterError, match=r"pipelining: .*7"):
-        _tiny("pipelining.num_stages=7", "model.num_layers=1").build_model()
+        experiments.text(
+            "Tiny", "pipelining.num_stages=7", "model.num_layers=1"
+        ).build_model()
 
 
 def test_the_learning_rate_rises_then_falls() -> None:
-    adam = _tiny("optimizer.learning_rate=0.5", "optimizer.warmup=0.2").optimizer
+    adam = experiments.text(
+        "Tiny", "optimizer.learning_rate=0.5", "optimizer.warmup=0.2"
+    ).optimizer
     optimizer = adam.build(num_steps=10)
     rates = []
     for step in range(11):

@@ -9,27 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import params
 from params import shapes
-from params.segmentation_model import Segmenter
 from params.share import Share
 from params.unet import unet
-from tests import compare
+from tests import compare, experiments
 from tests.zoo import floats
-from tfgpipe.hyperparams import HyperparameterError, override
-
-SHORT = [
-    "data.shape=(16,16,1)",
-    "model.depth=2",
-    "model.num_filters=2",
-    "training.num_steps=4",
-    "training.batch_size=4",
-    "evaluation.num_batches=5",
-]
-
-
-def _short(*more: str) -> Segmenter:
-    return override(params.find("segmentation.UNet")(), [*SHORT, *more])
+from tfgpipe.hyperparams import HyperparameterError
 
 
 def _batch(step: int = 0, **values: object) -> tuple[np.ndarray, np.ndarray]:
@@ -64,8 +49,10 @@ def test_every_class_is_there() -> None:
 
 
 def test_a_run_that_is_taken_up_has_the_batches_it_would_have_had() -> None:
-    whole = list(_short().build_dataset("train").as_numpy_iterator())
-    rest = list(_short().build_dataset("train", first_step=2).as_numpy_iterator())
+    whole = list(experiments.segmenter().build_dataset("train").as_numpy_iterator())
+    rest = list(
+        experiments.segmenter().build_dataset("train", first_step=2).as_numpy_iterator()
+    )
     assert len(whole) == 4
     for expected, received in zip(whole[2:], rest, strict=True):
         for a, b in zip(expected, received, strict=True):
@@ -73,9 +60,13 @@ def test_a_run_that_is_taken_up_has_the_batches_it_would_have_had() -> None:
 
 
 def test_an_image_does_not_depend_on_which_host_makes_it() -> None:
-    whole = list(_short().build_dataset("train").as_numpy_iterator())
+    whole = list(experiments.segmenter().build_dataset("train").as_numpy_iterator())
     parts = [
-        list(_short().build_dataset("train", share=Share(h, 2)).as_numpy_iterator())
+        list(
+            experiments.segmenter()
+            .build_dataset("train", share=Share(h, 2))
+            .as_numpy_iterator()
+        )
         for h in (0, 1)
     ]
     for expected, first, second in zip(whole, *parts, strict=True):
@@ -86,7 +77,11 @@ def test_an_image_does_not_depend_on_which_host_makes_it() -> None:
 
 def test_all_seeds_are_validated_on_the_same_images() -> None:
     sets = [
-        list(_short(f"seed={seed}").build_dataset("validation").as_numpy_iterator())
+        list(
+            experiments.segmenter(f"seed={seed}")
+            .build_dataset("validation")
+            .as_numpy_iterator()
+        )
         for seed in (0, 1)
     ]
     assert len(sets[0]) == 5
@@ -97,13 +92,9 @@ def _tiny() -> keras.Model:
     return unet(depth=2, num_filters=2, classes=3, input_shape=(8, 8, 1))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_stages", [2, 3])
-def test_stages_compute_what_the_plain_model_does(num_stages: int, floatx) -> None:
+def test_stages_compute_what_the_plain_model_does(floatx) -> None:
     floatx("float64")
-    plain, pipelined = compare.model_pair(
-        _tiny, num_stages=num_stages, num_microbatches=1
-    )
+    plain, pipelined = compare.model_pair(_tiny, num_stages=3, num_microbatches=1)
     x = floats(4, 8, 8, 1)
     expected = compare.run(plain, x, graph=False)
     assert all(np.any(grad) for grad in expected.weight_grads.values())
@@ -112,18 +103,17 @@ def test_stages_compute_what_the_plain_model_does(num_stages: int, floatx) -> No
 
 def test_a_size_that_cannot_be_halved_is_refused() -> None:
     with pytest.raises(HyperparameterError) as error:
-        _short("data.shape=(18,18,1)").build_model()
+        experiments.segmenter("data.shape=(18,18,1)").build_model()
     assert str(error.value) == (
         "data.shape: U-Net that halves 2 times: expected a height and a width that are "
         "multiples of 4; received 18 x 18."
     )
 
 
-@pytest.mark.slow
 def test_it_is_fitted_evaluated_and_drawn(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    experiment = _short()
+    experiment = experiments.segmenter()
     model = experiment.build_model()
     model.fit(experiment.build_dataset("train"), shuffle=False, verbose=0)
     scores = model.evaluate(
@@ -145,26 +135,10 @@ def test_it_is_fitted_evaluated_and_drawn(
 # A user's own images and masks.
 
 
-def _write_own(folder: Path, num_images: int = 20) -> list[str]:
-    """Writes images whose mask is where they are bright; returns what names them."""
-    for name in ("images", "masks"):
-        (folder / name).mkdir()
-    for number in range(num_images):
-        bright = np.random.default_rng(number).integers(0, 2, (20, 16, 1), np.uint8)
-        mask = np.where(np.arange(16)[None, :, None] == 0, 255, bright)  # One column.
-        for name, values in (("images", 200 * bright), ("masks", mask)):
-            png = tf.io.encode_png(values.astype(np.uint8)).numpy()
-            (folder / name / f"{number:02}.png").write_bytes(png)
-    return [
-        f"data.files={folder}/images/*",
-        f"data.masks={folder}/masks/*",
-        "data.classes=2",
-        "data.ignored=255",
-    ]
-
-
 def test_images_and_masks_are_read_from_files(tmp_path: Path) -> None:
-    own = _short(*_write_own(tmp_path), "training.batch_size=3")
+    own = experiments.segmenter(
+        *experiments.write_masks(tmp_path), "training.batch_size=3"
+    )
     validation = list(own.build_dataset("validation").as_numpy_iterator())
     pixels, classes = (np.concatenate(side) for side in zip(*validation, strict=True))
     assert (pixels.shape, classes.shape) == ((2, 16, 16, 1), (2, 16, 16))
@@ -177,29 +151,15 @@ def test_images_and_masks_are_read_from_files(tmp_path: Path) -> None:
     assert [batch.shape for batch, _ in trained] == [(3, 16, 16, 1)] * 4
 
 
-@pytest.mark.slow
-def test_own_images_are_learnt_and_drawn(tmp_path: Path) -> None:
-    changes = ["training.num_steps=30", "optimizer.learning_rate=3e-2"]
-    own = _short(*_write_own(tmp_path), "data.shape=(20,16,1)", *changes)
-    model = own.build_model()
-    model.fit(own.build_dataset("train"), shuffle=False, verbose=0)
-    scores = model.evaluate(
-        own.build_dataset("validation"), verbose=0, return_dict=True
-    )
-    assert scores["iou"] > 0.7  # Guessing has about a third.
-    text = own.decode(model, tmp_path)
-    assert text.startswith(f"IoU {scores['iou']:.3f}: class 0 ")
-
-
 def test_masks_that_do_not_fit_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = _write_own(tmp_path)
+    own = experiments.write_masks(tmp_path)
     wide = tf.io.encode_png(np.zeros((2, 2, 3), np.uint8)).numpy()
     (tmp_path / "masks" / "00.png").write_bytes(wide)
     five = tf.io.encode_png(np.full((20, 16, 1), 5, np.uint8)).numpy()
     (tmp_path / "masks" / "01.png").write_bytes(five)
-    examples = _short(*own).data.open("train")
+    examples = experiments.segmenter(*own).data.open("train")
     examples.stack(np.arange(3))
     said = capsys.readouterr().err
     assert "00.png: expected a mask of [20, 16] pixels as the image, each" in said
@@ -221,15 +181,15 @@ def test_masks_that_do_not_fit_are_named(
 )
 def test_what_does_not_fit_together_is_refused(changes: list[str], words: str) -> None:
     with pytest.raises(HyperparameterError) as error:
-        _short(*changes)
+        experiments.segmenter(*changes)
     assert str(error.value).startswith(words)
 
 
 def test_an_image_without_a_mask_is_refused(tmp_path: Path) -> None:
-    own = _write_own(tmp_path)
+    own = experiments.write_masks(tmp_path)
     (tmp_path / "masks" / "03.png").unlink()
     with pytest.raises(HyperparameterError) as error:
-        _short(*own).build_dataset("train")
+        experiments.segmenter(*own).build_dataset("train")
     assert str(error.value) == (
         "data.masks: expected a mask for each image, of the same name but for its "
         f"suffix; received none for 1 of 20, such as {tmp_path}/images/03.png."

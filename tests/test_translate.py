@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
@@ -14,32 +12,15 @@ import params
 import tfgpipe
 from params import characters, greedy
 from params.translate_model import EncoderDecoder, Translation
-from tests import compare
+from tests import compare, experiments
 from tfgpipe.hyperparams import HyperparameterError, override
 
-SMALL = [
-    "data.num_pairs=200",
-    "model.width=16",
-    "model.mlp_width=32",
-    "model.num_heads=2",
-    "model.num_encoder_layers=1",
-    "model.num_decoder_layers=1",
-    "training.batch_size=8",
-    "evaluation.num_batches=1",
-    "num_decoded=8",
-]
 TARGET_LENGTH = 7
-
-
-def _small(*assignments: str) -> Translation:
-    sizes = ["data.shortest=1", "data.longest=6"]
-    experiment = params.find("translate.Reversal")()
-    return override(experiment, [*SMALL, *sizes, *assignments])
 
 
 @pytest.fixture(scope="module")
 def experiment() -> Translation:
-    return _small()
+    return experiments.translation()
 
 
 @pytest.fixture(scope="module")
@@ -76,30 +57,6 @@ def test_encoder_and_decoder_are_on_stages_of_their_own(
     first, second = tfgpipe.stage_table(model).splitlines()[-2:]
     assert first.split()[1] == "CPU:0"
     assert second.split()[1] == "CPU:1"
-
-
-@pytest.mark.slow
-def test_a_step_gives_the_loss_and_the_accuracy_of_the_plain_model(
-    experiment: Translation, batch: tuple
-) -> None:
-    results = []
-    for num_stages in (1, 2):
-        keras.utils.set_random_seed(0)
-        stages = f"pipelining.num_stages={num_stages}"
-        model = _small(stages, "pipelining.num_microbatches=4").build_model()
-        if num_stages == 1:
-            plain = model.unpipelined()
-            plain.compile(
-                experiment.optimizer.build(experiment.training.num_steps),
-                keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-                metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
-            )
-            model = plain
-        for _ in range(2):
-            result = model.train_on_batch(list(batch[0]), batch[1], return_dict=True)
-        results.append([result["loss"], result["accuracy"], *compare.values(model)])
-    for expected, received in zip(*results, strict=True):
-        np.testing.assert_allclose(received, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_loss_and_accuracy_count_no_padding(
@@ -230,30 +187,9 @@ def test_a_file_of_the_network_loads(
     assert np.array_equal(plain.predict_on_batch(x), loaded.predict_on_batch(x))
 
 
-@pytest.mark.slow
-def test_it_learns_to_reverse() -> None:
-    experiment = _small(
-        "data.longest=2",
-        "data.num_pairs=2000",
-        "model.width=32",
-        "training.batch_size=32",
-        "training.num_steps=150",
-        "optimizer.learning_rate=0.01",
-        "num_decoded=64",
-        "evaluation.num_batches=2",
-        "pipelining.num_stages=1",
-    )
-    model = experiment.build_model()
-    model.fit(experiment.build_dataset("train"), verbose=0, shuffle=False)
-    found = model.evaluate(
-        experiment.build_dataset("validation"), verbose=0, return_dict=True
-    )
-    assert found["loss"] < 0.5 * experiment.baselines()["unigram"]
-
-
 @pytest.mark.parametrize("name", ["translate.Reversal", "translate.Dates"])
 def test_every_task_has_a_model_of_its_lengths(name: str) -> None:
-    experiment = override(params.find(name)(), SMALL)
+    experiment = override(params.find(name)(), experiments.TRANSLATION)
     (batch,) = experiment.build_dataset("validation").as_numpy_iterator()
     assert batch[0][0].shape == (8, experiment.data.source_length)
     assert batch[1].shape == (8, experiment.data.target_length + 1)
@@ -261,8 +197,8 @@ def test_every_task_has_a_model_of_its_lengths(name: str) -> None:
 
 def test_fewer_pairs_than_a_batch_are_refused() -> None:
     with pytest.raises(HyperparameterError) as error:
-        _small("data.num_pairs=20").build_dataset("validation")
-    received = len(_small("data.num_pairs=20").data.read("validation"))
+        experiments.translation("data.num_pairs=20").build_dataset("validation")
+    received = len(experiments.translation("data.num_pairs=20").data.read("validation"))
     assert str(error.value) == (
         "data: expected enough pairs for a batch of training.batch_size=8 for "
         f"validation, which has about a tenth or nine of them; received {received}. "
@@ -272,7 +208,7 @@ def test_fewer_pairs_than_a_batch_are_refused() -> None:
 
 def test_shards_are_refused() -> None:
     with pytest.raises(HyperparameterError) as error:
-        _small("pipelining.num_shards=2").build_model()
+        experiments.translation("pipelining.num_shards=2").build_model()
     assert str(error.value) == (
         "pipelining.num_shards: expected 1, as no layer of an encoder-decoder is "
         "sharded; received 2. Try more pipelining.num_stages."
@@ -283,17 +219,3 @@ def test_heads_that_do_not_share_the_width_are_refused() -> None:
     with pytest.raises(HyperparameterError) as error:
         EncoderDecoder(width=10, num_heads=4)
     assert str(error.value) == "width: expected a multiple of num_heads=4; received 10."
-
-
-def test_describing_does_without_tensorflow() -> None:
-    code = (
-        "import sys; from trainer.main import main; "
-        "status = main(['trainer', '--params=translate.Dates', '--mode=describe']); "
-        "sys.exit(status or 'tensorflow' in sys.modules)"
-    )
-    root = Path(__file__).resolve().parents[1]
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=root
-    )
-    assert run.returncode == 0, run.stderr
-    assert "data.first_year" in run.stdout

@@ -24,6 +24,11 @@ _CROSSED = ("0/CPU:0", "0/CPU:1", "1/CPU:1", "1/CPU:0")
 CUTS = {2: [2, 3], 3: [2, 2, 1]}
 
 
+def listed(addresses):
+    """Returns addresses as a command line gives them."""
+    return ",".join(map(str, addresses))
+
+
 def train(K, *, strategy=None, devices=None):
     """Returns all that comes of training: losses, weights, slots, predictions."""
     keras.utils.clear_session(free_memory=False)

@@ -1,9 +1,11 @@
-"""A replica in a process of its own, or all of them in one: prints what it has learnt.
+"""A replica in a process of its own, or all of them in one: tells what it has learnt.
 
-python -m tests.cluster.replica LIST INDEX [EPOCHS] [HOW], or with an empty list
+python -m tests.cluster.replica LIST INDEX [EPOCHS] [HOW] [HOST...]
 
+LIST: of addresses, or empty for all replicas in one process
 HOW: "synchronized" has a batch normalization over all replicas, and the second process
      trace its train step again after the first epoch; "" has neither
+HOST: an address of this host, at which it tries to reach its own port
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import sys
+from typing import Any
 
 import keras
 import numpy as np
@@ -21,10 +25,20 @@ import tfgpipe
 from tfgpipe.strategy import slots as slots_of
 
 
-def main(workers: str, index: str, epochs: str = "3", how: str = "") -> None:
+def main(
+    workers: str, index: str, epochs: str = "3", how: str = "", *hosts: str
+) -> None:
     """Trains, and prints losses, weights and devices as JSON."""
     tfgpipe.make_logical_cpus(6)
-    scope = contextlib.nullcontext()
+    found = trained(workers, index, epochs, how, hosts)
+    print("found " + json.dumps(found), flush=True)
+
+
+def trained(
+    workers: str, index: str, epochs: str, how: str, hosts: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Returns losses, weights, devices, and the hosts at which it is reached."""
+    scope, reached = contextlib.nullcontext(), []
     if how and not workers:
         scope = tfgpipe.PipelineStrategy(num_stages=3, num_replicas=2).scope()
     if workers:
@@ -35,6 +49,7 @@ def main(workers: str, index: str, epochs: str = "3", how: str = "") -> None:
             }
         )
         scope = tfgpipe.MultiWorkerPipelineStrategy(num_stages=3).scope()
+        reached = _reached(workers.split(",")[int(index)], hosts)
     keras.utils.set_random_seed(0)
     with scope:
         layers = [
@@ -80,7 +95,17 @@ def main(workers: str, index: str, epochs: str = "3", how: str = "") -> None:
         [v.value.device for v in slots_of(adam, model.variables)],
     ]
     found = {**history, "evaluated": evaluated, "weights": weights}
-    print("found " + json.dumps({**found, "devices": devices}), flush=True)
+    return {**found, "devices": devices, "reached": reached}
+
+
+def _reached(address: str, hosts: tuple[str, ...]) -> list[str]:
+    """Returns those of some addresses of this host at which the port is open."""
+    port, reached = int(address.partition(":")[2]), []
+    for host in hosts:
+        with contextlib.suppress(ConnectionRefusedError):
+            socket.create_connection((host, port), timeout=5).close()
+            reached.append(host)
+    return reached
 
 
 if __name__ == "__main__":

@@ -54,24 +54,30 @@ def test_the_command_finds_the_workers_and_its_status_is_passed_on(
 
 
 @pytest.mark.parametrize(
-    ("end", "how"),
+    ("end", "how", "times"),
     [
-        ("sys.exit(75)", "ended with status 75"),
-        ("sys.exit(42)", "ended with status 42"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL"),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "was ended by SIGSEGV"),
+        ("sys.exit(75)", "ended with status 75", 2),
+        ("sys.exit(42)", "ended with status 42", 1),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL", 1),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "was ended by SIGSEGV", 1),
     ],
 )
 def test_a_command_that_asks_for_it_or_is_killed_is_started_again(
-    end: str, how: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    end: str,
+    how: str,
+    times: int,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    code = counting(tmp_path / "n", f"{end} if n < 3 else print('done')")
+    code = counting(tmp_path / "n", f"{end} if n <= {times} else print('done')")
     with answering(status()) as address:
         assert launch(address, code) == 0
     printed = capfd.readouterr()
     assert printed.out == "done\n"
-    assert f"The command {how}: starting it again, 1 of 10.\n" in printed.err
-    assert f"The command {how}: starting it again, 2 of 10, in 1 s.\n" in printed.err
+    said = ["1 of 10.", "2 of 10, in 1 s."]
+    for number, words in enumerate(said):
+        line = f"The command {how}: starting it again, {words}\n"
+        assert (line in printed.err) == (number < times)
 
 
 def test_restarts_are_limited(
@@ -89,9 +95,7 @@ def test_restarts_are_limited(
 
 def test_a_time_limit_ends_everything(capfd: pytest.CaptureFixture[str]) -> None:
     with answering(status()) as address:
-        before = time.monotonic()
-        assert launch(address, "import time; time.sleep(60)", "--time_limit=1") == 124
-        assert time.monotonic() - before < 10
+        assert launch(address, "import time; time.sleep(600)", "--time_limit=1") == 124
     assert "--time_limit=1 is over: ending everything." in capfd.readouterr().err
 
 
@@ -173,9 +177,7 @@ def test_replicas_end_and_start_again_together(
         "print('done', index)\n"
     )
     command = ["launch", "--replicas=2", "--", sys.executable, "-c", code]
-    before = time.monotonic()
     assert main(["cluster", *command]) == 0
-    assert time.monotonic() - before < 30
     printed = capfd.readouterr()
     assert sorted(printed.out.splitlines()) == ["done 0", "done 1"]
     assert "Replica 1 was ended by SIGKILL: ending the others." in printed.err
@@ -223,7 +225,6 @@ def test_a_replica_that_fails_for_good_ends_the_run_with_its_status(
     assert "starting it again" not in capfd.readouterr().err
 
 
-@pytest.mark.slow
 def test_workers_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = [*CLUSTER, "launch", "--workers=1", f"--log_dir={tmp_path / 'logs'}"]

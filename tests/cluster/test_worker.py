@@ -68,7 +68,6 @@ def test_a_worker_of_another_tensorflow_is_refused_by_name(tmp_path: Path) -> No
         waiting.wait_until_ready(1, address, waiting.Limit(60))
 
 
-@pytest.mark.slow
 def test_a_worker_is_for_one_client_after_another_of_this_host(tmp_path: Path) -> None:
     address = Address("127.0.0.1", free_ports(1)[0])
     command = [*CLUSTER, "worker", f"--port={address.port}", "--devices=2"]

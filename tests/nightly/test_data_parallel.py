@@ -20,11 +20,17 @@ CASES = [
 
 @pytest.mark.parametrize(("d", "k", "m", "schedule", "remat"), CASES)
 def test_replicas_are_one_that_has_all_rows(floatx, d, k, m, schedule, remat):
-    short.test_replicas_are_one_that_has_all_rows(floatx, d, k, m, schedule, remat)
+    short.test_replicas_are_one_that_has_all_rows(
+        floatx, d, k, m, schedule, remat, measures=True
+    )
 
 
 def test_rows_weigh_alike_whatever_their_replica(floatx):
     short.test_rows_weigh_alike_whatever_their_replica(floatx, 2)
+
+
+def test_a_batch_smaller_than_the_number_of_replicas(floatx):
+    short.test_a_batch_smaller_than_the_number_of_replicas(floatx, 4)
 
 
 OPTIMIZERS = {

@@ -1,4 +1,4 @@
-"""A trainer that is killed again and again: a program, and what starts it.
+"""A trainer that is killed again and again: a program, what starts it, what it shows.
 
     python -m tests.trainer.lives NUM_KILLS SEED FLAGS...
 
@@ -15,25 +15,48 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-from tests import forks
+from tests import forks, programs
+from tests.trainer import runs
+
+_PATIENCE = 600.0
 
 
-def run(num_kills: int, seed: int, flags: list[str]) -> str:
-    """Returns what the program prints; it ends with the number of kills."""
-    done = subprocess.run(
-        forks.command(__spec__.name, str(num_kills), str(seed), *flags),
-        cwd=forks.ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
+def check_that_kills_change_nothing(
+    folder: Path, *, num_kills: int, num_steps: int
+) -> None:
+    """Compares a run that is killed with one in peace, in all that they measure.
+
+    Args:
+        folder: Where both runs go.
+        num_kills: How often one is killed.
+        num_steps: Of both.
+    """
+    # With dropout and averages, whose state is nothing that a layer's weights show.
+    flags = runs.flags(
+        training__num_steps=num_steps, model__dropout=0.2, optimizer__average=0.9
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    whole, killed = folder / "whole", folder / "killed"
+    in_peace = _started(folder / "log-0", 0, [*flags, f"--logdir={whole}"])
+    again = _started(folder / "log-1", num_kills, [*flags, f"--logdir={killed}"])
+    with in_peace, again:
+        for number, program in enumerate((in_peace, again)):
+            log = folder / f"log-{number}"
+            assert program.wait(_PATIENCE) == 0, log.read_text()
+    said = (folder / "log-1").read_text()
+    kills = json.loads(said.splitlines()[-1].removeprefix("kills: "))
+    assert sum(kills.values()) == num_kills
+    assert min(kills.values()) >= num_kills // 3
+    assert runs.timeless(killed) == runs.timeless(whole)
+    assert len(runs.losses(killed)) == num_steps
+    assert not list((killed / "checkpoints").glob(".writing*"))
+
+
+def _started(log: Path, num_kills: int, flags: list[str]) -> programs.Program:
+    return programs.start(__spec__.name, str(num_kills), "1", *flags, log=log)
 
 
 def _last_step(folder: Path) -> int:

@@ -43,6 +43,7 @@ def text_flags(corpus: Path) -> list[str]:
     corpus.write_bytes(b"".join(lines))
     values = {
         "data.files": corpus,
+        "model.num_layers": 1,
         "model.width": 8,
         "model.mlp_width": 16,
         "model.num_heads": 2,

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import resource
-import subprocess
-import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,8 @@ import tensorflow as tf
 
 import tfgpipe
 from params.experiment import Saving
+from tests import compare, programs
+from tfgpipe import quantization
 from tfgpipe.hyperparams import HyperparameterError
 from trainer import archive, checkpoints, state, tensors
 from trainer.checkpoints import Checkpoints
@@ -61,9 +61,26 @@ def _save(folder: Path, model: keras.Model, *steps: int, **saving: Any) -> None:
     saved.check()
 
 
-def test_all_is_restored(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def _trained() -> tuple[tfgpipe.PipelinedModel, dict[str, np.ndarray]]:
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
     model = _model()
-    model.fit(X, Y, verbose=0)
+    model.fit(X, Y, verbose=0, shuffle=False)
+    return model, _values(model)
+
+
+@pytest.fixture
+def trained(_trained) -> Iterator[tfgpipe.PipelinedModel]:
+    """A model that has seen one epoch, and will have for the next test."""
+    model, values = _trained
+    yield model
+    for name, variable in state.everything(model).items():
+        variable.assign(values[name])
+
+
+def test_all_is_restored(trained, tmp_path: Path) -> None:
+    model = trained
     _save(tmp_path, model, 7)
     other = _model()
     about = Checkpoints(tmp_path, other, Saving()).restore()
@@ -89,9 +106,10 @@ def test_without_one_there_is_nothing_to_restore(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_another_cut_goes_on_the_same(cut: dict[str, Any], tmp_path: Path) -> None:
-    model = _model()
-    model.fit(X, Y, verbose=0, shuffle=False)
+def test_another_cut_goes_on_the_same(
+    cut: dict[str, Any], trained, tmp_path: Path
+) -> None:
+    model = trained
     _save(tmp_path, model, 1)
     other = _model(**cut)
     Checkpoints(tmp_path, other, Saving()).restore()
@@ -108,9 +126,8 @@ def test_another_cut_goes_on_the_same(cut: dict[str, Any], tmp_path: Path) -> No
         )
 
 
-def test_replicas_restore_what_one_has_saved(tmp_path: Path) -> None:
-    model = _model()
-    model.fit(X, Y, verbose=0)
+def test_replicas_restore_what_one_has_saved(trained, tmp_path: Path) -> None:
+    model = trained
     _save(tmp_path / "one", model, 1)
     for shared in ("none", "slots", "weights"):
         strategy = tfgpipe.PipelineStrategy(
@@ -165,6 +182,41 @@ def test_an_old_one_that_is_damaged_stops_nothing(tmp_path: Path) -> None:
     assert archive.steps(tmp_path) == [5, 7, 8]
 
 
+def test_ranges_and_the_scale_of_the_loss_are_restored(
+    mixed_precision, tmp_path: Path
+) -> None:
+    def quantized() -> tfgpipe.PipelinedModel:
+        model = tfgpipe.PipelinedModel(
+            quantization.apply([layers.Dense(4), layers.Dense(3)]),
+            num_stages=2,
+            num_microbatches=2,
+        )
+        model(keras.Input([4]))
+        model.compile(
+            keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.Adam(0.01), initial_scale=8.0, dynamic_growth_steps=1
+            ),
+            "mse",
+        )
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    keras.utils.set_random_seed(0)
+    model = quantized()
+    model.train_on_batch(X, Y)
+    _save(tmp_path, model, 1)
+    compare.fresh_names()
+    other = quantized()
+    Checkpoints(tmp_path, other, Saving()).restore()
+    restored, expected = _values(other), _values(model)
+    assert restored.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(restored[name], value, err_msg=name)
+    assert "quant_dense/kernel_max" in restored
+    assert restored["optimizer/dynamic_scale"] == 16.0
+    assert model.train_on_batch(X, Y) == other.train_on_batch(X, Y)
+
+
 def test_another_model_is_refused_by_name(tmp_path: Path) -> None:
     _save(tmp_path, _model(), 1)
     with pytest.raises(HyperparameterError, match="has in other shapes batch_normaliz"):
@@ -193,10 +245,10 @@ def _held(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 def test_training_goes_on_while_one_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = _held(monkeypatch)
-    model = _model()
+    model = trained
     before = _values(model)
     saved = Checkpoints(tmp_path, model, Saving())
     saved.save(saved.copy(1, {}))
@@ -263,46 +315,18 @@ def test_where_nothing_can_be_written_training_goes_on_and_then_fails(
     assert archive.steps(folder) == [2]
 
 
-FULL = """
-import resource, sys
-import tfgpipe
-from pathlib import Path
-from tests.trainer.test_checkpoints import _model
-from params.experiment import Saving
-from trainer import archive
-from trainer.checkpoints import Checkpoints
-folder = Path(sys.argv[1])
-tfgpipe.make_logical_cpus(2)
-saved = Checkpoints(folder, _model(width=64), Saving())
-saved.save(saved.copy(1, {}))
-saved.wait()
-# As on a disk with room for a fraction of it.
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
-saved.save(saved.copy(2, {}))
-saved.wait()
-print(archive.steps(folder), sorted(p.name for p in folder.iterdir()))
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-saved.save(saved.copy(3, {}))
-saved.wait()
-saved.check()
-print(archive.steps(folder))
-"""
-
-
 def test_a_disk_without_room_costs_one_checkpoint_and_leaves_no_litter(
     tmp_path: Path,
 ) -> None:
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
-    run = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    assert "The checkpoint of step 2 could not be written: " in run.stderr
-    assert run.stdout.splitlines() == ["[1] ['step-00000001']", "[1, 3]"]
+    folder, log = tmp_path / "checkpoints", tmp_path / "log"
+    with programs.start("tests.trainer.full_disk", str(folder), log=log) as program:
+        status = program.wait(120)
+    printed = log.read_text()
+    assert status == 0, printed
+    assert "The checkpoint of step 2 could not be written: " in printed
+    assert "\n[1] ['step-00000001']\n" in printed
+    assert printed.endswith("\n[1, 3]\n")
 
 
 @pytest.mark.parametrize("kind", [OSError, tf.errors.ResourceExhaustedError])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,11 @@ X = np.random.default_rng(0).normal(size=(6, 8, 4)).astype("float32")
 BAD = 3
 
 
-@pytest.fixture(params=["alone", "replicas"])
-def model(request: pytest.FixtureRequest) -> Any:
+@pytest.fixture(scope="module", params=["alone", "replicas"])
+def made(request: pytest.FixtureRequest) -> Any:
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+
     def make() -> tfgpipe.PipelinedModel:
         made = tfgpipe.PipelinedModel(
             [
@@ -49,6 +53,19 @@ def model(request: pytest.FixtureRequest) -> Any:
         return make()
     with tfgpipe.PipelineStrategy(num_stages=2, num_replicas=2).scope():
         return make()
+
+
+@pytest.fixture
+def model(made: Any) -> Iterator[Any]:
+    """The model, as it was before it was trained."""
+    initial = {name: v.numpy() for name, v in _copies(made).items()}
+    yield made
+    for name, variable in state.everything(made).items():
+        variable.assign(initial[name])
+
+
+def _copies(model: keras.Model) -> dict[str, tf.Tensor]:
+    return state.copies(state.everything(model))
 
 
 def _fit(model: Any, batches: np.ndarray, notes: Notes, **training: Any) -> None:

@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +14,8 @@ import pytest
 
 from params.experiment import Pipelining
 from params.share import Share
+from tests import programs
+from tests.programs import Program
 from tests.trainer import runs
 from tfgpipe.cluster import peers
 from tfgpipe.cluster.addresses import free_ports
@@ -159,7 +159,6 @@ def test_a_host_tells_the_others_whether_they_can_go_on(
     assert told == [well]
 
 
-@pytest.mark.slow
 def test_two_hosts_asked_to_stop_go_on_as_one_process(tmp_path: Path) -> None:
     flags = runs.flags(
         pipelining__num_replicas=2,
@@ -168,22 +167,21 @@ def test_two_hosts_asked_to_stop_go_on_as_one_process(tmp_path: Path) -> None:
         evaluation__steps=20,
     )
     one, two = tmp_path / "one", tmp_path / "two"
-    alone = _trainer(flags, one, tmp_path)
-    assert alone.wait(300) == 0
     listed = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
 
-    def start() -> list[subprocess.Popen[bytes]]:
-        return [
-            _trainer([*flags, f"--hosts={listed}", f"--host={i}"], two, tmp_path, i)
-            for i in (0, 1)
-        ]
+    def start(index: int) -> Program:
+        host = [f"--hosts={listed}", f"--host={index}", f"--logdir={two}"]
+        log = tmp_path / f"log-{index}"
+        return programs.start("trainer", *flags, *host, log=log)
 
-    both = start()
-    _wait_for_steps(two, 5, both)
-    both[1].send_signal(signal.SIGTERM)  # The other learns of it.
-    assert [process.wait(120) for process in both] == [42, 42]
+    with start(0) as first, start(1) as second:
+        _wait_for_steps(two, 5, [first, second])
+        second.send_signal(signal.SIGTERM)  # The other learns of it.
+        assert [process.wait(120) for process in (first, second)] == [42, 42]
     (saved,) = (two / "checkpoints").glob("step-*")
-    assert [process.wait(300) for process in start()] == [0, 0]
+    with start(0) as first, start(1) as second:
+        assert main(["trainer", *flags, f"--logdir={one}"]) == 0
+        assert [process.wait(300) for process in (first, second)] == [0, 0]
     expected, received = runs.losses(one), runs.losses(two)
     assert 5 <= int(saved.name.partition("-")[2]) < 40
     assert [step for step, _ in received] == [step for step, _ in expected]
@@ -200,21 +198,7 @@ def test_two_hosts_asked_to_stop_go_on_as_one_process(tmp_path: Path) -> None:
     assert "/40 " not in (tmp_path / "log-1").read_text()
 
 
-def _trainer(
-    flags: list[str], folder: Path, logs: Path, number: int = 0
-) -> subprocess.Popen[bytes]:
-    with (logs / f"log-{number}").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "trainer", *flags, f"--logdir={folder}"],
-            cwd=ROOT,
-            stdout=log,
-            stderr=log,
-        )
-
-
-def _wait_for_steps(
-    folder: Path, step: int, processes: list[subprocess.Popen[bytes]]
-) -> None:
+def _wait_for_steps(folder: Path, step: int, processes: list[Program]) -> None:
     deadline = time.monotonic() + 300
     while not (folder / "metrics.jsonl").exists() or (
         max((step for step, _ in runs.losses(folder)), default=0) < step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import os
+import shutil
 from pathlib import Path
 from typing import Literal
 from unittest import mock
@@ -52,31 +52,30 @@ def test_a_run_evaluates_in_between_and_keeps_the_best(trained) -> None:
     assert notes["best_value"] == best["validation_loss"]
 
 
-@pytest.mark.parametrize("checkpoint", ["latest", "best", "4"])
+@pytest.mark.parametrize("checkpoint", ["best", "4"])
 def test_any_checkpoint_is_evaluated(checkpoint: str, trained, capsys) -> None:
     command, folder = trained
-    step = {
-        "latest": 8,
-        "best": archive.check(folder / "checkpoints", 8).notes["best_step"],
-    }
-    number = step.get(checkpoint) or int(checkpoint)
+    best = archive.check(folder / "checkpoints", 8).notes["best_step"]
+    number = best if checkpoint == "best" else int(checkpoint)
     assert main([*command, "--mode=eval", f"--checkpoint={checkpoint}"]) == 0
     printed = capsys.readouterr().out
     assert f"The checkpoint of step {number}." in printed
+    assert _line_of_the_model(folder, number) in printed
+
+
+def _line_of_the_model(folder: Path, step: int) -> str:
     (record, *_) = (
-        r
-        for r in runs.records(folder)
-        if r["step"] == number and "validation_loss" in r
+        r for r in runs.records(folder) if r["step"] == step and "validation_loss" in r
     )
-    assert f"{'model':10}  {record['validation_loss']:10.4f}" in printed
+    return f"{'model':10}  {record['validation_loss']:10.4f}"
 
 
 def test_the_folder_of_a_run_says_what_to_evaluate(trained, capsys) -> None:
-    command, folder = trained
-    assert main([*command, "--mode=eval"]) == 0
-    _, of, whole = capsys.readouterr().out.partition("The checkpoint of step 8.")
+    _, folder = trained
     assert main(["trainer", "--mode=eval", f"--logdir={folder}"]) == 0
-    assert capsys.readouterr().out.endswith(of + whole)
+    printed = capsys.readouterr().out
+    assert "The checkpoint of step 8." in printed
+    assert _line_of_the_model(folder, 8) in printed
     changed = "--set=evaluation.num_batches=1"
     assert main(["trainer", "--mode=eval", f"--logdir={folder}", changed]) == 0
     assert capsys.readouterr().out.startswith(
@@ -163,13 +162,16 @@ def test_a_benchmark_says_how_fast_it_is(small: list[str], tmp_path, capsys) -> 
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_training_alone_does_not_evaluate(small, tmp_path: Path, capsys) -> None:
+def test_training_alone_does_not_evaluate_and_may_be_profiled(
+    small, tmp_path: Path, capsys
+) -> None:
     folder = tmp_path / "run"
-    small += [f"--logdir={folder}", "--set=training.num_steps=2"]
-    assert main([*small, "--mode=train"]) == 0
+    small += [f"--logdir={folder}", "--set=training.num_steps=3"]
+    assert main([*small, "--mode=train", "--profile_steps=2,3"]) == 0
     assert not any("validation_loss" in r for r in runs.records(folder))
     assert not (folder / "decode").exists()
-    capsys.readouterr()
+    assert "The profile is in " in capsys.readouterr().out
+    assert list(folder.rglob("*.xplane.pb"))
     assert main([*small, "--mode=train", "--set=evaluation.steps=2"]) == 2
     assert capsys.readouterr().err == (
         "evaluation.steps: expected None, as --mode=train does not evaluate; "
@@ -258,28 +260,26 @@ def test_a_metric_of_which_nobody_says_what_is_better_is_refused() -> None:
 
 
 def test_a_run_goes_on_in_another_cut_if_that_is_allowed(
-    small: list[str], tmp_path: Path, capsys
+    trained, tmp_path: Path, capsys
 ) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert main([*small, f"--logdir={whole}"]) == 0
-    half = ["--set=training.num_steps=8", "--mode=train", f"--logdir={cut}"]
-    os.makedirs(cut / "checkpoints")
-    for name in ("step-00000004",):
-        os.rename(whole / "checkpoints" / name, cut / "checkpoints" / name)
-    (cut / "params.txt").write_text((whole / "params.txt").read_text())
+    command, whole = trained
+    cut, step = tmp_path / "cut", "step-00000004"
+    shutil.copytree(whole / "checkpoints" / step, cut / "checkpoints" / step)
+    shutil.copy(whole / "params.txt", cut)
     other = [
         "--set=pipelining.num_stages=1",
         "--set=pipelining.num_microbatches=4",
         "--set=pipelining.schedule=gpipe",
         "--set=pipelining.remat=stage",
         "--set=pipelining.num_replicas=2",
+        "--set=evaluation.steps=None",
     ]
-    capsys.readouterr()
-    assert main([*small, *half, *other]) == 2
+    argv = [*command, *other, "--mode=train", f"--logdir={cut}"]
+    assert main(argv) == 2
     error = capsys.readouterr().err
     assert "pipelining.num_stages: 2 -> 1" in error
     assert "by --allow_changes" in error
-    assert main([*small, *half, *other, "--allow_changes"]) == 0
+    assert main([*argv, "--allow_changes"]) == 0
     printed = capsys.readouterr().out
     assert "Changed from step 4:" in printed
     assert "Going on from step 4." in printed
@@ -288,16 +288,30 @@ def test_a_run_goes_on_in_another_cut_if_that_is_allowed(
     ):
         assert step == same
         assert loss == pytest.approx(expected, rel=1e-5)
-    changes = (cut / "changes.txt").read_text()
-    assert changes.startswith("# from step 4\npipelining.num_stages: 2 -> 1\n")
+    changes = (cut / "changes.txt").read_text().splitlines()
+    assert changes[0] == "# from step 4"
+    assert "pipelining.num_stages: 2 -> 1" in changes
 
 
-def test_a_profile_is_written(small: list[str], tmp_path: Path, capsys) -> None:
-    folder = tmp_path / "run"
-    small += ["--set=training.num_steps=3", "--mode=train", f"--logdir={folder}"]
-    assert main([*small, "--profile_steps=2,3"]) == 0
-    assert "The profile is in " in capsys.readouterr().out
-    assert list(folder.rglob("*.xplane.pb"))
+def test_a_folder_of_another_run_is_refused_with_the_difference(
+    trained, capsys
+) -> None:
+    command, folder = trained
+    metrics = (folder / "metrics.jsonl").read_text()
+    assert main([*command, "--set=model.num_blocks=3"]) == 2
+    assert capsys.readouterr().err == (
+        f"{folder} holds a run of other hyperparameters (its -> yours):\n\n"
+        "model.num_blocks: 1 -> 3\n\n"
+        "Give another --logdir, or its hyperparameters, or go on with yours by "
+        "--allow_changes.\n"
+    )
+    other = [*command]
+    other[1] = "--params=classifier.DataParallel"
+    for mode in ("train_and_eval", "eval"):
+        assert main([*other, f"--mode={mode}"]) == 2
+        error = capsys.readouterr().err
+        assert "classifier.Pipelined -> classifier.DataParallel" in error
+    assert (folder / "metrics.jsonl").read_text() == metrics
 
 
 def test_a_folder_that_cannot_be_written_is_refused(small, tmp_path, capsys) -> None:
@@ -312,7 +326,7 @@ def test_a_run_whose_checkpoints_cannot_be_written_fails_at_its_end(
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "checkpoints").write_text("A file in their place.")
-    small += ["--set=training.num_steps=3", f"--logdir={folder}"]
+    small += ["--set=training.num_steps=3", "--mode=train", f"--logdir={folder}"]
     assert main(small) == 1
     printed = capsys.readouterr()
     assert "step 3/3" in printed.out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import keras
@@ -18,8 +19,13 @@ from trainer.checkpoints import Checkpoints
 from trainer.warm_start import warm_start
 
 
-@pytest.fixture
-def trained(tmp_path: Path) -> tuple[tfgpipe.PipelinedModel, Path]:
+@pytest.fixture(scope="module")
+def trained(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[tfgpipe.PipelinedModel, Path]:
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+    tmp_path = tmp_path_factory.mktemp("trained")
     model = _model()
     model.fit(X, Y, verbose=0)
     saved = Checkpoints(tmp_path / "checkpoints", model, Saving(write="at_once"))
@@ -117,9 +123,10 @@ def test_other_shapes_are_refused_and_may_be_left_out(trained) -> None:
     warm_start(WarmStart(path=str(folder), names=("dense_3/bias",)), wider)
 
 
-def test_a_damaged_checkpoint_is_refused(trained) -> None:
+def test_a_damaged_checkpoint_is_refused(trained, tmp_path: Path) -> None:
     _, folder = trained
-    at = folder / "checkpoints" / "step-00000003"
+    at = tmp_path / "checkpoints" / "step-00000003"
+    shutil.copytree(folder / "checkpoints", tmp_path / "checkpoints")
     (at / "state.index").write_bytes(b"")
     with pytest.raises(HyperparameterError, match=r"is damaged: state\.index has 0 of"):
         warm_start(WarmStart(path=str(at)), _model())

@@ -1,0 +1,13 @@
+"""A run that is killed at any instant goes on as if nothing had been."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.trainer import lives
+
+
+def test_a_run_killed_twenty_times_measures_what_one_in_peace_does(
+    tmp_path: Path,
+) -> None:
+    lives.check_that_kills_change_nothing(tmp_path, num_kills=20, num_steps=80)

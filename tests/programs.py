@@ -1,0 +1,159 @@
+"""Modules that run at the same time, each in a fork that has TensorFlow imported.
+
+    server ──fork──▶ python -m trainer ...       asked for by `start`, which gives a
+           ──fork──▶ python -m tests.x ...       `Program`, as `subprocess.Popen` does
+
+As in `tests.forks` TensorFlow is imported once, and not started. Here a program runs
+while others do, may be sent signals, and comes to the end of Python as `python -m`
+does. There is one server for all tests of a process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.forks import ROOT, command
+
+
+def start(module: str, *arguments: str, log: Path, **variables: str) -> Program:
+    """Runs a module in a process of its own.
+
+    Args:
+        module: Its name.
+        arguments: Its command line.
+        log: What it prints goes to the end of this file.
+        variables: Of its environment.
+    """
+    asked = {"module": module, "arguments": arguments, "log": str(log)}
+    return Program(_server().ask(do="start", **asked, variables=variables))
+
+
+class Program:
+    """A process that `start` has made.
+
+    Attributes:
+        pid: Its number.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._status: int | None = None
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.send_signal(signal.SIGKILL)
+        self.wait(60)
+
+    def poll(self) -> int | None:
+        """Returns its exit status, or None while it runs.
+
+        That of one which a signal has ended is minus the signal's number.
+        """
+        if self._status is None:
+            self._status = _server().ask(do="poll", pid=self.pid)
+        return self._status
+
+    def wait(self, seconds: float) -> int:
+        """Returns its exit status, once it has ended."""
+        end = time.monotonic() + seconds
+        while (status := self.poll()) is None:
+            assert time.monotonic() < end, f"It still runs after {seconds:g} s."
+            time.sleep(0.02)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal, if it runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+class _Server:
+    """The process that forks."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            command(__spec__.name),
+            cwd=ROOT,
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def ask(self, **asked: Any) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(asked), file=self._process.stdin, flush=True)
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@functools.cache
+def _server() -> _Server:
+    made = _Server()
+    atexit.register(made.close)
+    return made
+
+
+def _become(module: str, arguments: list[str], log: str, variables: Any) -> None:
+    """Runs a module, up to the end of Python."""
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    printed = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    for source, target in ((nothing, 0), (printed, 1), (printed, 2)):
+        os.dup2(source, target)
+    sys.stdin, sys.stdout, sys.stderr = (
+        os.fdopen(number, mode, buffering=1) for number, mode in enumerate("rww")
+    )
+    os.environ.update(variables)
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _serve() -> None:
+    import keras  # noqa: F401
+    import tensorflow as tf  # noqa: F401
+
+    import trainer.modes  # noqa: F401
+    from tfgpipe import cluster, layers  # noqa: F401
+
+    running = set()
+    while line := sys.stdin.readline():
+        asked = json.loads(line)
+        what = asked.pop("do")
+        answer = None
+        if what == "start":
+            answer = os.fork()
+            if not answer:
+                _become(**asked)
+                return
+            running.add(answer)
+        else:
+            pid, status = os.waitpid(asked["pid"], os.WNOHANG)
+            if pid:
+                answer = os.waitstatus_to_exitcode(status)
+                running.discard(pid)
+        print(json.dumps(answer), flush=True)
+    for pid in running:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _serve()

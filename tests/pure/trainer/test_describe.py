@@ -1,0 +1,35 @@
+"""An experiment is described without TensorFlow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+
+PROGRAM = """
+import sys
+import params
+from trainer.main import main
+for name in params.experiments():
+    status = main(["trainer", f"--params={name}", "--mode=describe"])
+    assert not status, name
+    assert not {"tensorflow", "keras"} & set(sys.modules), name
+main(["trainer", "--params=lm.Tiny", "--mode=describe", "--set=model.num_layers=6"])
+"""
+
+
+def test_every_experiment_is_described_without_tensorflow() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "data.first_year" in run.stdout  # Of translate.Dates.
+    _, _, last = run.stdout.rpartition("lm.Tiny: ")
+    (line,) = (li for li in last.splitlines() if li.startswith("model.num_la"))
+    assert line.split(maxsplit=2) == ["model.num_layers", "6", "Blocks."]

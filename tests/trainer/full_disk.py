@@ -1,0 +1,39 @@
+"""Checkpoints on a disk that has no room for one of them.
+
+    python -m tests.trainer.full_disk FOLDER
+
+prints which are there after it, and after the next.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+import tfgpipe
+from params.experiment import Saving
+from tests.trainer.test_checkpoints import _model
+from trainer import archive
+from trainer.checkpoints import Checkpoints
+
+
+def _main(folder: Path) -> None:
+    tfgpipe.make_logical_cpus(2)
+    saved = Checkpoints(folder, _model(width=64), Saving())
+    saved.save(saved.copy(1, {}))
+    saved.wait()
+    # As on a disk with room for a fraction of it.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+    saved.save(saved.copy(2, {}))
+    saved.wait()
+    print(archive.steps(folder), sorted(path.name for path in folder.iterdir()))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    saved.save(saved.copy(3, {}))
+    saved.wait()
+    saved.check()
+    print(archive.steps(folder))
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))
