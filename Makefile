@@ -52,7 +52,8 @@ test-all: test test-nightly
 KERAS ?= 3.14.1
 KERAS_TESTS ?= tests/test_seams.py tests/test_calls.py tests/test_summary.py \
 	tests/test_recording.py tests/test_identity.py tests/test_gradient_identity.py \
-	tests/test_pipelined_layer.py tests/test_pipelined_model.py tests/test_export.py
+	tests/test_pipelined_layer.py tests/test_pipelined_model.py \
+	tests/test_pipelined_losses.py tests/test_pipelined_placement.py tests/test_export.py
 
 test-keras: $(DEV_INSTALLED)
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade \

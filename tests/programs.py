@@ -56,6 +56,8 @@ class Program:
     def __exit__(self, *raised: object) -> None:
         self.send_signal(signal.SIGKILL)
         self.wait(60)
+        with contextlib.suppress(ProcessLookupError):  # What it has started.
+            os.killpg(self.pid, signal.SIGKILL)
 
     def poll(self) -> int | None:
         """Returns its exit status, or None while it runs.
@@ -128,6 +130,7 @@ def _become(module: str, arguments: list[str], log: str, variables: Any) -> None
 
 def _serve() -> None:
     import keras  # noqa: F401
+    import sklearn.datasets  # noqa: F401
     import tensorflow as tf  # noqa: F401
 
     import trainer.modes  # noqa: F401

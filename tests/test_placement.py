@@ -44,6 +44,7 @@ def fit_one_step(model: keras.Model) -> list:
 def graphs_of(run: Callable[[], object]) -> list:
     """Returns the graph that each device runs the first time that `run` does."""
     context.enable_run_metadata()
+    context.context().export_run_metadata()  # What was collected before goes.
     try:
         run()
         metadata = context.context().export_run_metadata()

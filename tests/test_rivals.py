@@ -158,7 +158,7 @@ def test_a_microbatch_is_recomputed_after_the_backward_of_the_one_before(remat):
 
 
 @pytest.mark.parametrize(
-    ("training", "remat"), zip((False, True) * 2, REMAT_MODES, strict=True)
+    ("training", "remat"), list(zip((False, True) * 2, REMAT_MODES, strict=True))
 )
 def test_without_gradients_there_is_nothing_for_gradients(training, remat):
     K, M = 3, 4

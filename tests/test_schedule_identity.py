@@ -12,15 +12,23 @@ from tfgpipe import schedules
 from tfgpipe.schedule import Action, Schedule
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
-def test_lengths_unknown_until_run_time(schedule):
+@pytest.mark.parametrize(
+    ("schedule", "rows", "remat"), [("1f1b", 9, "stage"), ("zero_bubble", 3, "none")]
+)
+def test_lengths_unknown_until_run_time(schedule, rows, remat):
     """Sequences of any length, the shapes of what crosses stages open as well."""
     stack = dataclasses.replace(
         STACKS["masked"], make=functools.partial(masked, length=None)
     )
-    arguments = {"num_stages": 3, "num_microbatches": 4, "schedule": schedule}
-    assert_same_step(stack, 9, unknown=True, **arguments)
-    assert_same_step(stack, 3, unknown=True, remat="none", **arguments)
+    assert_same_step(
+        stack,
+        rows,
+        unknown=True,
+        num_stages=3,
+        num_microbatches=4,
+        schedule=schedule,
+        remat=remat,
+    )
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])

@@ -72,7 +72,7 @@ def test_work_is_split_evenly_and_what_crosses_is_copied(twins, ways):
 
 
 @pytest.mark.parametrize(
-    ("twins", "ways"), zip(TWINS, itertools.cycle(WAYS), strict=False)
+    ("twins", "ways"), list(zip(TWINS, itertools.cycle(WAYS), strict=False))
 )
 def test_in_a_stage_stand_ins_are_named_and_no_device(twins, ways):
     placed.assert_stand_ins_are_named(twins, ways)

@@ -14,7 +14,7 @@ from tfgpipe.tensor_parallel import TPDense, places
 
 
 @pytest.mark.parametrize(
-    ("twins", "ways"), zip(TWINS, itertools.cycle(WAYS), strict=False)
+    ("twins", "ways"), list(zip(TWINS, itertools.cycle(WAYS), strict=False))
 )
 def test_work_is_split_evenly_and_what_crosses_is_copied(twins, ways):
     graph = placed.traced(twins, ways)
