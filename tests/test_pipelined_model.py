@@ -306,6 +306,19 @@ def test_losses_in_a_list_and_sample_weights(weights):
     assert_fits_the_same(models, x, [*y.values()], given)
 
 
+def test_losses_of_batches_of_unequal_rows_are_weighed():
+    """Eagerly, as where the number of rows is known."""
+    models = both(
+        zoo.two_in_two_out,
+        lambda: {
+            "optimizer": sgd(),
+            "loss": {"price": "mse", "kind": "sparse_categorical_crossentropy"},
+            "run_eagerly": True,
+        },
+    )
+    assert_fits_the_same(models, *two_outputs(), epochs=1)
+
+
 def test_outputs_in_a_dict():
     models = both(
         zoo.dicts,

@@ -385,7 +385,7 @@ WEIGHING = (
         "tracker.update_state(part * number)",
         (
             "tests/test_pipelined_model.py::"
-            "test_losses_and_metrics_by_the_names_of_outputs",
+            "test_losses_of_batches_of_unequal_rows_are_weighed",
         ),
     ),
 )
@@ -684,7 +684,8 @@ REPLICAS = (
         "shown[key].assign(copy)",
         (
             "tests/test_data_parallel.py::"
-            "test_replicas_share_out_what_they_need_not_have_twice",
+            "test_optimizers_work_on_what_all_replicas_sum_up_to"
+            "[scaled with slots shared out]",
         ),
     ),
 )
