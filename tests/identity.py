@@ -213,7 +213,7 @@ FACTORS = {
     # Outside: the layer is called, and the loss is the caller's; else the model's.
     "schedule": ("outside", *schedules.NAMES),
     "num_stages": (1, 2, 3, 4),
-    "num_microbatches": (1, 2, 3, 5, 8),
+    "num_microbatches": (1, 2, 3, 5),
     # Two a microbatch, one more in some, or too few for all.
     "rows": ("even", "uneven", "few"),
     "remat": REMAT_MODES,
