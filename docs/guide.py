@@ -540,7 +540,7 @@ tfgpipe.plot_differences(differences, tolerance=TOLERANCE)
 
 # %% [markdown]
 # What is left is the order of additions. `tests/test_identity.py` does this for
-# all K in 1..4 and M in {1, 2, 3, 5, 8}, every kind of layer and each `remat`.
+# all K in 1..4 and M in {1, 2, 3, 5}, every kind of layer and each `remat`.
 
 # %% [markdown]
 # ## Layers that are not alike, and balancing

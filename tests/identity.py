@@ -222,6 +222,12 @@ FACTORS = {
     "execution": ("graph", "eager"),
     "transfer_dtype": TRANSFER_DTYPES,
     "quantized": (None, *quantization.RANGE_UPDATES),
+    "num_shards": (1, 2),
+}
+# What takes longest to trace waits for the night.
+ALL_FACTORS = {
+    **FACTORS,
+    "num_microbatches": (1, 2, 3, 5, 8),
     "num_shards": (1, 2, 3),
 }
 

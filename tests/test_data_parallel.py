@@ -164,7 +164,6 @@ OPTIMIZERS = {
         ),
         "none",
     ),
-    "global_clipnorm with weights shared out": (momentum, "weights"),
     "scaled with slots shared out": (
         lambda: keras.optimizers.LossScaleOptimizer(
             keras.optimizers.Adam(0.05, clipvalue=0.01), dynamic_growth_steps=3

@@ -628,7 +628,7 @@ def outputs(model, x):
     return [y.numpy() for y in keras.tree.flatten(model(x, training=False))]
 
 
-@pytest.mark.parametrize("name", SAVED)
+@pytest.mark.parametrize("name", ["u_net_normalised", "siamese", "tuples"])
 def test_a_keras_file_brings_the_model_back(name, tmp_path):
     model = tfgpipe.pipeline(SAVED[name].make(), num_stages=3, num_microbatches=2)
     moved(model)

@@ -31,33 +31,6 @@ def test_lengths_unknown_until_run_time(schedule, rows, remat):
     )
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
-@pytest.mark.parametrize("stack", ["regularised", "tied"])
-def test_one_stage(schedule, stack):
-    arguments = {"num_stages": 1, "num_microbatches": 3, "schedule": schedule}
-    assert_same_step(STACKS[stack], 7, **arguments)
-
-
-def test_several_stages_on_one_device():
-    arguments = {"num_stages": 2, "num_microbatches": 3, "schedule": "interleaved"}
-    assert_same_step(STACKS["dense"], 7, devices=["CPU:0"], **arguments)
-
-
-@pytest.mark.parametrize("rows", [1, 5])
-def test_one_microbatch(rows):
-    assert_same_step(STACKS["skipping"], rows, num_stages=3, num_microbatches=1)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "stack"),
-    list(zip(schedules.NAMES, ["dropped", "masked"] * 2, strict=True)),
-)
-def test_eagerly(schedule, stack):
-    arguments = {"num_stages": 4, "num_microbatches": 4, "schedule": schedule}
-    devices = ["CPU:0", "CPU:1"] if schedule == "interleaved" else None
-    assert_same_step(STACKS[stack], 6, eagerly=True, devices=devices, **arguments)
-
-
 @pytest.mark.parametrize(
     ("schedule", "remat"), [("1f1b", "except_last"), ("zero_bubble", "stage")]
 )
@@ -127,8 +100,10 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("remat", ["layer", "except_last"])
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize(
+    ("name", "remat"),
+    list(zip(OWN, ["layer", "except_last", "layer"], strict=True)),
+)
 def test_a_schedule_of_ones_own(name, remat):
     plan = OWN[name]
     assert_same_step(
