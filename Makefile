@@ -21,8 +21,8 @@ PARAMS ?= lm.Tiny
 LOGDIR ?= runs/$(PARAMS)
 # One more than there are cores: some tests wait for other processes.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
-# A part of the nightly tests, such as 2/6; all of them if empty.
-SLICE ?=
+# Parts of the nightly tests, one after another: a process does not grow without end.
+SLICE ?= 1/6 2/6 3/6 4/6 5/6 6/6
 
 BIN := $(VENV)/bin
 TRAINER_INSTALLED := $(VENV)/.installed-trainer
@@ -44,7 +44,9 @@ test: lint
 	$(PYTEST) --dist=loadfile tests --ignore=tests/pure --ignore=tests/nightly
 
 test-nightly: $(DEV_INSTALLED)
-	$(PYTEST) --dist=worksteal tests/nightly $(if $(SLICE),--slice=$(SLICE))
+	set -e; for slice in $(SLICE); do \
+		$(PYTEST) --dist=worksteal tests/nightly --slice=$$slice; \
+	done
 
 test-all: test test-nightly
 

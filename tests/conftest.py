@@ -13,8 +13,6 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.forks import Server
-
 PURE = Path(__file__).resolve().parent / "pure"
 
 # How long an example takes says nothing on a machine that is busy.
@@ -64,11 +62,3 @@ def mixed_precision() -> Iterator[None]:
     keras.config.set_dtype_policy("mixed_float16")
     yield
     keras.config.set_dtype_policy("float32")
-
-
-@pytest.fixture(scope="session")
-def fork_server() -> Iterator[Server]:
-    """Runs programs, each of which has a TensorFlow of its own."""
-    server = Server()
-    yield server
-    server.close()

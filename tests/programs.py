@@ -1,17 +1,19 @@
-"""Modules that run at the same time, each in a fork that has TensorFlow imported.
+"""Programs that each need a TensorFlow of their own, which is imported once.
 
     server ──fork──▶ python -m trainer ...       asked for by `start`, which gives a
            ──fork──▶ python -m tests.x ...       `Program`, as `subprocess.Popen` does
+           ──fork──▶ python -c "import ..."      asked for by `run`
 
-As in `tests.forks` TensorFlow is imported once, and not started. Here a program runs
-while others do, may be sent signals, and comes to the end of Python as `python -m`
-does. There is one server for all tests of a process.
+The server has TensorFlow imported, and not started, so that each program makes logical
+devices of its own. Modules run at the same time, may be sent signals, and come to the
+end of Python as `python -m` does. There is one server for all tests of a process.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -19,11 +21,12 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from tests.forks import ROOT, command
+from tests.forks import ROOT, command, fork
 
 
 def start(module: str, *arguments: str, log: Path, **variables: str) -> Program:
@@ -37,6 +40,29 @@ def start(module: str, *arguments: str, log: Path, **variables: str) -> Program:
     """
     asked = {"module": module, "arguments": arguments, "log": str(log)}
     return Program(_server().ask(do="start", **asked, variables=variables))
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A program that has ended.
+
+    Attributes:
+        returncode: Its exit status, or minus the number of the signal that ended it.
+        output: What it printed, errors included.
+    """
+
+    returncode: int
+    output: str
+
+
+def run(program: str, *, cwd: Path) -> Run:
+    """Runs the text of a program in a folder, as `python -c` does."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "printed"
+        asked = {"program": program, "cwd": str(cwd), "log": str(log)}
+        with Program(_server().ask(do="run", **asked)) as started:
+            status = started.wait(600)
+        return Run(status, log.read_text(errors="replace"))
 
 
 class Program:
@@ -113,8 +139,8 @@ def _server() -> _Server:
     return made
 
 
-def _become(module: str, arguments: list[str], log: str, variables: Any) -> None:
-    """Runs a module, up to the end of Python."""
+def _print_to(log: str) -> None:
+    """Makes a session of this process, whose output goes to a file."""
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
     printed = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
@@ -123,6 +149,19 @@ def _become(module: str, arguments: list[str], log: str, variables: Any) -> None
     sys.stdin, sys.stdout, sys.stderr = (
         os.fdopen(number, mode, buffering=1) for number, mode in enumerate("rww")
     )
+
+
+def _execute(program: str, cwd: str, log: str) -> int:
+    """Runs the text of a program."""
+    _print_to(log)
+    os.chdir(cwd)
+    exec(compile(program, "<program>", "exec"), {"__name__": "__main__"})
+    return 0
+
+
+def _become(module: str, arguments: list[str], log: str, variables: Any) -> None:
+    """Runs a module, up to the end of Python."""
+    _print_to(log)
     os.environ.update(variables)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -134,7 +173,7 @@ def _serve() -> None:
     import tensorflow as tf  # noqa: F401
 
     import trainer.modes  # noqa: F401
-    from tfgpipe import cluster, layers  # noqa: F401
+    from tfgpipe import callbacks, cluster, figures, layers, quantization  # noqa: F401
 
     running = set()
     while line := sys.stdin.readline():
@@ -146,6 +185,9 @@ def _serve() -> None:
             if not answer:
                 _become(**asked)
                 return
+            running.add(answer)
+        elif what == "run":
+            answer = fork(functools.partial(_execute, **asked))
             running.add(answer)
         else:
             pid, status = os.waitpid(asked["pid"], os.WNOHANG)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from docs import render
-from tests.forks import Server
+from tests import programs
 from tests.pure.test_documents import DOCUMENTS, blocks
 
 # Nothing of them is measured. `tests/nightly/test_guide.py` runs all.
@@ -58,22 +58,20 @@ def is_slow(document: Path) -> bool:
     [b for d in DOCUMENTS if not is_slow(d) for b in blocks(d, "python")],
     ids=name,
 )
-def test_python_block_runs(block: str, fork_server: Server, tmp_path: Path) -> None:
-    assert_block_runs(block, fork_server, tmp_path)
+def test_python_block_runs(block: str, tmp_path: Path) -> None:
+    assert_block_runs(block, tmp_path)
 
 
-def assert_block_runs(block: str, server: Server, folder: Path) -> None:
-    run = server.run(block, cwd=folder)
+def assert_block_runs(block: str, folder: Path) -> None:
+    run = programs.run(block, cwd=folder)
     assert run.returncode == 0, run.output
     for line in PRINTED.get(block, "").splitlines():
         assert line in run.output, run.output
 
 
-def test_the_first_chapters_of_the_guide_run(
-    fork_server: Server, tmp_path: Path
-) -> None:
+def test_the_first_chapters_of_the_guide_run(tmp_path: Path) -> None:
     code = {cell.id: cell.source for cell in render.read().cells}
     program = "\n".join(code[cell] for cell in CELLS)
-    run = fork_server.run(re.sub("^%", "# %", program, flags=re.M), cwd=tmp_path)
+    run = programs.run(re.sub("^%", "# %", program, flags=re.M), cwd=tmp_path)
     assert run.returncode == 0, run.output
     assert "3 rows in 8 microbatches: as unpipelined" in run.output

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.forks import Server
 from tests.pure.test_documents import DOCUMENTS, blocks
 from tests.test_documents import assert_block_runs, is_slow, name
 
@@ -14,5 +13,5 @@ from tests.test_documents import assert_block_runs, is_slow, name
 @pytest.mark.parametrize(
     "block", [b for d in DOCUMENTS if is_slow(d) for b in blocks(d, "python")], ids=name
 )
-def test_python_block_runs(block: str, fork_server: Server, tmp_path: Path) -> None:
-    assert_block_runs(block, fork_server, tmp_path)
+def test_python_block_runs(block: str, tmp_path: Path) -> None:
+    assert_block_runs(block, tmp_path)

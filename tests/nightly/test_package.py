@@ -10,16 +10,15 @@ import zipfile
 from pathlib import Path
 
 import tfgpipe
-from tests.forks import ROOT, Server
+from tests import programs
+from tests.forks import ROOT
 
 # Importing TensorFlow Model Optimization sets TF_USE_LEGACY_KERAS for the process and
 # its children, so only the modules that need it may load it.
 MODULES_USING_TFMOT: frozenset[str] = frozenset()
 
 
-def test_only_modules_that_use_tfmot_load_it(
-    fork_server: Server, tmp_path: Path
-) -> None:
+def test_only_modules_that_use_tfmot_load_it(tmp_path: Path) -> None:
     modules = [
         module.name
         for module in pkgutil.walk_packages(tfgpipe.__path__, "tfgpipe.")
@@ -33,7 +32,7 @@ def test_only_modules_that_use_tfmot_load_it(
         "assert 'tf_keras' not in sys.modules\n"
         "assert 'TF_USE_LEGACY_KERAS' not in os.environ\n"
     )
-    run = fork_server.run(code, cwd=tmp_path)
+    run = programs.run(code, cwd=tmp_path)
     assert run.returncode == 0, run.output
 
 
