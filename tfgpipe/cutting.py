@@ -149,10 +149,10 @@ def plan(
 def recut(model: keras.Model, balance: Sequence[int] | Sequence[str]) -> None:
     """Changes the layers of each stage of a model that is trained already.
 
-    Training goes on as it would have, to rounding: TensorFlow may fuse other operations
-    where stages end elsewhere, and a fused operation can differ in the last bit. With
-    `tf.config.optimizer.set_experimental_options({"remapping": False})` nothing is
-    fused, and the bits are equal.
+    Training goes on as it would have, to rounding: TensorFlow may fuse or rewrite other
+    operations where stages end elsewhere, which can differ in the last bit. With
+    `tf.config.optimizer.set_experimental_options({"remapping": False,
+    "arithmetic_optimization": False})` it does neither, and the bits are equal.
 
     Weights and optimizer slots move to the devices of their new stages. The functions
     that `fit`, `evaluate` and `predict` have traced are made again at their next use.
