@@ -683,7 +683,7 @@ REPLICAS = (
         "copy.assign(shown[key])",
         "shown[key].assign(copy)",
         (
-            "tests/test_data_parallel.py::"
+            "tests/test_shard_replicas.py::"
             "test_optimizers_work_on_what_all_replicas_sum_up_to"
             "[scaled with slots shared out]",
         ),

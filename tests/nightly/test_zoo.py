@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests import test_models, zoo
+from tests import test_saved_models, zoo
 
 
 @pytest.mark.parametrize("case", zoo.deal()[1], ids=zoo.title)
@@ -31,6 +31,6 @@ def test_applications(application, num_stages, num_microbatches, training, float
     )
 
 
-@pytest.mark.parametrize("name", test_models.SAVED)
+@pytest.mark.parametrize("name", test_saved_models.SAVED)
 def test_a_keras_file_brings_the_model_back(name, tmp_path):
-    test_models.test_a_keras_file_brings_the_model_back(name, tmp_path)
+    test_saved_models.test_a_keras_file_brings_the_model_back(name, tmp_path)
