@@ -204,7 +204,7 @@ STACKS = {
     "tied": Stack(tied, (4,), ids=True),
 }
 # Those that are a list of layers, so that another may be put between any two.
-LISTED = tuple(STACKS)[:9]
+LISTED = STACKS.keys() - {"masked", "skipping", "tied"}
 
 # -- the factors ----------------------------------------------------------------------
 
@@ -227,26 +227,26 @@ FACTORS = {
 # What takes longest to trace waits for the night.
 ALL_FACTORS = {
     **FACTORS,
+    "num_stages": (1, 2, 3, 4, 6),
     "num_microbatches": (1, 2, 3, 5, 8),
     "num_shards": (1, 2, 3),
 }
 
 
 def devices_of(schedule: str, num_stages: int) -> int:
-    """Returns over how many devices stages go, each on one: the least, if any do."""
-    if schedule in ("outside", "gpipe"):
-        return 1 if schedule == "outside" else num_stages
-    if schedule == "interleaved":  # Two stages on each device, or all on one.
-        return num_stages // 2 if num_stages % 2 == 0 else 1
-    return num_stages
+    """Returns over how many devices stages go: interleaved, two each or all on one."""
+    if schedule != "interleaved":
+        return num_stages
+    return num_stages // 2 if num_stages % 2 == 0 else 1
 
 
 IMPOSSIBLE = (
     # Eight devices.
     lambda num_stages, num_shards: num_stages * num_shards > 8,
-    # Each device has a microbatch to begin with.
+    # Only GPipe takes fewer microbatches than there are devices.
     lambda schedule, num_stages, num_microbatches: (
-        num_microbatches < devices_of(schedule, num_stages)
+        schedule not in ("outside", "gpipe")
+        and num_microbatches < devices_of(schedule, num_stages)
     ),
     # A size is unknown to a graph alone.
     lambda sizes, execution: sizes == "unknown" and execution == "eager",

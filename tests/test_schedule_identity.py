@@ -31,6 +31,11 @@ def test_lengths_unknown_until_run_time(schedule, rows, remat):
     )
 
 
+def test_three_interleaved_stages_on_each_device():
+    arguments = {"num_stages": 6, "num_microbatches": 4, "schedule": "interleaved"}
+    assert_same_step(STACKS["dropped"], 9, devices=["CPU:0", "CPU:1"], **arguments)
+
+
 @pytest.mark.parametrize(
     ("schedule", "remat"), [("1f1b", "except_last"), ("zero_bubble", "stage")]
 )

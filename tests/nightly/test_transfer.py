@@ -1,0 +1,18 @@
+"""`tests/test_transfer.py` with every schedule and every type that crosses stages."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import test_transfer as short
+from tfgpipe import schedules
+
+
+@pytest.mark.parametrize("transfer_dtype", ["bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("schedule", schedules.NAMES)
+def test_a_step_of_any_schedule_is_that_of_layers_at_the_boundaries(
+    schedule, transfer_dtype, floatx
+):
+    short.test_a_step_of_any_schedule_is_that_of_layers_at_the_boundaries(
+        schedule, transfer_dtype, floatx
+    )
