@@ -1,15 +1,17 @@
-"""A fork of this process, so that what it has imported is not imported again.
+"""Processes of tests: forks of this one, and fresh interpreters.
 
-TensorFlow is imported in seconds and starts with the first operation, device list or
-tensor. Until then its process may fork.
+A fork does not import again what this process has imported. TensorFlow is imported in
+seconds and starts with the first operation, device list or tensor; until then its
+process may fork.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,6 +20,33 @@ ROOT = Path(__file__).resolve().parents[1]
 def command(module: str, *arguments: str) -> list[str]:
     """Returns the command that runs a module of this checkout, from `ROOT`."""
     return [sys.executable, "-m", module, *arguments]
+
+
+def interpret(
+    program: str,
+    *arguments: str,
+    cwd: Path = ROOT,
+    without: Collection[str] = (),
+    **variables: str,
+) -> subprocess.CompletedProcess[str]:
+    """Runs the text of a program in a fresh interpreter, which finds this checkout.
+
+    Args:
+        program: The text.
+        arguments: Its command line.
+        cwd: The folder it runs in.
+        without: Variables of this process' environment that it does not get.
+        variables: More variables of its environment.
+    """
+    inherited = {k: v for k, v in os.environ.items() if k not in without}
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=cwd,
+        env={**inherited, "PYTHONPATH": str(ROOT), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def fork(life: Callable[[], int]) -> int:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import keras
 import pytest
 import tensorflow as tf
 
+from tests.forks import interpret
 from tfgpipe import recording
 from tfgpipe.replay import Wire
 from tfgpipe.stage import Library, Mode, Stage
@@ -53,19 +50,9 @@ print(json.dumps(growth))
 
 
 def peak_growth(rows: int, *remats: str) -> list[int]:
-    root = pathlib.Path(__file__).parent.parent
-    child = subprocess.run(
-        [sys.executable, "-c", CHILD, str(rows), *remats],
-        # oneDNN's pool grows in steps of its own, and keeps what is freed.
-        env={
-            **os.environ,
-            "PYTHONPATH": str(root),
-            "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    # oneDNN's pool grows in steps of its own, and keeps what is freed.
+    system = {"TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1"}
+    child = interpret(CHILD, str(rows), *remats, **system)
     assert child.returncode == 0, child.stderr
     return json.loads(child.stdout)
 

@@ -7,9 +7,6 @@ moved: read its docstring, find the new place, and change `tfgpipe/seams.py` alo
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -18,6 +15,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tests import compare
+from tests.forks import interpret
 from tfgpipe import seams, updates
 from tfgpipe import strategy as strategy_lib
 from tfgpipe.cluster.addresses import free_ports
@@ -625,11 +623,5 @@ def test_tensorflow_gives_silent_processes_up_when_it_is_told_to():
         "(job,) = found.coordinated_job_list\n"
         "print(found.heartbeat_timeout_in_ms, found.service_type, job.num_tasks)\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "TF_CONFIG": json.dumps(config)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = interpret(code, TF_CONFIG=json.dumps(config))
     assert run.stdout == "45000 standalone 1\n", MOVED + run.stderr

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
+from tests.forks import interpret
 from tests.quantization import guests
 
 
@@ -39,12 +36,5 @@ tfmot.library.cache_clear()
 tfmot.library()
 assert os.environ["TF_USE_LEGACY_KERAS"] == "0"
 """
-    environment = {k: v for k, v in os.environ.items() if k != "TF_USE_LEGACY_KERAS"}
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = interpret(code, without={"TF_USE_LEGACY_KERAS"})
     assert run.returncode == 0, run.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
+from tests.forks import interpret
 from tfgpipe import figures
 from tfgpipe.figures import (
     plot_bubbles,
@@ -29,7 +29,6 @@ from tfgpipe.holdings import Holding
 from tfgpipe.schedules import NAMES, gpipe, interleaved, make, one_f_one_b, zero_bubble
 from tfgpipe.simulation import Costs, costs_of, simulate
 
-ROOT = Path(__file__).resolve().parents[2]
 MILLISECONDS = Costs(forward=1e-3, backward=2e-3, recompute=1e-3)
 
 
@@ -457,13 +456,7 @@ def test_matplotlib_is_loaded_on_use_and_pyplot_never(tmp_path):
         f"figures.plot_schedule(schedules.gpipe(2, 2), path={str(path)!r})\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = interpret(code)
     assert run.returncode == 0, run.stderr
     assert "<svg" in path.read_text()
 

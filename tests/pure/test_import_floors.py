@@ -9,11 +9,11 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests.forks import interpret
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -156,13 +156,7 @@ def test_the_pure_floor_loads_no_tensorflow() -> None:
         "    loaded = {'tensorflow', 'keras'} & sys.modules.keys()\n"
         "    assert not loaded, (room, loaded)\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = interpret(code)
     assert run.returncode == 0, run.stderr
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import setuptools  # Before distutils, which it replaces.
 
 import tfgpipe
+from tests.forks import interpret
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -113,21 +112,10 @@ def _python(
     code: str, *, cwd: Path, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs code in a fresh interpreter; `variables` are its only Keras settings."""
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in {"KERAS_BACKEND", "TF_USE_LEGACY_KERAS"}
-    }
-    return subprocess.run(
-        [sys.executable, "-c", code],
+    return interpret(
+        code,
         cwd=cwd,
-        env={
-            **inherited,
-            "PYTHONPATH": str(ROOT),
-            "KERAS_HOME": str(cwd),
-            **variables,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
+        without={"KERAS_BACKEND", "TF_USE_LEGACY_KERAS"},
+        KERAS_HOME=str(cwd),
+        **variables,
     )

@@ -6,8 +6,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +14,7 @@ import pytest
 
 from tests import programs
 from tests.cluster.processes import wait_for
-from tests.forks import ROOT
+from tests.forks import interpret
 from tests.programs import Program
 from tests.trainer import endings, runs
 from tfgpipe import cluster
@@ -110,9 +108,7 @@ def test_before_the_first_step_there_is_nothing_to_finish(tmp_path: Path) -> Non
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    time.sleep(60)\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
-    )
+    run = interpret(code)
     assert run.returncode == 42
     assert run.stderr == "\nStopped. The same command goes on.\n"
 

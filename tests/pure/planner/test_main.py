@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
+from tests.forks import interpret
 from tfgpipe.planner import __main__ as program
 from tfgpipe.planner import flags
 
-ROOT = Path(__file__).resolve().parents[3]
 ASKED = ["planner", "--params=lm.Tiny", "--device=h100-80g", "--devices=4"]
 
 
@@ -23,13 +18,7 @@ def run(*arguments):
         "sys.stderr.write('tensorflow' * ('tensorflow' in sys.modules))\n"
         "sys.exit(status)"
     )
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return interpret(code)
 
 
 def test_help_is_one_screen_and_loads_no_tensorflow():

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.forks import interpret
 
 PROGRAM = """
 import sys
@@ -21,13 +17,7 @@ main(["trainer", "--params=lm.Tiny", "--mode=describe", "--set=model.num_layers=
 
 
 def test_every_experiment_is_described_without_tensorflow() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = interpret(PROGRAM)
     assert (run.returncode, run.stderr) == (0, "")
     assert "data.first_year" in run.stdout  # Of translate.Dates.
     _, _, last = run.stdout.rpartition("lm.Tiny: ")
