@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfgpipe
-from tests import compare, steps, zoo
+from tests import compare, pairs, steps, zoo
 from tests.columns import Columns
 from tests.stacks import AddsLoss, ResidualBlock
 from tests.test_normalization import Reference
@@ -274,6 +274,13 @@ IMPOSSIBLE = (
         quantized and not STACKS[stack].rowwise and num_microbatches > 1
     ),
 )
+
+
+def cases(factors: pairs.Factors, *, strength: int = 2) -> list[dict[str, Any]]:
+    """Returns cases in which all values meet that can, by pairs or more."""
+    found = pairs.all_pairs(factors, impossible=IMPOSSIBLE, strength=strength)
+    return [dict(zip(factors, case, strict=True)) for case in found]
+
 
 # -- a step ---------------------------------------------------------------------------
 

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from tests import pairs
-from tests.identity import FACTORS, IMPOSSIBLE, assert_case
-
-CASES = pairs.all_pairs(FACTORS, impossible=IMPOSSIBLE)
+from tests import identity, zoo
 
 
-def named(case: tuple) -> str:
-    return "-".join(map(str, case))
-
-
-@pytest.mark.parametrize("case", CASES, ids=named)
+@pytest.mark.parametrize("case", identity.cases(identity.FACTORS), ids=zoo.title)
 def test_every_pair_of_choices_trains_as_the_plain_model(case, floatx):
-    chosen: dict[str, Any] = dict(zip(FACTORS, case, strict=True))
-    floatx(chosen["dtype"])
-    assert_case(**chosen)
+    floatx(case["dtype"])
+    identity.assert_case(**case)
