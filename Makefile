@@ -52,10 +52,10 @@ test-all: test test-nightly
 
 # The oldest Keras of setup.py's range. The newest is what `make test` installs.
 KERAS ?= 3.14.1
-KERAS_TESTS ?= tests/test_seams.py tests/test_calls.py tests/test_summary.py \
-	tests/test_recording.py tests/test_identity.py tests/test_gradient_identity.py \
-	tests/test_pipelined_layer.py tests/test_pipelined_model.py \
-	tests/test_pipelined_losses.py tests/test_pipelined_placement.py tests/test_export.py
+KERAS_TESTS ?= tests/_compat/test_keras_internals.py tests/_compat/test_functions.py tests/report/test_summary.py \
+	tests/capture/test_tracer.py tests/models/test_identity.py tests/models/test_gradient_identity.py \
+	tests/models/test_pipelined_layer.py tests/models/test_pipelined_model.py \
+	tests/models/test_pipelined_losses.py tests/models/test_pipelined_placement.py tests/quantization/test_export.py
 
 test-keras: $(DEV_INSTALLED)
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade \

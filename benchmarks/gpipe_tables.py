@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks import tables
 from benchmarks.amoebanet import amoebanet_d
-from tfgpipe import partition, planner
+from tfgpipe import planner
+from tfgpipe.partition import best_cut
 from tfgpipe.planner import Layout, Question, Workload
 
 GB, GIB = 1e9, 2**30
@@ -117,7 +118,7 @@ def layout(num_devices: int, num_microbatches: int) -> Layout:
 def by_flops(workload: Workload, num_stages: int) -> tuple[int, ...]:
     """Returns the number of layers of each stage, FLOPs balanced."""
     flops = [layer.forward_flops for layer in workload.layers]
-    return partition.best_cut(flops, num_stages=num_stages)
+    return best_cut(flops, num_stages=num_stages)
 
 
 def table_1() -> Iterator[Cell]:

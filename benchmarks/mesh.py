@@ -89,7 +89,7 @@ def _trainer(mesh: tuple[int, int, int], shares: Any, blocks: int, m: int) -> An
 
     import tfgpipe
     from benchmarks import workloads
-    from tfgpipe import calls
+    from tfgpipe._compat import functions
 
     d, k, t = mesh
     strategy = tfgpipe.PipelineStrategy(
@@ -118,8 +118,8 @@ def _trainer(mesh: tuple[int, int, int], shares: Any, blocks: int, m: int) -> An
     def train(*data: Any) -> Any:
         return strategy.run(lambda *data: model.train_step(data), args=data)
 
-    traced = calls.as_traced(train.get_concrete_function)(*data)
-    step = calls.as_traced(train)
+    traced = functions.as_traced(train.get_concrete_function)(*data)
+    step = functions.as_traced(train)
     graph = traced.graph
     held = {
         name: _largest(strategy, variables)
@@ -158,7 +158,8 @@ def traffic(graph: Any, mesh: Any) -> collections.Counter[str]:
         graph: The graph of a step, with shapes that are known.
         mesh: The devices.
     """
-    from tfgpipe import following, footprint
+    from tfgpipe._util import num_bytes
+    from tfgpipe.devices import colocation
 
     places = {
         device: (r, s, t)
@@ -168,7 +169,7 @@ def traffic(graph: Any, mesh: Any) -> collections.Counter[str]:
     }
     moved: collections.Counter[str] = collections.Counter()
     seen = set()
-    find = following.finder()
+    find = colocation.finder()
     for operation in graph.get_operations():
         there = operation.device
         for tensor in operation.inputs:
@@ -181,7 +182,7 @@ def traffic(graph: Any, mesh: Any) -> collections.Counter[str]:
             seen.add(key)
             (r, s, _), (q, u, _) = places[here], places[there]
             axis = "replicas" if r != q else "stages" if s != u else "shards"
-            moved[axis] += footprint.num_bytes(tensor)
+            moved[axis] += num_bytes(tensor)
     return moved
 
 

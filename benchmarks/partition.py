@@ -43,7 +43,7 @@ def main() -> None:
 def measure(name: str, *, num_stages: int, passes: int) -> list[tables.Row]:
     """Returns a row for each balance, and one for the best cut."""
     from benchmarks.models import MODELS
-    from tfgpipe.profiles import QUANTITIES
+    from tfgpipe.partition import QUANTITIES
 
     model = MODELS[name]()
     plans, seconds = {}, {}
@@ -110,14 +110,16 @@ def share(costs: Sequence[float], counts: Sequence[int]) -> float:
 
 def _run_share(model: object, plan: tfgpipe.planning.Plan) -> float:
     """Returns the share of the slowest stage when the stages are run."""
-    from tfgpipe import costs, examples, original, partition
-    from tfgpipe.planning import microbatch
+    from tfgpipe._util import stage_spans
+    from tfgpipe.capture import source_model
+    from tfgpipe.partition import TracedParts, example_microbatch
+    from tfgpipe.runtime import example_tensor
 
-    recorded = original.make(model).record(None, {})
-    specs = microbatch(recorded, None, 32, num_microbatches=4)
-    spans = partition.spans(plan.counts)
-    parts = costs.TracedParts(recorded.network, spans, specs)
-    inputs = {w: examples.tensor(x, unknown_size=1) for w, x in specs.items()}
+    recorded = source_model.make(model).record(None, {})
+    specs = example_microbatch(recorded, None, 32, num_microbatches=4)
+    spans = stage_spans(plan.counts)
+    parts = TracedParts(recorded.network, spans, specs)
+    inputs = {w: example_tensor(x, unknown_size=1) for w, x in specs.items()}
     work = parts.seconds(inputs, "CPU:0", lambda count: None)
     stages = [2 * part.forward + part.backward for part in work]  # remat="stage"
     return max(stages) / sum(stages)

@@ -33,8 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import tables
 from benchmarks.worker import Schedule, Side, Worker
-from tfgpipe.planner import TABLE, Device, Layout, Prediction, Question
-from tfgpipe.planner.layout import Remat
+from tfgpipe.planner import TABLE, Device, Layout, Prediction, Question, Remat
 
 if TYPE_CHECKING:
     from tfgpipe.planner import Workload
@@ -184,7 +183,7 @@ def _passes(
     """
     import tensorflow as tf
 
-    from tfgpipe import products
+    from tfgpipe.graph import matmul
 
     m, k, n = product.m, product.k, product.n
     transposed = {"transpose_b": True}, {"transpose_a": True}
@@ -201,11 +200,9 @@ def _passes(
             ],
         }
     together = batch_size if batch_size * m * (k + n) <= k * n else rows
-    of_input, of_weight = (
-        functools.partial(products.multiply, **t) for t in transposed
-    )
+    of_input, of_weight = (functools.partial(matmul.multiply, **t) for t in transposed)
     return {
-        "forward": [(products.multiply, rows, [(rows * m, k), (k, n)])],
+        "forward": [(matmul.multiply, rows, [(rows * m, k), (k, n)])],
         "backward": [
             (of_input, rows, [(rows * m, n), (k, n)]),
             (of_weight, together, [(together * m, k), (together * m, n)]),

@@ -32,7 +32,7 @@ def main() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
     import tensorflow as tf
 
-    from tfgpipe import products
+    from tfgpipe.graph import matmul
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     rows = []
@@ -49,7 +49,7 @@ def main() -> None:
                 seconds = _compare(
                     {
                         "plain": lambda a, b, how=transposed: tf.matmul(a, b, **how),
-                        "chosen": lambda a, b, how=transposed: products.multiply(
+                        "chosen": lambda a, b, how=transposed: matmul.multiply(
                             a, b, **how
                         ),
                     },

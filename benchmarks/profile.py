@@ -29,8 +29,8 @@ from typing import get_args
 
 from benchmarks import tables
 from benchmarks.worker import Profile, Remat, Schedule, Side, Worker
-from tfgpipe.schedule import Action
-from tfgpipe.timeline import Span, Timeline
+from tfgpipe.schedules import Action
+from tfgpipe.simulation import Span, Timeline
 
 KINDS = {
     "forward": "forward",

@@ -29,9 +29,8 @@ from typing import get_args
 
 from benchmarks import tables
 from benchmarks.worker import Remat, Schedule, Side, Worker
-from tfgpipe import figures
-from tfgpipe.simulation import costs_of, simulate
-from tfgpipe.timeline import Timeline, average
+from tfgpipe.report import plot_timelines
+from tfgpipe.simulation import Timeline, average_timelines, costs_of, simulate
 
 MIB = 2**20
 SCHEDULES = get_args(Schedule)
@@ -55,7 +54,7 @@ def measure(
         timelines: dict[str, Timeline] = {}
         for name, worker in workers.items():
             worker.timeline()  # Traces, and takes memory that later ones find.
-            timelines[name] = average([worker.timeline() for _ in range(5)])
+            timelines[name] = average_timelines([worker.timeline() for _ in range(5)])
     rows = []
     for name, side in sides.items():
         timed = turns[warmup:]
@@ -89,7 +88,7 @@ def measure(
         )
         if pictures is not None:
             title = f"{side.workload}, {name}, M={side.num_microbatches}"
-            figures.plot_timelines(
+            plot_timelines(
                 [
                     dataclasses.replace(theory, title=f"{title}: simulated"),
                     dataclasses.replace(measured, title=f"{title}: measured"),

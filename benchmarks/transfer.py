@@ -20,7 +20,7 @@ import tensorflow as tf
 
 import tfgpipe
 from benchmarks import tables, workloads
-from tfgpipe.transfer import TRANSFER_DTYPES, TransferDtype
+from tfgpipe.stage import TRANSFER_DTYPES, TransferDtype
 
 
 def measure(

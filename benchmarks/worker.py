@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from tfgpipe.timeline import Timeline
+    from tfgpipe.simulation import Timeline
 
 Remat = Literal["none", "stage", "layer", "except_last"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
@@ -354,15 +354,16 @@ class _Trainer:
         """
         import tensorflow as tf
 
-        from tfgpipe import costs, footprint, partition
-        from tfgpipe.replay import Wire
+        from tfgpipe._util import num_bytes, stage_spans
+        from tfgpipe.capture import Wire
+        from tfgpipe.partition import TracedParts
         from tfgpipe.simulation import Costs, simulate
 
         side, assembly = self._side, self._model.pipelined.assembly
         rows = self._x.shape[0] // side.num_microbatches
         given = {Wire(0): tf.TensorSpec([rows, *self._x.shape[1:]], self._x.dtype)}
-        spans = partition.spans([len(stage.part.calls) for stage in assembly.stages])
-        traced = costs.TracedParts(assembly.recorded.network, spans, given)
+        spans = stage_spans([len(stage.part.calls) for stage in assembly.stages])
+        traced = TracedParts(assembly.recorded.network, spans, given)
         sizes = traced.sizes()
         received = [
             sum(sizes[n] for n in stage.part.reads) for stage in assembly.stages
@@ -373,9 +374,7 @@ class _Trainer:
             kept = [sum(each) for each in traced.kept_bytes()]
         held = [a + b for a, b in zip(received, kept, strict=True)]
         during = traced.workspace_bytes(recomputes=recomputes)
-        gradients = [
-            sum(map(footprint.num_bytes, stage.weights)) for stage in assembly.stages
-        ]
+        gradients = [sum(map(num_bytes, stage.weights)) for stage in assembly.stages]
         simulation = simulate(
             self._model.schedule,
             Costs(kept_bytes=held, backward_bytes=during, fixed_bytes=gradients),
@@ -406,7 +405,7 @@ class _Trainer:
         """Times the sums over a step's microbatches, products put off included."""
         import tensorflow as tf
 
-        from tfgpipe.replay import Wire
+        from tfgpipe.capture import Wire
 
         schedule = self._model.schedule
         engine = self._model.pipelined.assembly.engine(schedule)
@@ -460,7 +459,7 @@ class _Trainer:
 
     @functools.cached_property
     def _timed_step(self) -> Any:
-        from tfgpipe.clock import Recorder
+        from tfgpipe.runtime import Recorder
 
         self._recorder = self._model.recorder = Recorder()
         step = self._traced_step()
@@ -483,9 +482,11 @@ class _Trainer:
 
     def _as_fit_calls_it(self, function: Any) -> Any:
         """Returns a function as a `PipelinedModel` has it called by Keras."""
-        from tfgpipe import calls
+        from tfgpipe._compat import functions
 
-        return function if self._side.schedule is None else calls.as_traced(function)
+        return (
+            function if self._side.schedule is None else functions.as_traced(function)
+        )
 
     def _executor(self) -> contextlib.AbstractContextManager[Any]:
         """What is called inside runs one operation after the other, if all does."""

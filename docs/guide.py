@@ -55,9 +55,10 @@ import tensorflow as tf
 from sklearn import datasets
 
 import tfgpipe
-from tfgpipe import quantization, reports, schedules
-from tfgpipe.schedule import draw
-from tfgpipe.tables import readable_bytes, table
+from tfgpipe import quantization, schedules
+from tfgpipe._util import readable_bytes, text_table
+from tfgpipe.report import device_memory
+from tfgpipe.schedules import draw
 
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(16)
@@ -120,7 +121,7 @@ model.fit(x, x, batch_size=64, verbose=0)
 print(tfgpipe.stage_table(model))
 
 # %% stages-on-devices
-tfgpipe.plot_mesh(reports.holdings(model))
+tfgpipe.plot_mesh(device_memory(model))
 
 # %% [markdown]
 # ## Slicing a mini-batch
@@ -269,7 +270,7 @@ for (K, M), step in zip(cases, steps, strict=True):
         (str(K), str(M), f"{theory:.1%}", f"{step.bubble:.1%}", f"{speedup:.2f}")
     )
 header = ("K", "M", "bubble in theory", "measured", "devices at work")
-print(table(header, rows, left=()))
+print(text_table(header, rows, left=()))
 
 # %% bubble-measured
 tfgpipe.plot_gpipe_bubbles((2, 4, 8), measured=steps)
@@ -431,7 +432,7 @@ rows = []
 for remat in REMATS:
     numbers = [readable_bytes(each[remat]) for each in (expected, peaks)]
     rows.append((remat, *numbers, f"{peaks[remat] / peaks['none']:.2f}"))
-print(table(("remat", "planned", "measured", "of none"), rows, left=("remat",)))
+print(text_table(("remat", "planned", "measured", "of none"), rows, left=("remat",)))
 assert peaks["stage"] < peaks["none"] / 2 and peaks["layer"] < peaks["none"] / 2
 
 # %% memory-picture
@@ -539,7 +540,7 @@ print(f"{len(names)} weights, 5 pipelines: the largest difference is {largest:.1
 tfgpipe.plot_differences(differences, tolerance=TOLERANCE)
 
 # %% [markdown]
-# What is left is the order of additions. `tests/test_identity.py` does this for
+# What is left is the order of additions. `tests/models/test_identity.py` does this for
 # all K in 1..4 and M in {1, 2, 3, 5}, every kind of layer and each `remat`.
 
 # %% [markdown]
@@ -630,7 +631,7 @@ for name, norm in averages.items():
     rows.append(
         (name, *(" ".join(f"{value:7.4f}" for value in each) for each in found))
     )
-print(table(("layers", "moving mean", "moving variance"), rows, left=("layers",)))
+print(text_table(("layers", "moving mean", "moving variance"), rows, left=("layers",)))
 for name in ("moving_mean", "moving_variance"):
     one, deferred, every = (
         getattr(averages[way], name)
@@ -774,7 +775,7 @@ print("pipelined  ", np.round(losses[1], 5))
 np.testing.assert_allclose(*losses, rtol=1e-4)
 
 # %% u-net-on-devices
-tfgpipe.plot_mesh(reports.holdings(pipelined))
+tfgpipe.plot_mesh(device_memory(pipelined))
 
 # %% [markdown]
 # ## Mixed precision
@@ -961,7 +962,7 @@ print("two replicas ", together)
 np.testing.assert_allclose(together, alone, rtol=1e-5)
 
 # %% replicas-on-devices
-tfgpipe.plot_mesh(reports.holdings(model))
+tfgpipe.plot_mesh(device_memory(model))
 
 # %% [markdown]
 # Other hosts lend their devices through a worker, `python -m tfgpipe.cluster worker`,

@@ -69,7 +69,7 @@ def _mesh(path: Path) -> None:
     """Which device holds what, of the model in `how_it_works.md` on two replicas."""
     import keras
 
-    from tfgpipe import reports
+    from tfgpipe.report import device_memory
 
     tfgpipe.make_logical_cpus(6)
     strategy = tfgpipe.PipelineStrategy(num_stages=3, num_replicas=2)
@@ -86,7 +86,7 @@ def _mesh(path: Path) -> None:
         )
         model.compile("adam", "mse")
         model.optimizer.build(model.trainable_variables)
-        tfgpipe.plot_mesh(reports.holdings(model), path=path)
+        tfgpipe.plot_mesh(device_memory(model), path=path)
 
 
 def _shrink(path: Path) -> None:

@@ -23,17 +23,17 @@ from types import ModuleType
 from typing import Any
 
 import tfgpipe
-from tfgpipe import hyperparams
+from trainer import hyperparams
 
 PATH = Path(__file__).with_name("api.md")
 
 INTRODUCTION = """\
 # Reference
 
-Every public name, with its docstring. Made by `make docs`; `tests/test_reference.py`
-fails where this file and the docstrings differ, and `tests/test_docstrings.py` runs the
-examples. In these `keras`, `np` (NumPy), `tf` and `tfgpipe` are imported, and
-`tfgpipe.make_logical_cpus(8)` has been called.
+Every public name, with its docstring. Made by `make docs`;
+`tests/docs/test_reference.py` fails where this file and the docstrings differ, and
+`tests/docs/test_docstrings.py` runs the examples. In these `keras`, `np` (NumPy), `tf`
+and `tfgpipe` are imported, and `tfgpipe.make_logical_cpus(8)` has been called.
 
 K is the number of stages, M of microbatches, D of replicas, T of shards, P of devices.
 """
@@ -42,7 +42,7 @@ K is the number of stages, M of microbatches, D of replicas, T of shards, P of d
 # names with a dot are of what these return or take.
 TOPICS: dict[str, tuple[str, ...]] = {
     "Pipelines": ("PipelinedLayer", "PipelinedModel", "pipeline"),
-    "Cuts": ("plan", "planning.Plan", "recut", "stage_table", "reports.holdings"),
+    "Cuts": ("plan", "partition.Plan", "recut", "stage_table", "report.device_memory"),
     "Devices": (
         "make_logical_cpus",
         "PipelineStrategy",
@@ -51,14 +51,14 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "place_optimizer",
         "ShardingSpec",
     ),
-    "Schedules as values": ("Schedule", "Action", "schedule.draw"),
+    "Schedules as values": ("Schedule", "Action", "schedules.draw"),
     "Simulation": (
         "simulate",
         "Costs",
         "simulation.Simulation",
         "simulation.costs_of",
     ),
-    "What devices do": ("TimelineCallback", "Timeline", "timeline.average"),
+    "What devices do": ("TimelineCallback", "Timeline", "simulation.average_timelines"),
     "Pictures": (
         "plot_schedule",
         "plot_timelines",
@@ -121,8 +121,8 @@ def page() -> str:
             # `export_int8` is in two places, the layers in shards as well.
             if not (name == "tensor_parallel" and inner in tfgpipe.layers.__all__)
         ]
-    chapters["tfgpipe.hyperparams"] = [
-        (f"tfgpipe.hyperparams.{name}", getattr(hyperparams, name))
+    chapters["trainer.hyperparams"] = [
+        (f"trainer.hyperparams.{name}", getattr(hyperparams, name))
         for name in _public(hyperparams)
     ]
     _check_complete()
@@ -321,7 +321,12 @@ def _comment(name: str) -> str:
 def _public(module: ModuleType) -> list[str]:
     """Returns the public names of a module, in the order it lists or defines them."""
     if hasattr(module, "__all__"):
-        return list(module.__all__)
+        return [
+            name
+            for name in module.__all__
+            for thing in [getattr(module, name)]
+            if name.isupper() or inspect.isclass(thing) or inspect.isroutine(thing)
+        ]
     return [
         name
         for name, thing in vars(module).items()

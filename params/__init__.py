@@ -11,7 +11,7 @@ import importlib
 import inspect
 
 from params.experiment import Experiment
-from tfgpipe.hyperparams import HyperparameterError
+from trainer.hyperparams import HyperparameterError
 
 # The modules whose classes are experiments.
 _MODULES = ["classifier", "image", "lm", "segmentation", "translate"]

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from tfgpipe.hyperparams import Hyperparams, field
+from trainer.hyperparams import Hyperparams, field
 
 
 class Augmentation(Hyperparams):

@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 
-from tfgpipe.hyperparams import HyperparameterError
+from trainer.hyperparams import HyperparameterError
 
 _NAMED = 10
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from params.image_classifier import ImageClassifier
-from tfgpipe.hyperparams import HyperparameterError, Hyperparams, field
+from trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
     import keras

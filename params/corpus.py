@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from params import files
-from tfgpipe.hyperparams import HyperparameterError, Hyperparams, field
+from trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 # Tests repeat themselves, and what others have installed differs between machines.
 _SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages"}

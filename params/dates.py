@@ -6,7 +6,7 @@ import datetime
 from random import Random
 
 from params.pairs import MadePairs, Pair
-from tfgpipe.hyperparams import HyperparameterError, field
+from trainer.hyperparams import HyperparameterError, field
 
 # Not `strftime`, whose words depend on the machine's language.
 _DAYS = (

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from tfgpipe.hyperparams import HyperparameterError
+from trainer.hyperparams import HyperparameterError
 
 Part = Literal["train", "validation", "test"]
 

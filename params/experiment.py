@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from params.optimizer import Optimizer
 from params.precision import Precision
 from params.share import WHOLE, Share
-from tfgpipe.hyperparams import HyperparameterError, Hyperparams, field
+from trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
     import keras
@@ -209,14 +209,14 @@ class Evaluation(Hyperparams):
         Raises:
             HyperparameterError: If neither `better` nor the metric's class says it.
         """
-        from tfgpipe import seams
+        from tfgpipe._compat import keras_internals
 
         if self.better is not None:
             return self.better
         if self.metric == "loss":
             return "lower"
         (found,) = (each for each in metrics if each.name == self.metric)
-        better = seams.better(found)
+        better = keras_internals.better(found)
         if better is None:
             raise HyperparameterError(
                 "evaluation.better: expected lower or higher, as Keras does not say "

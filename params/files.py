@@ -6,7 +6,7 @@ import glob
 import os
 from pathlib import Path
 
-from tfgpipe.hyperparams import HyperparameterError
+from trainer.hyperparams import HyperparameterError
 
 
 def matching(name: str, pattern: str, *, example: str) -> list[Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfgpipe.hyperparams import HyperparameterError
+from trainer.hyperparams import HyperparameterError
 
 
 def check(*, width: int, num_heads: int) -> None:

@@ -14,7 +14,7 @@ from params.augmentation import Augmentation
 from params.experiment import Experiment, Split
 from params.image_data import Images
 from params.share import WHOLE, Share
-from tfgpipe.hyperparams import field, override
+from trainer.hyperparams import field, override
 
 if TYPE_CHECKING:
     import keras

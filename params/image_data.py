@@ -12,7 +12,7 @@ import numpy as np
 
 from params import digits, files
 from params.pictures import Pictures
-from tfgpipe.hyperparams import HyperparameterError, field
+from trainer.hyperparams import HyperparameterError, field
 
 if TYPE_CHECKING:
     from params.experiment import Split

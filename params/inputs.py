@@ -16,7 +16,7 @@ from params.bad_records import BadRecordError, BadRecords
 from params.records import Source
 from params.share import WHOLE, Share
 from params.targets import Target
-from tfgpipe.hyperparams import HyperparameterError
+from trainer.hyperparams import HyperparameterError
 
 Example = tuple[np.ndarray, np.ndarray]
 

@@ -13,7 +13,7 @@ from params.corpus import Corpus
 from params.experiment import Experiment, Split
 from params.sampling import Sampling
 from params.share import WHOLE, Share
-from tfgpipe.hyperparams import HyperparameterError, Hyperparams, field
+from trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
     import keras

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from tfgpipe.hyperparams import Hyperparams, field
+from trainer.hyperparams import Hyperparams, field
 
 if TYPE_CHECKING:
     import keras

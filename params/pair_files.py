@@ -11,7 +11,7 @@ from params import characters, files
 from params.bad_records import BadRecordError, BadRecords
 from params.characters import UTF8, Alphabet
 from params.pairs import Pair, Pairs
-from tfgpipe.hyperparams import field
+from trainer.hyperparams import field
 
 
 class PairFiles(Pairs):

@@ -15,7 +15,7 @@ from random import Random
 from typing import ClassVar, Literal
 
 from params.characters import ASCII, Alphabet
-from tfgpipe.hyperparams import Hyperparams, field
+from trainer.hyperparams import Hyperparams, field
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from tfgpipe.hyperparams import HyperparameterError, Hyperparams, field
+from trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
     from tfgpipe.quantization import QuantizeConfig
@@ -47,9 +47,9 @@ class Precision(Hyperparams):
 
     def scope(self) -> contextlib.AbstractContextManager[None]:
         """Has layers that are made meanwhile compute in this precision."""
-        from tfgpipe import policies
+        from tfgpipe.capture import dtype_policies
 
-        return policies.made_under(self.policy)
+        return dtype_policies.made_under(self.policy)
 
     def apply(
         self,

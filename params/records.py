@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tfgpipe.hyperparams import HyperparameterError
+from trainer.hyperparams import HyperparameterError
 
 
 class Source(abc.ABC):

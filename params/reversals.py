@@ -6,7 +6,7 @@ import string
 from random import Random
 
 from params.pairs import MadePairs, Pair
-from tfgpipe.hyperparams import HyperparameterError, field
+from trainer.hyperparams import HyperparameterError, field
 
 _ALPHABET = string.ascii_lowercase + string.digits
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfgpipe.hyperparams import HyperparameterError, Hyperparams, field
+from trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
     import keras

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from params import files, shapes
 from params.pictures import Pictures
-from tfgpipe.hyperparams import HyperparameterError, field
+from trainer.hyperparams import HyperparameterError, field
 
 if TYPE_CHECKING:
     from params.records import Source

@@ -12,7 +12,7 @@ from params import shapes
 from params.experiment import Experiment, Split
 from params.scenes import Scenes
 from params.share import WHOLE, Share
-from tfgpipe.hyperparams import HyperparameterError, Hyperparams, field
+from trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
     import keras

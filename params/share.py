@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfgpipe.hyperparams import HyperparameterError
+from trainer.hyperparams import HyperparameterError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from params.bad_records import BadRecordError
 from params.records import Source, from_0_to_1
-from tfgpipe.hyperparams import HyperparameterError
+from trainer.hyperparams import HyperparameterError
 
 
 class Tfds(Source):

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from params import crc32c
 from params.bad_records import BadRecordError
-from tfgpipe.hyperparams import HyperparameterError
+from trainer.hyperparams import HyperparameterError
 
 _HEADER = struct.Struct("<QI")
 _CHECK = struct.Struct("<I")

@@ -14,7 +14,7 @@ from params.optimizer import Optimizer
 from params.pair_files import PairFiles
 from params.reversals import Reversals
 from params.translate_model import EncoderDecoder, Translation
-from tfgpipe.hyperparams import field
+from trainer.hyperparams import field
 
 
 class Reversal(Translation):

@@ -11,11 +11,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe import figures, perfetto, timeline
-from tfgpipe.clock import Recorder
 from tfgpipe.pipelined_model import PipelinedModel
-from tfgpipe.simulation import costs_of, simulate
-from tfgpipe.timeline import Timeline
+from tfgpipe.report import plot_timelines
+from tfgpipe.runtime import Recorder
+from tfgpipe.simulation import (
+    Timeline,
+    average_timelines,
+    costs_of,
+    report_timelines,
+    simulate,
+    trace_events,
+)
 
 
 class TimelineCallback(keras.callbacks.Callback):
@@ -162,20 +168,20 @@ class TimelineCallback(keras.callbacks.Callback):
         alike = [x for x in self._measured if x.schedule.num_microbatches == whole]
         steps = f"{len(alike)} steps of {self.model.name}"
         measured = dataclasses.replace(
-            timeline.average(alike), title=f"{name}: measured, {steps}"
+            average_timelines(alike), title=f"{name}: measured, {steps}"
         )
         theory = simulate(measured.schedule, costs_of(measured)).timeline
         theory = dataclasses.replace(theory, title=f"{name}: theory, times as measured")
         self.timeline, self.theory = measured, theory
         self._folder.mkdir(parents=True, exist_ok=True)
         report = {
-            "measured": timeline.report(measured),
-            "theory": timeline.report(theory),
+            "measured": report_timelines(measured),
+            "theory": report_timelines(theory),
         }
         for file, content in (
-            ("timeline.json", perfetto.trace_events(measured)),
+            ("timeline.json", trace_events(measured)),
             ("report.json", report),
         ):
             text = json.dumps(content, indent=1) + "\n"
             (self._folder / file).write_text(text, encoding="utf-8")
-        figures.plot_timelines([theory, measured], path=self._folder / "pipeline.png")
+        plot_timelines([theory, measured], path=self._folder / "pipeline.png")

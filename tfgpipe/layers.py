@@ -1,6 +1,6 @@
 """The layers that users put into models."""
 
-from tfgpipe.normalization import DeferredBatchNormalization
+from tfgpipe.stage import DeferredBatchNormalization
 from tfgpipe.tensor_parallel import (
     TPMLP,
     TPCrossEntropy,

@@ -9,31 +9,46 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from tfgpipe import (
-    assembly,
-    checks,
-    original,
-    placement,
-    planning,
-    policies,
-    profiles,
-    rows,
-    schedules,
-    seams,
-    shards,
-    updates,
+from tfgpipe import schedules
+from tfgpipe._compat import keras_internals
+from tfgpipe._util import (
+    check_argument_names,
+    check_choice,
+    check_num_microbatches,
 )
-from tfgpipe import mesh as mesh_lib
-from tfgpipe.assembly import Assembly
-from tfgpipe.carried import Change
-from tfgpipe.normalization import BATCH_NORM_MODES, BatchNorm
-from tfgpipe.planning import Plan
-from tfgpipe.profiles import QUANTITIES, Quantity, Settings
-from tfgpipe.recording import Recording
-from tfgpipe.schedule import Schedule
-from tfgpipe.stage import REMAT_MODES, Remat, Stage, owned_variables
-from tfgpipe.strategy import assign
-from tfgpipe.transfer import TRANSFER_DTYPES, TransferDtype
+from tfgpipe.capture import dtype_policies, source_model, tracer
+from tfgpipe.devices import Mesh, sharding
+from tfgpipe.distribution import choose_placement, place_optimizer, replica_context
+from tfgpipe.partition import (
+    QUANTITIES,
+    Plan,
+    Quantity,
+    Settings,
+    check_feasible,
+    check_num_stages,
+    make_plan,
+    plan_by_parameters,
+)
+from tfgpipe.runtime import (
+    Assembly,
+    Change,
+    PipelineOptions,
+    check_added_losses,
+    check_equal_batches,
+    check_rows_are_independent,
+    cut_stages,
+)
+from tfgpipe.schedules import Schedule
+from tfgpipe.stage import (
+    REMAT_MODES,
+    TRANSFER_DTYPES,
+    Remat,
+    Stage,
+    TransferDtype,
+    layer_checks,
+    normalization,
+    owned_variables,
+)
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
@@ -120,7 +135,7 @@ class PipelinedLayer(keras.layers.Layer):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Refuses arguments by their names in other libraries."""
-        checks.names_of_arguments(cls.__init__, kwargs)
+        check_argument_names(cls.__init__, kwargs)
         return super().__new__(cls, *args, **kwargs)
 
     def __init__(
@@ -133,7 +148,7 @@ class PipelinedLayer(keras.layers.Layer):
         memory_limit: float | None = None,
         remat: Remat = "stage",
         jit_compile: bool | Literal["auto"] = "auto",
-        batch_norm: BatchNorm = "microbatch",
+        batch_norm: normalization.BatchNorm = "microbatch",
         transfer_dtype: TransferDtype | None = None,
         devices: Sequence[str] | None = None,
         name: str | None = None,
@@ -143,7 +158,7 @@ class PipelinedLayer(keras.layers.Layer):
     ) -> None:
         # The layers inside cast what they are given, each to its own dtype.
         super().__init__(name=name, dtype=dtype, autocast=False, **kwargs)
-        self._original = original.make(layers)
+        self._original = source_model.make(layers)
         # A tuple: TensorFlow's checkpoints follow it, but not a Keras layer's lists.
         self.layers = self._original.layers
         for layer in self._original.calls:
@@ -153,16 +168,18 @@ class PipelinedLayer(keras.layers.Layer):
                     f"'{layer.name}' among `layers`. Put its layers in its place."
                 )
         self._given_dtype = dtype
-        policies.hand_down(dtype, layers)
-        checks.no_overwriting(self._original.calls)
-        self.num_microbatches = checks.num_microbatches(num_microbatches)
-        checks.no_memory_of_rows(self._original.calls)
-        self.remat = checks.choice("remat", remat, REMAT_MODES)
-        self.jit_compile = checks.choice(
+        dtype_policies.hand_down(dtype, layers)
+        layer_checks.check_not_float8(self._original.calls)
+        self.num_microbatches = check_num_microbatches(num_microbatches)
+        layer_checks.check_not_stateful(self._original.calls)
+        self.remat = check_choice("remat", remat, REMAT_MODES)
+        self.jit_compile = check_choice(
             "jit_compile", jit_compile, ("auto", True, False)
         )
-        self.batch_norm = checks.choice("batch_norm", batch_norm, BATCH_NORM_MODES)
-        self.transfer_dtype: TransferDtype | None = checks.choice(
+        self.batch_norm = check_choice(
+            "batch_norm", batch_norm, normalization.BATCH_NORM_MODES
+        )
+        self.transfer_dtype: TransferDtype | None = check_choice(
             "transfer_dtype", transfer_dtype, TRANSFER_DTYPES
         )
         self.devices = None if devices is None else tuple(devices)
@@ -170,16 +187,16 @@ class PipelinedLayer(keras.layers.Layer):
         self._schedule = _schedule
         self.balance: Quantity | tuple[int, ...]
         if isinstance(balance, str):
-            self.balance = checks.choice("balance", balance, QUANTITIES)
+            self.balance = check_choice("balance", balance, QUANTITIES)
         else:
             self.balance = self._original.counts(balance)
-            checks.counts_for_stages(self.balance, balance, num_stages)
+            check_num_stages(self.balance, balance, num_stages)
             num_stages = len(self.balance)
         self._given_num_stages = num_stages
         self._check_possible(num_stages)
-        num_shards = shards.count(self._original.calls)
-        checks.compiles_on_one_device(self.jit_compile, num_shards)
-        self._placement = placement.choose(num_stages, self.devices, num_shards)
+        num_shards = sharding.count(self._original.calls)
+        check_jit_compile(self.jit_compile, num_shards)
+        self._placement = choose_placement(num_stages, self.devices, num_shards)
         self.num_stages = self.mesh.num_stages
         self._check_possible(self.num_stages)
         self.supports_masking = True
@@ -189,7 +206,7 @@ class PipelinedLayer(keras.layers.Layer):
         self._given: _Given | None = None
         self._assembly: Assembly | None = None
         if self._original.inputs is not None:  # A model, with all its weights.
-            self._given = _Given(original.symbolic(self._original.inputs), {})
+            self._given = _Given(source_model.symbolic(self._original.inputs), {})
             self.build(None)
         if isinstance(layers, keras.Model):
             # What it has traced reads its weights where they were.
@@ -212,7 +229,7 @@ class PipelinedLayer(keras.layers.Layer):
         return self.assembly.stages
 
     @property
-    def mesh(self) -> mesh_lib.Mesh:
+    def mesh(self) -> Mesh:
         """The devices, `[replica][stage][shard]`."""
         return self._placement.mesh
 
@@ -250,7 +267,7 @@ class PipelinedLayer(keras.layers.Layer):
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies the layer, building it first if need be."""
-        checks.dense_tensors((inputs, args, kwargs), self.name)
+        source_model.check_dense((inputs, args, kwargs), self.name)
         named = {n: x for n, x in kwargs.items() if n not in ("training", "mask")}
         self.note(inputs, {name: x for name, x in named.items() if x is not None})
         return super().__call__(inputs, *args, **kwargs)
@@ -261,10 +278,10 @@ class PipelinedLayer(keras.layers.Layer):
         Keras tells `build` the inputs' shapes but not their types, which an embedding
         of integers needs to know, and nothing of the side inputs.
         """
-        if self._given is None and original.are_tensors((inputs, side_inputs)):
+        if self._given is None and source_model.are_tensors((inputs, side_inputs)):
             given = [x for x in keras.tree.flatten(inputs) if x is not None]
-            checks.equal_batches(original.named(given, side_inputs))
-            symbolic = original.symbolic((inputs, dict(side_inputs)))
+            check_equal_batches(source_model.named(given, side_inputs))
+            symbolic = source_model.symbolic((inputs, dict(side_inputs)))
             self._given = _Given(*symbolic)
 
     def build(self, input_shape: Any) -> None:
@@ -273,22 +290,22 @@ class PipelinedLayer(keras.layers.Layer):
             self._given = _Given(self._specs(input_shape), {})
         # Inside the scope variables get a shape but no value yet, so the cut can be
         # decided on their sizes before any of them takes memory on a device.
-        with keras.StatelessScope(), policies.made_under(self._given_dtype):
+        with keras.StatelessScope(), dtype_policies.made_under(self._given_dtype):
             recorded = self._original.record(
                 self._given.inputs, self._given.side_inputs
             )
-            rows.check(recorded, num_microbatches=self.num_microbatches)
+            check_rows_are_independent(recorded, num_microbatches=self.num_microbatches)
             called = [call.layer for call in recorded.network.calls]
-            self._placement.check_shards(shards.count(called))
+            self._placement.check_shards(sharding.count(called))
             if self._placement.strategy is not None:
-                checks.can_synchronize(called)
+                normalization.check_synchronized(called)
             if self.num_microbatches > 1:
-                checks.batch_norm_is_deferred(called, self.batch_norm)
-            stages = assembly.cut(recorded.network, self._counts(recorded))
+                normalization.warn_of_batch_norm(called, self.batch_norm)
+            stages = cut_stages(recorded.network, self._counts(recorded))
             self._placement.check_strategy(self.name)
             for stage, variables in owned_variables(stages):
                 self._put(stage, variables)
-        options = assembly.Options(
+        options = PipelineOptions(
             self.remat, self.jit_compile, self.batch_norm, self.transfer_dtype
         )
         self._assembly = Assembly(
@@ -384,14 +401,14 @@ class PipelinedLayer(keras.layers.Layer):
         """
         built = self.assembly
         self._placement.check_strategy(self.name)
-        optimizer = seams.calling_optimizer()
+        optimizer = keras_internals.calling_optimizer()
         if optimizer is not None:
-            updates.place_optimizer(optimizer)
+            place_optimizer(optimizer)
         if mask is not None:
             pairs = zip(*map(keras.tree.flatten, (inputs, mask)), strict=True)
             masked = [_masked(x, m) for x, m in pairs]
             inputs = keras.tree.pack_sequence_as(inputs, masked)
-        if seams.asks_for_shapes_alone():
+        if keras_internals.asks_for_shapes_alone():
             known = built.known_spec(inputs, kwargs)
             if known is not None:
                 return keras.tree.map_structure(_stand_in, known)
@@ -399,10 +416,10 @@ class PipelinedLayer(keras.layers.Layer):
         engine = built.engine(self._gpipe())
         # Weights and their gradients stay in the dtype they are stored in; each layer
         # casts for itself.
-        with seams.without_autocast():
+        with keras_internals.without_autocast():
             result = engine.run(wires, training=training)
             for change in result.changes:
-                assign(change.variable, change.value)
+                replica_context.assign(change.variable, change.value)
         if training:
             self.check_state(result.changes, adds_loss=result.loss is not None)
         if result.loss is not None:
@@ -417,9 +434,9 @@ class PipelinedLayer(keras.layers.Layer):
         if self.num_microbatches > 1 and not self._state_is_known:
             self._state_is_known = True
             moved = [change.variable for change in changes if not change.once]
-            checks.state_moves_once_a_microbatch(self._original.calls, moved)
+            layer_checks.warn_of_state_per_microbatch(self._original.calls, moved)
             if adds_loss:
-                rows.check_added_losses(
+                check_added_losses(
                     self.assembly.recorded, num_microbatches=self.num_microbatches
                 )
 
@@ -484,7 +501,7 @@ class PipelinedLayer(keras.layers.Layer):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> PipelinedLayer:
         """Makes a layer from what `get_config` returned."""
-        return cls(**{**config, "layers": original.from_config(config["layers"])})
+        return cls(**{**config, "layers": source_model.from_config(config["layers"])})
 
     def get_build_config(self) -> dict[str, Any] | None:
         """Returns what `build_from_config` needs to build the layer again."""
@@ -492,7 +509,7 @@ class PipelinedLayer(keras.layers.Layer):
             return None
         given = {"inputs": self._given.inputs, "side_inputs": self._given.side_inputs}
         # Anew, without the memory of calls that Keras leaves on symbolic tensors.
-        return keras.saving.serialize_keras_object(original.symbolic(given))
+        return keras.saving.serialize_keras_object(source_model.symbolic(given))
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Builds the layer as it was when it was saved."""
@@ -502,7 +519,7 @@ class PipelinedLayer(keras.layers.Layer):
 
     def _check_possible(self, num_stages: int | None) -> None:
         given = self._original
-        profiles.check_possible(given.calls, num_stages, given.closed)
+        check_feasible(given.calls, num_stages, given.closed)
 
     def _gpipe(self) -> Schedule:
         """Returns the order in which the layer runs by itself."""
@@ -537,20 +554,20 @@ class PipelinedLayer(keras.layers.Layer):
             lambda shape: keras.KerasTensor(shape, next(dtypes, default)), shapes
         )
 
-    def _counts(self, recorded: Recording) -> tuple[int, ...]:
+    def _counts(self, recorded: tracer.Recording) -> tuple[int, ...]:
         """Returns the number of calls in each stage."""
         if self.memory_limit is None:
             if not isinstance(self.balance, str):
                 return self.balance
             if self.balance == "params":  # Which needs no tracing.
-                return planning.by_parameters(
+                return plan_by_parameters(
                     recorded, self.num_stages, self.transfer_dtype
                 )
         return self._plan(recorded, self.balance).counts
 
     def _plan(
         self,
-        recorded: Recording,
+        recorded: tracer.Recording,
         balance: Quantity | Sequence[int],
         *,
         sample: Any = None,
@@ -567,7 +584,7 @@ class PipelinedLayer(keras.layers.Layer):
             schedule=self._schedule or self._gpipe(),
         )
         fed = None if sample is None else [*self._original.feed(sample, {}).values()]
-        return planning.make(
+        return make_plan(
             recorded,
             balance,
             settings,
@@ -587,13 +604,72 @@ class _Given:
 
 def _masked(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
     """Returns a tensor with a mask on it; the one given stays as it is."""
-    if mask is None or seams.get_mask(tensor) is mask:
+    if mask is None or keras_internals.get_mask(tensor) is mask:
         return tensor
     copy = tf.identity(tensor)
-    seams.set_mask(copy, mask)
+    keras_internals.set_mask(copy, mask)
     return copy
 
 
 def _stand_in(spec: keras.KerasTensor) -> tf.Tensor:
     """Returns a tensor of a shape and type that nobody can compute."""
     return tf.raw_ops.Placeholder(dtype=spec.dtype, shape=spec.shape)
+
+
+def recut(model: keras.Model, balance: Sequence[int] | Sequence[str]) -> None:
+    """Changes the layers of each stage of a model that is trained already.
+
+    Training goes on as it would have, to rounding: TensorFlow may fuse or rewrite other
+    operations where stages end elsewhere, which can differ in the last bit. With
+    `tf.config.optimizer.set_experimental_options({"remapping": False,
+    "arithmetic_optimization": False})` it does neither, and the bits are equal.
+
+    Weights and optimizer slots move to the devices of their new stages. The functions
+    that `fit`, `evaluate` and `predict` have traced are made again at their next use.
+
+    Example:
+
+    >>> layers = [keras.layers.Dense(8) for _ in range(4)]
+    >>> layer = tfgpipe.PipelinedLayer(layers, num_stages=2, num_microbatches=2)
+    >>> model = keras.Sequential([keras.Input((8,)), layer])
+    >>> plan = layer.plan().rebalance(measured=[0.3, 0.1])  # In seconds.
+    >>> tfgpipe.recut(model, plan.counts)
+    >>> [len(stage.layers) for stage in layer.stages]
+    [1, 3]
+
+    Args:
+        model: A model that holds one `PipelinedLayer`.
+        balance: Each stage's number of calls, or the names of the layers that end each
+            stage but the last.
+
+    Raises:
+        ValueError: If the layers cannot be cut so, or the model does not hold exactly
+            one pipeline.
+    """
+    pipelines = pipelines_in(model)
+    if len(pipelines) != 1:
+        raise ValueError(
+            "`recut` cuts the pipeline of a model anew. Received a model "
+            f"'{model.name}' that holds {len(pipelines)} of them. Use "
+            "`PipelinedLayer.recut` on each."
+        )
+    pipelines[0].recut(balance, optimizer=getattr(model, "optimizer", None))
+    model.train_function = model.test_function = model.predict_function = None
+
+
+def pipelines_in(layer: keras.layers.Layer) -> list[PipelinedLayer]:
+    """Returns the pipelines in a model, or the one that is given."""
+    if isinstance(layer, PipelinedLayer):
+        return [layer]
+    inner = layer.layers if isinstance(layer, keras.Model) else ()
+    return [found for each in inner for found in pipelines_in(each)]
+
+
+def check_jit_compile(jit_compile: bool | str, num_shards: int) -> None:
+    """Raises ValueError if XLA is asked for stages of several devices."""
+    if jit_compile is True and num_shards > 1:
+        raise ValueError(
+            "XLA compiles for one device, and a stage in shards is on several. "
+            f"Received jit_compile=True with layers in {num_shards} shards. Leave "
+            "`jit_compile` out."
+        )

@@ -9,40 +9,28 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from tfgpipe import (
-    calls,
-    checks,
-    mesh,
-    original,
+from tfgpipe import schedules
+from tfgpipe._compat import functions, keras_internals
+from tfgpipe._util import check_argument_names, with_names_checked
+from tfgpipe.capture import source_model, tracer
+from tfgpipe.devices import Mesh, sharding
+from tfgpipe.distribution import (
+    place_optimizer,
     processes,
-    profiles,
-    recording,
-    schedules,
-    seams,
-    shards,
-    updates,
-)
-from tfgpipe import summary as summaries
-from tfgpipe.arrangement import arrange
-from tfgpipe.clock import Clock, Recorder
-from tfgpipe.loss_pipeline import LossPipeline
-from tfgpipe.normalization import BatchNorm
-from tfgpipe.pipelined_layer import PipelinedLayer
-from tfgpipe.planning import Plan
-from tfgpipe.profiles import Quantity
-from tfgpipe.schedule import Action, Schedule
-from tfgpipe.stage import Remat, Stage, owned_variables
-from tfgpipe.strategy import (
-    current_num_replicas,
-    current_replica,
+    replica_context,
     seen_by_all,
-    share_of_rows,
+    warn_of_sharded_updates,
 )
-from tfgpipe.transfer import TransferDtype
+from tfgpipe.partition import Plan, Quantity, check_feasible, resolve
+from tfgpipe.pipelined_layer import PipelinedLayer
+from tfgpipe.report import SummaryOptions, show_summary, summary_text
+from tfgpipe.runtime import Clock, LossPipeline, Recorder
+from tfgpipe.schedules import Action, Schedule
+from tfgpipe.stage import Remat, Stage, TransferDtype, normalization, owned_variables
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
-class PipelinedModel(seams.Replicated):
+class PipelinedModel(keras_internals.Replicated):
     """Trains a model as a pipeline that ends in its loss.
 
     Compiled and fitted like any Keras model, with the results of the plain one: loss,
@@ -108,7 +96,7 @@ class PipelinedModel(seams.Replicated):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Refuses arguments by their names in other libraries."""
-        checks.names_of_arguments(cls.__init__, kwargs)
+        check_argument_names(cls.__init__, kwargs)
         return super().__new__(cls, *args, **kwargs)
 
     def __init__(
@@ -122,7 +110,7 @@ class PipelinedModel(seams.Replicated):
         memory_limit: float | None = None,
         remat: Remat = "stage",
         jit_compile: bool | Literal["auto"] = "auto",
-        batch_norm: BatchNorm = "microbatch",
+        batch_norm: normalization.BatchNorm = "microbatch",
         transfer_dtype: TransferDtype | None = None,
         devices: Sequence[str] | None = None,
         name: str | None = None,
@@ -131,15 +119,15 @@ class PipelinedModel(seams.Replicated):
     ) -> None:
         # The layers inside cast what they are given, each to its own dtype.
         super().__init__(name=name, dtype=dtype, autocast=False, **kwargs)
-        given = original.make(layers)
-        profiles.check_possible(given.calls, num_stages, given.closed)
-        arranged = arrange(
+        given = source_model.make(layers)
+        check_feasible(given.calls, num_stages, given.closed)
+        arranged = resolve(
             schedule,
             num_stages=num_stages,
             num_microbatches=num_microbatches,
             balance=balance,
             devices=devices,
-            num_shards=shards.count(given.calls),
+            num_shards=sharding.count(given.calls),
         )
         self._given_schedule = schedule
         self._given_devices = None if devices is None else tuple(devices)
@@ -160,7 +148,7 @@ class PipelinedModel(seams.Replicated):
         )
         # One XLA cluster is one device; stages are compiled one by one instead.
         self.supports_jit = False
-        graph = seams.graph_of(layers)
+        graph = keras_internals.graph_of(layers)
         if graph is not None:
             # Losses and metrics go by these.
             self.output_names = list(graph.output_names)
@@ -174,7 +162,7 @@ class PipelinedModel(seams.Replicated):
         return self.pipelined.stages
 
     @property
-    def mesh(self) -> mesh.Mesh:
+    def mesh(self) -> Mesh:
         """The devices, `[replica][stage][shard]`."""
         return self.pipelined.mesh
 
@@ -210,12 +198,12 @@ class PipelinedModel(seams.Replicated):
     @property
     def input_shape(self) -> Any:
         """The shape of the input, of several a list, once the model is built."""
-        return recording.unpacked([x.shape for x in self.inputs])
+        return tracer.unpacked([x.shape for x in self.inputs])
 
     @property
     def output_shape(self) -> Any:
         """The shape of the output, of several a list, once the model is built."""
-        return recording.unpacked([x.shape for x in self.outputs])
+        return tracer.unpacked([x.shape for x in self.outputs])
 
     def get_layer(
         self, name: str | None = None, index: int | None = None
@@ -264,11 +252,11 @@ class PipelinedModel(seams.Replicated):
             f"{self.pipelined.num_stages} stages, {self.pipelined.num_microbatches} "
             f"microbatches, schedule {self.schedule.name}"
         )
-        options = summaries.Options(
+        options = SummaryOptions(
             line_length, positions, expand_nested, show_trainable, layer_range
         )
-        text = summaries.text(self, self.pipelined, title, options)
-        summaries.show(text, print_fn)
+        text = summary_text(self, self.pipelined, title, options)
+        show_summary(text, print_fn)
 
     def export(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Writes the model for inference, as `keras.Model.export` does.
@@ -314,8 +302,8 @@ class PipelinedModel(seams.Replicated):
         super().compile(*args, **kwargs)
         self._loss_pipelines = {}
         if self.optimizer is not None:
-            checks.updates_entries_one_by_one(self.optimizer, shards.count([self]))
-            updates.place_optimizer(self.optimizer)
+            warn_of_sharded_updates(self.optimizer, sharding.count([self]))
+            place_optimizer(self.optimizer)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles the model as it was when it was saved.
@@ -329,25 +317,25 @@ class PipelinedModel(seams.Replicated):
     def make_train_function(self, force: bool = False) -> None:
         """Makes the function that `fit` calls on each batch."""
         super().make_train_function(force)
-        self.train_function = calls.as_traced(self.train_function)
+        self.train_function = functions.as_traced(self.train_function)
 
     def make_test_function(self, force: bool = False) -> None:
         """Makes the function that `evaluate` calls on each batch."""
         super().make_test_function(force)
-        self.test_function = calls.as_traced(self.test_function)
+        self.test_function = functions.as_traced(self.test_function)
 
     def make_predict_function(self, force: bool = False) -> None:
         """Makes the function that `predict` calls on each batch."""
         super().make_predict_function(force)
-        self.predict_function = calls.as_traced(self.predict_function)
+        self.predict_function = functions.as_traced(self.predict_function)
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Trains on a mini-batch: runs the schedule, and updates the weights."""
-        seams.build_compiled(self, data)
+        keras_internals.build_compiled(self, data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         scale = self.optimizer.scale_loss(tf.ones([]))
         clock = None if self.recorder is None else Clock()
-        with seams.without_autocast():
+        with keras_internals.without_autocast():
             result = self._loss_pipeline(y, sample_weight).train(
                 self.pipelined.assembly.wires(x, {}),
                 y,
@@ -357,8 +345,8 @@ class PipelinedModel(seams.Replicated):
                 clock=clock,
             )
         if self.recorder is not None and clock is not None:
-            self.recorder.record(clock, current_replica())
-        metrics = {id(v) for v in seams.compiled(self).variables}
+            self.recorder.record(clock, replica_context.current_replica())
+        metrics = {id(v) for v in keras_internals.compiled(self).variables}
         changes = [x for x in result.changes if id(x.variable) not in metrics]
         self.pipelined.check_state(changes, adds_loss=result.loss is not None)
         penalties = self._penalties()
@@ -379,9 +367,9 @@ class PipelinedModel(seams.Replicated):
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """Evaluates a mini-batch: runs the forwards of the schedule."""
-        seams.build_compiled(self, data)
+        keras_internals.build_compiled(self, data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        with seams.without_autocast():
+        with keras_internals.without_autocast():
             loss, added = self._loss_pipeline(y, sample_weight).evaluate(
                 self.pipelined.assembly.wires(x, {}),
                 y,
@@ -427,7 +415,7 @@ class PipelinedModel(seams.Replicated):
                 for order in schedule["orders"]
             )
             schedule = Schedule(**{**schedule, "orders": orders})
-        layers = original.from_config(config["layers"])
+        layers = source_model.from_config(config["layers"])
         return cls(**{**config, "layers": layers, "schedule": schedule})
 
     def get_build_config(self) -> dict[str, Any] | None:
@@ -473,7 +461,10 @@ class PipelinedModel(seams.Replicated):
             current = self._loss_pipelines.items()
             self._loss_pipelines = {k: v for k, v in current if k[1] == key[1]}
             self._loss_pipelines[key] = LossPipeline(
-                self.pipelined.assembly, seams.compiled(self), targets, weights
+                self.pipelined.assembly,
+                keras_internals.compiled(self),
+                targets,
+                weights,
             )
         return self._loss_pipelines[key]
 
@@ -491,7 +482,10 @@ class PipelinedModel(seams.Replicated):
                     with tf.GradientTape() as tape:
                         tape.watch(value)
                         loss = variable.regularizer(value)
-                    gradient = tape.gradient(loss, value) / current_num_replicas()
+                    gradient = (
+                        tape.gradient(loss, value)
+                        / replica_context.current_num_replicas()
+                    )
                 penalties.append(_Penalty(variable, loss, gradient))
         return penalties
 
@@ -507,15 +501,17 @@ class PipelinedModel(seams.Replicated):
         """
         first = next(i for i in keras.tree.flatten(x) if i is not None)
         # The mean over replicas weighs by rows.
-        whole = tf.math.divide_no_nan(main, tf.cast(share_of_rows(first), main.dtype))
+        whole = tf.math.divide_no_nan(
+            main, tf.cast(replica_context.share_of_rows(first), main.dtype)
+        )
         losses = [whole, *others]
         total = tf.add_n([tf.cast(x, main.dtype) for x in losses if x is not None])
-        seams.compiled(self).tracker.update_state(
+        keras_internals.compiled(self).tracker.update_state(
             total, sample_weight=tf.shape(first)[0]
         )
 
 
-@checks.with_names_checked("schedule")
+@with_names_checked("schedule")
 def pipeline(
     model: keras.Model, *, num_microbatches: int, **arguments: Any
 ) -> PipelinedModel:
@@ -557,7 +553,7 @@ def pipeline(
     )
     if model.compiled:
         # Where XLA compiles the model, it compiles the stages instead.
-        compiled = {**seams.compile_arguments(model), "jit_compile": "auto"}
+        compiled = {**keras_internals.compile_arguments(model), "jit_compile": "auto"}
         pipelined.compile(**compiled)
         pipelined.pipelined.place_slots(model.optimizer)
     return pipelined

@@ -9,7 +9,8 @@ import keras
 
 import tfgpipe
 from params.experiment import Experiment
-from tfgpipe import holdings, reports, schedule
+from tfgpipe.report import device_memory, draw_memory
+from tfgpipe.schedules import draw
 from trainer import devices
 
 
@@ -38,9 +39,9 @@ def show_mesh(model: tfgpipe.PipelinedModel, folder: Path | None) -> None:
         model: The model, its optimizer built.
         folder: Where to write `mesh.png`, or None to print.
     """
-    grid = reports.holdings(model)
+    grid = device_memory(model)
     if folder is None:
-        print(f"\n{holdings.draw(grid)}", flush=True)
+        print(f"\n{draw_memory(grid)}", flush=True)
         return
     folder.mkdir(parents=True, exist_ok=True)
     tfgpipe.plot_mesh(grid, path=folder / "mesh.png")
@@ -49,6 +50,6 @@ def show_mesh(model: tfgpipe.PipelinedModel, folder: Path | None) -> None:
 
 def print_plan(experiment: Experiment, model: tfgpipe.PipelinedModel) -> None:
     """Prints the schedule, and what each stage costs."""
-    print(f"\n{model.schedule.name}\n{schedule.draw(model.schedule)}", flush=True)
+    print(f"\n{model.schedule.name}\n{draw(model.schedule)}", flush=True)
     plan = model.plan(batch_size=experiment.training.batch_size)
     print(f"\n{plan}", flush=True)

@@ -20,10 +20,10 @@ import keras
 import tensorflow as tf
 
 from params.experiment import Saving
-from tfgpipe.hyperparams import HyperparameterError
 from trainer import archive, retention, state, tensors
 from trainer.archive import About, DamagedError
 from trainer.errors import CheckpointError
+from trainer.hyperparams import HyperparameterError
 from trainer.progress import tell
 from trainer.team import Team
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from params.experiment import Pipelining
-from tfgpipe import quiet
-from tfgpipe.hyperparams import HyperparameterError
+from tfgpipe._compat import native_logging_off
 from trainer.errors import UsageError
 from trainer.hosts import ALONE, Hosts
+from trainer.hyperparams import HyperparameterError
 
 if TYPE_CHECKING:
     from tfgpipe.cluster import Cluster
@@ -51,7 +51,7 @@ def start_tensorflow(
     """
     _check_one_stage_each(pipelining, hosts=hosts, tpu=tpu)
     num_devices = pipelining.num_devices // hosts.count
-    with quiet.native_logging_off():
+    with native_logging_off():
         import tensorflow as tf
 
         gpus = tf.config.list_physical_devices("GPU")
@@ -162,10 +162,10 @@ def _round_robin(pipelining: Pipelining) -> list[str] | None:
     v = pipelining.num_stages_each
     if v == 1:
         return None
-    from tfgpipe import mesh
+    from tfgpipe.devices import make_mesh
 
     # One for each group of v stages.
-    there = mesh.make_mesh(
+    there = make_mesh(
         num_stages=pipelining.num_stages // v,
         num_replicas=pipelining.num_replicas,
         num_shards=pipelining.num_shards,

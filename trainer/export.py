@@ -10,7 +10,8 @@ import numpy as np
 
 import tfgpipe
 from params.experiment import Experiment
-from tfgpipe import quantization, tables
+from tfgpipe import quantization
+from tfgpipe._util import readable_bytes, text_table
 from trainer import lock, run_folder, state
 from trainer.build import build
 from trainer.checkpoints import Checkpoints, load, newest_whole
@@ -59,7 +60,7 @@ def export(
         return
     test = experiment.test_data()
     if test is None:
-        print(f"int8 file: {tables.readable_bytes(int8.stat().st_size)}.")
+        print(f"int8 file: {readable_bytes(int8.stat().st_size)}.")
         return
     twin = experiment.float_twin()
     reference = plain
@@ -160,9 +161,9 @@ def _table(rows: list[_Row]) -> str:
         size, share = "", ""
         if row.file is not None:
             num_bytes = row.file.stat().st_size
-            size = tables.readable_bytes(num_bytes)
+            size = readable_bytes(num_bytes)
             share = f"{num_bytes / whole.stat().st_size:.3f}"
         name = row.file.name if row.file else ""
         cells.append((row.name, f"{row.accuracy:.2%}", name, size, share))
     header = ("model", "test accuracy", "file", "size", "of float")
-    return tables.table(header, cells, left=("model", "file"))
+    return text_table(header, cells, left=("model", "file"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import absl.flags
 
-from tfgpipe.cluster.addresses import VARIABLE
+from tfgpipe.cluster import VARIABLE
 from trainer.errors import UsageError
 
 MODES = (

@@ -18,8 +18,8 @@ from pathlib import Path
 from params.experiment import Pipelining
 from params.share import Share
 from tfgpipe.cluster import addresses, peers
-from tfgpipe.hyperparams import HyperparameterError
 from trainer.errors import DivergedError, StoppedError, UsageError
+from trainer.hyperparams import HyperparameterError
 
 _VARIABLE = "TF_CONFIG"
 

@@ -12,12 +12,13 @@ from typing import NoReturn
 
 import params
 from params.experiment import Experiment
-from tfgpipe import cluster, crash, hyperparams
-from tfgpipe.hyperparams import HyperparameterError
-from trainer import devices, hosts, lock, run_folder, stopping
+from tfgpipe import cluster
+from tfgpipe._util import report_crash
+from trainer import devices, hosts, hyperparams, lock, run_folder, stopping
 from trainer.errors import CheckpointError, DivergedError, StoppedError, UsageError
 from trainer.flags import HELP, Flags, parse
 from trainer.hosts import Hosts
+from trainer.hyperparams import HyperparameterError
 from trainer.stopping import ProcessEnd, Stopping
 
 _TRAINING = ("train_and_eval", "train")
@@ -64,7 +65,7 @@ def _status(argv: Sequence[str], signals: contextlib.ExitStack) -> int:
         return _failed(cluster.SAVED, "Stopped, with all saved: start it again.")
     except Exception as error:  # Whatever it is, one sentence, and the rest in a file.
         folder = Path(flags.logdir) if flags and flags.logdir else None
-        what = crash.report(error, argv=argv, folder=folder)
+        what = report_crash(error, argv=argv, folder=folder)
         if isinstance(error, MemoryError):
             what += (
                 "\nThere is too little memory. Try a smaller training.batch_size, more "

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tfgpipe.figures import SERIES
+from tfgpipe.report import SERIES
 from trainer import archive
 from trainer.progress import tell
 

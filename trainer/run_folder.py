@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from params.experiment import Experiment
-from tfgpipe import hyperparams
-from tfgpipe.hyperparams import HyperparameterError
-from trainer import archive
+from trainer import archive, hyperparams
 from trainer.errors import UsageError
+from trainer.hyperparams import HyperparameterError
 
 _PARAMS = "params.txt"
 _CHANGES = "changes.txt"

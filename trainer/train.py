@@ -12,8 +12,7 @@ import tensorflow as tf
 
 import tfgpipe
 from params.experiment import Experiment
-from tfgpipe import hyperparams
-from trainer import picture, run_folder
+from trainer import hyperparams, picture, run_folder
 from trainer.checkpoints import Checkpoints
 from trainer.decode import decode
 from trainer.errors import StoppedError

@@ -13,9 +13,9 @@ import tensorflow as tf
 import tfgpipe
 from params.experiment import WarmStart
 from tfgpipe import quantization
-from tfgpipe.hyperparams import HyperparameterError
 from trainer import archive, run_folder, state, tensors
 from trainer.checkpoints import newest_whole
+from trainer.hyperparams import HyperparameterError
 
 
 def warm_start(wanted: WarmStart, model: tfgpipe.PipelinedModel) -> None:

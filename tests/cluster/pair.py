@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import programs
 from tests.cluster import replica
 from tests.cluster.processes import PATIENCE, other_addresses
+from tests.helpers import programs
 from tfgpipe.cluster.addresses import free_ports
 
 EPOCHS = "2"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import programs
 from tests.cluster.client import listed
 from tests.cluster.processes import wait_for, workers
+from tests.helpers import programs
 from tfgpipe import cluster
 from tfgpipe.cluster import waiting
 from tfgpipe.cluster.errors import WorkerUnavailable

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tests.cluster import pair
-from tfgpipe import processes
+from tfgpipe.distribution import processes
 
 
 def test_two_processes_train_as_one_and_are_reached_on_loopback_alone(

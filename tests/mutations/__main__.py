@@ -5,7 +5,7 @@
                      ╰─────────── found ───────────╯
 
 Exit status 1 if nothing finds some fault. TensorFlow is imported once, before anything
-of the copy is, and every run of tests is a fork: see `tests.forks`.
+of the copy is, and every run of tests is a fork: see `tests.helpers.forks`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests import forks
+from tests.helpers import forks
 from tests.mutations.faults import FAULTS, Fault
 
 PACKAGES = ("tfgpipe", "trainer", "params", "tests", "docs", "benchmarks")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from params.amoebanet import amoebanet_d
-from tests import compare
-from tests.test_amoebanet import tiny
-from tests.zoo import floats
+from tests.helpers import compare
+from tests.helpers.zoo import floats
+from tests.params.test_amoebanet import tiny
 
 
 def test_it_has_the_82_million_weights_of_gpipe() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import params
-from tests import experiments
+from tests.helpers import experiments
 
 NAMES = [name for name in params.experiments() if name.startswith("classifier.")]
 NAMES.remove("classifier.Alone")

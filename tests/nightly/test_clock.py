@@ -1,10 +1,10 @@
-"""`tests/test_clock.py` for the other schedules."""
+"""`tests/runtime/test_timer.py` for the other schedules."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests import test_clock as short
+from tests.runtime import test_timer as short
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])

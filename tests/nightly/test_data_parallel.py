@@ -1,4 +1,4 @@
-"""`tests/test_data_parallel.py` in full: more replicas, each optimizer by itself."""
+"""`tests/distribution/test_data_parallel.py` with more replicas and optimizers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import keras
 import pytest
 
 import tfgpipe
-from tests import test_data_parallel as short
+from tests.distribution import test_data_parallel as short
 
 CASES = [
     # D, K, M, schedule, remat

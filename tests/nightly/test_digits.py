@@ -10,7 +10,7 @@ import keras
 import pytest
 
 from params import digits
-from tests import experiments
+from tests.helpers import experiments
 from trainer.main import main
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.pure.test_documents import DOCUMENTS, blocks
-from tests.test_documents import assert_block_runs, is_slow, name
+from tests.docs.test_documents import assert_block_runs, is_slow, name
+from tests.pure.docs.test_documents import DOCUMENTS, blocks
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""As `tests/test_identity.py`, with every triple of choices in place of every pair."""
+"""As `tests/models/test_identity.py`, with triples in place of pairs."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests import identity, zoo
+from tests.helpers import identity, zoo
 
 CASES = identity.cases(identity.ALL_FACTORS, strength=3)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.keras_hub import FAMILIES, compare
-from tests.test_keras_hub import (
+from tests.models.test_keras_hub import (
     DOUBLE,
     SINGLE,
     assert_balance_is_named,

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests import compare, experiments
+from tests.helpers import compare, experiments
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.worker import Side, Worker
-from tests.test_memory import peak_growth
+from tests.runtime.test_memory import peak_growth
 
 SIDE = Side(workload="mlp", num_stages=2, num_microbatches=4, schedule="gpipe")
 

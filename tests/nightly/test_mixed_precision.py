@@ -1,10 +1,10 @@
-"""`tests/test_mixed_precision.py` in full: each schedule, each place of an overflow."""
+"""`tests/models/test_mixed_precision.py` in full: schedules, places of overflow."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests import test_mixed_precision as short
+from tests.models import test_mixed_precision as short
 from tfgpipe import schedules
 
 HALF = pytest.mark.usefixtures("mixed_precision")

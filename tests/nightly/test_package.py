@@ -10,8 +10,8 @@ import zipfile
 from pathlib import Path
 
 import tfgpipe
-from tests import programs
-from tests.forks import ROOT
+from tests.helpers import programs
+from tests.helpers.forks import ROOT
 
 # Importing TensorFlow Model Optimization sets TF_USE_LEGACY_KERAS for the process and
 # its children, so only the modules that need it may load it.

@@ -1,10 +1,10 @@
-"""`tests/test_pipelined_layer.py` for each kind of model, eagerly and in graphs."""
+"""`tests/models/test_pipelined_layer.py` for each model, eager and graph."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests import test_pipelined_layer as short
+from tests.models import test_pipelined_layer as short
 
 
 @pytest.mark.parametrize("run_eagerly", [False, True])

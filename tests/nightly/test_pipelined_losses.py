@@ -1,11 +1,11 @@
-"""`tests/test_pipelined_losses.py` in full: each loss by itself."""
+"""`tests/models/test_pipelined_losses.py` in full: each loss by itself."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests import test_pipelined_losses as short
-from tests.test_pipelined_model import (
+from tests.models import test_pipelined_losses as short
+from tests.models.test_pipelined_model import (
     WEIGHTS,
     X,
     Y,

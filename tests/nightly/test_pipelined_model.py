@@ -1,4 +1,4 @@
-"""`tests/test_pipelined_model.py` in full: each option by itself."""
+"""`tests/models/test_pipelined_model.py` in full: each option by itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import keras
 import pytest
 
-from tests import test_pipelined_model as short
+from tests.models import test_pipelined_model as short
 from tfgpipe import schedules
 
 EMA = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 4}

@@ -1,13 +1,13 @@
-"""`tests/test_pipelined_placement.py` in full: each schedule."""
+"""`tests/models/test_pipelined_placement.py` in full: each schedule."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests import test_pipelined_placement as short
-from tests import zoo
-from tests.test_pipelined_model import NUM_ROWS, assert_fits_the_same
-from tests.zoo import floats
+from tests.helpers import zoo
+from tests.helpers.zoo import floats
+from tests.models import test_pipelined_placement as short
+from tests.models.test_pipelined_model import NUM_ROWS, assert_fits_the_same
 
 
 def test_replicas_are_one_that_has_all_rows():

@@ -1,4 +1,4 @@
-"""`tests/test_planning.py` in full: each schedule, each choice of recomputation."""
+"""`tests/partition/test_plans.py` in full: each schedule and remat."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import functools
 import numpy as np
 import pytest
 
-from tests import test_planning as short
-from tests.stacks import dropped, normalised
-from tests.test_planning import without_fusion  # noqa: F401
+from tests.helpers.stacks import dropped, normalised
+from tests.partition import test_plans as short
+from tests.partition.test_plans import without_fusion  # noqa: F401
 from tfgpipe import schedules
-from tfgpipe.profiles import QUANTITIES
+from tfgpipe.partition.profiles import QUANTITIES
 
 
 @pytest.mark.parametrize("balance", ["params", "flops", "memory"])

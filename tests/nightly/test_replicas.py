@@ -1,10 +1,10 @@
-"""`tests/test_replicas.py` with more numbers of rows, and three replicas."""
+"""`tests/distribution/test_stage_collectives.py` with three replicas."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests import test_replicas as short
+from tests.distribution import test_stage_collectives as short
 
 CASES = [
     # Rows of each replica, M, remat, batch_norm; every one of each at least once.

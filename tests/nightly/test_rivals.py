@@ -1,4 +1,4 @@
-"""`tests/test_rivals.py` with the numbers that the other libraries' suites take."""
+"""`tests/models/test_rivals.py` with the rivals' own numbers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests import compare
-from tests import test_rivals as short
-from tests.stacks import STACKS
-from tests.zoo import ids
-from tfgpipe.stage import REMAT_MODES
+from tests.helpers import compare
+from tests.helpers.stacks import STACKS
+from tests.helpers.zoo import ids
+from tests.models import test_rivals as short
+from tfgpipe.stage.stage import REMAT_MODES
 
 # Numbers of stages and microbatches, as Lingvo takes them.
 FEW = list(itertools.product((1, 2), (1, 2)))

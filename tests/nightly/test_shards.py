@@ -1,12 +1,12 @@
-"""`tests/test_shards.py` in full: each schedule, and each choice of recomputation."""
+"""`tests/devices/test_sharding.py` in full: each schedule and remat."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests import test_shards as short
+from tests.devices import test_sharding as short
 from tfgpipe import schedules
-from tfgpipe.stage import REMAT_MODES
+from tfgpipe.stage.stage import REMAT_MODES
 
 
 @pytest.mark.parametrize(

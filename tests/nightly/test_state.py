@@ -1,11 +1,11 @@
-"""`tests/test_state.py` for each stack with each choice of recomputation."""
+"""`tests/runtime/test_state.py` for each stack with each choice of recomputation."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests import test_state as short
-from tfgpipe.stage import REMAT_MODES
+from tests.runtime import test_state as short
+from tfgpipe.stage.stage import REMAT_MODES
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""`tests/test_sums.py` for each schedule, with recomputation and without."""
+"""`tests/stage/test_accumulation.py` for each schedule and remat."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests import test_sums as short
+from tests.stage import test_accumulation as short
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.xla import assert_programs_by_xla_give_the_same
+from tests.helpers.xla import assert_programs_by_xla_give_the_same
 
 
 def test_compiled_by_xla_the_programs_of_the_cores_give_the_same(floatx: Any) -> None:

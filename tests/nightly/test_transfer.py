@@ -1,10 +1,10 @@
-"""`tests/test_transfer.py` with every schedule and every type that crosses stages."""
+"""`tests/stage/test_boundary.py` for every schedule and type."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests import test_transfer as short
+from tests.stage import test_boundary as short
 from tfgpipe import schedules
 
 

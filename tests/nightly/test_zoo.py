@@ -1,10 +1,11 @@
-"""The models of `tests/zoo.py` in other settings, and large applications of Keras."""
+"""The models of `tests/helpers/zoo.py` and large Keras applications."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests import test_saved_models, zoo
+from tests.helpers import zoo
+from tests.models import test_saved_models
 
 
 @pytest.mark.parametrize("case", zoo.deal()[1], ids=zoo.title)

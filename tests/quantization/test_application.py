@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import tfgpipe
-from tests import compare
+from tests.helpers import compare
 from tests.quantization import training
 from tests.quantization.stacks import KERNELS, RAMPED, STACKS, Gated
-from tfgpipe import quantization, seams
+from tfgpipe import quantization
+from tfgpipe._compat import keras_internals
 from tfgpipe.quantization import FakeQuantize, QuantizeConfig, QuantizeWrapper
 
 layers = keras.layers
@@ -158,7 +159,7 @@ def test_a_mask_is_made_of_what_was_given():
     x = np.array([[[0.3], [-1.0]]], "float32")
     for _ in range(3):
         masking(x, training=True)
-    assert seams.get_mask(masking(x)).numpy().tolist() == [[True, False]]
+    assert keras_internals.get_mask(masking(x)).numpy().tolist() == [[True, False]]
 
 
 def test_what_is_not_built_gives_a_model_that_is_not():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from tests import compare
+from tests.helpers import compare
 from tests.quantization.stacks import STACKS
 from tests.quantization.training import (
     assert_recomputed_equals_kept,
@@ -17,7 +17,7 @@ from tfgpipe import quantization
 
 
 # Each kind of layers once; their pairs with schedules, cuts and sizes are in
-# `tests/test_identity.py`.
+# `tests/models/test_identity.py`.
 @pytest.mark.parametrize(
     ("stack", "num_microbatches", "remat", "batch", "range_update"),
     [

@@ -7,7 +7,7 @@ import pytest
 
 from tests.quantization.stacks import Gated
 from tfgpipe import quantization
-from tfgpipe.network import Call
+from tfgpipe.capture.ir import Call
 from tfgpipe.quantization import QuantizeConfig
 from tfgpipe.quantization.scheme import chosen, default_8bit
 

@@ -23,7 +23,7 @@ from tests.quantization.guests import (
     perceptron,
 )
 from tfgpipe import quantization
-from tfgpipe.network import Call
+from tfgpipe.capture.ir import Call
 from tfgpipe.quantization import from_tfmot, tfmot
 from tfgpipe.quantization.scheme import chosen, default_8bit
 

@@ -8,9 +8,10 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests import compare
+from tests.helpers import compare
 from tests.quantization.stacks import KERNELS, Attends
-from tfgpipe import quantization, seams
+from tfgpipe import quantization
+from tfgpipe._compat import keras_internals
 from tfgpipe.quantization import FakeQuantize, QuantizeConfig, QuantizeWrapper
 
 layers = keras.layers
@@ -68,7 +69,7 @@ def test_it_is_called_like_the_layer():
     tokens = np.array([[1, 2, 0], [3, 0, 0]])
     embedding = quantization.apply([layers.Embedding(5, 4, mask_zero=True)])[0]
     embedded = embedding(tokens)
-    assert seams.get_mask(embedded).numpy().tolist() == (tokens != 0).tolist()
+    assert keras_internals.get_mask(embedded).numpy().tolist() == (tokens != 0).tolist()
     pooled = quantization.apply(
         [layers.GlobalAveragePooling1D()], quantize_inputs=False
     )[0]

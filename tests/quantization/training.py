@@ -10,9 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 import tfgpipe
-from tests import compare, steps
+from tests.helpers import compare, steps
 from tests.quantization.stacks import STACKS
-from tfgpipe import policies, quantization
+from tfgpipe import quantization
+from tfgpipe.capture import dtype_policies
 
 SCHEDULES = [
     ("gpipe", "stage", "float32"),
@@ -77,7 +78,7 @@ def assert_trains_as_alone(
         policy: The dtype policy that all is made under.
         num_stages: K, of two layers each.
     """
-    with policies.made_under(policy):
+    with dtype_policies.made_under(policy):
         chosen = STACKS["dense"]
         plain, pipelined = (
             tfgpipe.PipelinedModel(
@@ -121,7 +122,7 @@ def assert_saved_and_loaded(name: str, policy: str, folder: Path) -> None:
         policy: The dtype policy that all is made under.
         folder: Where the file is written.
     """
-    with policies.made_under(policy):
+    with dtype_policies.made_under(policy):
         chosen = STACKS[name]
         model = compare.pipelined_model(
             lambda: quantization.apply(

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 import tfgpipe
-from tests import compare, pairs
+from tests.helpers import compare, pairs
 from tests.tensor_parallel.models import TWINS, WAYS, assert_same
 from tfgpipe.tensor_parallel import OutputLoss, dense_weights, set_dense_weights
 

@@ -10,8 +10,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests import compare
-from tfgpipe import shards, tensor_parallel
+from tests.helpers import compare
+from tfgpipe import tensor_parallel
+from tfgpipe.devices import sharding
 from tfgpipe.tensor_parallel import (
     TPMLP,
     TPCrossEntropy,
@@ -187,7 +188,7 @@ def whole(model: keras.Model, values: Sequence[Any]) -> list[Any]:
     """
     of_part = {
         id(part): weight
-        for layer in shards.sharded_layers([model])
+        for layer in sharding.sharded_layers([model])
         for weight in layer.sharded_weights
         for part in weight.parts
     }

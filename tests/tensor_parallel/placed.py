@@ -7,7 +7,8 @@ import re
 import tensorflow as tf
 
 from tests.tensor_parallel.models import TWINS, WAYS, gradients
-from tfgpipe import shards, trace
+from tfgpipe.devices import sharding
+from tfgpipe.stage import joint
 
 # Products of both passes of a layer that is not sharded.
 WHOLE = {"mlp": 3}
@@ -69,7 +70,7 @@ def assert_stand_ins_are_named(twins: str, ways: str) -> None:
         outputs = sharded(inputs if len(inputs) > 1 else inputs[0], training=True)
         return tf.nest.flatten(outputs)
 
-    stage = trace.trace(
+    stage = joint.trace_joint(
         body,
         input_specs=specs,
         weights=sharded.trainable_variables,
@@ -78,17 +79,17 @@ def assert_stand_ins_are_named(twins: str, ways: str) -> None:
     assert not stage.strangers
     assert not stage.captures
     named = {op.device for op in stage.graph.get_operations() if op.device}
-    assert {shards.shard_of(device) for device in named} == {0, 1, 2, 3}
+    assert {sharding.shard_of(device) for device in named} == {0, 1, 2, 3}
     heavy = [op for op in stage.graph.get_operations() if op.type == "MatMul"]
-    where = [shards.shard_of(op.device) for op in heavy]
+    where = [sharding.shard_of(op.device) for op in heavy]
     split = len(where) - WHOLE.get(twins, 0)
     assert [where.count(t) for t in range(4)] == [split / 4] * 4
     # Gradients of parts come from where the parts are.
-    numbers = shards.numbers([sharded])
+    numbers = sharding.numbers([sharded])
     for variable, gradient in zip(
         sharded.trainable_variables, stage.weight_grads, strict=True
     ):
         op = stage.graph.get_tensor_by_name(gradient.values).op
-        shard = shards.shard_of(op.device) if op.device else 0
+        shard = sharding.shard_of(op.device) if op.device else 0
         tied = twins == "language_model" and "embeddings" in variable.path
         assert tied or shard == numbers.get(id(variable), 0), variable.path

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import pairs
+from tests.helpers import pairs
 from tests.tensor_parallel.models import gradients
 from tests.tensor_parallel.placed import device_number
 from tfgpipe.tensor_parallel import TPDense, ring

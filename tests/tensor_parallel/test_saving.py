@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import compare, pairs
+from tests.helpers import compare, pairs
 from tests.tensor_parallel.models import TWINS, TWINS_IN_FILES
 from tfgpipe.tensor_parallel import TPDense, dense_weights, set_dense_weights
 

@@ -31,8 +31,8 @@ WAYS = ("sigterm", "two_signals", "bad_records", "divergence")
 def _train(way: str, folder: Path, flags: list[str]) -> None:
     """Trains up to an event, and goes on to the end of Python."""
     from params import inputs
-    from tfgpipe.hyperparams import HyperparameterError
     from trainer import main
+    from trainer.hyperparams import HyperparameterError
     from trainer.progress import Measurement, Progress
 
     event, made = folder / f"{way}.event", itertools.count(1)

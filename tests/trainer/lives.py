@@ -2,10 +2,10 @@
 
     python -m tests.trainer.lives NUM_KILLS SEED FLAGS...
 
-Each life is a fork of one process (see `tests.forks`). Lives alternate: one is killed
-from outside after a few steps, the next kills itself while a checkpoint is written, at
-one of the moments at which its files reach the disk. After NUM_KILLS of them the last
-may live to the end of the run.
+Each life is a fork of one process (see `tests.helpers.forks`). Lives alternate: one is
+killed from outside after a few steps, the next kills itself while a checkpoint is
+written, at one of the moments at which its files reach the disk. After NUM_KILLS of
+them the last may live to the end of the run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests import forks, programs
+from tests.helpers import forks, programs
 from tests.trainer import runs
 
 _PATIENCE = 600.0

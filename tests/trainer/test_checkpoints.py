@@ -16,12 +16,12 @@ import tensorflow as tf
 
 import tfgpipe
 from params.experiment import Saving
-from tests import compare, programs
+from tests.helpers import compare, programs
 from tfgpipe import quantization
-from tfgpipe.hyperparams import HyperparameterError
 from trainer import archive, checkpoints, state, tensors
 from trainer.checkpoints import Checkpoints
 from trainer.errors import CheckpointError
+from trainer.hyperparams import HyperparameterError
 
 layers = keras.layers
 ROOT = Path(__file__).resolve().parents[2]

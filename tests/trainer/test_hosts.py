@@ -14,15 +14,15 @@ import pytest
 
 from params.experiment import Pipelining
 from params.share import Share
-from tests import programs
-from tests.programs import Program
+from tests.helpers import programs
+from tests.helpers.programs import Program
 from tests.trainer import runs
 from tfgpipe.cluster import peers
 from tfgpipe.cluster.addresses import free_ports
-from tfgpipe.hyperparams import HyperparameterError
 from trainer import hosts
 from trainer.errors import DivergedError, StoppedError, UsageError
 from trainer.hosts import Hosts
+from trainer.hyperparams import HyperparameterError
 from trainer.main import main
 
 ROOT = Path(__file__).resolve().parents[2]

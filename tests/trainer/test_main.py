@@ -19,12 +19,12 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import (
 
 import tfgpipe
 from params.experiment import Pipelining
-from tests import fake_tpu
+from tests.helpers import fake_tpu
 from tests.trainer import runs
-from tfgpipe.hyperparams import HyperparameterError
 from trainer import devices, flags
 from trainer.evaluate import comparison
 from trainer.hosts import Hosts
+from trainer.hyperparams import HyperparameterError
 from trainer.main import main
 from trainer.metrics import Metrics, read
 from trainer.progress import Measurement, Progress

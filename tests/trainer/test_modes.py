@@ -16,8 +16,8 @@ import tensorflow as tf
 from params.classifier_model import Classifier
 from params.experiment import Evaluation
 from tests.trainer import runs
-from tfgpipe.hyperparams import HyperparameterError
 from trainer import archive, state, tensors
+from trainer.hyperparams import HyperparameterError
 from trainer.keeping import Keeping
 from trainer.main import main
 from trainer.notes import Notes

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import programs
 from tests.cluster.processes import wait_for
-from tests.forks import interpret
-from tests.programs import Program
+from tests.helpers import programs
+from tests.helpers.forks import interpret
+from tests.helpers.programs import Program
 from tests.trainer import endings, runs
 from tfgpipe import cluster
 from trainer import archive, lock

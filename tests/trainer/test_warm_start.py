@@ -12,10 +12,9 @@ import pytest
 import tfgpipe
 from params.experiment import Saving, WarmStart
 from tests.trainer.test_checkpoints import X, Y, _model
-from tfgpipe import hyperparams
-from tfgpipe.hyperparams import HyperparameterError
-from trainer import state
+from trainer import hyperparams, state
 from trainer.checkpoints import Checkpoints
+from trainer.hyperparams import HyperparameterError
 from trainer.warm_start import warm_start
 
 

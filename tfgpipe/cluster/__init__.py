@@ -21,6 +21,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tfgpipe.cluster.addresses import VARIABLE
 from tfgpipe.cluster.errors import (
     SAVED,
     TRY_AGAIN,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SAVED",
     "TRY_AGAIN",
+    "VARIABLE",
     "Cluster",
     "ClusterError",
     "WorkerLost",

@@ -25,11 +25,7 @@ import tensorflow as tf
 from tfgpipe.cluster import addresses as addresses_lib
 from tfgpipe.cluster import health, listening
 from tfgpipe.cluster.addresses import Address
-from tfgpipe.cluster.errors import (
-    ClusterError,
-    WorkerLost,
-    end_process,
-)
+from tfgpipe.cluster.errors import ClusterError, WorkerLost, end_process
 from tfgpipe.cluster.waiting import Limit, wait_until_ready
 
 _POLL_SECONDS = 0.2

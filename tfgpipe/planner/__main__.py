@@ -7,9 +7,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tfgpipe import crash, hyperparams, quiet
+from tfgpipe._compat import native_logging_off
+from tfgpipe._util import report_crash
 from tfgpipe.planner import flags, picture, ranking
 from tfgpipe.planner import plans as found
+from trainer import hyperparams
 
 
 def main(argv: Sequence[str]) -> int:
@@ -21,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("\nStopped.\n")
     except Exception as error:  # Whatever it is, one sentence, and the rest in a file.
-        sys.stderr.write(f"{crash.report(error, argv=argv)}\n")
+        sys.stderr.write(f"{report_crash(error, argv=argv)}\n")
     return 1
 
 
@@ -63,7 +65,7 @@ def _experiment(name: str, assignments: Sequence[str]) -> Any:
 
 
 def _search(experiment: Any, asked: flags.Flags) -> found.Plans:
-    with quiet.native_logging_off():
+    with native_logging_off():
         import tensorflow as tf
 
         tf.config.list_physical_devices()

@@ -10,10 +10,11 @@ from typing import Any
 
 import absl.flags
 
-from tfgpipe import figures, schedules
+from tfgpipe import schedules
 from tfgpipe.planner import devices
 from tfgpipe.planner.devices import Device
 from tfgpipe.planner.layout import REMATS
+from tfgpipe.report import formats
 
 HELP = """\
 Plans how to train on devices that are not here.
@@ -139,7 +140,7 @@ def _check_picture(path: str | None) -> None:
             f"{path!r}."
         )
     try:
-        known = figures.formats()
+        known = formats()
     except ImportError as error:
         raise UsageError(str(error)) from None
     suffix = Path(path).suffix.lower()

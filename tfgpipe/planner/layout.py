@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
 from tfgpipe import schedules
-from tfgpipe.schedule import Schedule
+from tfgpipe.schedules import Schedule
 
 Remat = Literal["none", "stage", "layer"]
 REMATS: tuple[Remat, ...] = get_args(Remat)

@@ -26,7 +26,8 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-from tfgpipe import partition, schedules
+from tfgpipe import schedules
+from tfgpipe._util import stage_spans
 from tfgpipe.planner.devices import Device
 from tfgpipe.planner.layout import Layout
 from tfgpipe.planner.workload import Workload
@@ -92,7 +93,7 @@ def devices(
         stages_per_device=layout.stages_per_device,
         num_microbatches=layout.num_microbatches,
     )
-    stages = [workload.layers[span] for span in partition.spans(counts)]
+    stages = [workload.layers[span] for span in stage_spans(counts)]
     found = []
     for p in range(P):
         mine = range(p, len(stages), P)

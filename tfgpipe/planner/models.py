@@ -15,10 +15,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe import costs, original, partition, profiles, seams
+from tfgpipe._compat import keras_internals
+from tfgpipe._util import stage_spans
+from tfgpipe.capture import Wire, source_model, tracer
+from tfgpipe.partition import TracedParts, call_weights, may_start
 from tfgpipe.planner.workload import Layer, Workload
-from tfgpipe.recording import Recording
-from tfgpipe.replay import Wire
 
 # Rows that layers are traced on. What does not grow with them, such as a causal mask,
 # is counted with each row, so these are more than one.
@@ -58,7 +59,7 @@ def read(
     """
     with without_weights():
         made = model if isinstance(model, keras.Model) else model()
-        given = original.make(original.copied_if_unbuilt(made))
+        given = source_model.make(source_model.copied_if_unbuilt(made))
         if given.inputs is None:
             raise ValueError(
                 "A plan needs the shapes of a model's inputs. Received model "
@@ -93,13 +94,13 @@ def num_slots(
         ]
         optimizer = make()
         optimizer.build(weights)
-    kept = seams.slots(optimizer)
+    kept = keras_internals.slots(optimizer)
     slots = [slot for weight in weights for slot in kept.get(id(weight), ())]
     trained = sum(math.prod(weight.shape) for weight in weights)
     return sum(math.prod(slot.shape) for slot in slots) / max(trained, 1)
 
 
-def _layers(recorded: Recording) -> tuple[Layer, ...]:
+def _layers(recorded: tracer.Recording) -> tuple[Layer, ...]:
     network = recorded.network
     specs = {
         Wire(number): tf.TensorSpec(
@@ -107,14 +108,12 @@ def _layers(recorded: Recording) -> tuple[Layer, ...]:
         )
         for number in network.inputs
     }
-    traced = costs.TracedParts(
-        network, partition.spans([1] * len(network.calls)), specs
-    )
+    traced = TracedParts(network, stage_spans([1] * len(network.calls)), specs)
     sizes, values = traced.sizes(), traced.values()
     received = network.received(sizes)
     flops, moved = traced.flops(), traced.traffic()
     kept, worked = traced.kept_bytes(), traced.workspace_bytes(recomputes=False)
-    weights, starts = costs.weights(network), profiles.may_start(network)
+    weights, starts = call_weights(network), may_start(network)
     num_calls = len(network.calls)
     found = []
     for i, call in enumerate(network.calls):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from tfgpipe import figures
 from tfgpipe.planner.devices import Device
 from tfgpipe.planner.question import Prediction
+from tfgpipe.report import plot_parts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +29,7 @@ def plot_memory(
     Raises:
         ImportError: If Matplotlib is not installed.
     """
-    return figures.plot_parts(
+    return plot_parts(
         [held.parts for held in prediction.memory],
         capacity=device.memory,
         title=f"{device.name}: {prediction.layout}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfgpipe import tables
+from tfgpipe._util import readable_count, text_table
 from tfgpipe.planner.devices import GIB, Device
 from tfgpipe.planner.layout import Layout
 from tfgpipe.planner.question import Prediction, Question
@@ -79,7 +79,7 @@ def _text(plans: Plans) -> str:
     if not plans.best:
         return "\n".join([*lines, _nothing_fits(plans)])
     lines.append(
-        tables.table(
+        text_table(
             HEADER,
             [_row(each) for each in plans.best],
             left=("schedule", "remat", "most of it"),
@@ -118,7 +118,7 @@ def _nothing_fits(plans: Plans) -> str:
 def parts(prediction: Prediction) -> str:
     """Returns a table of what each device of a pipeline holds, in GiB."""
     names = list(prediction.fullest.parts)
-    return tables.table(
+    return text_table(
         ("device", *names, "total"),
         [
             (
@@ -136,8 +136,8 @@ def _asked(question: Question) -> str:
     workload, device = question.workload, question.device
     return (
         f"{workload.name} on {question.num_devices} x {device.name}: "
-        f"{tables.readable_count(workload.parameters)} parameters, "
-        f"{tables.readable_count(workload.flops * question.batch_size)}FLOP a step of "
+        f"{readable_count(workload.parameters)} parameters, "
+        f"{readable_count(workload.flops * question.batch_size)}FLOP a step of "
         f"{question.batch_size} rows in {workload.dtype}"
     )
 

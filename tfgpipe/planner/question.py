@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypedDict
 
-from tfgpipe import partition
+from tfgpipe.partition import best_cut
 from tfgpipe.planner import memory, step_time
 from tfgpipe.planner.devices import Device
 from tfgpipe.planner.layout import Layout
@@ -173,7 +173,7 @@ class Question:
         )
         if key not in self._cuts:
             layers = self.workload.layers
-            self._cuts[key] = partition.best_cut(
+            self._cuts[key] = best_cut(
                 [cost(layout, layer) for layer in layers],
                 num_stages=layout.num_stages,
                 may_start=[layer.may_start for layer in layers],

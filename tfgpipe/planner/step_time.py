@@ -19,7 +19,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from tfgpipe import partition
+from tfgpipe._util import stage_spans
 from tfgpipe.planner.devices import Device, Link, Pass
 from tfgpipe.planner.layout import Layout
 from tfgpipe.planner.workload import Layer, Workload
@@ -170,7 +170,7 @@ def stage_times(
     T = layout.num_shards
     link = device.way(T)
     found = []
-    for span in partition.spans(counts):
+    for span in stage_spans(counts):
         layers = workload.layers[span]
         seconds: dict[Pass, float] = {"forward": 0.0, "backward": 0.0}
         recompute = reductions = reductions_again = 0.0
@@ -249,7 +249,7 @@ def after(
 ) -> tuple[float, float]:
     """Returns the seconds of what follows the pipeline: all-reduce and update."""
     D, P, T = layout.num_replicas, layout.num_devices, layout.num_shards
-    spans = partition.spans(counts)
+    spans = stage_spans(counts)
     held = max(
         sum(
             layer.num_trained / layer.shards(T)
@@ -329,7 +329,7 @@ def step_time(
         device: What runs it.
     """
     stages = stage_times(workload, layout, counts, rows=rows, device=device)
-    spans = partition.spans(counts)
+    spans = stage_spans(counts)
     inputs = [rows * workload.layers[span.start].input_bytes for span in spans]
     P, T = layout.num_devices, layout.num_shards
     seconds, bubble = pipeline(

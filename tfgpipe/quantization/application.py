@@ -12,8 +12,9 @@ from typing import Any, Literal, TypeAlias
 
 import keras
 
-from tfgpipe import checks, recording, seams
-from tfgpipe.network import Call
+from tfgpipe._compat import keras_internals
+from tfgpipe._util import check_choice
+from tfgpipe.capture import Call, source_model, tracer
 from tfgpipe.pipelined_layer import PipelinedLayer
 from tfgpipe.pipelined_model import PipelinedModel
 from tfgpipe.quantization.config import QuantizeConfig
@@ -137,7 +138,7 @@ def apply(
         TypeError: If it is neither a model whose calls Keras knows nor layers.
         ValueError: If a layer has no rule, is quantized already, or is pipelined.
     """
-    checks.choice("which", which, ("all", "annotated"))
+    check_choice("which", which, ("all", "annotated"))
     plan = _Plan(
         scheme=scheme or default_8bit(),
         which=which,
@@ -148,12 +149,12 @@ def apply(
         },
     )
     given = model_or_layers
-    if seams.graph_of(given) is not None:
+    if keras_internals.graph_of(given) is not None:
         return plan.model(given, inputs=quantize_inputs)
     if isinstance(given, keras.Sequential):
         layers = plan.layers(given.layers, inputs=quantize_inputs)
         return keras.Sequential(layers, name=given.name)
-    return plan.layers(checks.layer_list(given), inputs=quantize_inputs)
+    return plan.layers(source_model.check_layer_list(given), inputs=quantize_inputs)
 
 
 class _Plan:
@@ -175,12 +176,12 @@ class _Plan:
         for layer in layers:
             # Values of two models have numbers of their own.
             first = 1 + max((n for call in calls for n in call.makes), default=0)
-            graph = seams.graph_of(layer)
+            graph = keras_internals.graph_of(layer)
             if graph is None:
                 before = calls[-1].makes if calls else (0,)
                 calls.append(Call(layer, (), {}, before, (first,)))
             else:
-                calls += _renumbered(recording.from_graph(graph).network.calls, first)
+                calls += _renumbered(tracer.from_graph(graph).network.calls, first)
         self._decide(calls, calls[-1].makes)
         copies = [self._clone(layer) for layer in layers]
         for old, new in self._copies.values():
@@ -192,7 +193,7 @@ class _Plan:
 
     def model(self, model: keras.Model, *, inputs: bool) -> keras.Model:
         """Returns a copy of a model, quantized, not compiled."""
-        network = recording.from_graph(seams.graph_of(model)).network
+        network = tracer.from_graph(keras_internals.graph_of(model)).network
         self._decide(network.calls, network.outputs)
         numeric = [
             not any(
@@ -270,7 +271,7 @@ class _Plan:
 
     def _clone(self, layer: Any) -> Any:
         """Returns a copy of a layer, or of a model among layers, quantized."""
-        if seams.graph_of(layer) is None:
+        if keras_internals.graph_of(layer) is None:
             return self._copy(layer)
         if id(layer) not in self._models:
             # What goes into a model inside another was quantized where it was made.

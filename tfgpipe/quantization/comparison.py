@@ -12,7 +12,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe import seams, tables
+from tfgpipe._compat import keras_internals
+from tfgpipe._util import readable_bytes
 from tfgpipe.quantization.interpreter import (
     Interpreter,
     Operations,
@@ -61,7 +62,7 @@ class Comparison:
             rows.append(("accuracy of the model", f"{self.accuracy:.2%}"))
         if self.int8_accuracy is not None:
             rows.append(("accuracy of the file", f"{self.int8_accuracy:.2%}"))
-        rows.append(("file", tables.readable_bytes(self.num_bytes)))
+        rows.append(("file", readable_bytes(self.num_bytes)))
         done = self.operations
         floats = f"{done.num_floats} of {done.num_operations}"
         rows.append(("operations with floats", floats))
@@ -110,7 +111,7 @@ def compare(model: keras.Model, path: str | os.PathLike[str], data: Any) -> Comp
             tally.add_labels(labels, wanted[0], file.outputs[0].numbers(given[0]))
     if not tally.num_outputs:
         raise ValueError("A comparison takes data. Received none: no row at all.")
-    names_of_layers = {layer.name for layer in seams.inner_layers(copy)}
+    names_of_layers = {layer.name for layer in keras_internals.inner_layers(copy)}
     return Comparison(
         num_outputs=tally.num_outputs,
         num_identical=tally.num_identical,

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from tfgpipe import seams
+from tfgpipe._compat import keras_internals
 from tfgpipe.quantization.points import Observer
 from tfgpipe.quantization.ranges import (
     AllValuesRange,
@@ -83,7 +83,7 @@ class QuantizeConfig:
         Raises:
             ValueError: If there is no variable of a name.
         """
-        inner = seams.inner_layers(layer)
+        inner = keras_internals.inner_layers(layer)
         variables = {id(v): v for each in inner for v in each.variables}.values()
         for name in self.weights:
             if name not in {v.name for v in variables}:

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe import seams
+from tfgpipe._compat import keras_internals
 from tfgpipe.quantization.interpreter import (
     Interpreter,
     batches,
@@ -77,7 +77,7 @@ def export_int8(
             f"A model in 8 bits is written to a file `*{SUFFIX}`. Received '{path}'."
         )
     copy = plain_copy(model)
-    inner = seams.inner_layers(copy)
+    inner = keras_internals.inner_layers(copy)
     if representative is None:
         _check_quantizing(copy, inner)
     _check_ranges(inner)

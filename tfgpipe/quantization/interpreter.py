@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe import seams
+from tfgpipe._compat import tflite
 
 # They only change how numbers are written, from islands of floats to the rest and back.
 _BRIDGES = frozenset({"QUANTIZE", "DEQUANTIZE"})
@@ -115,7 +115,7 @@ def operations(path: str | Path, layers: Collection[str]) -> Operations:
         path: The file.
         layers: Names of the model's layers.
     """
-    found = seams.lite_operations(_interpreter(path, delegates=False))
+    found = tflite.lite_operations(_interpreter(path, delegates=False))
     floats: dict[str, collections.Counter[str]] = {}
     for operation in found:
         if operation.kind not in _BRIDGES and np.float32 in operation.dtypes:

@@ -17,7 +17,8 @@ from typing import Any
 
 import keras
 
-from tfgpipe import policies, seams
+from tfgpipe._compat import keras_internals
+from tfgpipe.capture import dtype_policies
 from tfgpipe.pipelined_layer import PipelinedLayer
 from tfgpipe.pipelined_model import PipelinedModel
 from tfgpipe.quantization.wrapper import QUANTIZING
@@ -44,7 +45,7 @@ def plain_copy(model: keras.Model) -> keras.Model:
     serialized.pop("compile_config", None)
     if unpipelined is not model:
         serialized = _of_any_batch(serialized)
-    with policies.made_under("float32"):
+    with dtype_policies.made_under("float32"):
         # What was made in this process may hold lambdas.
         copy = keras.saving.deserialize_keras_object(
             serialized,
@@ -63,7 +64,7 @@ def _classes(model: keras.Model) -> dict[str, type]:
         ValueError: If two of them have one name.
     """
     classes: dict[str, type] = {}
-    for layer in seams.inner_layers(model):
+    for layer in keras_internals.inner_layers(model):
         kind = type(layer)
         if kind.__module__.startswith("keras."):
             continue
@@ -82,7 +83,7 @@ def _classes(model: keras.Model) -> dict[str, type]:
 
 def inputs_of(model: keras.Model) -> Any:
     """Returns what a Functional or Sequential model takes, in its structure."""
-    graph = seams.graph_of(model)
+    graph = keras_internals.graph_of(model)
     assert graph is not None  # What `plain_copy` returns is one of the two.
     return graph.input
 
@@ -94,7 +95,7 @@ def without_pipelines(model: keras.Model) -> keras.Model:
     """
     if isinstance(model, PipelinedModel):
         return model.unpipelined()
-    inner = seams.inner_layers(model)
+    inner = keras_internals.inner_layers(model)
     if not any(isinstance(x, PipelinedLayer | PipelinedModel) for x in inner):
         return model
     if isinstance(model, keras.Sequential):
@@ -118,7 +119,7 @@ def _without(layer: Any) -> Any:
 def _called(layer: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls what stands in for a layer; a pipeline's side inputs are inputs now."""
     sides = kwargs.keys() - {"training", "mask"}
-    if sides and seams.graph_of(layer) is not None:
+    if sides and keras_internals.graph_of(layer) is not None:
         return layer((args[0], {name: kwargs[name] for name in sides}))
     return layer(*args, **kwargs)
 
@@ -134,14 +135,17 @@ def _check(model: Any) -> None:
             f"A model is exported once it is built. Received '{model.name}', which is "
             "not. Call it on data, or load its weights, first."
         )
-    if not isinstance(model, PipelinedModel) and seams.graph_of(model) is None:
+    if (
+        not isinstance(model, PipelinedModel)
+        and keras_internals.graph_of(model) is None
+    ):
         raise TypeError(
             "What is exported is a Functional or Sequential model, whose calls Keras "
             f"knows, or a pipeline of one. Received '{model.name}' of type "
             f"{type(model).__name__}, which has a `call` of its own. Write it with "
             "`keras.Model(inputs, outputs)`."
         )
-    policies.check_unquantized(
+    dtype_policies.check_unquantized(
         model,
         purpose="to be exported",
         remedy="Export the model as it was before `quantize`.",

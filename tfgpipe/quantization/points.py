@@ -25,10 +25,9 @@ from typing import Any, Literal, TypeAlias
 import keras
 import tensorflow as tf
 
-from tfgpipe import seams
+from tfgpipe._compat import keras_internals
+from tfgpipe.capture import Accumulator, Scope
 from tfgpipe.quantization.ranges import Bounds, Range
-from tfgpipe.statistic import Statistic
-from tfgpipe.trace import Scope
 
 RangeUpdate = Literal["per_step", "per_call"]
 # The choices of `range_update`: when ranges move.
@@ -250,7 +249,7 @@ class Observation:
         seen = SeenRanges(
             self._seen, self._something, self._variable, self.timing.freeze_after
         )
-        scope = seams.current_stateless_scope()
+        scope = keras_internals.current_stateless_scope()
         if isinstance(scope, Scope):
             scope.statistics.append(seen)
             return
@@ -260,7 +259,7 @@ class Observation:
             variable.assign(value)
 
 
-class SeenRanges(Statistic):
+class SeenRanges(Accumulator):
     """The ranges that one call of a layer has seen.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import keras
 
-from tfgpipe import seams
+from tfgpipe._compat import keras_internals
 from tfgpipe.quantization.plain import plain_copy
 from tfgpipe.quantization.wrapper import QUANTIZING
 
@@ -37,7 +37,9 @@ def quantize_after_training(
         ValueError: If it is not built, or is quantized already.
     """
     copy = plain_copy(model)
-    inside = [x for x in seams.inner_layers(copy) if isinstance(x, QUANTIZING)]
+    inside = [
+        x for x in keras_internals.inner_layers(copy) if isinstance(x, QUANTIZING)
+    ]
     if inside:
         raise ValueError(
             "Quantization after training is for a model trained without. Received "

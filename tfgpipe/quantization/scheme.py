@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import keras
 
-from tfgpipe.network import Call
+from tfgpipe.capture import Call
 from tfgpipe.quantization.activations import has_quantized_result
 from tfgpipe.quantization.config import ACTIVATIONS, INPUTS, WEIGHTS, QuantizeConfig
 from tfgpipe.quantization.points import Observer

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from tfgpipe import original
+from tfgpipe.capture import source_model
 
 
 class Shell(keras.layers.Wrapper):
@@ -33,7 +33,7 @@ class Shell(keras.layers.Wrapper):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Applies the layer, building it first if need be."""
         if not self.layer.built:
-            args_like, kwargs_like = original.symbolic((args, kwargs))
+            args_like, kwargs_like = source_model.symbolic((args, kwargs))
             self.layer(*args_like, **self.inner_arguments(kwargs_like))
         return super().__call__(*args, **kwargs)
 

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe import seams
+from tfgpipe._compat import keras_internals
 
 Pairs = Sequence[tuple[keras.Variable, tf.Tensor]]
 
@@ -29,7 +29,7 @@ def weights(owner: keras.layers.Layer, pairs: Pairs) -> Iterator[None]:
         owner: The layer that takes on losses.
         pairs: Variables, and what they read as.
     """
-    outer = seams.current_stateless_scope()
+    outer = keras_internals.current_stateless_scope()
     if outer is not None:
         # A scope inside another does not see what that one holds.
         held = outer.state_mapping

@@ -10,7 +10,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe import checks, original, policies, seams
+from tfgpipe._compat import keras_internals
+from tfgpipe._util import check_choice
+from tfgpipe.capture import dtype_policies, source_model
 from tfgpipe.quantization import activations, substitution
 from tfgpipe.quantization.activations import QuantizedActivation
 from tfgpipe.quantization.config import INPUTS, QuantizeConfig
@@ -113,7 +115,7 @@ class QuantizeWrapper(Shell):
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Applies the layer on quantized weights, and quantizes what it computes."""
         moves = bool(kwargs.get("training")) and self.trainable
-        with seams.without_autocast():
+        with keras_internals.without_autocast():
             observation = Observation(
                 self.num_updates, self.timing, moves=moves, given=(args, kwargs)
             )
@@ -227,7 +229,7 @@ class FakeQuantize(keras.layers.Layer):
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         """Returns the inputs quantized."""
         moves = bool(training) and self.trainable
-        with seams.without_autocast():
+        with keras_internals.without_autocast():
             observation = Observation(
                 self.num_updates, self.timing, moves=moves, given=inputs
             )
@@ -238,7 +240,7 @@ class FakeQuantize(keras.layers.Layer):
 
     def compute_output_spec(self, inputs: Any, **_: Any) -> Any:
         """Infers the outputs' shapes and dtypes: those of the inputs."""
-        return original.symbolic(inputs)
+        return source_model.symbolic(inputs)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this layer again."""
@@ -282,14 +284,14 @@ class _Places:
 
 def check_unquantized(layer: keras.layers.Layer) -> None:
     """Raises ValueError if a layer quantizes already, by us or by Keras."""
-    for inner in seams.inner_layers(layer):
+    for inner in keras_internals.inner_layers(layer):
         if isinstance(inner, QUANTIZING):
             raise ValueError(
                 f"A layer is quantized once. Received '{inner.name}' of type "
                 f"{type(inner).__name__}, which quantizes already. Quantize what there "
                 "was before."
             )
-    policies.check_unquantized(
+    dtype_policies.check_unquantized(
         layer,
         purpose="while they are trained for 8 bits",
         remedy="Quantize it as it was before `quantize`.",
@@ -312,7 +314,7 @@ def _check(layer: Any, config: Any) -> None:
 
 
 def _timing(range_update: RangeUpdate, delay: int, freeze_after: int | None) -> Timing:
-    checks.choice("range_update", range_update, RANGE_UPDATES)
+    check_choice("range_update", range_update, RANGE_UPDATES)
     if delay < 0 or (freeze_after is not None and freeze_after < 1):
         raise ValueError(
             "Quantizing starts after `delay` steps, and ranges stay after "
@@ -338,7 +340,7 @@ def _at(at: Point, x: Any, *, observation: Observation) -> Any:
     if not keras.ops.is_tensor(x):
         return x
     quantized = at.quantized(x, observation)
-    seams.set_mask(quantized, seams.get_mask(x))
+    keras_internals.set_mask(quantized, keras_internals.get_mask(x))
     return quantized
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from tfgpipe import checks
+from tfgpipe._util import check_choice
 from tfgpipe.tensor_parallel import linear, places
 from tfgpipe.tensor_parallel.linear import Mode, Ring
 from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer, even
@@ -84,7 +84,7 @@ class TPDense(ShardedLayer):
     ) -> None:
         super().__init__(num_shards=num_shards, devices=devices, **kwargs)
         self.units = units
-        self.partition = checks.choice("partition", partition, ("column", "row"))
+        self.partition = check_choice("partition", partition, ("column", "row"))
         self.mode, self.ring = mode, ring
         self._ways = linear.directions(mode, ring)
         self.gather_output = gather_output

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from tfgpipe import checks
+from tfgpipe._util import check_choice
 from tfgpipe.tensor_parallel import places, ring
 
 Mode = Literal["sync", "ring"]
@@ -31,8 +31,8 @@ def directions(mode: Mode, ways: Ring) -> tuple[int, ...]:
     Raises:
         ValueError: If an argument is none of the choices.
     """
-    checks.choice("mode", mode, ("sync", "ring"))
-    checks.choice("ring", ways, ("one_way", "both_ways"))
+    check_choice("mode", mode, ("sync", "ring"))
+    check_choice("ring", ways, ("one_way", "both_ways"))
     return () if mode == "sync" else (1,) if ways == "one_way" else (1, -1)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfgpipe.trace import differentiable
+from tfgpipe.capture import differentiable
 
 
 def on(device: str, function: Callable[..., Any], *tensors: tf.Tensor) -> Any:

@@ -10,13 +10,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe import mesh, seams
-from tfgpipe.shards import Sharded, ShardedWeight, stand_in
+from tfgpipe._compat import keras_internals
+from tfgpipe.capture import Scope
+from tfgpipe.devices import default_devices, make_mesh, sharding
 from tfgpipe.tensor_parallel import places
-from tfgpipe.trace import Scope
 
 
-class ShardedLayer(keras.layers.Layer, Sharded):
+class ShardedLayer(keras.layers.Layer, sharding.Sharded):
     """A layer with weights in T parts, each on a device of its own.
 
     Files of weights hold the weights whole, in the order and layout of the layer that
@@ -52,15 +52,15 @@ class ShardedLayer(keras.layers.Layer, Sharded):
         self.weight_parts: tuple[keras.Variable, ...] = ()
 
     @property
-    def sharded_weights(self) -> Sequence[ShardedWeight]:  # type: ignore[override]
+    def sharded_weights(self) -> Sequence[sharding.ShardedWeight]:  # type: ignore[override]
         """The weights in parts. Others are whole, on the first device."""
         return [entry.weight for entry in self.layout.entries if entry.sharded]
 
     @property
     def shard_devices(self) -> tuple[str, ...]:
         """The device of each shard where the layer is being called."""
-        if isinstance(seams.current_stateless_scope(), Scope):
-            return tuple(map(stand_in, range(self.num_shards)))
+        if isinstance(keras_internals.current_stateless_scope(), Scope):
+            return tuple(map(sharding.stand_in, range(self.num_shards)))
         return self._devices
 
     def add_parts(
@@ -87,7 +87,7 @@ class ShardedLayer(keras.layers.Layer, Sharded):
                     name=f"{name}_{t}", shape=part_shape, initializer=draw.part(t)
                 )
             parts.append(variable)
-        weight = ShardedWeight(name, tuple(parts), axis)
+        weight = sharding.ShardedWeight(name, tuple(parts), axis)
         self.layout.entries.append(_Entry(weight, tuple(shape), sharded=True))
         self.weight_parts = (*self.weight_parts, *parts)
         return weight.parts
@@ -100,7 +100,7 @@ class ShardedLayer(keras.layers.Layer, Sharded):
             variable = self.add_weight(
                 name=name, shape=tuple(shape), initializer=initializer
             )
-        weight = ShardedWeight(name, (variable,), 0)
+        weight = sharding.ShardedWeight(name, (variable,), 0)
         self.layout.entries.append(_Entry(weight, tuple(shape), sharded=False))
         return variable
 
@@ -119,7 +119,7 @@ class ShardedLayer(keras.layers.Layer, Sharded):
         By itself Keras casts it, and its gradient back, on no device in particular.
         """
         dtype = self.compute_dtype if dtype is None else dtype
-        with seams.without_autocast(), tf.device(device):
+        with keras_internals.without_autocast(), tf.device(device):
             value = tf.convert_to_tensor(variable.value)
         if value.dtype == dtype:
             return value
@@ -210,7 +210,7 @@ def even(what: str, size: int, num_shards: int, name: str) -> int:
 class _Entry:
     """A weight, and its shape as a whole."""
 
-    weight: ShardedWeight
+    weight: sharding.ShardedWeight
     shape: tuple[int, ...]
     sharded: bool
 
@@ -292,7 +292,7 @@ def _cut(whole: Any, axis: int, num: int, pad: Callable[..., Any]) -> list[Any]:
 def _entries(layer: keras.layers.Layer) -> list[_Entry]:
     known = {
         id(part): entry
-        for inner in seams.inner_layers(layer)
+        for inner in keras_internals.inner_layers(layer)
         if isinstance(inner, ShardedLayer)
         for entry in inner.layout.entries
         for part in entry.weight.parts
@@ -301,7 +301,7 @@ def _entries(layer: keras.layers.Layer) -> list[_Entry]:
     for variable in layer.weights:
         entry = known.get(id(variable))
         if entry is None:
-            weight = ShardedWeight(variable.name, (variable,), 0)
+            weight = sharding.ShardedWeight(variable.name, (variable,), 0)
             entry = _Entry(weight, tuple(variable.shape), sharded=False)
         found[id(entry)] = entry
     return list(found.values())
@@ -316,7 +316,7 @@ def choose_devices(
             "`num_shards` must be an integer of at least 1, or None for one shard a "
             f"device. Received {num_shards!r}."
         )
-    there = mesh.default_devices() if devices is None else list(devices)
+    there = default_devices() if devices is None else list(devices)
     T = len(there) if num_shards is None else num_shards
     if len(there) < T:
         raise ValueError(
@@ -325,4 +325,4 @@ def choose_devices(
             "shards, or make logical devices before TensorFlow starts: "
             f"`tfgpipe.make_logical_cpus({T})`."
         )
-    return mesh.make_mesh(num_stages=T, devices=devices).grid[0]
+    return make_mesh(num_stages=T, devices=devices).grid[0]

@@ -10,7 +10,7 @@ import pytest
 
 from params import bigram
 from params.corpus import Corpus
-from tfgpipe.hyperparams import HyperparameterError
+from trainer.hyperparams import HyperparameterError
 
 
 @pytest.fixture(scope="module")

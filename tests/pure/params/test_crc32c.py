@@ -1,6 +1,6 @@
 """CRC-32C, against published values.
 
-`tests/test_tfrecord.py` compares it with what TensorFlow writes.
+`tests/params/test_tfrecord.py` compares it with what TensorFlow writes.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from params import order
 from params.share import Share
-from tfgpipe.hyperparams import HyperparameterError
+from trainer.hyperparams import HyperparameterError
 
 sizes = st.integers(1, 50)
 seeds = st.integers(0, 2**31)

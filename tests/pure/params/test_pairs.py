@@ -21,7 +21,7 @@ from params.dates import FORMATS, Dates, write
 from params.pair_files import PairFiles
 from params.pairs import MadePairs, Pair
 from params.reversals import Reversals
-from tfgpipe.hyperparams import HyperparameterError
+from trainer.hyperparams import HyperparameterError
 
 TASKS: dict[str, Callable[..., MadePairs]] = {"reversals": Reversals, "dates": Dates}
 

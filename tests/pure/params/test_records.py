@@ -11,7 +11,7 @@ import pytest
 from params import records
 from params.bad_records import BadRecordError
 from params.tfds import Tfds
-from tfgpipe.hyperparams import HyperparameterError
+from trainer.hyperparams import HyperparameterError
 
 IMAGE = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
 

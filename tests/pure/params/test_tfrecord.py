@@ -1,6 +1,6 @@
 """TFRecord files by record number, and broken ones.
 
-`tests/test_tfrecord.py` reads files that TensorFlow has written.
+`tests/params/test_tfrecord.py` reads files that TensorFlow has written.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 from params import crc32c, tfrecord
 from params.bad_records import BadRecordError
-from tfgpipe.hyperparams import HyperparameterError
+from trainer.hyperparams import HyperparameterError
 
 RECORDS = [b"first", b"", b"third" * 100, b"last"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.forks import interpret
+from tests.helpers.forks import interpret
+from tfgpipe.planner import __main__, flags
 from tfgpipe.planner import __main__ as program
-from tfgpipe.planner import flags
 
 ASKED = ["planner", "--params=lm.Tiny", "--device=h100-80g", "--devices=4"]
 
@@ -65,7 +65,7 @@ def test_what_nobody_expected_is_a_sentence_and_a_file(capsys, monkeypatch, tmp_
     def fail(*arguments):
         raise RuntimeError("A surprise.")
 
-    monkeypatch.setattr(program, "_search", fail)
+    monkeypatch.setattr(__main__, "_search", fail)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert program.main(ASKED) == 1
     (log,) = tmp_path.glob("crash-*.log")

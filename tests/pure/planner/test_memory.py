@@ -13,7 +13,7 @@ from tfgpipe import schedules
 from tfgpipe.planner import memory
 from tfgpipe.planner.layout import REMATS
 from tfgpipe.planner.memory import in_flight
-from tfgpipe.simulation import Costs, simulate
+from tfgpipe.simulation.simulator import Costs, simulate
 
 
 def held(model, counts, *, rows=2, num_slots=2, device=TOY, **values):

@@ -12,7 +12,7 @@ from tests.pure.planner.toys import TOY, layer, layout, question, workload
 from tfgpipe import schedules
 from tfgpipe.planner import step_time
 from tfgpipe.planner.devices import Link
-from tfgpipe.simulation import Costs, simulate
+from tfgpipe.simulation.simulator import Costs, simulate
 
 
 def test_a_layer_takes_its_products_and_its_traffic():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.forks import interpret
+from tests.helpers.forks import interpret
 
 PROGRAM = """
 import sys

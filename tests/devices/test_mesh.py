@@ -1,0 +1,83 @@
+"""The grid of devices."""
+
+from __future__ import annotations
+
+import pytest
+
+import tfgpipe
+from tfgpipe.devices import mesh, names
+
+
+def short(grid):
+    return [[names.short_name(device) for device in row] for row in grid]
+
+
+def test_stages_of_a_replica_are_next_to_each_other():
+    grid = mesh.make_mesh(num_stages=3, num_replicas=2).grid
+    assert short(grid) == [["CPU:0", "CPU:1", "CPU:2"], ["CPU:3", "CPU:4", "CPU:5"]]
+
+
+def test_named_devices_are_taken_in_order_whatever_their_spelling():
+    made = mesh.make_mesh(num_stages=2, devices=["cpu:3", "/device:CPU:1"])
+    assert short(made.grid) == [["CPU:3", "CPU:1"]]
+    assert made.stage(1) == ("/job:localhost/replica:0/task:0/device:CPU:1",)
+
+
+def test_too_few_devices_are_counted_and_the_remedy_shown():
+    with pytest.raises(ValueError, match=r"3 stages x 3 replicas need 9.*cpus\(9\)"):
+        mesh.make_mesh(num_stages=3, num_replicas=3)
+
+
+def test_an_unknown_device_is_named():
+    with pytest.raises(ValueError, match=r"Received GPU:7; TensorFlow sees .*CPU:7"):
+        mesh.make_mesh(num_stages=2, devices=["CPU:0", "GPU:7"])
+
+
+def test_logical_cpus_cannot_change_once_tensorflow_runs():
+    tfgpipe.make_logical_cpus(8)  # As many as there are: nothing to do.
+    with pytest.raises(RuntimeError, match=r"num_devices=5 when .* started with 8"):
+        tfgpipe.make_logical_cpus(5)
+
+
+def test_no_logical_cpus_are_refused():
+    with pytest.raises(ValueError, match=r"at least 1\. Received 0"):
+        tfgpipe.make_logical_cpus(0)
+
+
+def test_the_kind_of_a_device():
+    assert names.device_kind("/job:worker/replica:0/task:1/device:GPU:0") == "GPU"
+
+
+def test_shards_of_a_stage_are_next_to_each_other():
+    made = mesh.make_mesh(num_stages=2, num_replicas=2, num_shards=2)
+    assert made.shape == (2, 2, 2)
+    assert made.axis_names == ("replica", "stage", "shard")
+    assert [short(replica) for replica in made.devices] == [
+        [["CPU:0", "CPU:1"], ["CPU:2", "CPU:3"]],
+        [["CPU:4", "CPU:5"], ["CPU:6", "CPU:7"]],
+    ]
+    assert short(made.grid) == [["CPU:0", "CPU:2"], ["CPU:4", "CPU:6"]]
+    assert short([made.stage(1, 1), made.shards(1, 0)]) == [
+        ["CPU:3", "CPU:7"],
+        ["CPU:4", "CPU:5"],
+    ]
+
+
+def test_no_shards_are_refused():
+    with pytest.raises(
+        ValueError, match=r"`num_shards` must be at least 1\. Received 0"
+    ):
+        mesh.make_mesh(num_stages=1, num_shards=0)
+
+
+def test_leads_of_the_last_stage_share_a_host():
+    def device(task, index):
+        return f"/job:worker/replica:0/task:{task}/device:CPU:{index}"
+
+    apart = [(device(task, 0),) for task in (0, 1)]
+    together = [(device(2, index),) for index in (0, 1)]
+    mesh.check_leads(mesh.Mesh(tuple(zip(apart, together, strict=True))))
+    with pytest.raises(
+        ValueError, match=r"one host, since .*Received .*:0/CPU.*:1/CPU"
+    ):
+        mesh.check_leads(mesh.Mesh(tuple(zip(together, apart, strict=True))))

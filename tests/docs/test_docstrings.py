@@ -1,0 +1,41 @@
+"""The examples in docstrings run, and give what they show."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfgpipe
+from docs import reference
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for package in ("tfgpipe", "params", "benchmarks", "trainer", "docs")
+    for path in sorted((ROOT / package).rglob("*.py"))
+    # Which would run the program, or the whole guide.
+    if path.stem != "__main__" and path != ROOT / "docs" / "guide.py"
+    if ">>>" in path.read_text("utf-8")
+]
+GIVEN = {"keras": keras, "np": np, "tf": tf, "tfgpipe": tfgpipe}
+SHOWN = reference.shown()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_run(name):
+    module = importlib.import_module(name)
+    found = doctest.DocTestFinder().find(module, extraglobs=GIVEN)
+    runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS)
+    failures = []
+    for example in found:
+        if example.name in SHOWN:
+            # A reader of the reference has no more than what it says there is.
+            example.globs = dict(GIVEN)
+        runner.run(example, out=failures.append)
+    assert not failures, "".join(failures)

@@ -1,0 +1,128 @@
+"""Schedules that the pairs of `test_identity` leave out, against the plain model."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pytest
+
+from tests.helpers.identity import STACKS, assert_same_step, masked
+from tfgpipe import schedules
+from tfgpipe.schedules.schedule import Action, Schedule
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rows", "remat"), [("1f1b", 9, "stage"), ("zero_bubble", 3, "none")]
+)
+def test_lengths_unknown_until_run_time(schedule, rows, remat):
+    """Sequences of any length, the shapes of what crosses stages open as well."""
+    stack = dataclasses.replace(
+        STACKS["masked"], make=functools.partial(masked, length=None)
+    )
+    assert_same_step(
+        stack,
+        rows,
+        unknown=True,
+        num_stages=3,
+        num_microbatches=4,
+        schedule=schedule,
+        remat=remat,
+    )
+
+
+def test_three_interleaved_stages_on_each_device():
+    arguments = {"num_stages": 6, "num_microbatches": 4, "schedule": "interleaved"}
+    assert_same_step(STACKS["dropped"], 9, devices=["CPU:0", "CPU:1"], **arguments)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "remat"), [("1f1b", "except_last"), ("zero_bubble", "stage")]
+)
+def test_programs_compiled_by_xla(schedule, remat):
+    arguments = {"num_stages": 2, "num_microbatches": 2, "jit_compile": True}
+    assert_same_step(
+        STACKS["regularised"], 8, schedule=schedule, remat=remat, **arguments
+    )
+
+
+# Half precision has a thousandth; sums over rows in it lose a few of these.
+HALF = (1e-2, 4e-3)
+
+
+@pytest.mark.usefixtures("mixed_precision")
+@pytest.mark.parametrize(
+    ("schedule", "stack"),
+    [*((name, "dense") for name in schedules.NAMES), ("1f1b", "masked")],
+)
+def test_mixed_precision_scales_the_loss(schedule, stack):
+    """Both models get Keras' own loss scaling, which is to be undone exactly."""
+    arguments = {"num_stages": 4, "num_microbatches": 4, "schedule": schedule}
+    devices = ["CPU:0", "CPU:1"] if schedule == "interleaved" else None
+    assert_same_step(STACKS[stack], 6, devices=devices, tolerance=HALF, **arguments)
+
+
+# -- schedules of one's own -----------------------------------------------------------
+
+
+def order(actions: str) -> tuple[Action, ...]:
+    """Reads actions such as `"0F1 1B0 1b2 1w2"`: stage, kind, microbatch."""
+    kinds = {
+        "F": "forward",
+        "B": "backward",
+        "b": "backward_input",
+        "w": "backward_weight",
+    }
+    return tuple(Action(kinds[a[1]], int(a[0]), int(a[2])) for a in actions.split())
+
+
+OWN = {
+    "backwards in any order": Schedule(
+        2,
+        3,
+        (
+            order("0F0 0F1 0F2 0B1 0B2 0B0"),
+            order("1F0 1F1 1B1 1F2 1B2 1B0"),
+        ),
+    ),
+    "a backward in halves on some stages and microbatches": Schedule(
+        3,
+        3,
+        (
+            order("0F0 0F1 0F2 0B1 0b0 0B2 0w0"),
+            order("1F0 1F1 1F2 1b1 1b0 1b2 1w2 1w0 1w1"),
+            order("2F0 2F1 2B1 2B0 2F2 2B2"),
+        ),
+    ),
+    "stages there and back": Schedule(
+        4,
+        2,
+        (
+            order("0F0 0F1 3F0 3B0 3F1 3B1 0B0 0B1"),
+            order("1F0 2F0 1F1 2F1 2b0 1b0 2b1 1b1 2w0 2w1 1w0 1w1"),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "remat"),
+    list(zip(OWN, ["layer", "except_last", "layer"], strict=True)),
+)
+def test_a_schedule_of_ones_own(name, remat):
+    plan = OWN[name]
+    assert_same_step(
+        STACKS["skipping"],
+        7,
+        num_microbatches=plan.num_microbatches,
+        schedule=plan,
+        remat=remat,
+    )
+
+
+@pytest.mark.parametrize("name", ["gpipe", "interleaved"])
+def test_stages_dealt_in_another_way(name):
+    """The same order of actions on devices that hold other stages."""
+    plan = schedules.make(name, num_stages=4, num_microbatches=4, num_devices=2)
+    arguments = {"num_microbatches": 4, "schedule": plan.placed((0, 0, 1, 1))}
+    assert_same_step(STACKS["tied"], 9, **arguments)

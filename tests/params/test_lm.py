@@ -1,0 +1,372 @@
+"""Language models: found by name, causal, better than bigrams, true to their words."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import params
+import tfgpipe
+from params import packing
+from params.language_model import Transformer
+from params.sampling import Sampling
+from params.transformer import Block, Positions
+from tests.helpers import compare, experiments
+from trainer.hyperparams import HyperparameterError, from_text, to_text
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    """A text in which `a` is followed by b and c in turn: bigrams cannot tell."""
+    (tmp_path / "text").write_bytes(b"abac" * 2000)
+    return f"data.files={tmp_path}/text"
+
+
+def test_the_named_experiments_are_all_there() -> None:
+    assert list(params.experiments()) == [
+        "classifier.AllThree",
+        "classifier.Alone",
+        "classifier.DataParallel",
+        "classifier.Pipelined",
+        "classifier.PipelinedDataParallel",
+        "classifier.TensorParallel",
+        "classifier.TensorParallelRing",
+        "image.AmoebaNetD",
+        "image.AmoebaNetDSmall",
+        "image.Digits",
+        "image.DigitsQat",
+        "image.ResNet50",
+        "lm.Medium",
+        "lm.OneBillion",
+        "lm.Packed",
+        "lm.Small",
+        "lm.Tiny",
+        "segmentation.UNet",
+        "translate.Dates",
+        "translate.Files",
+        "translate.Reversal",
+    ]
+
+
+def test_an_unknown_experiment_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(HyperparameterError) as error:
+        params.find("lm.Tyni")
+    assert str(error.value) == (
+        "lm.Tyni: no such experiment. Did you mean lm.Tiny? "
+        "Expected one of classifier.AllThree, classifier.Alone, "
+        "classifier.DataParallel, classifier.Pipelined, "
+        "classifier.PipelinedDataParallel, classifier.TensorParallel, "
+        "classifier.TensorParallelRing, image.AmoebaNetD, image.AmoebaNetDSmall, "
+        "image.Digits, image.DigitsQat, image.ResNet50, lm.Medium, lm.OneBillion, "
+        "lm.Packed, lm.Small, lm.Tiny, segmentation.UNet, translate.Dates, "
+        "translate.Files, translate.Reversal."
+    )
+
+
+def test_every_experiment_reads_back() -> None:
+    for cls in params.experiments().values():
+        assert from_text(to_text(cls()), cls) == cls()
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, tfgpipe.PipelinedModel]:
+    """The model of `experiments.text("Tiny")` with each softmax, untrained."""
+    keras.utils.set_random_seed(0)
+    return {
+        softmax: experiments.text("Tiny", f"model.softmax={softmax}").build_model()
+        for softmax in ("tied", "untied")
+    }
+
+
+@pytest.fixture(scope="module")
+def model(models: dict[str, tfgpipe.PipelinedModel]) -> tfgpipe.PipelinedModel:
+    return models[experiments.text("Tiny").model.softmax]
+
+
+@pytest.mark.parametrize("softmax", ["tied", "untied"])
+def test_a_later_byte_changes_no_earlier_logit(softmax: str, models) -> None:
+    model = models[softmax]
+    text = np.arange(24, dtype=np.int32).reshape(2, 12)
+    changed = text.copy()
+    changed[:, 7] = 99
+    before, after = model.predict_on_batch(text), model.predict_on_batch(changed)
+    assert before.shape == (2, 12, 256)
+    assert np.array_equal(before[:, :7], after[:, :7])
+    assert (np.abs(before - after)[:, 7:].max(axis=(0, 2)) > 1e-6).all()
+
+
+def test_a_tied_softmax_has_one_table_for_both_ends(models) -> None:
+    tied, untied = models["tied"], models["untied"]
+    # The untied one has a second table and a bias.
+    assert untied.count_params() - tied.count_params() == 256 * 16 + 256
+
+
+def test_positions_matter() -> None:
+    model = experiments.text("Tiny", "model.num_layers=1").build_model()
+    logits = model.predict_on_batch(np.zeros([1, 12], np.int32))[0]
+    assert all(np.abs(a - b).max() > 1e-6 for a, b in itertools.pairwise(logits))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [Positions(), Block(width=8, num_heads=2, mlp_width=16, dropout=0.1)],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_layers_come_back_from_their_configuration(
+    layer: keras.layers.Layer, tmp_path: Path
+) -> None:
+    model = keras.Sequential([keras.Input((4, 8)), layer])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    data = np.random.default_rng(0).normal(size=[2, 4, 8]).astype("float32")
+    assert np.array_equal(model.predict_on_batch(data), loaded.predict_on_batch(data))
+
+
+def test_the_bigram_model_is_judged_on_the_very_bytes_of_the_model(corpus: str) -> None:
+    experiment = experiments.text("Tiny", corpus)
+    batches = list(experiment.build_dataset("validation").as_numpy_iterator())
+    again = list(experiment.build_dataset("validation").as_numpy_iterator())
+    assert len(batches) == 2
+    for one, other in zip(batches, again, strict=True):
+        assert np.array_equal(one[0], other[0])
+        assert np.array_equal(one[1], other[1])
+    # After `a` each of the others is as likely; what is after them is certain.
+    bigram = experiment.baselines()["bigram"]
+    assert bigram == pytest.approx(0.5 * np.log(2), rel=0.3)
+
+
+def test_a_step_trains_on_the_tokens_it_says(corpus: str) -> None:
+    experiment = experiments.text("Tiny", corpus)
+    _, targets = next(experiment.build_dataset("train").as_numpy_iterator())
+    assert experiment.tokens_per_step == targets.size
+
+
+def test_a_sample_begins_with_its_prompt_and_repeats_with_its_seed(model) -> None:
+    experiment = experiments.text(
+        "Tiny", "sampling.num_bytes=20", "sampling.prompt='def f('"
+    )
+    (sample,) = experiment.sample(model)
+    assert sample.startswith("def f(")
+    assert 6 < len(sample) <= 26
+    assert experiment.sample(model) == [sample]
+
+
+def test_a_sample_holds_no_control_characters(model) -> None:
+    # An untrained model draws any byte.
+    (sample,) = experiments.text("Tiny", "sampling.num_bytes=80").sample(model)
+    assert all(c.isprintable() or c in "\n\t\ufffd" for c in sample)
+
+
+def test_decoding_writes_the_sample_and_shows_it(model, tmp_path: Path) -> None:
+    experiment = experiments.text("Tiny", "sampling.num_bytes=5")
+    (sample,) = experiment.sample(model)
+    assert experiment.decode(model, tmp_path) == f"A sample:\n\n{sample}"
+    assert (tmp_path / "sample.txt").read_text(encoding="utf-8") == sample
+
+
+def test_each_line_of_a_file_is_a_prompt(model, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts"
+    prompts.write_text("def \n\nclass \n", encoding="utf-8")
+    experiment = experiments.text(
+        "Tiny", "sampling.num_bytes=5", f"sampling.prompts={prompts}"
+    )
+    experiment.check()
+    first, second = samples = experiment.sample(model)
+    assert (first[:4], second[:6]) == ("def ", "class ")
+    assert experiment.decode(model, tmp_path) == f"A sample:\n\n{first}"
+    written = [tmp_path / f"sample-{n}.txt" for n in (1, 2)]
+    assert [path.read_text(encoding="utf-8") for path in written] == samples
+
+
+def test_prompts_that_cannot_be_read_are_refused_before_training(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "empty").write_text("\n")
+    for name, words in (("none", "No such file"), ("empty", "which has none")):
+        with pytest.raises(HyperparameterError, match=rf"sampling\.prompts: .*{words}"):
+            experiments.text("Tiny", f"sampling.prompts={tmp_path}/{name}").check()
+
+
+# Packed documents.
+
+
+@pytest.fixture
+def paragraphs(tmp_path: Path) -> str:
+    """A text of many short paragraphs, and of some longer than a window."""
+    random = np.random.default_rng(0)
+    texts = [
+        random.integers(97, 123, length).astype(np.uint8).tobytes()
+        for length in random.integers(1, 16, 600)
+    ]
+    (tmp_path / "paragraphs").write_bytes(b"\n\n".join(texts))
+    return f"data.files={tmp_path}/paragraphs"
+
+
+# Where the pipeline is not the question.
+ALONE = ["pipelining.num_stages=1", "pipelining.num_microbatches=1"]
+
+# Two documents, then padding; the second stands elsewhere in the second window.
+WINDOWS = np.array(
+    [
+        [0, 97, 98, 99, 100, 0, 101, 102, 103, 104, 0, 0],
+        [0, 101, 102, 103, 104, 0, 110, 111, 112, 113, 114, 0],
+    ],
+    np.int32,
+)
+
+
+@pytest.fixture(scope="module")
+def packed_models() -> dict[str, tfgpipe.PipelinedModel]:
+    """The model of packed documents with each softmax, untrained."""
+    keras.utils.set_random_seed(0)
+    return {
+        softmax: experiments.text(
+            "Packed", f"model.softmax={softmax}", *ALONE
+        ).build_model()
+        for softmax in ("tied", "untied")
+    }
+
+
+@pytest.mark.parametrize("softmax", ["tied", "untied"])
+def test_documents_of_a_window_do_not_see_each_other(
+    softmax: str, packed_models
+) -> None:
+    model = packed_models[softmax]
+    changed = WINDOWS.copy()
+    changed[0, 3] = 120
+    before, after = model.predict_on_batch(WINDOWS), model.predict_on_batch(changed)
+    assert np.array_equal(before[0, 5:], after[0, 5:])
+    assert (np.abs(before - after)[0, 3:5].max(axis=-1) > 1e-6).all()
+
+
+def test_a_document_is_read_alike_wherever_it_stands(packed_models) -> None:
+    model = packed_models["tied"]
+    logits = model.predict_on_batch(WINDOWS)
+    np.testing.assert_allclose(logits[0, 5:10], logits[1, :5], atol=1e-6)
+    # As positions count from its start; they do matter.
+    (positions,) = (
+        layer for layer in model.unpipelined().layers if isinstance(layer, Positions)
+    )
+    before = positions.vectors.numpy()
+    positions.vectors.assign(before[::-1])
+    turned = model.predict_on_batch(WINDOWS)
+    positions.vectors.assign(before)
+    assert np.abs(turned - logits).max() > 1e-3
+
+
+def test_the_loss_leaves_out_starts_and_padding(paragraphs: str) -> None:
+    experiment = experiments.text("Packed", paragraphs, "pipelining.num_microbatches=2")
+    model = experiment.build_model()
+    inputs, targets = next(experiment.build_dataset("validation").as_numpy_iterator())
+    logits = model.predict_on_batch(inputs).astype(np.float64)
+    logs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    each = -np.take_along_axis(logs, targets[..., None], axis=-1)[..., 0]
+    counted = targets != packing.START
+    assert 0 < counted.mean() < 1
+    loss = model.test_on_batch(inputs, targets, return_dict=True)["loss"]
+    assert loss == pytest.approx(each[counted].mean(), rel=1e-5)
+
+
+def test_packed_documents_pass_a_pipeline_unchanged() -> None:
+    # With the table of a tied softmax at both ends of the pipeline.
+    stages = ["pipelining.num_stages=2", "pipelining.num_microbatches=2"]
+    model = experiments.text("Packed", "model.softmax=tied", *stages).build_model()
+    expected = compare.run(model.unpipelined(), WINDOWS, graph=False)
+    assert all(np.any(gradient) for gradient in expected.weight_grads.values())
+    compare.assert_same(expected, compare.run(model, WINDOWS))
+
+
+def test_packed_batches_depend_on_seed_and_step_alone(paragraphs: str) -> None:
+    experiment = experiments.text("Packed", paragraphs)
+    early = list(experiment.build_dataset("train").take(5).as_numpy_iterator())[3:]
+    late = experiment.build_dataset("train", first_step=3).take(2)
+    for a, b in zip(early, late.as_numpy_iterator(), strict=True):
+        assert np.array_equal(a, b)
+    assert not np.array_equal(early[0], early[1])
+
+
+def test_packed_windows_are_drawn_whole(paragraphs: str) -> None:
+    experiment = experiments.text("Packed", paragraphs, "evaluation.num_batches=1")
+    for split in ("train", "validation"):
+        documents = experiment.data.read_documents(split)
+        table = {row.tobytes() for row in packing.windows(documents, size=13)}
+        for inputs, targets in experiment.build_dataset(split).take(3):
+            windows = np.concatenate([inputs, targets[:, -1:]], axis=1)
+            assert {row.tobytes() for row in windows.astype(np.uint8)} <= table
+            assert np.array_equal(inputs[:, 1:], targets[:, :-1])
+
+
+def test_the_bigram_model_is_judged_on_what_counts(paragraphs: str) -> None:
+    # 26 letters about as likely, and line ends.
+    bigram = experiments.text("Packed", paragraphs).baselines()["bigram"]
+    assert 0.6 * np.log(26) < bigram < 1.6 * np.log(26)
+
+
+def test_a_file_of_a_packed_network_loads(packed_models, tmp_path: Path) -> None:
+    plain = packed_models["tied"].unpipelined()
+    plain.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    expected, received = (m.predict_on_batch(WINDOWS) for m in (plain, loaded))
+    assert np.array_equal(expected, received)
+
+
+class _Listens:
+    """Keeps the windows that it is asked about; always says `b`."""
+
+    def __init__(self) -> None:
+        self.windows: list[bytes] = []
+
+    def predict_on_batch(self, window: np.ndarray) -> np.ndarray:
+        self.windows.append(window.astype(np.uint8).tobytes())
+        return 1e3 * np.eye(256)[np.full(window.shape, ord("b"))]
+
+
+def test_a_sample_always_begins_with_its_start() -> None:
+    model = _Listens()
+    sampling = Sampling(prompt="a", num_bytes=4)
+    assert sampling.draw(model, ["a"], length=4, seed=0, start=b"\0") == ["abbbb"]
+    assert model.windows == [b"\0a\0\0", b"\0ab\0", b"\0abb", b"\0bbb"]
+
+
+def test_a_text_shorter_than_a_window_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"short")
+    with pytest.raises(HyperparameterError) as error:
+        experiments.text("Tiny", f"data.files={tmp_path}/text").build_dataset(
+            "validation"
+        )
+    assert str(error.value) == (
+        "data.files: expected more than model.context=12 bytes for validation; "
+        "received 1. Give more text, or a smaller model.context."
+    )
+
+
+def test_heads_that_do_not_share_the_width_are_refused() -> None:
+    with pytest.raises(HyperparameterError) as error:
+        Transformer(width=10, num_heads=4)
+    assert str(error.value) == "width: expected a multiple of num_heads=4; received 10."
+
+
+def test_more_stages_than_layers_is_a_wrong_hyperparameter() -> None:
+    with pytest.raises(HyperparameterError, match=r"pipelining: .*7"):
+        experiments.text(
+            "Tiny", "pipelining.num_stages=7", "model.num_layers=1"
+        ).build_model()
+
+
+def test_the_learning_rate_rises_then_falls() -> None:
+    adam = experiments.text(
+        "Tiny", "optimizer.learning_rate=0.5", "optimizer.warmup=0.2"
+    ).optimizer
+    optimizer = adam.build(num_steps=10)
+    rates = []
+    for step in range(11):
+        optimizer.iterations.assign(step)
+        rates.append(float(optimizer.learning_rate))
+    assert rates[0] == 0
+    assert max(rates) == rates[2] == pytest.approx(0.5)
+    assert rates[2:] == sorted(rates[2:], reverse=True)
+    assert rates[10] == pytest.approx(0, abs=1e-6)

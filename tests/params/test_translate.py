@@ -1,0 +1,221 @@
+"""Encoder-decoders: through a pipeline as without, blind to padding, true decoders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import params
+import tfgpipe
+from params import characters, greedy
+from params.translate_model import EncoderDecoder, Translation
+from tests.helpers import compare, experiments
+from trainer.hyperparams import HyperparameterError, override
+
+TARGET_LENGTH = 7
+
+
+@pytest.fixture(scope="module")
+def experiment() -> Translation:
+    return experiments.translation()
+
+
+@pytest.fixture(scope="module")
+def model(experiment: Translation) -> tfgpipe.PipelinedModel:
+    keras.utils.set_random_seed(0)
+    return experiment.build_model()
+
+
+@pytest.fixture(scope="module")
+def batch(experiment: Translation) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+    (batch,) = experiment.build_dataset("validation").as_numpy_iterator()
+    return batch
+
+
+def test_outputs_masks_and_gradients_are_those_of_the_plain_model(
+    model: tfgpipe.PipelinedModel, batch: tuple
+) -> None:
+    x = list(batch[0])
+    expected = compare.run(model.unpipelined(), x, graph=False)
+    received = compare.run(model, x)
+    assert np.array_equal(expected.masks[0], batch[1] > 0)
+    assert all(np.any(gradient) for gradient in _without_dead(expected).values())
+    compare.assert_same(expected, received)
+
+
+def _without_dead(run: compare.Run) -> dict[str, np.ndarray | None]:
+    # What is added to all keys of an attention does not change it.
+    return {k: v for k, v in run.weight_grads.items() if "key/bias" not in k}
+
+
+def test_encoder_and_decoder_are_on_stages_of_their_own(
+    model: tfgpipe.PipelinedModel,
+) -> None:
+    first, second = tfgpipe.stage_table(model).splitlines()[-2:]
+    assert first.split()[1] == "CPU:0"
+    assert second.split()[1] == "CPU:1"
+
+
+def test_loss_and_accuracy_count_no_padding(
+    model: tfgpipe.PipelinedModel, batch: tuple
+) -> None:
+    x, y = batch
+    logits = model.predict_on_batch(list(x)).astype(np.float64)
+    chances = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    each = np.take_along_axis(chances, y[..., None], axis=-1)[..., 0]
+    found = model.test_on_batch(list(x), y, return_dict=True)
+    assert 0 < (y == 0).mean() < 1
+    assert found["loss"] == pytest.approx(-each[y > 0].mean(), rel=1e-5)
+    right = logits.argmax(axis=-1) == y
+    assert found["accuracy"] == pytest.approx(right[y > 0].mean())
+
+
+def test_padding_changes_nothing(model: tfgpipe.PipelinedModel) -> None:
+    """Whatever vector padding has, nobody looks at it."""
+    source = np.array([[70, 71, 72, 0, 0, 0]] * 2, np.int32)
+    shifted = np.array([[1, 80, 81, 0, 0, 0, 0]] * 2, np.int32)
+    plain = model.unpipelined()
+    before = model.predict_on_batch([source, shifted])
+    tables = [v for v in plain.trainable_variables if v.path.endswith("embeddings")]
+    assert len(tables) == 2
+    kept = [table.numpy() for table in tables]
+    for table, value in zip(tables, kept, strict=True):
+        changed = value.copy()
+        changed[characters.PADDING] += 5
+        table.assign(changed)
+    after = model.predict_on_batch([source, shifted])
+    for table, value in zip(tables, kept, strict=True):
+        table.assign(value)
+    np.testing.assert_allclose(before[:, :3], after[:, :3], atol=1e-6)
+
+
+def test_the_decoder_sees_all_of_the_source_and_none_of_what_comes(
+    model: tfgpipe.PipelinedModel,
+) -> None:
+    source = np.array([[70, 71, 72, 73, 74, 75]], np.int32)
+    shifted = np.array([[1, 80, 81, 82, 83, 84, 85]], np.int32)
+    before = model.predict_on_batch([source, shifted])[0]
+    later = shifted.copy()
+    later[0, 4] = 90
+    after = model.predict_on_batch([source, later])[0]
+    np.testing.assert_allclose(before[:4], after[:4], atol=1e-6)
+    assert (np.abs(before - after)[4:].max(axis=-1) > 1e-6).all()
+    other = source.copy()
+    other[0, 5] = 90
+    after = model.predict_on_batch([other, shifted])[0]
+    assert (np.abs(before - after).max(axis=-1) > 1e-6).all()
+
+
+def test_a_run_goes_on_with_the_batches_it_would_have_had(
+    experiment: Translation,
+) -> None:
+    from_zero = experiment.build_dataset("train").take(5)
+    from_three = experiment.build_dataset("train", first_step=3).take(2)
+    late = list(from_three.as_numpy_iterator())
+    early = list(from_zero.as_numpy_iterator())[3:]
+    for a, b in zip(keras.tree.flatten(late), keras.tree.flatten(early), strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_a_step_predicts_at_most_the_characters_it_says(
+    experiment: Translation, batch: tuple
+) -> None:
+    assert experiment.tokens_per_step == batch[1].size
+
+
+def test_the_unigram_model_is_that_of_the_targets(experiment: Translation) -> None:
+    # 36 characters and the end, all about as likely.
+    unigram = experiment.baselines()["unigram"]
+    assert 0.7 * np.log(37) < unigram < 1.15 * np.log(37)
+
+
+class _Copies:
+    """Writes the source, then the end; ever after nonsense."""
+
+    def predict(self, inputs: list[np.ndarray], **_: object) -> np.ndarray:
+        source, shifted = inputs
+        assert (shifted[:, 0] == characters.START).all()
+        wanted = np.full(shifted.shape, 99)
+        for row, numbers in zip(wanted, source, strict=True):
+            length = np.count_nonzero(numbers)
+            row[: length + 1] = [*numbers[:length], characters.END]
+        return np.eye(100)[wanted]
+
+
+def test_greedy_decoding_stops_each_row_at_its_end() -> None:
+    source = characters.encode(["ab", "c", "defg"], length=6)
+    written = greedy.decode(_Copies(), source, length=5)
+    assert [characters.decode(row) for row in written] == ["ab", "c", "defg"]
+    assert np.count_nonzero(written, axis=1).tolist() == [3, 2, 5]
+
+
+def test_greedy_decoding_takes_the_likeliest_after_what_it_wrote(
+    model: tfgpipe.PipelinedModel, batch: tuple
+) -> None:
+    source = batch[0][0]
+    written = greedy.decode(model, source, length=TARGET_LENGTH)
+    shifted = np.pad(written, [[0, 0], [1, 0]], constant_values=characters.START)
+    likeliest = model.predict_on_batch([source, shifted[:, :-1]]).argmax(axis=-1)
+    counted = written > 0
+    assert np.array_equal(likeliest[counted], written[counted])
+
+
+def test_decoding_writes_a_table_and_tells_what_share_is_right(
+    experiment: Translation, model: tfgpipe.PipelinedModel, tmp_path: Path
+) -> None:
+    text = experiment.decode(model, tmp_path)
+    lines = (tmp_path / "translations.tsv").read_text().splitlines()
+    assert lines[0] == "source\twanted\treceived"
+    table = [line.split("\t") for line in lines[1:]]
+    assert len(table) == 8
+    assert all(wanted == source[::-1] for source, wanted, _ in table)
+    right = sum(wanted == received for _, wanted, received in table)
+    assert text.startswith(f"Translations:\n\n{table[0][0]} -> ")
+    assert text.endswith(f"\n\n{right / 8:.1%} of 8 exactly right.")
+
+
+def test_a_file_of_the_network_loads(
+    model: tfgpipe.PipelinedModel, batch: tuple, tmp_path: Path
+) -> None:
+    plain = model.unpipelined()
+    plain.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    x = list(batch[0])
+    assert np.array_equal(plain.predict_on_batch(x), loaded.predict_on_batch(x))
+
+
+@pytest.mark.parametrize("name", ["translate.Reversal", "translate.Dates"])
+def test_every_task_has_a_model_of_its_lengths(name: str) -> None:
+    experiment = override(params.find(name)(), experiments.TRANSLATION)
+    (batch,) = experiment.build_dataset("validation").as_numpy_iterator()
+    assert batch[0][0].shape == (8, experiment.data.source_length)
+    assert batch[1].shape == (8, experiment.data.target_length + 1)
+
+
+def test_fewer_pairs_than_a_batch_are_refused() -> None:
+    with pytest.raises(HyperparameterError) as error:
+        experiments.translation("data.num_pairs=20").build_dataset("validation")
+    received = len(experiments.translation("data.num_pairs=20").data.read("validation"))
+    assert str(error.value) == (
+        "data: expected enough pairs for a batch of training.batch_size=8 for "
+        f"validation, which has about a tenth or nine of them; received {received}. "
+        "Give more pairs, or a smaller training.batch_size."
+    )
+
+
+def test_shards_are_refused() -> None:
+    with pytest.raises(HyperparameterError) as error:
+        experiments.translation("pipelining.num_shards=2").build_model()
+    assert str(error.value) == (
+        "pipelining.num_shards: expected 1, as no layer of an encoder-decoder is "
+        "sharded; received 2. Try more pipelining.num_stages."
+    )
+
+
+def test_heads_that_do_not_share_the_width_are_refused() -> None:
+    with pytest.raises(HyperparameterError) as error:
+        EncoderDecoder(width=10, num_heads=4)
+    assert str(error.value) == "width: expected a multiple of num_heads=4; received 10."

@@ -1,0 +1,76 @@
+"""What documents name is there: targets, links, headings, tests."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.reference import anchor
+from tfgpipe import schedules
+from tfgpipe.schedules.schedule import draw
+
+ROOT = Path(__file__).resolve().parents[3]
+README = ROOT / "README.md"
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def blocks(document: Path, *languages: str) -> list[str]:
+    """Returns the fenced code blocks of a document in any of the languages."""
+    fence = rf"^```(?:{'|'.join(languages)})\n(.*?)^```$"
+    return re.findall(fence, document.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_make_commands_exist(document: Path) -> None:
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    shell = "\n".join(blocks(document, "bash", "console"))
+    commands = re.findall(r"^\$? ?make(?: +[A-Z]+=\S+)* +([a-z]+)", shell, re.MULTILINE)
+    assert set(commands) <= set(targets)
+
+
+def test_the_picture_is_the_schedule() -> None:
+    rows = re.findall(r"^(stage \d .*?)(?:    .*)?$", blocks(README, "text")[0], re.M)
+    assert "\n".join(rows) == draw(schedules.gpipe(4, 4))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_relative_links_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\((?![a-z]+:|#)([^)#\s]+)", document.read_text("utf-8"))
+    assert not [link for link in links if not (document.parent / link).exists()]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_into_documents_lead_to_a_heading(document: Path) -> None:
+    links = re.findall(
+        r"\]\((?![a-z]+:)([^)#\s]*)#([^)\s]+)\)", document.read_text("utf-8")
+    )
+    for path, heading in links:
+        target = document.parent / path if path else document
+        fenced = re.sub(
+            r"^```.*?^```$", "", target.read_text("utf-8"), flags=re.M | re.S
+        )
+        headings = re.findall(r"^#+ (.*)$", fenced, re.MULTILINE)
+        assert heading in {anchor(title) for title in headings}, (path, heading)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_tests_and_benchmarks_that_are_named_exist(document: Path) -> None:
+    named = re.findall(
+        r"`((?:tests|benchmarks)/[\w/]+\.py)(?:::(\w+))?`", document.read_text("utf-8")
+    )
+    for path, function in named:
+        source = _source(path)
+        assert not function or re.search(
+            rf"^ *def {function}\(", source, re.MULTILINE
+        ), (
+            path,
+            function,
+        )
+
+
+@functools.cache
+def _source(path: str) -> str:
+    return (ROOT / path).read_text("utf-8")

@@ -1,0 +1,278 @@
+"""The named schedules, against their drawings and what their papers claim of them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfgpipe import schedules
+from tfgpipe.schedules.schedule import Action, draw
+
+DRAWN = {
+    "gpipe": (schedules.gpipe, schedules.gpipe(4, 8)),
+    "1f1b": (schedules.one_f_one_b, schedules.one_f_one_b(4, 8)),
+    "interleaved": (schedules.interleaved, schedules.interleaved(4, 8, num_devices=2)),
+    "zero_bubble": (schedules.zero_bubble, schedules.zero_bubble(4, 8)),
+}
+
+
+@st.composite
+def plans(draw, names=schedules.NAMES, most=8):
+    """Any named schedule: of 1 to 8 devices, with whatever M and v it takes."""
+    name = draw(st.sampled_from(names))
+    P = draw(st.integers(1, most))
+    v = draw(st.integers(1, 3)) if name in ("gpipe", "interleaved") else 1
+    fewest = 1 if name == "gpipe" else P
+    M = draw(st.integers(fewest, fewest + 17))
+    return schedules.make(name, num_stages=v * P, num_microbatches=M, num_devices=P)
+
+
+def in_flight(plan, k):
+    """Returns the most microbatches that stage k has begun and not ended."""
+    held = most = 0
+    for action in plan.orders[plan.placement[k]]:
+        if action.stage == k:
+            held += (action.kind == "forward") - (
+                action.kind in ("backward", "backward_weight")
+            )
+            most = max(most, held)
+    return most
+
+
+def test_every_named_schedule_is_drawn():
+    assert set(DRAWN) == set(schedules.NAMES)
+
+
+@pytest.mark.parametrize("name", schedules.NAMES)
+def test_the_drawing_in_the_docstring_is_the_schedule(name):
+    maker, plan = DRAWN[name]
+    drawn = re.findall(r"^ +((?:stage|device) \d  .*)$", maker.__doc__, re.MULTILINE)
+    assert "\n".join(drawn) == draw(plan)
+    assert plan.name == name
+
+
+@pytest.mark.parametrize("name", schedules.NAMES)
+def test_the_table_in_the_docstring_has_a_row_for_each(name):
+    assert f"\n| `{name}` |" in schedules.__doc__
+
+
+@pytest.mark.parametrize(
+    ("num_stages", "num_microbatches", "drawn"),
+    [
+        (1, 1, ["stage 0  F0 B0"]),
+        (1, 3, ["stage 0  F0 F1 F2 B2 B1 B0"]),
+        (
+            3,
+            1,
+            [
+                "stage 0  F0 .. .. .. .. B0",
+                "stage 1  .. F0 .. .. B0 ..",
+                "stage 2  .. .. F0 B0 .. ..",
+            ],
+        ),
+        (
+            2,
+            4,
+            [
+                "stage 0  F0 F1 F2 F3 .. .. B3 B2 B1 B0",
+                "stage 1  .. F0 F1 F2 F3 B3 B2 B1 B0 ..",
+            ],
+        ),
+    ],
+)
+def test_small_gpipes_are_those_drawn_by_hand(num_stages, num_microbatches, drawn):
+    assert draw(schedules.gpipe(num_stages, num_microbatches)).splitlines() == drawn
+
+
+def test_a_small_1f1b_is_that_drawn_by_hand():
+    assert draw(schedules.one_f_one_b(2, 3)).splitlines() == [
+        "stage 0  F0 F1 .. B0 F2 B1 .. B2",
+        "stage 1  .. F0 B0 F1 B1 F2 B2 ..",
+    ]
+
+
+def test_a_small_zero_bubble_is_that_drawn_by_hand():
+    assert draw(schedules.zero_bubble(2, 3)).splitlines() == [
+        "stage 0  F0 F1 .. B0 W0 F2 B1 W1 B2 W2",
+        "stage 1  .. F0 B0 F1 B1 W0 F2 B2 W1 W2",
+    ]
+
+
+@given(plans())
+def test_every_schedule_is_complete_and_can_be_run(plan):
+    assert plan.validate() is plan
+    halves = 3 if plan.name == "zero_bubble" else 2
+    slots = plan.slots
+    assert len(slots) == halves * plan.num_stages * plan.num_microbatches
+    assert sum(map(len, plan.orders)) == len(slots)
+
+
+@given(plans())
+def test_every_action_runs_after_what_it_needs(plan):
+    slots = plan.slots
+    for action, slot in slots.items():
+        assert all(slots[needed] < slot for needed in plan.dependencies(action))
+
+
+@given(plans())
+def test_a_device_runs_its_actions_in_their_order_one_at_a_time(plan):
+    slots = plan.slots
+    for order in plan.orders:
+        times = [slots[action] for action in order]
+        assert times == sorted(set(times))
+
+
+@given(plans())
+def test_stages_are_dealt_round_robin(plan):
+    P = plan.num_devices
+    assert plan.placement == tuple(k % P for k in range(plan.num_stages))
+
+
+@given(plans(), st.integers(1, 30))
+def test_the_first_microbatches_of_any_schedule_are_one(plan, num_microbatches):
+    fewer = plan.first(num_microbatches)
+    assert fewer.validate() is fewer
+    assert fewer.num_microbatches == min(num_microbatches, plan.num_microbatches)
+    for order, full in zip(fewer.orders, plan.orders, strict=True):
+        kept = [a for a in full if a.microbatch < num_microbatches]
+        assert list(order) == kept
+
+
+@given(plans(names=["gpipe"]))
+def test_gpipe_holds_all_microbatches(plan):
+    flights = {in_flight(plan, k) for k in range(plan.num_stages)}
+    assert flights == {plan.num_microbatches}
+
+
+@given(plans(names=["1f1b"]))
+def test_1f1b_holds_as_many_microbatches_as_stages_follow(plan):
+    K, M = plan.num_stages, plan.num_microbatches
+    assert [in_flight(plan, k) for k in range(K)] == [min(K - k, M) for k in range(K)]
+
+
+@given(plans(names=["zero_bubble"]))
+def test_zero_bubble_holds_at_most_as_many_microbatches_as_stages(plan):
+    K, M = plan.num_stages, plan.num_microbatches
+    assert max(in_flight(plan, k) for k in range(K)) == min(K, M)
+
+
+@given(plans(names=["gpipe", "1f1b", "zero_bubble"]))
+def test_what_stages_hold_is_counted_to_the_end_of_their_backwards(plan):
+    if plan.num_devices == plan.num_stages:
+        held = tuple(in_flight(plan, k) for k in range(plan.num_stages))
+        assert plan.in_flight == held
+
+
+@given(plans(names=["interleaved"]))
+def test_interleaved_holds_what_its_warm_up_begins(plan):
+    """Megatron-LM's number of warm-up forwards, and the one after them."""
+    P, v = plan.num_devices, plan.num_stages // plan.num_devices
+    for p, order in enumerate(plan.orders):
+        held = most = 0
+        for action in order:
+            held += 1 if action.kind == "forward" else -1
+            most = max(most, held)
+        lead = P - p if v == 1 else 2 * (P - 1 - p) + (v - 1) * P + 1
+        assert most <= min(lead, v * plan.num_microbatches)
+        if plan.num_microbatches % P == 0:
+            assert most == min(lead, v * plan.num_microbatches)
+
+
+def test_interleaved_with_one_stage_a_device_is_1f1b():
+    assert draw(schedules.interleaved(3, 5, num_devices=3)) == draw(
+        schedules.one_f_one_b(3, 5)
+    )
+
+
+@given(st.integers(2, 5), st.integers(2, 3), st.integers(1, 4), st.data())
+def test_interleaved_takes_microbatches_that_leave_a_rest(P, v, groups, data):
+    M = groups * P + data.draw(st.integers(1, P - 1))
+    plan = schedules.interleaved(v * P, M, num_devices=P).validate()
+    assert plan.num_microbatches == M
+    # The rest is what the next full group would begin with.
+    full = schedules.interleaved(v * P, (groups + 1) * P, num_devices=P)
+    assert plan.orders == full.first(M).orders
+
+
+@pytest.mark.parametrize("name", schedules.NAMES)
+def test_128_microbatches_on_64_devices_can_be_run(name):
+    v = 2 if name == "interleaved" else 1
+    plan = schedules.make(name, num_stages=64 * v, num_microbatches=128, num_devices=64)
+    assert plan.validate().num_devices == 64
+
+
+@pytest.mark.parametrize("name", schedules.NAMES)
+@pytest.mark.parametrize("num_microbatches", [1, 3])
+def test_one_stage_is_a_schedule_of_every_name(name, num_microbatches):
+    plan = schedules.make(
+        name, num_stages=1, num_microbatches=num_microbatches
+    ).validate()
+    assert plan.name == name
+    assert plan.num_devices == 1
+    assert max(plan.slots.values()) + 1 == len(plan.slots)
+
+
+@pytest.mark.parametrize("name", schedules.NAMES)
+def test_a_name_makes_what_its_function_makes(name):
+    plan = DRAWN[name][1]
+    made = schedules.make(
+        name, num_stages=4, num_microbatches=8, num_devices=plan.num_devices
+    )
+    assert made == plan
+
+
+def test_gpipe_places_several_stages_on_a_device():
+    plan = schedules.gpipe(4, 2, num_devices=2).validate()
+    assert draw(plan).splitlines()[1].startswith("device 1  ... F0a F1a F0b F1b B1b")
+
+
+def test_weights_wait_longer_on_later_stages():
+    order = schedules.zero_bubble(3, 4).orders[2]
+    first = order.index(Action("backward_weight", 2, 0))
+    assert Action("backward_input", 2, 2) in order[:first]
+    assert Action("backward_input", 2, 3) not in order[:first]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_stages", "num_devices"),
+    [("1f1b", 4, 4), ("interleaved", 8, 4), ("zero_bubble", 4, 4)],
+)
+def test_too_few_microbatches_are_refused(name, num_stages, num_devices):
+    words = (
+        rf"Schedule '{name}' needs at least as many microbatches.*Received "
+        rf"num_microbatches=3 for 4 devices\. Use num_microbatches=4 or more, or "
+        'schedule="gpipe"'
+    )
+    with pytest.raises(ValueError, match=words):
+        schedules.make(
+            name, num_stages=num_stages, num_microbatches=3, num_devices=num_devices
+        )
+
+
+@pytest.mark.parametrize("name", ["gpipe", "interleaved"])
+def test_stages_that_devices_do_not_divide_are_refused(name):
+    words = r"as many to each\. Received 5 stages for 2 devices\. Make `num_stages`"
+    with pytest.raises(ValueError, match=words):
+        schedules.make(name, num_stages=5, num_microbatches=8, num_devices=2)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zero_bubble"])
+def test_several_stages_a_device_are_refused_where_there_is_one(name):
+    words = (
+        rf"Schedule '{name}' has one stage a device\. Received 4 stages for 2 devices\."
+        ' Use schedule="interleaved"'
+    )
+    with pytest.raises(ValueError, match=words):
+        schedules.make(name, num_stages=4, num_microbatches=8, num_devices=2)
+
+
+def test_an_unknown_name_lists_those_there_are():
+    words = (
+        "must be one of 'gpipe', '1f1b', 'interleaved', 'zero_bubble', or a "
+        r"`tfgpipe\.Schedule` of your own\. Received '1F1B'"
+    )
+    with pytest.raises(ValueError, match=words):
+        schedules.make("1F1B", num_stages=2, num_microbatches=2)

@@ -1,0 +1,283 @@
+"""The rules of the architecture, read off the syntax trees.
+
+A package has a door, its `__init__`, through which alone others import; packages stand
+on layers and import strictly downwards. CONTRIBUTING.md tells what is where.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import graphlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.forks import interpret
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# A package imports from those on lower layers only.
+LAYERS = {
+    "_compat": 0,
+    "_util": 0,
+    "schedules": 1,
+    "simulation": 2,
+    "cluster": 2,
+    "devices": 2,
+    "distribution": 3,
+    "graph": 3,
+    "capture": 4,
+    "tensor_parallel": 5,
+    "stage": 5,
+    "runtime": 6,
+    "partition": 7,
+    "pipelined_layer": 8,
+    "report": 9,
+    "pipelined_model": 10,
+    "callbacks": 11,
+    "quantization": 11,
+    "layers": 11,
+    "planner": 11,
+    "__init__": 12,
+}
+# Names that a door may export.
+MOST_EXPORTS = 16
+# Entries of `tfgpipe/`, and of any folder inside.
+MOST_ENTRIES = 22
+# Modules that load no TensorFlow, and import nothing but NumPy.
+PURE = (
+    "_compat.backend",
+    "_compat.native_logging",
+    "_util.counts",
+    "_util.crash",
+    "_util.lazy",
+    "_util.text",
+    "capture.ir",
+    "devices.tpu_topology",
+    "distribution.zero",
+    "graph.partitioner",
+    "graph.pieces",
+    "partition.solver",
+    "report.memory",
+    "schedules",
+    "schedules.named",
+    "schedules.schedule",
+    "simulation",
+    "simulation.perfetto",
+    "simulation.simulator",
+    "simulation.timeline",
+)
+
+
+def test_every_package_says_its_layer() -> None:
+    assert {package(name) for name in modules("tfgpipe")} == set(LAYERS)
+
+
+def test_imports_go_to_lower_layers() -> None:
+    upwards = [
+        f"{name} (layer {LAYERS[package(name)]}) imports {other} "
+        f"(layer {LAYERS[package(other)]})"
+        for name, others in _graph().items()
+        for other in others
+        if package(other) != package(name)
+        and LAYERS[package(other)] >= LAYERS[package(name)]
+    ]
+    assert not upwards
+
+
+def test_imports_make_no_circle() -> None:
+    graphlib.TopologicalSorter(_graph()).prepare()
+
+
+@pytest.mark.parametrize("top", ["tfgpipe", "params", "trainer", "benchmarks", "docs"])
+def test_a_package_is_entered_by_its_door(top: str) -> None:
+    inner = {f"tfgpipe.{name}" for name in modules("tfgpipe") if "." in name}
+    passed = [
+        f"{top}.{name} imports from {module}"
+        for name, path in modules(top).items()
+        for module in _modules_imported_from(path)
+        if module in inner
+        and not (top == "tfgpipe" and package(name) == module.split(".")[1])
+    ]
+    assert not passed
+
+
+def test_doors_are_narrow() -> None:
+    wide = {
+        name: len(_exports(path))
+        for name, path in modules("tfgpipe").items()
+        if name.endswith(".__init__") and len(_exports(path)) > MOST_EXPORTS
+    }
+    assert not wide
+
+
+def test_doors_export_what_somebody_imports() -> None:
+    used = {
+        name
+        for top in ("tfgpipe", "params", "trainer", "benchmarks", "docs")
+        for path in modules(top).values()
+        for name in imports(path)
+    }
+    text = " ".join(
+        path.read_text("utf-8")
+        for top in ("tfgpipe", "tests", "docs", "benchmarks", "params", "trainer")
+        for path in modules(top).values()
+    )
+    idle = [
+        f"{name}.{export}"
+        for name, path in modules("tfgpipe").items()
+        if name.endswith(".__init__")
+        for export in _exports(path)
+        if f"tfgpipe.{package(name)}.{export}" not in used
+        and f"{package(name)}.{export}" not in text
+    ]
+    assert not idle
+
+
+def test_folders_can_be_taken_in_at_a_glance() -> None:
+    folders = [ROOT / "tfgpipe", *(p for p in (ROOT / "tfgpipe").iterdir())]
+    full = {
+        str(folder.relative_to(ROOT)): len(entries)
+        for folder in folders
+        if folder.is_dir()
+        and len(entries := [p for p in folder.iterdir() if p.name != "__pycache__"])
+        > MOST_ENTRIES
+    }
+    assert not full
+
+
+def test_the_library_imports_neither_experiments_nor_trainer() -> None:
+    assert not _imported_tops("tfgpipe") & {"params", "trainer", "tests", "benchmarks"}
+
+
+def test_experiments_import_of_the_trainer_hyperparameters_alone() -> None:
+    assert not _imported_tops("params") & {"tests", "benchmarks"}
+    of_trainer = {
+        name.rpartition(".")[0]
+        for path in modules("params").values()
+        for name in imports(path)
+        if name.startswith("trainer")
+    }
+    assert of_trainer <= {"trainer.hyperparams", "trainer"}
+
+
+def test_the_trainer_imports_neither_tests_nor_benchmarks() -> None:
+    assert not _imported_tops("trainer") & {"tests", "benchmarks"}
+
+
+def test_pure_modules_name_only_numpy_and_the_standard_library() -> None:
+    allowed = sys.stdlib_module_names | {"tfgpipe", "numpy"}
+    paths = modules("tfgpipe")
+    others = {
+        name: [x for x in imports(path) if x.partition(".")[0] not in allowed]
+        for name in PURE
+        for path in [paths.get(name) or paths[f"{name}.__init__"]]
+    }
+    assert not {name: found for name, found in others.items() if found}
+
+
+def test_pure_modules_load_no_tensorflow() -> None:
+    code = (
+        "import importlib, sys\n"
+        f"for name in {PURE}:\n"
+        "    importlib.import_module(f'tfgpipe.{name}')\n"
+        "    loaded = {'tensorflow', 'keras'} & sys.modules.keys()\n"
+        "    assert not loaded, (name, loaded)\n"
+    )
+    run = interpret(code)
+    assert run.returncode == 0, run.stderr
+
+
+def test_nobody_imports_what_would_switch_keras() -> None:
+    """`tests/nightly/test_package.py` loads every module, and sees that it does not."""
+    for top in ("tfgpipe", "params", "trainer"):
+        assert not _imported_tops(top) & {"tensorflow_model_optimization", "tf_keras"}
+
+
+@functools.cache
+def modules(top: str) -> dict[str, Path]:
+    """Returns the modules of a top-level package, `a.b` for `top/a/b.py`."""
+    folder = ROOT / top
+    return {
+        ".".join(path.relative_to(folder).with_suffix("").parts): path
+        for path in sorted(folder.rglob("*.py"))
+    }
+
+
+def package(name: str) -> str:
+    """Returns the package of a module, which is itself if it is at the top."""
+    return name.partition(".")[0]
+
+
+def _graph() -> dict[str, set[str]]:
+    """Returns, for each module of tfgpipe, the modules that it imports.
+
+    Doors load what they export on use, so what passes through one is taken for an
+    import of the module behind it; doors themselves import nothing.
+    """
+    names = modules("tfgpipe")
+    return {
+        name: set()
+        if name.endswith("__init__")
+        else set(_modules_imported(path, names))
+        for name, path in names.items()
+    }
+
+
+def _modules_imported(path: Path, names: dict[str, Path]) -> Iterator[str]:
+    for name in imports(path):
+        top, _, inner = name.partition(".")
+        if top != "tfgpipe":
+            continue
+        home, _, last = inner.rpartition(".")
+        if f"{home}.__init__" in names and inner not in names:
+            inner = _exports(names[f"{home}.__init__"]).get(last, inner)
+            inner = inner.removeprefix("tfgpipe.")
+        # `from tfgpipe import stage` names a module, `from tfgpipe.stage import Stage`
+        # a thing in one, `import tfgpipe` the package itself.
+        while inner and not {inner, f"{inner}.__init__"} & set(names):
+            inner = inner.rpartition(".")[0]
+        yield inner if inner in names else f"{inner}.__init__".lstrip(".")
+
+
+def _modules_imported_from(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            yield str(node.module)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+@functools.cache
+def _exports(path: Path) -> dict[str, str]:
+    """Returns by name what a door exports, with the module that it is in."""
+    return {
+        alias.asname or alias.name: str(node.module)
+        for branch in ast.parse(path.read_text("utf-8")).body
+        if isinstance(branch, ast.If)
+        for node in branch.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def _imported_tops(top: str) -> set[str]:
+    paths = modules(top).values()
+    return {name.partition(".")[0] for path in paths for name in imports(path)}
+
+
+@functools.cache
+def imports(path: Path) -> tuple[str, ...]:
+    """Returns all imported names, dotted: those of `from a import b` as `a.b`."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found += (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} line {node.lineno}: relative import"
+            if node.module != "__future__":
+                found += (f"{node.module}.{alias.name}" for alias in node.names)
+    return tuple(found)

@@ -1,0 +1,123 @@
+"""What is kept between the forward and the backward."""
+
+from __future__ import annotations
+
+import json
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tests.helpers.forks import interpret
+from tfgpipe.capture import tracer
+from tfgpipe.capture.interpreter import Wire
+from tfgpipe.stage.stage import Mode, Stage, StageCache
+
+# Runs a training step for each choice of recomputation in a process of its own, and
+# prints by how much its resident memory had grown at its highest after each.
+CHILD = """
+import json, re, sys
+import tfgpipe
+tfgpipe.make_logical_cpus(2)
+import keras, tensorflow as tf
+def peak():
+    # Not `ru_maxrss`, which a process inherits from the one that started it.
+    with open("/proc/self/status") as status:
+        return 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", status.read())[1])
+def made(remat):
+    layers = [keras.layers.Dense(256, activation="gelu") for _ in range(16)]
+    layer = tfgpipe.PipelinedLayer(
+        layers, num_stages=2, num_microbatches=8, remat=remat
+    )
+    model = keras.Sequential([keras.Input((256,)), layer])
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x, training=True))
+        return [tf.norm(g) for g in tape.gradient(loss, model.trainable_variables)]
+    step(tf.ones((8, 256)))
+    return step
+rows, *remats = sys.argv[1:]
+x = tf.ones((int(rows), 256))
+steps = [made(remat) for remat in remats]
+before = peak()
+growth = []
+for step in steps:
+    step(x)
+    growth.append(peak() - before)
+print(json.dumps(growth))
+"""
+
+
+def peak_growth(rows: int, *remats: str) -> list[int]:
+    # oneDNN's pool grows in steps of its own, and keeps what is freed.
+    system = {"TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1"}
+    child = interpret(CHILD, str(rows), *remats, **system)
+    assert child.returncode == 0, child.stderr
+    return json.loads(child.stdout)
+
+
+def test_rematerialisation_at_least_halves_peak_memory():
+    """In one process, so that what takes more comes later; in `nightly` one by one."""
+    rows = 4096
+    recomputed, kept = peak_growth(rows, "stage", "none")
+    # 16 layers x (input, pre-activation) x rows x 256 floats.
+    assert kept > 16 * 2 * rows * 256 * 4
+    assert recomputed < kept / 2
+
+
+def make_stage() -> Stage:
+    layers = [keras.layers.Dense(4, activation="gelu") for _ in range(3)]
+    recorded = tracer.from_layers(layers, keras.KerasTensor((2, 4)), {})
+    return Stage(0, recorded.network.part(slice(0, 3)), StageCache())
+
+
+def traced(*, per_layer: bool = False):
+    mode = Mode(
+        training=True, per_layer=per_layer, may_be_empty=False, jit_compile=False
+    )
+    return make_stage().traced({Wire(0): tf.TensorSpec([2, 4])}, mode)
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_a_recomputing_forward_hands_on_its_output_and_nothing_else(per_layer):
+    stage = traced(per_layer=per_layer)
+    forward, backward = stage.recomputing.forward, stage.recomputing.backward
+    assert forward.fetches == stage.trace.outputs
+    # The backward starts from the stage's input, not from anything the forward made.
+    assert set(stage.trace.inputs) < set(backward.feeds)
+    assert not set(forward.fetches) & set(backward.feeds)
+
+
+def test_a_saving_forward_keeps_what_spares_the_backward_every_matrix_product():
+    stage = traced()
+    forward, backward = stage.saving.forward, stage.saving.backward
+    assert len(forward.fetches) > len(stage.trace.outputs)
+
+    def products(program) -> int:
+        operations = program.function.graph.get_operations()
+        return sum(op.type == "MatMul" for op in operations)
+
+    assert products(forward) == 3
+    assert products(backward) == 6
+    assert products(stage.recomputing.backward) == 9  # The three forwards again.
+
+
+def test_accumulation_holds_one_buffer_a_weight():
+    """A step's graph has one `Empty` a weight and no sum over microbatches."""
+    import tfgpipe
+
+    layers = [keras.layers.Dense(4) for _ in range(4)]
+    layer = tfgpipe.PipelinedLayer(layers, num_stages=2, num_microbatches=6)
+    model = keras.Sequential([keras.Input((4,)), layer])
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x, training=True))
+        return tape.gradient(loss, model.trainable_variables)
+
+    graph = step.get_concrete_function(tf.TensorSpec([12, 4])).graph
+    types = [op.type for op in graph.get_operations()]
+    assert types.count("Empty") == 8
+    assert "AddN" not in types

@@ -1,0 +1,94 @@
+"""The order and number of the actions that really ran."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfgpipe
+from tests.helpers.logs import LOG, Logs
+from tfgpipe import schedules
+from tfgpipe.stage.stage import REMAT_MODES
+
+
+@pytest.mark.parametrize(
+    ("remat", "graph"),
+    [*((remat, True) for remat in REMAT_MODES), ("stage", False)],
+)
+def test_each_device_runs_the_schedules_actions_in_order_and_once(remat, graph):
+    num_stages, num_microbatches = 3, 4
+    layer = tfgpipe.PipelinedLayer(
+        [Logs(k) for k in range(num_stages)],
+        num_stages=num_stages,
+        num_microbatches=num_microbatches,
+        remat=remat,
+    )
+    # Row m holds m, and is the whole of microbatch m.
+    x = tf.range(num_microbatches, dtype=tf.float32)[:, None] * tf.ones((1, 2))
+    layer(x)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x, training=True)
+        return y, tape.gradient(y, x)
+
+    LOG.clear()
+    y, gradient = (tf.function(step) if graph else step)(x)
+    np.testing.assert_array_equal(y, x)
+    np.testing.assert_array_equal(gradient, tf.ones_like(x))
+    for k, order in enumerate(schedules.gpipe(num_stages, num_microbatches).orders):
+        ran = [(kind, m) for kind, stage, m in LOG if stage == k]
+        if remat == "layer":
+            # `tf.recompute_grad` runs the layer again within the backward.
+            ran = [(kind, m) for kind, m in ran if kind == "backward"]
+            order = [action for action in order if action.kind == "backward"]
+        assert ran == [(action.kind, action.microbatch) for action in order]
+
+
+def test_actions_of_a_device_are_chained_and_devices_are_not():
+    layers = [keras.layers.Dense(4) for _ in range(4)]
+    layer = tfgpipe.PipelinedLayer(layers, num_stages=2, num_microbatches=3)
+    layer.build((None, 4))
+    graph = tf.function(layer).get_concrete_function(tf.TensorSpec([6, 4])).graph
+    calls = [op for op in graph.get_operations() if op.type == "PartitionedCall"]
+    assert len(calls) == 2 * 3
+    for device in ("CPU:0", "CPU:1"):
+        mine = [op for op in calls if op.device.endswith(device)]
+        assert [list(op.control_inputs) for op in mine] == [
+            [],
+            [mine[0]],
+            [mine[1]],
+        ]
+
+
+def test_microbatches_share_one_function_a_stage_and_equal_stages_too():
+    layers = [keras.layers.Dense(4) for _ in range(4)]
+    layer = tfgpipe.PipelinedLayer(layers, num_stages=4, num_microbatches=3)
+    layer.build((None, 4))
+    graph = tf.function(layer).get_concrete_function(tf.TensorSpec([6, 4])).graph
+    calls = [op for op in graph.get_operations() if op.type == "PartitionedCall"]
+    assert len(calls) == 4 * 3
+    assert len({op.get_attr("f").name for op in calls}) == 1
+
+
+def test_the_graph_of_a_step_does_not_grow_with_the_number_of_layers():
+    """Weightless layers, since each weight must be read and has an accumulator."""
+    sizes = []
+    for num_layers in (4, 12):
+        layers = [keras.layers.Activation("tanh") for _ in range(num_layers)]
+        layer = tfgpipe.PipelinedLayer(layers, num_stages=2, num_microbatches=4)
+        layer.build((None, 4))
+
+        @tf.function
+        def step(x, layer=layer):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = layer(x, training=True)
+            return tape.gradient(y, x)
+
+        graph = step.get_concrete_function(tf.TensorSpec([8, 4])).graph
+        sizes.append(len(graph.get_operations()))
+    assert sizes[0] == sizes[1]

@@ -1,0 +1,242 @@
+"""Sums over microbatches: in which form, and that all forms are the plain sum."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfgpipe
+from tests.helpers import compare, pairs, steps
+from tests.stage.test_program import traced
+from tfgpipe.stage.accumulation import Sums
+
+layers = keras.layers
+WIDTH = 32
+
+
+def wide(units=16):
+    """Returns the trace of layers with weights `[4, 32]` and `[32, units]`.
+
+    A microbatch has two rows; the first layer's weights are too small to be put off.
+    """
+    _, stage = traced([layers.Dense(WIDTH, use_bias=False), layers.Dense(units)])
+    return stage.trace
+
+
+def sums(trace, num_microbatches, *, puts_off=True):
+    return Sums(trace, num_microbatches=num_microbatches, puts_off=puts_off)
+
+
+def built(stage, name):
+    """Returns the programs of a stage of which a step has run one."""
+    traced = (t for some in stage._traced.values() for t in some.values())
+    (found,) = (
+        programs
+        for stage in traced
+        for programs in stage._programs.values()
+        if vars(programs).get(name) is not None
+    )
+    return found
+
+
+def microbatch(trace, seed):
+    """Returns made-up values of all that gradients are made of, and the gradients."""
+    rng = np.random.default_rng(seed)
+    values, gradients = {}, []
+    for gradient in trace.weight_grads:
+        given = [rng.normal(size=trace.spec(n).shape) for n in gradient.factors]
+        if given:
+            values.update(zip(gradient.factors, given, strict=True))
+            gradients.append(given[0].T @ given[1])
+        else:
+            gradients.append(rng.normal(size=trace.spec(gradient.values).shape))
+        values[gradient.values] = gradients[-1]
+    return {n: tf.constant(v, tf.float32) for n, v in values.items()}, gradients
+
+
+FORMS = {"M": (1, 2, 3, None), "puts_off": (False, True), "graph": (False, True)}
+
+
+@pytest.mark.parametrize(",".join(FORMS), pairs.all_pairs(FORMS))
+def test_all_forms_give_the_sum_of_the_gradients(M, puts_off, graph):
+    trace = wide()
+    summed = sums(trace, M, puts_off=puts_off)
+    given = [microbatch(trace, seed) for seed in range(M or 5)]
+
+    def total():
+        results = summed.begin()
+        for values, _ in given:
+            results = summed.add(results, {n: values[n] for n in summed.names})
+        return summed.end(results)
+
+    received = tf.function(total)() if graph else total()
+    expected = [sum(some) for some in zip(*(g for _, g in given), strict=True)]
+    assert summed.is_final == (not puts_off or M in (1, None))
+    for a, b in zip(received, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_microbatch_without_rows_changes_no_sum():
+    trace = wide()
+    for M in (1, 2):
+        summed = sums(trace, M, puts_off=False)
+        for total in summed.keep(summed.begin()):
+            assert not np.any(total)
+
+
+@pytest.mark.parametrize(("units", "puts_off"), [(10, False), (11, True)])
+def test_products_are_put_off_if_their_rows_take_no_more_than_the_weights(
+    units, puts_off
+):
+    """Four microbatches of `[2, 32]` and `[2, units]`, beside `[32, units]`."""
+    assert (4 * 2 * (WIDTH + units) <= WIDTH * units) == puts_off
+    summed = sums(wide(units), 4)
+    assert summed.is_final != puts_off
+    shapes = [tuple(spec.shape) for spec in summed.specs]
+    if puts_off:
+        assert shapes == [(4, WIDTH), (units,), (4, 2, WIDTH), (4, 2, units), (1,)]
+    else:
+        assert shapes == [(4, WIDTH), (WIDTH, units), (units,)]
+
+
+def test_a_weight_used_twice_is_summed_in_place():
+    twice = layers.Dense(4, use_bias=False)
+    _, stage = traced([twice, twice])
+    (gradient,) = stage.trace.weight_grads
+    assert not gradient.factors
+    assert sums(stage.trace, 2).is_final
+
+
+def test_a_regularised_weight_is_put_off_by_its_product_alone():
+    """The penalty is the gradient's of a step, once, and not part of the product."""
+
+    def stack():
+        return [
+            layers.Dense(32, kernel_regularizer="l2", activation="tanh"),
+            layers.Dense(32, activation="tanh"),
+        ]
+
+    compare.fresh_names()
+    plain = keras.Sequential([keras.Input((32,)), *stack()])
+    compare.fresh_names()
+    pipelined = tfgpipe.PipelinedModel(stack(), num_stages=2, num_microbatches=2)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 8, 32)).astype("float32")
+    plain(x), pipelined(x)
+    compare.copy_state(plain, pipelined)
+    for model in (plain, pipelined):
+        model.compile(steps.Keeps(), "mse")
+    expected, received = (steps.train(model, x, y) for model in (plain, pipelined))
+    rtol, atol = compare.TOLERANCES["float32"]
+    steps.assert_same(expected, received, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "remat"), [("1f1b", "stage"), ("zero_bubble", "none")]
+)
+def test_a_step_has_one_product_for_the_gradients_of_all_microbatches(schedule, remat):
+    """Many steps of wide layers are the plain model's, step by step."""
+
+    def stack():
+        return [layers.Dense(64, activation="tanh") for _ in range(4)]
+
+    compare.fresh_names()
+    plain = keras.Sequential([keras.Input((64,)), *stack()])
+    compare.fresh_names()
+    pipelined = tfgpipe.PipelinedModel(
+        stack(), num_stages=2, num_microbatches=4, schedule=schedule, remat=remat
+    )
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 16, 64)).astype("float32")
+    plain(x), pipelined(x)
+    compare.copy_state(plain, pipelined)
+    losses = []
+    for model in (plain, pipelined):
+        model.compile(keras.optimizers.SGD(1.0), "mse", run_eagerly=model is plain)
+        some = []
+        for _ in range(20):
+            some.append(model.train_on_batch(x, y))
+            model.reset_metrics()
+        losses.append(some)
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    assert losses[0][-1] < losses[0][0] / 2
+    for stage in pipelined.stages[:-1]:  # The last one ends in the loss.
+        products = [
+            op
+            for op in built(stage, "end").end.function.graph.get_operations()
+            if op.type == "MatMul" and op.outputs[0].shape == (64, 64)
+        ]
+        assert len(products) == 2
+        assert [op.inputs[0].shape[0] for op in products] == [16, 16]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_weights_are_cast_once_a_step(schedule, mixed_precision):
+    stack = [layers.Dense(8, activation="tanh") for _ in range(2)]
+    model = tfgpipe.PipelinedModel(
+        stack, num_stages=2, num_microbatches=4, schedule=schedule
+    )
+    model.compile("sgd", "mse")
+    x = np.zeros((8, 8), "float32")
+    model.train_on_batch(x, x)
+    programs = built(model.stages[0], "forward")
+    casts = [
+        tuple(op.inputs[0].shape)
+        for once in programs._once.values()
+        for op in once.function.graph.get_operations()
+        if op.type == "Cast"
+    ]
+    assert sorted(casts) == [(8,), (8, 8)]
+    for name in ("forward", "backward_weight" if schedule != "1f1b" else "backward"):
+        graph = getattr(programs, name).function.graph
+        halved = [
+            tuple(op.outputs[0].shape)
+            for op in graph.get_operations()
+            if op.type == "Cast" and op.outputs[0].dtype == tf.float16
+        ]
+        assert (8, 8) not in halved
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_noise_on_weights_is_drawn_for_each_microbatch(training):
+    """Nothing lasts that is random, though it is made of weights and constants."""
+
+    class Noisy(layers.Layer):
+        def build(self, shape):
+            self.kernel = self.add_weight(shape=(64, 1024), initializer="zeros")
+
+        def call(self, x):
+            noise = tf.random.normal([64, 1024])
+            return tf.matmul(x, tf.convert_to_tensor(self.kernel) + noise)
+
+    stack = [Noisy(), layers.Dense(2, kernel_initializer="ones")]
+    layer = tfgpipe.PipelinedLayer(stack, num_stages=2, num_microbatches=4)
+    made = layer(tf.ones([128, 64]), training=training).numpy().reshape(4, 32, 2)
+    for rows in made:
+        np.testing.assert_allclose(rows, np.broadcast_to(rows[:1], rows.shape), 1e-5)
+    assert len({float(rows[0, 0]) for rows in made}) == 4
+
+
+def test_prediction_makes_nothing_that_only_gradients_read():
+    class Tied(layers.Layer):
+        def build(self, shape):
+            self.table = self.add_weight(shape=(64, 1024))
+
+        def call(self, x):
+            return tf.matmul(x, tf.convert_to_tensor(self.table), transpose_b=True)
+
+    layer = tfgpipe.PipelinedLayer(
+        [Tied(), layers.Dense(2)], num_stages=2, num_microbatches=2
+    )
+    x = tf.ones([128, 1024])
+    layer(x, training=False)
+    programs = built(layer.stages[0], "forward")
+    assert programs.lasting
+    assert not programs._once
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = tf.reduce_sum(layer(x, training=False))
+    assert tape.gradient(loss, x).shape == x.shape
+    assert list(programs._once) == [programs.lasting]

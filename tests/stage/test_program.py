@@ -1,0 +1,144 @@
+"""What the programs of a stage compute, and what one hands to another."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.helpers import compare
+from tfgpipe.capture import tracer
+from tfgpipe.capture.interpreter import Wire
+from tfgpipe.stage import program
+from tfgpipe.stage.stage import Mode, Stage, StageCache
+
+layers = keras.layers
+ROWS, WIDTH = 2, 4
+
+
+def dense(depth=3):
+    return [layers.Dense(WIDTH, activation="tanh") for _ in range(depth)]
+
+
+def traced(stack, *, first=False, dtype="float32", **mode):
+    """Returns layers as a traced stage; the first of a pipeline, or one within."""
+    given = keras.KerasTensor((ROWS, WIDTH), dtype)
+    recorded = tracer.from_layers(stack, given, {})
+    stage = Stage(0, recorded.network.part(slice(0, len(stack))), StageCache())
+    arguments = {"per_layer": False, "may_be_empty": False, "jit_compile": False}
+    mode = Mode(training=True, constant=(0,) if first else (), **{**arguments, **mode})
+    return stage, stage.traced({Wire(0): tf.TensorSpec([ROWS, WIDTH], dtype)}, mode)
+
+
+def products(some: program.Program) -> int:
+    operations = some.function.graph.get_operations()
+    return sum(op.type == "MatMul" for op in operations)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_halves_of_a_backward_within_a_pipeline(depth):
+    """Each layer has one product for the gradient of its input, one for its weight's.
+
+    What recomputation adds, a product for each layer, is in the first half alone.
+    """
+    _, stage = traced(dense(depth))
+    assert products(stage.saving.backward) == 2 * depth
+    assert products(stage.saving.backward_input) == depth
+    assert products(stage.saving.backward_weight) == depth
+    assert products(stage.recomputing.backward_input) == 2 * depth
+    assert products(stage.recomputing.backward_weight) == depth
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_halves_of_the_first_stages_backward(depth):
+    """Nobody wants the gradient of the pipeline's input."""
+    _, stage = traced(dense(depth), first=True)
+    assert products(stage.saving.backward) == 2 * depth - 1
+    assert products(stage.saving.backward_input) == depth - 1
+    assert products(stage.saving.backward_weight) == depth
+
+
+def test_the_first_half_makes_no_gradient_of_a_weight():
+    """Whatever leads to a weight's is in the second: their products have other shapes.
+
+    Of [rows, width] by [width, width] that of an input, of [width, rows] by [rows,
+    width] that of a weight.
+    """
+    _, stage = traced(dense())
+    shapes = [
+        op.outputs[0].shape.as_list()
+        for op in stage.saving.backward_input.function.graph.get_operations()
+        if op.type == "MatMul"
+    ]
+    assert shapes == [[ROWS, WIDTH]] * 3
+    shapes = [
+        op.outputs[0].shape.as_list()
+        for op in stage.saving.backward_weight.function.graph.get_operations()
+        if op.type == "MatMul"
+    ]
+    assert shapes == [[WIDTH, WIDTH]] * 3
+
+
+def test_weightless_layers_leave_nothing_to_the_second_half():
+    _, stage = traced([layers.Activation("tanh"), layers.Activation("gelu")])
+    second = stage.recomputing.backward_weight
+    assert second.fetches == second.feeds == ()
+
+
+STACKS = {
+    "dense": dense,
+    "normalised": lambda: [
+        layers.Dense(WIDTH),
+        layers.LayerNormalization(),
+        layers.Dense(WIDTH, activation="gelu"),
+    ],
+    "dropped": lambda: [
+        layers.Dense(WIDTH),
+        layers.Dropout(0.5, seed=1),
+        layers.Dense(WIDTH, activation="relu"),
+    ],
+    "one layer twice": lambda: [layers.Dense(WIDTH, activation="tanh")] * 3,
+    "frozen": lambda: [
+        layers.Dense(WIDTH, activation="tanh"),
+        layers.Dense(WIDTH, trainable=False, activation="tanh"),
+        layers.Dense(WIDTH),
+    ],
+}
+
+
+@pytest.mark.parametrize(("per_layer", "first"), [(False, True), (True, False)])
+@pytest.mark.parametrize("name", STACKS)
+def test_the_halves_make_what_the_whole_makes(name, per_layer, first, floatx):
+    """Both of a stage that saves, and of one that recomputes."""
+    floatx("float64")
+    stage, made = traced(
+        STACKS[name](), first=first, dtype="float64", per_layer=per_layer
+    )
+    for programs in (made.saving, made.recomputing):
+        assert_halves_make_the_whole(stage, made.trace, programs, first)
+
+
+def assert_halves_make_the_whole(stage, trace, programs, first):
+    rng = np.random.default_rng(0)
+    held = [*stage.weights, *stage.state]
+    values = dict(zip((*trace.weights, *trace.state), held, strict=True))
+    values = {n: tf.convert_to_tensor(v.value) for n, v in values.items()}
+    values[trace.inputs[0]] = tf.constant(rng.normal(size=(ROWS, WIDTH)))
+    values[trace.output_grads[0]] = tf.constant(rng.normal(size=(ROWS, WIDTH)))
+    kept, _ = programs.forward(values)
+    values.update(kept)
+    sums = programs.sums.begin()
+    whole, expected = programs.backward(values, sums)
+    first_half, nothing = programs.backward_input(values, [])
+    assert not nothing
+    sums = programs.sums.begin()
+    second_half, received = programs.backward_weight({**values, **first_half}, sums)
+    assert not second_half
+    assert len(expected) == len(received) == len(stage.weights) > 0
+    for a, b in zip(expected, received, strict=True):
+        assert np.any(a)
+        compare.close(a.numpy(), b.numpy(), "weight", *compare.TOLERANCES["float64"])
+    assert len(whole) == (not first)
+    for gradient, value in whole.items():
+        np.testing.assert_array_equal(value, first_half[gradient])

@@ -1,0 +1,17 @@
+"""Wrappers of private Keras and TensorFlow API: the only package that touches any."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tfgpipe._util import lazy_exports
+
+if TYPE_CHECKING:
+    from tfgpipe._compat import functions as functions
+    from tfgpipe._compat import keras_internals as keras_internals
+    from tfgpipe._compat import tf_internals as tf_internals
+    from tfgpipe._compat import tflite as tflite
+    from tfgpipe._compat.backend import check_keras_backend as check_keras_backend
+    from tfgpipe._compat.native_logging import native_logging_off as native_logging_off
+
+__all__, __getattr__, __dir__ = lazy_exports(__name__)

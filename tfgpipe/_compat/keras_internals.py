@@ -1,0 +1,501 @@
+"""Every private name of Keras and TensorFlow that this library calls.
+
+Public API is used wherever it reaches. Each function here wraps one thing it does not
+reach, says why, and has a contract test in `tests/_compat/test_keras_internals.py`, so
+that an upgrade that moves one of them fails there, by name, rather than as a wrong
+gradient. How functions are called is in `calls`, likewise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, Protocol
+
+import keras
+import tensorflow as tf
+from keras.src import backend
+from keras.src.backend.common import global_state
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+from keras.src.models.functional import Functional
+
+from tfgpipe._compat.tf_internals import without_strategy
+
+ScopeFactory = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def place(variable: keras.Variable, scope: ScopeFactory, device: str | None) -> None:
+    """Makes the `tf.Variable` behind a Keras variable come to life inside `scope()`.
+
+    Keras creates the `tf.Variable` of a layer that is built in a `StatelessScope` when
+    the outermost such scope ends, long after any `tf.device` the layer could have set,
+    and has no public hook there. A variable that already has its value is created anew
+    inside the scope, with that value, unless it is on `device` as it is; an optimizer
+    that was built for it still knows it.
+    """
+    if variable._value is not None:
+        if variable._value.device == device:
+            return
+        old = variable._value
+        with tf.init_scope(), scope():
+            variable._initialize(tf.convert_to_tensor(old))
+        # By this an optimizer knows the weights that it was built for.
+        new = getattr(variable._value, "_primary", variable._value)
+        new._unique_id = old._unique_id
+        return
+    initialize = variable._initialize
+
+    def placed(value: Any) -> None:
+        del variable._initialize
+        with scope():
+            initialize(value)
+
+    variable._initialize = placed
+
+
+def is_initialized(variable: keras.Variable) -> bool:
+    """Returns whether a variable has a value yet.
+
+    In the `StatelessScope` that its layer was built in it has not; reading it there
+    would draw one.
+    """
+    return variable._value is not None
+
+
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    """Leaves the scope in which reading a variable casts it to the compute dtype.
+
+    Keras enters that scope around a layer's `call`, and offers no public way out.
+    """
+    outer = global_state.get_global_attribute("autocast_scope")
+    global_state.set_global_attribute("autocast_scope", None)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute("autocast_scope", outer)
+
+
+def inner_layers(layer: Any) -> list[keras.layers.Layer]:
+    """Returns a layer and each layer inside it.
+
+    Layers other than models have no public list of the layers inside; operations have
+    none inside.
+    """
+    if not isinstance(layer, keras.layers.Layer):
+        return []
+    return layer._flatten_layers()
+
+
+def is_trainable(layer: Any) -> tuple[bool, ...]:
+    """Returns whether a layer, and each layer inside it, is trainable."""
+    return tuple(inner.trainable for inner in inner_layers(layer))
+
+
+def has_complete_config(layer: Any) -> bool:
+    """Returns whether it is of Keras and computes by its configuration alone.
+
+    So do all layers and operations in these packages but `Lambda` and those that have
+    learnt of data. Layers around other frameworks' functions are in other packages.
+    """
+    module = type(layer).__module__
+    others = ("keras.src.layers.core.lambda_layer", "keras.src.layers.preprocessing.")
+    if module.startswith(others):
+        return False
+    return module.startswith(("keras.src.layers.", "keras.src.ops."))
+
+
+def inner_names(layer: Any) -> list[str]:
+    """Returns the names of a layer and of all layers inside it."""
+    return [inner.name for inner in inner_layers(layer)] or [layer.name]
+
+
+def seeds(layer: Any) -> list[keras.Variable]:
+    """Returns the states of the seed generators of a layer, and of those inside it."""
+    inner = inner_layers(layer)
+    return [generator.state for each in inner for generator in each._seed_generators]
+
+
+def changeable(layer: Any) -> list[keras.Variable]:
+    """Returns the variables of a layer that a training step may change by itself.
+
+    Seeds, and statistics of layers that are trainable. Keras' public list of variables
+    that are not trained holds frozen weights as well.
+    """
+    inner = [x for x in inner_layers(layer) if x.trainable]
+    return [*seeds(layer), *(v for x in inner for v in x._non_trainable_variables)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """One call that a Functional model remembers.
+
+    Attributes:
+        operation: The layer or operation called.
+        args: Its positional arguments, symbolic tensors in any structure.
+        kwargs: Its keyword arguments.
+        inputs: The symbolic tensors among the arguments.
+        outputs: The symbolic tensors it returned, in flat order.
+    """
+
+    operation: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: Sequence[keras.KerasTensor]
+    outputs: Sequence[keras.KerasTensor]
+
+
+def graph_of(layer: Any) -> keras.Model | None:
+    """Returns the Functional model that a call of `layer` runs and nothing else.
+
+    None for layers that are no models, models that are not built, and models with a
+    `call` of their own. A Sequential model keeps its Functional one to itself.
+    """
+    if isinstance(layer, keras.Sequential):
+        if type(layer).call is not keras.Sequential.call:
+            return None
+        layer = layer._functional
+    own = isinstance(layer, Functional) and type(layer).call is Functional.call
+    return layer if own else None
+
+
+def nodes(graph: keras.Model) -> Iterator[Node]:
+    """Yields the calls of a Functional model in the order in which Keras runs them.
+
+    Keras' public list of a model's operations does not tell their arguments.
+    """
+    for depth in sorted(graph._nodes_by_depth, reverse=True):
+        for node in graph._nodes_by_depth[depth]:
+            if node.operation and not node.is_input:
+                yield Node(
+                    node.operation,
+                    node.arguments.args,
+                    node.arguments.kwargs,
+                    node.input_tensors,
+                    node.outputs,
+                )
+
+
+def standardized(graph: keras.Model, inputs: Any) -> list[tf.Tensor | None]:
+    """Returns the inputs of a Functional model as it feeds them to its graph.
+
+    In flat order, of the right type and rank, masks still on them. Only a call of the
+    whole model does this publicly.
+    """
+    return graph._standardize_inputs(inputs)
+
+
+def get_mask(tensor: tf.Tensor) -> tf.Tensor | None:
+    """Returns the Keras mask that rides on a tensor."""
+    return backend.get_keras_mask(tensor)
+
+
+def set_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> None:
+    """Puts a Keras mask on a tensor, which a function boundary has taken off."""
+    backend.set_keras_mask(tensor, mask)
+
+
+def asks_for_shapes_alone() -> bool:
+    """Returns whether Keras runs a layer only to see what shapes come out."""
+    return in_symbolic_scope()
+
+
+def current_stateless_scope() -> keras.StatelessScope | None:
+    """Returns the innermost `StatelessScope` we are in, or None if we are in none."""
+    return backend.get_stateless_scope()
+
+
+def calling_optimizer() -> keras.optimizers.Optimizer | None:
+    """Returns the optimizer compiled into the model whose call is under way, if any.
+
+    A layer has no public path to the model around it. Keras notes the outermost layer
+    of each call so that inner ones inherit `training`; that note is the path.
+    """
+    context = global_state.get_global_attribute("current_call_ctx")
+    model = getattr(context, "entry_layer", None)
+    return getattr(model, "optimizer", None)
+
+
+class Places(Protocol):
+    """What a Keras optimizer asks of a distribution strategy."""
+
+    @property
+    def extended(self) -> Places:
+        """Itself."""
+
+    def colocate_vars_with(
+        self, variable: tf.Variable
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Returns the scope in which to create what is kept for a variable."""
+
+    def update(
+        self,
+        variable: tf.Variable,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Runs the arithmetic of an update."""
+
+
+def update_by(
+    optimizer: keras.optimizers.Optimizer,
+    places: Places,
+    apply: Callable[..., None],
+) -> None:
+    """Has an optimizer ask `places` where to do things, and be applied by `apply`.
+
+    Keras takes the distribution strategy that an optimizer was made under, and sums
+    gradients over replicas amid `apply`, after it has clipped them. `apply` is to sum
+    them before; it is called with the optimizer and the arguments of its own `apply`.
+    """
+    optimizer.apply = functools.partial(apply, optimizer)
+    # A LossScaleOptimizer hands the update to the optimizer inside it.
+    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if each is not None:
+            each._distribution_strategy = places
+            each._all_reduce_sum_gradients = list
+
+
+def weights_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Returns the weights that an optimizer was built for."""
+    return list(optimizer._trainable_variables)
+
+
+def slots(optimizer: keras.optimizers.Optimizer) -> dict[int, list[keras.Variable]]:
+    """Returns by `id` of each weight what a built optimizer keeps for it.
+
+    Keras' optimizers hold it in lists with one entry for each weight, in the order of
+    the weights: `_momentums[i]` is of the weight `i`, or None if that has none.
+    """
+    found: dict[int, list[keras.Variable]] = {}
+    inside = [getattr(optimizer, "inner_optimizer", None)]  # Of a LossScaleOptimizer.
+    inside += getattr(optimizer, "_inner_optimizers", [])  # Of a MultiOptimizer.
+    for each in filter(None, (optimizer, *inside)):
+        weights = each._trainable_variables
+        for name, kept in vars(each).items():
+            if name in ("_variables", "_trainable_variables"):
+                continue
+            if isinstance(kept, list) and len(kept) == len(weights):
+                for weight, slot in zip(weights, kept, strict=True):
+                    if isinstance(slot, keras.Variable):
+                        found.setdefault(id(weight), []).append(slot)
+    return found
+
+
+@contextlib.contextmanager
+def shown(copies: Sequence[tuple[keras.Variable, tf.Variable]]) -> Iterator[None]:
+    """Keras variables are one of their copies over replicas, inside."""
+    held = [(variable, variable._value) for variable, _ in copies]
+    for variable, copy in copies:
+        variable._value = copy
+    try:
+        yield
+    finally:
+        for variable, value in held:
+            variable._value = value
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What a model was compiled with.
+
+    Attributes:
+        losses: Keras' container of losses, or None.
+        metrics: Keras' container of metrics, or None.
+        tracker: The metric of the total loss.
+    """
+
+    losses: Any
+    metrics: Any
+    tracker: keras.metrics.Metric
+
+    @property
+    def num_losses(self) -> int:
+        """How many losses there are, once they are built."""
+        return len(self.losses._flat_losses) if self.losses else 0
+
+    @property
+    def loss_trackers(self) -> list[keras.metrics.Metric]:
+        """The metrics of the single losses, where there are several."""
+        return self.losses.metrics if self.losses else []
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The variables of the metrics."""
+        return self.metrics.variables if self.metrics else []
+
+
+def compiled(model: keras.Model) -> Compiled:
+    """Returns what a model was compiled with.
+
+    Keras' public methods evaluate all of it at once, on a whole batch.
+    """
+    return Compiled(model._compile_loss, model._compile_metrics, model._loss_tracker)
+
+
+def build_compiled(model: keras.Model, data: Any) -> None:
+    """Makes the variables of a compiled model, of its losses, metrics and optimizer.
+
+    Keras makes them by and by while it traces a step on a whole batch. Of an error it
+    says that the model should be called before `fit`, which would meet the same one: so
+    the error itself is raised.
+    """
+    with tf.init_scope():
+        try:
+            model._symbolic_build(data_batch=data)
+        except RuntimeError as error:
+            raise error.__context__ or error from None
+
+
+class Replicated(keras.Model):
+    """A model that is built on what the first replica gets of a batch.
+
+    Under a strategy Keras builds models before they are fitted, on the mean of what the
+    replicas get, for which all must get equally many rows, and be of one process (keras
+    #20585).
+    """
+
+    def _maybe_symbolic_build(
+        self, iterator: Any = None, data_batch: Any = None
+    ) -> Any:
+        strategy = self.distribute_strategy
+        # To see shapes takes a batch, which a generator gives but once, and which is
+        # one more draw of the order of a `keras.utils.PyDataset`. Without a strategy
+        # Keras sees them as it trains.
+        if self._distribute_strategy is None or self._is_all_built():
+            return
+        if iterator is not None and isinstance(strategy, tf.distribute.Strategy):
+            _, _, batches = next(iter(iterator))
+            data_batch = keras.tree.map_structure(
+                lambda x: strategy.experimental_local_results(x)[0], next(batches)
+            )
+        super()._maybe_symbolic_build(data_batch=data_batch)
+
+    def _is_all_built(self) -> bool:
+        parts = (self._compile_loss, self._compile_metrics, self.optimizer)
+        return self.built and all(part is None or part.built for part in parts)
+
+
+def compile_arguments(model: keras.Model) -> dict[str, Any]:
+    """Returns arguments that compile another model as one is, with the same objects.
+
+    Keras' public `get_compile_config` gives their serialized forms, which functions of
+    the user's have none of. The optimizer is the one in use, which may scale the loss
+    where the one that was given does not.
+    """
+    arguments = dict(model._compile_config.config)
+    return {**arguments, "optimizer": model.optimizer, "auto_scale_loss": False}
+
+
+def evaluate_loss(
+    compiled: Compiled,
+    evaluate: Callable[[int, keras.Loss, Any, Any, Any], tf.Tensor],
+    targets: Any,
+    outputs: Any,
+    weights: Any,
+) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
+    """Returns the total loss, and each that is tracked, with losses evaluated anew.
+
+    Keras alone knows which loss goes with which targets and outputs, in whatever
+    structures they come. It is given other losses while it applies them, and sees no
+    replicas, by whose number it would divide means.
+
+    Args:
+        compiled: The model's losses.
+        evaluate: What to call in place of each loss: with its number, the loss, and
+            target, output and sample weights as the loss is called with.
+        targets: Nested as Keras nests them.
+        outputs: Likewise.
+        weights: Sample weights, likewise, or None.
+    """
+    container = compiled.losses
+    if container is None:
+        return None, []
+    losses, trackers = container._flat_losses, container._metrics
+    noted = [_NotedLoss() for _ in trackers]
+    container._flat_losses = [
+        each._replace(loss=functools.partial(evaluate, number, each.loss))
+        for number, each in enumerate(losses)
+    ]
+    container._metrics = noted
+    try:
+        with without_strategy():
+            total = container(targets, outputs, weights)
+    finally:
+        container._flat_losses, container._metrics = losses, trackers
+    return total, [each.value for each in noted if each.value is not None]
+
+
+class _NotedLoss:
+    """Stands in for the metric of a single loss."""
+
+    value: tf.Tensor | None = None
+
+    def update_state(self, value: tf.Tensor, sample_weight: Any = None) -> None:
+        del sample_weight
+        self.value = value
+
+
+@dataclasses.dataclass(frozen=True)
+class MetricTerm:
+    """A compiled metric, and what it is updated with."""
+
+    metric: keras.metrics.Metric
+    target: Any
+    output: Any
+    weight: Any
+
+
+def metric_terms(
+    compiled: Compiled, targets: Any, outputs: Any, weights: Any
+) -> list[MetricTerm]:
+    """Returns each compiled metric with its target, output and sample weights.
+
+    Keras' container updates all of them or none.
+    """
+    container = compiled.metrics
+    if container is None:
+        return []
+    y, p = container._flatten_y(targets), container._flatten_y(outputs)
+    w = [None] if weights is None else container._flatten_y(weights)
+    w = w * len(y) if len(w) < len(y) else w
+    none = [None] * len(y)
+    return [
+        MetricTerm(metric, *terms)
+        for some, weighing in (
+            (container._flat_metrics, none),
+            (container._flat_weighted_metrics, w),
+        )
+        for metrics, *terms in zip(some, y, p, weighing, strict=False)
+        for metric in (metrics.metrics if metrics else ())
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class LiteOperation:
+    """An operation of a TFLite file.
+
+    Attributes:
+        kind: Such as `"CONV_2D"`.
+        name: That of its first result, after the TensorFlow operation it comes from.
+        dtypes: Types of what it makes, for numpy.
+    """
+
+    kind: str
+    name: str
+    dtypes: frozenset[type]
+
+
+def better(metric: keras.metrics.Metric) -> Literal["lower", "higher"] | None:
+    """Returns which of two values of a metric is better, None where Keras does not say.
+
+    Keras' own callbacks read this; publicly it is told by none but their behaviour.
+    """
+    direction = getattr(metric, "_direction", None)
+    if direction == "up":
+        return "higher"
+    return "lower" if direction == "down" else None

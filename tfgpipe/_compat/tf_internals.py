@@ -1,0 +1,84 @@
+"""Private TensorFlow API: distribution strategies and device placement."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import (
+    distribute_lib,
+    multi_worker_util,
+    numpy_dataset,
+)
+from tensorflow.python.eager import context as eager_context
+
+
+def update_at(
+    strategy: tf.distribute.Strategy,
+    place_of: Callable[[tf.Variable], contextlib.AbstractContextManager[Any]],
+) -> None:
+    """Makes a strategy update each variable inside `place_of(variable)`.
+
+    In a computation for TPUs TensorFlow leaves it to XLA which core computes an update;
+    Keras asks for it by `extended.update`, which names no device and has no hook.
+    """
+    update = strategy.extended.update
+
+    def placed(variable: tf.Variable, *args: Any, **kwargs: Any) -> Any:
+        with place_of(variable):
+            return update(variable, *args, **kwargs)
+
+    strategy.extended.update = placed
+
+
+@contextlib.contextmanager
+def without_strategy() -> Iterator[None]:
+    """Code inside sees no distribution strategy.
+
+    TensorFlow has a scope for each strategy, but none for none.
+    """
+    distribute_lib._push_per_thread_mode(distribute_lib._get_default_replica_mode())
+    try:
+        yield
+    finally:
+        distribute_lib._pop_per_thread_mode()
+
+
+def on_devices(devices: tuple[str, ...]) -> Any:
+    """Returns what `colocate_with=` must be for MirroredStrategy to use our devices.
+
+    Variables of one device among several replicas are no mirrored ones.
+
+    Args:
+        devices: One for each replica, or one alone.
+    """
+    if len(devices) > 1 or tf.distribute.get_strategy().num_replicas_in_sync == 1:
+        return _Colocation(devices)
+    return numpy_dataset.SingleDevice(devices[0])
+
+
+class _Colocation:
+    """Looks like a mirrored variable on some devices."""
+
+    def __init__(self, devices: tuple[str, ...]) -> None:
+        self._devices = devices
+
+
+def give_up_after(cluster: tf.train.ClusterSpec, seconds: float) -> None:
+    """Has TensorFlow give a silent process up after `seconds`, for all processes.
+
+    By itself it does after ten, and ends in an error that names collective operations.
+    `MultiWorkerMirroredStrategy` leaves a coordination service alone that is
+    configured, and has no argument for it. To be called before TensorFlow starts.
+    """
+    process = eager_context.context()
+    process.configure_coordination_service(
+        service_type="standalone",
+        service_leader=multi_worker_util.coordination_leader(cluster),
+        heartbeat_timeout_in_ms=int(1000 * seconds),
+    )
+    jobs = process.coordination_service.coordinated_job_list
+    for job in cluster.jobs:
+        jobs.add(name=job, num_tasks=cluster.num_tasks(job))

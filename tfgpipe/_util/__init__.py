@@ -1,0 +1,27 @@
+"""Small helpers that know nothing of pipelines: text tables, sizes, argument checks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tfgpipe._util.lazy import lazy_exports as lazy_exports
+
+if TYPE_CHECKING:
+    from tfgpipe._util.arguments import check_argument_names as check_argument_names
+    from tfgpipe._util.arguments import check_choice as check_choice
+    from tfgpipe._util.arguments import check_num_microbatches as check_num_microbatches
+    from tfgpipe._util.arguments import with_names_checked as with_names_checked
+    from tfgpipe._util.counts import check_counts as check_counts
+    from tfgpipe._util.counts import counts_text as counts_text
+    from tfgpipe._util.counts import imbalance as imbalance
+    from tfgpipe._util.counts import stage_spans as stage_spans
+    from tfgpipe._util.crash import report_crash as report_crash
+    from tfgpipe._util.progress import show_progress as show_progress
+    from tfgpipe._util.sizes import num_bytes as num_bytes
+    from tfgpipe._util.text import layer_names as layer_names
+    from tfgpipe._util.text import readable_bytes as readable_bytes
+    from tfgpipe._util.text import readable_count as readable_count
+    from tfgpipe._util.text import some_of as some_of
+    from tfgpipe._util.text import text_table as text_table
+
+__all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -1,0 +1,78 @@
+"""Layers per stage as counts: spans, checks, imbalance."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+
+def imbalance(stage_costs: Sequence[float]) -> float:
+    """Returns the largest stage cost over the mean one: 1.0 is perfect.
+
+    With many microbatches, a mini-batch takes about so many times as long as it would
+    with equal stages. Stages that all cost nothing are equal.
+
+    >>> imbalance([3, 1, 2])
+    1.5
+    >>> imbalance([0, 0])
+    1.0
+    """
+    total = math.fsum(stage_costs)
+    return max(stage_costs) * len(stage_costs) / total if total else 1.0
+
+
+def check_counts(counts: Sequence[int], names: Sequence[str]) -> tuple[int, ...]:
+    """Returns a user's numbers of calls as a tuple, once they are known to make sense.
+
+    Args:
+        counts: For each stage its number of calls.
+        names: The names of the layers called, in order.
+
+    Raises:
+        ValueError: If a count is not a positive integer or the sum is wrong.
+    """
+    if not counts or any(not isinstance(c, int) or c < 1 for c in counts):
+        raise ValueError(
+            "A `balance` list holds the number of calls of layers in each stage, each "
+            f"at least 1. Received balance={list(counts)}. Drop the empty stages, or "
+            'use balance="params".'
+        )
+    if sum(counts) != len(names):
+        raise ValueError(
+            "A `balance` list adds up to the number of calls of layers and operations, "
+            "inputs not counted, those in models inside one by one. Received "
+            f"balance={list(counts)}, which adds up to {sum(counts)}, for "
+            f"{len(names)} calls: {counts_text(names)}. Correct the list, use "
+            f'balance="params", or name the layers that end each stage but the last'
+            f"{_example(names, len(counts))}."
+        )
+    return tuple(counts)
+
+
+def counts_text(names: Sequence[str]) -> str:
+    """Returns names, the middle of a long list left out."""
+    if len(names) <= 12:
+        return ", ".join(names)
+    return ", ".join([*names[:6], f"... ({len(names) - 11} more)", *names[-5:]])
+
+
+def _example(names: Sequence[str], num_stages: int) -> str:
+    """Returns names that would make so many stages, as an argument."""
+    if not 1 < num_stages <= len(names):
+        return ""
+    ends = [k * len(names) // num_stages for k in range(1, num_stages)]
+    example = [names[end - 1] for end in ends]
+    unique = all(names.count(name) == 1 for name in example)
+    return f", as balance={example}" if unique else ""
+
+
+def stage_spans(counts: Sequence[int]) -> tuple[slice, ...]:
+    """Returns the slice of layers that each stage holds.
+
+    >>> stage_spans((2, 1))
+    (slice(0, 2, None), slice(2, 3, None))
+    """
+    ends = list(itertools.accumulate(counts))
+    starts = [0, *ends[:-1]]
+    return tuple(slice(a, b) for a, b in zip(starts, ends, strict=True))

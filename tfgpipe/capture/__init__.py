@@ -1,0 +1,25 @@
+"""Capture of a Keras model as an IR of calls and values, and its interpreter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tfgpipe._util import lazy_exports
+
+if TYPE_CHECKING:
+    from tfgpipe.capture import dtype_policies as dtype_policies
+    from tfgpipe.capture import source_model as source_model
+    from tfgpipe.capture import tracer as tracer
+    from tfgpipe.capture.interpreter import Replay as Replay
+    from tfgpipe.capture.interpreter import Wire as Wire
+    from tfgpipe.capture.interpreter import layer_variables as layer_variables
+    from tfgpipe.capture.ir import Call as Call
+    from tfgpipe.capture.ir import Network as Network
+    from tfgpipe.capture.ir import Part as Part
+    from tfgpipe.capture.ir import Value as Value
+    from tfgpipe.capture.scope import Accumulator as Accumulator
+    from tfgpipe.capture.scope import Scope as Scope
+    from tfgpipe.capture.scope import check_assignments as check_assignments
+    from tfgpipe.capture.scope import differentiable as differentiable
+
+__all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -1,0 +1,107 @@
+"""Which dtype policy the layers inside a pipeline have.
+
+Keras gives a layer that is made without `dtype` its global policy, the object itself. A
+policy that is given to a pipeline takes its place: layers that have the global policy
+get the one given, and layers that these make when they are built are made under it.
+What was made with a policy of its own keeps it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+
+from tfgpipe._compat import keras_internals
+
+
+def hand_down(dtype: Any, layers: keras.Model | Sequence[keras.layers.Layer]) -> None:
+    """Gives layers, and those inside them, the policy of the pipeline they are in.
+
+    Args:
+        dtype: A dtype or dtype policy as Keras takes them, or None to change nothing.
+        layers: The layers, or a model of them.
+
+    Raises:
+        ValueError: If types are settled that would have to change: of a Functional
+            model's tensors, or of weights.
+    """
+    if dtype is None:
+        return
+    policy = keras.dtype_policies.get(dtype)
+    given = [layers] if isinstance(layers, keras.Model) else layers
+    inner = {id(x): x for layer in given for x in keras_internals.inner_layers(layer)}
+    graphs = [x for x in inner.values() if keras_internals.graph_of(x) is not None]
+    for model in graphs:
+        _check_graph(policy, model)
+        del inner[id(model)]
+    changing = [layer for layer in inner.values() if _takes(policy, layer)]
+    for layer in changing:
+        _check_weights(policy, layer)
+    for layer in changing:
+        layer.dtype_policy = policy
+
+
+def check_unquantized(layer: keras.layers.Layer, *, purpose: str, remedy: str) -> None:
+    """Raises ValueError if Keras has quantized a layer, or one inside it.
+
+    Args:
+        layer: The layer, or a model.
+        purpose: What it is for, as the error is to say.
+        remedy: What to try.
+    """
+    for inner in keras_internals.inner_layers(layer):
+        policy = inner.dtype_policy
+        if policy.quantization_mode is not None:
+            raise ValueError(
+                "Layers compute in float32, float16 or bfloat16, or a mixture, "
+                f"{purpose}. Received layer '{inner.name}' with the dtype policy "
+                f"'{policy.name}', in which Keras has quantized it. {remedy}"
+            )
+
+
+@contextlib.contextmanager
+def made_under(dtype: Any) -> Iterator[None]:
+    """Layers made inside without a policy get this one, unless it is None."""
+    if dtype is None:
+        yield
+        return
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(keras.dtype_policies.get(dtype))
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def _takes(policy: Any, layer: keras.layers.Layer) -> bool:
+    """Returns whether a layer has no policy of its own, and this is a new one."""
+    own = layer.dtype_policy
+    return own is keras.config.dtype_policy() and own != policy
+
+
+def _check_graph(policy: Any, model: keras.Model) -> None:
+    for layer in model.layers:
+        if not isinstance(layer, keras.layers.InputLayer) and _takes(policy, layer):
+            raise ValueError(
+                "The tensors of a Functional model, or of a Sequential one that is "
+                "built, have their types from when it was made. Received "
+                f"dtype={policy.name!r} and model '{model.name}', whose layer "
+                f"'{layer.name}' is of {layer.dtype_policy.name!r}. Make the model "
+                f"under `keras.config.set_dtype_policy({policy.name!r})`, or give its "
+                "layers `dtype=`."
+            )
+
+
+def _check_weights(policy: Any, layer: keras.layers.Layer) -> None:
+    stored = layer.variable_dtype
+    held = [v for v in layer.variables if v.dtype == stored]
+    if held and policy.variable_dtype != stored:
+        raise ValueError(
+            "Weights keep the type that they were made with. Received "
+            f"dtype={policy.name!r}, whose weights are {policy.variable_dtype}, and "
+            f"layer '{layer.name}', which is built with weights of {stored}. Give the "
+            "pipeline layers that are not built yet, or leave `dtype` out."
+        )

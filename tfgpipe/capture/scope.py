@@ -1,0 +1,102 @@
+"""What a layer learns of a mini-batch, one microbatch after the other.
+
+A moving average that is to move once a step cannot be assigned by each microbatch. The
+layer hands over what it has seen of its microbatch instead; that is merged with what
+the microbatches before have shown, and when the last one has passed, the variables get
+their new values from the whole:
+
+    microbatch   0        1        2        the step
+                 │        │        │
+    nothing ──▶ merge ─▶ merge ─▶ merge ─▶ update ──▶ variables
+
+What is merged travels like any other state, from one forward program to the next, so
+recomputation, empty microbatches and compilation need nothing new.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe.distribution import Replicas
+
+
+class Accumulator(abc.ABC):
+    """One thing that one call of a layer has seen of its microbatch.
+
+    Attributes:
+        values: Tensors of fixed shapes that say it. All zero, they say nothing.
+        variables: The `keras.Variable`s that move by it.
+    """
+
+    values: Sequence[Any]
+    variables: Sequence[Any]
+
+    @abc.abstractmethod
+    def merge(self, earlier: Sequence[Any]) -> list[Any]:
+        """Returns values that hold for this microbatch and earlier ones together."""
+
+    @abc.abstractmethod
+    def update(self, whole: Sequence[Any], before: Sequence[Any]) -> list[Any]:
+        """Returns new values of the variables.
+
+        Args:
+            whole: What was merged of the whole mini-batch.
+            before: The values of the variables so far.
+        """
+
+
+class Scope(keras.StatelessScope):
+    """The scope in which layers are traced.
+
+    Args:
+        values: For each variable, its value at the start.
+        replicas: Who else computes the same on other rows, or None.
+
+    Attributes:
+        replicas: The same.
+        statistics: What layers have learnt of the mini-batch beside their state, in
+            the order of their calls.
+        strangers: Variables that were read and have no value here, by `id`.
+    """
+
+    def __init__(
+        self,
+        values: Iterable[tuple[keras.Variable, tf.Tensor]],
+        replicas: Replicas | None,
+    ) -> None:
+        super().__init__(values, collect_losses=True)
+        self.replicas = replicas
+        self.statistics: list[Accumulator] = []
+        self.strangers: dict[int, keras.Variable] = {}
+
+    def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
+        """Returns the value of a variable here; None, and a note, if it has none."""
+        value = super().get_current_value(variable)
+        if value is None:
+            self.strangers[id(variable)] = variable
+        return value
+
+
+def differentiable(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is of a type that has gradients."""
+    return tensor.dtype.is_floating or tensor.dtype.is_complex
+
+
+def check_assignments(
+    scope: keras.StatelessScope, known: Sequence[keras.Variable]
+) -> None:
+    """Raises ValueError if a variable that is not known has been assigned."""
+    if len(scope.state_mapping) > len({id(variable) for variable in known}):
+        raise ValueError(
+            "A layer inside the pipeline assigns a variable that no layer owns, so "
+            "the pipeline cannot carry its value from microbatch to microbatch. "
+            "Expected every assigned variable in some layer's `variables`; received "
+            "one that is not, most often the seed of `keras.random` functions called "
+            "without `seed=`. Give the layer its own "
+            "`self.seed = keras.random.SeedGenerator(...)` and pass `seed=self.seed`."
+        )

@@ -1,0 +1,432 @@
+"""What is pipelined, as the user gave it: a list of layers, or a Keras model."""
+
+from __future__ import annotations
+
+import abc
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfgpipe._compat import keras_internals
+from tfgpipe._util import check_counts
+from tfgpipe.capture import tracer
+
+Specs = Mapping[str, keras.KerasTensor]
+
+
+class Original(abc.ABC):
+    """What the pipeline must compute the same as.
+
+    Attributes:
+        layers: The layers whose variables are its own.
+        inputs: What it takes, symbolically, if that is known before it is called.
+    """
+
+    layers: tuple[keras.layers.Layer, ...]
+    inputs: Any = None
+
+    @property
+    @abc.abstractmethod
+    def calls(self) -> Sequence[Any]:
+        """The layers and operations in the order they are called, some maybe twice."""
+
+    @property
+    @abc.abstractmethod
+    def closed(self) -> Mapping[int, str]:
+        """As `Recording.closed`."""
+
+    @abc.abstractmethod
+    def record(self, inputs: Any, side_inputs: Specs) -> tracer.Recording:
+        """Returns its calls, building layers that are not yet built.
+
+        Args:
+            inputs: What it is called on: symbolic tensors in any structure.
+            side_inputs: Symbolic tensors by name, beside the inputs.
+        """
+
+    @abc.abstractmethod
+    def feed(
+        self, inputs: Any, side_inputs: Mapping[str, tf.Tensor]
+    ) -> dict[str, tf.Tensor | None]:
+        """Returns tensors, by name, in the order of the recorded network's inputs."""
+
+    @abc.abstractmethod
+    def output_spec(self, inputs: Any, side_inputs: Specs) -> Any:
+        """Returns symbolic outputs for symbolic inputs."""
+
+    @abc.abstractmethod
+    def plain(self, inputs: Any, side_inputs: Specs) -> keras.Model:
+        """Returns a plain Keras model of the same layers."""
+
+    @abc.abstractmethod
+    def tensors(self, recorded: tracer.Recording) -> tuple[Any, Any]:
+        """Returns the symbolic inputs and outputs of a recording, each nested."""
+
+    @property
+    def named_layers(self) -> dict[str, Any]:
+        """The layers by name: those that it lists, then those inside its models."""
+        named: dict[str, Any] = {}
+        for layer in (*self.listed, *self.calls):
+            if isinstance(layer, keras.layers.Layer):
+                named.setdefault(layer.name, layer)
+        return named
+
+    @property
+    def listed(self) -> Sequence[keras.layers.Layer]:
+        """The layers as the list or the model lists them."""
+        return self.layers
+
+    @abc.abstractmethod
+    def get_config(self) -> Any:
+        """Returns what `from_config` makes it again from."""
+
+    def counts(self, balance: Sequence[int] | Sequence[str]) -> tuple[int, ...]:
+        """Returns a user's cut as the number of calls in each stage.
+
+        Args:
+            balance: These numbers, or the names of the layers that end each stage but
+                the last, each after its last call.
+
+        Raises:
+            ValueError: If there is no such cut.
+        """
+        calls = self.calls
+        names = [entry for entry in balance if isinstance(entry, str)]
+        if not names:
+            numbers = [entry for entry in balance if not isinstance(entry, str)]
+            return check_counts(numbers, [layer.name for layer in calls])
+        ends = [0]
+        for name in names:
+            found = [i for i, layer in enumerate(calls) if layer.name == name]
+            if not found:
+                raise ValueError(
+                    "A `balance` of names holds the layers that end each stage but the "
+                    f"last. Received '{name}', which {self._whereabouts(name)}"
+                )
+            ends.append(found[-1] + 1)
+        counts = [b - a for a, b in itertools.pairwise([*ends, len(calls)])]
+        if min(counts) < 1:
+            raise ValueError(
+                "A `balance` of names holds layers in the order they are called, and "
+                f"not the last. Received {list(balance)}, which end after calls "
+                f"{ends[1:]} of {len(calls)}. Put them in order."
+            )
+        return tuple(counts)
+
+    def _whereabouts(self, name: str) -> str:
+        for layer in self.calls:
+            if name in keras_internals.inner_names(layer):
+                return (
+                    f"is inside layer '{layer.name}', where no cut can go: only models "
+                    "whose calls Keras knows are opened. Cut after "
+                    f"'{layer.name}', or make a Functional model of it."
+                )
+        names = ", ".join(layer.name for layer in self.calls[:8])
+        return f"no layer has. The layers are {names}, ... Use one of their names."
+
+
+class LayerList(Original):
+    """Layers that each take what the one before returns."""
+
+    def __init__(self, layers: Sequence[keras.layers.Layer]) -> None:
+        self.layers = tuple(check_layer_list(layers))
+        self._structure: Any = None
+        self._side_inputs: tuple[str, ...] = ()
+
+    @property
+    def calls(self) -> Sequence[Any]:
+        """The layers."""
+        return self.layers
+
+    @property
+    def closed(self) -> Mapping[int, str]:
+        """As `Recording.closed`."""
+        return tracer.closed_in_list(self.layers)
+
+    def record(self, inputs: Any, side_inputs: Specs) -> tracer.Recording:
+        """Returns the calls of the layers one after another."""
+        check_side_inputs_are_used(self.layers, side_inputs)
+        inputs, side_inputs = _model_inputs((inputs, dict(side_inputs)))
+        self._structure, self._side_inputs = inputs, tuple(side_inputs)
+        return tracer.from_layers(self.layers, inputs, side_inputs)
+
+    def feed(
+        self, inputs: Any, side_inputs: Mapping[str, tf.Tensor]
+    ) -> dict[str, tf.Tensor | None]:
+        """Returns the tensors of `inputs`, then those of `side_inputs`."""
+        check_structure(self._structure, inputs)
+        check_side_inputs(self._side_inputs, side_inputs)
+        expected = keras.tree.flatten(self._structure)
+        pairs = zip(expected, keras.tree.flatten(inputs), strict=True)
+        given = [x for known, x in pairs if known is not None]
+        return named(given, {n: side_inputs.get(n) for n in self._side_inputs})
+
+    def output_spec(self, inputs: Any, side_inputs: Specs) -> Any:
+        """Returns what the last layer gives."""
+        calls = tracer.from_layers(self.layers, inputs, side_inputs)
+        return keras.tree.map_structure(lambda v: calls.specs[v.number], calls.output)
+
+    def plain(self, inputs: Any, side_inputs: Specs) -> keras.Model:
+        """Returns a Sequential; with several inputs, a Functional model."""
+        inputs, side_inputs = _model_inputs((inputs, dict(side_inputs)))
+        if isinstance(inputs, keras.KerasTensor) and not side_inputs:
+            return keras.Sequential([inputs, *self.layers])
+        outputs = self.output_spec(inputs, side_inputs)
+        return keras.Model((inputs, side_inputs) if side_inputs else inputs, outputs)
+
+    def tensors(self, recorded: tracer.Recording) -> tuple[Any, Any]:
+        """Returns what the first layer was called on and what the last one gave."""
+        specs = recorded.specs
+        outputs = keras.tree.map_structure(lambda v: specs[v.number], recorded.output)
+        return self._structure, outputs
+
+    def get_config(self) -> Any:
+        """Returns each layer's configuration once, and the order of their calls."""
+        unique = list({id(layer): layer for layer in self.layers}.values())
+        configs = [keras.saving.serialize_keras_object(layer) for layer in unique]
+        if len(unique) == len(self.layers):
+            return configs
+        positions = {id(layer): i for i, layer in enumerate(unique)}
+        order = [positions[id(layer)] for layer in self.layers]
+        return {"layers": configs, "order": order}
+
+
+class KerasModel(Original):
+    """A Functional model, or a Sequential one that is built."""
+
+    def __init__(self, model: keras.Model, graph: keras.Model) -> None:
+        self._model = model
+        self._graph = graph
+        self._recording = tracer.from_graph(graph)
+        self.inputs = graph.input
+        inner = (layer for layer in model.layers if not _is_input(layer))
+        self.layers = tuple(inner)
+
+    @property
+    def calls(self) -> Sequence[Any]:
+        """The layers and operations in the order Keras runs them."""
+        return [call.layer for call in self._recording.network.calls]
+
+    @property
+    def closed(self) -> Mapping[int, str]:
+        """As `Recording.closed`."""
+        return self._recording.closed
+
+    def record(
+        self, inputs: Any = None, side_inputs: Specs | None = None
+    ) -> tracer.Recording:
+        """Returns the calls that the model remembers."""
+        check_side_inputs((), side_inputs or {})
+        return self._recording
+
+    def feed(
+        self, inputs: Any, side_inputs: Mapping[str, tf.Tensor]
+    ) -> dict[str, tf.Tensor | None]:
+        """Returns the inputs as Keras feeds them to the model."""
+        check_side_inputs((), side_inputs)
+        tensors = keras_internals.standardized(self._graph, inputs)
+        if len(tensors) != len(self._graph.inputs):
+            check_structure(self._graph.input, inputs)
+        return {x.name: y for x, y in zip(self._graph.inputs, tensors, strict=True)}
+
+    def output_spec(self, inputs: Any, side_inputs: Specs) -> Any:
+        """Returns what the model gives."""
+        outputs = self._model.compute_output_spec(inputs)
+        return tracer.unpacked(outputs)
+
+    def plain(self, inputs: Any, side_inputs: Specs) -> keras.Model:
+        """Returns the model itself."""
+        return self._model
+
+    def tensors(self, recorded: tracer.Recording) -> tuple[Any, Any]:
+        """Returns the inputs and outputs of the model."""
+        return self._graph.input, self._graph.output
+
+    @property
+    def listed(self) -> Sequence[keras.layers.Layer]:
+        """The layers of the model, inputs among them."""
+        return self._model.layers
+
+    def get_config(self) -> Any:
+        """Returns the model's configuration."""
+        return keras.saving.serialize_keras_object(self._model)
+
+
+def make(layers: Any) -> Original:
+    """Returns the original behind the first argument of a `PipelinedLayer`."""
+    graph = keras_internals.graph_of(layers)
+    if graph is not None:
+        return KerasModel(layers, graph)
+    if isinstance(layers, keras.Sequential):
+        return LayerList(layers.layers)
+    return LayerList(layers)
+
+
+def from_config(config: Any) -> Any:
+    """Returns layers, or a model, from what `get_config` returned."""
+    if isinstance(config, list | tuple):
+        return [keras.saving.deserialize_keras_object(layer) for layer in config]
+    if "order" in config:
+        layers = from_config(config["layers"])
+        return [layers[i] for i in config["order"]]
+    return keras.saving.deserialize_keras_object(config)
+
+
+def named(
+    inputs: Sequence[tf.Tensor | None], side_inputs: Mapping[str, tf.Tensor | None]
+) -> dict[str, tf.Tensor | None]:
+    """Returns inputs and side inputs by the names that errors call them."""
+    return {**{f"input {i}": x for i, x in enumerate(inputs)}, **side_inputs}
+
+
+def are_tensors(structure: Any) -> bool:
+    """Returns whether a structure holds tensors, arrays and None alone."""
+    leaves = keras.tree.flatten(structure)
+    return all(
+        x is None
+        or keras.ops.is_tensor(x)
+        or isinstance(x, np.ndarray | keras.KerasTensor)
+        for x in leaves
+    )
+
+
+def symbolic(tensors: Any) -> Any:
+    """Returns the shapes and types of tensors in any structure, else what is there."""
+    return keras.tree.map_structure(
+        lambda x: (
+            keras.KerasTensor(x.shape, keras.backend.standardize_dtype(x.dtype))
+            if x is not None and are_tensors(x)
+            else x
+        ),
+        tensors,
+    )
+
+
+def copied_if_unbuilt(layers: Any) -> Any:
+    """Returns layers, those that are not built replaced by copies, to build those."""
+    if isinstance(layers, keras.Sequential) and not layers.built:
+        layers = layers.layers
+    if isinstance(layers, keras.Model) or not isinstance(layers, list | tuple):
+        return layers
+    copies: dict[int, keras.layers.Layer] = {}
+    for layer in check_layer_list(layers):
+        copies[id(layer)] = (
+            layer if layer.built else type(layer).from_config(layer.get_config())
+        )
+    return [copies[id(layer)] for layer in layers]
+
+
+def _model_inputs(specs: Any) -> Any:
+    """Returns inputs of a model, of the shapes and types of symbolic tensors."""
+    return keras.tree.map_structure(
+        lambda x: (
+            None if x is None else keras.Input(batch_shape=x.shape, dtype=x.dtype)
+        ),
+        specs,
+    )
+
+
+def _is_input(layer: keras.layers.Layer) -> bool:
+    return isinstance(layer, keras.layers.InputLayer)
+
+
+def check_dense(inputs: Any, name: str) -> None:
+    """Raises TypeError if there is a ragged or sparse tensor among the inputs."""
+    # Not `keras.tree`, which would take them for structures.
+    for tensor in tf.nest.flatten(inputs):
+        if isinstance(tensor, tf.RaggedTensor):
+            raise TypeError(
+                "A pipeline takes padded tensors, since microbatches of a ragged one "
+                f"have no common shape. Layer '{name}' received a RaggedTensor of "
+                f"shape {tensor.shape}. Pad it with `x.to_tensor()`, and mark the "
+                "padding: `keras.layers.Embedding(..., mask_zero=True)` or "
+                "`keras.layers.Masking()` as the first layer."
+            )
+        if isinstance(tensor, tf.SparseTensor):
+            raise TypeError(
+                f"A pipeline takes dense tensors. Layer '{name}' received a "
+                f"SparseTensor of shape {tensor.shape}. Convert it with "
+                "`tf.sparse.to_dense(x)`, or keep the layer that reads it outside."
+            )
+
+
+def check_structure(expected: Any, received: Any) -> None:
+    """Raises ValueError if inputs are nested otherwise than when it was built.
+
+    Where there was a tensor there may be None, but not the other way round.
+    """
+    try:
+        keras.tree.assert_same_structure(expected, received)
+        pairs = zip(*map(keras.tree.flatten, (expected, received)), strict=True)
+        same = all(a is not None or b is None for a, b in pairs)
+    except (TypeError, ValueError):
+        same = False
+    if not same:
+        raise ValueError(
+            "A pipeline is called on the structure of inputs it was built with. "
+            f"Expected {_outline(expected)}; received {_outline(received)}. Nest the "
+            "inputs in the same way."
+        )
+
+
+def _outline(structure: Any) -> str:
+    shapes = keras.tree.map_structure(
+        lambda x: "None" if x is None else f"Tensor(shape={tuple(x.shape)})", structure
+    )
+    return str(shapes).replace("'", "")
+
+
+def check_side_inputs_are_used(
+    layers: Sequence[keras.layers.Layer], side_inputs: Iterable[str]
+) -> None:
+    """Raises ValueError if no layer has an argument of a side input's name."""
+    for name in side_inputs:
+        if not any(tracer.asks_for(layer, name) for layer in layers):
+            raise ValueError(
+                "A side input goes to every layer whose `call` has an argument of its "
+                f"name. Received '{name}', which no layer asks for. Name the argument "
+                f"of the layer that uses it, `def call(self, x, {name}=None)`, or "
+                "leave it out."
+            )
+
+
+def check_side_inputs(expected: Sequence[str], received: Mapping[str, Any]) -> None:
+    """Raises ValueError for a side input that it was not built with."""
+    given = [name for name, x in received.items() if x is not None]
+    new = [name for name in given if name not in expected]
+    if new:
+        raise ValueError(
+            "Side inputs are those that the pipeline was built with. Expected "
+            f"{list(expected) or 'none'}; received {new}. Pass them in the first call "
+            "as well; a Functional model takes them as inputs of its own."
+        )
+
+
+def check_layer_list(
+    layers: Sequence[keras.layers.Layer],
+) -> Sequence[keras.layers.Layer]:
+    """Returns `layers` if it is a non-empty list of Keras layers."""
+    if isinstance(layers, keras.Model):
+        raise TypeError(
+            "A pipeline cuts Functional and Sequential models, whose calls Keras "
+            f"knows. Received '{layers.name}' of type {type(layers).__name__}, which "
+            "has a `call` of its own. Give its layers as a list, or write it with "
+            "`keras.Model(inputs, outputs)`."
+        )
+    if not isinstance(layers, Sequence) or not layers:
+        raise ValueError(
+            "`layers` must be a non-empty list of Keras layers, or a Keras model. "
+            f"Received {layers!r}."
+        )
+    for position, layer in enumerate(layers):
+        if not isinstance(layer, keras.layers.Layer):
+            raise TypeError(
+                "`layers` must hold Keras layers. Received at position "
+                f"{position}: {layer!r} of type {type(layer).__name__}. Wrap a "
+                "function as `keras.layers.Lambda(function)`."
+            )
+    return layers

@@ -1,0 +1,276 @@
+"""The grid of devices a pipeline runs on: replicas down, stages across.
+
+             stage 0         stage 1         stage 2
+replica 0     GPU:0  GPU:1    GPU:2  GPU:3    GPU:4  GPU:5
+replica 1     GPU:6  GPU:7    GPU:8  GPU:9   GPU:10  GPU:11
+
+Where layers are split into shards a stage has a device for each. The first of them is
+the stage's *lead*: what is not split is there.
+
+Over two hosts (see `tfgpipe.cluster`) stages are spread over them in order, all
+replicas of a stage on one:
+
+             stage 0        stage 1        stage 2        stage 3
+replica 0  worker:0/GPU:0 worker:0/GPU:2 worker:1/GPU:0 worker:1/GPU:2
+replica 1  worker:0/GPU:1 worker:0/GPU:3 worker:1/GPU:1 worker:1/GPU:3
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tfgpipe.devices.names import (
+    _full_name,
+    default_devices,
+    device_advice,
+    devices_of_workers,
+    host_device,
+    short_name,
+    visible_devices,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+    """A grid of TensorFlow device names, `devices[replica][stage][shard]`.
+
+    Shape and names of its axes are called as in `keras.distribution.DeviceMesh`.
+    """
+
+    devices: tuple[tuple[tuple[str, ...], ...], ...]
+
+    axis_names: ClassVar[tuple[str, ...]] = ("replica", "stage", "shard")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """D, K and T, the sizes of the axes."""
+        return self.num_replicas, self.num_stages, self.num_shards
+
+    @property
+    def num_replicas(self) -> int:
+        """D, the number of rows."""
+        return len(self.devices)
+
+    @property
+    def num_stages(self) -> int:
+        """K, the number of columns."""
+        return len(self.devices[0])
+
+    @property
+    def num_shards(self) -> int:
+        """T, the number of devices of a stage."""
+        return len(self.devices[0][0])
+
+    @property
+    def grid(self) -> tuple[tuple[str, ...], ...]:
+        """The leads, `[replica][stage]`."""
+        return tuple(tuple(each[0] for each in replica) for replica in self.devices)
+
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """For each stage, the number of its device among those of its replica."""
+        first = self.grid[0]
+        devices = list(dict.fromkeys(first))
+        return tuple(map(devices.index, first))
+
+    def stage(self, k: int, shard: int = 0) -> tuple[str, ...]:
+        """Returns the devices of stage `k` and a shard of it, one a replica."""
+        return tuple(replica[k][shard] for replica in self.devices)
+
+    def shards(self, replica: int, k: int) -> tuple[str, ...]:
+        """Returns the devices of stage `k` in one replica, one a shard."""
+        return self.devices[replica][k]
+
+    def short_names(self, k: int) -> str:
+        """Returns the devices of stage `k` as people read them.
+
+        Those of its shards are joined by a plus sign, those of replicas by a comma.
+        """
+        of_replicas = (replica[k] for replica in self.devices)
+        return ", ".join(" + ".join(map(short_name, names)) for names in of_replicas)
+
+
+@dataclasses.dataclass(frozen=True, init=False, repr=False)
+class ShardingSpec:
+    """Along which axis of a mesh each axis of a weight is split.
+
+    As `PartitionSpec` in JAX and the `axes` of `keras.distribution.TensorLayout`.
+
+    Example:
+
+    >>> tfgpipe.ShardingSpec(None, "shard")  # A kernel, cut by columns.
+    ShardingSpec(None, "shard")
+
+    Args:
+        *axes: For each axis of the weight the name of one of the mesh, or None for one
+            that is whole.
+
+    Raises:
+        ValueError: If an axis is none of a mesh.
+    """
+
+    axes: tuple[str | None, ...]
+
+    def __init__(self, *axes: str | None) -> None:
+        unknown = [axis for axis in axes if axis not in (None, *Mesh.axis_names)]
+        if unknown:
+            raise ValueError(
+                f"The axes of a mesh are {', '.join(Mesh.axis_names)}. Received "
+                f"{unknown[0]!r} in a ShardingSpec. Use one of them, or None for an "
+                "axis that is whole."
+            )
+        object.__setattr__(self, "axes", axes)
+
+    def __str__(self) -> str:
+        names = [f'"{axis}"' if axis else "None" for axis in self.axes]
+        return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+    def __repr__(self) -> str:
+        return f"ShardingSpec{str(self).replace(',)', ')')}"
+
+
+def make_mesh(
+    *,
+    num_stages: int,
+    num_replicas: int = 1,
+    num_shards: int = 1,
+    devices: Sequence[str] | None = None,
+) -> Mesh:
+    """Lays devices out as a mesh.
+
+    Shards of one stage are next to each other, and then stages of one replica.
+
+    Args:
+        num_stages: K, the number of stages.
+        num_replicas: D, the number of copies of the pipeline.
+        num_shards: T, the number of devices of a stage.
+        devices: Device names such as `"GPU:0"`, at least D * K * T of them. Defaults
+            to the visible GPUs, or without GPUs the logical CPUs; in a cluster to
+            those of its workers.
+
+    Raises:
+        ValueError: If there are too few devices, or one is named that does not exist.
+    """
+    if num_shards < 1:
+        raise ValueError(f"`num_shards` must be at least 1. Received {num_shards}.")
+    needed = num_replicas * num_stages * num_shards
+    visible = visible_devices()
+    if devices is None and devices_of_workers():
+        names = _over_workers(num_stages, num_replicas, num_shards)
+    elif devices is None:
+        names = default_devices()
+    else:
+        names = [_full_name(device) for device in devices]
+        unknown = [d for d, n in zip(devices, names, strict=True) if n not in visible]
+        if unknown:
+            raise ValueError(
+                "`devices` must name devices that TensorFlow sees. Received "
+                f"{', '.join(unknown)}; TensorFlow sees {', '.join(visible)}. "
+                + device_advice(needed)
+            )
+    if len(names) < needed:
+        product = f"{num_stages} stages x {num_replicas} replicas"
+        if num_shards > 1:
+            product += f" x {num_shards} shards"
+        raise ValueError(
+            f"{product} need {needed} devices, one each. Received {len(names)}: "
+            f"{', '.join(names)}. " + device_advice(needed)
+        )
+    each = iter(names)
+
+    def stage() -> tuple[str, ...]:
+        return tuple(itertools.islice(each, num_shards))
+
+    return Mesh(
+        tuple(tuple(stage() for _ in range(num_stages)) for _ in range(num_replicas))
+    )
+
+
+def check_leads(mesh: Mesh) -> None:
+    """Raises ValueError if replicas have their last stages in different hosts.
+
+    There the loss is, and a strategy's own devices must share a host.
+    """
+    leads = mesh.stage(mesh.num_stages - 1)
+    if len(set(map(host_device, leads))) > 1:
+        raise ValueError(
+            "The last stages of all replicas must be on one host, since the loss, the "
+            "metrics and all variables outside the pipeline live there. Received "
+            f"{', '.join(map(short_name, leads))}. Name `devices` whose last stages "
+            "share a worker, or leave them out for an order that does."
+        )
+
+
+def make_logical_cpus(num_devices: int) -> None:
+    """Splits the CPU into logical devices `CPU:0` ... `CPU:{num_devices - 1}`.
+
+    Lets a pipeline of several stages run, and be tested, on a machine without
+    accelerators. Call it before TensorFlow is first used.
+
+    Args:
+        num_devices: How many logical devices to make, at least 1.
+
+    Raises:
+        ValueError: If `num_devices` is below 1.
+        RuntimeError: If TensorFlow has started with another number of CPU devices.
+
+    Example:
+
+    >>> tfgpipe.make_logical_cpus(8)
+    >>> len(tf.config.list_logical_devices("CPU"))
+    8
+    """
+    if num_devices < 1:
+        raise ValueError(f"`num_devices` must be at least 1. Received {num_devices}.")
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    try:
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices
+        )
+    except RuntimeError as error:
+        existing = len(tf.config.list_logical_devices("CPU"))
+        if existing == num_devices:
+            return
+        raise RuntimeError(
+            "Logical devices must be made before TensorFlow is first used. Received "
+            f"num_devices={num_devices} when TensorFlow had already started with "
+            f"{existing}. Call `tfgpipe.make_logical_cpus({num_devices})` right after "
+            "the imports, before any tensor, layer or device list."
+        ) from error
+
+
+def _over_workers(num_stages: int, num_replicas: int, num_shards: int) -> list[str]:
+    """Returns devices of a mesh: stages spread evenly over workers, in order.
+
+    The replicas of a stage are on one worker, where their gradients are summed up.
+
+    Raises:
+        ValueError: If a worker has too few.
+    """
+    workers = devices_of_workers()
+    left = [list(names) for names in workers]
+    stages, size = [], num_replicas * num_shards
+    for k in range(num_stages):
+        number = k * min(len(workers), num_stages) // num_stages
+        stages.append(left[number][:size])
+        del left[number][:size]
+        if len(stages[-1]) < size:
+            each = -(-num_stages // len(workers)) * size
+            raise ValueError(
+                f"{num_stages} stages x {num_replicas} replicas x {num_shards} shards "
+                f"over {len(workers)} workers need {each} devices on each. Received "
+                f"{len(workers[number])} on "
+                f"{short_name(workers[number][0]).partition('/')[0]}. Start the "
+                f"workers with --devices={each}, or name `devices`."
+            )
+    return [
+        stages[k][d * num_shards + t]
+        for d in range(num_replicas)
+        for k in range(num_stages)
+        for t in range(num_shards)
+    ]

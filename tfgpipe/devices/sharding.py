@@ -1,0 +1,140 @@
+"""Where the shards of a tensor-parallel layer are.
+
+Such a layer keeps T parts of each of its weights and computes with each part where the
+part is. By itself it knows T devices. As part of a stage it must name none, since a
+stage is traced once for all replicas: there shard `t` is on a device `SHARD:t` that
+does not exist, and that stands for one until a program is built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe._compat import keras_internals
+from tfgpipe._util import layer_names, text_table
+from tfgpipe.devices import mesh
+
+_TYPE = "SHARD"
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardedWeight:
+    """A weight in T parts.
+
+    Attributes:
+        name: What the weight is called in the layer that has it whole.
+        parts: The part of each shard.
+        axis: Along which axis they make up the whole.
+    """
+
+    name: str
+    parts: tuple[keras.Variable, ...]
+    axis: int
+
+
+class Sharded:
+    """What layers have in common that split weights over devices.
+
+    Attributes:
+        num_shards: T.
+        sharded_weights: The weights in parts. Others are whole, on the first shard.
+    """
+
+    num_shards: int
+    sharded_weights: Sequence[ShardedWeight]
+
+
+def stand_in(shard: int) -> str:
+    """Returns the device that stands for that of a shard.
+
+    >>> stand_in(2)
+    '/device:SHARD:2'
+    """
+    return f"/device:{_TYPE}:{shard}"
+
+
+def shard_of(device: str) -> int | None:
+    """Returns the shard whose device a name stands for, or None of another name.
+
+    >>> shard_of(stand_in(2))
+    2
+    """
+    spec = tf.DeviceSpec.from_string(device)
+    return spec.device_index if spec.device_type == _TYPE else None
+
+
+def at(shard: int) -> contextlib.AbstractContextManager[Any]:
+    """Returns the scope of what is on a shard's device, in a stage.
+
+    The first shard's is the stage's lead, as is that of all that names no device.
+    """
+    return tf.device(stand_in(shard)) if shard else contextlib.nullcontext()
+
+
+def sharded_layers(layers: Iterable[Any]) -> list[Any]:
+    """Returns the layers that are sharded among some and all those inside them."""
+    inner = [x for layer in layers for x in keras_internals.inner_layers(layer)]
+    return [x for x in inner if isinstance(x, Sharded)]
+
+
+def count(layers: Iterable[Any]) -> int:
+    """Returns T, how many shards layers are split into; 1 if none is.
+
+    Raises:
+        ValueError: If there are several such numbers.
+    """
+    found = {each.num_shards: each for each in sharded_layers(layers)}
+    found.pop(1, None)
+    if len(found) > 1:
+        some = ", ".join(f"{t} of '{each.name}'" for t, each in found.items())
+        raise ValueError(
+            "All layers of a pipeline that are sharded have equally many shards, one "
+            f"on each device of a stage. Received {some}. Give them one `num_shards`."
+        )
+    return next(iter(found), 1)
+
+
+def spec(weight: ShardedWeight) -> mesh.ShardingSpec:
+    """Returns how a weight is split, to be read."""
+    rank = len(weight.parts[0].shape)
+    axis = weight.axis % rank
+    return mesh.ShardingSpec(*("shard" if i == axis else None for i in range(rank)))
+
+
+def table(layers: Iterable[Any]) -> str:
+    """Returns what is in parts, by weight: a line for all layers that are alike."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for layer in sharded_layers(layers):
+        for weight in layer.sharded_weights:
+            shape = list(weight.parts[0].shape)
+            shape[weight.axis] = sum(part.shape[weight.axis] for part in weight.parts)
+            size = max(math.prod(part.shape) for part in weight.parts)
+            row = (
+                f"{type(layer).__name__}.{weight.name}",
+                " x ".join(map(str, shape)),
+                str(spec(weight)),
+                f"{size:,}",
+            )
+            alike.setdefault(row, []).append(layer.name)
+    if not alike:
+        return ""
+    rows = [(*row, layer_names(names)) for row, names in alike.items()]
+    header = ("sharded weight", "shape", "axes", "numbers each", "layers")
+    return text_table(header, rows, left=("sharded weight", "axes", "layers"))
+
+
+def numbers(layers: Iterable[Any]) -> dict[int, int]:
+    """Returns by `id` of each variable that is part of a weight, of which shard."""
+    return {
+        id(part): t
+        for layer in sharded_layers(layers)
+        for weight in layer.sharded_weights
+        for t, part in enumerate(weight.parts)
+    }

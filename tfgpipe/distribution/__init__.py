@@ -1,0 +1,28 @@
+"""Distribution strategies for pipelines: placement, collectives, optimizer, ZeRO."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tfgpipe._util import lazy_exports
+
+if TYPE_CHECKING:
+    from tfgpipe.distribution import processes as processes
+    from tfgpipe.distribution import replica_context as replica_context
+    from tfgpipe.distribution.multi_worker import (
+        MultiWorkerPipelineStrategy as MultiWorkerPipelineStrategy,
+    )
+    from tfgpipe.distribution.optimizer import place_optimizer as place_optimizer
+    from tfgpipe.distribution.optimizer import (
+        warn_of_sharded_updates as warn_of_sharded_updates,
+    )
+    from tfgpipe.distribution.placement import Placement as Placement
+    from tfgpipe.distribution.placement import choose_placement as choose_placement
+    from tfgpipe.distribution.placement import optimizer_slots as optimizer_slots
+    from tfgpipe.distribution.stage_collectives import Replicas as Replicas
+    from tfgpipe.distribution.stage_strategy import StageStrategy as StageStrategy
+    from tfgpipe.distribution.strategy import PipelineStrategy as PipelineStrategy
+    from tfgpipe.distribution.strategy import seen_by_all as seen_by_all
+    from tfgpipe.distribution.tpu import TPUPipelineStrategy as TPUPipelineStrategy
+
+__all__, __getattr__, __dir__ = lazy_exports(__name__)

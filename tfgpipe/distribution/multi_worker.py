@@ -1,0 +1,132 @@
+"""Replicas of a pipeline that are processes of their own, on hosts of their own.
+
+             stage 0       stage 1
+process 0     GPU:1         GPU:0      each process builds its own replica alone, and
+process 1     GPU:1         GPU:0      meets the others in sums of gradients
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import tensorflow as tf
+
+from tfgpipe._compat import tf_internals
+from tfgpipe.cluster import addresses, health, listening, peers
+from tfgpipe.devices import Mesh, local_kind
+from tfgpipe.distribution import processes, replica_context
+from tfgpipe.distribution.stage_strategy import StageStrategy
+from tfgpipe.distribution.strategy import check_not_nested, device_scope
+
+
+class MultiWorkerPipelineStrategy(
+    tf.distribute.MultiWorkerMirroredStrategy, StageStrategy
+):
+    """Synchronous training of pipelines, each replica a process of K local devices.
+
+    As many processes as there are replicas run the same program, each told by the
+    variable `TF_CONFIG` who it is. A `PipelinedModel` made inside the scope trains
+    under `fit`, on a `tf.data.Dataset` whose batches are those of all replicas.
+    Gradients of a stage are summed by collective operations on its devices. When one
+    process is gone the others end within seconds, with status 75: start all again.
+
+    Example:
+
+    ```python
+    # TF_CONFIG={"cluster": {"worker": ["10.0.0.5:4000", "10.0.0.6:4000"]},
+    #            "task": {"type": "worker", "index": 0}}
+    strategy = tfgpipe.MultiWorkerPipelineStrategy(num_stages=2)
+    with strategy.scope():
+        model = tfgpipe.PipelinedModel(layers, num_microbatches=4)
+        model.compile("adam", "mse")
+    model.fit(dataset)
+    ```
+
+    Args:
+        num_stages: K, the number of stages, at most that of this process' devices.
+
+    Raises:
+        ValueError: If there are fewer than K devices.
+        RuntimeError: If made inside the scope of another strategy.
+        tfgpipe.cluster.ClusterError: If another process is not there within two
+            minutes, was told another list, or runs another TensorFlow.
+    """
+
+    def __init__(self, *, num_stages: int) -> None:
+        check_not_nested("MultiWorkerPipelineStrategy")
+        resolver = _OneReplica()
+        # Raises if there are too few, before anything waits for other processes.
+        local = local_kind(num_stages)
+        workers = resolver.cluster_spec().as_dict().get("worker", [])
+        if len(workers) > 1:
+            peers.meet(workers, resolver.task_id)
+            # Not before `peers` tells which process hangs, and ends this one.
+            tf_internals.give_up_after(
+                resolver.cluster_spec(), 2 * health.SILENCE_SECONDS
+            )
+        with _serving(resolver):
+            super().__init__(cluster_resolver=resolver)
+        task = self.cluster_resolver.task_id
+        # TensorFlow takes the first device for what is outside of stages.
+        order = [*range(1, num_stages), 0]
+        self._local = task
+        self.instance_keys = processes.InstanceKeys()
+        self._mesh = Mesh(
+            tuple(
+                tuple(
+                    (f"/job:worker/replica:0/task:{d}/device:{local}:{i}",)
+                    for i in order
+                )
+                for d in range(self.num_replicas_in_sync)
+            )
+        )
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices, `[replica][stage][shard]`, one shard each."""
+        return self._mesh
+
+    @property
+    def stage_devices(self) -> tuple[tuple[str, ...], ...]:
+        """For each stage, the device of this process."""
+        return self._mesh.devices[self._local]
+
+    def stage_scope(
+        self, k: int, shard: int = 0
+    ) -> contextlib.AbstractContextManager[None]:
+        """Variables created inside are on this process' device of stage `k`."""
+        return device_scope((self.stage_devices[k][shard],))
+
+    def slot_scope(
+        self, weight: tf.Variable
+    ) -> contextlib.AbstractContextManager[None]:
+        """Variables created inside are where the weight is."""
+        return device_scope(
+            tuple(copy.device for copy in replica_context.copies_of(weight))
+        )
+
+    def place_of(self, variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
+        """Does nothing: TensorFlow assigns to a variable where it is."""
+        del variable
+        return contextlib.nullcontext()
+
+
+def _serving(
+    resolver: tf.distribute.cluster_resolver.ClusterResolver,
+) -> contextlib.AbstractContextManager[None]:
+    """TensorFlow's server, started inside, is reached as `TF_CONFIG` lists it."""
+    spec = resolver.cluster_spec()
+    if not spec.jobs:
+        return contextlib.nullcontext()  # TensorFlow starts none.
+    address = spec.task_address(resolver.task_type, resolver.task_id)
+    (own,) = addresses.parse(address)
+    return listening.serving(own.port, loopback=own.is_loopback)
+
+
+class _OneReplica(tf.distribute.cluster_resolver.TFConfigClusterResolver):
+    """Says that a process has one device for replicas: the others are for stages."""
+
+    def num_accelerators(self, *args: Any, **kwargs: Any) -> dict[str, int]:
+        found = super().num_accelerators(*args, **kwargs)
+        return {kind: min(1, number) for kind, number in found.items()}

@@ -1,0 +1,70 @@
+"""The replica being built: its index, sums over replicas, copies of variables."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from tfgpipe.distribution.stage_strategy import StageStrategy
+
+
+def copies_of(variable: tf.Variable) -> tuple[tf.Variable, ...]:
+    """Returns what a variable is on each replica, or the only one that there is."""
+    return tf.distribute.get_strategy().experimental_local_results(variable)
+
+
+def current_strategy() -> tf.distribute.Strategy | None:
+    """Returns the distribution strategy whose scope we are in, or None."""
+    return tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+
+
+def assign(variable: keras.Variable, value: tf.Tensor) -> None:
+    """Assigns a value to a variable where the variable is."""
+    strategy = current_strategy()
+    if isinstance(strategy, StageStrategy):
+        with strategy.place_of(variable.value):
+            variable.assign(value)
+    else:
+        variable.assign(value)
+
+
+def current_num_replicas() -> int:
+    """Returns how many replicas are being built side by side."""
+    context = tf.distribute.get_replica_context()
+    return 1 if context is None else context.num_replicas_in_sync
+
+
+def sum_over_replicas(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of a small tensor over the replicas being built."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return tensor
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, tensor)
+
+
+def share_of_rows(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns what part of the rows `[B, ...]` of all replicas are this one's, `[]`."""
+    rows = tf.cast(tf.shape(tensor)[0], tf.float64)
+    if current_num_replicas() == 1:
+        return tf.ones_like(rows)
+    return tf.math.divide_no_nan(rows, sum_over_replicas(rows))
+
+
+def current_replica() -> int:
+    """Returns the number of the replica whose computation is being built.
+
+    Not on TPUs, where one is built for all.
+    """
+    number = replica_number()
+    assert isinstance(number, int)
+    return number
+
+
+def replica_number() -> int | tf.Tensor:
+    """Returns the number of the replica that computes, if need be as a tensor."""
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        return 0  # Across replicas, as when shapes are inferred.
+    number = context.replica_id_in_sync_group
+    known = tf.get_static_value(number)
+    return number if known is None else int(known)

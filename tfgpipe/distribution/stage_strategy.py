@@ -1,0 +1,52 @@
+"""The interface of a distribution strategy that places stages."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe.devices import Mesh
+
+
+class StageStrategy(abc.ABC):
+    """What a distribution strategy needs beside its own for a pipeline to run on it."""
+
+    @property
+    @abc.abstractmethod
+    def mesh(self) -> Mesh:
+        """The devices, `[replica][stage][shard]`."""
+
+    @property
+    @abc.abstractmethod
+    def stage_devices(self) -> tuple[tuple[str, ...], ...]:
+        """For each stage, the devices of the replica whose computation is built."""
+
+    def weight_scope(
+        self, k: int, shard: int, weight: keras.Variable
+    ) -> contextlib.AbstractContextManager[None]:
+        """A weight created inside is on the devices of a shard of stage `k`.
+
+        Unless replicas share weights out, that is `stage_scope`.
+        """
+        del weight
+        return self.stage_scope(k, shard)
+
+    @abc.abstractmethod
+    def stage_scope(
+        self, k: int, shard: int = 0
+    ) -> contextlib.AbstractContextManager[None]:
+        """Variables created inside are mirrored over the devices of stage `k`."""
+
+    @abc.abstractmethod
+    def slot_scope(
+        self, weight: tf.Variable
+    ) -> contextlib.AbstractContextManager[None]:
+        """Variables created inside are where what is kept for a weight is to be."""
+
+    @abc.abstractmethod
+    def place_of(self, variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
+        """Assignments to a variable, made inside, are where the variable is."""

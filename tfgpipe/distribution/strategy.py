@@ -1,0 +1,241 @@
+"""Where the variables of a stage live: a distribution strategy with a stage scope.
+
+`PipelineStrategy` is TensorFlow's MirroredStrategy with one addition. Its own devices
+are those of the *last* stage, one a replica, so that a model's loss runs where its
+logits are. Variables made in `stage_scope(k)` are mirrored over the devices of stage
+`k` instead, and so are their optimizer slots: see `updates`.
+
+Copies on D replicas can be spared. Then a variable has an *owner* among them, the one
+that owns the fewest bytes when the variable is first asked for.
+
+                          replica 0        replica 1
+    "none"                w  m  v          w  m  v
+    "slots"  (ZeRO-1)     w  m  v          w            m, v: slots of the weight w
+    "weights" (FSDP)      w  m  v                       copied for the time of a step
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import keras
+import tensorflow as tf
+
+from tfgpipe import cluster as cluster_lib
+from tfgpipe._compat import tf_internals
+from tfgpipe._util import num_bytes
+from tfgpipe.devices import Mesh, check_leads, device_kind, make_mesh
+from tfgpipe.distribution.all_reduce import ALL_REDUCES, AllReduce
+from tfgpipe.distribution.replica_context import (
+    copies_of,
+    current_replica,
+    current_strategy,
+)
+from tfgpipe.distribution.stage_strategy import StageStrategy
+from tfgpipe.distribution.zero import Ownership
+
+ShardReplicas = Literal["none", "slots", "weights"]
+SHARD_REPLICAS: tuple[ShardReplicas, ...] = ("none", "slots", "weights")
+
+
+class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
+    """Synchronous training of pipelines over a mesh of replicas, stages and shards.
+
+    Build and compile a model that holds a `PipelinedLayer` inside its scope; then
+    `fit` as usual. With one replica a model made outside any strategy is placed in the
+    same way, so a strategy is needed only for more.
+
+    Example:
+
+    >>> strategy = tfgpipe.PipelineStrategy(num_stages=2)
+    >>> with strategy.scope():
+    ...     layers = [keras.layers.Dense(8) for _ in range(4)]
+    ...     model = keras.Sequential([
+    ...         keras.Input((8,)),
+    ...         tfgpipe.PipelinedLayer(layers, num_microbatches=4),
+    ...     ])
+    ...     model.compile("adam", "mse")
+
+    Args:
+        num_stages: K, the number of stages.
+        num_replicas: D, the number of copies of the pipeline, each fed its own share
+            of every batch.
+        num_shards: T, the number of devices of each stage, for layers that split their
+            weights into as many shards.
+        devices: Names of D * K * T devices, those of one replica next to each other,
+            and among these the shards of each stage. Defaults to the visible GPUs, or
+            without GPUs the logical CPUs; in a cluster to those of its workers.
+        all_reduce: How gradients are summed over replicas: `"reduce"` on one device,
+            another one for each weight; `"ring"`, in chunks around a ring, so that no
+            link carries more than another; `"nccl"`, by NVIDIA's library.
+        shard_replicas: What replicas share out instead of each having a copy:
+            `"none"`; `"slots"`, what the optimizer keeps (ZeRO-1, Rajbhandari et al.
+            2020, section 5.1); `"weights"`, the pipeline's weights as well (FSDP, ZeRO
+            section 5.3), which replicas then copy for the time of a step. Each weight
+            goes whole to one replica; the result is the same.
+        cluster: Workers to run on, such as `"10.0.0.5:4000,10.0.0.6:4000"`: see
+            `tfgpipe.cluster`. The devices of the last stage, where the loss runs, are
+            on one of them.
+
+    Raises:
+        ValueError: If there are fewer than D * K * T devices, more are named, those of
+            the last stage, where the loss is, are in different hosts, or `all_reduce`
+            is not for them.
+        RuntimeError: If made inside the scope of another strategy.
+        tfgpipe.cluster.ClusterError: If a worker is not there, or not fit.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_stages: int,
+        num_replicas: int = 1,
+        num_shards: int = 1,
+        devices: Sequence[str] | None = None,
+        all_reduce: AllReduce = "reduce",
+        shard_replicas: ShardReplicas = "none",
+        cluster: str | Sequence[str] | None = None,
+    ) -> None:
+        check_not_nested("PipelineStrategy")
+        if cluster is not None:
+            cluster_lib.connect(cluster)
+        self._mesh = make_mesh(
+            num_stages=num_stages,
+            num_replicas=num_replicas,
+            num_shards=num_shards,
+            devices=devices,
+        )
+        needed = num_replicas * num_stages * num_shards
+        if devices is not None and len(devices) != needed:
+            raise ValueError(
+                f"{num_replicas} replicas x {num_stages} stages x {num_shards} shards "
+                f"are {needed} devices. Received {len(devices)}: "
+                f"{', '.join(devices)}. Name as many, or change the numbers."
+            )
+        check_leads(self._mesh)
+        _check_choice("all_reduce", all_reduce, ALL_REDUCES)
+        _check_choice("shard_replicas", shard_replicas, SHARD_REPLICAS)
+        kinds = {device_kind(d) for replica in self._mesh.grid for d in replica}
+        if all_reduce == "nccl" and kinds != {"GPU"}:
+            raise ValueError(
+                "`all_reduce='nccl'` sums over GPUs. Received devices of type "
+                f'{", ".join(sorted(kinds))}. Use "ring" or "reduce".'
+            )
+        if shard_replicas != "none" and all_reduce != "reduce":
+            raise ValueError(
+                "What is shared out over replicas is summed where it is. Received "
+                f"all_reduce='{all_reduce}' with shard_replicas='{shard_replicas}'. "
+                "Leave one of them out."
+            )
+        self.all_reduce = all_reduce
+        self.shard_replicas = shard_replicas
+        self._ownership = Ownership()
+        super().__init__(
+            devices=list(self._mesh.stage(num_stages - 1)),
+            # Reduces each gradient among the devices that it lives on; the default,
+            # one collective over the strategy's own devices, knows only the last
+            # stage's.
+            cross_device_ops=tf.distribute.ReductionToOneDevice(),
+        )
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices, `[replica][stage][shard]`."""
+        return self._mesh
+
+    @property
+    def stage_devices(self) -> tuple[tuple[str, ...], ...]:
+        """For each stage, the devices of the replica whose computation is built."""
+        return self._mesh.devices[current_replica()]
+
+    @contextlib.contextmanager
+    def stage_scope(self, k: int, shard: int = 0) -> Iterator[None]:
+        """Variables created inside are mirrored over the devices of stage `k`.
+
+        Args:
+            k: The stage.
+            shard: Which of the stage's devices in each replica.
+        """
+        with device_scope(self._mesh.stage(k, shard)):
+            yield
+
+    def place_of(self, variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
+        """Does nothing: TensorFlow mirrors an assignment to where the variable is."""
+        del variable
+        return contextlib.nullcontext()
+
+    def weight_scope(
+        self, k: int, shard: int, weight: keras.Variable
+    ) -> contextlib.AbstractContextManager[None]:
+        """Like `stage_scope`, for a weight, of which there may be one copy alone."""
+        devices = self._mesh.stage(k, shard)
+        if self.shard_replicas == "weights":
+            devices = (devices[self._ownership.take(devices, num_bytes(weight))],)
+        return device_scope(devices)
+
+    def slot_scope(
+        self, weight: tf.Variable
+    ) -> contextlib.AbstractContextManager[None]:
+        """Variables created inside are where what is kept for a weight is to be."""
+        devices = tuple(copy.device for copy in copies_of(weight))
+        if len(devices) > 1 and self.shard_replicas != "none":
+            devices = (devices[self.owner(weight)],)
+        return device_scope(devices)
+
+    def owner(self, weight: tf.Variable) -> int:
+        """Returns which of its copies the owner of a weight has."""
+        first, *others = copies_of(weight)
+        devices = [copy.device for copy in (first, *others)]
+        if id(first) not in self._ownership:
+            weakref.finalize(first, self._ownership.release, id(first))
+        return self._ownership.of(id(first), devices, num_bytes(first))
+
+
+def check_not_nested(name: str) -> None:
+    """Raises RuntimeError if a strategy is made inside the scope of another."""
+    if tf.distribute.has_strategy():
+        raise RuntimeError(
+            f"Strategies cannot be nested. Received a {name} made inside the scope of "
+            f"a {type(tf.distribute.get_strategy()).__name__}. Leave that scope first: "
+            "a strategy for pipelines makes replicas itself."
+        )
+
+
+@contextlib.contextmanager
+def device_scope(devices: tuple[str, ...]) -> Iterator[None]:
+    """Variables created inside a strategy's scope are on these devices.
+
+    Args:
+        devices: One for each replica, or one alone.
+    """
+    colocation = tf_internals.on_devices(devices)
+
+    def there(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        return next_creator(**{**kwargs, "colocate_with": colocation})
+
+    with tf.variable_creator_scope(there):
+        yield
+
+
+def seen_by_all(make: Callable[[], Any]) -> Any:
+    """Returns what all replicas together see, as of metrics that each adds up to."""
+    context = tf.distribute.get_replica_context()
+    if context is None or not isinstance(current_strategy(), PipelineStrategy):
+        return make()
+    return context.merge_call(lambda _: make())
+
+
+def _check_choice(argument: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        expected = ", ".join(map(repr, choices))
+        hint = ""
+        if value == "hierarchical":
+            hint = (
+                " TensorFlow's hierarchical copy is wrong for odd numbers of replicas."
+            )
+        raise ValueError(
+            f"`{argument}` must be one of {expected}. Received {value!r}.{hint}"
+        )

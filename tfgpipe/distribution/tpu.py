@@ -1,0 +1,135 @@
+"""Pipelines on TPUs: a distribution strategy whose stages are cores of a slice.
+
+TensorFlow compiles a step for TPUs as one computation that all replicas run, each on K
+logical cores; which physical core that is for each replica, a `DeviceAssignment` says.
+In the computation logical core `k` is named `TPU_REPLICATED_CORE:k`, and operations go
+where they are named to, as they go to devices elsewhere. (Lingvo pipelines in the same
+way.) Only placement has been tested, on a slice that was not there: see `docs/tpu.md`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfgpipe._compat import tf_internals
+from tfgpipe.devices import Mesh, tpu_core, tpu_topology
+from tfgpipe.distribution.stage_strategy import StageStrategy
+from tfgpipe.distribution.strategy import check_not_nested
+
+
+class TPUPipelineStrategy(tf.distribute.TPUStrategy, StageStrategy):
+    """Synchronous training of pipelines over the cores of a TPU slice.
+
+    What `PipelineStrategy` is for GPUs: build and compile a model inside its scope,
+    then `fit`. Neighbouring stages are on one chip or on neighbouring chips. The number
+    of rows in a batch must be known: `dataset.batch(size, drop_remainder=True)`.
+
+    Example (which needs TPUs):
+
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver("my-tpu")
+        strategy = tfgpipe.TPUPipelineStrategy(resolver, num_stages=4, num_replicas=2)
+        with strategy.scope():
+            model = tfgpipe.PipelinedModel(layers, num_microbatches=16)
+            model.compile("adam", "mse")
+
+    Args:
+        resolver: Says where the TPUs are: a `TPUClusterResolver`.
+        num_stages: K, the number of stages, each on a core of its own.
+        num_replicas: D, the number of copies of the pipeline, each fed its own share
+            of every batch.
+        slice_topology: What `tf.tpu.experimental.initialize_tpu_system(resolver)`
+            returned. By default connects and initializes here, which clears the memory
+            of the TPUs.
+        torus: For x, y and z, whether the last chip is next to the first, as in v4
+            slices of whole cubes and in a whole v5e pod. Helps only where chips are
+            missing.
+
+    Attributes:
+        device_assignment: Which physical core each stage of each replica is on.
+
+    Raises:
+        ValueError: If the slice is too small for K * D cores.
+    """
+
+    def __init__(
+        self,
+        resolver: tf.distribute.cluster_resolver.TPUClusterResolver,
+        *,
+        num_stages: int,
+        num_replicas: int = 1,
+        slice_topology: tf.tpu.experimental.Topology | None = None,
+        torus: tpu_topology.Torus = (False, False, False),
+    ) -> None:
+        check_not_nested("TPUPipelineStrategy")
+        if slice_topology is None:
+            tf.config.experimental_connect_to_cluster(resolver)
+            slice_topology = tf.tpu.experimental.initialize_tpu_system(resolver)
+        self.device_assignment = tf.tpu.experimental.DeviceAssignment(
+            slice_topology,
+            np.array(
+                tpu_topology.paths(
+                    tuple(map(int, slice_topology.mesh_shape)),
+                    num_stages=num_stages,
+                    num_replicas=num_replicas,
+                    missing=[tuple(c) for c in slice_topology.missing_devices.tolist()],
+                    torus=torus,
+                )
+            ),
+        )
+        super().__init__(
+            resolver, experimental_device_assignment=self.device_assignment
+        )
+        stages = []
+        for k in range(num_stages):
+            with self.stage_scope(k):
+                stages.append(self.extended.worker_devices)
+        self._mesh = Mesh(
+            tuple(
+                tuple((device,) for device in replica)
+                for replica in zip(*stages, strict=True)
+            )
+        )
+        tf_internals.update_at(self, self.place_of)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices, `[replica][stage][shard]`, one shard each."""
+        return self._mesh
+
+    @property
+    def stage_devices(self) -> tuple[tuple[str, ...], ...]:
+        """For each stage its core, by the name that all replicas have for theirs.
+
+        Raises:
+            RuntimeError: If no computation for TPUs is being built.
+        """
+        if tf.executing_eagerly():
+            raise RuntimeError(
+                "On TPUs a pipeline runs in a computation that is compiled as a whole. "
+                "Received an eager call. Use `fit`, or call the model in "
+                "`strategy.run(...)` inside a `tf.function`."
+            )
+        return tuple((tpu_core(k),) for k in range(self._mesh.num_stages))
+
+    @contextlib.contextmanager
+    def stage_scope(self, k: int, shard: int = 0) -> Iterator[None]:
+        """Variables created inside are mirrored over the cores of stage `k`."""
+        del shard
+        with self.extended.experimental_logical_device(k):
+            yield
+
+    def slot_scope(
+        self, weight: tf.Variable
+    ) -> contextlib.AbstractContextManager[None]:
+        """Variables created inside are on the core that holds the weight."""
+        return self.place_of(weight)
+
+    def place_of(self, variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
+        """Assignments to a variable, made inside, are on the core that holds it."""
+        first, *_ = self.experimental_local_results(variable)
+        return self.stage_scope(self._mesh.grid[0].index(first.device))

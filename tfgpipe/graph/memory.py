@@ -1,0 +1,74 @@
+"""The memory that a traced function takes: what it holds at a time, and how much."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tfgpipe._util import num_bytes
+
+_IN_ITS_INPUT = """
+    ExpandDims Identity InplaceAdd InplaceUpdate PreventGradient Reshape Squeeze
+    StopGradient
+"""
+# Operations whose result is in the buffer of their first input.
+_IN_PLACE = frozenset(_IN_ITS_INPUT.split())
+_ON_SINGLE_ELEMENTS = """
+    Add AddN AddV2 BiasAdd Elu EluGrad Erf Erfc Exp LeakyRelu LeakyReluGrad Log Maximum
+    Minimum Mul Neg Pow RealDiv Relu ReluGrad Rsqrt RsqrtGrad Sigmoid SigmoidGrad
+    Softmax Softplus Sqrt SqrtGrad Square SquaredDifference Sub Tanh TanhGrad
+"""
+# Operations that write over an input that nothing else reads.
+_ELEMENTWISE = frozenset(_ON_SINGLE_ELEMENTS.split())
+
+
+def buffers(tensors: Iterable[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the tensors in whose buffers some tensors are, each once.
+
+    A copy on another device is in one of its own.
+    """
+    found = {}
+    for tensor in tensors:
+        while tensor.op.type in _IN_PLACE:
+            if tensor.op.device != tensor.op.inputs[0].op.device:
+                break
+            tensor = tensor.op.inputs[0]
+        found[tensor.ref()] = tensor
+    return list(found.values())
+
+
+def peak_bytes(graph: tf.Graph) -> int:
+    """Returns the most bytes that a function holds at a time beside its arguments.
+
+    Operations run in the order of the graph. Each makes its results while it holds what
+    it reads; then what nothing else reads is freed. One on single elements writes into
+    what it is the last to read.
+    """
+    operations = graph.get_operations()
+    readers = collections.Counter(x.ref() for op in operations for x in op.inputs)
+    readers.update(x.ref() for x in graph.outputs)
+    # For each tensor the one whose buffer it is in, and for that its size.
+    buffer: dict[Any, Any] = {}
+    size: dict[Any, int] = {}
+    held = most = 0
+    for op in operations:
+        read = [buffer[x.ref()] for x in op.inputs]
+        for x in op.outputs:
+            if op.type in _IN_PLACE:
+                buffer[x.ref()] = read[0]
+                readers[read[0]] += readers[x.ref()]
+            else:
+                buffer[x.ref()] = x.ref()
+                given = op.type in ("Placeholder", "Const")
+                size[x.ref()] = 0 if given else num_bytes(x)
+        new = 0 if op.type in _IN_PLACE else sum(size[x.ref()] for x in op.outputs)
+        readers.subtract(read)
+        freed = [size.pop(x) for x in dict.fromkeys(read) if not readers[x]]
+        written_over = op.type in _ELEMENTWISE and new in freed
+        most = max(most, held if written_over else held + new)
+        unread = [x.ref() for x in op.outputs if not readers[buffer[x.ref()]]]
+        held += new - sum(freed) - sum(size.pop(x, 0) for x in unread)
+    return most

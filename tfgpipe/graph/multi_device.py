@@ -1,0 +1,235 @@
+"""A function on several devices, run as pieces that are on one device each.
+
+Pieces name no device: they are called where the shard they are of is, so those that
+compute the same are one function, of whichever shard, stage and replica they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfgpipe._compat import functions
+from tfgpipe.devices import sharding
+from tfgpipe.graph import partitioner, pieces
+from tfgpipe.graph.pieces import Piece
+
+
+class MultiDeviceFunction:
+    """A function of known shapes whose operations are on stand-ins of devices.
+
+    Called as a `Callee` is.
+
+    Args:
+        name: What to call it.
+        function: The function, traced.
+        library: Functions to share. New ones are added.
+    """
+
+    def __init__(self, name: str, function: Any, library: dict[Hashable, Any]) -> None:
+        self._function = function
+        graph = _Graph(function)
+        self._given = [x.name for x in function.inputs]
+        self._made = graph.outputs
+        split = pieces.split(graph.inputs, graph.devices, copies=graph.copies)
+        self._parts = [_part(name, graph, piece, library) for piece in split]
+
+    @property
+    def graph(self) -> tf.Graph:
+        """What the function computes."""
+        return self._function.graph
+
+    def __call__(
+        self, *tensors: tf.Tensor, devices: Sequence[str] = ()
+    ) -> list[tf.Tensor]:
+        """Calls the function.
+
+        Args:
+            *tensors: Its arguments.
+            devices: Those of the shards; nothing for all here.
+        """
+        given = [*tensors, *self._function.captured_inputs]
+        values = dict(zip(self._given, given, strict=True))
+        for part in self._parts:
+            read = [values[name] for name in part.reads]
+            on = (
+                tf.device(devices[part.device]) if devices else contextlib.nullcontext()
+            )
+            with on:
+                made = [tf.identity(*read)] if part.call is None else part.call(*read)
+            values.update(zip(part.makes, made, strict=True))
+        return [values[name] for name in self._made]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """A piece with the function that computes it; a move has none."""
+
+    device: int
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+    call: functions.Callee | None
+
+
+class _Graph:
+    """A traced function, without what would bring tensors to the lead's device.
+
+    By themselves, TensorFlow's functions copy what they are given and what they return;
+    and what `tf.custom_gradient` decorates, all of it, weights too. These copies name
+    no device.
+
+    Attributes:
+        outputs: Names of the tensors that are returned.
+        inputs: The computation, as `cut` takes it apart.
+        devices: For each operation, the shard on whose device it is.
+        copies: Operations that do nothing but copy.
+        constants: Operations that are no part of it, but of each piece that reads them.
+        nodes: The operations as TensorFlow writes them down.
+        readers: For each tensor, the operations that read it.
+    """
+
+    def __init__(self, function: Any) -> None:
+        graph = function.graph
+        self.operations = {op.name: op for op in graph.get_operations()}
+        definition = graph.as_graph_def()
+        self.nodes = {node.name: node for node in definition.node}
+        self.versions, self.library = definition.versions, definition.library
+        self._given = {x.name for x in function.inputs}
+        self.outputs = [self._made(x) for x in function.outputs]
+        constants = {n for n, op in self.operations.items() if op.type == "Const"}
+        self.constants = constants - set(map(partitioner.operation, self.outputs))
+        everything = partitioner.ordered(
+            {name: self._read(op) for name, op in self.operations.items()}
+        )
+        needed = partitioner.program(
+            everything,
+            fetches=[*self.outputs, *(f"^{op.name}" for op in graph.control_outputs)],
+            feeds=self._given,
+        ).operations
+        self.inputs = {
+            name: read
+            for name, read in everything.items()
+            if name in needed and name not in self.constants
+        }
+        self.devices = {
+            name: sharding.shard_of(self.operations[name].device) or 0
+            for name in self.inputs
+        }
+        self.copies = [n for n in self.inputs if self.operations[n].type == "Identity"]
+        self.readers: dict[str, set[str]] = {name: {""} for name in self.outputs}
+        for name, read in self.inputs.items():
+            for tensor in read:
+                self.readers.setdefault(tensor, set()).add(name)
+
+    def tensor(self, name: str) -> tf.Tensor:
+        """Returns the tensor of a name."""
+        return self.operations[partitioner.operation(name)].outputs[
+            int(name.split(":")[1])
+        ]
+
+    def _read(self, op: tf.Operation) -> tuple[str, ...]:
+        behind = [f"^{x.name}" for x in op.control_inputs if not self._is_bare(x)]
+        return (*map(self._source, op.inputs), *behind)
+
+    def _source(self, tensor: tf.Tensor) -> str:
+        """Returns the name of what a tensor is, if it is a bare copy, a copy of."""
+        while self._is_bare(tensor.op):
+            tensor = tensor.op.inputs[tensor.value_index]
+        return tensor.name
+
+    def _made(self, tensor: tf.Tensor) -> str:
+        if tensor.op.type == "Identity" and not tensor.op.device:
+            return self._source(tensor.op.inputs[0])
+        return self._source(tensor)
+
+    def _is_bare(self, op: tf.Operation) -> bool:
+        if op.type == "IdentityN":
+            return True
+        return (
+            op.type == "Identity"
+            and not op.device
+            and not op.control_inputs
+            and op.inputs[0].name in self._given
+        )
+
+
+def _part(
+    name: str, graph: _Graph, piece: Piece, library: dict[Hashable, Any]
+) -> _Part:
+    inside = set(piece.operations)
+    read = dict.fromkeys(
+        tensor
+        for operation in piece.operations
+        for tensor in graph.inputs[operation]
+        if not tensor.startswith("^") and partitioner.operation(tensor) not in inside
+    )
+    reads = tuple(x for x in read if partitioner.operation(x) not in graph.constants)
+    makes = tuple(
+        tensor.name
+        for operation in piece.operations
+        for tensor in graph.operations[operation].outputs
+        if graph.readers.get(tensor.name, inside) - inside
+    )
+    if piece.moves:
+        return _Part(piece.device, reads, makes, None)
+    constants = {partitioner.operation(x): None for x in read if x not in reads}
+    definition, fed, fetched = _anonymous(
+        graph, [*constants, *piece.operations], reads, makes
+    )
+    specs = [tf.TensorSpec(x.shape, x.dtype) for x in map(graph.tensor, reads)]
+    content = definition.SerializeToString(deterministic=True)
+    key = (name, content, fetched, tuple(map(repr, specs)))
+    if key not in library:
+
+        def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            results = tf.graph_util.import_graph_def(
+                definition,
+                input_map=dict(zip(fed, tensors, strict=True)),
+                return_elements=fetched,
+                name="",
+            )
+            for result, made in zip(results, makes, strict=True):
+                result.set_shape(graph.tensor(made).shape)
+            return list(results)
+
+        run.__name__ = f"piece_of_{name}"
+        with tf.init_scope():
+            traced = tf.function(
+                run, autograph=False, experimental_attributes={"_noinline": True}
+            ).get_concrete_function(*specs)
+        library[key] = functions.Callee(name, traced)
+    return _Part(piece.device, reads, makes, library[key])
+
+
+def _anonymous(
+    graph: _Graph, operations: Sequence[str], reads: Sequence[str], makes: Sequence[str]
+) -> tuple[tf.compat.v1.GraphDef, tuple[str, ...], tuple[str, ...]]:
+    """Returns operations under names that tell their order alone, and names of ends."""
+    definition = tf.compat.v1.GraphDef(versions=graph.versions)
+    numbers = {name: f"o{number}" for number, name in enumerate(operations)}
+    fed = {name: f"i{number}:0" for number, name in enumerate(reads)}
+
+    def renamed(tensor: str) -> str:
+        operation, colon, index = tensor.partition(":")
+        return fed.get(tensor) or numbers[operation] + colon + index
+
+    for name, number in numbers.items():
+        node = definition.node.add()
+        node.CopyFrom(graph.nodes[name])
+        node.name = number
+        node.attr.pop("_class", None)
+        if sharding.shard_of(node.device) is not None:
+            node.device = ""
+        read = graph.inputs.get(name, ())
+        node.input[:] = [renamed(x) for x in read if not x.startswith("^")]
+        behind = (
+            numbers.get(partitioner.operation(x)) for x in read if x.startswith("^")
+        )
+        node.input.extend(f"^{x}" for x in behind if x is not None)
+        if any(attr.HasField("func") or attr.list.func for attr in node.attr.values()):
+            definition.library.CopyFrom(graph.library)
+    return definition, tuple(fed.values()), tuple(map(renamed, makes))

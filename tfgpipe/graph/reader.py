@@ -1,0 +1,294 @@
+"""What a traced graph says of its tensors, and of the functions that it calls.
+
+A graph calls functions: for a `tf.function` in a layer, for each branch of a
+conditional, for the body of a loop. Here each is read as a graph of its own, by public
+means, with the shapes of its tensors and those integers that are known before anything
+runs, from which the number of a loop's trips may follow.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfgpipe.graph import partitioner
+
+Shape = tuple[int, ...]
+
+LOOPS = ("While", "StatelessWhile")
+BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+# Whether the side that has to be less comes first or last.
+_COMPARISONS = {"Less": 1, "LessEqual": 1, "Greater": -1, "GreaterEqual": -1}
+# The sign of the second operand.
+_SUMS = {"Add": 1, "AddV2": 1, "Sub": -1}
+
+
+def read(graph: tf.Graph) -> Body:
+    """Returns a graph with all that it calls."""
+    graph_def = graph.as_graph_def(add_shapes=True)
+    return Body(_Library(graph_def), graph_def.node)
+
+
+class _Library:
+    """The functions that a graph may call, and the results of its operations.
+
+    Inside a function an input is written `operation:result:index`. Which results a
+    type of operation has is public only in a `MetaGraphDef`, for the operations of the
+    graph itself. So one is made of a graph with an operation of each type.
+    """
+
+    def __init__(self, graph_def: tf.compat.v1.GraphDef) -> None:
+        self._functions = {f.signature.name: f for f in graph_def.library.function}
+        self._bodies: dict[Any, Body] = {}
+        inner = (f.node_def for f in graph_def.library.function)
+        types = {node.op for nodes in (graph_def.node, *inner) for node in nodes}
+        each = [tf.compat.v1.NodeDef(name=op, op=op) for op in types]
+        meta = tf.compat.v1.train.export_meta_graph(
+            graph_def=tf.compat.v1.GraphDef(node=each), graph=tf.Graph()
+        )
+        self._results = {
+            signature.name: signature.output_arg
+            for signature in meta.meta_info_def.stripped_op_list.op
+        }
+
+    def results(self, node: Any) -> Iterator[tuple[str, int]]:
+        """Yields the name and the type of each tensor that an operation returns."""
+        for result in self._results[node.op]:
+            if result.type_list_attr:
+                types = node.attr[result.type_list_attr].list.type
+            else:
+                number = node.attr[result.number_attr].i if result.number_attr else 1
+                types = [result.type or node.attr[result.type_attr].type] * number
+            for index, dtype in enumerate(types):
+                yield f"{node.name}:{result.name}:{index}", dtype
+
+    def body(self, function: str, values: Sequence[int | None] = ()) -> Body:
+        """Returns the body of a function, given those of its arguments we know."""
+        key = (function, *values)
+        if key not in self._bodies:
+            definition = self._functions[function]
+            self._bodies[key] = Body(self, definition.node_def, definition, values)
+        return self._bodies[key]
+
+
+class Tensor:
+    """What a graph says of a tensor."""
+
+    def __init__(self, shape: Any, dtype: int) -> None:
+        self.shape = tuple(1 if d.size < 0 else d.size for d in shape.dim)
+        self.dtype = tf.as_dtype(dtype)
+        self.floating = self.dtype.is_floating or self.dtype.is_complex
+
+
+class Body:
+    """A graph, or the body of a function for a call of it.
+
+    Attributes:
+        nodes: The operations by name.
+        arguments: The tensors it takes, by the names that `cut` calls canonical.
+        results: The tensors it returns.
+    """
+
+    def __init__(
+        self,
+        library: _Library,
+        nodes: Iterable[Any],
+        function: Any = None,
+        values: Sequence[int | None] = (),
+    ) -> None:
+        self.nodes = {node.name: node for node in nodes}
+        self.arguments: list[str] = []
+        self.results: list[str] = []
+        self._library = library
+        self._tensors: dict[str, Tensor] = {}
+        self._outputs: dict[str, list[str]] = {}
+        self._effects: list[str] = []
+        names: dict[str, str] = {}
+
+        def canonical(tensors: Iterable[str]) -> list[str]:
+            return [
+                names.get(tensor, partitioner.canonical(tensor)) for tensor in tensors
+            ]
+
+        for name, node in self.nodes.items():
+            shapes = _shapes(node.attr["_output_shapes"])
+            outputs = self._outputs[name] = []
+            for result, dtype in library.results(node):
+                names[result] = f"{name}:{len(outputs)}"
+                outputs.append(names[result])
+                self._tensors[names[result]] = Tensor(next(shapes), dtype)
+        if function is not None:
+            signature = function.signature
+            taken, returned = signature.input_arg, signature.output_arg
+            self.arguments = canonical(argument.name for argument in taken)
+            self.results = canonical(function.ret[result.name] for result in returned)
+            self._effects = [f"^{name}" for name in function.control_ret.values()]
+            shapes = _shapes(function.attr["_input_shapes"])
+            for tensor, argument in zip(self.arguments, taken, strict=True):
+                self._tensors[tensor] = Tensor(next(shapes), argument.type)
+        self._inputs = {n: canonical(node.input) for n, node in self.nodes.items()}
+        self._values = dict(itertools.zip_longest(self.arguments, values))
+
+    def run(self) -> Collection[str]:
+        """Returns the operations that a call runs."""
+        fetches = (*self.results, *self._effects)
+        return partitioner.program(
+            self._inputs, fetches=fetches, feeds=self.arguments
+        ).operations
+
+    def read(self, name: str) -> list[Tensor]:
+        """Returns what an operation reads."""
+        return [self._tensors[tensor] for tensor in self.data(name)]
+
+    def written(self, name: str) -> list[Tensor]:
+        """Returns what an operation writes."""
+        return [self._tensors[tensor] for tensor in self._outputs[name]]
+
+    def data(self, name: str) -> list[str]:
+        """Returns the names of the tensors that an operation reads."""
+        return [tensor for tensor in self._inputs[name] if not tensor.startswith("^")]
+
+    def origin(self, tensor: str) -> tuple[str, str]:
+        """Returns the tensor that a tensor is a copy of, and the type of its maker."""
+        node = self.nodes.get(partitioner.operation(tensor))
+        if node is not None and node.op == "Identity":
+            return self.origin(self.data(node.name)[0])
+        return tensor, "" if node is None else node.op
+
+    def value(self, tensor: str) -> int | None:
+        """Returns the integer that a tensor is before the graph runs, if known."""
+        if tensor not in self._values:
+            known = self._tensors[tensor]
+            single = known.dtype.is_integer and math.prod(known.shape) == 1
+            self._values[tensor] = self._constant(tensor) if single else None
+        return self._values[tensor]
+
+    def _constant(self, tensor: str) -> int | None:
+        name = partitioner.operation(tensor)
+        node, index = self.nodes[name], self._outputs[name].index(tensor)
+        if node.op == "Const":
+            return tf.make_ndarray(node.attr["value"].tensor).item()
+        if node.op in ("Cast", "Identity", "Max", "Reshape", "Squeeze"):
+            return self.value(self.data(name)[0])  # Of a single number, that number.
+        if node.op in _SUMS:
+            left, right = map(self.value, self.data(name))
+            if left is not None and right is not None:
+                return left + _SUMS[node.op] * right
+        if node.op == "StridedSlice":
+            vector, begin = self.data(name)[:2]
+            return self._element(vector, self.value(begin))
+        if node.op in LOOPS:
+            return self.loop(name).end(index)
+        if len(calls := self.calls(name)) == 1:
+            return calls[0].value(calls[0].results[index])
+        return None
+
+    def _element(self, vector: str, index: int | None) -> int | None:
+        """Returns a number of a vector that is constant or the shape of a tensor."""
+        vector, op = self.origin(vector)
+        elements: Sequence[int] = ()
+        if op == "Const":
+            value = self.nodes[partitioner.operation(vector)].attr["value"].tensor
+            elements = tf.make_ndarray(value).tolist()
+        elif op == "Shape":
+            described, *_ = self.data(partitioner.operation(vector))
+            elements = self._tensors[described].shape
+        if index is None or not -len(elements) <= index < len(elements):
+            return None
+        return elements[index]
+
+    def calls(self, name: str) -> list[Body]:
+        """Returns the bodies of the functions that an operation calls."""
+        node = self.nodes[name]
+        functions = [
+            function.name
+            for attribute in node.attr.values()
+            for function in (attribute.func, *attribute.list.func)
+            if function.name
+        ]
+        if not functions:
+            return []
+        values = [self.value(tensor) for tensor in self.data(name)]
+        taken = values[1:] if node.op in BRANCHES else values
+        return [self._library.body(function, taken) for function in functions]
+
+    def loop(self, name: str) -> Loop:
+        """Returns the loop that an operation is."""
+        attr = self.nodes[name].attr
+        starts = [self.value(tensor) for tensor in self.data(name)]
+        changes = Loop.changes(self._library.body(attr["body"].func.name))
+        fixed = [s if c == 0 else None for s, c in zip(starts, changes, strict=True)]
+        condition = self._library.body(attr["cond"].func.name, fixed)
+        body = self._library.body(attr["body"].func.name, fixed)
+        return Loop(starts, condition, body)
+
+
+class Loop:
+    """A loop: what its variables start from, its condition and its body."""
+
+    def __init__(
+        self, starts: Sequence[int | None], condition: Body, body: Body
+    ) -> None:
+        self.body = body
+        self._condition = condition
+        self._variables = list(zip(starts, self.changes(body), strict=True))
+
+    @staticmethod
+    def changes(body: Body) -> list[int | None]:
+        """Returns, for each variable, what a trip adds to it, None if not known."""
+        found: list[int | None] = []
+        for before, result in zip(body.arguments, body.results, strict=True):
+            after, op = body.origin(result)
+            step = None
+            if op in _SUMS:
+                first, second = body.data(partitioner.operation(after))
+                if body.origin(first)[0] == before:
+                    step = body.value(second)
+            found.append(0 if after == before else step and step * _SUMS[op])
+        return found
+
+    def end(self, index: int) -> int | None:
+        """Returns what a variable is after the loop, if known."""
+        start, change = self._variables[index]
+        if start is None or change is None:
+            return None
+        return start + change * self.trips()
+
+    def trips(self) -> int:
+        """Returns how often the body runs; 1 if that is not known."""
+        found = []
+        for comparison in self._comparisons(self._condition.results[0]):
+            op = self._condition.nodes[comparison].op
+            sides = map(self._side, self._condition.data(comparison))
+            (low, rise), (high, fall) = list(sides)[:: _COMPARISONS[op]]
+            if low is None or rise is None or high is None or fall is None:
+                continue
+            if rise > fall:
+                away = high - low + op.endswith("Equal")
+                found.append(max(0, math.ceil(away / (rise - fall))))
+        return min(found, default=1)
+
+    def _comparisons(self, tensor: str) -> Iterator[str]:
+        condition, op = self._condition.origin(tensor)
+        if op == "LogicalAnd":
+            for operand in self._condition.data(partitioner.operation(condition)):
+                yield from self._comparisons(operand)
+        elif op in _COMPARISONS:
+            yield partitioner.operation(condition)
+
+    def _side(self, tensor: str) -> tuple[int | None, int | None]:
+        """Returns what a side of a comparison starts from and what each trip adds."""
+        tensor, _ = self._condition.origin(tensor)
+        if tensor in self._condition.arguments:
+            return self._variables[self._condition.arguments.index(tensor)]
+        return self._condition.value(tensor), 0
+
+
+def _shapes(attribute: Any) -> Iterator[Any]:
+    """Yields the shapes in an attribute, and unknown ones after them."""
+    unknown = tf.TensorShape(None).as_proto()
+    return itertools.chain(attribute.list.shape, itertools.repeat(unknown))

@@ -1,0 +1,185 @@
+"""Which schedule, on which devices: what a user asked for, made to fit.
+
+Decided before anything is built or moved, so that what does not fit harms nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from tfgpipe import schedules
+from tfgpipe._util import check_num_microbatches
+from tfgpipe.devices import default_devices, make_mesh
+from tfgpipe.distribution import StageStrategy, replica_context
+from tfgpipe.schedules import Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolved:
+    """A schedule, and the devices it runs on.
+
+    Attributes:
+        schedule: The schedule.
+        devices: For each stage the name of its device, or of those of its shards; None
+            for those of the strategy in scope, or for one after the other.
+    """
+
+    schedule: Schedule
+    devices: tuple[str, ...] | None
+
+
+def resolve(
+    schedule: str | Schedule,
+    *,
+    num_stages: int | None,
+    num_microbatches: int,
+    balance: str | Sequence[Any],
+    devices: Sequence[str] | None,
+    num_shards: int = 1,
+) -> Resolved:
+    """Returns a schedule that fits the stages, microbatches and devices.
+
+    Where a stage has several devices, one for each shard, these count as one.
+
+    Args:
+        schedule: A schedule, or the name of one.
+        num_stages: K, or None.
+        num_microbatches: M.
+        balance: A cut, which says how many stages there are, or a quantity.
+        devices: Names of devices, or None.
+        num_shards: T, how many of them each stage has.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    M = check_num_microbatches(num_microbatches)
+    if isinstance(schedule, Schedule):
+        check_schedule(schedule, num_stages, M)
+    strategy = replica_context.current_strategy()
+    make_mesh(num_stages=1, num_shards=num_shards)  # Are there devices for one?
+    there = _groups(default_devices(), num_shards)
+    chosen = None
+    if devices is not None:
+        _check_groups(devices, num_shards)
+        chosen = _groups(devices, num_shards)
+    if isinstance(strategy, StageStrategy):
+        placement = strategy.mesh.placement
+    elif isinstance(schedule, Schedule):
+        placement = schedule.placement
+        chosen = _dealt(placement, chosen or there[: schedule.num_devices])
+    else:
+        K = num_stages or _length(balance) or len(chosen or there)
+        placement = tuple(range(K))
+        if schedule == "interleaved":
+            if num_stages is None and _length(balance) is None:
+                raise ValueError(
+                    'schedule="interleaved" places several stages on each device. '
+                    "Received no `num_stages`. Pass a multiple of the number of "
+                    "devices."
+                )
+            groups = chosen or there[: _several_each(K, len(there))]
+            placement = tuple(k % len(groups) for k in range(K))
+            chosen = _dealt(placement, groups)
+        elif chosen is not None:
+            placement = tuple(map(list(dict.fromkeys(chosen)).index, chosen[:K]))
+    made = schedule
+    if not isinstance(made, Schedule):
+        made = _named(made, placement, M)
+    if made.placement != placement:
+        raise ValueError(
+            f"Schedule '{made.name}' has its stages on devices {made.placement}, by "
+            f"number. Received devices that have them on {placement}. Give the "
+            "stages' `devices` in the order of the schedule."
+        )
+    names = None if chosen is None else tuple(itertools.chain(*chosen))
+    return Resolved(made, names)
+
+
+def _named(name: str, placement: tuple[int, ...], num_microbatches: int) -> Schedule:
+    K = len(placement)
+    if name == "gpipe":  # Which any placement will do for.
+        return schedules.gpipe(K, num_microbatches).placed(placement)
+    return schedules.make(
+        name,
+        num_stages=K,
+        num_microbatches=num_microbatches,
+        num_devices=max(placement, default=0) + 1,
+    )
+
+
+def check_schedule(
+    schedule: Schedule, num_stages: int | None, num_microbatches: int
+) -> None:
+    """Raises ValueError unless a schedule can be run, and is for these numbers."""
+    schedule.validate()
+    if num_stages not in (None, schedule.num_stages):
+        raise ValueError(
+            "A schedule says how many stages there are. Received one of "
+            f"{schedule.num_stages} stages, and num_stages={num_stages}."
+        )
+    if num_microbatches != schedule.num_microbatches:
+        raise ValueError(
+            f"Schedule '{schedule.name}' is for {schedule.num_microbatches} "
+            f"microbatches. Received num_microbatches={num_microbatches}."
+        )
+
+
+def _length(balance: str | Sequence[Any]) -> int | None:
+    """Returns how many stages a cut makes, or None of a quantity."""
+    if isinstance(balance, str):
+        return None
+    # Names end all stages but the last.
+    return len(balance) + any(isinstance(entry, str) for entry in balance)
+
+
+def _groups(names: Sequence[str], num_shards: int) -> list[tuple[str, ...]]:
+    """Returns the devices of one stage after the other, as many as there are."""
+    groups = zip(*(names[t::num_shards] for t in range(num_shards)), strict=False)
+    return list(groups)
+
+
+def _check_groups(names: Sequence[str], num_shards: int) -> None:
+    if len(names) % num_shards:
+        raise ValueError(
+            f"Stages of {num_shards} shards have as many devices each, next to each "
+            f"other in `devices`. Received {len(names)}: {', '.join(names)}. Name "
+            f"{num_shards} for each stage."
+        )
+
+
+def _dealt(
+    placement: tuple[int, ...], groups: Sequence[tuple[str, ...]]
+) -> list[tuple[str, ...]]:
+    """Returns the names of each stage's devices."""
+    number, num_shards = max(placement) + 1, len(groups[0])
+    if len(groups) != number:
+        each = f" x {num_shards} shards" if num_shards > 1 else ""
+        names = list(itertools.chain(*groups))
+        raise ValueError(
+            f"The schedule is for {number} devices{each}. Received "
+            f"{len(names)}: {', '.join(names)}. Name as many `devices`, or make them: "
+            f"`tfgpipe.make_logical_cpus({number * num_shards})`."
+        )
+    return [groups[p] for p in placement]
+
+
+def _several_each(num_stages: int, num_devices: int) -> int:
+    """Returns how many of the devices there are have several stages each."""
+    most = min(num_devices, num_stages // 2)
+    fitting = [p for p in range(1, most + 1) if num_stages % p == 0]
+    return max(fitting, default=1)
+
+
+def check_num_stages(
+    counts: Sequence[int], given: Sequence[Any], num_stages: int | None
+) -> None:
+    """Raises ValueError if a cut is for another number of stages than was given."""
+    if num_stages not in (None, len(counts)):
+        raise ValueError(
+            "A `balance` list says how many stages there are. Received num_stages="
+            f"{num_stages} and balance={list(given)}, which makes {len(counts)}. Leave "
+            "`num_stages` out."
+        )

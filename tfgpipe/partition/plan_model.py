@@ -1,0 +1,139 @@
+"""`tfgpipe.plan`: the partition of a model, without building it on devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tfgpipe import schedules
+from tfgpipe._util import check_choice, check_num_microbatches, with_names_checked
+from tfgpipe.capture import source_model
+from tfgpipe.devices import default_devices, make_mesh, sharding
+from tfgpipe.partition.configuration import check_num_stages, check_schedule, resolve
+from tfgpipe.partition.plans import Plan, make_plan
+from tfgpipe.partition.profiles import QUANTITIES, Quantity, Settings, check_feasible
+from tfgpipe.runtime import check_rows_are_independent
+from tfgpipe.schedules import Schedule
+from tfgpipe.stage import REMAT_MODES, TRANSFER_DTYPES, Remat, TransferDtype
+
+
+@with_names_checked()
+def plan(
+    model: keras.Model | Sequence[keras.layers.Layer],
+    *,
+    num_stages: int | None = None,
+    num_microbatches: int,
+    balance: Quantity | Sequence[int] | Sequence[str] = "params",
+    remat: Remat = "stage",
+    transfer_dtype: TransferDtype | None = None,
+    sample: Any = None,
+    batch_size: int = 32,
+    memory_limit: float | None = None,
+    num_slots: int = 2,
+    schedule: schedules.Name | Schedule = "gpipe",
+    device: str | None = None,
+) -> Plan:
+    """Plans where to cut a model, without building anything on a device.
+
+    The cut is the best one there is: no other contiguous cut has a lighter heaviest
+    stage, and of those that are as good none sends fewer bytes between stages.
+
+    Example:
+
+    >>> layers = [keras.layers.Dense(64, name=f"dense_{i}") for i in range(6)]
+    >>> x = np.ones((32, 64), "float32")
+    >>> plan = tfgpipe.plan(layers, num_stages=3, num_microbatches=4, sample=x)
+    >>> plan.counts, plan.imbalance
+    ((2, 2, 2), 1.0)
+    >>> print(plan)  # doctest: +ELLIPSIS
+    3 stages, 4 microbatches of 8 rows, remat=stage, balanced by params
+    stage  layers            parameters  FLOPs     memory  receives  share
+    0      dense_0, dense_1       8,320  ... k  134.0 KiB       0 B  33.3%
+    1      dense_2, dense_3       8,320  ... k  142.0 KiB   2.0 KiB  33.3%
+    2      dense_4, dense_5       8,320  ... k  142.0 KiB   2.0 KiB  33.3%
+    imbalance 1.000, bubble 33.3%, 142.0 KiB on the fullest device
+
+    Args:
+        model: A Functional or Sequential model, or layers that each take what the one
+            before returns. Layers that are not built stay so.
+        num_stages: K. Defaults to that of a cut given as `balance`, else to as many as
+            visible GPUs or logical CPUs are enough for.
+        num_microbatches: M.
+        balance: What of the stage that has most of it is to be least: `"params"`;
+            `"flops"`, counted in the layers' traced forward and backward; `"time"`,
+            measured by running each layer's forward and backward on a microbatch;
+            `"memory"`, the bytes of weights, gradients, slots and activations. Or a cut
+            to look at, as numbers of calls or as names of layers that end stages.
+        remat: What the backward recomputes.
+        transfer_dtype: What values are compressed to on their way from stage to stage.
+        sample: A mini-batch as the model takes it. A list of layers needs one, and a
+            model with inputs of unknown sizes.
+        batch_size: Rows of the mini-batch, where there is no sample.
+        memory_limit: Bytes that a device has, for all its stages, or None.
+        num_slots: Optimizer slots a trained weight: 2 for Adam, 1 for momentum.
+        schedule: What the pipeline is to run by: how many microbatches a stage holds,
+            and which stages share a device. A `tfgpipe.Schedule` may be for more
+            devices than there are here.
+        device: Where to measure time. Defaults to the first.
+
+    Raises:
+        ValueError: If the model cannot be cut as asked, if no cut stays within the
+            memory limit (by how much is said), or if a size is not known.
+        TypeError: If `model` has a `call` of its own.
+    """
+    check_choice("remat", remat, REMAT_MODES)
+    check_choice("transfer_dtype", transfer_dtype, TRANSFER_DTYPES)
+    check_num_microbatches(num_microbatches)
+    given = source_model.make(source_model.copied_if_unbuilt(model))
+    chosen: Quantity | tuple[int, ...]
+    if isinstance(balance, str):
+        chosen = check_choice("balance", balance, QUANTITIES)
+        there = len(default_devices()) // sharding.count(given.calls)
+        if isinstance(schedule, Schedule) and num_stages is None:
+            num_stages = schedule.num_stages
+        num_stages = max(there, 1) if num_stages is None else num_stages
+        check_feasible(given.calls, num_stages, given.closed)
+    else:
+        chosen = given.counts(balance)
+        check_num_stages(chosen, balance, num_stages)
+        num_stages = len(chosen)
+    if given.inputs is None and sample is None:
+        raise ValueError(
+            "The costs of layers depend on what they are given. Received a list of "
+            "layers and no `sample`. Pass a mini-batch, `sample=x`."
+        )
+    if isinstance(schedule, Schedule):
+        check_schedule(schedule, num_stages, num_microbatches)
+        order = schedule
+    else:
+        order = resolve(
+            schedule,
+            num_stages=num_stages,
+            num_microbatches=num_microbatches,
+            balance=balance,
+            devices=None,
+            num_shards=sharding.count(given.calls),
+        ).schedule
+    mesh = make_mesh(num_stages=1, devices=device and [device])
+    inputs = source_model.symbolic(sample) if given.inputs is None else given.inputs
+    with keras.StatelessScope(initialize_variables=False):
+        recorded = given.record(inputs, {})
+        check_rows_are_independent(recorded, num_microbatches=num_microbatches)
+        return make_plan(
+            recorded,
+            chosen,
+            Settings(
+                num_stages=num_stages,
+                num_microbatches=num_microbatches,
+                remat=remat,
+                memory_limit=memory_limit,
+                num_slots=num_slots,
+                transfer_dtype=transfer_dtype,
+                schedule=order,
+            ),
+            sample=None if sample is None else [*given.feed(sample, {}).values()],
+            batch_size=batch_size,
+            device=mesh.grid[0][0],
+        )

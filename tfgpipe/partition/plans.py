@@ -1,0 +1,391 @@
+"""Where a model is cut, why, and what that gives: a plan, made before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import keras
+import tensorflow as tf
+
+from tfgpipe._util import (
+    check_counts,
+    imbalance,
+    layer_names,
+    readable_bytes,
+    readable_count,
+    stage_spans,
+    text_table,
+)
+from tfgpipe.capture import Wire, tracer
+from tfgpipe.devices import short_name
+from tfgpipe.partition import costs, profiles, solver
+from tfgpipe.partition.costs import Work
+from tfgpipe.partition.profiles import Profile, Quantity, Settings
+from tfgpipe.simulation import Costs, simulate
+from tfgpipe.stage import Transfer, TransferDtype
+
+# Measured costs that differ by less are the same; fewer bytes then decide.
+_TIME_SLACK = 0.005
+# Limits on single stages that are tried where several share a device.
+_TRIES = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class StagePlan:
+    """One stage of a plan.
+
+    Attributes:
+        layers: Names of its layers, in order.
+        parameters: Numbers in its variables.
+        cost: Of the plan's quantity.
+        flops: Of one microbatch, forward, backward and recomputation.
+        memory: Bytes of weights, gradients, slots and activations, of as many
+            microbatches as the schedule has in flight; in shards, on the device that
+            has most.
+        received: Bytes that come from other stages for one microbatch, compressed if
+            they are on their way.
+    """
+
+    layers: tuple[str, ...]
+    parameters: int
+    cost: float
+    flops: float
+    memory: float
+    received: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A cut into stages. `print` it for a table.
+
+    Attributes:
+        counts: The number of calls in each stage, to be given as `balance`.
+        quantity: What is balanced.
+        settings: What it was made for.
+        note: How the costs were found.
+        profile: What each call costs.
+    """
+
+    counts: tuple[int, ...]
+    quantity: Quantity
+    settings: Settings
+    note: str
+    profile: Profile = dataclasses.field(repr=False)
+
+    @functools.cached_property
+    def stages(self) -> tuple[StagePlan, ...]:
+        """What each stage holds and costs."""
+        profile, settings = self.profile, self.settings
+        spans = stage_spans(self.counts)
+        work = profile.tables("flops", settings)
+        cost = profile.tables(self.quantity, settings)
+        memory = profile.memory(settings)
+        return tuple(
+            StagePlan(
+                layers=tuple(profile.names[span]),
+                parameters=sum(w.parameters for w in profile.weights[span]),
+                cost=float(cost[k][span.start, span.stop]),
+                flops=float(work[k][span.start, span.stop]),
+                memory=float(memory[k][span.start, span.stop]),
+                received=float(profile.received[span.start, span.stop]),
+            )
+            for k, span in enumerate(spans)
+        )
+
+    @functools.cached_property
+    def device_bytes(self) -> tuple[float, ...]:
+        """For each device the bytes that it needs, of all stages that it has."""
+        return self.profile.device_bytes(self.settings, self.counts)
+
+    @property
+    def imbalance(self) -> float:
+        """The largest stage cost, of the mean; 1.0 is even."""
+        return imbalance([stage.cost for stage in self.stages])
+
+    @property
+    def bubble(self) -> float:
+        """The share of all devices' time in which they wait, by the schedule.
+
+        A backward counts as two forwards. Of even stages under GPipe's schedule it is
+        the (K - 1) / (M + K - 1) of Huang et al. 2019, section 2.3.
+        """
+        cost = [stage.cost for stage in self.stages]
+        if not any(cost):
+            return 0.0
+        forward, backward = ([part * c / 3 for c in cost] for part in (1, 2))
+        costs = Costs(forward=forward, backward=backward)
+        return simulate(self.settings.order, costs).timeline.bubble
+
+    def rebalance(self, measured: Sequence[float]) -> Plan:
+        """Returns the plan that measured stage times ask for.
+
+        What a stage took beyond what was planned is laid on its calls in proportion.
+        Give the result to `PipelinedLayer.recut` to change a model that runs.
+
+        Args:
+            measured: For each stage the time that it took, in any unit.
+
+        Raises:
+            ValueError: If there is not one positive number for each stage.
+        """
+        if len(measured) != len(self.counts) or min(measured) <= 0:
+            raise ValueError(
+                "`measured` holds a positive time for each stage. Received "
+                f"{list(measured)} for {len(self.counts)} stages. Measure each stage, "
+                "forward and backward, over the same microbatches."
+            )
+        planned = self.profile.work(
+            "flops" if self.quantity == "memory" else self.quantity, self.settings
+        )
+        scaled: list[float] = []
+        for span, seconds in zip(stage_spans(self.counts), measured, strict=True):
+            part = planned[span]
+            total = sum(part)
+            scaled += [
+                seconds * (cost / total if total else 1 / len(part)) for cost in part
+            ]
+        work = tuple(Work(forward=0.0, backward=cost) for cost in scaled)
+        profile = dataclasses.replace(self.profile, seconds=work)
+        return best(
+            profile, "time", self.settings, note="balanced by measured stage times"
+        )
+
+    def __str__(self) -> str:
+        settings, rows_each = self.settings, self.profile.rows
+        timed = self.quantity == "time"
+        work = "ms" if timed else "FLOPs"
+        header = ("stage", "layers", "parameters", work, "memory", "receives", "share")
+        total = sum(stage.cost for stage in self.stages)
+        rows = [
+            (
+                str(k),
+                layer_names(stage.layers),
+                f"{stage.parameters:,}",
+                f"{1e3 * stage.cost:.3g}" if timed else readable_count(stage.flops),
+                readable_bytes(stage.memory),
+                readable_bytes(stage.received),
+                f"{100 * stage.cost / total:.1f}%" if total else "-",
+            )
+            for k, stage in enumerate(self.stages)
+        ]
+        most = max(self.device_bytes)
+        limit = settings.memory_limit
+        fits = "" if limit is None else f" of {readable_bytes(limit)}"
+        sent = ""
+        if settings.order.name != "gpipe":
+            sent = f"schedule={settings.order.name}, "
+        if settings.transfer_dtype is not None:
+            sent += f"transfer_dtype={settings.transfer_dtype}, "
+        shards = self.profile.num_shards
+        each = f" in {shards} shards" if shards > 1 else ""
+        num_devices = settings.order.num_devices
+        if num_devices < settings.num_stages:
+            each = f" on {num_devices} devices{each}"
+        return "\n".join(
+            [
+                f"{settings.num_stages} stages{each}, {settings.num_microbatches} "
+                f"microbatches of {rows_each} rows, remat={settings.remat}, "
+                f"{sent}{self.note}",
+                text_table(header, rows, left=("layers", "stage")),
+                f"imbalance {self.imbalance:.3f}, bubble {100 * self.bubble:.1f}%, "
+                f"{readable_bytes(most)}{fits} on the fullest device",
+                *([self.profile.sharding] if self.profile.sharding else []),
+            ]
+        )
+
+
+def make_plan(
+    recorded: tracer.Recording,
+    balance: Quantity | Sequence[int],
+    settings: Settings,
+    *,
+    sample: Sequence[tf.Tensor | None] | None,
+    batch_size: int,
+    device: str,
+) -> Plan:
+    """Makes a plan.
+
+    Args:
+        recorded: The model.
+        balance: What to balance, or the number of calls of each stage.
+        settings: What for.
+        sample: A mini-batch, one tensor an input, or None for `batch_size` rows of the
+            sizes that were recorded, of noise where time is measured.
+        batch_size: Their number, if the model leaves it open.
+        device: Where to measure time.
+
+    Raises:
+        ValueError: If the model cannot be cut so, or a size is not known.
+    """
+    network = recorded.network
+    called = [call.layer for call in network.calls]
+    profiles.check_feasible(called, settings.num_stages, recorded.closed)
+    inputs = example_microbatch(
+        recorded, sample, batch_size, num_microbatches=settings.num_microbatches
+    )
+    sent = settings.transfer_dtype
+    if not isinstance(balance, str):
+        names = [layer.name for layer in called]
+        counts = check_counts(tuple(balance), names)
+        profile = profiles.profile(network, inputs, transfer_dtype=sent)
+        return _within(Plan(counts, "flops", settings, "cut as given", profile))
+    if balance != "time":
+        profile = profiles.profile(network, inputs, transfer_dtype=sent)
+        return best(profile, balance, settings, note=f"balanced by {balance}")
+    bar = keras.utils.Progbar(len(network.calls), unit_name="layer")
+    profile = profiles.profile(
+        network,
+        inputs,
+        transfer_dtype=sent,
+        device=device,
+        progress=bar.update,
+    )
+    where = short_name(device)
+    note = f"balanced by time, the best of {costs.REPEATS} runs of a layer on {where}"
+    return best(profile, balance, settings, note=note)
+
+
+def example_microbatch(
+    recorded: tracer.Recording,
+    sample: Sequence[tf.Tensor | None] | None,
+    batch_size: int,
+    *,
+    num_microbatches: int,
+) -> dict[Wire, tf.Tensor | tf.TensorSpec]:
+    """Returns the first microbatch of a sample, or what is known of one."""
+    numbers = recorded.network.inputs
+    given = sample or [recorded.specs[number] for number in numbers]
+    tensors = {Wire(n): x for n, x in zip(numbers, given, strict=True) if x is not None}
+    batch = next(iter(tensors.values())).shape[0] or batch_size
+    rows = math.ceil(batch / num_microbatches)
+    if sample is not None:
+        return {wire: x[:rows] for wire, x in tensors.items()}
+    for x in tensors.values():
+        if None in x.shape[1:]:
+            raise ValueError(
+                "Costs depend on all sizes but that of the batch. Received an input "
+                f"'{x.name}' of shape {x.shape}. Plan with a mini-batch, "
+                "`tfgpipe.plan(..., sample=x)`, and give `balance=plan.counts`."
+            )
+    return {w: tf.TensorSpec([rows, *x.shape[1:]], x.dtype) for w, x in tensors.items()}
+
+
+def _within(plan: Plan) -> Plan:
+    """Returns a plan if its stages stay within the memory limit."""
+    limit = plan.settings.memory_limit
+    need = max(plan.device_bytes)
+    if limit is not None and need > limit:
+        raise ValueError(
+            f"This cut needs {need:,.0f} bytes on one device, {need - limit:,.0f} more "
+            f"than `memory_limit`. Received balance={list(plan.counts)} and "
+            f'memory_limit={limit:,.0f}. Use balance="memory", more stages, more '
+            "microbatches, or remat."
+        )
+    return plan
+
+
+def best(
+    profile: Profile, quantity: Quantity, settings: Settings, *, note: str
+) -> Plan:
+    """Returns the plan with the least bottleneck of a quantity.
+
+    Where stages share devices, the memory of a device is a sum over stages, of which no
+    table of single stages tells. The cut is then the best one found: see `_shared`.
+    """
+    adds_up = quantity != "memory" and settings.remat in ("none", "stage")
+    costs = profile.work if adds_up else profile.tables
+    search = functools.partial(
+        solver.best_cut,
+        costs(quantity, settings),
+        num_stages=settings.num_stages,
+        received=profile.received,
+        memory=profile.memory(settings),
+        may_start=profile.may_start,
+        slack=_TIME_SLACK if quantity == "time" else 0.0,
+    )
+    if settings.order.num_devices == settings.num_stages:
+        counts = search(limit=settings.memory_limit)
+    else:
+        counts = _shared(search, profile, quantity, settings)
+    return Plan(counts, quantity, settings, note, profile)
+
+
+def _shared(
+    search: Callable[..., tuple[int, ...]],
+    profile: Profile,
+    quantity: Quantity,
+    settings: Settings,
+) -> tuple[int, ...]:
+    """Returns the best cut found whose devices, of several stages each, have room.
+
+    Limits on single stages are tried, the loosest first that has its best cut fit. The
+    leanest cut is found by moving calls between neighbours for as long as that helps
+    the fullest device.
+    """
+    limit, stages = settings.memory_limit, profile.stage_bytes(settings)
+
+    def devices(counts: tuple[int, ...]) -> list[float]:
+        needs = profiles.device_bytes(stages, settings.order, counts)
+        return sorted(needs, reverse=True)
+
+    if quantity != "memory":
+        counts = search()
+        if limit is None or devices(counts)[0] <= limit:
+            return counts
+    lean = solver.best_cut(
+        profile.memory(settings),
+        num_stages=settings.num_stages,
+        may_start=profile.may_start,
+    )
+    tightest = max(
+        table[span.start, span.stop]
+        for table, span in zip(profile.memory(settings), stage_spans(lean), strict=True)
+    )
+    lean = solver.improved(lean, devices, may_start=profile.may_start)
+    most = devices(lean)[0]
+    if limit is None:
+        return lean
+    if most > limit:
+        raise ValueError(
+            f"No cut into {settings.num_stages} stages on "
+            f"{settings.order.num_devices} devices was found that stays within "
+            f"`memory_limit`. Received memory_limit={limit:,} bytes; the leanest cut "
+            f"found needs {math.ceil(most):,} bytes on one device. Try fewer stages on "
+            "each device, more microbatches, or remat."
+        )
+    if quantity == "memory":
+        return lean
+    counts, high = lean, limit
+    for _ in range(_TRIES):
+        middle = (tightest + high) / 2
+        found = search(limit=middle)
+        if devices(found)[0] <= limit:
+            counts, tightest = found, middle
+        else:
+            high = middle
+    return counts
+
+
+def plan_by_parameters(
+    recorded: tracer.Recording,
+    num_stages: int,
+    transfer_dtype: TransferDtype | None = None,
+) -> tuple[int, ...]:
+    """Returns the number of calls of each stage, parameters balanced.
+
+    The cut that `make` finds, without tracing anything: sizes of values are as they
+    were recorded, those that are not known counted as one.
+    """
+    network = recorded.network
+    called = [call.layer for call in network.calls]
+    profiles.check_feasible(called, num_stages, recorded.closed)
+    sizes = Transfer(transfer_dtype, network.outputs).sizes(recorded.specs)
+    return solver.best_cut(
+        [w.parameters for w in costs.call_weights(network)],
+        num_stages=num_stages,
+        received=network.received(sizes),
+        may_start=profiles.may_start(network),
+    )

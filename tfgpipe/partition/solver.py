@@ -1,0 +1,330 @@
+"""Where to cut a sequence of calls into stages.
+
+The slowest stage sets the pace of a pipeline, so `best_cut` first asks for the least
+bottleneck. Many cuts have it, or nearly: among them it takes the one that sends the
+fewest bytes, and among those the one with the evenest stages. It is exact, not greedy,
+because the best way to fill k + 1 stages with the calls before e ends with one stage
+[s, e) and fills k stages with the calls before s in the best way:
+
+      0 ········ s ····· e ········ L        best[k + 1][e] =
+      ╰ k stages ╯╰ one ─╯                      min over s of  best[k][s] ⊕ [s, e)
+
+What is known about a stage is a table over (s, e), such as its cost, infinite where the
+stage is not admissible. One step for all s and e at once is one numpy expression, and
+there are two passes of K such steps, about a second for L = 1000 and K = 64:
+
+1. ⊕ is the maximum, of costs: the least bottleneck.
+2. ⊕ is the sum, of (bytes, squares of costs) in lexicographic order, over the stages
+   that cost no more than that bottleneck. Both only add up, so the best beginning of a
+   cut is part of the best cut.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tfgpipe._util import stage_spans
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+# One table for all stages, or one for each.
+Tables: TypeAlias = Any
+
+# Bottlenecks that differ by less, relatively, are the same but for rounding.
+TIE = 1e-9
+# What a stage's number of calls counts beside its cost when lighter stages are evened
+# out: enough to spread weightless calls, too little to move others.
+CALLS_COUNT = 1e-9
+
+
+def best_cut(
+    costs: Tables,
+    *,
+    num_stages: int,
+    received: npt.ArrayLike | None = None,
+    memory: Tables | None = None,
+    limit: float | None = None,
+    may_start: Sequence[bool] | None = None,
+    slack: float = 0.0,
+) -> tuple[int, ...]:
+    """Returns the number of calls in each stage of the best contiguous cut.
+
+    Of the admissible cuts, those come first whose bottleneck, the largest stage cost,
+    is at most 1 + `slack` times the least one; of these, those whose stages receive the
+    fewest bytes; of these, the one with the least sum of squared stage costs. Every
+    stage gets at least one call. Calls that are all weightless cost one each.
+
+    >>> best_cut([10, 1, 1, 1], num_stages=2)
+    (1, 3)
+    >>> best_cut([1, 2, 3, 4, 5, 6], num_stages=2)
+    (4, 2)
+    >>> best_cut([0, 0, 0, 0], num_stages=2)
+    (2, 2)
+
+    A cut after three calls is as even as one after two, (2, 3), and receives less:
+
+    >>> received = np.zeros((6, 6))
+    >>> received[2, 5], received[3, 5] = 4096, 64
+    >>> best_cut([1, 1, 1, 1, 1], num_stages=2, received=received)
+    (3, 2)
+
+    Args:
+        costs: The cost of each of the L calls, in any unit, none negative. Where those
+            of a stage's calls do not add up, an array of shape `(L + 1, L + 1)`: what a
+            stage of the calls [s, e) costs at index `[s, e]`. Where stages cost
+            differently, a list of K such arrays, one for each.
+        num_stages: K, at least 1 and at most the number of stages that can be cut.
+        received: Array of shape `(L + 1, L + 1)`: bytes that a stage of the calls
+            [s, e) receives from other stages, at index `[s, e]`. Only s < e is read.
+            Whole numbers, so that equal sums are equal. None if stages receive alike.
+        memory: Array of the same shape, or a list of K: bytes that a stage of the calls
+            [s, e) needs. It may grow and shrink with the stage.
+        limit: Bytes that one device has: no stage needs more. None for any number.
+        may_start: For each call whether a stage may start with it. The first stage
+            starts with the first call in any case. None if all may.
+        slack: How much worse than the least the bottleneck may be, relatively, where
+            that saves bytes or evens out stages.
+
+    Raises:
+        ValueError: If so many stages cannot be cut, if no cut stays within the limit,
+            or if an argument is malformed.
+    """
+    cost = _cost_of_stages(costs, num_stages)
+    num_calls = len(cost[0]) - 1
+    if not 0 <= slack < math.inf:
+        raise ValueError(
+            "`slack` says how much worse than the least the bottleneck may be, as a "
+            f"finite number of at least 0. Received slack={slack}. Use 0.05 for 5%."
+        )
+    starts = _starts(may_start, num_calls)
+    possible = int(starts.sum())
+    if not 1 <= num_stages <= possible:
+        raise ValueError(
+            f"`num_stages` must be at least 1, and at most {possible} stages can be "
+            "cut here, since every stage holds at least one call and starts where it "
+            f"may. Received num_stages={num_stages} for {num_calls} calls. Use fewer "
+            "stages, or split what holds them together."
+        )
+    stops = np.append(~starts, False)
+    cost = _each(lambda c: np.where(stops[:, None], math.inf, c), cost)
+    if limit is not None:
+        if memory is None:
+            raise ValueError(
+                "`limit` needs `memory`, the bytes that each stage needs. Received "
+                f"limit={limit} and memory=None. Give both, or no limit."
+            )
+        need = _tables("memory", memory, num_calls, num_stages)
+        need = _each(lambda c, n: np.where(np.isinf(c), math.inf, n), cost, need)
+        most = _least_bottleneck(need)
+        if most > limit:
+            enough = math.ceil(most)
+            raise ValueError(
+                f"No cut into {num_stages} stages stays within `limit`, the memory of "
+                f"one device. Received limit={limit:,} bytes; the least limit that "
+                f"some cut satisfies is {enough:,} bytes, {enough - limit:,} bytes "
+                "more. Try more stages, more microbatches, or remat."
+            )
+        cost = _each(lambda c, n: np.where(n > limit, math.inf, c), cost, need)
+    most = _least_bottleneck(cost) * (1 + slack) * (1 + TIE)
+    cost = _each(lambda c: np.where(c > most, math.inf, c), cost)
+    bytes_in = np.zeros_like(cost[0])
+    if received is not None:
+        bytes_in = _table("received", received, num_calls)
+    return _fewest_bytes(cost, bytes_in)
+
+
+def improved(
+    counts: Sequence[int],
+    needs: Callable[[tuple[int, ...]], Sequence[float]],
+    *,
+    may_start: Sequence[bool],
+    max_cuts: int = 10_000,
+) -> tuple[int, ...]:
+    """Returns the cut with the smallest needs that a local search finds.
+
+    Boundaries are moved, one at a time or two that are neighbours, for as long as that
+    helps; then from where some are moved at random, the same ones at every call.
+
+    >>> improved((1, 4), lambda counts: sorted(counts)[::-1], may_start=[True] * 5)
+    (2, 3)
+
+    Args:
+        counts: The cut to begin with.
+        needs: What is to be small, the most important first.
+        may_start: For each call whether a stage may start with it.
+        max_cuts: How many cuts to look at before it is enough.
+    """
+    starts = [s for s, may in enumerate(may_start) if may or not s]
+    ends = [0, *itertools.accumulate(counts)]
+    at = [*map(starts.index, ends[:-1]), len(starts)]  # Boundaries, as indices.
+    places = [*starts, ends[-1]]
+    known: dict[tuple[int, ...], list[float]] = {}
+
+    def need(at: Sequence[int]) -> list[float]:
+        widths = tuple(places[b] - places[a] for a, b in itertools.pairwise(at))
+        if widths not in known:
+            known[widths] = list(needs(widths))
+        return known[widths]
+
+    def neighbours(at: Sequence[int]) -> Iterator[list[int]]:
+        for first in range(1, len(at) - 1):
+            for last in range(first, min(first + 2, len(at) - 1)):
+                for steps in itertools.product((-1, 0, 1), repeat=last - first + 1):
+                    moved = list(at)
+                    for k, step in enumerate(steps, first):
+                        moved[k] += step
+                    if all(a < b for a, b in itertools.pairwise(moved)):
+                        yield moved
+
+    def descended(at: list[int]) -> list[int]:
+        while True:
+            best = min(neighbours(at), key=need, default=at)
+            if need(best) >= need(at):
+                return at
+            at = best
+
+    best = at = descended(at)
+    random = np.random.default_rng(0)
+    for _ in range(30):
+        if len(at) == 2 or len(known) > max_cuts:
+            break
+        inner = random.choice(np.arange(1, len(starts)), len(at) - 2, replace=False)
+        keep = random.random(len(at) - 2) < 0.5
+        mixed = {*np.array(best[1:-1])[keep].tolist(), *inner.tolist()}
+        chosen = random.permutation(sorted(mixed))[: len(at) - 2]
+        at = descended([0, *sorted(chosen.tolist()), len(starts)])
+        best = min(best, at, key=need)
+    return tuple(places[b] - places[a] for a, b in itertools.pairwise(best))
+
+
+def bottleneck(costs: Sequence[float], counts: Sequence[int]) -> float:
+    """Returns the largest stage cost of a cut.
+
+    >>> bottleneck([1, 2, 3, 4, 5, 6], (4, 2))
+    11.0
+
+    Args:
+        costs: The cost of each call.
+        counts: The number of calls in each stage, as many as there are costs in all.
+    """
+    return max(math.fsum(costs[span]) for span in stage_spans(counts))
+
+
+def _cost_of_stages(costs: Tables, num_stages: int) -> list[Floats]:
+    """Returns for each stage what it costs of the calls [s, e), in units of the mean.
+
+    A stage that holds no call, s >= e, costs infinity: it is not admissible.
+    """
+    if len(costs) and np.ndim(costs[0]):
+        of_stage = costs if np.ndim(costs[0]) == 1 else costs[0]
+        num_calls = len(of_stage) - 1
+        tables = _tables("costs", costs, num_calls, num_stages)
+        admissible = np.triu(np.ones_like(tables[0], np.bool_), 1)
+        mean = np.mean([table[admissible].mean() for table in tables]) or 1.0
+        return _each(lambda c: np.where(admissible, c / mean, math.inf), tables)
+    array = np.asarray(costs, np.float64)
+    if array.ndim != 1 or not (np.isfinite(array) & (array >= 0)).all():
+        raise ValueError(
+            "`costs` holds one finite number of at least 0 for each call. Received "
+            f"costs={array.tolist()}. Leave out what was not measured."
+        )
+    # By the largest first: the sum of large ones may be more than a float holds.
+    each = array / array.max() if array.any() else np.ones_like(array)
+    sums = np.concatenate([[0.0], np.cumsum(each / each.sum() * len(each))])
+    stages: Floats = sums[None, :] - sums[:, None]  # [L+1, L+1]
+    stages[np.tril_indices_from(stages)] = math.inf
+    return [stages] * max(num_stages, 1)
+
+
+def _starts(may_start: Sequence[bool] | None, num_calls: int) -> npt.NDArray[np.bool_]:
+    """Returns for each call whether a stage may start with it, the first included."""
+    if may_start is None:
+        return np.ones(num_calls, np.bool_)
+    if len(may_start) != num_calls:
+        raise ValueError(
+            "`may_start` holds one boolean for each call. Received "
+            f"{len(may_start)} for {num_calls} calls. Give one for the first, too."
+        )
+    starts = np.array(may_start, np.bool_)
+    starts[:1] = True
+    return starts
+
+
+def _table(name: str, values: npt.ArrayLike, num_calls: int) -> Floats:
+    """Returns a copy of a user's table over stages, once it makes sense."""
+    table = np.array(values, np.float64)
+    shape = (num_calls + 1, num_calls + 1)
+    if table.shape != shape:
+        raise ValueError(
+            f"`{name}` holds what a stage of the calls [s, e) has at index [s, e], "
+            f"with shape {shape} for {num_calls} calls. Received shape {table.shape}. "
+            "Leave zeros where s >= e."
+        )
+    read = table[np.triu_indices_from(table, 1)]
+    if not (np.isfinite(read) & (read >= 0)).all():
+        raise ValueError(
+            f"`{name}` holds finite numbers of at least 0 wherever s < e. Received "
+            f"values from {read.min()} to {read.max()}. Correct the table, or use "
+            "`may_start` for stages that cannot be."
+        )
+    return table
+
+
+def _tables(name: str, values: Tables, num_calls: int, num_stages: int) -> list[Floats]:
+    """Returns copies of a user's tables, one for each stage."""
+    if np.ndim(values[0]) <= 1:
+        return [_table(name, values, num_calls)] * num_stages
+    if len(values) != num_stages:
+        raise ValueError(
+            f"`{name}` holds one table for all stages, or a list of one for each. "
+            f"Received {len(values)} tables for {num_stages} stages. Give as many."
+        )
+    return _each(lambda table: _table(name, table, num_calls), list(values))
+
+
+def _each(make: Callable[..., Floats], *tables: Sequence[Floats]) -> list[Floats]:
+    """Returns what is made of the tables of each stage, of the same ones once."""
+    made: dict[tuple[int, ...], Floats] = {}
+    keys = [tuple(map(id, each)) for each in zip(*tables, strict=True)]
+    for key, each in zip(keys, zip(*tables, strict=True), strict=True):
+        if key not in made:
+            made[key] = make(*each)
+    return [made[key] for key in keys]
+
+
+def _least_bottleneck(tables: Sequence[Floats]) -> float:
+    """Returns the least, over all cuts, of the largest entry of a cut's stages."""
+    least = np.full(len(tables[0]), math.inf)
+    least[0] = 0.0
+    for table in tables:
+        least = np.maximum(least[:, None], table).min(axis=0)  # [s, e] -> [e]
+    return float(least[-1])
+
+
+def _fewest_bytes(costs: Sequence[Floats], received: Floats) -> tuple[int, ...]:
+    """Returns the cut with the fewest bytes, then the evenest, of finite costs."""
+    size = len(received)
+    ends = np.arange(size)
+    counted = CALLS_COUNT * (ends[None, :] - ends[:, None]) ** 2  # [s, e]
+    fewest = np.full(size, math.inf)  # [e], for the calls before e
+    fewest[0] = 0.0
+    evenest = fewest
+    starts_before: list[npt.NDArray[np.intp]] = []  # Of the last stage, per stage, [e].
+    for cost in costs:
+        bytes_in = np.where(np.isinf(cost), math.inf, received)  # [s, e]
+        squares = cost**2 + counted  # [s, e]
+        choices = fewest[:, None] + bytes_in
+        fewest = choices.min(axis=0)
+        choices = np.where(choices == fewest, evenest[:, None] + squares, math.inf)
+        starts = choices.argmin(axis=0)
+        evenest = choices[starts, ends]
+        starts_before.append(starts)
+    bounds = [size - 1]
+    for starts in reversed(starts_before):
+        bounds.append(int(starts[bounds[-1]]))
+    return tuple(end - start for start, end in itertools.pairwise(reversed(bounds)))

@@ -1,0 +1,40 @@
+"""Values to try a layer on, where there are none yet."""
+
+from __future__ import annotations
+
+import math
+
+import keras
+import tensorflow as tf
+
+from tfgpipe._compat import keras_internals
+
+
+def example_variable_value(variable: keras.Variable) -> tf.Tensor:
+    """Returns the value of a variable, or a likely one if it has none yet."""
+    if keras_internals.is_initialized(variable):
+        return tf.convert_to_tensor(variable.value)
+    return example_value(variable)
+
+
+def example_value(variable: keras.Variable) -> tf.Tensor:
+    """Returns a likely value of a variable, whatever value it has."""
+    if not variable.trainable or len(variable.shape) < 2:
+        return tf.ones(variable.shape, variable.dtype)
+    # Keeps activations in range, through whatever number of layers.
+    scale = math.prod(variable.shape[:-1]) ** -0.5
+    noise = tf.random.stateless_normal(variable.shape, seed=[0, 0]) * scale
+    return tf.cast(noise, variable.dtype)
+
+
+def example_tensor(spec: tf.TensorSpec, *, unknown_size: int) -> tf.Tensor:
+    """Returns noise, zeros or True of a shape and type.
+
+    Args:
+        spec: The shape and type.
+        unknown_size: Stands in for each size that is not known.
+    """
+    shape = [unknown_size if n is None else n for n in spec.shape]
+    if spec.dtype.is_floating:
+        return tf.cast(tf.random.stateless_normal(shape, seed=[0, 0]), spec.dtype)
+    return tf.cast(tf.fill(shape, spec.dtype.is_bool), spec.dtype)

@@ -1,0 +1,259 @@
+"""What losses and metrics do with the rows of a batch, found by trying them.
+
+Each is given some rows at once, and then a part of them and the rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfgpipe._compat import keras_internals
+
+_T = TypeVar("_T")
+
+# Whether a loss gives a value for each row, or of all rows the mean or the sum.
+Kind = Literal["values", "mean", "sum"]
+
+# Rows to try losses and metrics on, and of these the first part.
+_ROWS, _FIRST = 6, 4
+# Characters of an error that a warning quotes.
+_MOST_TEXT = 300
+
+
+@dataclasses.dataclass(frozen=True)
+class Unknown:
+    """A probe that failed.
+
+    Attributes:
+        name: Of what was probed.
+        reason: The error.
+    """
+
+    name: str
+    reason: str
+
+
+def attempt(name: str, probe: Callable[[], _T]) -> _T | Unknown:
+    """Returns what a probe finds, or `Unknown` if it raises any error.
+
+    Code that works on data may well fail on noise, so its error says nothing about
+    training.
+
+    Args:
+        name: Of what is probed.
+        probe: Tries it.
+    """
+    try:
+        return probe()
+    except Exception as error:
+        text = " ".join(str(error).split())
+        return Unknown(name, f"{type(error).__name__}: {text[:_MOST_TEXT]}")
+
+
+def some(unknown: Sequence[Unknown]) -> str:
+    """Names what could not be probed, with the first reason."""
+    first, *others = unknown
+    more = f" and {len(others)} more" if others else ""
+    return f"'{first.name}'{more} ({first.reason})"
+
+
+def values_of(loss: keras.Loss, target: Any, output: Any) -> tf.Tensor:
+    """Returns the values of a loss before they are reduced."""
+    if type(loss).__call__ is not keras.Loss.__call__:
+        return loss(target, output)
+
+    def converted(x: Any) -> tf.Tensor:
+        return keras.ops.convert_to_tensor(x, dtype=loss.dtype)
+
+    return loss.call(*keras.tree.map_structure(converted, (target, output)))
+
+
+def kinds_of(
+    compiled: keras_internals.Compiled, targets: Any, outputs: Any
+) -> list[Kind]:
+    """Returns the kind of each loss, found by trying it on noise.
+
+    Args:
+        compiled: The model's losses.
+        targets: Shapes and types of the targets, nested as Keras nests them.
+        outputs: Likewise of the outputs.
+
+    Raises:
+        ValueError: If a loss mixes the rows of a batch, or does not reduce its values.
+    """
+    found: list[Kind] = ["values"] * compiled.num_losses
+    unknown: list[Unknown] = []
+
+    def examine(number: int, loss: keras.Loss, y: Any, p: Any, w: Any) -> tf.Tensor:
+        del w
+        if loss.reduction in (None, "none"):
+            raise ValueError(
+                "The loss of a mini-batch is the sum of its microbatches' parts. "
+                f"Received loss '{loss.name}' with reduction=None, which gives no "
+                'number. Use reduction="sum_over_batch_size" or "sum".'
+            )
+        kind = attempt(loss.name, lambda: _kind(loss, y, p))
+        if kind is None:
+            raise ValueError(
+                "A pipeline that owns its loss takes it of one microbatch at a time. "
+                f"Received loss '{loss.name}', which mixes the rows of a batch: of "
+                f"{_ROWS} rows it gives neither the values, nor the mean, nor the sum "
+                f"of what it gives of {_FIRST} and of {_ROWS - _FIRST} of them. Use "
+                "`tfgpipe.PipelinedLayer` in a model of your own, whose outputs are "
+                "whole."
+            )
+        if isinstance(kind, Unknown):
+            unknown.append(kind)
+        else:
+            found[number] = kind
+        return tf.zeros([])
+
+    with tf.init_scope():
+        keras_internals.evaluate_loss(compiled, examine, targets, outputs, None)
+    if unknown:
+        warnings.warn(
+            "Whether each loss gives a value for each example of a batch could not be "
+            f"found out by trying it. Received {some(unknown)}. It is taken to do so. "
+            "If it mixes examples, training differs from that of the unpipelined "
+            "model: compare them, or use `num_microbatches=1`.",
+            stacklevel=2,
+        )
+    return found
+
+
+def metrics_of_the_whole(
+    compiled: keras_internals.Compiled, targets: Any, outputs: Any
+) -> dict[int, str]:
+    """Returns positions and names of metrics that need the whole mini-batch.
+
+    Those whose state after two updates with parts of a batch is not that after one with
+    all of it, as of correlations over the batch, or means that weigh batches equally.
+
+    Args:
+        compiled: The model's metrics.
+        targets: Shapes and types of the targets, nested as Keras nests them.
+        outputs: Likewise of the outputs.
+    """
+    found = {}
+    unknown: list[Unknown] = []
+    with tf.init_scope():
+        terms = keras_internals.metric_terms(compiled, targets, outputs, None)
+        for number, term in enumerate(terms):
+            name = term.metric.name
+            needs = attempt(name, functools.partial(_needs_the_whole, term))
+            if isinstance(needs, Unknown):
+                unknown.append(needs)
+            elif needs:
+                found[number] = name
+    if unknown:
+        warnings.warn(
+            "Whether each metric can be updated with one microbatch after another "
+            f"could not be found out by trying it. Received {some(unknown)}. It is "
+            "updated so. If it weighs batches equally or mixes examples, its result "
+            "differs from that of the unpipelined model: compare them, or use "
+            "`num_microbatches=1`. Training does not depend on it.",
+            stacklevel=2,
+        )
+    return found
+
+
+def _kind(loss: keras.Loss, target: Any, output: Any) -> Kind | None:
+    """Returns the kind of a loss, or None if it mixes the rows of a batch."""
+    trials = [
+        [np.asarray(values_of(loss, *rows)) for rows in _trial(target, output, padded)]
+        for padded in (False, True)
+    ]
+    for kind, holds in _KINDS.items():
+        if all(holds(*values) for values in trials):
+            return kind
+    return None
+
+
+def _needs_the_whole(term: keras_internals.MetricTerm) -> bool:
+    metric = term.metric
+    clean = [tf.zeros(v.shape, v.dtype) for v in metric.variables]
+    for padded in (False, True):
+        whole, first, rest = _trial(term.target, term.output, padded)
+        once = metric.stateless_update_state(clean, *whole)
+        twice = metric.stateless_update_state(clean, *first)
+        twice = metric.stateless_update_state(twice, *rest)
+        if not all(_close(a, b) for a, b in zip(once, twice, strict=True)):
+            return True
+    return False
+
+
+def _trial(targets: Any, outputs: Any, padded: bool) -> list[tuple[Any, Any]]:
+    """Returns rows to try a loss or a metric on: all of them, the first, the rest.
+
+    Floats are noise between 0 and 1, and integers 1. Targets and outputs go together
+    place by place, so a size that is not known of one is that of the other.
+
+    Args:
+        targets: Shapes and types of the targets, in any structure.
+        outputs: Likewise of the outputs.
+        padded: Whether some rows of the targets, unevenly spread, are zero.
+    """
+    specs = [x for x in keras.tree.flatten((targets, outputs)) if x is not None]
+    known = {i: n for x in specs for i, n in enumerate(x.shape) if n is not None}
+    seeds = itertools.count()
+
+    def rows(spec: Any) -> tf.Tensor | None:
+        if spec is None:
+            return None
+        sizes = [known.get(i, 3) if n is None else n for i, n in enumerate(spec.shape)]
+        shape, dtype = [_ROWS, *sizes[1:]], tf.as_dtype(spec.dtype)
+        if not dtype.is_floating:
+            return tf.ones(shape, dtype)
+        noise = tf.random.stateless_uniform(shape, seed=[next(seeds), 0])
+        return tf.cast(noise, dtype)
+
+    def with_padding(tensor: tf.Tensor | None) -> tf.Tensor | None:
+        if tensor is None or not padded:
+            return tensor
+        gone = tf.zeros_like(tensor[:1])
+        return tf.concat([tensor[:2], gone, tensor[3:4], gone, tensor[5:]], axis=0)
+
+    targets, outputs = keras.tree.map_structure(rows, (targets, outputs))
+    both = keras.tree.map_structure(with_padding, targets), outputs
+    return [
+        keras.tree.map_structure(lambda x, s=some: None if x is None else x[s], both)
+        for some in (slice(None), slice(_FIRST), slice(_FIRST, None))
+    ]
+
+
+def _are_values(whole: np.ndarray, first: np.ndarray, rest: np.ndarray) -> bool:
+    sizes = [x.shape[:1] for x in (whole, first, rest)]
+    each = sizes == [(_ROWS,), (_FIRST,), (_ROWS - _FIRST,)]
+    return each and _close(whole, np.concatenate([first, rest]))
+
+
+def _is_mean(whole: np.ndarray, first: np.ndarray, rest: np.ndarray) -> bool:
+    share = _FIRST / _ROWS
+    alike = whole.shape == first.shape == rest.shape
+    return alike and _close(whole, share * first + (1 - share) * rest)
+
+
+def _is_sum(whole: np.ndarray, first: np.ndarray, rest: np.ndarray) -> bool:
+    alike = whole.shape == first.shape == rest.shape
+    return alike and _close(whole, first + rest)
+
+
+def _close(a: Any, b: Any) -> bool:
+    return np.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+# How to tell, from what a loss gives of all rows, of the first and of the rest.
+_KINDS: dict[Kind, Callable[..., bool]] = {
+    "values": _are_values,
+    "mean": _is_mean,
+    "sum": _is_sum,
+}

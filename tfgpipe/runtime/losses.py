@@ -1,0 +1,194 @@
+"""The loss and the metrics of a mini-batch, from its microbatches.
+
+A Keras loss is a mean over what counts: rows, entries that are not masked, sample
+weights. Of a microbatch Keras takes the mean over what counts there, so microbatches
+weigh in by their *extent*, how much of what counts in the mini-batch they hold:
+
+    loss = sum over m of  extent[m] / extent  *  loss[m]
+
+The extent of the mini-batch must be known before the first backward, which may come
+before the last forward. It depends on targets, sample weights and masks, but not on
+predictions. Replicas share one mini-batch, so it is the sum over theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe._compat import keras_internals
+from tfgpipe.distribution import replica_context
+from tfgpipe.runtime.loss_probes import Kind, values_of
+
+
+class Head:
+    """The last call of the last stage: the loss of a microbatch, and its metrics.
+
+    Args:
+        compiled: The model's losses and metrics.
+        kinds: The kind of each loss.
+        whole: Positions of metrics to leave out, as they need the whole mini-batch.
+
+    Attributes:
+        masks_predictions: For each loss, whether its predictions have had a mask.
+        masks_values: For each loss, whether it has masked values itself.
+        dtype: The type of the loss.
+    """
+
+    name = "loss"
+
+    def __init__(
+        self,
+        compiled: keras_internals.Compiled,
+        kinds: Sequence[Kind],
+        whole: Collection[int] = (),
+    ) -> None:
+        self._compiled = compiled
+        self._kinds = kinds
+        self._whole = whole
+        self.masks_predictions = [False] * len(kinds)
+        self.masks_values = [False] * len(kinds)
+        container = compiled.losses
+        self.dtype = container.dtype if container else keras.config.floatx()
+
+    def __call__(
+        self, targets: Any, outputs: Any, weights: Any, extents: tf.Tensor
+    ) -> list[tf.Tensor]:
+        """Returns the microbatch's part in the loss `[1]`, and in each loss `[1, n]`.
+
+        Args:
+            targets: Nested as Keras nests them.
+            outputs: Likewise.
+            weights: Sample weights, likewise, or None.
+            extents: Rows that all hold the extents of the mini-batch, one a loss.
+        """
+        rows = tf.shape(extents)[0]
+
+        def part(number: int, loss: keras.Loss, y: Any, p: Any, w: Any) -> tf.Tensor:
+            if w is not None and self._kinds[number] != "values":
+                raise ValueError(
+                    "Sample weights weigh the rows of a loss. Received some for loss "
+                    f"'{loss.name}', which returns one number for all rows. Return a "
+                    "value for each row."
+                )
+            given = keras_internals.get_mask(p)
+            own = keras_internals.get_mask(values_of(loss, y, p))
+            self.masks_predictions[number] |= given is not None
+            self.masks_values[number] |= own is not None
+            mine = extent(loss, self._kinds[number], [given, own], w, rows)
+            mean = loss(y, p, w)
+            share = tf.math.divide_no_nan(mine, extents[0, number])
+            return mean * tf.cast(share, mean.dtype)
+
+        total, parts = keras_internals.evaluate_loss(
+            self._compiled, part, targets, outputs, weights
+        )
+        update_metrics(
+            self._compiled, targets, outputs, weights, lambda n: n not in self._whole
+        )
+        # They are for looking at; the gradient goes through the total.
+        seen = [tf.stop_gradient(tf.cast(x, self.dtype)) for x in parts]
+        return [
+            tf.zeros([1], self.dtype) if total is None else total[None],
+            tf.stack(seen)[None] if seen else tf.zeros([1, 0], self.dtype),
+        ]
+
+
+def extent(
+    loss: keras.Loss,
+    kind: Kind,
+    masks: Sequence[tf.Tensor | None],
+    weights: tf.Tensor | None,
+    rows: tf.Tensor,
+) -> tf.Tensor:
+    """Returns how much of what a loss is a mean over some rows hold, `[]`.
+
+    Args:
+        loss: The loss.
+        kind: What it gives.
+        masks: Masks that tell what counts, or None.
+        weights: Sample weights, or None.
+        rows: Number of rows.
+    """
+    if _is_sum(loss, kind):
+        return tf.ones([], tf.float64)
+    if kind == "mean":
+        return tf.cast(rows, tf.float64)
+    counted: tf.Tensor | None = None
+    for mask in masks:
+        if mask is not None:
+            mask = tf.cast(mask, tf.float64)
+            counted = mask if counted is None else counted * mask
+    if loss.reduction == "mean_with_sample_weight" and weights is not None:
+        weights = tf.cast(weights, tf.float64)
+        if counted is None:
+            counted = weights
+        elif len(weights.shape) > len(counted.shape):
+            counted = counted * tf.squeeze(weights, -1)
+        elif len(weights.shape) < len(counted.shape):
+            counted = counted * tf.expand_dims(weights, -1)
+        else:
+            counted = counted * weights
+    return tf.cast(rows, tf.float64) if counted is None else tf.reduce_sum(counted)
+
+
+def _is_sum(loss: keras.Loss, kind: Kind) -> bool:
+    return kind == "sum" or (kind == "values" and loss.reduction == "sum")
+
+
+def extents(
+    compiled: keras_internals.Compiled,
+    kinds: Sequence[Kind],
+    targets: Any,
+    outputs: Any,
+    weights: Any,
+    *,
+    masks_values: Sequence[bool],
+) -> tf.Tensor:
+    """Returns the extents of a mini-batch on all replicas, one for each loss, `[n]`.
+
+    Args:
+        compiled: The model's losses.
+        kinds: The kind of each loss.
+        targets: Nested as Keras nests them.
+        outputs: Tensors of the outputs' shapes, whatever their values, with the masks
+            that are on them.
+        weights: Sample weights, or None.
+        masks_values: For each loss, whether it masks values itself.
+    """
+    found: dict[int, tf.Tensor] = {}
+    are_sums = [False] * len(kinds)
+    rows = tf.shape(keras.tree.flatten(outputs)[0])[0]
+
+    def measure(number: int, loss: keras.Loss, y: Any, p: Any, w: Any) -> tf.Tensor:
+        own = (
+            keras_internals.get_mask(values_of(loss, y, p))
+            if masks_values[number]
+            else None
+        )
+        masks = [keras_internals.get_mask(p), own]
+        found[number] = extent(loss, kinds[number], masks, w, rows)
+        are_sums[number] = _is_sum(loss, kinds[number])
+        return tf.zeros([])
+
+    keras_internals.evaluate_loss(compiled, measure, targets, outputs, weights)
+    one = tf.ones([], tf.float64)  # Keras leaves some losses of a list unused.
+    mine = tf.stack([found.get(number, one) for number in range(len(kinds))])
+    return tf.where(are_sums, mine, replica_context.sum_over_replicas(mine))
+
+
+def update_metrics(
+    compiled: keras_internals.Compiled,
+    targets: Any,
+    outputs: Any,
+    weights: Any,
+    chosen: Callable[[int], bool],
+) -> None:
+    """Updates the metrics whose position is chosen."""
+    terms = keras_internals.metric_terms(compiled, targets, outputs, weights)
+    for number, term in enumerate(terms):
+        if chosen(number):
+            term.metric.update_state(term.target, term.output, term.weight)

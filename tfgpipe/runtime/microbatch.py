@@ -1,0 +1,123 @@
+"""Cutting a mini-batch into microbatches and joining the results.
+
+A mini-batch of B rows becomes M microbatches of B // M or B // M + 1 rows, the larger
+ones first. Rows keep their order. When B is known only at run time the sizes are
+tensors, and if B < M the last M - B microbatches have no rows at all; programs of
+stages skip those (see `program`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import tensorflow as tf
+
+# A number of rows: known when the graph is built, or only when it runs.
+Rows: TypeAlias = "int | tf.Tensor"
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """How one mini-batch is cut.
+
+    Attributes:
+        sizes: Rows of each microbatch.
+        total: Rows of the mini-batch.
+    """
+
+    sizes: tuple[Rows, ...]
+    total: Rows
+
+    @property
+    def static_size(self) -> int | None:
+        """The size of every microbatch, if known and equal, else None."""
+        first = self.sizes[0]
+        if isinstance(first, int) and all(size == first for size in self.sizes):
+            return first
+        return None
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether some microbatch could turn out to have no rows."""
+        return not isinstance(self.total, int)
+
+    def weight(self, m: int, dtype: tf.DType) -> tf.Tensor:
+        """Returns the share of microbatch `m` in the mini-batch's rows."""
+        total = tf.cast(self.total, dtype)
+        return tf.math.divide_no_nan(tf.cast(self.sizes[m], dtype), total)
+
+    def cut(self, tensor: tf.Tensor) -> list[tf.Tensor]:
+        """Cuts `tensor` `[B, ...]` into M tensors `[b_m, ...]`."""
+        if len(self.sizes) == 1:
+            return [tensor]
+        if self.static_size is not None:
+            return tf.split(tensor, len(self.sizes))
+        return tf.split(tensor, tf.stack(self.sizes), num=len(self.sizes))
+
+
+def split_rows(
+    tensor: tf.Tensor, num_microbatches: int, *, any_size: bool = False
+) -> Split:
+    """Decides the sizes of the microbatches of a mini-batch `[B, ...]`.
+
+    Args:
+        tensor: The mini-batch.
+        num_microbatches: M.
+        any_size: Whether to leave sizes open even if they are known.
+    """
+    total = tensor.shape[0]
+    if total is None or any_size:
+        total = tf.shape(tensor)[0]
+        count = num_microbatches
+    else:
+        count = max(1, min(num_microbatches, total))
+    quotient, remainder = total // count, total % count
+    sizes = tuple(quotient + _one_if(m < remainder) for m in range(count))
+    return Split(sizes, total)
+
+
+def join(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Joins M tensors `[b_m, ...]` into one `[B, ...]`.
+
+    A microbatch without rows has zero in place of any size that is not known; it takes
+    the sizes of the first, which has the most rows.
+    """
+    if len(tensors) == 1:
+        return tensors[0]
+    first, *others = tensors
+    if not first.shape[1:].is_fully_defined():
+        sizes = tf.shape(first)[1:]
+        others = [tf.reshape(t, tf.concat([[-1], sizes], 0)) for t in others]
+        others = [
+            tf.ensure_shape(t, o.shape)
+            for t, o in zip(others, tensors[1:], strict=True)
+        ]
+    return tf.concat([first, *others], axis=0)
+
+
+def _one_if(condition: bool | tf.Tensor) -> Rows:
+    if isinstance(condition, bool):
+        return int(condition)
+    return tf.cast(condition, tf.int32)
+
+
+def check_equal_batches(tensors: Mapping[str, tf.Tensor]) -> None:
+    """Raises ValueError if inputs have no rows, or differ in their number."""
+    for name, tensor in tensors.items():
+        if len(tensor.shape) == 0:
+            raise ValueError(
+                "All inputs of a pipeline are cut into microbatches, along their first "
+                f"axis. Received a scalar, of shape (), as {name}. Give it a batch "
+                "dimension, or keep it in a layer."
+            )
+    (first, batch), *others = [(name, x.shape[0]) for name, x in tensors.items()]
+    for name, rows in others:
+        if rows is not None and batch is not None and rows != batch:
+            raise ValueError(
+                "All inputs of a pipeline are cut into microbatches together, so all "
+                f"have the same number of rows. Received {batch} rows of {first} and "
+                f"a shape {tuple(tensors[name].shape)} of {name}. Repeat {name} for "
+                "each row, `tf.repeat(x[None], rows, axis=0)`, or keep it in a layer."
+            )

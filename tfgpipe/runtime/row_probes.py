@@ -1,0 +1,401 @@
+"""Whether layers treat the examples of a batch independently, as a pipeline assumes.
+
+For microbatches `x1` and `x2` a pipeline returns `f(x1)` followed by `f(x2)` where the
+plain model returns `f(x)`. So of each kind of layer one is probed: it is called on a
+few examples, on the same with another first one, and on half of them. Of the losses
+that layers add a pipeline takes the mean over microbatches, so the loss of a batch must
+be the mean of those of its halves.
+
+A probe calls the layers of others on noise, so it may run into anything. It never stops
+a model that would train: what it could not find out is a warning.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfgpipe._compat import keras_internals
+from tfgpipe.capture import Part, Replay, Scope, Wire, layer_variables, tracer
+from tfgpipe.runtime import examples, loss_probes
+from tfgpipe.stage import total
+
+# Examples that a layer is probed on, and half of them.
+_BATCH, _HALF = 6, 3
+# What stands in for other sizes that are not known: layers that work on a sequence in
+# chunks take powers of two.
+_UNKNOWN_SIZE = 8
+# Entries of the weights of a layer that are not too many to make up: 64 MiB.
+_MOST_WEIGHTS = 2**24
+# A stateful operation that a probe may run, since it changes nothing.
+_HARMLESS = {"ReadVariableOp"}
+
+
+def check_rows_are_independent(
+    recorded: tracer.Recording, *, num_microbatches: int
+) -> None:
+    """Refuses layers that change the batch size; warns of those that mix examples.
+
+    Keras' own layers are known to do neither, but for batch normalisation. Of other
+    layers one of each kind is probed, in inference: what mixes in training alone
+    normalises batches. The shapes that layers declare are not trusted.
+
+    Args:
+        recorded: The model, on symbolic tensors.
+        num_microbatches: M. With one microbatch examples may mix.
+
+    Raises:
+        ValueError: If a layer's output has another batch size than its input, or an
+            output of the model has the batch size as another axis as well.
+    """
+    network, specs = recorded.network, recorded.specs
+    seen: set[Hashable] = set()
+    unknown: list[loss_probes.Unknown] = []
+    for position, call in enumerate(network.calls):
+        name, given = call.layer.name, [specs[number] for number in call.reads]
+        declared = [x.shape[:1] for x in (*given, *(specs[n] for n in call.makes))]
+        if _is_of_keras(call.layer) and len(set(declared)) == 1:
+            continue
+        kind = _kind(call.layer, given)
+        if kind in seen:
+            continue
+        seen.add(kind)
+        part = network.part(slice(position, position + 1))
+        traced = _traced(name, part, given)
+        if isinstance(traced, loss_probes.Unknown):
+            unknown.append(traced)
+            continue
+        is_constant = traced[0].broadcasts
+        if is_constant and not {*call.makes}.isdisjoint(network.outputs):
+            raise _other_batch_size(name, traced[0])
+        if num_microbatches == 1 and not is_constant:
+            continue
+        mixes: bool | loss_probes.Unknown = _repeats_batch_size(*traced)
+        if mixes:
+            _check_outputs(name, recorded)
+        elif is_constant or traced[0].num_weights <= _MOST_WEIGHTS:
+            mixes = loss_probes.attempt(name, functools.partial(_mixes, *traced))
+        if is_constant and mixes is True:
+            raise _other_batch_size(name, traced[0])
+        if isinstance(mixes, loss_probes.Unknown):
+            unknown.append(mixes)
+        elif mixes:
+            warnings.warn(
+                f"Layer '{name}' mixes the rows of a batch, and in a pipeline it sees "
+                "one microbatch at a time: its results differ from those of the "
+                "unpipelined model. Keep it outside the pipeline, or use "
+                "`num_microbatches=1`.",
+                stacklevel=2,
+            )
+    if unknown and num_microbatches > 1:
+        warnings.warn(
+            "Whether each layer treats the examples of a batch independently could not "
+            f"be found out by trying it. Received {loss_probes.some(unknown)}. If "
+            "it does not, its results differ from those of the unpipelined model: "
+            "compare them, or use `num_microbatches=1`.",
+            stacklevel=2,
+        )
+
+
+def check_added_losses(recorded: tracer.Recording, *, num_microbatches: int) -> None:
+    """Warns of losses that layers add and that are no means over the batch.
+
+    One layer of each kind is probed, in training.
+
+    Args:
+        recorded: The model, on symbolic tensors.
+        num_microbatches: M. With one microbatch any loss is exact.
+    """
+    if num_microbatches == 1:
+        return
+    network = recorded.network
+    seen: set[Hashable] = set()
+    unknown: list[loss_probes.Unknown] = []
+    for position, call in enumerate(network.calls):
+        inner = keras_internals.inner_layers(call.layer)
+        if _is_of_keras(call.layer) and not any(x.activity_regularizer for x in inner):
+            continue
+        given = [recorded.specs[number] for number in call.reads]
+        kind = _kind(call.layer, given)
+        if kind in seen:
+            continue
+        seen.add(kind)
+        part = network.part(slice(position, position + 1))
+        name = call.layer.name
+        is_mean = loss_probes.attempt(
+            name, functools.partial(_adds_a_mean, part, given)
+        )
+        if isinstance(is_mean, loss_probes.Unknown):
+            unknown.append(is_mean)
+        elif not is_mean:
+            warnings.warn(
+                f"Layer '{name}' adds a loss that is no mean over the examples of a "
+                "batch, and a pipeline takes the mean of those of the microbatches. "
+                f"Received num_microbatches={num_microbatches}: training differs from "
+                "that of the unpipelined model. Divide a sum by the batch size; of a "
+                "product of means, as for the balance of experts, fewer microbatches "
+                "are closer, and `num_microbatches=1` is exact.",
+                stacklevel=2,
+            )
+    if unknown:
+        warnings.warn(
+            "Whether each loss that a layer adds is a mean over the examples of a "
+            "batch could not be found out by trying it. Received "
+            f"{loss_probes.some(unknown)}. If it is not, training differs from that of "
+            "the unpipelined model: compare them, or use `num_microbatches=1`.",
+            stacklevel=2,
+        )
+
+
+class _Forward:
+    """A call of a layer, without its gradient, on a known number of examples.
+
+    Args:
+        part: The call.
+        given: Its inputs.
+        batch_size: The number of examples.
+        training: Whether the layer is in training.
+
+    Attributes:
+        variables: Those of the layer.
+        input_shapes: The shapes of its inputs.
+        output_shapes: Those of its outputs.
+        draws: Whether it changes its variables, as drawing at random does.
+        adds_loss: Whether it adds a loss.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        given: Sequence[keras.KerasTensor],
+        batch_size: int,
+        *,
+        training: bool,
+    ) -> None:
+        wires = [Wire(number) for number in part.reads]
+        replay = Replay(part, wires, training=training, per_layer=False)
+        self.variables = [v for some in layer_variables(part.layers) for v in some]
+        self.draws = False
+
+        def forward(inputs: Any, values: Any) -> tuple[list[tf.Tensor], Any]:
+            with Scope(zip(self.variables, values, strict=True), None) as scope:
+                outputs = replay.body(inputs)
+            after = [scope.get_current_value(v) for v in self.variables]
+            self.draws = any(a is not b for a, b in zip(values, after, strict=True))
+            return outputs, total(scope.losses)
+
+        self._inputs = [_spec(x, batch_size) for x in given]
+        values = [tf.TensorSpec(v.shape, v.dtype) for v in self.variables]
+        with tf.init_scope(), tf.device(None):
+            traced = tf.function(forward, autograph=False)
+            self._concrete = traced.get_concrete_function(self._inputs, values)
+        outputs, loss = self._concrete.structured_outputs
+        self.input_shapes = [spec.shape for spec in self._inputs]
+        self.output_shapes = [output.shape for output in outputs]
+        self.adds_loss = loss is not None
+
+    @property
+    def broadcasts(self) -> bool:
+        """Whether an output is of one example, to be broadcast to any batch."""
+        return any(x.rank and x[0] == 1 for x in self.output_shapes)
+
+    @property
+    def changes_batch_size(self) -> bool:
+        """Whether the first axis of an output is neither the batch size nor 1."""
+        sizes = (None, 1, self.input_shapes[0][0])
+        known = [x for x in self.output_shapes if x.rank is not None]
+        return any(x.rank == 0 or x[0] not in sizes for x in known)
+
+    @property
+    def num_weights(self) -> int:
+        """The number of entries in its variables."""
+        return sum(math.prod(v.shape) for v in self.variables)
+
+    def inputs(self) -> list[tf.Tensor]:
+        """Returns noise, and of integers and booleans 0 and 1 in turns."""
+        operations = self._concrete.graph.get_operations()
+        effects = {op.type for op in operations if op.op_def.is_stateful} - _HARMLESS
+        if effects:
+            raise NotImplementedError(f"effects of {', '.join(sorted(effects))}")
+        return [_batch(spec) for spec in self._inputs]
+
+    def values(self) -> list[tf.Tensor]:
+        """Returns values of the variables, of weights other ones than they have.
+
+        Where weights start small or at zero, as those that choose experts do, their
+        layer hardly depends on its inputs yet.
+        """
+        return [
+            examples.example_value(v)
+            if v.trainable
+            else examples.example_variable_value(v)
+            for v in self.variables
+        ]
+
+    def __call__(
+        self, inputs: Sequence[tf.Tensor], values: Sequence[tf.Tensor]
+    ) -> tuple[list[np.ndarray], np.ndarray | None]:
+        """Returns the outputs, and the sum of the losses that the layer adds."""
+        outputs, loss = self._concrete(list(inputs), list(values))
+        return [x.numpy() for x in outputs], None if loss is None else loss.numpy()
+
+
+def _traced(
+    name: str, part: Part, given: Sequence[keras.KerasTensor]
+) -> tuple[_Forward, _Forward] | loss_probes.Unknown:
+    """Returns a call in inference, on the examples of a probe and on half of them.
+
+    Raises:
+        ValueError: If an output has another batch size.
+    """
+    found = []
+    for batch_size in (_BATCH, _HALF):
+        forward = loss_probes.attempt(
+            name,
+            functools.partial(_Forward, part, given, batch_size, training=False),
+        )
+        if isinstance(forward, loss_probes.Unknown):
+            return forward
+        if forward.changes_batch_size:
+            raise _other_batch_size(name, forward)
+        found.append(forward)
+    return found[0], found[1]
+
+
+def _mixes(whole: _Forward, half: _Forward) -> bool:
+    """Returns whether the results for an example depend on the others in its batch."""
+
+    def unchanged(outputs: list[np.ndarray]) -> list[np.ndarray]:
+        return [x[1:] if len(x) == _BATCH else x for x in outputs]
+
+    with tf.init_scope():
+        inputs, values = whole.inputs(), whole.values()
+        others = [tf.concat([_other(x[:1]), x[1:]], axis=0) for x in inputs]
+        made, _ = whole(inputs, values)
+        made_of_others, _ = whole(others, values)
+        if not _alike(unchanged(made), unchanged(made_of_others)):
+            return True
+        if whole.draws:  # Shapes of draws differ, and so do these.
+            return False
+        made_of_half, _ = half([x[:_HALF] for x in inputs], values)
+        return not _alike([x[:_HALF] for x in made], made_of_half)
+
+
+def _adds_a_mean(part: Part, given: Sequence[keras.KerasTensor]) -> bool:
+    """Returns whether the loss that a layer adds, if any, is a mean over examples."""
+    whole, half = (_Forward(part, given, n, training=True) for n in (_BATCH, _HALF))
+    if not whole.adds_loss:
+        return True
+    if whole.num_weights > _MOST_WEIGHTS:
+        raise NotImplementedError(f"as many as {whole.num_weights:,} weights")
+    with tf.init_scope():
+        inputs, values = whole.inputs(), whole.values()
+        loss: Any = whole(inputs, values)[1]
+        if whole.draws:
+            # Seeds are integers.
+            again = [x + 1 if x.dtype.is_integer else x for x in values]
+            if not _alike([loss], [whole(inputs, again)[1]]):
+                raise NotImplementedError("a loss of random numbers")
+        halves = [x[:_HALF] for x in inputs], [x[_HALF:] for x in inputs]
+        mean = np.mean([half(some, values)[1] for some in halves])
+    tolerance = 1e-2 if "16" in part.layers[0].compute_dtype else 1e-4
+    return bool(np.isclose(loss, mean, rtol=tolerance, atol=0.0, equal_nan=True))
+
+
+def _other_batch_size(name: str, forward: _Forward) -> ValueError:
+    """Returns the error for a layer of which an output has another batch size."""
+    return ValueError(
+        "Every layer in a pipeline must keep the batch dimension, since it sees only "
+        f"one microbatch at a time. Layer '{name}' maps shape "
+        f"{tuple(forward.input_shapes[0])} to "
+        f"{', '.join(str(tuple(x)) for x in forward.output_shapes)}. Keep the layer "
+        "outside the pipeline."
+    )
+
+
+def _check_outputs(name: str, recorded: tracer.Recording) -> None:
+    """Raises ValueError if an axis but the first of an output is the batch size."""
+    network = recorded.network
+    part = Part(network.calls, network.inputs, network.outputs)
+    given = [recorded.specs[number] for number in network.inputs]
+    traced = loss_probes.attempt(name, lambda: _traced(name, part, given))
+    if isinstance(traced, loss_probes.Unknown):
+        return  # The layer is named in a warning.
+    if _repeats_batch_size(*traced):
+        shapes = ", ".join(str(tuple(x)) for x in traced[0].output_shapes)
+        raise ValueError(
+            "Outputs of microbatches are put together along the first axis. Layer "
+            f"'{name}' makes another axis as long as the batch, which gives outputs "
+            f"of the model a wrong shape. Received outputs of shapes {shapes} of a "
+            f"mini-batch of {_BATCH}. Keep the layer outside the pipeline, or use "
+            "`num_microbatches=1`."
+        )
+
+
+def _repeats_batch_size(whole: _Forward, half: _Forward) -> bool:
+    """Returns whether an axis but the first changes with the batch size."""
+    return any(
+        a.rank is not None and a.rank == b.rank and not a[1:].is_compatible_with(b[1:])
+        for a, b in zip(whole.output_shapes, half.output_shapes, strict=True)
+    )
+
+
+def _is_of_keras(layer: Any) -> bool:
+    """Returns whether Keras' documentation says what a layer does with a batch."""
+    may_hold_anything = isinstance(layer, keras.layers.Lambda | keras.Model)
+    is_layer = isinstance(layer, keras.layers.Layer) and not may_hold_anything
+    return is_layer and type(layer).__module__.startswith("keras.")
+
+
+def _kind(layer: Any, given: Sequence[keras.KerasTensor]) -> Hashable:
+    """Returns what layers that treat examples alike have in common."""
+    if not isinstance(layer, keras.layers.Layer):
+        return id(layer)  # An operation, such as a mean over any axis.
+    if isinstance(layer, keras.layers.Lambda | keras.Model):
+        return id(layer)  # May hold anything.
+    try:
+        config = {**layer.get_config(), "name": None}
+    except NotImplementedError:  # Made of what no configuration can say.
+        return id(layer)
+    except Exception:  # It is wrong, which is no reason not to train.
+        config = {}
+    shapes = tuple((x.shape[1:], x.dtype) for x in given)
+    return (type(layer), shapes, repr(config))
+
+
+def _spec(given: keras.KerasTensor, batch_size: int) -> tf.TensorSpec:
+    """Returns a shape of which all sizes are known."""
+    sizes = [_UNKNOWN_SIZE if n is None else n for n in given.shape[1:]]
+    return tf.TensorSpec([batch_size, *sizes], given.dtype)
+
+
+def _batch(spec: tf.TensorSpec) -> tf.Tensor:
+    """Returns examples of which none has what its neighbours have."""
+    noise = examples.example_tensor(spec, unknown_size=_UNKNOWN_SIZE)
+    if spec.dtype.is_floating:
+        return noise
+    number = tf.reshape(tf.range(_BATCH) % 2, [-1, *[1] * (noise.shape.rank - 1)])
+    return tf.cast(tf.broadcast_to(number, tf.shape(noise)), spec.dtype)
+
+
+def _other(example: tf.Tensor) -> tf.Tensor:
+    """Returns another example of the same type."""
+    if example.dtype.is_bool:
+        return tf.logical_not(example)
+    return 5 * example + 1 if example.dtype.is_floating else example + 1
+
+
+def _alike(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Returns whether arrays have the same shapes and nearly the same values."""
+    return all(
+        np.shape(a) == np.shape(b)
+        and np.allclose(a, b, rtol=1e-2, atol=1e-2, equal_nan=True)
+        for a, b in zip(some, others, strict=True)
+    )

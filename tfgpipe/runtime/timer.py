@@ -1,0 +1,182 @@
+"""When the actions of a real step start and end.
+
+Each action gets two operations that read the clock of the host, one that all its inputs
+come before and one that comes after all its results:
+
+    what it reads ─▶ start ─▶ action ─▶ results ─▶ end ─▶ the device's next action
+
+So a step that is timed runs in the same order, and takes two readings an action longer,
+some microseconds each; one that is not timed holds none of this. On a device that works
+asynchronously, such as a GPU, the end waits for a number of the results to arrive at
+the host, and a start that was read too early is moved to the end of the action before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfgpipe.devices import device_kind, host_device, ordering_token
+from tfgpipe.schedules import Action, Schedule
+from tfgpipe.simulation import Span, Timeline
+from tfgpipe.stage import Values
+
+
+class Clock:
+    """The readings of one step, being emitted.
+
+    Attributes:
+        actions: What was timed, in the order of emission, and whether it recomputes.
+    """
+
+    def __init__(self) -> None:
+        self.actions: dict[Action, bool] = {}
+        self._readings: list[tf.Tensor] = []
+        self._tokens: dict[str, tf.Tensor] = {}
+
+    def time(
+        self,
+        action: Action,
+        devices: Sequence[str],
+        feeds: Values,
+        run: Callable[[Values], list[tf.Tensor]],
+        *,
+        recomputes: bool,
+    ) -> tf.Tensor:
+        """Runs an action between two readings, and returns the second.
+
+        Args:
+            action: The action.
+            devices: Where it runs: on the first, and on those of its shards.
+            feeds: What it reads, wherever that is.
+            run: Runs it on what it reads, and returns its results.
+            recomputes: Whether it begins with another forward.
+        """
+        device = devices[0]
+        token = self._token(device)
+        here = {}
+        for name, tensor in feeds.items():
+            # Copies are there when what they are of has arrived.
+            with tf.device(tensor.device if tensor.device in devices else device):
+                here[name] = tf.identity(tensor)
+        with tf.control_dependencies(list(here.values())):
+            start = _now(token)
+        with tf.control_dependencies([start]):
+            results = run(here)
+        if device_kind(device) != "CPU":
+            some = [tf.reshape(x, [-1])[:1] for x in results if x.dtype != tf.variant]
+            with tf.device(host_device(device)):
+                results = [tf.identity(x) for x in some]
+        with tf.control_dependencies(results):
+            end = _now(token)
+        self.actions[action] = recomputes
+        self._readings += [start, end]
+        return end
+
+    def readings(self) -> tf.Tensor:
+        """Returns start and end of all actions in seconds, `[actions, 2]`."""
+        return tf.reshape(tf.stack(self._readings), [-1, 2])
+
+    def _token(self, device: str) -> tf.Tensor:
+        """Returns a resource that stands for the order of readings on a device.
+
+        TensorFlow runs the operations of a function that have effects, as reading the
+        clock is one, in the order in which they were made, on whatever device, unless
+        they name a resource: then those that name the same. Without, every action would
+        wait for the one before it on another device.
+        """
+        if device not in self._tokens:
+            self._tokens[device] = ordering_token("clock")
+        return self._tokens[device]
+
+
+@tf.function(autograph=False)
+def _now(token: tf.Tensor) -> tf.Tensor:
+    """Returns the time in seconds, and names a resource."""
+    del token
+    return tf.timestamp()
+
+
+class Recorder:
+    """Keeps the readings of the last step, of each replica in this process.
+
+    A step may be traced several times: one of fewer rows has other actions. So what is
+    kept of a step says which trace it is of.
+    """
+
+    def __init__(self) -> None:
+        self._traced: list[dict[Action, bool]] = []
+        # By replica.
+        self._latest: dict[int, _Latest] = {}
+
+    def record(self, clock: Clock, replica: int) -> None:
+        """Keeps the readings of a step, whenever it runs."""
+        if replica not in self._latest:
+            with tf.init_scope(), tf.device("CPU:0"):
+                self._latest[replica] = _Latest()
+        if clock.actions not in self._traced:
+            self._traced.append(clock.actions)
+        index = self._traced.index(clock.actions)
+        self._latest[replica].assign(index, clock.readings())
+
+    def timeline(self, schedule: Schedule) -> Timeline:
+        """Returns the last step of the first replica in this process.
+
+        Raises:
+            RuntimeError: If there has been none.
+        """
+        if not self._latest:
+            raise RuntimeError("No step has been timed yet. Train one.")
+        index, readings = self._latest[min(self._latest)].read()
+        return timeline(schedule, self._traced[index], readings)
+
+
+class _Latest:
+    """Readings of the last step, and which trace they are of."""
+
+    def __init__(self) -> None:
+        self._index = tf.Variable(0, trainable=False, dtype=tf.int64)
+        readings = tf.zeros([0, 2], tf.float64)
+        self._readings = tf.Variable(readings, trainable=False, shape=[None, 2])
+
+    def assign(self, index: int, readings: tf.Tensor) -> None:
+        self._index.assign(index)
+        self._readings.assign(readings)
+
+    def read(self) -> tuple[int, np.ndarray]:
+        return int(self._index.numpy()), self._readings.numpy()
+
+
+def timeline(
+    schedule: Schedule, actions: Mapping[Action, bool], readings: np.ndarray
+) -> Timeline:
+    """Returns readings as a timeline that starts at zero.
+
+    What an action recomputes is part of its program, and is taken to last as long as
+    the forward that it repeats.
+
+    Args:
+        schedule: What the devices followed.
+        actions: What was timed, and whether it recomputes.
+        readings: Start and end of each, `[actions, 2]`, in seconds.
+    """
+    num_microbatches = 1 + max(action.microbatch for action in actions)
+    schedule = schedule.first(num_microbatches)
+    times = dict(zip(actions, readings - readings.min(), strict=True))
+    spans = []
+    for device, order in enumerate(schedule.orders):
+        free = 0.0
+        for action in order:
+            start, end = map(float, times[action])
+            start = max(start, free)
+            free = end = max(start, end)
+            spent = (action.stage, action.microbatch, device)
+            if actions[action]:
+                forward = times[Action("forward", action.stage, action.microbatch)]
+                middle = min(start + float(forward[1] - forward[0]), end)
+                spans.append(Span("recompute", *spent, start, middle))
+                start = middle
+            spans.append(Span(action.kind, *spent, start, end))
+    return Timeline(schedule, tuple(spans))

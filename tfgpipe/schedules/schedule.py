@@ -1,0 +1,381 @@
+"""The order in which devices run the actions of a mini-batch, as a plain value.
+
+An *action* is one run of a program: the forward of a stage `k` on a microbatch `m`, its
+backward, or one half of a backward that is split: the gradients of the stage's inputs,
+which the stage before waits for, or those of its weights, for which nobody waits. A
+*schedule* is, for each device, the ordered list of its actions. Nothing here computes;
+`step` turns a schedule into TensorFlow operations, `simulation` into times.
+
+What an action needs is the same in every schedule:
+
+    F k-1, m ─▶ F k, m ─▶ F k+1, m        forward: of the stage before
+                  │
+                  ▼
+    B k-1, m ◀─ B k, m ◀─ B k+1, m        backward: of the stage after
+                  │
+                  ▼
+                W k, m                    gradients of weights, where B is split
+
+`schedules` holds those that have a name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
+
+_LETTERS: dict[Kind, str] = {
+    "forward": "F",
+    "backward": "B",
+    "backward_input": "B",
+    "backward_weight": "W",
+}
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Action:
+    """One run of a program of a stage on a microbatch.
+
+    Attributes:
+        kind: `"forward"`; `"backward"`, of inputs and weights; or one half of it,
+            `"backward_input"` or `"backward_weight"`.
+        stage: k, counted from the pipeline's input.
+        microbatch: m.
+
+    Example:
+
+    >>> str(tfgpipe.Action("forward", 0, 3))
+    'F3'
+    """
+
+    kind: Kind
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.letter}{self.microbatch}"
+
+    @property
+    def letter(self) -> str:
+        """F, B or W."""
+        return _LETTERS[self.kind]
+
+    def described(self) -> str:
+        """Returns the action in words."""
+        kind = self.kind.replace("_", " ")
+        return f"{kind} of stage {self.stage}, microbatch {self.microbatch}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """The ordered actions of every device.
+
+    Attributes:
+        num_stages: K, the number of stages, counting each of several on one device.
+        num_microbatches: M, the number of microbatches in a mini-batch.
+        orders: For each device, its actions in the order it runs them.
+        name: What to call it.
+
+    Example, of one device that runs two stages on one microbatch:
+
+    >>> from tfgpipe.schedules import Action, Schedule, draw
+    >>> order = (
+    ...     Action("forward", 0, 0),
+    ...     Action("forward", 1, 0),
+    ...     Action("backward", 1, 0),
+    ...     Action("backward", 0, 0),
+    ... )
+    >>> print(draw(Schedule(2, 1, (order,)).validate()))
+    device 0  F0a F0b B0b B0a
+    """
+
+    num_stages: int
+    num_microbatches: int
+    orders: tuple[tuple[Action, ...], ...]
+    name: str = "custom"
+
+    @property
+    def num_devices(self) -> int:
+        """P, the number of devices."""
+        return len(self.orders)
+
+    @functools.cached_property
+    def placement(self) -> tuple[int, ...]:
+        """For each stage, the number of its device."""
+        places = {a.stage: p for p, order in enumerate(self.orders) for a in order}
+        return tuple(places[k] for k in range(self.num_stages))
+
+    def dependencies(self, action: Action) -> tuple[Action, ...]:
+        """Returns the actions whose results `action` needs."""
+        k, m = action.stage, action.microbatch
+        if action.kind == "forward":
+            return (Action("forward", k - 1, m),) if k > 0 else ()
+        if action.kind == "backward_weight":
+            return (Action("backward_input", k, m),)
+        own = Action("forward", k, m)
+        if k + 1 == self.num_stages:
+            return (own,)
+        return (own, self._gives_gradient(k + 1, m))
+
+    def first(self, num_microbatches: int) -> Schedule:
+        """Returns the schedule without any but the first microbatches."""
+        if num_microbatches >= self.num_microbatches:
+            return self
+        orders = (
+            tuple(a for a in order if a.microbatch < num_microbatches)
+            for order in self.orders
+        )
+        return Schedule(self.num_stages, num_microbatches, tuple(orders), self.name)
+
+    def placed(self, placement: Sequence[int]) -> Schedule:
+        """Returns the same actions on the devices given for each stage.
+
+        Each device runs those of its stages in the order of their time slots, so what
+        could be run still can be.
+        """
+        if tuple(placement) == self.placement:
+            return self
+        orders: list[list[Action]] = [[] for _ in range(max(placement) + 1)]
+        for action in self.slots:
+            orders[placement[action.stage]].append(action)
+        return dataclasses.replace(self, orders=tuple(map(tuple, orders)))
+
+    @functools.cached_property
+    def slots(self) -> Mapping[Action, int]:
+        """The time slot of every action, each taking one slot.
+
+        An action starts as soon as its device is free and its dependencies are done.
+        The keys come in an order in which dependencies precede their dependents, so
+        iterating over the result is also an order in which to emit the actions.
+
+        Raises:
+            ValueError: If some action waits for one that never runs (a deadlock).
+        """
+        slots: dict[Action, int] = {}
+        heads = [0] * len(self.orders)
+        slot = 0
+        while any(head < len(o) for head, o in zip(heads, self.orders, strict=True)):
+            ready = [
+                device
+                for device, (head, order) in enumerate(
+                    zip(heads, self.orders, strict=True)
+                )
+                if head < len(order)
+                and all(
+                    slots.get(d, slot) < slot for d in self.dependencies(order[head])
+                )
+            ]
+            if not ready:
+                raise ValueError(self._deadlock(heads))
+            for device in ready:
+                slots[self.orders[device][heads[device]]] = slot
+                heads[device] += 1
+            slot += 1
+        return slots
+
+    def actions(self, *kinds: Kind) -> tuple[Action, ...]:
+        """Returns all actions of these kinds, dependencies first."""
+        return tuple(action for action in self.slots if action.kind in kinds)
+
+    @functools.cached_property
+    def in_flight(self) -> tuple[int, ...]:
+        """For each stage how many microbatches it holds when its device holds most.
+
+        A stage holds a microbatch from its forward to the end of its backward.
+        """
+        most = [0] * self.num_stages
+        for order in self.orders:
+            held = {action.stage: 0 for action in order}
+            largest = 0
+            for action in order:
+                if action.kind == "forward":
+                    held[action.stage] += 1
+                elif action.kind != "backward_input":
+                    held[action.stage] -= 1
+                if sum(held.values()) > largest:
+                    largest = sum(held.values())
+                    for k, number in held.items():
+                        most[k] = number
+        return tuple(most)
+
+    @functools.cached_property
+    def in_backward(self) -> tuple[int, ...]:
+        """For each stage of how many microbatches at a time a backward has begun."""
+        most = [1] * self.num_stages
+        begun = [0] * self.num_stages
+        for order in self.orders:
+            for action in order:
+                if action.kind == "backward_input":
+                    begun[action.stage] += 1
+                elif action.kind == "backward_weight":
+                    begun[action.stage] -= 1
+                most[action.stage] = max(most[action.stage], begun[action.stage])
+        return tuple(most)
+
+    def follows_at_once(self, k: int, m: int) -> bool:
+        """Returns whether a backward is the next its device does after the forward."""
+        order = self.orders[self.placement[k]]
+        after = order[order.index(Action("forward", k, m)) + 1 :][:1]
+        return any((a.stage, a.microbatch) == (k, m) for a in after)
+
+    def validate(self) -> Schedule:
+        """Returns the schedule itself if it can be run, and gives all gradients.
+
+        Raises:
+            ValueError: If actions are missing, come twice or are of no stage or
+                microbatch; if a stage is on two devices; if the forwards of a stage do
+                not come in the order of microbatches, in which statistics and seeds
+                move; or if actions wait for each other.
+        """
+        actions = [action for order in self.orders for action in order]
+        self._check_complete(actions)
+        for p, order in enumerate(self.orders):
+            for action in order:
+                if self.placement[action.stage] != p:
+                    raise ValueError(
+                        "A stage runs on one device, where its weights are. Received "
+                        f"actions of stage {action.stage} on devices {p} and "
+                        f"{self.placement[action.stage]}."
+                    )
+        for k in range(self.num_stages):
+            order = self.orders[self.placement[k]]
+            forwards = [a.microbatch for a in order if self._is_forward(a, k)]
+            if forwards != sorted(forwards):
+                raise ValueError(
+                    "The forwards of a stage go in the order of microbatches, since "
+                    "seeds and statistics are handed from one to the next. Received "
+                    f"forwards of stage {k} in the order {forwards}. Backwards can "
+                    "come in any order."
+                )
+        _ = self.slots  # Raises where it would deadlock.
+        return self
+
+    def _check_complete(self, actions: list[Action]) -> None:
+        K, M = self.num_stages, self.num_microbatches
+        wanted = {
+            action
+            for k in range(K)
+            for m in range(M)
+            for action in (Action("forward", k, m), *self._backwards(k, m))
+        }
+        seen: set[Action] = set()
+        for action in actions:
+            if action in seen:
+                raise ValueError(
+                    f"Each action runs once. Received twice: {action.described()}."
+                )
+            seen.add(action)
+        for what, some in (
+            ("lacks", sorted(wanted - seen)),
+            ("has beside all that is needed", sorted(seen - wanted)),
+        ):
+            if some:
+                raise ValueError(
+                    "A schedule runs each stage forward and backward, or backward in "
+                    "its two halves, on each microbatch. Received one of "
+                    f"{K} stages and {M} microbatches that {what} "
+                    f"{some[0].described()}"
+                    + (f", and {len(some) - 1} more." if some[1:] else ".")
+                )
+
+    def _backwards(self, k: int, m: int) -> tuple[Action, ...]:
+        """Returns what makes up the backward of a stage on a microbatch."""
+        if not self._is_split(k, m):
+            return (Action("backward", k, m),)
+        return (Action("backward_input", k, m), Action("backward_weight", k, m))
+
+    def _gives_gradient(self, k: int, m: int) -> Action:
+        """Returns the action that makes the gradients of a stage's inputs."""
+        return self._backwards(k, m)[0]
+
+    def _is_split(self, k: int, m: int) -> bool:
+        return Action("backward_input", k, m) in self._all
+
+    @functools.cached_property
+    def _all(self) -> frozenset[Action]:
+        return frozenset(action for order in self.orders for action in order)
+
+    @staticmethod
+    def _is_forward(action: Action, k: int) -> bool:
+        return action.kind == "forward" and action.stage == k
+
+    def _deadlock(self, heads: list[int]) -> str:
+        """Says which actions wait for one another when none can go on."""
+        waiting = {
+            p: order[head]
+            for p, (head, order) in enumerate(zip(heads, self.orders, strict=True))
+            if head < len(order)
+        }
+        lines: list[str] = []
+        p = next(iter(waiting))
+        seen: set[int] = set()
+        while p not in seen and p in waiting:
+            seen.add(p)
+            missing = self._first_missing(waiting[p], heads)
+            if missing not in self._all:
+                lines.append(
+                    f"the {waiting[p].described()}, waits for the "
+                    f"{missing.described()}, which no device runs"
+                )
+                break
+            place = next(q for q, o in enumerate(self.orders) if missing in o)
+            lines.append(
+                f"the {waiting[p].described()}, waits for the {missing.described()}, "
+                f"which comes behind it on device {place}"
+                if place == p
+                else f"the {waiting[p].described()}, on device {p} waits for the "
+                f"{missing.described()}, on device {place}"
+            )
+            p = place
+        return (
+            "The schedule deadlocks: "
+            + "; ".join(lines)
+            + ". Put each action behind those it needs."
+        )
+
+    def _first_missing(self, action: Action, heads: list[int]) -> Action:
+        run = {
+            a
+            for head, order in zip(heads, self.orders, strict=True)
+            for a in order[:head]
+        }
+        return next(d for d in self.dependencies(action) if d not in run)
+
+
+def draw(schedule: Schedule) -> str:
+    """Draws a schedule as text: devices down, time slots across, idle as dots.
+
+    Of several stages on a device, the first is marked a, the second b.
+
+    >>> print(tfgpipe.schedules.draw(tfgpipe.schedules.one_f_one_b(2, 3)))
+    stage 0  F0 F1 .. B0 F2 B1 .. B2
+    stage 1  .. F0 B0 F1 B1 F2 B2 ..
+    """
+    slots = schedule.slots
+    num_slots = max(slots.values(), default=-1) + 1
+    labels = labelled(schedule)
+    width = max(map(len, labels.values()), default=2)
+    one_each = schedule.num_devices == schedule.num_stages
+    lines = []
+    for device, order in enumerate(schedule.orders):
+        row = {slots[action]: labels[action] for action in order}
+        cells = [row.get(s, "." * width).ljust(width) for s in range(num_slots)]
+        name = "stage" if one_each else "device"
+        lines.append(f"{name} {device}  " + " ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def labelled(schedule: Schedule) -> dict[Action, str]:
+    """Returns a short name for each action, such as F3, or F3b of a second stage."""
+    labels = {}
+    for order in schedule.orders:
+        stages = sorted({action.stage for action in order})
+        marks = "abcdefghijklmnopqrstuvwxyz" if len(stages) > 1 else ""
+        for a in order:
+            rank = stages.index(a.stage)
+            labels[a] = f"{a}{marks[rank : rank + 1]}"
+    return labels

@@ -1,0 +1,356 @@
+"""What a schedule does with given costs: its times, its bubble, its memory.
+
+Each device runs its actions in their order. An action starts when its device is free
+and what it needs has arrived; results travel while devices compute. On the link from
+one device to another, transfers go one after the other:
+
+    device 0      ├F0┼F1┤
+    link 0 ▶ 1       ├── 0 ──┼── 1 ──┤           bytes / bandwidth each, in turn
+    device 1                  · ├F0┤  · ├F1┤     there a latency after
+
+The bubble and the microbatches in flight are those of the papers on GPipe (Huang et al.
+2019, section 2.3), Megatron-LM (Narayanan et al. 2021, section 2.2) and zero bubble
+schedules (Qi et al. 2024, section 2).
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+from tfgpipe._util import readable_bytes
+from tfgpipe.schedules import Action, Schedule
+from tfgpipe.simulation.timeline import (
+    Course,
+    Span,
+    SpanKind,
+    Timeline,
+    Transfer,
+    course,
+)
+
+# One number for all stages, or one for each.
+PerStage: TypeAlias = float | Sequence[float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What the actions of each stage take, for one microbatch.
+
+    Without arguments the unit of time is a forward, a backward takes twice as long,
+    transfers are free, and nothing holds memory. What is given for each stage is one
+    number for all or a sequence of K; `boundary_bytes`, one of K - 1.
+
+    Attributes:
+        forward: Seconds of a forward.
+        backward: Seconds of a whole backward, recomputation not included.
+        backward_input: Seconds of the gradients of inputs, where backwards are split.
+            None for half of `backward`.
+        backward_weight: Seconds of the gradients of weights, likewise.
+        recompute: Seconds of recomputing the activations, right before the backward.
+        recompute_when: `"asked"`, when the gradients are there, as this library does;
+            or `"early"`, while the device waits for them, as GPipe does (Huang et al.
+            2019, section 2.3).
+        latency: Seconds that a transfer takes in addition to those in which it keeps
+            the link busy.
+        bandwidth: Bytes a second of each link between two devices, in each direction.
+        boundary_bytes: Bytes from stage k to k + 1; as many gradients go back. Free
+            if both are on one device.
+        kept_bytes: Bytes held for a microbatch from the start of its forward to the end
+            of its backward: with rematerialisation, the inputs of the stage; without,
+            all activations.
+        backward_bytes: Bytes held in addition from the start of the backward, its
+            recomputation included, to its end: what is recomputed.
+        fixed_bytes: Bytes held throughout: weights, gradients, optimizer slots.
+
+    Raises:
+        ValueError: If a number is negative or not finite, or if only one half of the
+            backward is given.
+
+    Example, of two stages of which the second takes twice as long:
+
+    >>> costs = tfgpipe.Costs(forward=[1, 2], backward=[2, 4])
+    >>> tfgpipe.simulate(tfgpipe.schedules.gpipe(2, 4), costs).timeline.step_time
+    27.0
+    """
+
+    forward: PerStage = 1
+    backward: PerStage = 2
+    backward_input: PerStage | None = None
+    backward_weight: PerStage | None = None
+    recompute: PerStage = 0
+    recompute_when: Literal["asked", "early"] = "asked"
+    latency: float = 0
+    bandwidth: float = math.inf
+    boundary_bytes: PerStage = 0
+    kept_bytes: PerStage = 0
+    backward_bytes: PerStage = 0
+    fixed_bytes: PerStage = 0
+
+    def __post_init__(self) -> None:
+        if (self.backward_input is None) != (self.backward_weight is None):
+            raise ValueError(
+                "The halves of a backward are given together. Received "
+                f"backward_input={self.backward_input} and "
+                f"backward_weight={self.backward_weight}. Give both, or neither for "
+                "half of `backward` each."
+            )
+        if not self.bandwidth > 0:
+            raise ValueError(
+                "`bandwidth` is a number of bytes a second above 0. Received "
+                f"bandwidth={self.bandwidth}. Leave it out for free transfers."
+            )
+        for name, values in self._given().items():
+            if not all(0 <= value < math.inf for value in values):
+                raise ValueError(
+                    f"`{name}` holds finite numbers of at least 0. Received "
+                    f"{name}={getattr(self, name)}. Use 0 for what is free."
+                )
+
+    def seconds(self, kind: SpanKind, k: int) -> float:
+        """Returns how long one kind of work takes stage k, in seconds."""
+        match kind:
+            case "forward":
+                return _of(self.forward, k)
+            case "recompute":
+                return _of(self.recompute, k)
+            case "backward":
+                return _of(self.backward, k)
+            case "backward_input":
+                half = self.backward_input
+            case "backward_weight":
+                half = self.backward_weight
+        return _of(self.backward, k) / 2 if half is None else _of(half, k)
+
+    def check_fit(self, schedule: Schedule) -> None:
+        """Raises ValueError unless there are numbers for all stages of a schedule."""
+        for name in self._given():
+            value = getattr(self, name)
+            between = name == "boundary_bytes"
+            wanted = schedule.num_stages - between
+            if isinstance(value, Sequence) and len(value) != wanted:
+                what = (
+                    "boundary between stages" if name == "boundary_bytes" else "stage"
+                )
+                raise ValueError(
+                    f"`{name}` is one number, or one for each {what}: {wanted} here. "
+                    f"Received {len(value)}: {name}={value}. Add or drop numbers, or "
+                    "give one for all."
+                )
+
+    def _given(self) -> dict[str, tuple[float, ...]]:
+        """Returns the numbers of each attribute but `bandwidth`, by its name."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        for name in ("bandwidth", "recompute_when"):
+            del values[name]
+        return {
+            name: tuple(value) if isinstance(value, Sequence) else (value,)
+            for name, value in values.items()
+            if value is not None
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+    """A schedule run with given costs.
+
+    Attributes:
+        timeline: What each device does when.
+        costs: What that was computed from.
+    """
+
+    timeline: Timeline
+    costs: Costs
+
+    @property
+    def fixed_bytes(self) -> tuple[float, ...]:
+        """For each device the bytes that it holds throughout."""
+        schedule = self.timeline.schedule
+        held = [0.0] * schedule.num_devices
+        for k, p in enumerate(schedule.placement):
+            held[p] += _of(self.costs.fixed_bytes, k)
+        return tuple(held)
+
+    @functools.cached_property
+    def memory(self) -> tuple[Course, ...]:
+        """For each device the bytes that it holds over time.
+
+        What is freed as something else begins makes room for it.
+        """
+        costs, base = self.costs, self.fixed_bytes
+        changes: list[list[tuple[float, float]]] = [[] for _ in base]
+        for (k, _), spans in self.timeline.visits().items():
+            forward, backward = spans[:2]
+            end = max(span.end for span in spans)
+            for since, held in (
+                (forward.start, _of(costs.kept_bytes, k)),
+                (backward.start, _of(costs.backward_bytes, k)),
+            ):
+                changes[forward.device] += [(since, held), (end, -held)]
+        start = self.timeline.start
+        return tuple(
+            course(some, since=start, base=fixed)
+            for some, fixed in zip(changes, base, strict=True)
+        )
+
+    @property
+    def peak_bytes(self) -> tuple[float, ...]:
+        """For each device the most bytes that it holds at a time."""
+        return tuple(max(held for _, held in steps) for steps in self.memory)
+
+    @functools.cached_property
+    def exposed_communication(self) -> float:
+        """Seconds by which the step is longer than with free transfers."""
+        free = dataclasses.replace(self.costs, latency=0, bandwidth=math.inf)
+        computed = simulate(self.timeline.schedule, free).timeline.step_time
+        return self.timeline.step_time - computed
+
+    def __str__(self) -> str:
+        most = max(self.peak_bytes)
+        return (
+            f"{self.timeline}\n"
+            f"exposed communication {1e3 * self.exposed_communication:,.2f} ms, most "
+            f"memory {readable_bytes(most)}, on device {self.peak_bytes.index(most)}"
+        )
+
+
+def simulate(schedule: Schedule, costs: Costs) -> Simulation:
+    """Returns when a schedule does what, and what it holds, with given costs.
+
+    >>> from tfgpipe import Costs, simulate
+    >>> from tfgpipe.schedules import gpipe, one_f_one_b
+    >>> costs = Costs(forward=1, backward=2, kept_bytes=1024)
+    >>> simulate(one_f_one_b(4, 8), costs).timeline.step_time
+    33.0
+    >>> [simulate(s, costs).peak_bytes[0] for s in (one_f_one_b(4, 8), gpipe(4, 8))]
+    [4096.0, 8192.0]
+
+    Args:
+        schedule: The order of each device.
+        costs: What actions and transfers take.
+
+    Raises:
+        ValueError: If there are costs of another number of stages, or the schedule
+            deadlocks.
+    """
+    costs.check_fit(schedule)
+    place = schedule.placement
+    ends: dict[Action, float] = {}
+    arrivals: dict[Action, float] = {}  # Of results that another stage reads, there.
+    device_free: list[float] = [0] * schedule.num_devices
+    link_free: dict[tuple[int, int], float] = collections.defaultdict(float)
+    spans: list[Span] = []
+    transfers: list[Transfer] = []
+    # All that goes over a link comes from one device, so that the order of actions is
+    # that of transfers, too.
+    for action in schedule.slots:
+        k, m, p = action.stage, action.microbatch, place[action.stage]
+        needed = [
+            ends[d] if d.stage == k else arrivals[d]
+            for d in schedule.dependencies(action)
+        ]
+        ready = max([device_free[p], *needed])
+        recomputes = action.kind in ("backward", "backward_input")
+        kinds: tuple[SpanKind, ...] = (action.kind,)
+        if recomputes and costs.seconds("recompute", k):
+            kinds = ("recompute", action.kind)
+        early = len(kinds) > 1 and costs.recompute_when == "early"
+        time = device_free[p] if early else ready
+        for kind in kinds:
+            start = time if kind == "recompute" else max(time, ready)
+            time = start + costs.seconds(kind, k)
+            spans.append(Span(kind, k, m, p, start, time))
+        ends[action] = arrivals[action] = device_free[p] = time
+        reader = _reader(action, schedule.num_stages)
+        if reader is None or place[reader] == p:
+            continue
+        link = p, place[reader]
+        start = max(time, link_free[link])
+        sent = _of(costs.boundary_bytes, min(k, reader)) / costs.bandwidth
+        link_free[link] = start + sent
+        arrivals[action] = link_free[link] + costs.latency
+        transfers.append(Transfer(k, reader, m, start, arrivals[action]))
+    title = f"{schedule.name}, simulated"
+    return Simulation(Timeline(schedule, tuple(spans), tuple(transfers), title), costs)
+
+
+def recomputed(remat: str, num_layers: int) -> list[int]:
+    """Returns how often a backward computes the forward of each layer of its stage.
+
+    `"stage"` computes the stage once, from its inputs. `"layer"` does so as well, for
+    the inputs of its layers, and from these each layer once more as its turn comes.
+    The output of the last layer is the input of none.
+
+    >>> recomputed("stage", 3), recomputed("layer", 3)
+    ([1, 1, 1], [2, 2, 1])
+
+    Args:
+        remat: `"none"`, `"stage"` or `"layer"`.
+        num_layers: How many layers the stage has.
+    """
+    again = {"none": 0, "stage": 1, "layer": 2}[remat]
+    return [*[again] * (num_layers - 1), min(again, 1)]
+
+
+def costs_of(timeline: Timeline) -> Costs:
+    """Returns what a step took, so that it can be simulated: transfers are free.
+
+    Each stage takes what it took on average over microbatches. So does recomputation,
+    though it may have been of some of them only.
+
+    Args:
+        timeline: A step, measured or simulated.
+
+    Raises:
+        ValueError: If it lacks spans of a stage.
+    """
+    schedule = timeline.schedule
+    seconds: dict[tuple[SpanKind, int], list[float]] = collections.defaultdict(list)
+    for span in timeline.spans:
+        seconds[span.kind, span.stage].append(span.duration)
+
+    def mean(kind: SpanKind, k: int) -> float | None:
+        some = seconds[kind, k]
+        return sum(some) / len(some) if some else None
+
+    rows: list[tuple[float, float, float, float, float]] = []
+    for k in range(schedule.num_stages):
+        forward, whole = mean("forward", k), mean("backward", k)
+        of_inputs, of_weights = mean("backward_input", k), mean("backward_weight", k)
+        if of_inputs is None or of_weights is None:
+            of_inputs = of_weights = None if whole is None else whole / 2
+        if forward is None or of_inputs is None or of_weights is None:
+            raise ValueError(
+                "Costs are means over all microbatches of each stage. Received a "
+                f"timeline without a forward or a whole backward of stage {k}. Measure "
+                "a step that trains."
+            )
+        both = of_inputs + of_weights if whole is None else whole
+        again = sum(seconds["recompute", k]) / schedule.num_microbatches
+        rows.append((forward, both, of_inputs, of_weights, again))
+    columns = list(zip(*rows, strict=True))
+    return Costs(
+        forward=columns[0],
+        backward=columns[1],
+        backward_input=columns[2],
+        backward_weight=columns[3],
+        recompute=columns[4],
+    )
+
+
+def _of(values: PerStage, k: int) -> float:
+    return values[k] if isinstance(values, Sequence) else values
+
+
+def _reader(action: Action, num_stages: int) -> int | None:
+    """Returns the stage to which the results of an action go, if there is one."""
+    k = action.stage
+    if action.kind == "forward":
+        return k + 1 if k + 1 < num_stages else None
+    if action.kind == "backward_weight":
+        return None
+    return k - 1 if k > 0 else None

@@ -1,0 +1,376 @@
+"""What each device does at what time, in a step that was measured or simulated.
+
+    device 0  F0-F1-F2-F3-..................B0---B1---B2---B3---
+    device 1  ...F0-F1-F2-F3-..........B0---B1---B2---B3---.....
+
+The *bubble* is the share of all devices' time in which they wait. *Utilisation* is what
+a device does not wait. *Efficiency* leaves out recomputation as well, which keeps a
+device busy without bringing a step forward. *Imbalance* is the busiest device's time
+over the mean one: what no schedule can make good.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypeVar
+
+from tfgpipe._util import imbalance
+from tfgpipe.schedules import Action, Kind, Schedule, labelled
+
+SpanKind = Literal[
+    "forward", "recompute", "backward", "backward_input", "backward_weight"
+]
+# What a span's letter and its kind stand for, in the order of a microbatch's life.
+WORDS: dict[SpanKind, str] = {
+    "forward": "F forward",
+    "recompute": "r recompute",
+    "backward": "B backward",
+    "backward_input": "B backward of inputs",
+    "backward_weight": "W backward of weights",
+}
+# Columns of a terminal that a timeline as text takes at most.
+WIDTH = 100
+
+# A value that changes over time: from each time on, to the next, the value.
+Course = tuple[tuple[float, float], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """A device at work on one thing.
+
+    Attributes:
+        kind: What it does: an action's kind, or `"recompute"`, which makes activations
+            anew right before the backward that needs them.
+        stage: k.
+        microbatch: m.
+        device: The number of the device.
+        start: When it starts, in seconds.
+        end: When it ends, in seconds.
+    """
+
+    kind: SpanKind
+    stage: int
+    microbatch: int
+    device: int
+    start: float
+    end: float
+
+    @property
+    def duration(self) -> float:
+        """Seconds from start to end."""
+        return self.end - self.start
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """Activations or gradients on their way to another device.
+
+    Attributes:
+        stage: The stage that made them.
+        to_stage: The stage that reads them: the next for activations, the one before
+            for gradients.
+        microbatch: m.
+        start: When they leave, in seconds.
+        end: When they are there, in seconds.
+    """
+
+    stage: int
+    to_stage: int
+    microbatch: int
+    start: float
+    end: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """One step of a schedule.
+
+    As text it is a drawing with its numbers:
+
+    >>> from tfgpipe.schedules import gpipe
+    >>> from tfgpipe.simulation import Span, Timeline
+    >>> spans = (
+    ...     Span("forward", 0, 0, 0, 0.000, 0.001),
+    ...     Span("forward", 1, 0, 1, 0.001, 0.002),
+    ...     Span("backward", 1, 0, 1, 0.002, 0.004),
+    ...     Span("backward", 0, 0, 0, 0.004, 0.006),
+    ... )
+    >>> timeline = Timeline(gpipe(2, 1), spans)
+    >>> timeline.bubble
+    0.5
+    >>> print(str(timeline).splitlines()[-1])
+    step time 6.00 ms, bubble 50.0%, efficiency 50.0%, imbalance 1.00
+
+    Attributes:
+        schedule: What the devices follow.
+        spans: What they do, in any order.
+        transfers: What is sent between them, as far as it is known.
+        title: What to call it.
+
+    Raises:
+        ValueError: If there are no spans, or they take no time.
+    """
+
+    schedule: Schedule
+    spans: tuple[Span, ...]
+    transfers: tuple[Transfer, ...] = ()
+    title: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.spans or not self.end > self.start:
+            raise ValueError(
+                "A timeline holds spans that take time. Received "
+                f"{len(self.spans)} spans that take none together. Measure a step "
+                "that trains, or give costs above 0."
+            )
+
+    @functools.cached_property
+    def start(self) -> float:
+        """When the first span starts, in seconds."""
+        return min(span.start for span in self.spans)
+
+    @functools.cached_property
+    def end(self) -> float:
+        """When the last span ends, in seconds."""
+        return max(span.end for span in self.spans)
+
+    @property
+    def step_time(self) -> float:
+        """Seconds from the start of the first span to the end of the last."""
+        return self.end - self.start
+
+    @property
+    def busy(self) -> tuple[float, ...]:
+        """Seconds that each device works."""
+        return self._seconds(self.spans)
+
+    @property
+    def utilisation(self) -> tuple[float, ...]:
+        """The share of the step that each device works."""
+        return tuple(seconds / self.step_time for seconds in self.busy)
+
+    @property
+    def bubble(self) -> float:
+        """The share of all devices' time in which they wait."""
+        return 1 - sum(self.utilisation) / self.schedule.num_devices
+
+    @property
+    def efficiency(self) -> float:
+        """The share of all devices' time that is neither bubble nor recomputation."""
+        useful = self._seconds(s for s in self.spans if s.kind != "recompute")
+        return sum(useful) / (self.step_time * self.schedule.num_devices)
+
+    @property
+    def imbalance(self) -> float:
+        """The time the busiest device works over the mean: 1.0 is perfect."""
+        return imbalance(self.busy)
+
+    def live(self) -> tuple[Course, ...]:
+        """Returns for each device the number of microbatches in flight over time.
+
+        A microbatch is in flight at a stage from the start of its forward to the end
+        of its backward, the later half where it is split, and counts once for each
+        stage of the device.
+        """
+        changes: list[list[tuple[float, float]]] = [
+            [] for _ in range(self.schedule.num_devices)
+        ]
+        for spans in self.visits().values():
+            changes[spans[0].device] += [
+                (spans[0].start, 1),
+                (max(span.end for span in spans), -1),
+            ]
+        return tuple(course(some, since=self.start) for some in changes)
+
+    @property
+    def peak_live(self) -> tuple[int, ...]:
+        """For each device the largest number of microbatches in flight."""
+        return tuple(int(max(n for _, n in steps)) for steps in self.live())
+
+    def visits(self) -> dict[tuple[int, int], list[Span]]:
+        """Returns the spans of each stage and microbatch, in the order they start."""
+        visits: dict[tuple[int, int], list[Span]] = {}
+        for span in sorted(self.spans, key=_by_start):
+            visits.setdefault((span.stage, span.microbatch), []).append(span)
+        return visits
+
+    def kinds(self) -> tuple[SpanKind, ...]:
+        """Returns the kinds that occur, in the order of a microbatch's life."""
+        present = {span.kind for span in self.spans}
+        return tuple(kind for kind in WORDS if kind in present)
+
+    def __str__(self) -> str:
+        words = ", ".join(WORDS[kind] for kind in self.kinds())
+        lines = [
+            *([self.title] if self.title else []),
+            *_rows(self),
+            f"{words}, . idle; right: utilisation",
+            f"step time {1e3 * self.step_time:,.2f} ms, bubble {self.bubble:.1%}, "
+            f"efficiency {self.efficiency:.1%}, imbalance {self.imbalance:.2f}",
+        ]
+        return "\n".join(lines)
+
+    def _seconds(self, spans: Iterable[Span]) -> tuple[float, ...]:
+        """Returns how long each device takes for some spans."""
+        seconds: list[float] = [0] * self.schedule.num_devices
+        for span in spans:
+            seconds[span.device] += span.duration
+        return tuple(seconds)
+
+
+def course(
+    changes: Iterable[tuple[float, float]], *, since: float, base: float = 0
+) -> Course:
+    """Returns a value over time from what is added to it when.
+
+    What happens at one time is one change: what is freed as something else begins
+    makes room for it.
+
+    >>> course([(1, 5), (2, -5), (2, 3)], since=0)
+    ((0, 0), (1, 5), (2, 3))
+    """
+    sums: dict[float, float] = {since: 0}
+    for time, change in changes:
+        sums[time] = sums.get(time, 0) + change
+    steps = []
+    value = base
+    for time in sorted(sums):
+        value += sums[time]
+        steps.append((time, value))
+    return tuple(steps)
+
+
+def average_timelines(timelines: Sequence[Timeline]) -> Timeline:
+    """Returns the mean of several steps: when each span starts and ends on average.
+
+    The clock of each step begins with its first span.
+
+    Args:
+        timelines: Steps of one schedule, with the same spans and transfers.
+
+    Raises:
+        ValueError: If there is none, or they differ in more than times.
+    """
+    if not timelines:
+        raise ValueError(
+            "A mean needs at least one timeline. Received none. Measure more steps."
+        )
+    first = timelines[0]
+    if any(timeline.schedule != first.schedule for timeline in timelines):
+        kinds = sorted({described(timeline.schedule) for timeline in timelines})
+        raise ValueError(
+            "Only timelines of one schedule have a mean. Received those of schedules "
+            f"that differ: {'; '.join(kinds)}. Average the steps of each by themselves."
+        )
+    origins = [timeline.start for timeline in timelines]
+    return Timeline(
+        first.schedule,
+        _means([timeline.spans for timeline in timelines], origins),
+        _means([timeline.transfers for timeline in timelines], origins),
+        first.title,
+    )
+
+
+def report_timelines(timeline: Timeline) -> dict[str, Any]:
+    """Returns the numbers of a timeline by name, as JSON can hold them."""
+    schedule = timeline.schedule
+    return {
+        "schedule": schedule.name,
+        "num_stages": schedule.num_stages,
+        "num_microbatches": schedule.num_microbatches,
+        "num_devices": schedule.num_devices,
+        "step_time_seconds": timeline.step_time,
+        "bubble": timeline.bubble,
+        "efficiency": timeline.efficiency,
+        "imbalance": timeline.imbalance,
+        "utilisation": list(timeline.utilisation),
+        "busy_seconds": list(timeline.busy),
+        "peak_live": list(timeline.peak_live),
+    }
+
+
+def span_labels(timeline: Timeline) -> dict[Span, str]:
+    """Returns a short name for each span, such as F3, or r3b of a second stage."""
+    names = labelled(timeline.schedule)
+    labels = {}
+    for span in timeline.spans:
+        kind: Kind = "forward" if span.kind == "recompute" else span.kind
+        name = names[Action(kind, span.stage, span.microbatch)]
+        labels[span] = WORDS[span.kind][0] + name[1:]
+    return labels
+
+
+def described(schedule: Schedule) -> str:
+    """Returns a schedule's name and numbers in words."""
+    return (
+        f"{schedule.name}, {schedule.num_stages} stages on {schedule.num_devices} "
+        f"devices, {schedule.num_microbatches} microbatches"
+    )
+
+
+def _rows(timeline: Timeline) -> list[str]:
+    """Draws each device's time, which a column shows as it is at its middle."""
+    labels = span_labels(timeline)
+    names = [f"device {p}" for p in range(timeline.schedule.num_devices)]
+    margin = max(map(len, names)) + 2
+    num_columns = WIDTH - margin - len(" 100.0%")
+    column = timeline.step_time / num_columns
+    rows = []
+    for p, name in enumerate(names):
+        mine = sorted((s for s in timeline.spans if s.device == p), key=_by_start)
+        middles = (timeline.start + (c + 0.5) * column for c in range(num_columns))
+        runs = itertools.groupby(_running(mine, time) for time in middles)
+        drawn = ""
+        for span, run in runs:
+            room = len(list(run))
+            label = labels[span] if span else "." * room
+            drawn += (label if len(label) <= room else label[0]).ljust(room, "-")
+        rows.append(f"{name:{margin}}{drawn}{timeline.utilisation[p]:7.1%}")
+    return rows
+
+
+def _running(spans: Sequence[Span], time: float) -> Span | None:
+    """Returns the one of a device's spans, sorted, that runs at a time, if any."""
+    before = bisect.bisect_right(spans, time, key=_by_start)
+    return spans[before - 1] if before and spans[before - 1].end > time else None
+
+
+def _by_start(span: Span) -> float:
+    return span.start
+
+
+Timed = TypeVar("Timed", Span, Transfer)
+
+
+def _means(
+    steps: Sequence[tuple[Timed, ...]], origins: Sequence[float]
+) -> tuple[Timed, ...]:
+    """Returns what several steps hold, with the means of its times."""
+    times: dict[Timed, list[tuple[float, float]]] = {
+        dataclasses.replace(one, start=0, end=0): [] for one in steps[0]
+    }
+    for step, origin in zip(steps, origins, strict=True):
+        for one in step:
+            key = dataclasses.replace(one, start=0, end=0)
+            times.setdefault(key, []).append((one.start - origin, one.end - origin))
+    for key, pairs in times.items():
+        if len(pairs) != len(steps):
+            raise ValueError(
+                "Timelines with a mean hold the same spans and transfers. Received "
+                f"{len(pairs)} times in {len(steps)} timelines: {key}. Leave out steps "
+                "that were not measured whole."
+            )
+    return tuple(
+        dataclasses.replace(
+            key,
+            start=math.fsum(start for start, _ in pairs) / len(pairs),
+            end=math.fsum(end for _, end in pairs) / len(pairs),
+        )
+        for key, pairs in times.items()
+    )

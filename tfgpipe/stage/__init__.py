@@ -1,0 +1,34 @@
+"""A pipeline stage: its joint graph of forward and gradient, and its functions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tfgpipe._util import lazy_exports
+
+if TYPE_CHECKING:
+    from tfgpipe.stage import layer_checks as layer_checks
+    from tfgpipe.stage import normalization as normalization
+    from tfgpipe.stage.boundary import TRANSFER_DTYPES as TRANSFER_DTYPES
+    from tfgpipe.stage.boundary import Transfer as Transfer
+    from tfgpipe.stage.boundary import TransferDtype as TransferDtype
+    from tfgpipe.stage.joint import total as total
+    from tfgpipe.stage.joint import trace_joint as trace_joint
+    from tfgpipe.stage.normalization import (
+        DeferredBatchNormalization as DeferredBatchNormalization,
+    )
+    from tfgpipe.stage.program import Program as Program
+    from tfgpipe.stage.program import Values as Values
+    from tfgpipe.stage.program import nothing_gathered as nothing_gathered
+    from tfgpipe.stage.programs import Programs as Programs
+    from tfgpipe.stage.stage import REMAT_MODES as REMAT_MODES
+    from tfgpipe.stage.stage import Mode as Mode
+    from tfgpipe.stage.stage import Remat as Remat
+    from tfgpipe.stage.stage import Stage as Stage
+    from tfgpipe.stage.stage import StageCache as StageCache
+    from tfgpipe.stage.stage import TracedStage as TracedStage
+    from tfgpipe.stage.stage import owned_variables as owned_variables
+    from tfgpipe.stage.stage import trace_all as trace_all
+    from tfgpipe.stage.subgraph import GraphSource as GraphSource
+
+__all__, __getattr__, __dir__ = lazy_exports(__name__)

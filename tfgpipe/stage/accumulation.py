@@ -1,0 +1,252 @@
+"""Gradients of weights, summed over the microbatches of a step.
+
+Three forms, by what takes the least time and no more memory than a sum would:
+
+* **Nothing to sum.** A mini-batch in one piece has its gradients at once.
+* **In place.** Each microbatch adds its gradient into the sum's own buffer.
+* **Put off.** The gradient of a dense layer's weights is a product, `x^T @ dy`, and
+  the sum of products is the product of all rows:
+
+      x1^T dy1 + x2^T dy2 + ... = [x1; x2; ...]^T [dy1; dy2; ...]
+
+  Where the rows of a mini-batch, x and dy, take no more memory than the weights, each
+  microbatch only notes its own, and one product at the end does the work of M, at the
+  rate of a large one, and without M additions as large as the weights.
+
+XLA knows no operation that writes in place, and finds out by itself where it may. In a
+computation for TPUs, all of which it compiles, gradients are added as anything is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from tfgpipe.devices import sharding
+from tfgpipe.graph import matmul
+from tfgpipe.stage.joint import Gradient, Trace
+
+
+class Sums:
+    """How the gradients of a stage's weights are summed.
+
+    Sums are a list of tensors, in buffers that are written in place: those of all
+    gradients that are added, then the rows that are noted. With one microbatch there
+    are none before it, and the gradients after it.
+
+    Args:
+        trace: The stage.
+        num_microbatches: How many there are to sum, or None if that is not known.
+        puts_off: Whether products may be put off.
+        in_place: Whether sums are written in place.
+
+    Attributes:
+        names: Names of the tensors of a microbatch that are noted or added.
+        is_final: Whether what is between `begin` and `end` are the gradients.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        *,
+        num_microbatches: int | None,
+        puts_off: bool,
+        in_place: bool = True,
+    ) -> None:
+        self._add = _add_in_place if in_place else _add
+        self._terms = [
+            _Term(trace.spec(name), gradient, trace.shards.get(name, 0))
+            for name, gradient in zip(trace.weights, trace.weight_grads, strict=True)
+            if gradient is not None
+        ]
+        self._at_once = num_microbatches == 1
+        self._noted: dict[str, tf.TensorSpec] = {}
+        self._put_off: set[Gradient] = set()
+        if puts_off and num_microbatches is not None and not self._at_once:
+            for term in self._terms:
+                rows = _rows(trace, term.weight, term.gradient, num_microbatches)
+                self._noted.update(rows)
+                self._put_off.update({term.gradient} if rows else ())
+        self._added = [t for t in self._terms if t.gradient not in self._put_off]
+        added = [name for term in self._added for name in term.gradient.names]
+        self.names = tuple(dict.fromkeys((*added, *self._noted)))
+        finished = any(gradient.finished for gradient in self.gradients)
+        self.is_final = not (self._put_off or finished)
+        # Sums of parts of weights are where these are, rows where they are made.
+        self._places = [term.shard for term in self._added]
+        self._places += [trace.shard(name) for name in self._noted]
+        self._places += [0] if self._noted else []  # Their count.
+
+    @property
+    def gradients(self) -> list[Gradient]:
+        """Names of the gradients whose sums `end` returns."""
+        return [term.gradient for term in self._terms]
+
+    @functools.cached_property
+    def specs(self) -> list[tf.TensorSpec]:
+        """Shapes and types of what is between `begin` and `end`."""
+        if self._at_once:
+            return []
+        count = [tf.TensorSpec([1], tf.int32)] if self._noted else []
+        added = (term.weight for term in self._added)
+        return [*added, *self._noted.values(), *count]
+
+    def begin(self, devices: Sequence[str] = ()) -> list[tf.Tensor]:
+        """Returns what there is before the first microbatch.
+
+        Args:
+            devices: Those of the shards; nothing for all here.
+        """
+        sums = []
+        for spec, shard in zip(self.specs, self._places, strict=False):
+            with tf.device(devices[shard]) if devices else contextlib.nullcontext():
+                sums.append(zero(spec))
+        return sums
+
+    def add(
+        self, sums: Sequence[tf.Tensor], values: Mapping[str, tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Adds the gradients of a microbatch.
+
+        Args:
+            sums: Of the microbatches before.
+            values: The tensors of this one in `names`.
+        """
+        if self._at_once:
+            return [self._alone(term, values) for term in self._terms]
+        added = []
+        for total, term in zip(sums, self._added, strict=False):
+            with sharding.at(term.shard):
+                added.append(self._add(total, term.gradient, values))
+        if not self._noted:
+            return added
+        *noted, count = sums[len(added) :]
+        places = self._places[len(added) :]
+        for i, (name, shard) in enumerate(zip(self._noted, places, strict=False)):
+            with sharding.at(shard):
+                noted[i] = _note(noted[i], values[name], count)
+        # Not in place: whatever notes has to see the number before.
+        return [*added, *noted, count + 1]
+
+    def keep(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Adds nothing: the microbatch has no rows."""
+        if self._at_once:
+            weights = [term.weight for term in self._terms]
+            return [tf.zeros(weight.shape, weight.dtype) for weight in weights]
+        return list(sums)
+
+    def _alone(self, term: _Term, values: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Returns a gradient that is its own sum."""
+        if term.gradient.indices is None:
+            return values[term.gradient.values]
+        with sharding.at(term.shard):
+            return self._add(zero(term.weight), term.gradient, values)
+
+    def end(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the sum of each gradient that there is, after the last microbatch."""
+        added = iter(sums)
+        rows = dict(zip(self._noted, sums[len(self._added) :], strict=False))
+        gradients = []
+        for term in self._terms:
+            if term.gradient in self._put_off:
+                with sharding.at(term.shard):
+                    x, dy = (_joined(rows[name]) for name in term.gradient.factors)
+                    product = matmul.multiply(x, dy, transpose_a=True)
+                    gradients.append(tf.reshape(product, term.weight.shape))
+            else:
+                gradients.append(next(added))
+        return gradients
+
+
+@dataclasses.dataclass(frozen=True)
+class _Term:
+    """A gradient to sum.
+
+    Attributes:
+        weight: Shape and type of the weight, and of the sum.
+        gradient: The gradient.
+        shard: On whose device the weight is.
+    """
+
+    weight: tf.TensorSpec
+    gradient: Gradient
+    shard: int
+
+
+def zero(spec: tf.TensorSpec) -> tf.Tensor:
+    """Returns a zero in a buffer of its own.
+
+    `Empty` is stateful, so no optimizer shares or folds these buffers.
+    """
+    return tf.raw_ops.Empty(shape=spec.shape, dtype=spec.dtype, init=True)
+
+
+def add_in_place(total: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """Adds a gradient into the sum's own buffer.
+
+    A function's argument is never the only reference to its buffer, so `acc + g` would
+    allocate a second one, and fault its pages in, for every weight and microbatch.
+    """
+    added = tf.raw_ops.InplaceAdd(
+        x=tf.reshape(total, [1, -1]), i=[0], v=tf.reshape(value, [1, -1])
+    )
+    return tf.reshape(added, total.shape)
+
+
+def _add(
+    total: tf.Tensor, gradient: Gradient, values: Mapping[str, tf.Tensor]
+) -> tf.Tensor:
+    """Returns the sum of a sum and a gradient, in either of its forms."""
+    value = values[gradient.values]
+    if gradient.indices is None:
+        return total + value
+    rows = tf.reshape(values[gradient.indices], [-1, 1])
+    value = tf.reshape(value, [-1, *total.shape[1:]])
+    return tf.tensor_scatter_nd_add(total, rows, value)
+
+
+def _add_in_place(
+    total: tf.Tensor, gradient: Gradient, values: Mapping[str, tf.Tensor]
+) -> tf.Tensor:
+    """Adds a gradient, in either of its forms, to a sum."""
+    value = values[gradient.values]
+    if gradient.indices is None:
+        return add_in_place(total, value)
+    value = tf.reshape(value, [-1, *total.shape[1:]])
+    # Each row once: on a GPU additions to one row would overtake one another.
+    rows, where = tf.unique(tf.reshape(values[gradient.indices], [-1]))
+    value = tf.math.unsorted_segment_sum(value, where, tf.size(rows))
+    return tf.raw_ops.InplaceAdd(x=total, i=tf.cast(rows, tf.int32), v=value)
+
+
+def _rows(
+    trace: Trace, weight: tf.TensorSpec, gradient: Gradient, num_microbatches: int
+) -> dict[str, tf.TensorSpec]:
+    """Returns what to note `[M, rows, width]` to put a gradient off, nothing if not to.
+
+    It is put off if that takes no more memory than its sum.
+    """
+    specs = {name: trace.spec(name) for name in gradient.factors}
+    if not specs or not all(s.shape.is_fully_defined() for s in specs.values()):
+        return {}
+    noted = {
+        name: tf.TensorSpec([num_microbatches, *spec.shape], spec.dtype)
+        for name, spec in specs.items()
+    }
+    numbers = sum(math.prod(spec.shape) for spec in noted.values())
+    return noted if numbers <= math.prod(weight.shape) else {}
+
+
+def _note(noted: tf.Tensor, rows: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """Writes the rows of the next microbatch into their place."""
+    return tf.raw_ops.InplaceUpdate(x=noted, i=count, v=rows[None])
+
+
+def _joined(noted: tf.Tensor) -> tf.Tensor:
+    """Returns the rows of all microbatches, `[M * rows, width]`."""
+    return tf.reshape(noted, [-1, noted.shape[-1]])

@@ -1,0 +1,195 @@
+"""Which parts of a network compute the same, each of variables of its own.
+
+A deep model is mostly one block, many times over. Tracing a block takes TensorFlow a
+tenth of a second and more, and reading its configuration a thousandth. So parts whose
+calls are of layers of one class and one configuration share one trace.
+
+A configuration decides only where it is known to be all that a layer computes by. Of
+Keras' own layers it is, but for `Lambda` and preprocessing layers, which learn of data.
+Any other class says so itself:
+
+    class Block(keras.layers.Layer):
+        config_is_complete = True
+
+It promises that layers of this class with equal `get_config()` and inputs compute the
+same on equal variables. Names do not count. A subclass does not inherit the promise,
+since it may compute by more. A part with any other layer, or with a function or an
+object in a configuration, is traced by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import types
+import warnings
+from collections.abc import Collection, Hashable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfgpipe._compat import keras_internals
+from tfgpipe.capture import Part, Value
+
+# What only makes variables, in layers of Keras.
+_INITIAL = ("initializer", "seed")
+# Methods that Keras puts functions of its own around.
+_WRAPPED = ("build", "quantize")
+
+
+def description(part: Part) -> Hashable | None:
+    """Returns what is equal for parts that share a trace; None if it is unknown."""
+    try:
+        return _part(part)
+    except _UnknownError:
+        return None
+
+
+def numbering(part: Part) -> tuple[int, ...]:
+    """Returns the numbers of a part's values, in an order that is its twins', too."""
+    made = (number for call in part.calls for number in call.makes)
+    return tuple(dict.fromkeys((*part.reads, *made)))
+
+
+class _UnknownError(Exception):
+    """The configurations do not tell what a part computes."""
+
+
+def _part(part: Part) -> Hashable:
+    numbers = {number: i for i, number in enumerate(numbering(part))}
+    positions = {id(layer): i for i, layer in enumerate(part.layers)}
+    calls = []
+    for call in part.calls:
+        arguments = (call.args, dict(call.kwargs))
+        structure = keras.tree.map_structure(lambda _: None, arguments)
+        leaves = tuple(
+            ("value", numbers[leaf.number]) if isinstance(leaf, Value) else _plain(leaf)
+            for leaf in keras.tree.flatten(arguments)
+        )
+        makes = tuple(numbers[n] for n in call.makes)
+        calls.append((positions[id(call.layer)], repr(structure), leaves, makes))
+    return (
+        tuple(map(_layer, part.layers)),
+        _variables(part),
+        tuple(calls),
+        tuple(numbers[n] for n in part.reads),
+        tuple(numbers[n] for n in part.makes),
+    )
+
+
+def _variables(part: Part) -> Hashable:
+    """Describes the variables of each layer: what occurs twice has one index."""
+    indices: dict[int, int] = {}
+    return tuple(
+        tuple(
+            (
+                indices.setdefault(id(v), len(indices)),
+                tuple(v.shape),
+                v.dtype,
+                v.trainable,
+            )
+            for v in itertools.chain(
+                layer.trainable_variables, layer.non_trainable_variables
+            )
+        )
+        for layer in part.layers
+        if isinstance(layer, keras.layers.Layer)
+    )
+
+
+def _layer(layer: Any) -> Hashable:
+    """Describes a layer and each layer inside it, or a Keras operation."""
+    inner = keras_internals.inner_layers(layer) or [layer]
+    if not all(map(_is_complete, inner)):
+        raise _UnknownError
+    classes = {(type(x).__module__, type(x).__name__) for x in inner}
+    return tuple((type(x), *_configuration(x, classes)) for x in inner)
+
+
+def _is_complete(layer: Any) -> bool:
+    """Returns whether a layer computes by its configuration alone."""
+    # Of an activation of the user's, a configuration has the name at most.
+    if any(map(_is_foreign, vars(layer).items())):
+        return False
+    declared = vars(type(layer)).get("config_is_complete", False)
+    return bool(declared) or keras_internals.has_complete_config(layer)
+
+
+def _is_foreign(attribute: tuple[str, Any]) -> bool:
+    name, value = attribute
+    if name in _WRAPPED or not isinstance(value, types.FunctionType):
+        return False
+    return not str(value.__module__).startswith("keras.")
+
+
+def _configuration(layer: Any, classes: Collection[tuple[str, str]]) -> list[Hashable]:
+    try:
+        # Keras warns of lambdas in a configuration, which makes it unknown anyway.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config = layer.get_config()
+    except Exception as error:  # Whatever a `get_config` that is broken raises.
+        raise _UnknownError from error
+    is_keras = keras_internals.has_complete_config(layer)
+    described = [_plain(_of_call(config, is_keras=is_keras), classes)]
+    if isinstance(layer, keras.layers.Layer):
+        shapes = layer.get_build_config()
+        described += [_plain(shapes), layer.trainable, layer.autocast]
+    return described
+
+
+def _of_call(config: Mapping[str, Any], *, is_keras: bool) -> dict[str, Any]:
+    """Returns what of a layer's configuration its `call` may depend on."""
+    return {
+        key: value
+        for key, value in config.items()
+        if key != "name" and not (is_keras and key.endswith(_INITIAL))
+    }
+
+
+def _plain(x: Any, classes: Collection[tuple[str, str]] = ()) -> Hashable:
+    """Describes a value of numbers and text.
+
+    Args:
+        x: The value.
+        classes: Module and name of the classes of layers that are described besides.
+
+    Raises:
+        _UnknownError: If it holds anything else.
+    """
+    if x is None or isinstance(x, bool | int | float | complex | str | bytes):
+        return (type(x), repr(x))
+    if isinstance(x, tf.DType | np.dtype | np.generic | tf.TensorShape | type(...)):
+        return (type(x), repr(x))
+    if isinstance(x, slice):
+        return (slice, *(_plain(i, classes) for i in (x.start, x.stop, x.step)))
+    if isinstance(x, np.ndarray) and x.dtype != object:
+        digest = hashlib.sha256(x.tobytes()).digest()
+        return ("array", str(x.dtype), x.shape, digest)
+    if isinstance(x, tuple | list):
+        return (type(x), *(_plain(i, classes) for i in x))
+    if isinstance(x, dict):
+        if "class_name" in x:
+            x = _serialized(x, classes)
+        items = ((_plain(k), _plain(v, classes)) for k, v in x.items())
+        return (type(x), *items)
+    raise _UnknownError
+
+
+def _serialized(
+    x: dict[str, Any], classes: Collection[tuple[str, str]]
+) -> dict[str, Any]:
+    """Returns what counts of an object that Keras has serialized.
+
+    Of Keras' own it is the configuration. So it is of layers, which are described by
+    themselves as well. Of anything else, as of functions, there may be more to it.
+    """
+    module = str(x.get("module"))
+    is_keras = f"{module}.".startswith("keras.") and x.get("registered_name") is None
+    if is_keras and module != "keras.layers":
+        return x
+    if not is_keras and (module, x["class_name"]) not in classes:
+        raise _UnknownError
+    return {**x, "config": _of_call(x["config"], is_keras=is_keras)}

@@ -1,0 +1,68 @@
+"""What a pipeline refuses, and the words in which it does.
+
+Each check returns the value it was given, or raises an error that says what is wrong,
+what was received and what to try.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+
+from tfgpipe._compat import keras_internals
+from tfgpipe._util import some_of
+from tfgpipe.stage import normalization
+
+
+def check_not_stateful(called: Iterable[Any]) -> None:
+    """Raises ValueError for a recurrent layer that remembers the batch before."""
+    for layer in called:
+        for inner in keras_internals.inner_layers(layer):
+            if isinstance(inner, keras.layers.RNN) and inner.stateful:
+                raise ValueError(
+                    "A recurrent layer with `stateful=True` goes on where the batch "
+                    "before ended, row by row, and would take one microbatch for the "
+                    f"next of another. Received '{inner.name}'. Use `stateful=False` "
+                    "and hand its state over as inputs and outputs of the model, or "
+                    "keep the layer outside the pipeline."
+                )
+
+
+def check_not_float8(called: Iterable[Any]) -> None:
+    """Raises ValueError for float8 layers, whose "gradients" are new values."""
+    for layer in called:
+        for inner in keras_internals.inner_layers(layer):
+            overwritten = [v for v in inner.variables if v.overwrite_with_gradient]
+            if inner.quantization_mode == "float8" or overwritten:
+                raise ValueError(
+                    "Layers of float8 hand their new scales to the optimizer as "
+                    "gradients, and a pipeline adds up the gradients of microbatches. "
+                    f"Received layer '{inner.name}' of policy "
+                    f"{inner.dtype_policy.name!r}. Use 'mixed_bfloat16', or keep the "
+                    "layer outside the pipeline."
+                )
+
+
+def warn_of_state_per_microbatch(
+    called: Iterable[Any], changed: Iterable[keras.Variable]
+) -> None:
+    """Warns of variables other than seeds that each microbatch has changed.
+
+    Batch normalization is left out: `batch_norm_is_deferred` speaks of it.
+    """
+    called = list(called)
+    norms = [v for norm in normalization.batch_norms(called) for v in norm.variables]
+    known = {id(v) for v in norms}
+    known.update(id(v) for layer in called for v in keras_internals.seeds(layer))
+    names = [v.path for v in changed if id(v) not in known]
+    if names:
+        warnings.warn(
+            "Some layers change variables of their own whenever they are called, and "
+            "in a pipeline that is once a microbatch, in order, rather than once a "
+            f"step. Received {some_of(names)}. Use `num_microbatches=1`, or change "
+            "them outside the pipeline, if that is not meant.",
+            stacklevel=2,
+        )

@@ -1,0 +1,234 @@
+"""Copying part of a traced stage into a function of its own.
+
+A traced stage is a graph; the part of it between some tensors that are fed and some
+that are fetched is copied, as a `GraphDef`, into whatever function is being built.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable, Collection, Hashable, Sequence
+
+import tensorflow as tf
+
+from tfgpipe.devices import sharding
+from tfgpipe.graph import partitioner
+from tfgpipe.stage.joint import Trace
+
+# Made of weights once a step: copies, in another type, with longer rows or quantized,
+# and the ranges to quantize with.
+_WORTHWHILE = (
+    "Cast",
+    "FakeQuantWithMinMaxVars",
+    "FakeQuantWithMinMaxVarsPerChannel",
+    "Max",
+    "Min",
+    "Pad",
+    "PadV2",
+)
+
+
+# What is done to a part of a weight, number by number, by those who know nothing of
+# shards: Keras casts, `tf.recompute_grad` makes copies and adds a zero to them.
+_ONE_BY_ONE = ("AddV2", "Cast", "Identity")
+
+
+@dataclasses.dataclass(frozen=True)
+class Excerpt:
+    """A function copied from part of a stage.
+
+    Attributes:
+        feeds: Names of the tensors it takes.
+        fetches: Names of the tensors it returns.
+        run: The function, `feeds -> fetches`. Adds operations to the current graph.
+    """
+
+    feeds: tuple[str, ...]
+    fetches: tuple[str, ...]
+    run: Callable[..., list[tf.Tensor]]
+
+
+class GraphSource:
+    """A traced stage that excerpts are copied from.
+
+    Args:
+        trace: The stage.
+        on_one_device: Whether shards are all to be where excerpts are run.
+
+    Attributes:
+        graph: The stage as `cut` takes it apart, in an order in which it can run.
+        stateful: Names of its stateful operations.
+        constants: Names of its constants.
+        placeholders: Names of what is given to it.
+        worthwhile: Names of operations whose results are worth keeping for a step if
+            they do not change in it.
+    """
+
+    def __init__(self, trace: Trace, *, on_one_device: bool = False) -> None:
+        self.trace = trace
+        self._graph_def = trace.graph.as_graph_def()
+        if on_one_device:
+            for node in self._graph_def.node:
+                if sharding.shard_of(node.device) is not None:
+                    node.device = ""
+        elif trace.is_sharded:
+            _follow_parts(trace, self._graph_def)
+        for node in self._graph_def.node:
+            # Drops requests to sit next to operations that the excerpt may not hold.
+            node.attr.pop("_class", None)
+            # Unique to each trace, of no use without a tape.
+            node.attr.pop("_gradient_op_type", None)
+            node.input[:] = [
+                trace.stand_ins.get(partitioner.canonical(i), i) for i in node.input
+            ]
+        self.graph = partitioner.ordered(
+            {node.name: tuple(node.input) for node in self._graph_def.node}
+        )
+        operations = trace.graph.get_operations()
+        self.stateful = [op.name for op in operations if op.op_def.is_stateful]
+        self.constants = [op.name for op in operations if op.type == "Const"]
+        self.placeholders = [op.name for op in operations if op.type == "Placeholder"]
+        self.worthwhile = [op.name for op in operations if op.type in _WORTHWHILE]
+
+    def excerpt(
+        self,
+        *,
+        fetches: Sequence[str],
+        feeds: Sequence[str],
+        effects: Sequence[str] = (),
+        done: Sequence[str] = (),
+    ) -> Excerpt:
+        """Returns the function from as many of `feeds` as it takes to `fetches`.
+
+        Args:
+            fetches: Names of the tensors to compute.
+            feeds: Names of the tensors that can be fed.
+            effects: Operations to run as well. (TensorFlow makes a function wait for
+                the stateful operations in it.)
+            done: Operations that have run before, for which nothing waits.
+        """
+        fetches = tuple(dict.fromkeys(fetches))
+        captures = self.trace.captures
+        piece = partitioner.program(
+            self.graph,
+            fetches=(*fetches, *(f"^{name}" for name in effects)),
+            feeds=(*feeds, *captures),
+            done=done,
+        )
+        taken = tuple(feed for feed in piece.feeds if feed not in captures)
+        captured = {f: captures[f] for f in piece.feeds if f in captures}
+        graph_def = self._copy(piece.operations)
+        computed = [fetch for fetch in fetches if fetch not in piece.feeds]
+        consumed = {
+            partitioner.canonical(i) for node in graph_def.node for i in node.input
+        }
+
+        def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            values = {**dict(zip(taken, tensors, strict=True)), **captured}
+            # An import maps only tensors of the very graph it goes to, which may be a
+            # branch of a conditional; `identity` brings them there.
+            values = {name: tf.identity(tensor) for name, tensor in values.items()}
+            results = tf.graph_util.import_graph_def(
+                graph_def,
+                input_map={n: t for n, t in values.items() if n in consumed},
+                return_elements=computed,
+                name="",
+            )
+            values.update(zip(computed, results, strict=True))
+            return [values[fetch] for fetch in fetches]
+
+        return Excerpt(taken, fetches, run)
+
+    @functools.cached_property
+    def fingerprint(self) -> Hashable:
+        """Equal for stages that compute the same and differ in names alone.
+
+        Captured tensors are equal if they are the same; it keeps them alive. Operations
+        are numbered in the order they were traced in, so the graphs of two equal stacks
+        of layers become the same bytes. Nothing is assumed of the layers.
+        """
+        numbers = {name: str(number) for number, name in enumerate(self.graph)}
+
+        def numbered(tensor: str) -> str:
+            control = "^" if tensor.startswith("^") else ""
+            _, colon, index = tensor.partition(":")
+            return control + numbers[partitioner.operation(tensor)] + colon + index
+
+        anonymous = self._copy(self.graph)
+        for node in anonymous.node:
+            inputs = [numbered(i) for i in node.input]
+            node.name = numbers[node.name]
+            node.input[:] = inputs
+        trace = self.trace
+        captures = tuple(
+            (numbered(name), value.ref()) for name, value in trace.captures.items()
+        )
+        ends = [
+            [name and numbered(name) for name in names]
+            for names in (
+                trace.inputs,
+                trace.weights,
+                trace.carried,
+                trace.replicas,
+                trace.outputs,
+                trace.new_carried,
+                (trace.loss, trace.loss_grad),
+                trace.effects,
+                trace.output_grads,
+                trace.input_grads,
+                [
+                    name
+                    for g in trace.weight_grads
+                    for name in (g.names if g else (None,))
+                ],
+            )
+        ]
+        digest = hashlib.sha256(anonymous.SerializeToString(deterministic=True))
+        digest.update(repr(ends).encode())
+        return digest.hexdigest(), captures
+
+    def _copy(self, operations: Collection[str]) -> tf.compat.v1.GraphDef:
+        """Copies some operations, without control dependencies on any other."""
+        copy = tf.compat.v1.GraphDef(
+            versions=self._graph_def.versions, library=self._graph_def.library
+        )
+        for node in self._graph_def.node:
+            if node.name in operations:
+                added = copy.node.add()
+                added.CopyFrom(node)
+                added.input[:] = [
+                    i
+                    for i in node.input
+                    if not i.startswith("^") or partitioner.operation(i) in operations
+                ]
+        return copy
+
+
+def _follow_parts(trace: Trace, graph_def: tf.compat.v1.GraphDef) -> None:
+    """Puts copies of a part, and its gradient, on the part's device.
+
+    That is, operations that name no device. All else of such is on the lead's, and each
+    would bring the part there and back for every microbatch.
+    """
+    held = {partitioner.operation(name): shard for name, shard in trace.shards.items()}
+    for weight, gradient in zip(trace.weights, trace.weight_grads, strict=True):
+        if weight in trace.shards and gradient is not None:
+            for name in gradient.names:
+                held[_maker(trace.graph.get_tensor_by_name(name))] = trace.shards[
+                    weight
+                ]
+    for node in graph_def.node:
+        first = partitioner.operation(node.input[0]) if node.input else ""
+        if node.op in _ONE_BY_ONE and first in held:
+            held.setdefault(node.name, held[first])
+        if node.name in held and not node.device:
+            node.device = sharding.stand_in(held[node.name])
+
+
+def _maker(tensor: tf.Tensor) -> str:
+    """Returns the operation that makes what `tf.custom_gradient` returns copies of."""
+    while tensor.op.type == "IdentityN":
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor.op.name
