@@ -359,14 +359,14 @@ class _Trainer:
         from tfgpipe.partition import TracedParts
         from tfgpipe.simulation import Costs, simulate
 
-        side, assembly = self._side, self._model.pipelined.assembly
+        side, pipeline = self._side, self._model.pipelined.pipeline
         rows = self._x.shape[0] // side.num_microbatches
         given = {Wire(0): tf.TensorSpec([rows, *self._x.shape[1:]], self._x.dtype)}
-        spans = stage_spans([len(stage.part.calls) for stage in assembly.stages])
-        traced = TracedParts(assembly.recorded.network, spans, given)
+        spans = stage_spans([len(stage.part.calls) for stage in pipeline.stages])
+        traced = TracedParts(pipeline.captured.network, spans, given)
         sizes = traced.sizes()
         received = [
-            sum(sizes[n] for n in stage.part.reads) for stage in assembly.stages
+            sum(sizes[n] for n in stage.part.reads) for stage in pipeline.stages
         ]
         recomputes = side.remat != "none"
         kept = [0] * len(received)
@@ -374,7 +374,7 @@ class _Trainer:
             kept = [sum(each) for each in traced.kept_bytes()]
         held = [a + b for a, b in zip(received, kept, strict=True)]
         during = traced.workspace_bytes(recomputes=recomputes)
-        gradients = [sum(map(num_bytes, stage.weights)) for stage in assembly.stages]
+        gradients = [sum(map(num_bytes, stage.weights)) for stage in pipeline.stages]
         simulation = simulate(
             self._model.schedule,
             Costs(kept_bytes=held, backward_bytes=during, fixed_bytes=gradients),
@@ -408,8 +408,13 @@ class _Trainer:
         from tfgpipe.capture import Wire
 
         schedule = self._model.schedule
-        engine = self._model.pipelined.assembly.engine(schedule)
-        traced = engine.trace({Wire(0): self._x}, training=True)
+        traced = self._model.pipelined.pipeline.begin(
+            {Wire(0): self._x},
+            schedule=schedule,
+            training=True,
+            outputs=(),
+            per_step={},
+        ).traced
         stages = [
             stage
             for stage, p in zip(traced, schedule.placement, strict=True)

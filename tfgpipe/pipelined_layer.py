@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfgpipe import schedules
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import (
+    IdentityMap,
     check_argument_names,
     check_choice,
     check_num_microbatches,
@@ -30,13 +31,12 @@ from tfgpipe.partition import (
     plan_by_parameters,
 )
 from tfgpipe.runtime import (
-    Assembly,
-    Change,
-    PipelineOptions,
+    Pipeline,
+    VariableUpdate,
     check_added_losses,
     check_equal_batches,
     check_rows_are_independent,
-    cut_stages,
+    make_stages,
 )
 from tfgpipe.schedules import Schedule
 from tfgpipe.stage import (
@@ -204,7 +204,7 @@ class PipelinedLayer(keras.layers.Layer):
         self.supports_jit = False
         self._state_is_known = False
         self._given: _Given | None = None
-        self._assembly: Assembly | None = None
+        self._pipeline: Pipeline | None = None
         if self._original.inputs is not None:  # A model, with all its weights.
             self._given = _Given(source_model.symbolic(self._original.inputs), {})
             self.build(None)
@@ -214,19 +214,19 @@ class PipelinedLayer(keras.layers.Layer):
             layers.predict_function = None
 
     @property
-    def assembly(self) -> Assembly:
-        """The layers cut into stages on devices, once the layer is built."""
-        if self._assembly is None:
+    def pipeline(self) -> Pipeline:
+        """The layers in stages on devices, once the layer is built."""
+        if self._pipeline is None:
             raise RuntimeError(
                 f"The stages of layer '{self.name}' are known only when it is built. "
                 "Call it on data, or `build(input_shape)`, first."
             )
-        return self._assembly
+        return self._pipeline
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The stages, once the layer is built."""
-        return self.assembly.stages
+        return self.pipeline.stages
 
     @property
     def mesh(self) -> Mesh:
@@ -241,7 +241,7 @@ class PipelinedLayer(keras.layers.Layer):
     @property
     def tensors(self) -> tuple[Any, Any]:
         """The symbolic inputs and outputs, nested, once the layer is built."""
-        return self._original.tensors(self.assembly.recorded)
+        return self._original.tensors(self.pipeline.captured)
 
     def __repr__(self) -> str:
         """Tells the name, K, M, and each stage's number of calls."""
@@ -255,7 +255,7 @@ class PipelinedLayer(keras.layers.Layer):
             of: The layer or model.
         """
         balance: Any = self.balance
-        if self._assembly is not None:
+        if self._pipeline is not None:
             balance = tuple(len(stage.part.calls) for stage in self.stages)
         if not isinstance(balance, str):
             balance = list(balance) if len(balance) <= 8 else "..."
@@ -301,15 +301,19 @@ class PipelinedLayer(keras.layers.Layer):
                 normalization.check_synchronized(called)
             if self.num_microbatches > 1:
                 normalization.warn_of_batch_norm(called, self.batch_norm)
-            stages = cut_stages(recorded.network, self._counts(recorded))
+            stages = make_stages(recorded.network, self._counts(recorded))
             self._placement.check_strategy(self.name)
             for stage, variables in owned_variables(stages):
                 self._put(stage, variables)
-        options = PipelineOptions(
-            self.remat, self.jit_compile, self.batch_norm, self.transfer_dtype
-        )
-        self._assembly = Assembly(
-            self._original, recorded, stages, self._placement, options
+        self._pipeline = Pipeline(
+            self._original,
+            recorded,
+            stages,
+            self._placement,
+            remat=self.remat,
+            jit_compile=self.jit_compile,
+            batch_norm=self.batch_norm,
+            transfer_dtype=self.transfer_dtype,
         )
 
     def plan(
@@ -327,7 +331,7 @@ class PipelinedLayer(keras.layers.Layer):
             RuntimeError: If the layer is not built.
         """
         return self._plan(
-            self.assembly.recorded,
+            self.pipeline.captured,
             [len(stage.part.calls) for stage in self.stages],
             sample=sample,
             batch_size=batch_size,
@@ -363,20 +367,20 @@ class PipelinedLayer(keras.layers.Layer):
                 f"balance={list(balance)} for {self.num_stages} stages. To change "
                 "their number, save the weights and load them into a new pipeline."
             )
-        before = {
-            id(v): stage.index
+        before = IdentityMap(
+            (variable, stage.index)
             for stage, variables in owned_variables(self.stages)
-            for v in variables
-        }
+            for variable in variables
+        )
         self._placement.check_strategy(self.name)
-        anew = self.assembly.recut(counts)
+        anew = self.pipeline.repartition(counts)
         for stage, variables in owned_variables(anew.stages):
-            moved = [v for v in variables if before[id(v)] != stage.index]
+            moved = [v for v in variables if before[v] != stage.index]
             self._put(stage, moved)
             if optimizer is not None and optimizer.built:
                 self._put_slots(stage, moved, optimizer)
         self.balance = counts
-        self._assembly = anew
+        self._pipeline = anew
 
     def place_slots(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Brings what an optimizer keeps for weights to the devices of these."""
@@ -399,45 +403,54 @@ class PipelinedLayer(keras.layers.Layer):
                 the mask that the input has counts.
             **kwargs: Side inputs, `[B, ...]` each.
         """
-        built = self.assembly
+        pipeline = self.pipeline
         self._placement.check_strategy(self.name)
-        optimizer = keras_internals.calling_optimizer()
-        if optimizer is not None:
-            place_optimizer(optimizer)
+        self._place_calling_optimizer()
         if mask is not None:
             pairs = zip(*map(keras.tree.flatten, (inputs, mask)), strict=True)
             masked = [_masked(x, m) for x, m in pairs]
             inputs = keras.tree.pack_sequence_as(inputs, masked)
         if keras_internals.asks_for_shapes_alone():
-            known = built.known_spec(inputs, kwargs)
+            known = pipeline.static_output_spec(inputs, kwargs)
             if known is not None:
                 return keras.tree.map_structure(_stand_in, known)
-        wires = built.wires(inputs, kwargs)
-        engine = built.engine(self._gpipe())
+        given = pipeline.flatten_inputs(inputs, kwargs)
         # Weights and their gradients stay in the dtype they are stored in; each layer
         # casts for itself.
         with keras_internals.without_autocast():
-            result = engine.run(wires, training=training)
-            for change in result.changes:
-                replica_context.assign(change.variable, change.value)
+            result = pipeline.run(given, schedule=self._gpipe(), training=training)
+            for update in result.updates:
+                replica_context.assign(update.variable, update.value)
         if training:
-            self.check_state(result.changes, adds_loss=result.loss is not None)
+            self.check_state(result.updates, adds_loss=result.loss is not None)
         if result.loss is not None:
             self.add_loss(result.loss)
-        return built.structured(result.outputs)
+        return pipeline.nest_outputs(result.outputs)
 
-    def check_state(self, changes: Sequence[Change], *, adds_loss: bool) -> None:
+    def _place_calling_optimizer(self) -> None:
+        """Has the optimizer of the model around this layer work where weights are.
+
+        Keras tells a layer nothing of that model but while it calls the layer. Done
+        once for each optimizer: see `place_optimizer`.
+        """
+        optimizer = keras_internals.calling_optimizer()
+        if optimizer is not None:
+            place_optimizer(optimizer)
+
+    def check_state(
+        self, updates: Sequence[VariableUpdate], *, adds_loss: bool
+    ) -> None:
         """Warns, the first time, of what microbatches change in training.
 
         These are variables, and the losses that layers add.
         """
         if self.num_microbatches > 1 and not self._state_is_known:
             self._state_is_known = True
-            moved = [change.variable for change in changes if not change.once]
+            moved = [update.variable for update in updates if not update.once]
             layer_checks.warn_of_state_per_microbatch(self._original.calls, moved)
             if adds_loss:
                 check_added_losses(
-                    self.assembly.recorded, num_microbatches=self.num_microbatches
+                    self.pipeline.captured, num_microbatches=self.num_microbatches
                 )
 
     def compute_output_spec(
@@ -449,8 +462,8 @@ class PipelinedLayer(keras.layers.Layer):
     ) -> Any:
         """Infers the outputs' shapes and dtypes."""
         known = None
-        if self._assembly is not None and mask is None:
-            known = self._assembly.known_spec(inputs, kwargs)
+        if self._pipeline is not None and mask is None:
+            known = self._pipeline.static_output_spec(inputs, kwargs)
         if known is None:
             known = self._original.output_spec(inputs, kwargs)
         return known
@@ -530,7 +543,7 @@ class PipelinedLayer(keras.layers.Layer):
         """Brings variables to a stage, those that are parts to their shards."""
         numbers = stage.shards
         for variable in variables:
-            shard = numbers.get(id(variable), 0)
+            shard = numbers.get(variable, 0)
             self._placement.put(stage.index, [variable], shard)
 
     def _put_slots(
@@ -542,7 +555,7 @@ class PipelinedLayer(keras.layers.Layer):
         """Brings what an optimizer keeps for variables to where these are."""
         numbers = stage.shards
         for variable in variables:
-            shard = numbers.get(id(variable), 0)
+            shard = numbers.get(variable, 0)
             self._placement.put_slots(stage.index, shard, variable, optimizer)
 
     def _specs(self, shapes: Any) -> Any:

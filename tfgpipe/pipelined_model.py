@@ -11,14 +11,12 @@ import tensorflow as tf
 
 from tfgpipe import schedules
 from tfgpipe._compat import functions, keras_internals
-from tfgpipe._util import check_argument_names, with_names_checked
+from tfgpipe._util import IdentityMap, check_argument_names, with_names_checked
 from tfgpipe.capture import source_model, tracer
 from tfgpipe.devices import Mesh, sharding
 from tfgpipe.distribution import (
     place_optimizer,
-    processes,
     replica_context,
-    seen_by_all,
     warn_of_sharded_updates,
 )
 from tfgpipe.partition import Plan, Quantity, check_feasible, resolve
@@ -337,31 +335,34 @@ class PipelinedModel(keras_internals.Replicated):
         clock = None if self.recorder is None else Clock()
         with keras_internals.without_autocast():
             result = self._loss_pipeline(y, sample_weight).train(
-                self.pipelined.assembly.wires(x, {}),
+                self.pipelined.pipeline.flatten_inputs(x, {}),
                 y,
                 sample_weight,
                 schedule=self.schedule,
                 loss_grad=scale,
-                clock=clock,
+                timer=clock,
             )
         if self.recorder is not None and clock is not None:
             self.recorder.record(clock, replica_context.current_replica())
-        metrics = {id(v) for v in keras_internals.compiled(self).variables}
-        changes = [x for x in result.changes if id(x.variable) not in metrics]
-        self.pipelined.check_state(changes, adds_loss=result.loss is not None)
+        metrics = IdentityMap(
+            (v, None) for v in keras_internals.compiled(self).variables
+        )
+        updates = [x for x in result.updates if x.variable not in metrics]
+        self.pipelined.check_state(updates, adds_loss=result.loss is not None)
         penalties = self._penalties()
-        gradients = dict(result.gradients)
+        gradients = IdentityMap(result.gradients.items())
         for penalty in penalties:
-            key = id(penalty.variable)
             with tf.device(penalty.gradient.device):
                 gradient = penalty.gradient * tf.cast(scale, penalty.gradient.dtype)
-                before = gradients.get(key)
-                gradients[key] = gradient if before is None else before + gradient
+                before = gradients.get(penalty.variable)
+                gradients[penalty.variable] = (
+                    gradient if before is None else before + gradient
+                )
         self._track(x, result.main_loss, [result.loss, *(p.loss for p in penalties)])
         weights = self.trainable_weights
         if weights:
             self.optimizer.apply_gradients(
-                [(gradients.get(id(variable)), variable) for variable in weights]
+                [(gradients.get(variable), variable) for variable in weights]
             )
         return self._results()
 
@@ -371,7 +372,7 @@ class PipelinedModel(keras_internals.Replicated):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with keras_internals.without_autocast():
             loss, added = self._loss_pipeline(y, sample_weight).evaluate(
-                self.pipelined.assembly.wires(x, {}),
+                self.pipelined.pipeline.flatten_inputs(x, {}),
                 y,
                 sample_weight,
                 schedule=self.schedule,
@@ -440,10 +441,7 @@ class PipelinedModel(keras_internals.Replicated):
         return self.pipelined.tensors
 
     def _results(self) -> dict[str, Any]:
-        metrics = seen_by_all(self.get_metrics_result)
-        if processes.are_replicas(tf.distribute.get_strategy()):
-            return processes.averaged_later(metrics)
-        return metrics
+        return replica_context.metrics_result(self.get_metrics_result)
 
     def _loss_pipeline(self, targets: Any, weights: Any) -> LossPipeline:
         """Returns the pipeline that ends in the loss, for such targets and weights."""
@@ -456,12 +454,12 @@ class PipelinedModel(keras_internals.Replicated):
                     "`compile`, or use `tfgpipe.PipelinedLayer` in a model of your own."
                 )
         there = keras.tree.map_structure(lambda x: x is not None, (targets, weights))
-        key = (repr(there), id(self.pipelined.assembly))
+        key = (repr(there), id(self.pipelined.pipeline))
         if key not in self._loss_pipelines:
             current = self._loss_pipelines.items()
             self._loss_pipelines = {k: v for k, v in current if k[1] == key[1]}
             self._loss_pipelines[key] = LossPipeline(
-                self.pipelined.assembly,
+                self.pipelined.pipeline,
                 keras_internals.compiled(self),
                 targets,
                 weights,
@@ -471,13 +469,13 @@ class PipelinedModel(keras_internals.Replicated):
     def _penalties(self) -> list[_Penalty]:
         """Returns the losses of weights' regularizers, each on its weight's device."""
         penalties = []
-        places = self.pipelined.assembly.placement.shards
+        places = self.pipelined.pipeline.placement.shards
         for stage, variables in owned_variables(self.stages):
             numbers = stage.shards
             for variable in variables:
                 if variable.regularizer is None or not variable.trainable:
                     continue
-                with tf.device(places[stage.index][numbers.get(id(variable), 0)]):
+                with tf.device(places[stage.index][numbers.get(variable, 0)]):
                     value = tf.convert_to_tensor(variable.value)
                     with tf.GradientTape() as tape:
                         tape.watch(value)

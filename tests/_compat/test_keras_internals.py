@@ -366,7 +366,7 @@ def test_an_optimizer_is_applied_by_what_it_was_given():
         applied.append(type(optimizer).__name__)
         type(optimizer).apply(optimizer, grads, trainable_variables)
 
-    keras_internals.update_by(optimizer, optimizer_lib._WhereTheWeightsAre(), apply)
+    keras_internals.update_by(optimizer, optimizer_lib._ColocatedStrategy(), apply)
     scale = float(optimizer.dynamic_scale.numpy())
     optimizer.apply_gradients([(tf.constant([scale]), weight)])
     assert applied == ["LossScaleOptimizer"], MOVED  # Which sums, once.

@@ -73,13 +73,14 @@ def test_the_gradient_of_a_dense_layer_takes_two_more_products():
 def test_a_traced_stage():
     layer = built(layers.Dense(5, use_bias=False), [4, 3])
     traced = trace_joint(
-        lambda inputs: [layer(inputs[0])],
+        lambda inputs: {0: layer(inputs[0])},
         input_specs=[tf.TensorSpec([4, 3])],
         weights=layer.trainable_variables,
         state=[],
     )
     assert flops.count(traced.graph) == 3 * (2 * 4 * 3 * 5)
-    assert flops.count(traced.graph, [partitioner.operation(traced.outputs[0])]) == 120
+    (output,) = traced.forward.outputs
+    assert flops.count(traced.graph, [partitioner.operation(output)]) == 120
 
 
 @pytest.mark.parametrize("transpose_a", [False, True])

@@ -140,7 +140,7 @@ def test_a_pipeline_takes_them_and_gives_the_same_gradients(remat):
         return types(function).count("Pad") + types(function).count("PadV2")
 
     # The weights that the forward multiplies by, once a step, and each one's gradient.
-    assert [pads(once.function) for once in programs._once.values()] == [1]
+    assert [pads(once.function) for once in programs._hoisted.values()] == [1]
     assert pads(programs.forward.function) == 0
     assert pads(programs.backward.function) == 1
     assert "Transpose" in types(programs.backward.function)

@@ -25,7 +25,7 @@ from tests.helpers.stacks import AddsLoss, ResidualBlock
 from tests.stage.test_normalization import Reference
 from tfgpipe import quantization, schedules
 from tfgpipe.stage.boundary import TRANSFER_DTYPES
-from tfgpipe.stage.stage import REMAT_MODES
+from tfgpipe.stage.options import REMAT_MODES
 
 layers = keras.layers
 Dense = Callable[..., keras.layers.Layer]

@@ -67,7 +67,7 @@ def assert_programs_by_xla_give_the_same(schedule: Any, remat: Any) -> None:
         model._loss_pipelines.clear()
         with keras_internals.without_autocast():
             result = model._loss_pipeline(y, None).train(
-                model.pipelined.assembly.wires(x, {}),
+                model.pipelined.pipeline.flatten_inputs(x, {}),
                 y,
                 None,
                 schedule=order,
@@ -75,16 +75,16 @@ def assert_programs_by_xla_give_the_same(schedule: Any, remat: Any) -> None:
             )
         return [
             result.main_loss,
-            *(result.gradients[id(v)] for v in model.trainable_weights),
-            *(change.value for change in result.changes),
+            *(result.gradients[v] for v in model.trainable_weights),
+            *(update.value for update in result.updates),
         ]
 
     before = model.get_weights()
     expected = tf.function(gradients)(tf.constant(x), tf.constant(y))
     model.set_weights(before)  # Statistics have moved.
-    assembly = model.pipelined.assembly
-    on_cores = _OnCores(assembly.placement.mesh, None)
-    model.pipelined._assembly = dataclasses.replace(assembly, placement=on_cores)
+    pipeline = model.pipelined.pipeline
+    on_cores = _OnCores(pipeline.placement.mesh, None)
+    model.pipelined._pipeline = dataclasses.replace(pipeline, placement=on_cores)
     compiled = tf.function(gradients, jit_compile=True)
     received = compiled(tf.constant(x), tf.constant(y))
     for plain, by_xla in zip(expected, received, strict=True):

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare, pairs
-from tfgpipe.stage.stage import REMAT_MODES
+from tfgpipe.stage.options import REMAT_MODES
 
 layers = keras.layers
 ops = keras.ops

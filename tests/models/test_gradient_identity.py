@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.helpers import compare
 from tests.helpers.stacks import STACKS
-from tfgpipe.stage.stage import REMAT_MODES
+from tfgpipe.stage.options import REMAT_MODES
 
 
 @pytest.mark.parametrize(

@@ -138,15 +138,20 @@ def test_stages_hand_over_in_half_precision_and_add_up_in_single(policy):
     )
     x = tf.constant(floats(6, 5))
     layer(x)
-    engine = layer.assembly.engine(schedules.gpipe(2, 3))
-    traced = engine.trace(layer.assembly.wires(x, {}), training=True)
+    traced = layer.pipeline.begin(
+        layer.pipeline.flatten_inputs(x, {}),
+        schedule=schedules.gpipe(2, 3),
+        training=True,
+        outputs=(),
+        per_step={},
+    ).traced
     for stage in traced:
         sums = stage.recomputing.sums.specs
         assert len(sums) == 4
         assert {spec.dtype for spec in sums} == {tf.float32}
         assert [s.dtype.name for s in stage.output_specs.values()] == [COMPUTE[policy]]
     second = traced[1].trace
-    for name in (*second.inputs, *second.input_grads):
+    for name in (*second.given.inputs, *second.backward.input_grads):
         assert second.spec(name).dtype.name == COMPUTE[policy]
 
 

@@ -17,7 +17,7 @@ import tfgpipe
 from tests.helpers import compare, zoo
 from tests.helpers.zoo import ZOO, floats, ids, padded_ids
 from tfgpipe.capture import dtype_policies
-from tfgpipe.stage.stage import REMAT_MODES
+from tfgpipe.stage.options import REMAT_MODES
 
 layers = keras.layers
 

@@ -17,7 +17,7 @@ from tests.helpers import compare
 from tests.helpers.stacks import dense, normalised, regularised
 from tfgpipe._compat import keras_internals
 from tfgpipe.capture import dtype_policies
-from tfgpipe.stage.stage import REMAT_MODES
+from tfgpipe.stage.options import REMAT_MODES
 
 X = np.random.default_rng(0).standard_normal((12, 5), dtype=np.float32)
 Y = np.random.default_rng(1).standard_normal((12, 3), dtype=np.float32)

@@ -30,7 +30,7 @@ from tests.helpers import compare, zoo
 from tests.helpers.stacks import STACKS, ResidualBlock, dense, dropped, normalised
 from tests.helpers.zoo import ZOO, floats, ids
 from tfgpipe.stage import normalization
-from tfgpipe.stage.stage import REMAT_MODES
+from tfgpipe.stage.options import REMAT_MODES
 
 layers = keras.layers
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ from tests.helpers import compare
 from tests.helpers.stacks import STACKS
 from tests.helpers.zoo import ids
 from tests.models import test_rivals as short
-from tfgpipe.stage.stage import REMAT_MODES
+from tfgpipe.stage.options import REMAT_MODES
 
 # Numbers of stages and microbatches, as Lingvo takes them.
 FEW = list(itertools.product((1, 2), (1, 2)))

@@ -6,7 +6,7 @@ import pytest
 
 from tests.devices import test_sharding as short
 from tfgpipe import schedules
-from tfgpipe.stage.stage import REMAT_MODES
+from tfgpipe.stage.options import REMAT_MODES
 
 
 @pytest.mark.parametrize(

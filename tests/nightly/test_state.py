@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.runtime import test_state as short
-from tfgpipe.stage.stage import REMAT_MODES
+from tfgpipe.stage.options import REMAT_MODES
 
 
 @pytest.mark.parametrize(

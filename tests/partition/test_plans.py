@@ -20,7 +20,8 @@ from tfgpipe.capture.interpreter import Wire
 from tfgpipe.partition import costs
 from tfgpipe.partition.profiles import QUANTITIES
 from tfgpipe.simulation import simulator
-from tfgpipe.stage.stage import Mode, Stage, StageCache
+from tfgpipe.stage.options import StageOptions
+from tfgpipe.stage.stage import Stage, StageCache
 
 layers = keras.layers
 X = np.random.default_rng(0).standard_normal((12, 5), dtype=np.float32)
@@ -247,12 +248,7 @@ def test_what_is_recomputed_is_what_a_traced_backward_computes_again(remat):
     stack = [layers.Dense(5, activation="tanh") for _ in range(4)]
     recorded = tracer.from_layers(stack, keras.Input((5,)), {})
     part = recorded.network.part(slice(0, 4))
-    mode = Mode(
-        training=True,
-        per_layer=remat == "layer",
-        may_be_empty=False,
-        jit_compile=False,
-    )
+    mode = StageOptions(remat=remat)
     traced = Stage(0, part, StageCache()).traced(
         {Wire(0): tf.TensorSpec((3, 5), tf.float32)}, mode
     )

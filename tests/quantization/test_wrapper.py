@@ -193,7 +193,7 @@ def test_weights_are_quantized_once_a_step(num_microbatches, remat):
         assert (10, 6) not in shapes
     once = [
         (op.type, tuple(op.inputs[0].shape))
-        for made in programs._once.values()
+        for made in programs._hoisted.values()
         for op in made.function.graph.get_operations()
         if op.inputs
     ]

@@ -54,10 +54,11 @@ def in_microbatches(of, targets, outputs, weights, sizes):
     kinds = loss_probes.kinds_of(of, specs(targets), specs(outputs))
     head = losses.Head(of, kinds)
     given = (targets, outputs, weights)
-    head(*next(cut(given, sizes)), tf.zeros([sizes[0], len(kinds)], tf.float64))
-    found = losses.extents(of, kinds, *given, masks_values=head.masks_values)
+    zeros = tf.zeros([len(kinds)], tf.float64)
+    masked = head(*next(cut(given, sizes)), zeros)[2]
+    found = losses.denominators(of, kinds, *given, masks_values=masked[:, 1])
     parts = [
-        head(*piece, tf.tile(found[None], [size, 1]))
+        head(*piece, found)
         for piece, size in zip(cut(given, sizes), sizes, strict=True)
         if size
     ]
@@ -181,7 +182,7 @@ def test_the_gradient_goes_through_the_total_alone():
     head = losses.Head(of, loss_probes.kinds_of(of, specs(targets), specs(outputs)))
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(outputs)
-        total, parts = head(targets, outputs, None, tf.ones([ROWS, 2], tf.float64))
+        total, parts, _ = head(targets, outputs, None, tf.ones([2], tf.float64))
     assert total.shape == (1,)
     assert parts.shape == (1, 2)
     assert np.any(tape.gradient(total, outputs)["a"])

@@ -11,7 +11,8 @@ import tensorflow as tf
 from tests.helpers.forks import interpret
 from tfgpipe.capture import tracer
 from tfgpipe.capture.interpreter import Wire
-from tfgpipe.stage.stage import Mode, Stage, StageCache
+from tfgpipe.stage.options import StageOptions
+from tfgpipe.stage.stage import Stage, StageCache
 
 # Runs a training step for each choice of recomputation in a process of its own, and
 # prints by how much its resident memory had grown at its highest after each.
@@ -73,9 +74,7 @@ def make_stage() -> Stage:
 
 
 def traced(*, per_layer: bool = False):
-    mode = Mode(
-        training=True, per_layer=per_layer, may_be_empty=False, jit_compile=False
-    )
+    mode = StageOptions(remat="layer" if per_layer else "stage")
     return make_stage().traced({Wire(0): tf.TensorSpec([2, 4])}, mode)
 
 
@@ -83,16 +82,16 @@ def traced(*, per_layer: bool = False):
 def test_a_recomputing_forward_hands_on_its_output_and_nothing_else(per_layer):
     stage = traced(per_layer=per_layer)
     forward, backward = stage.recomputing.forward, stage.recomputing.backward
-    assert forward.fetches == stage.trace.outputs
+    assert forward.fetches == stage.trace.forward.outputs
     # The backward starts from the stage's input, not from anything the forward made.
-    assert set(stage.trace.inputs) < set(backward.feeds)
+    assert set(stage.trace.given.inputs) < set(backward.feeds)
     assert not set(forward.fetches) & set(backward.feeds)
 
 
 def test_a_saving_forward_keeps_what_spares_the_backward_every_matrix_product():
     stage = traced()
     forward, backward = stage.saving.forward, stage.saving.backward
-    assert len(forward.fetches) > len(stage.trace.outputs)
+    assert len(forward.fetches) > len(stage.trace.forward.outputs)
 
     def products(program) -> int:
         operations = program.function.graph.get_operations()

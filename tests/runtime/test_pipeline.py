@@ -10,7 +10,7 @@ import tensorflow as tf
 import tfgpipe
 from tests.helpers.logs import LOG, Logs
 from tfgpipe import schedules
-from tfgpipe.stage.stage import REMAT_MODES
+from tfgpipe.stage.options import REMAT_MODES
 
 
 @pytest.mark.parametrize(

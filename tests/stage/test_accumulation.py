@@ -9,8 +9,9 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare, pairs, steps
-from tests.stage.test_program import traced
+from tests.stage.test_functions import traced
 from tfgpipe.stage.accumulation import Sums
+from tfgpipe.stage.options import StageOptions
 
 layers = keras.layers
 WIDTH = 32
@@ -26,7 +27,10 @@ def wide(units=16):
 
 
 def sums(trace, num_microbatches, *, puts_off=True):
-    return Sums(trace, num_microbatches=num_microbatches, puts_off=puts_off)
+    platform = "cpu" if puts_off else "gpu"
+    return Sums(
+        trace, StageOptions(platform=platform, num_microbatches=num_microbatches)
+    )
 
 
 def built(stage, name):
@@ -35,7 +39,7 @@ def built(stage, name):
     (found,) = (
         programs
         for stage in traced
-        for programs in stage._programs.values()
+        for programs in stage._functions.values()
         if vars(programs).get(name) is not None
     )
     return found
@@ -45,7 +49,7 @@ def microbatch(trace, seed):
     """Returns made-up values of all that gradients are made of, and the gradients."""
     rng = np.random.default_rng(seed)
     values, gradients = {}, []
-    for gradient in trace.weight_grads:
+    for gradient in trace.backward.weight_grads:
         given = [rng.normal(size=trace.spec(n).shape) for n in gradient.factors]
         if given:
             values.update(zip(gradient.factors, given, strict=True))
@@ -104,7 +108,7 @@ def test_products_are_put_off_if_their_rows_take_no_more_than_the_weights(
 def test_a_weight_used_twice_is_summed_in_place():
     twice = layers.Dense(4, use_bias=False)
     _, stage = traced([twice, twice])
-    (gradient,) = stage.trace.weight_grads
+    (gradient,) = stage.trace.backward.weight_grads
     assert not gradient.factors
     assert sums(stage.trace, 2).is_final
 
@@ -165,7 +169,7 @@ def test_a_step_has_one_product_for_the_gradients_of_all_microbatches(schedule, 
     for stage in pipelined.stages[:-1]:  # The last one ends in the loss.
         products = [
             op
-            for op in built(stage, "end").end.function.graph.get_operations()
+            for op in built(stage, "finalize").finalize.function.graph.get_operations()
             if op.type == "MatMul" and op.outputs[0].shape == (64, 64)
         ]
         assert len(products) == 2
@@ -184,7 +188,7 @@ def test_weights_are_cast_once_a_step(schedule, mixed_precision):
     programs = built(model.stages[0], "forward")
     casts = [
         tuple(op.inputs[0].shape)
-        for once in programs._once.values()
+        for once in programs._hoisted.values()
         for op in once.function.graph.get_operations()
         if op.type == "Cast"
     ]
@@ -233,10 +237,10 @@ def test_prediction_makes_nothing_that_only_gradients_read():
     x = tf.ones([128, 1024])
     layer(x, training=False)
     programs = built(layer.stages[0], "forward")
-    assert programs.lasting
-    assert not programs._once
+    assert programs.hoistable
+    assert not programs._hoisted
     with tf.GradientTape() as tape:
         tape.watch(x)
         loss = tf.reduce_sum(layer(x, training=False))
     assert tape.gradient(loss, x).shape == x.shape
-    assert list(programs._once) == [programs.lasting]
+    assert list(programs._hoisted) == [programs.hoistable]

@@ -91,8 +91,8 @@ def part(*stack):
 
 
 def are_twins(a, b):
-    described = dedup.description(part(*a))
-    return described is not None and described == dedup.description(part(*b))
+    described = dedup.structure(part(*a))
+    return described is not None and described == dedup.structure(part(*b))
 
 
 def tied():
@@ -179,7 +179,7 @@ OTHER = {
 
 @pytest.mark.parametrize(("a", "b"), OTHER.values(), ids=OTHER)
 def test_other_layers_are_not(a, b):
-    assert dedup.description(part(*a)) is not None
+    assert dedup.structure(part(*a)) is not None
     assert not are_twins(a, b)
 
 
@@ -208,7 +208,7 @@ UNKNOWN = {
 @pytest.mark.parametrize("make", UNKNOWN.values(), ids=UNKNOWN)
 @pytest.mark.filterwarnings("error")
 def test_what_a_configuration_may_not_tell_is_unknown(make):
-    assert dedup.description(part(make())) is None
+    assert dedup.structure(part(make())) is None
 
 
 class Slotted(layers.Layer):

@@ -20,7 +20,7 @@ layers = keras.layers
 def fingerprint(layer: keras.layers.Layer, rows: int = 2) -> Hashable:
     keras.Sequential([keras.Input((4,)), layer])
     traced = trace_joint(
-        lambda inputs: [layer(inputs[0])],
+        lambda inputs: {0: layer(inputs[0])},
         input_specs=[tf.TensorSpec([rows, 4])],
         weights=layer.trainable_variables,
         state=layer.non_trainable_variables,

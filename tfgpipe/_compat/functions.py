@@ -25,13 +25,79 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.ops import gradients_util
 
 _outside = threading.local()
+_T = TypeVar("_T")
+
+
+def make(
+    function: Callable[..., list[tf.Tensor]],
+    specs: Sequence[tf.TensorSpec],
+    *,
+    name: str,
+) -> Any:
+    """Returns a function traced for known shapes, which stays a call where called.
+
+    TensorFlow inlines what is not marked `_noinline`; marked, the graph of a step grows
+    with the number of actions and not with the number of layers.
+
+    Args:
+        function: What to trace.
+        specs: Shapes and types of its arguments.
+        name: What to call it.
+    """
+
+    def named(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        return function(*tensors)
+
+    named.__name__ = name
+    with tf.init_scope():
+        return tf.function(
+            named, autograph=False, experimental_attributes={"_noinline": True}
+        ).get_concrete_function(*specs)
+
+
+def trace_graph(build: Callable[[], _T]) -> _T:
+    """Returns what a function returns that is run once in a graph of its own.
+
+    The graph is one of `tf.function`, which orders stateful operations and captures
+    tensors from outside. The function may return it, and whatever else it finds out.
+    """
+    found: list[_T] = []
+    tf.function(lambda: found.append(build()), autograph=False).get_concrete_function()
+    (result,) = found
+    return result
+
+
+def captures(graph: tf.Graph) -> dict[str, tf.Tensor]:
+    """Returns by name what a function's graph has captured, as it is outside."""
+    return {inner.name: outer for outer, inner in graph.captures}
+
+
+def forget_trace(node: tf.compat.v1.NodeDef) -> None:
+    """Removes from an operation what holds in the graph alone that it was traced in.
+
+    That is the request to sit next to another operation, which a copy of a part of the
+    graph may not hold, and the key of its gradient function, which is of no use
+    without a tape and unique to each trace.
+    """
+    node.attr.pop("_class", None)
+    node.attr.pop("_gradient_op_type", None)
+
+
+def output_shapes(node: tf.compat.v1.NodeDef) -> tf.compat.v1.AttrValue:
+    """Returns the shapes of an operation's results, if the graph was asked for them."""
+    return node.attr["_output_shapes"]
+
+
+def input_shapes(function: Any) -> tf.compat.v1.AttrValue:
+    """Returns the shapes of the arguments of a function in a graph's library."""
+    return function.attr["_input_shapes"]
 
 
 class Callee:
@@ -84,13 +150,7 @@ class Callee:
             def shell(*args: tf.Tensor) -> list[tf.Tensor]:
                 return _call(self._function, args, "program", _once(config), executor)
 
-            shell.__name__ = self._name
-            with tf.init_scope():
-                self._shells[config, executor] = tf.function(
-                    shell,
-                    autograph=False,
-                    experimental_attributes={"_noinline": True},
-                ).get_concrete_function(*specs)
+            self._shells[config, executor] = make(shell, specs, name=self._name)
         called = self._shells[config, executor]
         return _call(called, tensors, self._name, _as_traced(config), "")
 

@@ -251,7 +251,11 @@ def update_by(
     Keras takes the distribution strategy that an optimizer was made under, and sums
     gradients over replicas amid `apply`, after it has clipped them. `apply` is to sum
     them before; it is called with the optimizer and the arguments of its own `apply`.
+    Done once: an optimizer that is applied so already stays as it is.
     """
+    patched = vars(optimizer).get("apply")
+    if isinstance(patched, functools.partial) and patched.func is apply:
+        return
     optimizer.apply = functools.partial(apply, optimizer)
     # A LossScaleOptimizer hands the update to the optimizer inside it.
     for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tfgpipe._util.counts import imbalance as imbalance
     from tfgpipe._util.counts import stage_spans as stage_spans
     from tfgpipe._util.crash import report_crash as report_crash
+    from tfgpipe._util.identity_map import IdentityMap as IdentityMap
+    from tfgpipe._util.identity_map import unique as unique
     from tfgpipe._util.progress import show_progress as show_progress
     from tfgpipe._util.sizes import num_bytes as num_bytes
     from tfgpipe._util.text import layer_names as layer_names

@@ -10,7 +10,8 @@ def text_table(
 ) -> str:
     """Lays cells out in columns, those named in `left` to the left.
 
-    >>> print(text_table(("stage", "bytes"), [("0", "8"), ("1", "16")], left=("stage",)))
+    >>> rows = [("0", "8"), ("1", "16")]
+    >>> print(text_table(("stage", "bytes"), rows, left=("stage",)))
     stage  bytes
     0          8
     1         16

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tfgpipe.capture import dtype_policies as dtype_policies
     from tfgpipe.capture import source_model as source_model
     from tfgpipe.capture import tracer as tracer
-    from tfgpipe.capture.interpreter import Replay as Replay
+    from tfgpipe.capture.interpreter import Interpreter as Interpreter
     from tfgpipe.capture.interpreter import Wire as Wire
     from tfgpipe.capture.interpreter import layer_variables as layer_variables
     from tfgpipe.capture.ir import Call as Call

@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
+from tfgpipe._util import unique
 from tfgpipe.capture.ir import Call, Part, Value
 from tfgpipe.capture.scope import Accumulator, Scope, check_assignments, differentiable
 
@@ -26,22 +27,16 @@ class Wire(NamedTuple):
     is_mask: bool = False
 
 
-class Replay:
-    """The calls of a part as a function of the tensors on its wires.
+class Interpreter:
+    """Runs the calls of a part, as a function of the tensors on its wires.
 
     Args:
         part: The calls.
         reads: The wires that are given. A value that the part reads and that is not
             among them is None, as an optional input of a model can be.
         training: Whether layers run as in training; None leaves it to each.
-        per_layer: Whether a gradient recomputes each call from its inputs alone.
-        borrowed: Variables that the calls use though those of other layers.
-
-    Attributes:
-        reads: The wires that are given.
-        makes: The wires it makes, known once it has run.
-        unmasked: Values that were given with a mask and lost it, as attention layers
-            take it off their inputs.
+        remat: Whether a gradient recomputes each call from its inputs alone.
+        captured: Variables that the calls use though those of other layers.
     """
 
     def __init__(
@@ -50,29 +45,35 @@ class Replay:
         reads: Sequence[Wire],
         *,
         training: bool | None,
-        per_layer: bool,
-        borrowed: Sequence[keras.Variable] = (),
+        remat: bool,
+        captured: Sequence[keras.Variable] = (),
     ) -> None:
         self._part = part
-        self.reads = tuple(reads)
+        self._reads = tuple(reads)
         self._training = training
-        self._run = _run
-        if per_layer:
-            self._run = functools.partial(_rematerialised, borrowed=borrowed)
-        self.makes: tuple[Wire, ...] = ()
-        self.unmasked: tuple[int, ...] = ()
+        self._call = _call
+        if remat:
+            self._call = functools.partial(_call_with_remat, captured=captured)
 
-    def body(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Runs the calls, from the tensors of `reads` to those of `makes`."""
-        given = dict(zip(self.reads, tensors, strict=True))
+    def run(self, tensors: Sequence[tf.Tensor]) -> dict[Wire, tf.Tensor | None]:
+        """Runs the calls.
+
+        Args:
+            tensors: Those of the wires that are given.
+
+        Returns:
+            What later parts read, by wire; None for a mask that was given and that the
+            part has taken off its tensor, as attention layers do.
+        """
+        given = dict(zip(self._reads, tensors, strict=True))
         values = {number: given.get(Wire(number)) for number in self._part.reads}
         masked = [wire.number for wire in given if wire.is_mask]
         for number in masked:
             keras_internals.set_mask(values[number], given[Wire(number, True)])
         for call in self._part.calls:
-            outputs = self._run(call, values, self._training)
+            outputs = self._call(call, values, self._training)
             values.update(zip(call.makes, outputs, strict=True))
-        made: dict[Wire, tf.Tensor] = {}
+        made: dict[Wire, tf.Tensor | None] = {}
         for number in self._part.makes:
             if values[number] is None:
                 continue
@@ -80,15 +81,14 @@ class Replay:
             mask = keras_internals.get_mask(values[number])
             if mask is not None:
                 made[Wire(number, True)] = mask
-        self.makes = tuple(made)
-        self.unmasked = tuple(
-            n for n in masked if keras_internals.get_mask(values[n]) is None
-        )
-        return list(made.values())
+        for number in masked:
+            if keras_internals.get_mask(values[number]) is None:
+                made[Wire(number, True)] = None
+        return made
 
 
 def layer_variables(
-    layers: Iterable[Any], borrowed: Sequence[keras.Variable] = ()
+    layers: Iterable[Any], captured: Sequence[keras.Variable] = ()
 ) -> tuple[list[keras.Variable], list[keras.Variable]]:
     """Returns the trainable and the other variables of layers, each once.
 
@@ -96,17 +96,17 @@ def layer_variables(
 
     Args:
         layers: The layers.
-        borrowed: Variables that they use though those of other layers.
+        captured: Variables that they use though those of other layers.
     """
     owners = [layer for layer in layers if isinstance(layer, keras.layers.Layer)]
-    trainable = {id(v): v for layer in owners for v in layer.trainable_variables}
-    other = {id(v): v for layer in owners for v in layer.non_trainable_variables}
-    for variable in borrowed:
-        (trainable if variable.trainable else other)[id(variable)] = variable
-    return list(trainable.values()), list(other.values())
+    trainable = [v for layer in owners for v in layer.trainable_variables]
+    other = [v for layer in owners for v in layer.non_trainable_variables]
+    for variable in captured:
+        (trainable if variable.trainable else other).append(variable)
+    return unique(trainable), unique(other)
 
 
-def _run(
+def _call(
     call: Call, values: dict[int, tf.Tensor | None], training: bool | None
 ) -> list[tf.Tensor]:
     """Calls a layer on the tensors that its arguments stand for."""
@@ -119,12 +119,12 @@ def _run(
     return keras.tree.flatten(call.layer(*args, **kwargs))
 
 
-def _rematerialised(
+def _call_with_remat(
     call: Call,
     values: dict[int, tf.Tensor | None],
     training: bool | None,
     *,
-    borrowed: Sequence[keras.Variable],
+    captured: Sequence[keras.Variable],
 ) -> list[tf.Tensor]:
     """Calls a layer so that its gradient recomputes it from its inputs alone.
 
@@ -134,17 +134,17 @@ def _rematerialised(
     """
     scope = keras_internals.current_stateless_scope()
     assert isinstance(scope, Scope)  # `trace` runs this.
-    weights, state = layer_variables([call.layer], borrowed)
+    weights, state = layer_variables([call.layer], captured)
     held = [(variable, scope.get_current_value(variable)) for variable in state]
     # Only what has a gradient is an argument: `tf.recompute_grad` adds to each of them.
     given = {n: values[n] for n in call.reads if values[n] is not None}
     read = [number for number, tensor in given.items() if differentiable(tensor)]
     if not read and not weights:
-        return _run(call, values, training)
+        return _call(call, values, training)
     masks = {
         number: keras_internals.get_mask(tensor) for number, tensor in given.items()
     }
-    first: list[_FirstRun] = []
+    first: list[_SideEffects] = []
 
     def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
         inputs = {**given, **dict(zip(read, tensors, strict=False))}
@@ -154,13 +154,13 @@ def _rematerialised(
             [*zip(weights, tensors[len(read) :], strict=True), *held], scope.replicas
         )
         with inner:
-            outputs = _run(call, {**values, **inputs}, training)
+            outputs = _call(call, {**values, **inputs}, training)
         check_assignments(inner, [*weights, *state])
-        scope.strangers.update(inner.strangers)
+        scope.captured_variables += inner.captured_variables
         first.append(
-            _FirstRun(
+            _SideEffects(
                 state=[inner.get_current_value(v) for v in state],
-                statistics=inner.statistics,
+                accumulators=inner.accumulators,
                 input_masks=[
                     keras_internals.get_mask(tensor) for tensor in inputs.values()
                 ],
@@ -176,7 +176,7 @@ def _rematerialised(
     outputs, losses = results[: len(call.makes)], results[len(call.makes) :]
     for variable, value in zip(state, first[0].state, strict=True):
         scope.add_update((variable, value))
-    scope.statistics.extend(first[0].statistics)
+    scope.accumulators.extend(first[0].accumulators)
     for loss in losses:
         scope.add_loss(loss)
     for tensor, mask in zip(given.values(), first[0].input_masks, strict=True):
@@ -186,10 +186,10 @@ def _rematerialised(
     return list(outputs)
 
 
-class _FirstRun(NamedTuple):
+class _SideEffects(NamedTuple):
     """What a call leaves behind beside its outputs and losses."""
 
     state: list[tf.Tensor]
-    statistics: list[Accumulator]
+    accumulators: list[Accumulator]
     input_masks: list[tf.Tensor | None]
     output_masks: list[tf.Tensor | None]

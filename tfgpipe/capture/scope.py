@@ -59,9 +59,9 @@ class Scope(keras.StatelessScope):
 
     Attributes:
         replicas: The same.
-        statistics: What layers have learnt of the mini-batch beside their state, in
-            the order of their calls.
-        strangers: Variables that were read and have no value here, by `id`.
+        accumulators: What layers accumulate over microbatches, in the order of their
+            calls.
+        captured_variables: Variables that were read and have no value here.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class Scope(keras.StatelessScope):
     ) -> None:
         super().__init__(values, collect_losses=True)
         self.replicas = replicas
-        self.statistics: list[Accumulator] = []
-        self.strangers: dict[int, keras.Variable] = {}
+        self.accumulators: list[Accumulator] = []
+        self.captured_variables: list[keras.Variable] = []
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
-        """Returns the value of a variable here; None, and a note, if it has none."""
+        """Returns the value of a variable here; None if it has none."""
         value = super().get_current_value(variable)
         if value is None:
-            self.strangers[id(variable)] = variable
+            self.captured_variables.append(variable)
         return value
 
 

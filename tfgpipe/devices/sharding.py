@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import layer_names, text_table
+from tfgpipe._util import IdentityMap, layer_names, text_table
 from tfgpipe.devices import mesh
 
 _TYPE = "SHARD"
@@ -130,11 +130,11 @@ def table(layers: Iterable[Any]) -> str:
     return text_table(header, rows, left=("sharded weight", "axes", "layers"))
 
 
-def numbers(layers: Iterable[Any]) -> dict[int, int]:
-    """Returns by `id` of each variable that is part of a weight, of which shard."""
-    return {
-        id(part): t
+def numbers(layers: Iterable[Any]) -> IdentityMap[keras.Variable, int]:
+    """Returns of each variable that is part of a weight, which shard."""
+    return IdentityMap(
+        (part, t)
         for layer in sharded_layers(layers)
         for weight in layer.sharded_weights
         for t, part in enumerate(weight.parts)
-    }
+    )

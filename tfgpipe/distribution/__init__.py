@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from tfgpipe._util import lazy_exports
 
 if TYPE_CHECKING:
-    from tfgpipe.distribution import processes as processes
     from tfgpipe.distribution import replica_context as replica_context
     from tfgpipe.distribution.multi_worker import (
         MultiWorkerPipelineStrategy as MultiWorkerPipelineStrategy,
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from tfgpipe.distribution.stage_collectives import Replicas as Replicas
     from tfgpipe.distribution.stage_strategy import StageStrategy as StageStrategy
     from tfgpipe.distribution.strategy import PipelineStrategy as PipelineStrategy
-    from tfgpipe.distribution.strategy import seen_by_all as seen_by_all
     from tfgpipe.distribution.tpu import TPUPipelineStrategy as TPUPipelineStrategy
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -8,14 +8,17 @@ process 1     GPU:1         GPU:0      meets the others in sums of gradients
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfgpipe._compat import tf_internals
 from tfgpipe.cluster import addresses, health, listening, peers
 from tfgpipe.devices import Mesh, local_kind
 from tfgpipe.distribution import processes, replica_context
+from tfgpipe.distribution.replica_update import ReplicaUpdate, local_parts, merge
 from tfgpipe.distribution.stage_strategy import StageStrategy
 from tfgpipe.distribution.strategy import check_not_nested, device_scope
 
@@ -105,6 +108,44 @@ class MultiWorkerPipelineStrategy(
         return device_scope(
             tuple(copy.device for copy in replica_context.copies_of(weight))
         )
+
+    def stage_group_key(
+        self, key: int, device: str, num_sums: int, specs: Iterable[tf.TensorSpec]
+    ) -> int:
+        """Returns a key that is the same in all processes."""
+        return processes.stage_group(device, num_sums, specs)
+
+    def apply_gradients(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        weights: list[keras.Variable],
+        gradients: list[Any],
+    ) -> None:
+        """Applies an optimizer to sums over all processes."""
+        keys = self.instance_keys.of(optimizer, weights)
+        given = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        sums = processes.sum_gradients(
+            [gradients[i] for i in given],
+            [weights[i].value for i in given],
+            [keys[i] for i in given],
+        )
+        for i, total in zip(given, sums, strict=True):
+            gradients[i] = total
+
+        def run(values: Sequence[Any]) -> None:
+            update = ReplicaUpdate(optimizer, weights)
+            update.check_copies(1)
+            update.on_replicas(local_parts(values))
+
+        merge(gradients, run)
+
+    def metrics_result(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Returns metrics in the form in which Keras takes their mean over processes.
+
+        It does so along the first axis, which numbers do not have (keras #20585; to be
+        seen fixed by `fit` returning numbers of a rank other than zero).
+        """
+        return {name: tf.expand_dims(value, 0) for name, value in make().items()}
 
     def place_of(self, variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
         """Does nothing: TensorFlow assigns to a variable where it is."""

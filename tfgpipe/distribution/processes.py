@@ -28,11 +28,6 @@ _FIRST_INSTANCE = 1_000_000
 _FIRST_STAGE_GROUP = 1 << 30
 
 
-def are_replicas(strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether each replica of a strategy is a process of its own."""
-    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-
-
 class InstanceKeys:
     """Instance keys of sums of gradients: one for each weight of each optimizer."""
 
@@ -107,12 +102,3 @@ def sum_gradients(
                 )
             )
     return summed
-
-
-def averaged_later(metrics: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Returns metrics in the form in which Keras takes their mean over processes.
-
-    It does so along the first axis, which numbers do not have (keras #20585; to be seen
-    fixed by `fit` returning numbers of a rank other than zero).
-    """
-    return {name: tf.expand_dims(value, 0) for name, value in metrics.items()}

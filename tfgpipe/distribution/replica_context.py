@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -18,14 +21,47 @@ def current_strategy() -> tf.distribute.Strategy | None:
     return tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
 
 
+def stage_strategy() -> StageStrategy | None:
+    """Returns the strategy in scope if it is one for pipelines."""
+    strategy = current_strategy()
+    return strategy if isinstance(strategy, StageStrategy) else None
+
+
+def stage_group_key(
+    key: int, device: str, num_sums: int, specs: Iterable[tf.TensorSpec]
+) -> int:
+    """Returns the key of the group in which replicas of a stage sum.
+
+    Args:
+        key: A key that is unique in this process.
+        device: The stage's.
+        num_sums: How many sums a microbatch takes.
+        specs: Shapes and types of the stage's variables.
+    """
+    strategy = stage_strategy()
+    if strategy is None:
+        return key
+    return strategy.stage_group_key(key, device, num_sums, specs)
+
+
+def metrics_result(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Returns metrics of the replica being built in the form that Keras takes.
+
+    Args:
+        make: Returns what they are.
+    """
+    strategy = stage_strategy()
+    return make() if strategy is None else strategy.metrics_result(make)
+
+
 def assign(variable: keras.Variable, value: tf.Tensor) -> None:
     """Assigns a value to a variable where the variable is."""
-    strategy = current_strategy()
-    if isinstance(strategy, StageStrategy):
+    strategy = stage_strategy()
+    if strategy is None:
+        variable.assign(value)
+    else:
         with strategy.place_of(variable.value):
             variable.assign(value)
-    else:
-        variable.assign(value)
 
 
 def current_num_replicas() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -46,6 +47,48 @@ class StageStrategy(abc.ABC):
         self, weight: tf.Variable
     ) -> contextlib.AbstractContextManager[None]:
         """Variables created inside are where what is kept for a weight is to be."""
+
+    def stage_group_key(
+        self, key: int, device: str, num_sums: int, specs: Iterable[tf.TensorSpec]
+    ) -> int:
+        """Returns the key of the group in which replicas of a stage sum.
+
+        Args:
+            key: A key that is unique in this process.
+            device: The stage's.
+            num_sums: How many sums a microbatch takes.
+            specs: Shapes and types of the stage's variables.
+        """
+        del device, num_sums, specs
+        return key
+
+    @property
+    def places_updates(self) -> bool:
+        """Whether TensorFlow's own part of it knows where an update belongs."""
+        return False
+
+    @abc.abstractmethod
+    def apply_gradients(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        weights: list[keras.Variable],
+        gradients: list[Any],
+    ) -> None:
+        """Applies an optimizer to the sums of all replicas' gradients.
+
+        Args:
+            optimizer: The optimizer.
+            weights: The weights.
+            gradients: Those of the replica being built, None for weights without one.
+        """
+
+    def metrics_result(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Returns metrics in the form that Keras takes of a replica.
+
+        Args:
+            make: Returns what they are.
+        """
+        return make()
 
     @abc.abstractmethod
     def place_of(self, variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:

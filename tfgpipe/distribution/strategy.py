@@ -28,11 +28,17 @@ from tfgpipe import cluster as cluster_lib
 from tfgpipe._compat import tf_internals
 from tfgpipe._util import num_bytes
 from tfgpipe.devices import Mesh, check_leads, device_kind, make_mesh
+from tfgpipe.distribution import all_reduce
 from tfgpipe.distribution.all_reduce import ALL_REDUCES, AllReduce
 from tfgpipe.distribution.replica_context import (
     copies_of,
     current_replica,
-    current_strategy,
+)
+from tfgpipe.distribution.replica_update import (
+    Parts,
+    ReplicaUpdate,
+    local_parts,
+    merge,
 )
 from tfgpipe.distribution.stage_strategy import StageStrategy
 from tfgpipe.distribution.zero import Ownership
@@ -185,6 +191,50 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
             devices = (devices[self.owner(weight)],)
         return device_scope(devices)
 
+    def apply_gradients(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        weights: list[keras.Variable],
+        gradients: list[Any],
+    ) -> None:
+        """Applies an optimizer on each replica, or on the owners of the weights."""
+
+        def run(values: Sequence[Any]) -> None:
+            update = ReplicaUpdate(optimizer, weights)
+            parts = local_parts(values)
+            if self.shard_replicas == "none":
+                update.check_copies(self.mesh.num_replicas)
+                update.on_replicas(self._sums(update, weights, values, parts))
+            else:
+                update.on_owners(parts, self.owner)
+
+        merge(gradients, run)
+
+    def metrics_result(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Returns what all replicas together see, as each adds to the metrics."""
+        context = tf.distribute.get_replica_context()
+        return make() if context is None else context.merge_call(lambda _: make())
+
+    def _sums(
+        self,
+        update: ReplicaUpdate,
+        weights: Sequence[keras.Variable],
+        values: Sequence[Any],
+        parts: Parts,
+    ) -> Parts:
+        """Returns the sum of each gradient on all replicas' devices."""
+        if self.all_reduce == "nccl":
+            present = [value for value in values if value is not None]
+            sums = iter(all_reduce.nccl(self, present))
+            return [None if value is None else next(sums) for value in values]
+        return [
+            each
+            and all_reduce.all_reduce(
+                each, update.devices(weight), how=self.all_reduce, at=i % len(each)
+            )
+            for i, (weight, each) in enumerate(zip(weights, parts, strict=True))
+        ]
+
     def owner(self, weight: tf.Variable) -> int:
         """Returns which of its copies the owner of a weight has."""
         first, *others = copies_of(weight)
@@ -218,14 +268,6 @@ def device_scope(devices: tuple[str, ...]) -> Iterator[None]:
 
     with tf.variable_creator_scope(there):
         yield
-
-
-def seen_by_all(make: Callable[[], Any]) -> Any:
-    """Returns what all replicas together see, as of metrics that each adds up to."""
-    context = tf.distribute.get_replica_context()
-    if context is None or not isinstance(current_strategy(), PipelineStrategy):
-        return make()
-    return context.merge_call(lambda _: make())
 
 
 def _check_choice(argument: str, value: str, choices: Sequence[str]) -> None:

@@ -13,11 +13,13 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import tf_internals
 from tfgpipe.devices import Mesh, tpu_core, tpu_topology
+from tfgpipe.distribution import replica_context
 from tfgpipe.distribution.stage_strategy import StageStrategy
 from tfgpipe.distribution.strategy import check_not_nested
 
@@ -128,6 +130,24 @@ class TPUPipelineStrategy(tf.distribute.TPUStrategy, StageStrategy):
     ) -> contextlib.AbstractContextManager[None]:
         """Variables created inside are on the core that holds the weight."""
         return self.place_of(weight)
+
+    @property
+    def places_updates(self) -> bool:
+        """Whether TensorFlow's own part of it knows where an update belongs."""
+        return True
+
+    def apply_gradients(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        weights: list[keras.Variable],
+        gradients: list[Any],
+    ) -> None:
+        """Applies an optimizer, each weight on the core that holds it."""
+        for i, (gradient, weight) in enumerate(zip(gradients, weights, strict=True)):
+            if gradient is not None:
+                with self.place_of(weight.value):
+                    gradients[i] = replica_context.sum_over_replicas(gradient)
+        type(optimizer).apply(optimizer, gradients, weights)
 
     def place_of(self, variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
         """Assignments to a variable, made inside, are on the core that holds it."""

@@ -196,11 +196,7 @@ def _part(
                 result.set_shape(graph.tensor(made).shape)
             return list(results)
 
-        run.__name__ = f"piece_of_{name}"
-        with tf.init_scope():
-            traced = tf.function(
-                run, autograph=False, experimental_attributes={"_noinline": True}
-            ).get_concrete_function(*specs)
+        traced = functions.make(run, specs, name=f"piece_of_{name}")
         library[key] = functions.Callee(name, traced)
     return _Part(piece.device, reads, makes, library[key])
 
@@ -221,7 +217,7 @@ def _anonymous(
         node = definition.node.add()
         node.CopyFrom(graph.nodes[name])
         node.name = number
-        node.attr.pop("_class", None)
+        functions.forget_trace(node)
         if sharding.shard_of(node.device) is not None:
             node.device = ""
         read = graph.inputs.get(name, ())

@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfgpipe._compat import functions
 from tfgpipe.graph import partitioner
 
 Shape = tuple[int, ...]
@@ -115,7 +116,7 @@ class Body:
             ]
 
         for name, node in self.nodes.items():
-            shapes = _shapes(node.attr["_output_shapes"])
+            shapes = _shapes(functions.output_shapes(node))
             outputs = self._outputs[name] = []
             for result, dtype in library.results(node):
                 names[result] = f"{name}:{len(outputs)}"
@@ -127,7 +128,7 @@ class Body:
             self.arguments = canonical(argument.name for argument in taken)
             self.results = canonical(function.ret[result.name] for result in returned)
             self._effects = [f"^{name}" for name in function.control_ret.values()]
-            shapes = _shapes(function.attr["_input_shapes"])
+            shapes = _shapes(functions.input_shapes(function))
             for tensor, argument in zip(self.arguments, taken, strict=True):
                 self._tensors[tensor] = Tensor(next(shapes), argument.type)
         self._inputs = {n: canonical(node.input) for n, node in self.nodes.items()}

@@ -22,19 +22,12 @@ from tfgpipe.capture import Network, Wire, layer_variables
 from tfgpipe.devices import sharding
 from tfgpipe.graph import flops, memory, partitioner
 from tfgpipe.runtime import example_variable_value
-from tfgpipe.stage import (
-    Mode,
-    Stage,
-    StageCache,
-    TracedStage,
-    nothing_gathered,
-    trace_all,
-)
+from tfgpipe.stage import Stage, StageCache, StageOptions, TracedStage, trace_all
 
 # How often a program is run to measure it, after a first time that compiles it.
 REPEATS = 8
 
-_MODE = Mode(training=True, per_layer=False, may_be_empty=False, jit_compile=False)
+_OPTIONS = StageOptions(training=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +66,7 @@ def call_weights(network: Network) -> list[Weights]:
     def sizes(variables: Sequence[keras.Variable]) -> tuple[int, ...]:
         found = [0] * num_shards
         for variable in variables:
-            found[numbers.get(id(variable), 0)] += num_bytes(variable)
+            found[numbers.get(variable, 0)] += num_bytes(variable)
         return tuple(found)
 
     seen: set[int] = set()
@@ -119,7 +112,7 @@ class TracedParts:
         self._traced = trace_all(
             self._stages,
             inputs,
-            [_MODE] * len(self._stages),
+            [_OPTIONS] * len(self._stages),
             unit="call",
             remark="",
         )
@@ -144,7 +137,7 @@ class TracedParts:
                 op.name: [x.name for x in op.inputs] for op in graph.get_operations()
             }
             forward = partitioner.program(
-                inputs, fetches=traced.trace.outputs, feeds=()
+                inputs, fetches=traced.trace.forward.outputs, feeds=()
             ).operations
             results.append(
                 Work(
@@ -175,8 +168,8 @@ class TracedParts:
         results = []
         for traced in self._traced:
             trace = traced.trace
-            given = (*trace.inputs, *trace.weights)
-            names = (*given, *traced.saving.residuals, *trace.outputs)
+            given = (*trace.given.inputs, *trace.given.weights)
+            names = (*given, *traced.saving.residuals, *trace.forward.outputs)
             tensors = map(trace.graph.get_tensor_by_name, names)
             kept = memory.buffers(tensors)[len(given) :]
             sizes = [0] * num_shards
@@ -238,27 +231,30 @@ def _measured(
     """Returns the time of a part, or what is `known` of its like, and outputs."""
     trace, programs = traced.trace, traced.saving
     variables = map(example_variable_value, (*stage.weights, *stage.state))
-    feed = dict(zip((*trace.weights, *trace.state), variables, strict=True))
-    feed.update(nothing_gathered(trace))
-    feed.update(zip(trace.inputs, (values[w] for w in traced.reads), strict=True))
-    feed.update(programs.made_once(programs.forward, feed))
+    feed = dict(zip((*trace.given.weights, *trace.given.state), variables, strict=True))
+    feed.update(trace.zeros())
+    feed.update(zip(trace.given.inputs, (values[w] for w in traced.reads), strict=True))
+    feed.update(programs.hoisted(programs.forward, feed))
     made, _ = programs.forward(feed)
     feed.update(made)
-    for output, gradient in zip(trace.outputs, trace.output_grads, strict=True):
+    for output, gradient in zip(
+        trace.forward.outputs, trace.backward.output_grads, strict=True
+    ):
         if gradient is not None:
             feed[gradient] = tf.ones_like(feed[output])
-    if trace.loss_grad is not None:
-        feed[trace.loss_grad] = tf.ones((), trace.spec(trace.loss_grad).dtype)
+    if trace.backward.loss_grad is not None:
+        loss_grad = trace.backward.loss_grad
+        feed[loss_grad] = tf.ones((), trace.spec(loss_grad).dtype)
     key = (id(programs.forward.function), id(programs.backward.function))
     if key not in known:
         forward = _fastest(programs.forward, feed)
         sums = programs.sums.begin()
         backward = 0.0
-        if sums or any(trace.input_grads):
-            feed.update(programs.made_once(programs.backward, feed))
+        if sums or any(trace.backward.input_grads):
+            feed.update(programs.hoisted(programs.backward, feed))
             backward = _fastest(programs.backward, feed, sums)
         known[key] = Work(_without(overhead, forward), _without(overhead, backward))
-    outputs = (feed[output] for output in trace.outputs)
+    outputs = (feed[output] for output in trace.forward.outputs)
     return known[key], dict(zip(traced.makes, outputs, strict=True))
 
 

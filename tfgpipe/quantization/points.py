@@ -251,7 +251,7 @@ class Observation:
         )
         scope = keras_internals.current_stateless_scope()
         if isinstance(scope, Scope):
-            scope.statistics.append(seen)
+            scope.accumulators.append(seen)
             return
         before = [tf.convert_to_tensor(v.value) for v in seen.variables]
         after = seen.update(seen.values, before)

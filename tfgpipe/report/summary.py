@@ -120,9 +120,9 @@ def _rows(pipelined: PipelinedLayer) -> tuple[list[_Row], bool]:
     if not pipelined.built:
         layers = dict.fromkeys(pipelined.layers)
         return [_Row(layer, layer.name, "?", "?", "?") for layer in layers], True
-    assembly = pipelined.assembly
-    recorded, network = assembly.recorded, assembly.recorded.network
-    stage_of = [stage.index for stage in assembly.stages for _ in stage.part.calls]
+    pipeline = pipelined.pipeline
+    recorded, network = pipeline.captured, pipeline.captured.network
+    stage_of = [stage.index for stage in pipeline.stages for _ in stage.part.calls]
     makers: dict[int, str] = {n: recorded.specs[n].name for n in network.inputs}
     uses: dict[int, list[int]] = {}
     before: tuple[int, ...] = network.inputs

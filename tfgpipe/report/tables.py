@@ -90,7 +90,7 @@ def device_memory(
     layer, *_ = _pipelines(model)
     optimizer = _optimizer(model, optimizer)
     stages = []
-    strategy: Any = layer.assembly.placement.strategy
+    strategy: Any = layer.pipeline.placement.strategy
     # Outside its scope nothing knows of the copies on other replicas.
     with strategy.scope() if strategy else contextlib.nullcontext():
         for stage, variables in owned_variables(layer.stages):
@@ -158,7 +158,7 @@ def _rows(
             )
         numbers, T = stage.shards, layer.mesh.num_shards
         of_shards = [
-            [v for v in variables if numbers.get(id(v), 0) == t] for t in range(T)
+            [v for v in variables if numbers.get(v, 0) == t] for t in range(T)
         ]
         rows.append(
             (

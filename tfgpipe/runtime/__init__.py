@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING
 from tfgpipe._util import lazy_exports
 
 if TYPE_CHECKING:
-    from tfgpipe.runtime.assembly import Assembly as Assembly
-    from tfgpipe.runtime.assembly import PipelineOptions as PipelineOptions
-    from tfgpipe.runtime.assembly import cut_stages as cut_stages
-    from tfgpipe.runtime.carry import Change as Change
     from tfgpipe.runtime.examples import example_tensor as example_tensor
     from tfgpipe.runtime.examples import (
         example_variable_value as example_variable_value,
     )
     from tfgpipe.runtime.loss_pipeline import LossPipeline as LossPipeline
     from tfgpipe.runtime.microbatch import check_equal_batches as check_equal_batches
+    from tfgpipe.runtime.pipeline import Pipeline as Pipeline
+    from tfgpipe.runtime.pipeline import make_stages as make_stages
     from tfgpipe.runtime.row_probes import check_added_losses as check_added_losses
     from tfgpipe.runtime.row_probes import (
         check_rows_are_independent as check_rows_are_independent,
     )
+    from tfgpipe.runtime.state import VariableUpdate as VariableUpdate
     from tfgpipe.runtime.timer import Clock as Clock
     from tfgpipe.runtime.timer import Recorder as Recorder
 

@@ -1,4 +1,4 @@
-"""The actions of a mini-batch as TensorFlow operations, in the order of a schedule.
+"""The schedule executor: the actions of a step as TensorFlow operations, in order.
 
     device 0   F0 ─▶ F1 ─▶ F2 ─▶ F3 ············ B3 ─▶ B2 ─▶ B1 ─▶ B0
                  ╲     ╲     ╲     ╲            ╱     ╱     ╱     ╱
@@ -8,6 +8,8 @@ Along a row, control dependencies: TensorFlow runs whatever is ready, so without
 device would start all microbatches at once and hold the activations of all of them.
 Between rows, nothing but data: a result is sent as soon as it is there, to each device
 that reads it, while its own goes on with the next microbatch.
+
+What a stage computes is in `stage_run`; here tensors find their way between stages.
 """
 
 from __future__ import annotations
@@ -15,20 +17,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfgpipe._compat import functions
+from tfgpipe._util import IdentityMap
 from tfgpipe.capture import Wire, differentiable
-from tfgpipe.devices import device_kind
 from tfgpipe.runtime import microbatch
-from tfgpipe.runtime.carry import Carried, Change
-from tfgpipe.runtime.snapshot import Snapshot
+from tfgpipe.runtime.stage_run import StageRun
+from tfgpipe.runtime.state import InitialState, VariableUpdate, variable_updates
 from tfgpipe.runtime.timer import Clock
 from tfgpipe.schedules import Action, Schedule
-from tfgpipe.stage import Program, Programs, Stage, TracedStage, Transfer, Values, total
+from tfgpipe.stage import Stage, TracedStage, Transfer, Values, total
 
 Tensors = dict[Wire, tf.Tensor]
 
@@ -40,12 +43,12 @@ class Result:
     Attributes:
         outputs: The values that were wanted, and the masks on them, `[B, ...]` each.
         loss: The losses added by layers, averaged over the rows, or None.
-        changes: What becomes of variables.
+        updates: What becomes of variables.
     """
 
     outputs: Tensors
     loss: tf.Tensor | None
-    changes: list[Change]
+    updates: list[VariableUpdate]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,113 +57,115 @@ class TrainResult(Result):
 
     Attributes:
         main_loss: The loss that the last stage made.
-        gradients: By `id` of a weight its gradient, None where nothing depends on it.
+        gradients: The gradient of each weight, None where nothing depends on it.
     """
 
     main_loss: tf.Tensor
-    gradients: dict[int, tf.Tensor | None]
+    gradients: IdentityMap[keras.Variable, tf.Tensor | None]
 
 
-class Step:
-    """The actions of one mini-batch, being emitted.
+class Executor:
+    """Emits the actions of one step.
 
     Args:
         stages: The K stages.
-        traced: The same, traced.
-        shards: For each stage, the devices of its shards.
-        wanted: Numbers of the values to return.
-        schedule: The order of the actions.
-        split: How the mini-batch is cut.
+        runs: What they hold in this step.
         before: The variables as they are before the step.
-        saves: For a stage and a microbatch, whether its activations are kept.
-        training: Whether to spare the time that preparing a backward takes.
-        transfer: How values cross from stage to stage.
-        clock: What to time actions with, if at all.
+        schedule: The order of the actions.
+        split: How the mini-batch is split.
+        outputs: Ids of the values to return.
+        per_step: Ids of inputs that are given whole to every microbatch.
+        boundary: How values cross from stage to stage.
+        starts_after: What the first action of each device comes after, if anything.
+        timer: What to time actions with, if at all.
     """
 
     def __init__(
         self,
         stages: Sequence[Stage],
-        traced: Sequence[TracedStage],
+        runs: Sequence[StageRun],
         *,
-        shards: Sequence[Sequence[str]],
-        wanted: Sequence[int],
+        before: InitialState,
         schedule: Schedule,
         split: microbatch.Split,
-        before: Snapshot,
-        saves: Callable[[int, int], bool],
-        training: bool,
-        transfer: Transfer,
-        clock: Clock | None = None,
+        outputs: Collection[int],
+        per_step: Collection[int],
+        boundary: Transfer,
+        starts_after: tf.Operation | None,
+        timer: Clock | None = None,
     ) -> None:
         self._stages = stages
-        self._traced = traced
-        self._shards = shards
-        self._devices = devices = [lead for lead, *_ in shards]
-        self._wanted = wanted
+        self._runs = runs
+        self._before = before
         self._schedule = schedule
         self._split = split
-        self._before = before
-        self._saves = saves
-        self._transfer = transfer
-        self._clock = clock
-        self._carried = Carried(
-            stages, traced, devices=devices, split=split, before=before
-        )
-        on_tpu = device_kind(devices[-1]) == "TPU"  # XLA has no such operation.
-        self._chain = _Chain(functions.beginning() if training and not on_tpu else None)
-        self._inputs: tuple[Wire, ...] = ()
-        self._outputs: Tensors = {}
-        # For each microbatch, the values made of it so far, and their gradients: one
-        # from each stage that reads the value.
-        self._pieces: list[Tensors] = []
-        self._packed: list[dict[Wire, list[tf.Tensor]]] = [{} for _ in split.sizes]
+        self._wanted = frozenset(outputs)
+        self._per_step = frozenset(per_step)
+        self._boundary = boundary
+        self._timer = timer
+        self._order = _DeviceOrder(starts_after)
+        self._inputs: Tensors = {}
+        # For each microbatch, the values made of it so far, what is sent of those that
+        # are compressed, and gradients: one from each stage that reads the value.
+        self._values: list[Tensors] = []
+        self._sent: list[dict[Wire, list[tf.Tensor]]] = [{} for _ in split.sizes]
         self._grads: list[dict[Wire, list[tf.Tensor]]] = []
-        # For each stage k and microbatch m, what its programs need, by name.
-        self._kept: dict[tuple[int, int], Values] = {}
-        self._added: list[tf.Tensor] = []
+        self._added_losses: list[tf.Tensor] = []
         self._loss_grad: tf.Tensor | None = None
-        # For each stage, what it made once, the gradients of its weights as far as they
-        # are summed, and how many microbatches are not in that sum.
-        self._lasting: list[Values] = [{} for _ in stages]
-        self._sums: list[list[tf.Tensor]] = []
-        self._missing: list[int] = []
 
-    def forward(self, inputs: Tensors) -> tuple[Tensors, tf.Tensor | None]:
-        """Emits the forward actions; returns what is wanted `[B, ...]` and the loss."""
+    @property
+    def traced(self) -> list[TracedStage]:
+        """The stages, traced."""
+        return [run.traced for run in self._runs]
+
+    def passed_through(self, inputs: Mapping[Wire, tf.Tensor]) -> Tensors:
+        """Returns inputs that are wanted as they are, and go through no stage."""
+        return {wire: x for wire, x in inputs.items() if wire.number in self._wanted}
+
+    def forward(self, inputs: Mapping[Wire, tf.Tensor]) -> Result:
+        """Emits the forward actions; returns what they make."""
         self._take(inputs)
         for action in self._schedule.actions("forward"):
             self._forward(action)
-        self._join_outputs()
-        return self._outputs, self._added_loss()
+        return Result(self._joined(), self._added_loss(), self._updates())
 
     def backward(
-        self, output_grads: Sequence[tf.Tensor], loss_grad: tf.Tensor | None
+        self,
+        outputs: Tensors,
+        output_grads: Sequence[tf.Tensor],
+        loss_grad: tf.Tensor | None,
     ) -> list[tf.Tensor | None]:
-        """Emits the backward actions; returns gradients of inputs, then of weights."""
-        wanted = {
+        """Emits the backward actions, after `forward`.
+
+        Args:
+            outputs: What that has made of this step.
+            output_grads: The gradients of these.
+            loss_grad: That of the losses that layers add.
+
+        Returns:
+            Gradients of the inputs, then of the weights.
+        """
+        given = {
             wire: tf.convert_to_tensor(gradient)
-            for (wire, y), gradient in zip(
-                self._outputs.items(), output_grads, strict=True
-            )
+            for (wire, y), gradient in zip(outputs.items(), output_grads, strict=True)
             if differentiable(y) and gradient is not None
         }
         self._grads = [
-            {wire: [piece] for wire, piece in row.items()}
-            for row in self._cut(wanted, self._makers())
+            {wire: [tensor] for wire, tensor in row.items()}
+            for row in self._split_over(given, self._makers())
         ]
         self._loss_grad = loss_grad
-        self._begin_sums()
         # The outputs, on which these gradients depend, come after all forwards.
-        self._chain = _Chain()
+        self._order = _DeviceOrder()
+        self._begin_backward()
         with functions.gradient():
             for action in self._schedule.actions("backward"):
                 self._backward(action)
-        return [*self._input_grads(), *self._weight_grads()]
+        return [*self._input_grads(), *self._weight_grads().values()]
 
     def train(
         self,
-        inputs: Tensors,
+        inputs: Mapping[Wire, tf.Tensor],
         *,
         loss: Wire,
         loss_grad: tf.Tensor,
@@ -169,197 +174,178 @@ class Step:
         """Emits all actions, in the order of the schedule.
 
         Args:
-            inputs: What is given, `[B, ...]` each.
+            inputs: What is given, `[B, ...]` each, and what is per step.
             loss: The value, `[1]` of each microbatch, whose sum is the loss.
             loss_grad: The gradient of the loss.
             added_loss_grad: The gradient of the losses that layers add.
         """
         self._take(inputs)
-        with tf.device(self._devices[-1]):
-            self._grads = [{loss: [loss_grad[None]]} for _ in self._pieces]
+        last = self._runs[-1].device
+        with tf.device(last):
+            self._grads = [{loss: [loss_grad[None]]} for _ in self._values]
         self._loss_grad = added_loss_grad
-        self._begin_sums()
+        self._begin_backward()
         for action in self._schedule.slots:
             if action.kind == "forward":
                 self._forward(action)
             else:
                 self._backward(action)
             if action.kind in ("backward", "backward_weight"):
-                del self._kept[action.stage, action.microbatch]
-        self._join_outputs()
-        with tf.device(self._devices[-1]):
-            main_loss = tf.add_n([tf.reduce_sum(row[loss]) for row in self._pieces])
+                del self._runs[action.stage].saved[action.microbatch]
+        outputs = {**self.passed_through(inputs), **self._joined()}
+        with tf.device(last):
+            main_loss = tf.add_n([tf.reduce_sum(row[loss]) for row in self._values])
         return TrainResult(
-            outputs=self._outputs,
+            outputs=outputs,
             loss=self._added_loss(),
-            changes=self.changes(),
+            updates=self._updates(),
             main_loss=main_loss,
-            gradients=dict(
-                zip(self._before.trainable, self._weight_grads(), strict=True)
-            ),
+            gradients=self._weight_grads(),
         )
 
-    def changes(self) -> list[Change]:
-        """Returns what the forward actions have made of variables."""
-        return self._carried.changes()
-
-    def _take(self, inputs: Tensors) -> None:
-        self._inputs = tuple(inputs)
-        self._pieces = self._cut(inputs, self._first_readers())
+    def _take(self, inputs: Mapping[Wire, tf.Tensor]) -> None:
+        """Splits the inputs, each at the first stage that reads it."""
+        self._inputs = dict(inputs)
+        rows = {w: x for w, x in inputs.items() if w.number not in self._per_step}
+        whole = {w: x for w, x in inputs.items() if w.number in self._per_step}
+        self._values = self._split_over(rows, self._first_readers())
+        for values in self._values:
+            values.update(whole)
 
     def _forward(self, action: Action) -> None:
         """Emits a forward action."""
         k, m = action.stage, action.microbatch
-        stage, trace = self._traced[k], self._traced[k].trace
-        values = {**self._carried.values(k, m), **self._received(k, m)}
-        made, _ = self._run(action, values, [])
-        values.update(made)
-        self._kept[k, m] = values
-        for wire, name in zip(stage.makes, trace.outputs, strict=True):
-            self._pieces[m][wire] = values[name]
-            if wire in self._crossing:
-                with tf.device(self._devices[k]):
-                    self._packed[m][wire] = self._transfer.pack(values[name])
-        self._carried.advance(k, values)
-        if trace.loss is not None:
-            with tf.device(self._devices[k]):
-                loss = values[trace.loss]
-                self._added.append(loss * self._split.weight(m, loss.dtype))
+        run = self._runs[k]
+        values = {**run.carry.values(m), **self._received(k, m)}
+        values.update(self._issue(action, values))
+        run.saved[m] = values
+        for wire, name in zip(run.traced.makes, run.trace.forward.outputs, strict=True):
+            self._values[m][wire] = values[name]
+            if wire in self._compressed:
+                with tf.device(run.device):
+                    self._sent[m][wire] = self._boundary.pack(values[name])
+        run.carry.advance(values)
+        if run.trace.forward.loss is not None:
+            with tf.device(run.device):
+                loss = values[run.trace.forward.loss]
+                weight = self._split.weight(m, loss.dtype)
+                self._added_losses.append(loss * weight)
 
     def _backward(self, action: Action) -> None:
         """Emits a backward action, or one half of it."""
         k, m = action.stage, action.microbatch
-        stage, values = self._traced[k], self._kept[k, m]
+        run = self._runs[k]
         if action.kind != "backward_weight":
-            values = self._kept[k, m] = {**values, **self._given_grads(k, m)}
+            run.saved[m] = {**run.saved[m], **self._output_grads(k, m)}
+        made = self._issue(action, run.saved[m])
         if action.kind == "backward_input":
-            made, _ = self._run(action, values, [])
-            values.update(made)
-        else:
-            self._missing[k] -= 1
-            made, self._sums[k] = self._run(action, values, self._sums[k])
-        for wire, name in zip(stage.reads, stage.trace.input_grads, strict=True):
+            run.saved[m].update(made)
+        names = run.trace.backward.input_grads
+        for wire, name in zip(run.traced.reads, names, strict=True):
             if name in made:
                 gradient = self._sent_back(k, wire, made[name])
                 self._grads[m].setdefault(wire, []).append(gradient)
 
-    def _run(
-        self, action: Action, values: Values, sums: Sequence[tf.Tensor]
-    ) -> tuple[Values, list[tf.Tensor]]:
-        """Emits the program of an action behind the action before on its device.
+    def _issue(self, action: Action, values: Values) -> Values:
+        """Emits the function of an action, behind the action before on its device.
 
         Args:
             action: The action.
-            values: What its program takes, and maybe more.
-            sums: What it adds to.
+            values: What it takes, and maybe more.
 
         Returns:
-            What it makes, and the sums with its addends; with the last, the gradients.
+            What it makes.
         """
-        k, m = action.stage, action.microbatch
-        programs = self._programs(k, m)
-        run = getattr(programs, action.kind)
-        ends = bool(sums) and not self._missing[k] and not programs.sums.is_final
-        devices = self._shards[k]
-        made: Values = {}
-
-        def emit(feeds: Values) -> list[tf.Tensor]:
-            nonlocal sums
-            results, sums = run(feeds, sums, *self._rows(m), devices=devices)
-            if ends:
-                once = self._made_once(k, programs, programs.end, values)
-                end = programs.end
-                _, sums = end({**values, **once}, sums, devices=devices)
-            made.update(results)
-            return [*results.values(), *sums]
-
-        p = self._schedule.placement[k]
-        with tf.device(self._devices[k]), self._chain.after(p):
-            values = {**values, **self._made_once(k, programs, run, values)}
-            feeds = {name: values[name] for name in run.feeds}
-            if self._clock is None:
-                done = emit(feeds)
+        run, m = self._runs[action.stage], action.microbatch
+        p = self._schedule.placement[action.stage]
+        with tf.device(run.device), self._order.after(p):
+            feeds = run.feeds(action.kind, m, values)
+            if self._timer is None:
+                made, sums = run.run(action.kind, m, feeds)
+                done = [*made.values(), *sums]
             else:
-                recomputes = action.kind in ("backward", "backward_input")
-                recomputes = recomputes and not self._saves(k, m)
-                done = [
-                    self._clock.time(
-                        action, devices, feeds, emit, recomputes=recomputes
-                    )
-                ]
-            self._chain.ran(p, done, everywhere=self._traced[k].trace.is_sharded)
-        return made, list(sums)
+                feeds, start = self._timer.start(run.device, run.devices[1:], feeds)
+                with tf.control_dependencies([start]):
+                    made, sums = run.run(action.kind, m, feeds)
+                again = action.kind in ("backward", "backward_input")
+                results = [*made.values(), *sums]
+                end = self._timer.end(
+                    action,
+                    run.device,
+                    start,
+                    results,
+                    recomputes=again and not run.keeps(m),
+                )
+                done = [end]
+            self._order.record(p, done, is_sharded=run.trace.is_sharded)
+        return made
 
     def _received(self, k: int, m: int) -> Values:
         """Returns what a stage reads of a microbatch, as it arrives there."""
-        stage = self._traced[k]
+        run = self._runs[k]
         received = {}
-        for wire, name in zip(stage.reads, stage.trace.inputs, strict=True):
-            if wire not in self._crossing:
-                received[name] = self._pieces[m][wire]
+        for wire, name in zip(run.traced.reads, run.trace.given.inputs, strict=True):
+            if wire not in self._compressed:
+                received[name] = self._values[m][wire]
                 continue
             # Restored when it is the stage's turn: until then it is small.
-            after = self._chain.after(self._schedule.placement[k])
-            with tf.device(self._devices[k]), after:
-                packed, spec = self._packed[m][wire], stage.trace.spec(name)
-                received[name] = self._transfer.unpack(packed, spec)
+            after = self._order.after(self._schedule.placement[k])
+            with tf.device(run.device), after:
+                spec = run.trace.spec(name)
+                received[name] = self._boundary.unpack(self._sent[m][wire], spec)
         return received
 
     def _sent_back(self, k: int, wire: Wire, gradient: tf.Tensor) -> tf.Tensor:
         """Returns the gradient of what a stage read, as it arrives at its maker."""
-        if wire not in self._crossing:
+        if wire not in self._compressed:
             return gradient
-        with tf.device(self._devices[k]):
-            packed = self._transfer.pack_gradient(gradient)
-        with tf.device(self._devices[self._crossing[wire]]):
-            return self._transfer.unpack_gradient(packed, gradient.dtype)
+        with tf.device(self._runs[k].device):
+            packed = self._boundary.pack_gradient(gradient)
+        with tf.device(self._runs[self._compressed[wire]].device):
+            return self._boundary.unpack_gradient(packed, gradient.dtype)
 
-    def _given_grads(self, k: int, m: int) -> Values:
+    def _output_grads(self, k: int, m: int) -> Values:
         """Returns the gradients of what a stage made of a microbatch."""
-        stage, trace = self._traced[k], self._traced[k].trace
+        run = self._runs[k]
+        forward, backward = run.trace.forward, run.trace.backward
         given = {}
-        with tf.device(self._devices[k]):
+        with tf.device(run.device):
             for wire, output, name in zip(
-                stage.makes, trace.outputs, trace.output_grads, strict=True
+                run.traced.makes, forward.outputs, backward.output_grads, strict=True
             ):
                 if name is not None:
                     gradient = _sum(self._grads[m].pop(wire, []))
                     if gradient is None:  # Wanted by nothing that has a gradient.
-                        gradient = tf.zeros_like(self._kept[k, m][output])
+                        gradient = tf.zeros_like(run.saved[m][output])
                     given[name] = gradient
-            if trace.loss_grad is not None:
-                dtype = trace.spec(trace.loss_grad).dtype
-                share = self._split.weight(m, dtype)
-                given[trace.loss_grad] = tf.cast(self._loss_grad, dtype) * share
+            if backward.loss_grad is not None:
+                dtype = run.trace.spec(backward.loss_grad).dtype
+                weight = self._split.weight(m, dtype)
+                given[backward.loss_grad] = tf.cast(self._loss_grad, dtype) * weight
         return given
 
-    def _join_outputs(self) -> None:
+    def _joined(self) -> Tensors:
+        """Returns the outputs that stages have made, `[B, ...]` each."""
+        outputs = {}
         # A mask that a later stage took off its tensor is off the output as well.
-        gone = {Wire(n, is_mask=True) for t in self._traced for n in t.unmasked}
+        gone = {Wire(n, is_mask=True) for t in self.traced for n in t.unmasked}
         for wire, k in self._makers().items():
             if wire.number in self._wanted and wire not in gone:
-                with tf.device(self._devices[k]):
-                    pieces = [row[wire] for row in self._pieces]
-                    self._outputs[wire] = microbatch.join(pieces)
+                with tf.device(self._runs[k].device):
+                    tensors = [values[wire] for values in self._values]
+                    outputs[wire] = microbatch.join(tensors)
+        return outputs
 
     def _added_loss(self) -> tf.Tensor | None:
-        with tf.device(self._devices[-1]):
-            return total(self._added)
+        with tf.device(self._runs[-1].device):
+            return total(self._added_losses)
 
-    def _made_once(
-        self, k: int, programs: Programs, run: Program, values: Values
-    ) -> Values:
-        """Returns what lasts for the step, with all that a program takes of it."""
-        made = self._lasting[k]
-        there = {**values, **made}
-        made.update(programs.made_once(run, there, self._shards[k]))
-        return made
+    def _updates(self) -> list[VariableUpdate]:
+        return variable_updates([run.carry for run in self._runs])
 
-    def _begin_sums(self) -> None:
-        self._sums = []
-        self._missing = [len(self._split.sizes)] * len(self._stages)
-        for k, devices in enumerate(self._shards):
-            self._sums.append(self._programs(k, 0).sums.begin(devices))
+    def _begin_backward(self) -> None:
+        for run in self._runs:
+            run.begin_backward()
 
     def _input_grads(self) -> list[tf.Tensor | None]:
         readers = self._first_readers()
@@ -368,91 +354,84 @@ class Step:
             if wire not in self._grads[0]:
                 results.append(None)
                 continue
-            with tf.device(self._devices[readers[wire]]):
+            with tf.device(self._runs[readers[wire]].device):
                 sums = [_sum(row[wire]) for row in self._grads]
                 results.append(microbatch.join(sums))
         return results
 
-    def _weight_grads(self) -> list[tf.Tensor | None]:
+    def _weight_grads(self) -> IdentityMap[keras.Variable, tf.Tensor | None]:
         """Returns one gradient a weight, that of a shared one summed at its owner."""
-        sums: dict[int, list[tf.Tensor]] = {}
-        for stage, traced, totals in zip(
-            self._stages, self._traced, self._sums, strict=True
-        ):
-            grads = traced.trace.weight_grads
-            weights = [v for v, g in zip(stage.weights, grads, strict=True) if g]
-            for variable, gradient in zip(weights, totals, strict=True):
-                sums.setdefault(id(variable), []).append(gradient)
-        results: list[tf.Tensor | None] = []
-        for key in self._before.trainable:
-            with tf.device(self._before.devices[key]):
-                results.append(_sum(sums.get(key, [])))
+        parts: IdentityMap[keras.Variable, list[tf.Tensor]] = IdentityMap()
+        for stage, run in zip(self._stages, self._runs, strict=True):
+            names = run.trace.backward.weight_grads
+            weights = [v for v, g in zip(stage.weights, names, strict=True) if g]
+            gradients = run.weight_gradients()
+            for variable, gradient in zip(weights, gradients, strict=True):
+                parts.setdefault(variable, []).append(gradient)
+        results: IdentityMap[keras.Variable, tf.Tensor | None] = IdentityMap()
+        for variable in self._before.trainable:
+            with tf.device(self._before.devices[variable]):
+                results[variable] = _sum(parts.get(variable, []))
         return results
 
-    def _programs(self, k: int, m: int) -> Programs:
-        stage = self._traced[k]
-        return stage.saving if self._saves(k, m) else stage.recomputing
-
-    def _rows(self, m: int) -> list[tf.Tensor]:
-        """Returns the size of a microbatch that may turn out empty, else nothing."""
-        return [self._split.sizes[m]] if self._split.may_be_empty else []
-
-    def _cut(self, tensors: Tensors, places: Mapping[Wire, int]) -> list[Tensors]:
-        """Cuts mini-batch tensors into microbatches, each at the stage in `places`."""
-        pieces: list[Tensors] = [{} for _ in self._split.sizes]
+    def _split_over(
+        self, tensors: Mapping[Wire, tf.Tensor], stages: Mapping[Wire, int]
+    ) -> list[Tensors]:
+        """Splits mini-batch tensors into microbatches, each at one of `stages`."""
+        rows: list[Tensors] = [{} for _ in self._split.sizes]
         for wire, tensor in tensors.items():
-            if wire in places:
-                with tf.device(self._devices[places[wire]]):
-                    cut = self._split.cut(tensor)
-                for row, piece in zip(pieces, cut, strict=True):
-                    row[wire] = piece
-        return pieces
+            if wire in stages:
+                with tf.device(self._runs[stages[wire]].device):
+                    parts = self._split.cut(tensor)
+                for row, part in zip(rows, parts, strict=True):
+                    row[wire] = part
+        return rows
 
     def _makers(self) -> dict[Wire, int]:
         """Returns which stage makes each value."""
-        return {wire: k for k, t in enumerate(self._traced) for wire in t.makes}
-
-    @functools.cached_property
-    def _crossing(self) -> dict[Wire, int]:
-        """The values that are compressed on their way, with the stage of each."""
-        read = {wire for stage in self._traced for wire in stage.reads}
-        return {
-            wire: k
-            for k, stage in enumerate(self._traced)
-            for wire, spec in stage.output_specs.items()
-            if wire in read and self._transfer.packs(wire.number, spec)
-        }
+        return {wire: k for k, t in enumerate(self.traced) for wire in t.makes}
 
     def _first_readers(self) -> dict[Wire, int]:
         """Returns which stage is the first to read each value."""
-        stages = reversed(list(enumerate(self._traced)))
+        stages = reversed(list(enumerate(self.traced)))
         return {wire: k for k, stage in stages for wire in stage.reads}
 
+    @functools.cached_property
+    def _compressed(self) -> dict[Wire, int]:
+        """The values that are compressed on their way, with the stage of each."""
+        read = {wire for stage in self.traced for wire in stage.reads}
+        return {
+            wire: k
+            for k, stage in enumerate(self.traced)
+            for wire, spec in stage.output_specs.items()
+            if wire in read and self._boundary.packs(wire.number, spec)
+        }
 
-class _Chain:
+
+class _DeviceOrder:
     """Orders the actions of each device one after another."""
 
-    def __init__(self, beginning: tf.Operation | None = None) -> None:
-        self._beginning = [] if beginning is None else [beginning]
+    def __init__(self, starts_after: tf.Operation | None = None) -> None:
+        self._first = [] if starts_after is None else [starts_after]
         self._last: dict[int, list[tf.Operation]] = {}
 
     def after(self, device: int) -> contextlib.AbstractContextManager[Any]:
         """Operations created inside run after the last action on a device."""
-        return tf.control_dependencies(self._last.get(device, self._beginning))
+        return tf.control_dependencies(self._last.get(device, self._first))
 
-    def ran(
-        self, device: int, results: Sequence[tf.Tensor], *, everywhere: bool
+    def record(
+        self, device: int, results: Sequence[tf.Tensor], *, is_sharded: bool
     ) -> None:
-        """Notes the results of the newest action on a device, if it has any.
+        """Makes an action the last one on a device, if it has any results.
 
         Args:
             device: The device.
             results: The results.
-            everywhere: Whether they are of several operations, on all shards.
+            is_sharded: Whether they are of several operations, on all shards.
         """
         if tf.executing_eagerly() or not results:
             return
-        if everywhere and len(results) > 1:
+        if is_sharded and len(results) > 1:
             # One operation a shard, for each of the next action's to wait for.
             places: dict[str, list[tf.Operation]] = {}
             for result in results:

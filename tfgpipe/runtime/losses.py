@@ -2,13 +2,13 @@
 
 A Keras loss is a mean over what counts: rows, entries that are not masked, sample
 weights. Of a microbatch Keras takes the mean over what counts there, so microbatches
-weigh in by their *extent*, how much of what counts in the mini-batch they hold:
+weigh in by their *denominator*, how much of what counts they hold:
 
-    loss = sum over m of  extent[m] / extent  *  loss[m]
+    loss = sum over m of  denominator[m] / denominator  *  loss[m]
 
-The extent of the mini-batch must be known before the first backward, which may come
-before the last forward. It depends on targets, sample weights and masks, but not on
-predictions. Replicas share one mini-batch, so it is the sum over theirs.
+The denominator of the mini-batch must be known before the first backward, which may
+come before the last forward. It depends on targets, sample weights and masks, but not
+on predictions. Replicas share one mini-batch, so it is the sum over theirs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
@@ -33,8 +34,6 @@ class Head:
         whole: Positions of metrics to leave out, as they need the whole mini-batch.
 
     Attributes:
-        masks_predictions: For each loss, whether its predictions have had a mask.
-        masks_values: For each loss, whether it has masked values itself.
         dtype: The type of the loss.
     """
 
@@ -49,23 +48,25 @@ class Head:
         self._compiled = compiled
         self._kinds = kinds
         self._whole = whole
-        self.masks_predictions = [False] * len(kinds)
-        self.masks_values = [False] * len(kinds)
         container = compiled.losses
         self.dtype = container.dtype if container else keras.config.floatx()
 
     def __call__(
-        self, targets: Any, outputs: Any, weights: Any, extents: tf.Tensor
+        self, targets: Any, outputs: Any, weights: Any, denominators: tf.Tensor
     ) -> list[tf.Tensor]:
         """Returns the microbatch's part in the loss `[1]`, and in each loss `[1, n]`.
+
+        And which losses are masked, `[n, 2]`: whether their predictions have a mask,
+        and whether they mask values themselves. These are constants of the trace.
 
         Args:
             targets: Nested as Keras nests them.
             outputs: Likewise.
             weights: Sample weights, likewise, or None.
-            extents: Rows that all hold the extents of the mini-batch, one a loss.
+            denominators: Of the mini-batch, one a loss, `[n]`.
         """
-        rows = tf.shape(extents)[0]
+        rows = tf.shape(keras.tree.flatten(outputs)[0])[0]
+        masked = [(False, False)] * len(self._kinds)
 
         def part(number: int, loss: keras.Loss, y: Any, p: Any, w: Any) -> tf.Tensor:
             if w is not None and self._kinds[number] != "values":
@@ -76,12 +77,11 @@ class Head:
                 )
             given = keras_internals.get_mask(p)
             own = keras_internals.get_mask(values_of(loss, y, p))
-            self.masks_predictions[number] |= given is not None
-            self.masks_values[number] |= own is not None
-            mine = extent(loss, self._kinds[number], [given, own], w, rows)
+            masked[number] = given is not None, own is not None
+            mine = denominator(loss, self._kinds[number], [given, own], w, rows)
             mean = loss(y, p, w)
-            share = tf.math.divide_no_nan(mine, extents[0, number])
-            return mean * tf.cast(share, mean.dtype)
+            weight = tf.math.divide_no_nan(mine, denominators[number])
+            return mean * tf.cast(weight, mean.dtype)
 
         total, parts = keras_internals.evaluate_loss(
             self._compiled, part, targets, outputs, weights
@@ -94,10 +94,11 @@ class Head:
         return [
             tf.zeros([1], self.dtype) if total is None else total[None],
             tf.stack(seen)[None] if seen else tf.zeros([1, 0], self.dtype),
+            tf.constant(np.reshape(np.array(masked, bool), [-1, 2])),
         ]
 
 
-def extent(
+def denominator(
     loss: keras.Loss,
     kind: Kind,
     masks: Sequence[tf.Tensor | None],
@@ -139,7 +140,7 @@ def _is_sum(loss: keras.Loss, kind: Kind) -> bool:
     return kind == "sum" or (kind == "values" and loss.reduction == "sum")
 
 
-def extents(
+def denominators(
     compiled: keras_internals.Compiled,
     kinds: Sequence[Kind],
     targets: Any,
@@ -148,7 +149,7 @@ def extents(
     *,
     masks_values: Sequence[bool],
 ) -> tf.Tensor:
-    """Returns the extents of a mini-batch on all replicas, one for each loss, `[n]`.
+    """Returns what the losses of a mini-batch are divided by, on all replicas, `[n]`.
 
     Args:
         compiled: The model's losses.
@@ -170,7 +171,7 @@ def extents(
             else None
         )
         masks = [keras_internals.get_mask(p), own]
-        found[number] = extent(loss, kinds[number], masks, w, rows)
+        found[number] = denominator(loss, kinds[number], masks, w, rows)
         are_sums[number] = _is_sum(loss, kinds[number])
         return tf.zeros([])
 

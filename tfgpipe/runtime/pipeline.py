@@ -1,98 +1,170 @@
-"""A mini-batch through all stages, as operations in the order of a schedule.
+"""A pipeline: a captured model, partitioned into stages on devices.
 
-Either as one operation with a gradient of its own, whose forward emits the forward
-actions and whose gradient the backward ones; or, where the loss is a value that the
-last stage makes, all actions in one go. Both ways the order is one that this library
-chooses rather than one that automatic differentiation happens to produce.
+A step is emitted as TensorFlow operations, in an order that this library chooses rather
+than one that automatic differentiation happens to produce. Either as one operation with
+a gradient of its own, whose forward emits the forward actions and whose gradient the
+backward ones (`run`); or, where the loss is a value that the last stage makes, all
+actions in one go (`begin`, then `Executor.train`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal
 
+import keras
 import tensorflow as tf
 
-from tfgpipe.capture import Wire
-from tfgpipe.devices import device_kind
-from tfgpipe.distribution import replica_context
-from tfgpipe.runtime import microbatch, snapshot
-from tfgpipe.runtime.carry import Change
-from tfgpipe.runtime.executor import Result, Step, Tensors, TrainResult
-from tfgpipe.runtime.snapshot import Snapshot
+from tfgpipe._compat import functions, keras_internals
+from tfgpipe._util import stage_spans
+from tfgpipe.capture import Network, Value, Wire, source_model, tracer
+from tfgpipe.distribution import Placement, replica_context
+from tfgpipe.runtime import microbatch
+from tfgpipe.runtime.executor import Executor, Result, Tensors
+from tfgpipe.runtime.microbatch import check_equal_batches
+from tfgpipe.runtime.stage_run import StageRun
+from tfgpipe.runtime.state import Carry, InitialState, VariableUpdate, read_variables
 from tfgpipe.runtime.timer import Clock
 from tfgpipe.schedules import Schedule
 from tfgpipe.stage import (
-    Mode,
     Remat,
     Stage,
+    StageCache,
+    StageOptions,
     TracedStage,
     Transfer,
+    TransferDtype,
     normalization,
+    platform_of,
     trace_all,
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """Stages on devices, and how a mini-batch goes through them.
+    """A captured model, its stages, their devices, and how they are run.
 
     Attributes:
+        source: What was pipelined, as it was given.
+        captured: Its calls.
         stages: The K stages.
-        wanted: Numbers of the values to return.
-        shards: For each stage, the devices of its shards in the replica being built.
-        schedule: The order of the actions, on the devices numbered as they occur.
+        placement: Their devices.
         remat: What the backward recomputes.
-        jit_compile: For each stage, whether XLA compiles its programs.
+        jit_compile: Whether XLA compiles the functions of stages; `"auto"` for on GPUs.
         batch_norm: When moving averages of batch statistics move.
-        constant: Numbers of inputs whose gradients nobody wants.
-        transfer: How values cross from stage to stage.
-        clock: What to time the actions with, if at all.
+        transfer_dtype: What values are compressed to on their way to another stage.
     """
 
-    stages: Sequence[Stage]
-    wanted: Sequence[int]
-    shards: Sequence[Sequence[str]]
-    schedule: Schedule
-    remat: Remat
-    jit_compile: Sequence[bool]
+    source: source_model.Original
+    captured: tracer.Recording
+    stages: tuple[Stage, ...]
+    placement: Placement
+    remat: Remat = "stage"
+    jit_compile: bool | Literal["auto"] = "auto"
     batch_norm: normalization.BatchNorm = "microbatch"
-    constant: Sequence[int] = ()
-    transfer: Transfer = dataclasses.field(default_factory=Transfer)
-    clock: Clock | None = None
+    transfer_dtype: TransferDtype | None = None
 
-    @property
-    def devices(self) -> list[str]:
-        """For each stage, the device of what is not sharded."""
-        return [lead for lead, *_ in self.shards]
+    def repartition(self, counts: Sequence[int]) -> Pipeline:
+        """Returns the same model in stages of these numbers of calls."""
+        stages = make_stages(self.captured.network, counts)
+        return dataclasses.replace(self, stages=stages)
 
-    def run(self, inputs: Mapping[Wire, tf.Tensor], *, training: bool | None) -> Result:
+    def flatten_inputs(
+        self, inputs: Any, side_inputs: Mapping[str, tf.Tensor]
+    ) -> Tensors:
+        """Returns what goes into the pipeline: tensors and the masks on them."""
+        fed = self.source.feed(inputs, side_inputs)
+        check_equal_batches({name: x for name, x in fed.items() if x is not None})
+        wires = {}
+        ids = self.captured.network.inputs
+        for number, x in zip(ids, fed.values(), strict=True):
+            if x is None:
+                continue
+            wires[Wire(number)] = x
+            mask = keras_internals.get_mask(x)
+            if mask is not None:
+                wires[Wire(number, True)] = mask
+        return wires
+
+    def static_output_spec(self, inputs: Any, side_inputs: Mapping[str, Any]) -> Any:
+        """Returns shapes and types of the outputs, if those of the inputs are known.
+
+        They are if they are, but for the rows, those recorded, and no mask is about,
+        which would be one more thing to know.
+
+        Args:
+            inputs: Tensors, symbolic or not.
+            side_inputs: Likewise.
+        """
+        specs, network = self.captured.specs, self.captured.network
+        fed = list(self.source.feed(inputs, side_inputs).values())
+        for number, x in zip(network.inputs, fed, strict=True):
+            known = specs[number]
+            if (
+                x is None
+                or keras_internals.get_mask(x) is not None
+                or keras.backend.standardize_dtype(x.dtype) != known.dtype
+                or tuple(x.shape[1:]) != known.shape[1:]
+            ):
+                return None
+        if any(
+            keras_internals.get_mask(specs[number]) is not None
+            for number in network.outputs
+        ):
+            return None
+        rows = next(x.shape[0] for x in fed if x is not None)
+
+        def spec(value: Value) -> keras.KerasTensor:
+            known = specs[value.number]
+            return keras.KerasTensor((rows, *known.shape[1:]), known.dtype)
+
+        return keras.tree.map_structure(spec, self.captured.output)
+
+    def nest_outputs(self, outputs: Tensors) -> Any:
+        """Returns outputs nested as the model nests them, their masks on them."""
+        for wire, value in outputs.items():
+            if wire.is_mask:
+                keras_internals.set_mask(outputs[Wire(wire.number)], value)
+        return keras.tree.map_structure(
+            lambda value: outputs.get(Wire(value.number)), self.captured.output
+        )
+
+    def run(
+        self,
+        inputs: Mapping[Wire, tf.Tensor],
+        *,
+        schedule: Schedule,
+        training: bool | None,
+    ) -> Result:
         """Runs a mini-batch through all stages, differentiably.
 
         Args:
             inputs: The values that are given and the masks on them, `[B, ...]` each.
+            schedule: The order of the actions, on the devices numbered as they occur.
             training: Whether layers run as in training; None leaves it to each.
 
         Raises:
             ValueError: If two stages share a variable that one of them changes.
             RuntimeError: If replicas are to meet one after the other.
         """
-        step, before = self._begin(inputs, training=training)
-        changes: list[Change] = []
+        step, before = self._begin(inputs, schedule=schedule, training=training)
+        updates: list[VariableUpdate] = []
         made: list[Wire] = []
 
         @tf.custom_gradient
         def run(*tensors: tf.Tensor) -> Any:
-            outputs, loss = step.forward(dict(zip(inputs, tensors, strict=False)))
+            result = step.forward(dict(zip(inputs, tensors, strict=False)))
+            outputs, loss = result.outputs, result.loss
             # Not differentiated, so they need not be results of this function.
-            changes.extend(step.changes())
+            updates.extend(result.updates)
             made.extend(outputs)
 
             # TensorFlow passes `variables` if it finds one behind the results, such as
             # a frozen weight, and then wants a gradient for it.
             def gradient(*output_grads: tf.Tensor, variables: Any = None) -> Any:
                 grads = step.backward(
+                    outputs,
                     output_grads[: len(outputs)],
                     None if loss is None else output_grads[-1],
                 )
@@ -100,79 +172,155 @@ class Pipeline:
 
             return [*outputs.values(), *([] if loss is None else [loss])], gradient
 
-        with tf.device(self.devices[-1]):
+        with tf.device(self.placement.devices[-1]):
             results = run(*inputs.values(), *before.weights())
         outputs = dict(zip(made, results, strict=False))
         loss = results[len(made)] if len(results) > len(made) else None
-        return Result({**self._passed(inputs), **outputs}, loss, changes)
+        return Result({**step.passed_through(inputs), **outputs}, loss, updates)
 
-    def train(
+    def begin(
         self,
         inputs: Mapping[Wire, tf.Tensor],
         *,
-        loss: Wire,
-        loss_grad: tf.Tensor,
-        added_loss_grad: tf.Tensor,
-    ) -> TrainResult:
-        """Runs a mini-batch through all stages, forward and backward.
+        schedule: Schedule,
+        training: bool,
+        outputs: Collection[int],
+        per_step: Mapping[Wire, tf.TensorSpec],
+        timer: Clock | None = None,
+    ) -> Executor:
+        """Traces the stages and reads their variables, for a step without a tape.
 
         Args:
-            inputs: As for `run`.
-            loss: The value, `[1]` of each microbatch, whose sum is the loss.
-            loss_grad: The gradient of the loss, `[]`.
-            added_loss_grad: The gradient of the losses that layers add, `[]`.
+            inputs: As for `run`; no gradients are wanted of them.
+            schedule: Likewise.
+            training: Likewise.
+            outputs: Ids of the values to return.
+            per_step: Inputs that are given whole to every microbatch, later.
+            timer: What to time the actions with, if at all.
 
         Raises:
             ValueError, RuntimeError: As `run` does.
         """
-        step, _ = self._begin(inputs, training=True)
-        result = step.train(
-            dict(inputs),
-            loss=loss,
-            loss_grad=loss_grad,
-            added_loss_grad=added_loss_grad,
+        step, _ = self._begin(
+            inputs,
+            schedule=schedule,
+            training=training,
+            outputs=outputs,
+            per_step=per_step,
+            differentiable=False,
+            timer=timer,
         )
-        outputs = {**self._passed(inputs), **result.outputs}
-        return dataclasses.replace(result, outputs=outputs)
+        return step
 
-    def trace(
-        self, inputs: Mapping[Wire, tf.Tensor], *, training: bool | None
-    ) -> list[TracedStage]:
-        """Returns the stages traced for such inputs, as a run does first.
-
-        Raises:
-            RuntimeError: If replicas are to meet one after the other.
-        """
-        return self._trace(inputs, *self._split(inputs, training=training), training)
-
-    def _trace(
+    def _begin(
         self,
         inputs: Mapping[Wire, tf.Tensor],
-        split: microbatch.Split,
-        num_replicas: int,
+        *,
+        schedule: Schedule,
         training: bool | None,
-    ) -> list[TracedStage]:
+        outputs: Collection[int] | None = None,
+        per_step: Mapping[Wire, tf.TensorSpec] | None = None,
+        differentiable: bool = True,
+        timer: Clock | None = None,
+    ) -> tuple[Executor, InitialState]:
+        devices, per_step = self.placement.shards, per_step or {}
+        platform = platform_of(self.placement.devices[-1])
+        num_replicas = self._num_replicas() if training else 1
+        first = next(iter(inputs.values()))
+        if platform == "tpu":
+            check_tpu(
+                first.shape[0], num_replicas=num_replicas, timed=timer is not None
+            )
+        # Replicas sum at each microbatch, so all have as many of them.
+        split = microbatch.split_rows(
+            first, schedule.num_microbatches, any_size=num_replicas > 1
+        )
         specs = {
             wire: tf.TensorSpec([split.static_size, *x.shape[1:]], x.dtype)
             for wire, x in inputs.items()
         }
-        modes = [
-            Mode(
-                training=training,
-                per_layer=self.remat == "layer",
-                may_be_empty=split.may_be_empty,
-                jit_compile=jit_compile,
-                batch_norm=self.batch_norm,
-                num_replicas=num_replicas,
-                constant=tuple(self.constant),
-                on_cpu=device_kind(device) == "CPU",
-                core=device if self._on_tpu else None,
-                num_microbatches=len(split.sizes),
-            )
-            for device, jit_compile in zip(self.devices, self.jit_compile, strict=True)
+        options = [
+            self._stage_options(device, split, training, num_replicas)
+            for device in self.placement.devices
         ]
+        ids = {wire.number for wire in per_step}
+        traced = self._trace(
+            {**specs, **per_step},
+            options,
+            split,
+            non_differentiable=()
+            if differentiable
+            else {w.number for w in specs} | ids,
+            per_step=ids,
+        )
+        before = read_variables(self.stages, traced, devices)
+        schedule = schedule.first(len(split.sizes))
+        keeps = self._keeps(schedule, training=training)
+        runs = []
+        for k, stage in enumerate(self.stages):
+            carry = Carry(stage, traced[k], devices[k][0], split, before)
+            runs.append(StageRun(traced[k], devices[k], carry, split, keeps(k)))
+        wanted = self.captured.network.outputs if outputs is None else outputs
+        executor = Executor(
+            self.stages,
+            runs,
+            before=before,
+            schedule=schedule,
+            split=split,
+            outputs=wanted,
+            per_step=ids,
+            boundary=Transfer(self.transfer_dtype, self.captured.network.outputs),
+            # XLA has no such operation.
+            starts_after=functions.beginning()
+            if training and platform != "tpu"
+            else None,
+            timer=timer,
+        )
+        return executor, before
+
+    def _stage_options(
+        self,
+        device: str,
+        split: microbatch.Split,
+        training: bool | None,
+        num_replicas: int,
+    ) -> StageOptions:
+        """Returns how the stage on a device runs."""
+        platform = platform_of(device)
+        jit_compile = self.jit_compile
+        if jit_compile == "auto":
+            jit_compile = platform == "gpu"
+        if platform == "tpu":  # XLA compiles the step, whatever is in it.
+            jit_compile = False
+        return StageOptions(
+            platform=platform,
+            training=training,
+            remat=self.remat,
+            jit_compile=bool(jit_compile),
+            batch_norm=self.batch_norm,
+            num_microbatches=len(split.sizes),
+            may_be_empty=split.may_be_empty,
+            num_replicas=num_replicas,
+            tpu_core=device if platform == "tpu" else None,
+        )
+
+    def _trace(
+        self,
+        specs: Mapping[Wire, tf.TensorSpec],
+        options: Sequence[StageOptions],
+        split: microbatch.Split,
+        *,
+        non_differentiable: Collection[int],
+        per_step: Collection[int],
+    ) -> list[TracedStage]:
         try:
-            return trace_all(self.stages, specs, modes)
+            return trace_all(
+                self.stages,
+                specs,
+                options,
+                non_differentiable=non_differentiable,
+                per_step=per_step,
+            )
         except Exception as error:
             if split.static_size is None:
                 error.add_note(
@@ -182,54 +330,6 @@ class Pipeline:
                     "that num_microbatches divides."
                 )
             raise
-
-    def _begin(
-        self, inputs: Mapping[Wire, tf.Tensor], *, training: bool | None
-    ) -> tuple[Step, Snapshot]:
-        """Traces the stages, and reads their variables."""
-        split, num_replicas = self._split(inputs, training=training)
-        traced = self._trace(inputs, split, num_replicas, training)
-        before = snapshot.take(self.stages, traced, self.shards)
-        order = self.schedule.first(len(split.sizes))
-        step = Step(
-            self.stages,
-            traced,
-            shards=self.shards,
-            wanted=self.wanted,
-            schedule=order,
-            split=split,
-            before=before,
-            saves=self._saves(order, training=training),
-            training=bool(training),
-            transfer=self.transfer,
-            clock=self.clock,
-        )
-        return step, before
-
-    def _split(
-        self, inputs: Mapping[Wire, tf.Tensor], *, training: bool | None
-    ) -> tuple[microbatch.Split, int]:
-        """Returns how a mini-batch is cut, and how many replicas meet in training."""
-        num_replicas = self._num_replicas() if training else 1
-        first = next(iter(inputs.values()))
-        if self._on_tpu:
-            check_tpu(
-                first.shape[0], num_replicas=num_replicas, timed=self.clock is not None
-            )
-        # Replicas meet at each microbatch, so all have as many of them.
-        split = microbatch.split_rows(
-            first, self.schedule.num_microbatches, any_size=num_replicas > 1
-        )
-        return split, num_replicas
-
-    def _passed(self, inputs: Mapping[Wire, tf.Tensor]) -> Tensors:
-        """Returns inputs that are wanted as they are, and go through no stage."""
-        return {wire: x for wire, x in inputs.items() if wire.number in self.wanted}
-
-    @property
-    def _on_tpu(self) -> bool:
-        """Whether the step is part of a computation for TPUs."""
-        return device_kind(self.devices[-1]) == "TPU"
 
     def _num_replicas(self) -> int:
         """Returns how many replicas the layers sum over in training; 1 if none does.
@@ -250,16 +350,25 @@ class Pipeline:
             )
         return number
 
-    def _saves(
-        self, order: Schedule, *, training: bool | None
-    ) -> Callable[[int, int], bool]:
-        """Returns whether the activations of a stage and a microbatch are kept."""
+    def _keeps(
+        self, schedule: Schedule, *, training: bool | None
+    ) -> Callable[[int], Callable[[int], bool]]:
+        """Returns, by stage and microbatch, whether activations are kept."""
         if not training or self.remat in ("stage", "layer"):
-            return lambda k, m: False
+            return lambda k: lambda m: False
         if self.remat == "none":
-            return lambda k, m: True
-        last = order.num_microbatches - 1
-        return lambda k, m: m == last or order.follows_at_once(k, m)
+            return lambda k: lambda m: True
+        last = schedule.num_microbatches - 1
+        return lambda k: lambda m: m == last or schedule.follows_at_once(k, m)
+
+
+def make_stages(network: Network, counts: Sequence[int]) -> tuple[Stage, ...]:
+    """Returns stages of these numbers of calls, which share equal functions."""
+    cache = StageCache()
+    return tuple(
+        Stage(k, network.part(span), cache)
+        for k, span in enumerate(stage_spans(counts))
+    )
 
 
 def check_tpu(

@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe.capture import Part, Replay, Scope, Wire, layer_variables, tracer
+from tfgpipe.capture import Interpreter, Part, Scope, Wire, layer_variables, tracer
 from tfgpipe.runtime import examples, loss_probes
 from tfgpipe.stage import total
 
@@ -180,15 +180,16 @@ class _Forward:
         training: bool,
     ) -> None:
         wires = [Wire(number) for number in part.reads]
-        replay = Replay(part, wires, training=training, per_layer=False)
+        interpreter = Interpreter(part, wires, training=training, remat=False)
         self.variables = [v for some in layer_variables(part.layers) for v in some]
-        self.draws = False
+        drawn: list[bool] = []
 
         def forward(inputs: Any, values: Any) -> tuple[list[tf.Tensor], Any]:
             with Scope(zip(self.variables, values, strict=True), None) as scope:
-                outputs = replay.body(inputs)
+                made = interpreter.run(inputs)
+            outputs = [x for x in made.values() if x is not None]
             after = [scope.get_current_value(v) for v in self.variables]
-            self.draws = any(a is not b for a, b in zip(values, after, strict=True))
+            drawn.append(any(a is not b for a, b in zip(values, after, strict=True)))
             return outputs, total(scope.losses)
 
         self._inputs = [_spec(x, batch_size) for x in given]
@@ -197,6 +198,7 @@ class _Forward:
             traced = tf.function(forward, autograph=False)
             self._concrete = traced.get_concrete_function(self._inputs, values)
         outputs, loss = self._concrete.structured_outputs
+        self.draws = any(drawn)
         self.input_shapes = [spec.shape for spec in self._inputs]
         self.output_shapes = [output.shape for output in outputs]
         self.adds_loss = loss is not None

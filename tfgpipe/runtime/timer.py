@@ -13,7 +13,7 @@ the host, and a start that was read too early is moved to the end of the action 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -36,41 +36,51 @@ class Clock:
         self._readings: list[tf.Tensor] = []
         self._tokens: dict[str, tf.Tensor] = {}
 
-    def time(
-        self,
-        action: Action,
-        devices: Sequence[str],
-        feeds: Values,
-        run: Callable[[Values], list[tf.Tensor]],
-        *,
-        recomputes: bool,
-    ) -> tf.Tensor:
-        """Runs an action between two readings, and returns the second.
+    def start(
+        self, device: str, others: Sequence[str], feeds: Values
+    ) -> tuple[Values, tf.Tensor]:
+        """Reads the clock before an action, once its inputs are there.
 
         Args:
-            action: The action.
-            devices: Where it runs: on the first, and on those of its shards.
+            device: Where the action runs.
+            others: The devices of its other shards.
             feeds: What it reads, wherever that is.
-            run: Runs it on what it reads, and returns its results.
-            recomputes: Whether it begins with another forward.
+
+        Returns:
+            What it is to read, and the reading.
         """
-        device = devices[0]
-        token = self._token(device)
-        here = {}
+        devices, here = (device, *others), {}
         for name, tensor in feeds.items():
             # Copies are there when what they are of has arrived.
             with tf.device(tensor.device if tensor.device in devices else device):
                 here[name] = tf.identity(tensor)
         with tf.control_dependencies(list(here.values())):
-            start = _now(token)
-        with tf.control_dependencies([start]):
-            results = run(here)
+            return here, _now(self._token(device))
+
+    def end(
+        self,
+        action: Action,
+        device: str,
+        start: tf.Tensor,
+        results: Sequence[tf.Tensor],
+        *,
+        recomputes: bool,
+    ) -> tf.Tensor:
+        """Reads the clock after an action, and returns the reading.
+
+        Args:
+            action: The action.
+            device: Where it runs.
+            start: The reading before it.
+            results: What it has made.
+            recomputes: Whether it began with another forward.
+        """
         if device_kind(device) != "CPU":
             some = [tf.reshape(x, [-1])[:1] for x in results if x.dtype != tf.variant]
             with tf.device(host_device(device)):
                 results = [tf.identity(x) for x in some]
         with tf.control_dependencies(results):
-            end = _now(token)
+            end = _now(self._token(device))
         self.actions[action] = recomputes
         self._readings += [start, end]
         return end

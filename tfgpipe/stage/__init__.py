@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from tfgpipe.stage.boundary import TRANSFER_DTYPES as TRANSFER_DTYPES
     from tfgpipe.stage.boundary import Transfer as Transfer
     from tfgpipe.stage.boundary import TransferDtype as TransferDtype
+    from tfgpipe.stage.empty_batches import Values as Values
+    from tfgpipe.stage.functions import StageFunction as StageFunction
+    from tfgpipe.stage.functions import StageFunctions as StageFunctions
     from tfgpipe.stage.joint import total as total
     from tfgpipe.stage.joint import trace_joint as trace_joint
     from tfgpipe.stage.normalization import (
         DeferredBatchNormalization as DeferredBatchNormalization,
     )
-    from tfgpipe.stage.program import Program as Program
-    from tfgpipe.stage.program import Values as Values
-    from tfgpipe.stage.program import nothing_gathered as nothing_gathered
-    from tfgpipe.stage.programs import Programs as Programs
-    from tfgpipe.stage.stage import REMAT_MODES as REMAT_MODES
-    from tfgpipe.stage.stage import Mode as Mode
-    from tfgpipe.stage.stage import Remat as Remat
+    from tfgpipe.stage.options import REMAT_MODES as REMAT_MODES
+    from tfgpipe.stage.options import Remat as Remat
+    from tfgpipe.stage.options import StageOptions as StageOptions
+    from tfgpipe.stage.options import platform_of as platform_of
     from tfgpipe.stage.stage import Stage as Stage
     from tfgpipe.stage.stage import StageCache as StageCache
     from tfgpipe.stage.stage import TracedStage as TracedStage

@@ -29,7 +29,8 @@ import tensorflow as tf
 
 from tfgpipe.devices import sharding
 from tfgpipe.graph import matmul
-from tfgpipe.stage.joint import Gradient, Trace
+from tfgpipe.stage.joint import Gradient, Trace, zero
+from tfgpipe.stage.options import StageOptions
 
 
 class Sums:
@@ -41,33 +42,31 @@ class Sums:
 
     Args:
         trace: The stage.
-        num_microbatches: How many there are to sum, or None if that is not known.
-        puts_off: Whether products may be put off.
-        in_place: Whether sums are written in place.
+        options: How it runs.
 
     Attributes:
         names: Names of the tensors of a microbatch that are noted or added.
         is_final: Whether what is between `begin` and `end` are the gradients.
     """
 
-    def __init__(
-        self,
-        trace: Trace,
-        *,
-        num_microbatches: int | None,
-        puts_off: bool,
-        in_place: bool = True,
-    ) -> None:
-        self._add = _add_in_place if in_place else _add
+    def __init__(self, trace: Trace, options: StageOptions) -> None:
+        self._add = _add if options.platform == "tpu" else _add_in_place
+        num_microbatches = options.num_microbatches
         self._terms = [
             _Term(trace.spec(name), gradient, trace.shards.get(name, 0))
-            for name, gradient in zip(trace.weights, trace.weight_grads, strict=True)
+            for name, gradient in zip(
+                trace.given.weights, trace.backward.weight_grads, strict=True
+            )
             if gradient is not None
         ]
         self._at_once = num_microbatches == 1
         self._noted: dict[str, tf.TensorSpec] = {}
         self._put_off: set[Gradient] = set()
-        if puts_off and num_microbatches is not None and not self._at_once:
+        if (
+            options.uses_cpu_kernels
+            and num_microbatches is not None
+            and not self._at_once
+        ):
             for term in self._terms:
                 rows = _rows(trace, term.weight, term.gradient, num_microbatches)
                 self._noted.update(rows)
@@ -75,8 +74,8 @@ class Sums:
         self._added = [t for t in self._terms if t.gradient not in self._put_off]
         added = [name for term in self._added for name in term.gradient.names]
         self.names = tuple(dict.fromkeys((*added, *self._noted)))
-        finished = any(gradient.finished for gradient in self.gradients)
-        self.is_final = not (self._put_off or finished)
+        finalized = any(gradient.finalized for gradient in self.gradients)
+        self.is_final = not (self._put_off or finalized)
         # Sums of parts of weights are where these are, rows where they are made.
         self._places = [term.shard for term in self._added]
         self._places += [trace.shard(name) for name in self._noted]
@@ -176,14 +175,6 @@ class _Term:
     weight: tf.TensorSpec
     gradient: Gradient
     shard: int
-
-
-def zero(spec: tf.TensorSpec) -> tf.Tensor:
-    """Returns a zero in a buffer of its own.
-
-    `Empty` is stateful, so no optimizer shares or folds these buffers.
-    """
-    return tf.raw_ops.Empty(shape=spec.shape, dtype=spec.dtype, init=True)
 
 
 def add_in_place(total: tf.Tensor, value: tf.Tensor) -> tf.Tensor:

@@ -39,7 +39,7 @@ _INITIAL = ("initializer", "seed")
 _WRAPPED = ("build", "quantize")
 
 
-def description(part: Part) -> Hashable | None:
+def structure(part: Part) -> Hashable | None:
     """Returns what is equal for parts that share a trace; None if it is unknown."""
     try:
         return _part(part)
@@ -47,8 +47,8 @@ def description(part: Part) -> Hashable | None:
         return None
 
 
-def numbering(part: Part) -> tuple[int, ...]:
-    """Returns the numbers of a part's values, in an order that is its twins', too."""
+def value_ids(part: Part) -> tuple[int, ...]:
+    """Returns the ids of a part's values, in an order that its structure decides."""
     made = (number for call in part.calls for number in call.makes)
     return tuple(dict.fromkeys((*part.reads, *made)))
 
@@ -58,18 +58,18 @@ class _UnknownError(Exception):
 
 
 def _part(part: Part) -> Hashable:
-    numbers = {number: i for i, number in enumerate(numbering(part))}
+    numbers = {number: i for i, number in enumerate(value_ids(part))}
     positions = {id(layer): i for i, layer in enumerate(part.layers)}
     calls = []
     for call in part.calls:
         arguments = (call.args, dict(call.kwargs))
-        structure = keras.tree.map_structure(lambda _: None, arguments)
+        nesting = keras.tree.map_structure(lambda _: None, arguments)
         leaves = tuple(
             ("value", numbers[leaf.number]) if isinstance(leaf, Value) else _plain(leaf)
             for leaf in keras.tree.flatten(arguments)
         )
         makes = tuple(numbers[n] for n in call.makes)
-        calls.append((positions[id(call.layer)], repr(structure), leaves, makes))
+        calls.append((positions[id(call.layer)], repr(nesting), leaves, makes))
     return (
         tuple(map(_layer, part.layers)),
         _variables(part),

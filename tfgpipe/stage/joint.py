@@ -1,13 +1,14 @@
-"""One stage, forward and gradient together, as a graph of explicit values.
+"""The joint graph of a stage: forward and gradient as functions of explicit values.
 
 Keras runs layers on variables; a pipeline needs them as a function of values, so that
 every microbatch sees the weights of the start of the step, and a recomputation sees
 the dropout seeds and statistics of the forward pass it repeats. `keras.StatelessScope`
 gives that: inside it, reading a variable yields the value it was mapped to, and an
-assignment only notes the new value.
+assignment only records the new value.
 
 The layers are traced exactly once, and the gradient of every output with respect to
-every input and weight in the same graph. `cut` and `program` then take it apart.
+every input and weight in the same graph (a *joint graph*, as AOTAutograd has it). The
+functions of a stage are subgraphs of it: see `graph.partitioner` and `functions`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfgpipe._compat import functions
+from tfgpipe._util import IdentityMap, unique
 from tfgpipe.capture import Accumulator, Scope, check_assignments, differentiable
 from tfgpipe.devices import sharding
 from tfgpipe.distribution import Replicas
 from tfgpipe.graph import matmul
 
-Body = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
+Body = Callable[[Sequence[tf.Tensor]], Mapping[Any, tf.Tensor | None]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,18 +41,95 @@ class Gradient:
         indices: Which rows, `[n]`, or None if the gradient is dense.
         factors: The tensors `x` and `dy`, `[rows, width]` each, of a gradient that is
             `x^T @ dy`, or nothing.
-        finished: What the sum of `values` is to be made into, or None: see `finishing`.
+        finalized: What the sum of `values` is to be made into, or None: see
+            `masked_gradients`.
     """
 
     values: str
     indices: str | None = None
     factors: tuple[str, ...] = ()
-    finished: str | None = None
+    finalized: str | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names that are there."""
         return (self.values,) if self.indices is None else (self.values, self.indices)
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What a stage takes.
+
+    Attributes:
+        inputs: What earlier stages hand over.
+        weights: Values of the trainable variables.
+        state: Values of the non-trainable variables, read-only ones included.
+        replicas: What `Replicas` are made of, or nothing.
+    """
+
+    inputs: tuple[str, ...]
+    weights: tuple[str, ...]
+    state: tuple[str, ...]
+    replicas: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Forward:
+    """What the forward of a stage makes.
+
+    Attributes:
+        keys: What each output is.
+        outputs: What goes to later stages.
+        dropped: The keys of what was given and is taken away.
+        new_state: For each state, its value afterwards; the same name if unchanged.
+        loss: Sum of the losses that layers added, or None.
+        effects: Names of the stateful operations (a print, an assertion), which must
+            run though nothing may depend on them.
+    """
+
+    keys: tuple[Any, ...]
+    outputs: tuple[str, ...]
+    dropped: tuple[Any, ...]
+    new_state: tuple[str, ...]
+    loss: str | None
+    effects: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Backward:
+    """What the backward of a stage takes and makes.
+
+    Attributes:
+        output_grads: For each output, its gradient to be fed, or None.
+        loss_grad: The gradient of the loss to be fed, or None.
+        input_grads: For each input its gradient, or None where there is none.
+        weight_grads: For each weight its gradient, or None where there is none.
+    """
+
+    output_grads: tuple[str | None, ...]
+    loss_grad: str | None
+    input_grads: tuple[str | None, ...]
+    weight_grads: tuple[Gradient | None, ...]
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The gradients to be fed that there are."""
+        return present(*self.output_grads, self.loss_grad)
+
+
+@dataclasses.dataclass(frozen=True)
+class Accumulation:
+    """What a layer accumulates over the microbatches of a step.
+
+    Attributes:
+        accumulator: What merges it, and updates variables by it.
+        values: What there is before a microbatch.
+        new_values: What there is after it.
+    """
+
+    accumulator: Accumulator
+    values: tuple[str, ...]
+    new_values: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,52 +139,29 @@ class Trace:
     Attributes:
         graph: Forward and gradient of the stage.
         captures: Values of tensors outside that the layers refer to.
-        strangers: Variables that were read though they are among neither `weights` nor
-            `state`: their values are constants here, so the trace is not to be used.
-        inputs: What the stage before hands over.
-        weights: Values of the trainable variables.
-        state: Values of the non-trainable variables, read-only ones included.
-        outputs: What goes to the stage after.
-        new_state: For each state, its value afterwards; the same name if unchanged.
-        statistics: What layers learn of the mini-batch beside their state.
-        gathered: For each of these, its values for the microbatches before.
-        new_gathered: For each of these, its values with this microbatch.
-        replicas: What `Replicas` are made of, or nothing.
-        num_meetings: How many sums over replicas there are.
-        loss: Sum of the losses that layers added, or None.
-        effects: Names of the stateful operations of the forward (a print, an
-            assertion), which must run though nothing may depend on them.
-        output_grads: For each output, its gradient to be fed, or None.
-        loss_grad: The gradient of `loss` to be fed, or None.
-        input_grads: For each input its gradient, or None where there is none.
-        weight_grads: For each weight its gradient, or None where there is none.
-        stand_ins: By names of tensors in `graph`, those to use in their place. The
+        given: What it takes.
+        forward: What the forward makes.
+        backward: What the backward takes and makes.
+        accumulated: What layers accumulate beside their state.
+        num_collectives: How many sums over replicas there are.
+        replacements: By names of tensors in `graph`, those to use in their place. The
             names here are those to use.
         shards: By names of weights and state that are parts of a weight, which shard
             each is of.
+        per_step: Which of the inputs are given once a step, the same for all
+            microbatches.
     """
 
     graph: tf.Graph
     captures: dict[str, tf.Tensor]
-    strangers: tuple[keras.Variable, ...]
-    inputs: tuple[str, ...]
-    weights: tuple[str, ...]
-    state: tuple[str, ...]
-    outputs: tuple[str, ...]
-    new_state: tuple[str, ...]
-    statistics: tuple[Accumulator, ...]
-    gathered: tuple[tuple[str, ...], ...]
-    new_gathered: tuple[tuple[str, ...], ...]
-    replicas: tuple[str, ...]
-    num_meetings: int
-    loss: str | None
-    effects: tuple[str, ...]
-    output_grads: tuple[str | None, ...]
-    loss_grad: str | None
-    input_grads: tuple[str | None, ...]
-    weight_grads: tuple[Gradient | None, ...]
-    stand_ins: dict[str, str]
+    given: Given
+    forward: Forward
+    backward: Backward
+    accumulated: tuple[Accumulation, ...]
+    num_collectives: int
+    replacements: dict[str, str]
     shards: dict[str, int]
+    per_step: tuple[str, ...] = ()
 
     @functools.cached_property
     def is_sharded(self) -> bool:
@@ -118,24 +175,58 @@ class Trace:
         return sharding.shard_of(device) or 0
 
     @property
-    def carried(self) -> tuple[str, ...]:
-        """What comes from the microbatch before: the state, and what is gathered."""
-        return (*self.state, *itertools.chain(*self.gathered))
+    def carry(self) -> tuple[str, ...]:
+        """What comes from the microbatch before: state, and what is accumulated."""
+        more = (values for x in self.accumulated for values in x.values)
+        return (*self.given.state, *more)
 
     @property
-    def new_carried(self) -> tuple[str, ...]:
+    def new_carry(self) -> tuple[str, ...]:
         """What goes to the microbatch after, in the same order."""
-        return (*self.new_state, *itertools.chain(*self.new_gathered))
+        more = (values for x in self.accumulated for values in x.new_values)
+        return (*self.forward.new_state, *more)
+
+    @property
+    def changed_carry(self) -> tuple[str, ...]:
+        """What of `new_carry` is not what it was before."""
+        pairs = zip(self.carry, self.new_carry, strict=True)
+        return tuple(after for before, after in pairs if after != before)
+
+    @property
+    def invariant(self) -> tuple[str, ...]:
+        """What is the same for all microbatches: weights, and state that stays."""
+        pairs = zip(self.given.state, self.forward.new_state, strict=True)
+        unchanged = (before for before, after in pairs if before == after)
+        return (*self.given.weights, *unchanged)
 
     @property
     def refers_outside(self) -> bool:
         """Whether there is more to it than the graph: it serves these layers alone."""
-        return bool(self.captures or self.statistics or self.effects or self.strangers)
+        return bool(self.captures or self.accumulated or self.forward.effects)
 
     def spec(self, tensor: str) -> tf.TensorSpec:
         """Returns the shape and type of a tensor."""
         symbolic = self.graph.get_tensor_by_name(tensor)
         return tf.TensorSpec(symbolic.shape, symbolic.dtype)
+
+    def zeros(self) -> dict[str, tf.Tensor]:
+        """Returns what is accumulated before the first microbatch: nothing."""
+        names = itertools.chain(*(x.values for x in self.accumulated))
+        return {name: zero(self.spec(name)) for name in names}
+
+
+class CapturedVariablesError(Exception):
+    """Layers have read variables that they were not given.
+
+    Their values are constants in the graph, which is of no use therefore.
+
+    Attributes:
+        variables: The variables.
+    """
+
+    def __init__(self, variables: Sequence[keras.Variable]) -> None:
+        super().__init__(f"Captured: {[variable.path for variable in variables]}.")
+        self.variables = tuple(variables)
 
 
 def trace_joint(
@@ -145,122 +236,138 @@ def trace_joint(
     weights: Sequence[keras.Variable],
     state: Sequence[keras.Variable],
     num_replicas: int = 1,
-    constant: Collection[int] = (),
-    on_cpu: bool = False,
-    numbers: Mapping[int, int] | None = None,
+    non_differentiable: Collection[int] = (),
+    per_step: Collection[int] = (),
+    uses_cpu_kernels: bool = False,
+    shards: IdentityMap[keras.Variable, int] | None = None,
 ) -> Trace:
-    """Traces `body` with variables replaced by explicit values.
+    """Traces `body` with variables replaced by explicit values, and its gradient.
 
     Args:
-        body: The stage's computation, from its inputs to its outputs.
+        body: The stage's computation, from its inputs to its outputs by key; None for
+            what was given and is taken away.
         input_specs: Shapes and types of the inputs of one microbatch.
         weights: The trainable variables that `body` reads.
         state: The other variables that it reads or assigns.
         num_replicas: How many replicas there are to sum over.
-        constant: Positions of inputs that want no gradient.
-        on_cpu: Whether it is to run on a CPU, by TensorFlow's own kernels.
-        numbers: By `id` of each variable that is part of a weight, of which shard.
+        non_differentiable: Positions of inputs that want no gradient.
+        per_step: Positions of inputs that are the same for all microbatches.
+        uses_cpu_kernels: Whether TensorFlow's own kernels for CPUs are to run it.
+        shards: Of each variable that is part of a weight, which shard.
 
     Raises:
         ValueError: If `body` assigns a variable that is in neither list, since that
             update would be lost.
+        CapturedVariablesError: If it reads one that is in neither list.
     """
-    found: list[Trace] = []
-    strangers: dict[int, keras.Variable] = {}
+    variables = [*weights, *state]
 
-    def joint() -> None:
+    def build() -> Trace:
         inputs = [_placeholder(spec) for spec in input_specs]
-        weight_values = [_placeholder(v) for v in weights]
-        state_values = [_placeholder(v) for v in state]
-        sources = [*inputs, *weight_values]
-        replicas, parts = None, []
-        if num_replicas > 1:
-            parts = list(map(_placeholder, Replicas.specs()))
-            replicas = Replicas(num_replicas, *parts)
+        values = [_placeholder(variable) for variable in variables]
+        sources = [*inputs, *values[: len(weights)]]
+        replicas, collective = _replicas(num_replicas)
+        scope = Scope(zip(variables, values, strict=True), replicas)
         with tf.GradientTape() as tape:
             tape.watch(
                 [
                     source
                     for position, source in enumerate(sources)
-                    if differentiable(source) and position not in constant
+                    if differentiable(source) and position not in non_differentiable
                 ]
             )
-            scope = Scope(
-                zip([*weights, *state], [*weight_values, *state_values], strict=True),
-                replicas,
-            )
-            with scope:
-                outputs = list(body(inputs))
-            check_assignments(scope, [*weights, *state])
-            loss = total(scope.losses)
-        strangers.update(scope.strangers)
-        gathered = [list(map(_placeholder, s.values)) for s in scope.statistics]
-        merged = [s.merge(g) for s, g in zip(scope.statistics, gathered, strict=True)]
+            made, loss = _run(body, inputs, scope, variables)
+        outputs = {key: output for key, output in made.items() if output is not None}
+        before = [list(map(_placeholder, x.values)) for x in scope.accumulators]
+        merged = [x.merge(b) for x, b in zip(scope.accumulators, before, strict=True)]
         graph = tf.compat.v1.get_default_graph()
         effects = [op.name for op in graph.get_operations() if op.op_def.is_stateful]
-        targets = [*outputs, *([] if loss is None else [loss])]
-        target_grads = [
-            _placeholder(target) if differentiable(target) else None
-            for target in targets
-        ]
-        paired = [
-            (target, grad)
-            for target, grad in zip(targets, target_grads, strict=True)
-            if grad is not None
-        ]
-        gradients = [None] * len(sources)
-        if paired:
-            gradients = tape.gradient(
-                [target for target, _ in paired],
-                sources,
-                output_gradients=[grad for _, grad in paired],
-            )
-        stand_ins = matmul.stand_ins(graph) if on_cpu else {}
-        names = _Names(stand_ins)
-        placeholders = zip(
-            [*weights, *state], [*weight_values, *state_values], strict=True
-        )
-        sharded = {
-            placeholder.name: numbers[id(variable)]
-            for variable, placeholder in placeholders
-            if numbers and id(variable) in numbers
-        }
-        found.append(
-            Trace(
-                graph=graph,
-                captures={},
-                strangers=(),
-                inputs=names.all(inputs),
-                weights=names.all(weight_values),
-                state=names.all(state_values),
-                outputs=names.all(outputs),
-                new_state=names.all([scope.get_current_value(v) for v in state]),
-                statistics=tuple(scope.statistics),
-                gathered=tuple(map(names.all, gathered)),
-                new_gathered=tuple(map(names.all, merged)),
-                replicas=names.all(parts),
-                num_meetings=next(replicas.numbers) if replicas else 0,
+        targets = [*outputs.values(), *present(loss)]
+        target_grads, gradients = _differentiate(tape, targets, sources)
+        replacements = matmul.stand_ins(graph) if uses_cpu_kernels else {}
+        names = _Names(replacements)
+        shard_of = shards or IdentityMap()
+        return Trace(
+            graph=graph,
+            captures=functions.captures(graph),
+            given=Given(
+                names.all(inputs),
+                names.all(values[: len(weights)]),
+                names.all(values[len(weights) :]),
+                names.all(collective),
+            ),
+            forward=Forward(
+                keys=tuple(outputs),
+                outputs=names.all(outputs.values()),
+                dropped=tuple(key for key, output in made.items() if output is None),
+                new_state=names.all(map(scope.get_current_value, state)),
                 loss=names(loss),
                 effects=tuple(effects),
-                output_grads=names.all(target_grads[: len(outputs)]),
-                loss_grad=None if loss is None else names(target_grads[-1]),
-                input_grads=names.all(
+            ),
+            backward=Backward(
+                names.all(target_grads[: len(outputs)]),
+                None if loss is None else names(target_grads[-1]),
+                names.all(
                     None if g is None else tf.convert_to_tensor(g)
                     for g in gradients[: len(inputs)]
                 ),
-                weight_grads=tuple(map(names.gradient, gradients[len(inputs) :])),
-                stand_ins=stand_ins,
-                shards=sharded,
-            )
+                tuple(map(names.gradient, gradients[len(inputs) :])),
+            ),
+            accumulated=tuple(
+                Accumulation(x, names.all(b), names.all(a))
+                for x, b, a in zip(scope.accumulators, before, merged, strict=True)
+            ),
+            num_collectives=next(replicas.numbers) if replicas else 0,
+            replacements=replacements,
+            shards={
+                value.name: shard_of[variable]
+                for variable, value in zip(variables, values, strict=True)
+                if variable in shard_of
+            },
+            per_step=names.all(inputs[position] for position in per_step),
         )
 
-    # Programs run on whatever device they are called on, so the trace names none.
+    # A stage's functions run on whatever device they are called on: none is named.
     with tf.device(None):
-        graph = tf.function(joint, autograph=False).get_concrete_function().graph
-    captures = {inner.name: outer for outer, inner in graph.captures}
-    return dataclasses.replace(
-        found[0], captures=captures, strangers=tuple(strangers.values())
+        return functions.trace_graph(build)
+
+
+def _replicas(num_replicas: int) -> tuple[Replicas | None, list[tf.Tensor]]:
+    """Returns the replicas to sum over, if any, and what is given to that end."""
+    if num_replicas == 1:
+        return None, []
+    parts = list(map(_placeholder, Replicas.specs()))
+    return Replicas(num_replicas, *parts), parts
+
+
+def _run(
+    body: Body,
+    inputs: Sequence[tf.Tensor],
+    scope: Scope,
+    variables: Sequence[keras.Variable],
+) -> tuple[Mapping[Any, tf.Tensor | None], tf.Tensor | None]:
+    """Returns what a stage makes, and the sum of the losses that its layers add."""
+    with scope:
+        made = body(inputs)
+    check_assignments(scope, variables)
+    if scope.captured_variables:
+        raise CapturedVariablesError(unique(scope.captured_variables))
+    return made, total(scope.losses)
+
+
+def _differentiate(
+    tape: tf.GradientTape, targets: Sequence[tf.Tensor], sources: Sequence[tf.Tensor]
+) -> tuple[list[tf.Tensor | None], list[Any]]:
+    """Returns the gradients of targets, to be fed, and those of sources by them."""
+    given = [_placeholder(x) if differentiable(x) else None for x in targets]
+    pairs = [(x, g) for x, g in zip(targets, given, strict=True) if g is not None]
+    if not pairs:
+        return given, [None] * len(sources)
+    wanted, output_gradients = zip(*pairs, strict=True)
+    gradients = tape.gradient(
+        list(wanted), sources, output_gradients=list(output_gradients)
     )
+    return given, gradients
 
 
 def _placeholder(like: tf.Tensor | tf.TensorSpec | keras.Variable) -> tf.Tensor:
@@ -268,13 +375,15 @@ def _placeholder(like: tf.Tensor | tf.TensorSpec | keras.Variable) -> tf.Tensor:
 
 
 class _Names:
-    """Names of tensors, with those of stand-ins in place of what they stand in for."""
+    """Names of tensors, with those of replacements for what they replace."""
 
-    def __init__(self, stand_ins: Mapping[str, str]) -> None:
-        self._stand_ins = stand_ins
+    def __init__(self, replacements: Mapping[str, str]) -> None:
+        self._replacements = replacements
 
     def __call__(self, tensor: tf.Tensor | None) -> Any:
-        return None if tensor is None else self._stand_ins.get(tensor.name, tensor.name)
+        if tensor is None:
+            return None
+        return self._replacements.get(tensor.name, tensor.name)
 
     def all(self, tensors: Iterable[tf.Tensor | None]) -> tuple[Any, ...]:
         return tuple(map(self, tensors))
@@ -296,3 +405,16 @@ def total(losses: Sequence[tf.Tensor]) -> tf.Tensor | None:
         return None
     dtype = tf.float64 if tf.float64 in [loss.dtype for loss in losses] else tf.float32
     return tf.add_n([tf.cast(tf.reduce_sum(loss), dtype) for loss in losses])
+
+
+def zero(spec: tf.TensorSpec) -> tf.Tensor:
+    """Returns a zero in a buffer of its own.
+
+    `Empty` is stateful, so no optimizer shares or folds these buffers.
+    """
+    return tf.raw_ops.Empty(shape=spec.shape, dtype=spec.dtype, init=True)
+
+
+def present(*values: Any | None) -> tuple[Any, ...]:
+    """Returns those of some values that are not None."""
+    return tuple(value for value in values if value is not None)

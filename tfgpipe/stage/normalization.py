@@ -115,7 +115,7 @@ class DeferredBatchNormalization(keras.layers.BatchNormalization):
 
     def _learn(self, moments: BatchMoments, scope: Scope) -> None:
         """Has the moving averages move by the moments at the end of the step."""
-        scope.statistics.append(moments)
+        scope.accumulators.append(moments)
 
 
 class _SynchronizedBatchNormalization(DeferredBatchNormalization):

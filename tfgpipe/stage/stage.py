@@ -1,6 +1,6 @@
-"""A stage: consecutive calls of a network, and the programs that run them.
+"""A stage: consecutive calls of layers, and the functions that run them.
 
-Programs are built on first use for each way of running (shapes of the inputs, training
+Functions are made on first use for each way of running (shapes of the inputs, training
 or not, which weights are trainable, rematerialised or not) and kept.
 """
 
@@ -11,59 +11,23 @@ import copy
 import dataclasses
 import functools
 import secrets
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import show_progress
-from tfgpipe.capture import Part, Replay, Wire, layer_variables
+from tfgpipe._util import IdentityMap, show_progress, unique
+from tfgpipe.capture import Interpreter, Part, Wire, layer_variables
 from tfgpipe.devices import sharding
-from tfgpipe.stage import dedup, layer_checks, normalization, program
-from tfgpipe.stage.joint import Trace, trace_joint
-from tfgpipe.stage.programs import Programs
-
-Remat = Literal["stage", "layer", "except_last", "none"]
-REMAT_MODES: tuple[Remat, ...] = ("stage", "layer", "except_last", "none")
+from tfgpipe.stage import dedup, layer_checks, normalization
+from tfgpipe.stage.functions import FunctionCache, StageFunctions
+from tfgpipe.stage.joint import CapturedVariablesError, Trace, trace_joint
+from tfgpipe.stage.options import StageOptions
 
 Specs = Mapping[Wire, tf.TensorSpec]
-
-
-@dataclasses.dataclass(frozen=True)
-class Mode:
-    """How a stage is about to be run.
-
-    Attributes:
-        training: Whether layers run as in training; None leaves it to each.
-        per_layer: Whether the backward recomputes layer by layer.
-        may_be_empty: Whether microbatches without rows can occur.
-        jit_compile: Whether XLA compiles the programs.
-        batch_norm: When moving averages of batch statistics move: with each
-            microbatch, or once a step.
-        num_replicas: How many replicas some layers may sum over.
-        constant: Numbers of values whose gradients nobody wants.
-        on_cpu: Whether the programs run on a CPU.
-        core: In a computation for TPUs the core they are for, else None.
-        num_microbatches: How many there are in a step, or None if that is not known.
-    """
-
-    training: bool | None
-    per_layer: bool
-    may_be_empty: bool
-    jit_compile: bool
-    batch_norm: normalization.BatchNorm = "microbatch"
-    num_replicas: int = 1
-    constant: tuple[int, ...] = ()
-    on_cpu: bool = False
-    core: str | None = None
-    num_microbatches: int | None = None
-
-    @property
-    def by_tensorflow_on_cpu(self) -> bool:
-        """Whether TensorFlow's own kernels for CPUs run it."""
-        return self.on_cpu and not self.jit_compile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,99 +35,110 @@ class StageCache:
     """What the stages of a model share, if it is the same.
 
     Attributes:
-        functions: Their programs, by what they compute.
-        traced: Their traces, by how their parts are described.
+        functions: Their functions, by what they compute.
+        traced: Their traces, by the structure of their calls.
     """
 
-    functions: program.FunctionCache = dataclasses.field(default_factory=dict)
+    functions: FunctionCache = dataclasses.field(default_factory=dict)
     traced: dict[Hashable, tuple[Part, TracedStage]] = dataclasses.field(
         default_factory=dict
     )
 
 
 class TracedStage:
-    """A stage traced for one mode and one set of input shapes.
+    """A stage traced for one set of options and of input shapes.
 
     Attributes:
         trace: The trace.
         reads: What its inputs are.
         makes: What its outputs are.
         unmasked: Values that lose their mask here.
-        group: The number under which its replicas meet.
+        group: The key of the group that its replicas sum in.
     """
 
     def __init__(
         self,
-        stage_trace: Trace,
-        replay: Replay,
-        mode: Mode,
+        trace: Trace,
+        reads: Sequence[Wire],
+        options: StageOptions,
         group: int,
-        library: StageCache,
+        cache: FunctionCache,
     ) -> None:
-        self.trace = stage_trace
+        self.trace = trace
         self.group = group
-        self.reads = replay.reads
-        self.makes = replay.makes
-        self.unmasked = replay.unmasked
-        self._mode = mode
-        self._library = library
-        self._programs: dict[bool, Programs] = {}
+        self.reads = tuple(reads)
+        self.makes: tuple[Wire, ...] = trace.forward.keys
+        self.unmasked = tuple(wire.number for wire in trace.forward.dropped)
+        self._options = options
+        self._cache = cache
+        self._functions: dict[bool, StageFunctions] = {}
 
-    def twin(self, group: int, numbers: Mapping[int, int]) -> TracedStage:
-        """Returns a stage that computes the same, traced.
+    def like(self, group: int, ids: Mapping[int, int]) -> TracedStage:
+        """Returns a structurally identical stage, traced.
 
         Args:
-            group: The number under which its replicas meet.
-            numbers: For the number of each value of this stage, that of the other.
+            group: The key of the group that its replicas sum in.
+            ids: For the id of each value of this stage, that of the other.
         """
-        twin = copy.copy(self)  # With the same dictionary of programs.
-        twin.group = group
-        twin.reads, twin.makes = (
-            tuple(Wire(numbers[wire.number], wire.is_mask) for wire in wires)
+        stage = copy.copy(self)  # With the same dictionary of functions.
+        stage.group = group
+        stage.reads, stage.makes = (
+            tuple(Wire(ids[wire.number], wire.is_mask) for wire in wires)
             for wires in (self.reads, self.makes)
         )
-        twin.unmasked = tuple(numbers[n] for n in self.unmasked)
-        return twin
+        stage.unmasked = tuple(ids[number] for number in self.unmasked)
+        return stage
 
     @property
-    def recomputing(self) -> Programs:
-        """Programs that keep only the stage's inputs for the backward."""
-        return self._built(saves=False)
+    def recomputing(self) -> StageFunctions:
+        """Functions that keep only the stage's inputs for the backward."""
+        return self._made(saves=False)
 
     @property
-    def saving(self) -> Programs:
-        """Programs that keep what spares the backward any recomputation."""
-        return self._built(saves=True)
+    def saving(self) -> StageFunctions:
+        """Functions that keep what spares the backward any recomputation."""
+        return self._made(saves=True)
 
     @property
     def output_specs(self) -> dict[Wire, tf.TensorSpec]:
         """Shapes and types of what the stage makes."""
-        specs = map(self.trace.spec, self.trace.outputs)
+        specs = map(self.trace.spec, self.trace.forward.outputs)
         return dict(zip(self.makes, specs, strict=True))
+
+    def static_value(self, output: Wire) -> np.ndarray | None:
+        """Returns the value of an output that is a constant of the trace, or None."""
+        name = self.trace.forward.outputs[self.makes.index(output)]
+        tensor = self.trace.graph.get_tensor_by_name(name)
+        while tensor.op.type in ("Identity", "IdentityN"):  # Of `tf.custom_gradient`.
+            tensor = tensor.op.inputs[tensor.value_index]
+        return tf.get_static_value(tensor)
 
     def changed(self, state: Sequence[keras.Variable]) -> list[keras.Variable]:
         """Returns which of the stage's `state` a forward changes."""
-        names = zip(self.trace.state, self.trace.new_state, strict=True)
-        return [v for v, (old, new) in zip(state, names, strict=True) if old != new]
+        before, after = self.trace.given.state, self.trace.forward.new_state
+        names = zip(state, before, after, strict=True)
+        return [variable for variable, old, new in names if old != new]
 
-    def _built(self, *, saves: bool) -> Programs:
-        if saves not in self._programs:
-            options = program.Options(
-                saves=saves,
-                may_be_empty=self._mode.may_be_empty,
-                jit_compile=self._mode.jit_compile,
-                on_cpu=self._mode.by_tensorflow_on_cpu,
-                core=self._mode.core,
-                num_microbatches=self._mode.num_microbatches,
+    def _made(self, *, saves: bool) -> StageFunctions:
+        if saves not in self._functions:
+            self._functions[saves] = StageFunctions(
+                self.trace, self._options, saves=saves, cache=self._cache
             )
-            self._programs[saves] = Programs(
-                self.trace, options, self._library.functions
-            )
-        return self._programs[saves]
+        return self._functions[saves]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    """What a stage is traced for, beside the shapes of its inputs."""
+
+    reads: tuple[Wire, ...]
+    options: StageOptions
+    non_differentiable: tuple[int, ...]
+    per_step: tuple[int, ...]
 
 
 class Stage:
-    """A part of a network that runs on one device.
+    """A part of a model that runs on one device.
 
     Attributes:
         index: k, counted from the pipeline's input.
@@ -174,17 +149,17 @@ class Stage:
         self,
         index: int,
         part: Part,
-        library: StageCache,
-        borrowed: Sequence[keras.Variable] = (),
+        cache: StageCache,
+        captured: Sequence[keras.Variable] = (),
     ) -> None:
         self.index = index
         self.part = part
-        self._library = library
+        self._cache = cache
         self._traced: dict[Hashable, dict[tuple[tf.TensorSpec, ...], TracedStage]] = {}
         self._groups: dict[Hashable, int] = {}
         # Variables of other layers, such as an embedding whose transpose is a function
         # of this stage. Only a trace tells.
-        self._borrowed = list(borrowed)
+        self._captured = list(captured)
 
     @property
     def layers(self) -> tuple[Any, ...]:
@@ -194,34 +169,34 @@ class Stage:
     @property
     def weights(self) -> list[keras.Variable]:
         """The trainable variables, each once."""
-        return layer_variables(self.layers, self._borrowed)[0]
+        return layer_variables(self.layers, self._captured)[0]
 
     @property
     def state(self) -> list[keras.Variable]:
         """All other variables: statistics, seeds, frozen weights."""
-        return layer_variables(self.layers, self._borrowed)[1]
+        return layer_variables(self.layers, self._captured)[1]
 
     @property
-    def shards(self) -> dict[int, int]:
-        """By `id` of each variable that is part of a weight, of which shard."""
+    def shards(self) -> IdentityMap[keras.Variable, int]:
+        """Of each variable that is part of a weight, which shard."""
         return sharding.numbers(self.layers)
 
-    def extended(self, part: Part, borrowed: Sequence[keras.Variable]) -> Stage:
-        """Returns a stage that shares programs with this one, of a longer part.
+    def extended(self, part: Part, captured: Sequence[keras.Variable]) -> Stage:
+        """Returns a stage that shares functions with this one, of a longer part.
 
         Args:
             part: The calls, these among them.
-            borrowed: Variables that the others use and that no layer owns.
+            captured: Variables that the others use and that no layer owns.
         """
-        # Loss and metrics learn of a trace what the trace does not show: whether there
-        # are masks. So none of another model's serves.
-        return Stage(self.index, part, StageCache(self._library.functions), borrowed)
+        return Stage(self.index, part, self._cache, captured)
 
     def traced(
         self,
         specs: Specs,
-        mode: Mode,
+        options: StageOptions,
         *,
+        non_differentiable: Collection[int] = (),
+        per_step: Collection[int] = (),
         begins: Callable[[], None] = lambda: None,
     ) -> TracedStage:
         """Returns the stage traced for these inputs, from memory if it was before.
@@ -232,18 +207,25 @@ class Stage:
 
         Args:
             specs: Shapes and types of all that is there, of which it takes its own.
-            mode: How it is to run.
+            options: How it is to run.
+            non_differentiable: Ids of values that want no gradient.
+            per_step: Ids of values that are the same for all microbatches.
             begins: Called before the stage is traced, if it is not known.
         """
         reads = {wire: s for wire, s in specs.items() if wire.number in self.part.reads}
+        request = _Request(
+            tuple(reads),
+            options,
+            tuple(i for i, w in enumerate(reads) if w.number in non_differentiable),
+            tuple(i for i, w in enumerate(reads) if w.number in per_step),
+        )
         # Freezing a layer can change what it does beside what is trained.
         frozen = tuple(keras_internals.is_trainable(layer) for layer in self.layers)
         own, _ = layer_variables(self.layers)
-        key = (tuple(reads), mode, tuple(map(id, own)), frozen)
+        key = (request, tuple(map(id, own)), frozen)
         known = self._traced.get(key, {})
-        # One for whatever sizes: those of replicas may differ. TensorFlow remembers for
-        # good what was summed under a number, so none may come twice: seeds, as of
-        # `random`, do not reach this one.
+        # One for whatever sizes: those of replicas may differ. TensorFlow never forgets
+        # a group key, so none may come twice: seeds, as of `random`, do not reach this.
         group = self._groups.setdefault(key, secrets.randbits(31))
         exact = tuple(reads.values())
         if exact in known:
@@ -254,71 +236,81 @@ class Stage:
                 return known[relaxed]
             # A layer may need to know a size; then each is traced by itself.
             with contextlib.suppress(TypeError, ValueError):
-                traced = self._trace(tuple(reads), relaxed, mode, group, begins)
+                traced = self._trace(request, relaxed, group, begins)
                 return self._traced.setdefault(key, {}).setdefault(relaxed, traced)
-        traced = self._trace(tuple(reads), exact, mode, group, begins)
+        traced = self._trace(request, exact, group, begins)
         return self._traced.setdefault(key, {}).setdefault(exact, traced)
 
     def _trace(
         self,
-        wires: Sequence[Wire],
+        request: _Request,
         specs: Sequence[tf.TensorSpec],
-        mode: Mode,
         group: int,
         begins: Callable[[], None],
     ) -> TracedStage:
         layer_checks.check_not_float8(self.layers)
-        constant = tuple(i for i, w in enumerate(wires) if w.number in mode.constant)
+        structure = None if self._captured else dedup.structure(self.part)
         key: Hashable = None
-        described = None if self._borrowed else dedup.description(self.part)
-        if described is not None:
-            numbers = dedup.numbering(self.part)
+        if structure is not None:
+            ids = dedup.value_ids(self.part)
+            reads = [(ids.index(wire.number), wire.is_mask) for wire in request.reads]
+            # The same calls on values of other ids: where these are is all that counts.
             key = (
-                described,
-                tuple((numbers.index(wire.number), wire.is_mask) for wire in wires),
+                structure,
+                tuple(reads),
                 tuple(specs),
-                dataclasses.replace(mode, constant=constant),
+                dataclasses.replace(request, reads=()),
             )
-            if key in self._library.traced:
-                part, traced = self._library.traced[key]
-                pairs = zip(dedup.numbering(part), numbers, strict=True)
-                return traced.twin(group, dict(pairs))
+            if key in self._cache.traced:
+                part, traced = self._cache.traced[key]
+                pairs = zip(dedup.value_ids(part), ids, strict=True)
+                return traced.like(group, dict(pairs))
         begins()
+        trace = self._joint(request, specs)
+        traced = TracedStage(
+            trace, request.reads, request.options, group, self._cache.functions
+        )
+        # A trace that takes captured variables fits no other stage.
+        if key is not None and not (self._captured or trace.refers_outside):
+            self._cache.traced[key] = self.part, traced
+        return traced
+
+    def _joint(self, request: _Request, specs: Sequence[tf.TensorSpec]) -> Trace:
+        """Traces the layers, once more for each time that they turn out to capture."""
+        options = request.options
         while True:
-            replay = Replay(
+            interpreter = Interpreter(
                 self.part,
-                wires,
-                training=mode.training,
-                per_layer=mode.per_layer,
-                borrowed=self._borrowed,
+                request.reads,
+                training=options.training,
+                remat=options.remat == "layer",
+                captured=self._captured,
             )
-            with normalization.converted(self.layers, mode.batch_norm):
-                stage_trace = trace_joint(
-                    replay.body,
-                    input_specs=specs,
-                    weights=self.weights,
-                    state=self.state,
-                    num_replicas=mode.num_replicas,
-                    constant=constant,
-                    on_cpu=mode.by_tensorflow_on_cpu,
-                    numbers=self.shards,
-                )
-            if not stage_trace.strangers:
-                traced = TracedStage(stage_trace, replay, mode, group, self._library)
-                # A trace that takes captured variables fits no other stage.
-                shared = not (self._borrowed or stage_trace.refers_outside)
-                if key is not None and shared:
-                    self._library.traced[key] = self.part, traced
-                return traced
-            self._borrowed += stage_trace.strangers
-            self._traced.clear()  # Those traces know nothing of these variables.
+            try:
+                with normalization.converted(self.layers, options.batch_norm):
+                    return trace_joint(
+                        interpreter.run,
+                        input_specs=specs,
+                        weights=self.weights,
+                        state=self.state,
+                        num_replicas=options.num_replicas,
+                        non_differentiable=request.non_differentiable,
+                        per_step=request.per_step,
+                        uses_cpu_kernels=options.uses_cpu_kernels,
+                        shards=self.shards,
+                    )
+            except CapturedVariablesError as error:
+                self._captured += error.variables
+                self._traced.clear()  # Those traces know nothing of these variables.
 
 
 def trace_all(
     stages: Sequence[Stage],
     inputs: Specs,
-    modes: Sequence[Mode],
+    options: Sequence[StageOptions],
     *,
+    non_differentiable: Collection[int] = (),
+    per_step: Collection[int] = (),
     unit: str = "stage",
     remark: str = "; before the first step TensorFlow optimizes them",
 ) -> list[TracedStage]:
@@ -327,7 +319,9 @@ def trace_all(
     Args:
         stages: The stages.
         inputs: Shapes and types of what is given.
-        modes: For each stage, how it is to run.
+        options: For each stage, how it is to run.
+        non_differentiable: Ids of values that want no gradient.
+        per_step: Ids of values that are the same for all microbatches.
         unit: What a stage is called where the progress is shown.
         remark: What is said there of what follows.
     """
@@ -337,9 +331,14 @@ def trace_all(
     with show_progress(
         f"tracing {unit}", f"traced {total} {unit}s", total, remark=remark
     ) as begin:
-        for k, (stage, mode) in enumerate(zip(stages, modes, strict=True), start=1):
-            begins = functools.partial(begin, k)
-            traced = stage.traced(specs, mode, begins=begins)
+        for k, stage in enumerate(stages):
+            traced = stage.traced(
+                specs,
+                options[k],
+                non_differentiable=non_differentiable,
+                per_step=per_step,
+                begins=functools.partial(begin, k + 1),
+            )
             specs.update(traced.output_specs)
             for number in traced.unmasked:
                 del specs[Wire(number, True)]
@@ -352,10 +351,10 @@ def owned_variables(
 ) -> list[tuple[Stage, list[keras.Variable]]]:
     """Returns for each stage its variables, those that stages share at the first."""
     owned = []
-    seen: set[int] = set()
+    seen: IdentityMap[keras.Variable, int] = IdentityMap()
     for stage in stages:
-        mine = [v for v in (*stage.weights, *stage.state) if id(v) not in seen]
-        seen.update(map(id, mine))
+        mine = [v for v in unique((*stage.weights, *stage.state)) if v not in seen]
+        seen.update((variable, stage.index) for variable in mine)
         owned.append((stage, mine))
     return owned
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 
 import tensorflow as tf
 
+from tfgpipe._compat import functions
 from tfgpipe.devices import sharding
 from tfgpipe.graph import partitioner
 from tfgpipe.stage.joint import Trace
@@ -76,12 +77,9 @@ class GraphSource:
         elif trace.is_sharded:
             _follow_parts(trace, self._graph_def)
         for node in self._graph_def.node:
-            # Drops requests to sit next to operations that the excerpt may not hold.
-            node.attr.pop("_class", None)
-            # Unique to each trace, of no use without a tape.
-            node.attr.pop("_gradient_op_type", None)
+            functions.forget_trace(node)
             node.input[:] = [
-                trace.stand_ins.get(partitioner.canonical(i), i) for i in node.input
+                trace.replacements.get(partitioner.canonical(i), i) for i in node.input
             ]
         self.graph = partitioner.ordered(
             {node.name: tuple(node.input) for node in self._graph_def.node}
@@ -168,19 +166,18 @@ class GraphSource:
         ends = [
             [name and numbered(name) for name in names]
             for names in (
-                trace.inputs,
-                trace.weights,
-                trace.carried,
-                trace.replicas,
-                trace.outputs,
-                trace.new_carried,
-                (trace.loss, trace.loss_grad),
-                trace.effects,
-                trace.output_grads,
-                trace.input_grads,
+                *dataclasses.astuple(trace.given),
+                trace.per_step,
+                trace.carry,
+                trace.forward.outputs,
+                trace.new_carry,
+                (trace.forward.loss, trace.backward.loss_grad),
+                trace.forward.effects,
+                trace.backward.output_grads,
+                trace.backward.input_grads,
                 [
                     name
-                    for g in trace.weight_grads
+                    for g in trace.backward.weight_grads
                     for name in (g.names if g else (None,))
                 ],
             )
@@ -213,7 +210,9 @@ def _follow_parts(trace: Trace, graph_def: tf.compat.v1.GraphDef) -> None:
     would bring the part there and back for every microbatch.
     """
     held = {partitioner.operation(name): shard for name, shard in trace.shards.items()}
-    for weight, gradient in zip(trace.weights, trace.weight_grads, strict=True):
+    for weight, gradient in zip(
+        trace.given.weights, trace.backward.weight_grads, strict=True
+    ):
         if weight in trace.shards and gradient is not None:
             for name in gradient.names:
                 held[_maker(trace.graph.get_tensor_by_name(name))] = trace.shards[

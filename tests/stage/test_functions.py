@@ -10,8 +10,9 @@ import tensorflow as tf
 from tests.helpers import compare
 from tfgpipe.capture import tracer
 from tfgpipe.capture.interpreter import Wire
-from tfgpipe.stage import program
-from tfgpipe.stage.stage import Mode, Stage, StageCache
+from tfgpipe.stage import functions
+from tfgpipe.stage.options import StageOptions
+from tfgpipe.stage.stage import Stage, StageCache
 
 layers = keras.layers
 ROWS, WIDTH = 2, 4
@@ -26,12 +27,14 @@ def traced(stack, *, first=False, dtype="float32", **mode):
     given = keras.KerasTensor((ROWS, WIDTH), dtype)
     recorded = tracer.from_layers(stack, given, {})
     stage = Stage(0, recorded.network.part(slice(0, len(stack))), StageCache())
-    arguments = {"per_layer": False, "may_be_empty": False, "jit_compile": False}
-    mode = Mode(training=True, constant=(0,) if first else (), **{**arguments, **mode})
-    return stage, stage.traced({Wire(0): tf.TensorSpec([ROWS, WIDTH], dtype)}, mode)
+    return stage, stage.traced(
+        {Wire(0): tf.TensorSpec([ROWS, WIDTH], dtype)},
+        StageOptions(**mode),
+        non_differentiable=(0,) if first else (),
+    )
 
 
-def products(some: program.Program) -> int:
+def products(some: functions.StageFunction) -> int:
     operations = some.function.graph.get_operations()
     return sum(op.type == "MatMul" for op in operations)
 
@@ -107,14 +110,12 @@ STACKS = {
 }
 
 
-@pytest.mark.parametrize(("per_layer", "first"), [(False, True), (True, False)])
+@pytest.mark.parametrize(("remat", "first"), [("stage", True), ("layer", False)])
 @pytest.mark.parametrize("name", STACKS)
-def test_the_halves_make_what_the_whole_makes(name, per_layer, first, floatx):
+def test_the_halves_make_what_the_whole_makes(name, remat, first, floatx):
     """Both of a stage that saves, and of one that recomputes."""
     floatx("float64")
-    stage, made = traced(
-        STACKS[name](), first=first, dtype="float64", per_layer=per_layer
-    )
+    stage, made = traced(STACKS[name](), first=first, dtype="float64", remat=remat)
     for programs in (made.saving, made.recomputing):
         assert_halves_make_the_whole(stage, made.trace, programs, first)
 
@@ -122,10 +123,10 @@ def test_the_halves_make_what_the_whole_makes(name, per_layer, first, floatx):
 def assert_halves_make_the_whole(stage, trace, programs, first):
     rng = np.random.default_rng(0)
     held = [*stage.weights, *stage.state]
-    values = dict(zip((*trace.weights, *trace.state), held, strict=True))
+    values = dict(zip((*trace.given.weights, *trace.given.state), held, strict=True))
     values = {n: tf.convert_to_tensor(v.value) for n, v in values.items()}
-    values[trace.inputs[0]] = tf.constant(rng.normal(size=(ROWS, WIDTH)))
-    values[trace.output_grads[0]] = tf.constant(rng.normal(size=(ROWS, WIDTH)))
+    values[trace.given.inputs[0]] = tf.constant(rng.normal(size=(ROWS, WIDTH)))
+    values[trace.backward.output_grads[0]] = tf.constant(rng.normal(size=(ROWS, WIDTH)))
     kept, _ = programs.forward(values)
     values.update(kept)
     sums = programs.sums.begin()

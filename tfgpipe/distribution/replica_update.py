@@ -1,0 +1,135 @@
+"""One update of the weights by the gradients of all replicas of this process.
+
+Gradients are summed over replicas first. Then Keras' optimizer is applied, all of it,
+once for each replica, and sees that replica's copies alone: it does what it does on one
+device, on each. Where replicas share out what is kept, it is applied once, on the
+owner's copy of each weight, and the others copy what has come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe._compat import keras_internals, tf_internals
+from tfgpipe._util import IdentityMap
+from tfgpipe.devices import colocation
+from tfgpipe.distribution import all_reduce, replica_context
+from tfgpipe.distribution.all_reduce import Gradient
+
+# For each weight its gradients, one a replica, or None.
+Parts = Sequence[Any]
+
+
+def merge(
+    gradients: Sequence[Gradient | None], run: Callable[[Sequence[Any]], None]
+) -> None:
+    """Runs a function once on the gradients of all replicas being built.
+
+    Args:
+        gradients: Those of the replica being built, None for weights without one.
+        run: Given for each weight the value that holds them, or None.
+    """
+    there = [gradient is not None for gradient in gradients]
+
+    def merged(_: tf.distribute.Strategy, *values: Any) -> None:
+        given = iter(values)
+        run([next(given) if found else None for found in there])
+
+    present = tuple(gradient for gradient in gradients if gradient is not None)
+    tf.distribute.get_replica_context().merge_call(merged, args=present)
+
+
+def local_parts(values: Sequence[Any]) -> Parts:
+    """Returns what values that hold one of each replica are on each."""
+    local = tf.distribute.get_strategy().experimental_local_results
+    return [None if value is None else local(value) for value in values]
+
+
+class ReplicaUpdate:
+    """An update of weights that have a copy on each replica.
+
+    Args:
+        optimizer: The optimizer, which is built if need be.
+        weights: The weights.
+    """
+
+    def __init__(
+        self, optimizer: keras.optimizers.Optimizer, weights: list[keras.Variable]
+    ) -> None:
+        if not optimizer.built:
+            optimizer.build(weights)
+        self._optimizer = optimizer
+        self._weights = weights
+        self._copies = IdentityMap(
+            (variable, replica_context.copies_of(variable.value))
+            for variable in (*weights, *optimizer.variables)
+        )
+
+    def devices(self, weight: keras.Variable) -> list[str]:
+        """Returns the devices of a weight's copies."""
+        return [copy.device for copy in self._copies[weight]]
+
+    def check_copies(self, number: int) -> None:
+        """Raises RuntimeError if replicas do not all have copies of a variable.
+
+        Args:
+            number: How many replicas there are.
+        """
+        for variable, copies in self._copies.items():
+            if len(copies) != number:
+                raise RuntimeError(
+                    "What is trained on replicas, and its optimizer, must be made "
+                    "inside `with strategy.scope():`. Received "
+                    f"'{self._optimizer.name}', of which '{variable.path}' is on one "
+                    "replica alone."
+                )
+
+    def on_replicas(self, sums: Parts) -> None:
+        """Updates the copies of each replica.
+
+        Args:
+            sums: For each weight the sum of its gradients on each replica, or None.
+        """
+        (number,) = {len(each) for each in sums if each is not None}
+        for d in range(number):
+            copies = IdentityMap((v, x[d]) for v, x in self._copies.items())
+            self._apply(copies, [each and each[d] for each in sums])
+
+    def on_owners(self, parts: Parts, owner: Callable[[tf.Variable], int]) -> None:
+        """Updates one copy of each variable, and copies it to the other replicas.
+
+        Args:
+            parts: For each weight its gradients, one a replica, or None.
+            owner: Returns which of the copies of a weight to update.
+        """
+        updated = IdentityMap((v, copies[0]) for v, copies in self._copies.items())
+        grads: list[Gradient | None] = []
+        for weight, each in zip(self._weights, parts, strict=True):
+            copies = self._copies[weight]
+            if len(copies) > 1:
+                updated[weight] = copies[owner(weight.value)]
+            device = updated[weight].device
+            grads.append(None if each is None else all_reduce.reduce_to(each, device))
+        self._apply(updated, grads)
+        for variable, copies in self._copies.items():
+            for copy in copies:
+                if copy is not updated[variable]:
+                    with tf.device(copy.device):
+                        copy.assign(updated[variable])
+
+    def _apply(
+        self,
+        copies: IdentityMap[keras.Variable, tf.Variable],
+        grads: Sequence[Gradient | None],
+    ) -> None:
+        """Applies the optimizer, which sees one copy of each variable."""
+        with (
+            tf_internals.without_strategy(),
+            keras_internals.shown(list(copies.items())),
+            colocation.data(),
+        ):
+            type(self._optimizer).apply(self._optimizer, grads, self._weights)

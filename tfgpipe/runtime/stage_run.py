@@ -1,0 +1,123 @@
+"""One stage in one step: what it holds, and the functions that it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tfgpipe.runtime import microbatch
+from tfgpipe.runtime.state import Carry
+from tfgpipe.schedules import Kind
+from tfgpipe.stage import StageFunction, StageFunctions, TracedStage, Values
+
+
+class StageRun:
+    """One stage in one step.
+
+    Args:
+        traced: The stage.
+        devices: Those of its shards, the primary one first.
+        carry: What it carries from microbatch to microbatch.
+        split: How the mini-batch is split.
+        keeps: Whether the activations of a microbatch are kept for its backward.
+
+    Attributes:
+        saved: For each microbatch, tensors by name: what its backward needs, and more.
+    """
+
+    def __init__(
+        self,
+        traced: TracedStage,
+        devices: Sequence[str],
+        carry: Carry,
+        split: microbatch.Split,
+        keeps: Callable[[int], bool],
+    ) -> None:
+        self.traced = traced
+        self.trace = traced.trace
+        self.devices = tuple(devices)
+        self.carry = carry
+        self.keeps = keeps
+        self.saved: dict[int, Values] = {}
+        self._split = split
+        # What is the same for all microbatches, as far as it has been made.
+        self._hoisted: Values = {}
+        self._sums: list[tf.Tensor] = []
+        self._num_pending = len(split.sizes)
+
+    @property
+    def device(self) -> str:
+        """The primary device."""
+        return self.devices[0]
+
+    def begin_backward(self) -> None:
+        """Makes the accumulators of weight gradients, which are zero."""
+        self._sums = self._functions(0).sums.begin(self.devices)
+
+    def feeds(self, kind: Kind, m: int, values: Values) -> Values:
+        """Returns what the function of an action takes.
+
+        Args:
+            kind: Of the action.
+            m: The microbatch.
+            values: All that there is of it.
+        """
+        function = self._function(kind, m)
+        there = self._with_hoisted(function, m, values)
+        return {name: there[name] for name in function.feeds}
+
+    def run(self, kind: Kind, m: int, feeds: Values) -> tuple[Values, list[tf.Tensor]]:
+        """Runs the function of an action.
+
+        Args:
+            kind: Of the action.
+            m: The microbatch.
+            feeds: What it takes.
+
+        Returns:
+            What it makes by name, and the accumulators if it adds to them. After the
+            last backward these are the gradients.
+        """
+        adds = kind in ("backward", "backward_weight")
+        rows = [self._split.sizes[m]] if self._split.may_be_empty else []
+        made, sums = self._function(kind, m)(
+            feeds, self._sums if adds else (), *rows, devices=self.devices
+        )
+        if not adds:
+            return made, []
+        self._sums = sums
+        self._num_pending -= 1
+        if not self._num_pending and not self._functions(m).sums.is_final:
+            self._finalize(m)
+        return made, self._sums
+
+    def _finalize(self, m: int) -> None:
+        """Makes gradients of the accumulators, after the last backward."""
+        function = self._functions(m).finalize
+        values = self._with_hoisted(function, m, self.saved[m])
+        if self._sums:
+            _, self._sums = function(values, self._sums, devices=self.devices)
+
+    def weight_gradients(self) -> list[tf.Tensor]:
+        """Returns the gradients of the weights that have one, after the step."""
+        return self._sums
+
+    def _with_hoisted(self, function: StageFunction, m: int, values: Values) -> Values:
+        """Returns values, and what a function takes of those that are hoisted."""
+        there = {**values, **self._hoisted}
+        self._hoisted.update(self._functions(m).hoisted(function, there, self.devices))
+        return {**values, **self._hoisted}
+
+    def _function(self, kind: Kind, m: int) -> StageFunction:
+        functions = self._functions(m)
+        by_kind: dict[Kind, Callable[[], StageFunction]] = {
+            "forward": lambda: functions.forward,
+            "backward": lambda: functions.backward,
+            "backward_input": lambda: functions.backward_input,
+            "backward_weight": lambda: functions.backward_weight,
+        }
+        return by_kind[kind]()
+
+    def _functions(self, m: int) -> StageFunctions:
+        return self.traced.saving if self.keeps(m) else self.traced.recomputing

@@ -1,0 +1,235 @@
+"""State of a step: variables before it, what microbatches carry, variables after it.
+
+A variable is read once, before the step. From then on its value goes from the forward
+of one microbatch into that of the next, as the *carry* of a scan does, and what comes
+out of the last is what it becomes:
+
+    InitialState ─▶ Carry: F0 ─▶ F1 ─▶ ... ─▶ F(M-1) ─▶ VariableUpdate
+
+So recomputations see what the forward saw, and nothing is assigned before the step is
+through.
+
+Replicas have equal seeds, and would draw equal dropout masks for different rows. So
+each starts a step from seeds of its own, the first from those that there are, and takes
+back what it added when the step is through.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfgpipe._compat import keras_internals
+from tfgpipe._util import IdentityMap, unique
+from tfgpipe.devices import ordering_token
+from tfgpipe.distribution import replica_context
+from tfgpipe.runtime import microbatch
+from tfgpipe.stage import Stage, TracedStage, Values
+
+# Odd and far from any small multiple of itself, within the range of a seed.
+_SEED_STRIDE = 0x1E3779B1
+
+
+@dataclasses.dataclass(frozen=True)
+class InitialState:
+    """The variables of a pipeline as they were before a step.
+
+    Attributes:
+        values: Their values.
+        devices: Where each is: at the first stage that uses it.
+        trainable: Those that are weights.
+        seed_offsets: What was added to seeds, for the replica to have its own.
+    """
+
+    values: IdentityMap[keras.Variable, tf.Tensor]
+    devices: IdentityMap[keras.Variable, str]
+    trainable: tuple[keras.Variable, ...]
+    seed_offsets: IdentityMap[keras.Variable, tf.Tensor]
+
+    def weights(self) -> list[tf.Tensor]:
+        """Returns the values of the weights."""
+        return [self.values[variable] for variable in self.trainable]
+
+
+class VariableUpdate(NamedTuple):
+    """What a step makes of a variable.
+
+    Attributes:
+        variable: The variable.
+        value: Its value after the last microbatch.
+        once: Whether it moves once a step, by all microbatches together, rather than
+            with each.
+    """
+
+    variable: keras.Variable
+    value: tf.Tensor
+    once: bool
+
+
+def read_variables(
+    stages: Sequence[Stage],
+    traced: Sequence[TracedStage],
+    devices: Sequence[Sequence[str]],
+) -> InitialState:
+    """Reads every variable, on the device of the first stage that uses it.
+
+    Args:
+        stages: The K stages.
+        traced: The same, traced.
+        devices: For each stage, the devices of its shards.
+
+    Raises:
+        ValueError: If two stages share a variable that one of them changes.
+    """
+    users: IdentityMap[keras.Variable, list[int]] = IdentityMap()
+    trainable = unique(variable for stage in stages for variable in stage.weights)
+    before = InitialState(IdentityMap(), IdentityMap(), tuple(trainable), IdentityMap())
+    replica = replica_context.replica_number()
+    layers = [layer for stage in stages for layer in stage.layers]
+    if isinstance(replica, int) and replica == 0:
+        layers = []  # Its seeds are those that there are.
+    seeds = IdentityMap((s, x) for x in layers for s in keras_internals.seeds(x))
+    for k, stage in enumerate(stages):
+        shards = stage.shards
+        for variable in (*stage.weights, *stage.state):
+            users.setdefault(variable, []).append(k)
+            if variable in before.values:
+                continue
+            before.devices[variable] = devices[k][shards.get(variable, 0)]
+            with tf.device(before.devices[variable]):
+                value = tf.identity(variable.value)
+                if variable in seeds:
+                    offset = tf.cast(replica, tf.int64) * _SEED_STRIDE % 2**31
+                    before.seed_offsets[variable] = tf.cast([offset, 0], value.dtype)
+                    value += before.seed_offsets[variable]
+                before.values[variable] = value
+    for k, stage in enumerate(stages):
+        for variable in traced[k].changed(stage.state):
+            if len(users[variable]) > 1:
+                raise ValueError(
+                    "Stages can share weights, but not what a step changes, since each "
+                    "stage would advance it from the same value. Received "
+                    f"'{variable.path}' in stages {users[variable]}. Use a layer "
+                    "of its own in each, or a `balance` that keeps them together."
+                )
+    return before
+
+
+class Carry:
+    """What one stage carries from microbatch to microbatch.
+
+    Args:
+        stage: The stage.
+        traced: The same, traced.
+        device: Where it is.
+        split: How the mini-batch is split.
+        before: The variables as they are before the step.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        traced: TracedStage,
+        device: str,
+        split: microbatch.Split,
+        before: InitialState,
+    ) -> None:
+        self._stage = stage
+        self._traced = traced
+        self._device = device
+        self._split = split
+        self._before = before
+        trace = traced.trace
+        variables = (*stage.weights, *stage.state)
+        names = (*trace.given.weights, *trace.given.state)
+        values = (before.values[variable] for variable in variables)
+        self._values = dict(zip(names, values, strict=True))
+        with tf.device(device):
+            self._values.update(trace.zeros())
+            # Orders the stage's sums over replicas.
+            self._token = ordering_token("replicas") if trace.num_collectives else None
+
+    def values(self, m: int) -> Values:
+        """Returns what a microbatch takes beside its inputs."""
+        return {**self._values, **self._collective_inputs(m)}
+
+    def advance(self, made: Mapping[str, tf.Tensor]) -> None:
+        """Hands what the forward of a microbatch made to the next one."""
+        trace = self._traced.trace
+        for before, after in zip(trace.carry, trace.new_carry, strict=True):
+            if after in made:
+                self._values[before] = made[after]
+
+    def updates(self) -> list[VariableUpdate]:
+        """Returns what the microbatches have made of the stage's state."""
+        trace = self._traced.trace
+        names = zip(
+            self._stage.state,
+            trace.given.state,
+            trace.forward.new_state,
+            strict=True,
+        )
+        return [
+            VariableUpdate(
+                variable, self._without_offset(variable, self._values[before]), False
+            )
+            for variable, before, after in names
+            if before != after
+        ]
+
+    def accumulate(self, latest: IdentityMap[keras.Variable, tf.Tensor]) -> None:
+        """Moves variables by what the stage's layers have accumulated.
+
+        Args:
+            latest: Values of variables so far. Several calls of a layer may move one,
+                one after the other.
+        """
+        for accumulation in self._traced.trace.accumulated:
+            accumulator = accumulation.accumulator
+            variables = accumulator.variables
+            with tf.device(self._before.devices[variables[0]]):
+                before = [latest.get(v, self._before.values[v]) for v in variables]
+                merged = [self._values[name] for name in accumulation.values]
+                after = accumulator.update(merged, before)
+            latest.update(zip(variables, after, strict=True))
+
+    def _without_offset(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
+        """Returns a seed as it is on all replicas; what is no seed as it is."""
+        offset = self._before.seed_offsets.get(variable)
+        return value if offset is None else value - offset
+
+    def _collective_inputs(self, m: int) -> Values:
+        """Returns how a stage takes part in collectives on a microbatch, if it does."""
+        trace, rows = self._traced.trace, self._split.sizes[m]
+        if not trace.num_collectives:
+            return {}
+        with tf.device(self._device):
+            zero = tf.minimum(rows, 0)  # A constant would be compiled in.
+            parts = (
+                self._token,
+                zero + self._group_key(),
+                zero + m * trace.num_collectives,
+                tf.cast(rows > 0, tf.float32),
+            )
+        return dict(zip(trace.given.replicas, parts, strict=True))
+
+    def _group_key(self) -> int:
+        """Returns the key of the group in which the stage sums over its replicas."""
+        trace = self._traced.trace
+        specs = map(trace.spec, (*trace.given.weights, *trace.given.state))
+        return replica_context.stage_group_key(
+            self._traced.group, self._device, trace.num_collectives, specs
+        )
+
+
+def variable_updates(carries: Sequence[Carry]) -> list[VariableUpdate]:
+    """Returns what a step makes of variables, once all forwards have been emitted."""
+    updates = [update for carry in carries for update in carry.updates()]
+    latest: IdentityMap[keras.Variable, tf.Tensor] = IdentityMap()
+    for carry in carries:
+        carry.accumulate(latest)
+    return [*updates, *(VariableUpdate(v, x, once=True) for v, x in latest.items())]
