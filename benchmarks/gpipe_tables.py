@@ -18,7 +18,7 @@ from benchmarks import tables
 from benchmarks.amoebanet import amoebanet_d
 from tfgpipe import planner
 from tfgpipe.partition import best_cut
-from tfgpipe.planner import Layout, Question, Workload
+from tfgpipe.planner import ParallelConfig, PlanRequest, Workload
 
 GB, GIB = 1e9, 2**30
 
@@ -102,9 +102,9 @@ def transformer(num_layers: int) -> Workload:
     )
 
 
-def layout(num_devices: int, num_microbatches: int) -> Layout:
+def config(num_devices: int, num_microbatches: int) -> ParallelConfig:
     """Returns GPipe on K accelerators; plain training for 0."""
-    return Layout(
+    return ParallelConfig(
         num_replicas=1,
         num_devices=max(num_devices, 1),
         num_shards=1,
@@ -145,14 +145,14 @@ def _memory(
     unit: float,
 ) -> Iterator[Cell]:
     K = max(num_devices, 1)
-    question = Question(
+    request = PlanRequest(
         model,
         device=planner.TABLE[device],
         num_devices=K,
         batch_size=batch_size,
         num_slots=1,  # RMSProp's.
     )
-    memory = question.memory(layout(num_devices, num_microbatches), by_flops(model, K))
+    memory = request.memory(config(num_devices, num_microbatches), by_flops(model, K))
     most = max(each.total - each.state for each in memory)
     name = f"{model.name}, " + (f"Pipeline-{K}" if num_devices else "Naive-1")
     for what, number, predicted in zip(
@@ -197,17 +197,15 @@ def _largest(
     K = max(num_devices, 1)
     found = 0.0
     for model in models:
-        question = Question(
+        request = PlanRequest(
             model,
             device=planner.TABLE[device],
             num_devices=K,
             batch_size=batch_size,
             num_slots=1,
         )
-        held = question.memory(
-            layout(num_devices, num_microbatches), by_flops(model, K)
-        )
-        if question.fits(held):
+        held = request.memory(config(num_devices, num_microbatches), by_flops(model, K))
+        if request.fits(held):
             found = model.parameters / 1e6
     kind = models[0].name.partition("-")[0]
     return Cell(
@@ -237,14 +235,14 @@ def tables_2_and_3() -> Iterator[Cell]:
                 model = dataclasses.replace(model, dtype="bfloat16")
             first = None
             for (M, numbers), (j, K) in itertools.product(rows.items(), enumerate(KS)):
-                question = Question(
+                request = PlanRequest(
                     model,
                     device=planner.TABLE[device],
                     num_devices=K,
                     batch_size=batch_size,
                     num_slots=1,
                 )
-                found = question.predict(layout(K, M), by_flops(model, K))
+                found = request.estimate(config(K, M), by_flops(model, K))
                 first = first or found.time.total
                 yield Cell(
                     table=table,

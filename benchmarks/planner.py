@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import tables
 from benchmarks.worker import Schedule, Side, Worker
-from tfgpipe.planner import TABLE, Device, Layout, Prediction, Question, Remat
+from tfgpipe.planner import TABLE, Device, Estimate, ParallelConfig, PlanRequest, Remat
 
 if TYPE_CHECKING:
     from tfgpipe.planner import Workload
@@ -266,10 +266,10 @@ def read(name: str) -> Workload:
 
 def predict(
     workload: Workload, rates: Rates, side: Side, *, batch_size: int
-) -> Prediction:
+) -> Estimate:
     """Returns what the planner says of a side of a comparison."""
     K, M = side.num_stages or 1, side.num_microbatches
-    question = Question(
+    request = PlanRequest(
         workload,
         device=device(rates, batch_size / M),
         num_devices=K,
@@ -277,9 +277,9 @@ def predict(
         num_slots=0,
     )
     if side.remat == "except_last":
-        raise ValueError("No layout of the planner keeps the last microbatch alone.")
-    return question.predict(
-        Layout(
+        raise ValueError("The planner has no remat that keeps the last microbatch.")
+    return request.estimate(
+        ParallelConfig(
             num_replicas=1,
             num_devices=K,
             num_shards=1,

@@ -28,7 +28,7 @@ from benchmarks import tables
 
 _KILLED = {
     "worker": "tfgpipe.cluster worker",
-    "server": "tfgpipe.cluster.server",
+    "server": "tfgpipe.cluster server",
     "trainer": "-m trainer",
 }
 

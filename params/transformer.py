@@ -117,6 +117,11 @@ class Block(keras.layers.Layer):
         self.drop_attention = keras.layers.Dropout(dropout)
         self.drop_mlp = keras.layers.Dropout(dropout)
 
+    @property
+    def max_shards(self) -> int:
+        """T divides it: the heads."""
+        return self.num_heads
+
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Builds the layers inside."""
         self.attention_norm.build(input_shape)

@@ -9,7 +9,7 @@ from typing import Any
 
 import absl.flags
 
-from tfgpipe.cluster import VARIABLE
+from tfgpipe.cluster import WORKERS_VARIABLE
 from trainer.errors import UsageError
 
 MODES = (
@@ -84,7 +84,7 @@ def define() -> absl.flags.FlagValues:
     absl.flags.DEFINE_multi_string("set", [], None, flag_values=flags)
     absl.flags.DEFINE_enum("device", "auto", ("auto", "cpu"), None, flag_values=flags)
     # The supervisor, `python -m tfgpipe.cluster launch`, says it in the environment.
-    cluster = os.environ.get(VARIABLE, "")
+    cluster = os.environ.get(WORKERS_VARIABLE, "")
     names = ("params", "logdir", "tpu", "tpu_zone", "hosts")
     texts = {**dict.fromkeys(names, ""), "cluster": cluster}
     for name, default in {**texts, "checkpoint": "latest"}.items():

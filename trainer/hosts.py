@@ -17,7 +17,7 @@ from pathlib import Path
 
 from params.experiment import Pipelining
 from params.share import Share
-from tfgpipe.cluster import addresses, peers
+from tfgpipe import cluster
 from trainer.errors import DivergedError, StoppedError, UsageError
 from trainer.hyperparams import HyperparameterError
 
@@ -72,27 +72,14 @@ class Hosts:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             yield
 
-    @contextlib.contextmanager
-    def leaving(self) -> Iterator[None]:
+    def leaving(self) -> contextlib.AbstractContextManager[None]:
         """Tells the other hosts at the end whether they can go on without this one.
 
         What ends all of them at the same step they find out by themselves.
         """
         if self.count == 1:
-            yield
-            return
-        well = False
-        try:
-            yield
-            well = True
-        except (StoppedError, DivergedError):
-            well = True
-            raise
-        except Exception as error:
-            peers.doubt(error)
-            raise
-        finally:
-            peers.leave(well=well)
+            return contextlib.nullcontext()
+        return cluster.report_exit(accepted=(StoppedError, DivergedError))
 
     @contextlib.contextmanager
     def writing(self, folder: Path) -> Iterator[Path]:
@@ -124,7 +111,7 @@ def told(listed: str, index: int | None) -> Hosts:
             raise UsageError("Expected --hosts=HOST:PORT,..., which --host=I is of.")
         return _configured(os.environ.get(_VARIABLE, ""))
     try:
-        workers = [str(address) for address in addresses.parse(listed)]
+        workers = [str(address) for address in cluster.parse_addresses(listed)]
     except ValueError as error:
         raise UsageError(f"--hosts: {error}") from None
     if index is None or not 0 <= index < len(workers):

@@ -54,7 +54,7 @@ def _status(argv: Sequence[str], signals: contextlib.ExitStack) -> int:
     except cluster.WorkerLost as error:
         cluster.end_process(error)
     except cluster.WorkerUnavailable as error:
-        return _failed(cluster.TRY_AGAIN, str(error))
+        return _failed(cluster.EX_TEMPFAIL, str(error))
     except (cluster.ClusterError, CheckpointError) as error:
         return _failed(1, str(error))
     except KeyboardInterrupt:
@@ -62,7 +62,9 @@ def _status(argv: Sequence[str], signals: contextlib.ExitStack) -> int:
     except DivergedError as error:
         return _failed(3, f"Diverged: {error}.")
     except StoppedError:
-        return _failed(cluster.SAVED, "Stopped, with all saved: start it again.")
+        return _failed(
+            cluster.EXIT_PREEMPTED, "Stopped, with all saved: start it again."
+        )
     except Exception as error:  # Whatever it is, one sentence, and the rest in a file.
         folder = Path(flags.logdir) if flags and flags.logdir else None
         what = report_crash(error, argv=argv, folder=folder)
@@ -99,12 +101,14 @@ def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(told.speaking())
         stack.enter_context(told.leaving())
-        stop = Stopping(status=cluster.SAVED)
+        stop = Stopping(status=cluster.EXIT_PREEMPTED)
         if flags.mode in _TRAINING and not flags.dry_run:
             folder = _folder_to_write(flags, experiment)
             if told.is_chief:
                 stack.enter_context(lock.held(folder))
-            stop = signals.enter_context(stopping.on_signals(status=cluster.SAVED))
+            stop = signals.enter_context(
+                stopping.on_signals(status=cluster.EXIT_PREEMPTED)
+            )
             stack.callback(stop.settle)
             if run_folder.holds_run(folder) and not flags.allow_changes:
                 run_folder.check(folder, name=flags.params, experiment=experiment)
@@ -225,7 +229,7 @@ def _workers(flags: Flags, experiment: Experiment, told: Hosts) -> Iterator[None
         yield
         return
     connected.exit_when_lost()
-    with connected.telling():
+    with connected.raise_if_lost():
         yield
 
 

@@ -131,7 +131,7 @@ def main(workers, *cases):
         elif case == "waits":
             # Until it is killed, or a worker of its is.
             print("waiting", flush=True)
-            with cluster.connect(workers).telling():
+            with cluster.connect(workers).raise_if_lost():
                 while True:
                     with tf.device("/job:worker/task:0/CPU:0"):
                         tf.random.normal([3]).numpy()

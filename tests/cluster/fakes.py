@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -18,12 +17,14 @@ def status(**other) -> Status:
     return dataclasses.replace(ready, **other)
 
 
+def http(body: bytes) -> bytes:
+    return b"HTTP/1.0 200 OK\r\n\r\n" + body
+
+
 @contextlib.contextmanager
 def answering(answer: Status | bytes) -> Iterator[Address]:
     """Yields the address of a worker that answers everything with this."""
-    said = answer
-    if isinstance(said, Status):
-        said = json.dumps(dataclasses.asdict(said)).encode() + b"\n"
+    said = http(answer.to_json()) if isinstance(answer, Status) else answer
     address = Address("127.0.0.1", free_ports(1)[0])
     listening = socket.create_server((address.host, address.health_port))
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tfgpipe.cluster import addresses, waiting
+from tfgpipe.cluster import addresses, health
 from tfgpipe.cluster.addresses import Address
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,9 +73,9 @@ def workers(
             flags = ("worker", f"--port={address.port}", f"--devices={devices}")
             log = folder / f"worker-{address.port}.log"
             stack.enter_context(running([*CLUSTER, *flags], log=log, cwd=cwd))
-        limit = waiting.Limit(PATIENCE)
+        limit = health.Deadline(PATIENCE)
         for k, address in enumerate(made):
-            waiting.wait_until_ready(k, address, limit)
+            health.wait_until_ready(k, address, limit)
         yield made
 
 

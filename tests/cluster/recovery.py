@@ -108,7 +108,7 @@ def _records(folder: Path) -> list[dict[str, float]]:
 
 def _target(supervisor: int, what: str, draw: random.Random) -> int | None:
     """Returns a process to kill, if there is one now."""
-    words = {"worker": "tfgpipe.cluster worker", "server": "tfgpipe.cluster.server"}
+    words = {"worker": "tfgpipe.cluster worker", "server": "tfgpipe.cluster server"}
     word = words.get(what, "trainer")
     pids = [pid for pid in descendants(supervisor) if word in arguments(pid)]
     return draw.choice(pids) if pids else None

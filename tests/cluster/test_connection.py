@@ -12,7 +12,7 @@ from tests.cluster.client import listed
 from tests.cluster.processes import wait_for, workers
 from tests.helpers import programs
 from tfgpipe import cluster
-from tfgpipe.cluster import waiting
+from tfgpipe.cluster import health
 from tfgpipe.cluster.errors import WorkerUnavailable
 
 
@@ -32,7 +32,7 @@ def test_workers_give_what_local_devices_give_and_a_lost_one_is_named(
                 WorkerUnavailable,
                 match=r"is not ready after 1 s: it works for the client at",
             ):
-                waiting.wait_until_ready(0, two[0], waiting.Limit(1))
+                health.wait_until_ready(0, two[0], health.Deadline(1))
             said = (tmp_path / f"worker-{two[0].port}.log").read_text()
             server = int(said.rpartition("process ")[2].split()[0])
             os.kill(server, signal.SIGKILL)

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.processes import running
-from tfgpipe.cluster import health, listening, peers
+from tfgpipe.cluster import health, peers, server
 from tfgpipe.cluster.addresses import free_ports
-from tfgpipe.cluster.errors import TRY_AGAIN, ClusterError, WorkerUnavailable
+from tfgpipe.cluster.errors import EX_TEMPFAIL, ClusterError, WorkerUnavailable
 
 PROGRAM = """
 import sys, time
 from tfgpipe.cluster import health, peers
 health.SILENCE_SECONDS = 3.0
 workers, index, how = sys.argv[1:]
-peers.meet(workers.split(","), int(index))
+peers.rendezvous(workers.split(","), int(index))
 print("met", flush=True)
 time.sleep(1)  # Until all have said so.
 if how == "waits":
@@ -30,7 +30,13 @@ if how == "waits":
 if how == "fails":
     raise ValueError("an error of its own")
 if how == "exits with 2":
+    with peers.report_exit():
+        sys.exit(2)
+if how == "exits with 2 untold":
     sys.exit(2)
+if how == "needs another":
+    time.sleep(2)
+    raise type("Lost", (Exception,), {"__module__": "tensorflow.errors"})
 if how == "exits with 0":
     sys.exit()
 if how == "leaves":
@@ -80,11 +86,19 @@ def test_when_one_fails_the_others_end_at_once(
 ) -> None:
     with processes(tmp_path, how, "waits", "waits") as found:
         (failing, _), *others = found
-        assert [process.wait(20) for process, _ in others] == [TRY_AGAIN] * 2
+        assert [process.wait(20) for process, _ in others] == [EX_TEMPFAIL] * 2
         if status is not None:
             assert failing.wait(10) == status
         for _, said in others:
             assert " is gone: it " in said.read_text()
+
+
+def test_who_needs_one_that_has_ended_ends_with_status_75(tmp_path: Path) -> None:
+    with processes(tmp_path, "exits with 2 untold", "needs another") as found:
+        (ending, _), (other, log) = found
+        assert ending.wait(20) == 2
+        assert other.wait(20) == EX_TEMPFAIL
+        assert "is gone: it has ended. This process" in log.read_text()
 
 
 def test_when_one_hangs_the_others_end(tmp_path: Path) -> None:
@@ -93,19 +107,19 @@ def test_when_one_hangs_the_others_end(tmp_path: Path) -> None:
         time.sleep(4)  # Longer than the silence that counts: all are alive.
         assert [process.poll() for process, _ in found] == [None] * 3
         hanging.send_signal(signal.SIGSTOP)
-        assert [process.wait(20) for process, _ in others] == [TRY_AGAIN] * 2
+        assert [process.wait(20) for process, _ in others] == [EX_TEMPFAIL] * 2
         # The one may end for what the other has found out.
         said = "".join(log.read_text() for _, log in others)
         assert "is gone: it has been silent for 3 s. This process" in said
         hanging.send_signal(signal.SIGCONT)
-        assert hanging.wait(10) == TRY_AGAIN
+        assert hanging.wait(10) == EX_TEMPFAIL
 
 
 def test_when_one_is_killed_the_others_end_at_once(tmp_path: Path) -> None:
     with processes(tmp_path, "waits", "waits", "waits") as found:
         (gone, _), *others = found
         gone.send_signal(signal.SIGKILL)
-        assert [process.wait(20) for process, _ in others] == [TRY_AGAIN] * 2
+        assert [process.wait(20) for process, _ in others] == [EX_TEMPFAIL] * 2
         for _, said in others:
             # Another may have gone for the same reason before.
             assert "is gone: it closed the connection. This process" in said.read_text()
@@ -117,7 +131,7 @@ def meeting(*given: tuple[str, int], seconds: float = 20.0) -> list[Exception | 
 
     def meet(position: int, workers: str, index: int) -> None:
         try:
-            peers.meet(workers.split(","), index, seconds=seconds)
+            peers.rendezvous(workers.split(","), index, seconds=seconds)
         except Exception as error:
             raised[position] = error
 
@@ -176,7 +190,7 @@ def test_a_network_that_others_share_is_warned_of() -> None:
     (port,) = free_ports(1)
     with (
         pytest.warns(UserWarning, match=f"port {port} .* without authentication"),
-        listening.serving(port, loopback=False),
+        server.bind_server(port, loopback=False),
     ):
         pass
 
@@ -185,6 +199,6 @@ def test_a_server_that_cannot_be_kept_to_this_machine_is_an_error() -> None:
     (port,) = free_ports(1)
     with (
         pytest.raises(ClusterError, match=r"no such socket was found\. Run all"),
-        listening.serving(port, loopback=True),
+        server.bind_server(port, loopback=True),
     ):
         pass  # No server listens there.

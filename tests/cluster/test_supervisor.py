@@ -21,7 +21,7 @@ from tests.cluster.processes import (
     wait_for,
 )
 from tfgpipe.cluster.__main__ import main
-from tfgpipe.cluster.addresses import VARIABLE, Address, free_ports
+from tfgpipe.cluster.addresses import WORKERS_VARIABLE, Address, free_ports
 
 
 def launch(address: Address, code: str, *flags: str) -> int:
@@ -45,7 +45,9 @@ def test_the_command_finds_the_workers_and_its_status_is_passed_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with answering(status()) as address:
-        code = counting(tmp_path / "n", f"print(os.environ[{VARIABLE!r}]); sys.exit(7)")
+        code = counting(
+            tmp_path / "n", f"print(os.environ[{WORKERS_VARIABLE!r}]); sys.exit(7)"
+        )
         assert launch(address, code) == 7
     printed = capfd.readouterr()
     assert printed.out == f"{address}\n"
@@ -196,7 +198,7 @@ def test_a_replica_that_hangs_is_started_again_with_the_others(
         f"mark = pathlib.Path({str(tmp_path)!r}) / str(index)\n"
         "again = mark.exists()\n"
         "mark.touch()\n"
-        "peers.meet(config['cluster']['worker'], index)\n"
+        "peers.rendezvous(config['cluster']['worker'], index)\n"
         "if not again and index == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
         "if not again: time.sleep(600)\n"
         "print('done', index)\n"
@@ -235,7 +237,7 @@ def test_workers_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
         while len(pids) < 2:  # The worker, and its server.
             time.sleep(0.05)
             pids = descendants(supervisor.pid)
-        assert any("tfgpipe.cluster.server" in arguments(pid) for pid in pids)
+        assert any("tfgpipe.cluster server" in arguments(pid) for pid in pids)
         os.kill(supervisor.pid, signal.SIGKILL)
         supervisor.wait()
         assert none_of(pids)

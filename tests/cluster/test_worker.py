@@ -20,7 +20,7 @@ from tests.cluster.processes import (
     other_addresses,
     running,
 )
-from tfgpipe.cluster import addresses, connection, health, waiting, worker
+from tfgpipe.cluster import addresses, connection, health, worker
 from tfgpipe.cluster.__main__ import main
 from tfgpipe.cluster.addresses import Address, free_ports, is_taken
 from tfgpipe.cluster.errors import ClusterError
@@ -65,29 +65,29 @@ def test_a_worker_of_another_tensorflow_is_refused_by_name(tmp_path: Path) -> No
         running(command, log=tmp_path / "log", env=env),
         pytest.raises(ClusterError, match=re.escape(message)),
     ):
-        waiting.wait_until_ready(1, address, waiting.Limit(60))
+        health.wait_until_ready(1, address, health.Deadline(60))
 
 
 def test_a_worker_is_for_one_client_after_another_of_this_host(tmp_path: Path) -> None:
     address = Address("127.0.0.1", free_ports(1)[0])
     command = [*CLUSTER, "worker", f"--port={address.port}", "--devices=2"]
     with running(command, log=tmp_path / "log", cwd=ROOT) as process:
-        first = waiting.wait_until_ready(0, address, waiting.Limit(180))
+        first = health.wait_until_ready(0, address, health.Deadline(180))
         assert (first.devices, first.starts) == ({"CPU": 2}, 1)
         # Every socket of its listens to this machine alone.
         for host in other_addresses():
             for port in (address.port, address.health_port):
                 with pytest.raises(ConnectionRefusedError):
                     socket.create_connection((host, port), timeout=5)
-        ours, status = health.request(address, {"ask": "session"}, seconds=5)
-        assert status.granted
-        theirs, status = health.request(address, {"ask": "session"}, seconds=5)
-        assert (status.granted, status.state) == (False, "taken")
-        assert status.client == "{}:{}".format(*ours.getsockname())
-        theirs.close()
-        assert ours.recv(1) == b"\n"  # A sign of life.
+        ours = health.Session(address, seconds=5)
+        assert ours.status.granted
+        theirs = health.Session(address, seconds=5).status
+        assert (theirs.granted, theirs.state) == (False, "taken")
+        assert theirs.client == "{}:{}".format(*ours.own_address)
+        time.sleep(2 * health.BEAT_SECONDS)
+        assert ours.end is None
         ours.close()
-        second = waiting.wait_until_ready(0, address, waiting.Limit(180))
+        second = health.wait_until_ready(0, address, health.Deadline(180))
         assert (second.starts, second.failures) == (2, 0)
         assert second.worker == first.worker
         process.terminate()
@@ -101,7 +101,7 @@ def test_a_worker_is_for_one_client_after_another_of_this_host(tmp_path: Path) -
 @pytest.fixture
 def listening(monkeypatch: pytest.MonkeyPatch):
     """A worker's port for health, of a worker that starts no TensorFlow."""
-    monkeypatch.setenv(addresses.TOKEN, "of this cluster")
+    monkeypatch.setenv(addresses.TOKEN_VARIABLE, "of this cluster")
     port = free_ports(1)[0]
     made = worker._Worker(Options(port=port))
     made._server = types.SimpleNamespace(devices={"CPU": 1})
@@ -115,13 +115,13 @@ def listening(monkeypatch: pytest.MonkeyPatch):
 def test_a_session_takes_the_token_of_the_cluster(
     token: str, listening: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(addresses.TOKEN, token)
+    monkeypatch.setenv(addresses.TOKEN_VARIABLE, token)
     words = "Worker 0 at .* has another token than this process. Set TFGPIPE_TOKEN"
     with pytest.raises(ClusterError, match=words):
-        connection._sessions([listening], waiting.Limit(5))
+        connection._sessions([listening], health.Deadline(5))
     assert health.ask(listening, seconds=5).state == "ready"  # Nobody has it.
-    monkeypatch.setenv(addresses.TOKEN, "of this cluster")
-    (session,) = connection._sessions([listening], waiting.Limit(5))
+    monkeypatch.setenv(addresses.TOKEN_VARIABLE, "of this cluster")
+    (session,) = connection._sessions([listening], health.Deadline(5))
     assert health.ask(listening, seconds=5).state == "taken"
     session.close()
 
@@ -133,9 +133,46 @@ def test_a_worker_on_a_network_without_a_token_warns(
     command = ["cluster", "worker", "--host=0.0.0.0"]
     assert main([*command, f"--port={free_ports(1)[0]}"]) == 0
     assert "WARNING: Whoever reaches this worker can take it" in capsys.readouterr().err
-    monkeypatch.setenv(addresses.TOKEN, "of this cluster")
+    monkeypatch.setenv(addresses.TOKEN_VARIABLE, "of this cluster")
     assert main([*command, f"--port={free_ports(1)[0]}"]) == 0
     assert capsys.readouterr().err == ""
+
+
+def answer(listening: Address, request: bytes) -> bytes:
+    """Returns what a worker sends until it closes the connection."""
+    address = (listening.host, listening.health_port)
+    with socket.create_connection(address, timeout=5) as connection:
+        connection.sendall(request)
+        return b"".join(iter(lambda: connection.recv(4096), b""))
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (b"GET /healthz HTTP/1.1\r\n\r\n", 200),
+        (b"GET / HTTP/1.1\r\n\r\n", 404),
+        (b"POST /healthz HTTP/1.1\r\n\r\n", 404),
+        # As a form of a web page, which a browser sends wherever it points.
+        (b"POST /session HTTP/1.1\r\nContent-Type: text/plain\r\n\r\n", 415),
+    ],
+)
+def test_other_requests_have_their_http_status(
+    request_: bytes, code: int, listening: Address
+) -> None:
+    said = answer(listening, request_)
+    assert said.startswith(f"HTTP/1.0 {code} ".encode())
+    assert health.ask(listening, seconds=5).state == "ready"
+
+
+@pytest.mark.parametrize("request_", [b"GET /healthz", b"GET /" + b"x" * 20_000])
+def test_who_asks_for_too_long_is_left(
+    request_: bytes, listening: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_ASKING_SECONDS", 0.5)
+    began = time.monotonic()
+    with contextlib.suppress(ConnectionError):
+        assert b" 200 " not in answer(listening, request_)
+    assert time.monotonic() - began < 4
 
 
 def test_idle_connections_take_no_more_than_some_threads(listening: Address) -> None:

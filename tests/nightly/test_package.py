@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pkgutil
 import shutil
 import subprocess
@@ -36,7 +37,38 @@ def test_only_modules_that_use_tfmot_load_it(tmp_path: Path) -> None:
     assert run.returncode == 0, run.output
 
 
-def test_the_wheel_holds_exactly_the_package(tmp_path: Path) -> None:
+def test_the_planner_runs_from_the_wheel(tmp_path: Path) -> None:
+    wheel, _ = _built(tmp_path)
+    unpacked = tmp_path / "unpacked"
+    zipfile.ZipFile(wheel).extractall(unpacked)
+    (unpacked / "models.py").write_text(
+        "import keras\n"
+        "def dense():\n"
+        "    return keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])\n"
+    )
+    asked = ["--model=models.dense", "--batch_size=8", "--device=h100-80g"]
+    # What stands beside the package in a checkout is not there.
+    code = (
+        "import sys\n"
+        "sys.modules.update(params=None, trainer=None, tests=None, benchmarks=None)\n"
+        "from tfgpipe.planner import __main__ as program\n"
+        f"assert program.__file__.startswith({str(unpacked)!r})\n"
+        f"sys.exit(program.main(['planner', *{asked!r}, '--devices=2']))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(unpacked)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("models.dense on 2 x h100-80g: 72 parameters")
+
+
+def _built(tmp_path: Path) -> tuple[Path, Path]:
+    """Returns a wheel, and the checkout that it was built from."""
     # From a copy: setuptools leaves folders behind, and reuses stale ones.
     checkout = tmp_path / "checkout"
     caches = shutil.ignore_patterns(
@@ -54,6 +86,11 @@ def test_the_wheel_holds_exactly_the_package(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
 
     (wheel,) = tmp_path.glob("*.whl")
+    return wheel, checkout
+
+
+def test_the_wheel_holds_exactly_the_package(tmp_path: Path) -> None:
+    wheel, checkout = _built(tmp_path)
     held = set(zipfile.ZipFile(wheel).namelist())
     metadata = {name for name in held if ".dist-info/" in name}
     package = {

@@ -12,7 +12,7 @@ import pytest
 from tests.cluster import pair
 from tests.cluster.processes import CLUSTER, PATIENCE, other_addresses, running
 from tfgpipe.cluster.addresses import free_ports
-from tfgpipe.cluster.errors import TRY_AGAIN
+from tfgpipe.cluster.errors import EX_TEMPFAIL
 
 
 @pytest.mark.parametrize("how", ["", "synchronized"])
@@ -38,7 +38,7 @@ def test_a_process_that_dies_ends_the_others(tmp_path: Path) -> None:
             time.sleep(0.2)
         second.kill()
         began = time.monotonic()
-        assert first.wait(PATIENCE) == TRY_AGAIN
+        assert first.wait(PATIENCE) == EX_TEMPFAIL
         assert time.monotonic() - began < 10
     assert "Process 1 at 127.0.0.1:" in logs[0].read_text()
     assert "cannot go on without it. Start all again" in logs[0].read_text()

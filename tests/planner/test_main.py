@@ -1,18 +1,20 @@
-"""The command line, for an experiment of which Keras makes the layers."""
+"""The command line, for a model that Keras makes."""
 
 from __future__ import annotations
+
+import pytest
 
 from tests.pure.planner.test_main import ASKED
 from tfgpipe.planner import __main__ as program
 
 
-def test_an_experiment_is_planned(capsys, tmp_path):
+def test_a_model_is_planned(capsys, tmp_path):
     picture = tmp_path / "memory.png"
-    smaller = ["--set=training.batch_size=8", "--parts", f"--picture={picture}"]
-    assert program.main([*ASKED, *smaller]) == 0
+    more = ["--policy=mixed_bfloat16", "--parts", f"--picture={picture}"]
+    assert program.main([*ASKED, *more, "--optimizer=sgd"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("lm.Tiny on 4 x h100-80g: ")
-    assert "a step of 8 rows in float32" in out
+    assert out.startswith("tests.planner.small_models.dense on 4 x h100-80g: 288 ")
+    assert "a step of 8 rows in bfloat16" in out
     assert "Why others lose" in out
     assert "gradients" in out
     assert picture.exists()
@@ -20,14 +22,24 @@ def test_an_experiment_is_planned(capsys, tmp_path):
 
 def test_status_2_says_that_nothing_fits(capsys, tmp_path):
     path = tmp_path / "devices.toml"
-    path.write_text('[tiny]\nlike = "tpu-v3-16g"\nmemory = 1e6\n')
+    path.write_text('[tiny]\nlike = "tpu-v3-16g"\nmemory = 100\n')
     arguments = [f"--device_file={path}", "--device=tiny", "--microbatches=1"]
     assert program.main([*ASKED, *arguments]) == 2
     assert "Nothing fits" in capsys.readouterr().out
 
 
-def test_devices_that_nothing_divides_among_are_refused(capsys):
-    assert program.main([*ASKED, "--devices=1000000000"]) == 1
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("--devices=1000000000", "no configuration divides it. Use a multiple of"),
+        ("--batch_size=0", "`batch_size` is a number of at least 1."),
+        ("--optimizer=adamm", "adamm"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(argument, words, capsys):
+    with pytest.raises(SystemExit) as raised:
+        program.main([*ASKED, argument])
+    assert raised.value.code == 1
     error = capsys.readouterr().err
-    assert "no layout divides it. Use a multiple of" in error
+    assert words in error
     assert error.endswith("Try `python -m tfgpipe.planner --help`.\n")

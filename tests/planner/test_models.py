@@ -1,4 +1,4 @@
-"""Keras models as workloads, beside counts by hand."""
+"""Keras models as workloads, beside layers_per_stage by hand."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ def test_a_model_without_inputs_is_refused():
 
 def test_a_keras_model_is_searched():
     model = keras.Sequential([keras.Input((8,)), *(layers.Dense(8) for _ in range(4))])
-    plans = planner.search(model, device="cpu-core", num_devices=2, batch_size=8)
-    assert plans.best[0].layout.total_devices == 2
+    result = planner.search(model, device="cpu-core", num_devices=2, batch_size=8)
+    assert result.best[0].config.total_devices == 2
 
 
 @pytest.mark.parametrize(

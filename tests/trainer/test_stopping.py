@@ -45,7 +45,7 @@ def test_sigterm_saves_and_asks_to_be_started_again(long_run) -> None:
         lock.held(folder).__enter__()
     assert main(["trainer", *flags]) == 1
     trainer.send_signal(signal.SIGTERM)
-    assert trainer.wait(PATIENCE) == cluster.SAVED == 42
+    assert trainer.wait(PATIENCE) == cluster.EXIT_PREEMPTED == 42
     printed = log.read_text()
     assert "Stopping after this step, and a checkpoint." in printed
     assert printed.endswith("Stopped, with all saved: start it again.\n")
@@ -71,11 +71,11 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, floa
 @pytest.mark.parametrize(
     ("way", "status"),
     [
-        ("sigterm", cluster.SAVED),
+        ("sigterm", cluster.EXIT_PREEMPTED),
         ("bad_records", 2),
         ("divergence", 3),
         # What comes after all is saved is no other end.
-        ("two_signals", cluster.SAVED),
+        ("two_signals", cluster.EXIT_PREEMPTED),
     ],
 )
 def test_a_process_ends_though_functions_still_make_batches(

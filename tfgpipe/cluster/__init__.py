@@ -1,16 +1,14 @@
 """Pipelines over several hosts: `python -m tfgpipe.cluster --help`.
 
-addresses   where workers are
-health      how a worker tells how it is
-waiting     for workers, with a limit
-lifeline    a process that ends with the one that started it
-listening   TensorFlow's listening sockets, kept to this machine
-server      TensorFlow's server for one client
-worker      lends a host's devices to one client at a time
-connection  this process as the client of workers
-peers       the other processes, where each is a replica
-supervisor  workers and a command, started again when one of them dies
-flags       the command line
+addresses     addresses and ports of workers
+health        a worker's status and sessions, over HTTP
+worker        lends a host's devices to one client at a time
+server        TensorFlow's gRPC server, and the interface that it listens on
+parent_watch  a process that ends with its parent
+connection    this process as the client of workers
+peers         the other processes, where each is a replica
+supervisor    workers and a command, restarted when one of them dies
+errors        exceptions and exit codes
 
 Neither a worker nor the supervisor needs TensorFlow in its own process, so names are
 loaded on first use.
@@ -18,36 +16,24 @@ loaded on first use.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tfgpipe.cluster.addresses import VARIABLE
-from tfgpipe.cluster.errors import (
-    SAVED,
-    TRY_AGAIN,
-    ClusterError,
-    WorkerLost,
-    WorkerUnavailable,
-    end_process,
-)
+from tfgpipe._util import lazy_exports
 
 if TYPE_CHECKING:
-    from tfgpipe.cluster.connection import Cluster, connect
+    from tfgpipe.cluster.addresses import WORKERS_VARIABLE as WORKERS_VARIABLE
+    from tfgpipe.cluster.addresses import parse_addresses as parse_addresses
+    from tfgpipe.cluster.connection import Cluster as Cluster
+    from tfgpipe.cluster.connection import connect as connect
+    from tfgpipe.cluster.errors import EX_TEMPFAIL as EX_TEMPFAIL
+    from tfgpipe.cluster.errors import EXIT_PREEMPTED as EXIT_PREEMPTED
+    from tfgpipe.cluster.errors import ClusterError as ClusterError
+    from tfgpipe.cluster.errors import WorkerLost as WorkerLost
+    from tfgpipe.cluster.errors import WorkerUnavailable as WorkerUnavailable
+    from tfgpipe.cluster.errors import end_process as end_process
+    from tfgpipe.cluster.health import SILENCE_SECONDS as SILENCE_SECONDS
+    from tfgpipe.cluster.peers import rendezvous as rendezvous
+    from tfgpipe.cluster.peers import report_exit as report_exit
+    from tfgpipe.cluster.server import bind_server as bind_server
 
-__all__ = [
-    "SAVED",
-    "TRY_AGAIN",
-    "VARIABLE",
-    "Cluster",
-    "ClusterError",
-    "WorkerLost",
-    "WorkerUnavailable",
-    "connect",
-    "end_process",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in ("Cluster", "connect"):
-        raise AttributeError(f"module 'tfgpipe.cluster' has no attribute {name!r}")
-    return getattr(importlib.import_module("tfgpipe.cluster.connection"), name)
+__all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -1,27 +1,179 @@
-"""Runs a worker or the supervisor: `python -m tfgpipe.cluster`."""
+"""The command line of workers and of the supervisor: `python -m tfgpipe.cluster`."""
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
-from tfgpipe.cluster import flags, supervisor, worker
-from tfgpipe.cluster.worker import Options
+from tfgpipe.cluster import server, supervisor, worker
+from tfgpipe.cluster.addresses import parse_addresses
+
+_EPILOG = """\
+exit status: that of the command (75: it lost a worker); 1 wrong arguments,
+  2 a worker that does not come up, 124 time limit, 128 + n ended by signal n
+"""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Does what a command line says and returns the exit status: see `flags.HELP`."""
+    """Runs a command line, program first, and returns the exit status.
+
+    Raises:
+        SystemExit: After `--help`, with status 0; for wrong arguments, with 1.
+    """
+    run, options = parse(argv[1:])
+    return run(options)
+
+
+def parse(arguments: Sequence[str]) -> tuple[Callable[[Any], int], Any]:
+    """Returns what a command line runs, and its options.
+
+    Raises:
+        SystemExit: As of `main`.
+    """
+    values = vars(_parser().parse_args(arguments))
+    run, options = values.pop("run"), values.pop("options")
+    return run, options(**values)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser with a status of its own for wrong arguments: 2 has another meaning."""
+
+    def error(self, message: str) -> NoReturn:
+        """Prints what is wrong and ends with status 1."""
+        self.exit(1, f"{message}\nTry `{self.prog} --help`.\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m tfgpipe.cluster",
+        description="Pipelines over several hosts.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(required=True, metavar="{worker,launch}")
+    _add_worker(commands)
+    _add_launch(commands)
+    _add_server(commands)
+    return parser
+
+
+def _add_worker(commands: Any) -> None:
+    parser = commands.add_parser(
+        "worker",
+        help="lend this host's devices to one client at a time",
+        epilog="example: python -m tfgpipe.cluster worker --port=4000 --host=0.0.0.0",
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=worker.run, options=worker.Options)
+    add = parser.add_argument
+    port = "port for tensors; N + 1 is for health"
+    add("--port", type=_port, required=True, metavar="N", help=port)
+    host = (
+        "127.0.0.1 (default), or 0.0.0.0: TensorFlow has no authentication, so only "
+        "inside a private network, with TFGPIPE_TOKEN=SECRET set for workers and client"
+    )
+    add("--host", type=_host, default="127.0.0.1", help=host)
+    add("--devices", type=_positive, default=1, metavar="N", help="parts of the CPU")
+    # Given by the supervisor.
+    add("--exit_with_parent", action="store_true", help=argparse.SUPPRESS)
+
+
+def _add_launch(commands: Any) -> None:
+    parser = commands.add_parser(
+        "launch",
+        help="run a command with workers, and restart what dies",
+        usage="%(prog)s (--workers=N | --cluster=LIST |\n           "
+        "--replicas=N) [options] -- command ...",
+        description="Starts workers on this host, or finds those of a list, runs a "
+        "command with TFGPIPE_CLUSTER set to their list, and restarts what dies.",
+        epilog="example: python -m tfgpipe.cluster launch --workers=2 -- "
+        "python -m trainer ...",
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=supervisor.run, options=supervisor.Options)
+    add = parser.add_argument
+    add("command", nargs="+", help="the program and its arguments, after `--`")
+    add_one = parser.add_mutually_exclusive_group(required=True).add_argument
+    cluster = "host:port,host:port of workers that run"
+    replicas = "processes of the command, with TF_CONFIG set, in place of workers"
+    add_one("--workers", type=_positive, metavar="N", help="workers to start")
+    add_one("--cluster", type=_list, metavar="LIST", help=cluster)
+    add_one("--replicas", type=_positive, metavar="N", help=replicas)
+    for name, kind, default, metavar, text in (
+        ("--devices", _positive, 1, "N", "parts of each worker's CPU (1)"),
+        ("--max_restarts", _count, 10, "N", "restarts of the command (10)"),
+        (
+            "--start_limit",
+            _seconds,
+            120.0,
+            "SECONDS",
+            "limit for workers to be ready (120)",
+        ),
+        ("--time_limit", _seconds, 0.0, "SECONDS", "limit for everything (0: none)"),
+        ("--log_dir", str, None, "DIR", "the workers' logs (a new temporary one)"),
+    ):
+        add(name, type=kind, default=default, metavar=metavar, help=text)
+
+
+def _add_server(commands: Any) -> None:
+    """Adds what a worker runs for each client; no user does."""
+    parser = commands.add_parser("server", allow_abbrev=False)
+    parser.set_defaults(run=server.run, options=server.Options)
+    parser.add_argument("--port", type=_port, required=True)
+    parser.add_argument("--devices", type=_positive, required=True)
+    parser.add_argument("--loopback", action="store_true")
+
+
+def _port(text: str) -> int:
+    (address,) = _parsed(f"127.0.0.1:{text}")
+    return int(address.port)
+
+
+def _list(text: str) -> str:
+    _parsed(text)
+    return text
+
+
+def _parsed(text: str) -> Any:
     try:
-        parsed = flags.parse(argv)
-    except flags.UsageError as error:
-        sys.stderr.write(f"{error}\nTry `python -m tfgpipe.cluster --help`.\n")
-        return 1
-    if parsed is None:
-        sys.stdout.write(flags.HELP)
-        return 0
-    if isinstance(parsed, Options):
-        return worker.run(parsed)
-    return supervisor.run(parsed)
+        return parse_addresses(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _host(text: str) -> str:
+    if text not in (*worker.LOOPBACK, "0.0.0.0"):
+        raise argparse.ArgumentTypeError(
+            "Expected --host=127.0.0.1, which takes this machine's calls alone, or "
+            "--host=0.0.0.0, which takes those of all its networks; received "
+            f"--host={text}. TensorFlow's server cannot listen on one address of "
+            "several: close the port to the others in a firewall, or run the worker in "
+            "a network namespace that has no other."
+        )
+    return text
+
+
+def _count(text: str) -> int:
+    return _at_least(0, int(text))
+
+
+def _positive(text: str) -> int:
+    return _at_least(1, int(text))
+
+
+def _seconds(text: str) -> float:
+    return _at_least(0.0, float(text))
+
+
+def _at_least(least: Any, number: Any) -> Any:
+    if not number >= least:
+        raise argparse.ArgumentTypeError(
+            f"expected at least {least}; received {number}"
+        )
+    return number
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where workers are: `host:port` for tensors, the port after it for their health."""
+"""Addresses of workers: `host:port` for tensors, the port after it for health."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import ipaddress
 import socket
 from collections.abc import Sequence
 
-# The environment variable in which a supervised command finds the list of workers.
-VARIABLE = "TFGPIPE_CLUSTER"
+# The environment variable that tells a supervised command its workers.
+WORKERS_VARIABLE = "TFGPIPE_CLUSTER"
 
-# The one in which workers and their client have a word in common, if they have one.
-TOKEN = "TFGPIPE_TOKEN"
+# The environment variable of the secret that workers and their client share, if any.
+TOKEN_VARIABLE = "TFGPIPE_TOKEN"
 
-# Ports that need no privileges; the last has none after it.
+# Unprivileged ports; a health port follows each.
 _FIRST, _LAST = 1024, 65534
 
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """Where a worker is.
+    """The address of a worker.
 
     Attributes:
         host: A name or an IPv4 address.
-        port: Where TensorFlow's runtime takes tensors.
+        port: The port of TensorFlow's gRPC server.
     """
 
     host: str
@@ -31,12 +31,12 @@ class Address:
 
     @property
     def health_port(self) -> int:
-        """Where the worker tells how it is: the next port."""
+        """The port of the worker's health: the next one."""
         return self.port + 1
 
     @property
     def is_loopback(self) -> bool:
-        """Whether this machine alone can mean it by this name."""
+        """Whether the host is this machine's loopback address."""
         if self.host == "localhost":
             return True
         try:
@@ -48,10 +48,11 @@ class Address:
         return f"{self.host}:{self.port}"
 
 
-def parse(workers: str | Sequence[str]) -> tuple[Address, ...]:
+def parse_addresses(workers: str | Sequence[str]) -> tuple[Address, ...]:
     """Returns the addresses in a list of workers.
 
-    >>> [str(address) for address in parse("10.0.0.5:4000, 10.0.0.6:4000")]
+    >>> found = tfgpipe.cluster.parse_addresses("10.0.0.5:4000, 10.0.0.6:4000")
+    >>> [str(address) for address in found]
     ['10.0.0.5:4000', '10.0.0.6:4000']
 
     Args:
@@ -128,7 +129,8 @@ def _bound(port: int) -> socket.socket:
 
 def _address(name: str) -> Address:
     host, _, port = name.rpartition(":")
-    if not host or not port.isdecimal() or not _FIRST <= int(port) <= _LAST:
+    is_port = port.isdecimal() and _FIRST <= int(port) <= _LAST
+    if not is_port or host.split() != [host]:
         raise ValueError(
             f"Expected a worker's address such as 10.0.0.5:4000, of a port from "
             f"{_FIRST} to {_LAST}; received {name!r}."

@@ -1,4 +1,4 @@
-"""What goes wrong between hosts, and the exit status that asks for a new start."""
+"""Errors between hosts, and exit codes that ask for a restart."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 import sys
 from typing import NoReturn
 
-# EX_TEMPFAIL of sysexits.h: nothing is wrong with the command, try it again.
-TRY_AGAIN = 75
-# That of a command which was asked to stop and has saved all: start it again.
-SAVED = 42
+# Exit code of a temporary failure, as in sysexits.h: the same command goes on.
+EX_TEMPFAIL = 75
+# Exit code after a request to stop, with all saved: the same command goes on.
+EXIT_PREEMPTED = 42
 
 
 class ClusterError(RuntimeError):
@@ -34,4 +34,4 @@ def end_process(error: ClusterError) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()
-    os._exit(TRY_AGAIN)
+    os._exit(EX_TEMPFAIL)

@@ -1,41 +1,46 @@
-"""How a worker tells how it is: a line of JSON asked, a line of JSON answered.
+"""A worker's health and sessions over HTTP, on the port after its own.
 
-    -> {"ask": "status"}
-    <- {"worker": "5f0c", "state": "ready", "tensorflow": "2.21.0", ...}
-    -> {"ask": "session", "token": "..."}
+    GET /healthz
+        -> 200, a line of JSON: {"worker": "5f0c", "state": "ready", "starts": 1, ...}
+    POST /session    {"token": "..."}
+        -> 200, the same line of JSON, then an empty line every second: the worker is
+           the client's while the connection is open
+        -> 403 another token, 409 not ready or taken: the same line of JSON alone
 
-A client that wants the worker for itself asks for a `"session"` and keeps the
-connection open. While it lives the worker sends an empty line every second, so that
-each side knows within seconds when the other is gone: a process that has ended by the
-closed connection, a machine or a network that is down by the silence.
-
-Nothing but text and numbers is read from a peer, and no more than a few kilobytes.
+Each side of a session knows within seconds when the other is gone: a process that has
+ended by the closed connection, a machine or a network that is down by the silence.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import http.client
 import importlib.metadata
 import json
 import platform
 import socket
+import threading
 import time
-from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Mapping
+from typing import Literal, get_args
 
 from tfgpipe.cluster.addresses import Address
+from tfgpipe.cluster.errors import ClusterError, WorkerUnavailable
 
 State = Literal["starting", "ready", "taken"]
 
+HEALTH_PATH, SESSION_PATH = "/healthz", "/session"
 BEAT_SECONDS = 1.0
-# A machine that swaps is slow, and not gone.
+# Without a sign of life for so long a peer is gone; one that swaps is slow.
 SILENCE_SECONDS = 30.0
-_LONGEST = 4096
+MAX_BYTES = 4096
+_POLL_SECONDS = 0.2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Status:
-    """How a worker is.
+    """The status of a worker.
 
     Attributes:
         worker: A name that no other worker has.
@@ -63,6 +68,42 @@ class Status:
     python: str = dataclasses.field(default_factory=platform.python_version)
     client: str = ""
 
+    def to_json(self) -> bytes:
+        """Returns a line of JSON."""
+        values = {**dataclasses.asdict(self), "devices": dict(self.devices)}
+        return json.dumps(values).encode() + b"\n"
+
+    @classmethod
+    def from_json(cls, line: bytes) -> Status:
+        """Returns the status in a line of JSON.
+
+        Raises:
+            ValueError: If it holds anything else.
+        """
+        try:
+            message = json.loads(line)
+        except ValueError:
+            message = None
+        if not isinstance(message, dict):
+            raise ValueError("its answer is no line of JSON")
+        texts = ("worker", "state", "tensorflow", "tfgpipe", "python", "client")
+        counts = ("starts", "failures")
+        devices = message.get("devices")
+        if (
+            any(not isinstance(message.get(name), str) for name in texts)
+            or message["state"] not in get_args(State)
+            or any(type(message.get(name)) is not int for name in counts)
+            or not isinstance(devices, dict)
+            or any(type(count) is not int for count in devices.values())
+        ):
+            raise ValueError("its answer is no status of a worker")
+        return cls(
+            **{name: message[name] for name in (*texts, *counts)},
+            granted=message.get("granted") is True,
+            refused=message.get("refused") is True,
+            devices=devices,
+        )
+
 
 def version(distribution: str) -> str:
     """Returns the version of an installed distribution, without importing it."""
@@ -73,107 +114,176 @@ def version(distribution: str) -> str:
 
 
 def ask(address: Address, *, seconds: float) -> Status:
-    """Returns how a worker is.
+    """Returns the status of a worker.
 
     Raises:
         OSError: If nothing answers within `seconds`.
         ValueError: If what answers is no worker.
     """
-    connection, status = request(address, {"ask": "status"}, seconds=seconds)
-    connection.close()
-    return status
+    connection = _connection(address, seconds)
+    with contextlib.closing(connection):
+        connection.request("GET", HEALTH_PATH)
+        with _response(connection) as response:
+            return _status(response)
 
 
-def request(
-    address: Address, message: Mapping[str, str], *, seconds: float
-) -> tuple[socket.socket, Status]:
-    """Asks a worker, and returns the open connection and what it answered.
-
-    Raises:
-        OSError, ValueError: As `ask` does.
-    """
-    connection = socket.create_connection(
-        (address.host, address.health_port), timeout=seconds
-    )
-    try:
-        send(connection, message)
-        return connection, _status(receive(connection))
-    except BaseException:
-        connection.close()
-        raise
-
-
-def send(connection: socket.socket, message: Mapping[str, Any]) -> None:
-    """Sends a line."""
-    connection.sendall(json.dumps(message).encode() + b"\n")
-
-
-def beat(connection: socket.socket) -> None:
-    """Sends a sign of life: an empty line."""
-    connection.sendall(b"\n")
-
-
-def receive(
-    connection: socket.socket,
-    *,
-    after_beats: bool = False,
-    seconds: float | None = None,
-) -> dict[str, Any]:
-    """Returns a line that has been sent.
+class Session:
+    """A request to have a worker for oneself; it has it until it ends, if granted.
 
     Args:
-        connection: Where from.
-        after_beats: Whether empty lines may come before it.
-        seconds: How long all of it may take; None leaves it to the connection how long
-            each byte may.
+        address: The worker's.
+        token: The secret that the worker shares with its clients, if it has one.
+        seconds: How long asking may take.
+
+    Attributes:
+        address: The worker's.
+        status: What the worker answered; `status.granted` says whether it was granted.
+        own_address: The host and port of this side of the connection.
+        end: Why the session has ended, or None while it lasts.
 
     Raises:
-        OSError: If none comes.
-        ValueError: If it is not a JSON object of a few kilobytes.
+        OSError: If nothing answers within `seconds`.
+        ValueError: If what answers is no worker.
     """
-    line = b""
-    end = None if seconds is None else time.monotonic() + seconds
-    while not line.endswith(b"\n"):
-        if end is not None:
-            connection.settimeout(max(0.001, end - time.monotonic()))
-        # One at a time, since heartbeats may follow: this happens once a connection.
-        byte = connection.recv(1)
-        if not byte:
-            raise ConnectionError("it closed the connection")
-        if after_beats and byte == b"\n" and not line:
-            continue
-        line += byte
-        if len(line) > _LONGEST:
-            raise ValueError("what it says is no line of JSON")
-    try:
-        message = json.loads(line)
-    except ValueError:
-        message = None
-    if not isinstance(message, dict):
-        raise ValueError("what it says is no line of JSON")
-    return message
+
+    def __init__(self, address: Address, *, token: str = "", seconds: float) -> None:
+        self.address = address
+        self.end: str | None = None
+        connection = _connection(address, seconds)
+        with contextlib.ExitStack() as stack:
+            stack.callback(connection.close)
+            connection.request(
+                "POST",
+                SESSION_PATH,
+                body=json.dumps({"token": token}),
+                headers={"Content-Type": "application/json"},
+            )
+            # The response takes the socket over from the connection.
+            self._socket: socket.socket = connection.sock
+            self.own_address: tuple[str, int] = self._socket.getsockname()
+            self._response = stack.enter_context(_response(connection))
+            self.status = _status(self._response)
+            if self.status.granted:
+                stack.pop_all()
+                threading.Thread(target=self._watch, daemon=True).start()
+
+    def close(self) -> None:
+        """Gives the worker back."""
+        # Which wakes the thread as well, as closing alone would not.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _watch(self) -> None:
+        """Notes the end, which is when no more beats come."""
+        with self._response as response:
+            try:
+                self._socket.settimeout(SILENCE_SECONDS)
+                while response.read1(1024):
+                    pass
+                self.end = "it closed the connection"
+            except TimeoutError:
+                self.end = f"it has been silent for {SILENCE_SECONDS:.0f} s"
+            except OSError as error:
+                self.end = error.strerror or str(error)
 
 
-def _status(message: Mapping[str, Any]) -> Status:
-    """Returns a status from what a peer says it is.
-
-    Raises:
-        ValueError: If it says anything else.
-    """
-    texts = ("worker", "state", "tensorflow", "tfgpipe", "python", "client")
-    numbers = ("starts", "failures")
-    devices = message.get("devices")
-    if (
-        any(not isinstance(message.get(name), str) for name in texts)
-        or message["state"] not in get_args(State)
-        or any(type(message.get(name)) is not int for name in numbers)
-        or not isinstance(devices, dict)
-        or any(type(number) is not int for number in devices.values())
-    ):
-        raise ValueError("what it says is not what a worker says")
-    return Status(
-        **{name: message[name] for name in (*texts, *numbers)},
-        granted=message.get("granted") is True,
-        refused=message.get("refused") is True,
-        devices=devices,
+def _connection(address: Address, seconds: float) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(
+        address.host, address.health_port, timeout=seconds
     )
+
+
+def _response(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
+    try:
+        return connection.getresponse()
+    except http.client.RemoteDisconnected:
+        raise ConnectionError("it closed the connection") from None
+    except http.client.HTTPException:
+        raise ValueError("its answer is no HTTP") from None
+
+
+def _status(response: http.client.HTTPResponse) -> Status:
+    line = response.readline(MAX_BYTES)
+    if len(line) < MAX_BYTES and not line.endswith(b"\n"):
+        raise ConnectionError("it closed the connection")
+    return Status.from_json(line)
+
+
+class Deadline:
+    """A point in time, so many seconds from now on.
+
+    Attributes:
+        seconds: How far away it was when it was made.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left, at least a moment."""
+        return max(0.1, self._end - time.monotonic())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left."""
+        return time.monotonic() >= self._end
+
+
+def wait_until_ready(
+    index: int,
+    address: Address,
+    deadline: Deadline,
+    *,
+    check: Callable[[], None] = lambda: None,
+) -> Status:
+    """Returns the status of a worker, once it is ready.
+
+    Args:
+        index: Its index among the workers, for messages.
+        address: Its address.
+        deadline: How long to wait.
+        check: Called now and then meanwhile; may raise.
+
+    Raises:
+        WorkerUnavailable: If it is not ready by then.
+        ClusterError: If it runs another TensorFlow than this process.
+    """
+    while True:
+        check()
+        try:
+            status = ask(address, seconds=min(deadline.left, 5.0))
+        except ValueError as error:
+            reason = str(error)
+        except OSError as error:
+            reason = error.strerror or str(error)
+        else:
+            _check_version(index, address, status)
+            if status.state == "ready":
+                return status
+            reason = _REASONS[status.state].format(client=status.client)
+        if deadline.is_over:
+            raise WorkerUnavailable(
+                f"Worker {index} at {address} is not ready after "
+                f"{deadline.seconds:.0f} s: {reason}. Is it started there, by `python "
+                f"-m tfgpipe.cluster worker --port={address.port}`, and are ports "
+                f"{address.port} and {address.health_port} open between the hosts?"
+            )
+        time.sleep(min(_POLL_SECONDS, deadline.left))
+
+
+_REASONS = {
+    "starting": "TensorFlow is starting in it",
+    "taken": "it works for the client at {client}",
+}
+
+
+def _check_version(index: int, address: Address, status: Status) -> None:
+    ours = version("tensorflow")
+    if status.tensorflow != ours:
+        raise ClusterError(
+            f"Worker {index} at {address} has TensorFlow {status.tensorflow}; this "
+            f"process has {ours}. Graphs go from one to the other, so install the same "
+            "version on both."
+        )

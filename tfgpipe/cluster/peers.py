@@ -1,4 +1,4 @@
-"""The other processes of a run in which each process is a replica.
+"""The rendezvous of processes that are replicas, and what each knows of the others.
 
 TensorFlow's runtime waits for processes that are not there, takes whatever list of
 processes each is told for granted, and ends in whatever error it runs into when one is
@@ -9,33 +9,33 @@ within a second when another is gone, and by their heartbeats when one hangs.
     process 2  ── hello ──▶  process 1  ── hello ──▶  process 0
        └────────────────────── hello ────────────────────▲
 
-A process that ends well says so, and the others go on. One that ends in any other way,
-by an error or with another status than 0, leaves sums that the others would wait for
-without end, so they end as well.
+A process that ends well says so, and the others go on. One that ends in any other way
+leaves collectives that the others would wait for without end, so they end as well.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, ClassVar
 
-from tfgpipe.cluster import addresses as addresses_lib
 from tfgpipe.cluster import health
-from tfgpipe.cluster.addresses import Address
+from tfgpipe.cluster.addresses import Address, parse_addresses
 from tfgpipe.cluster.errors import (
     ClusterError,
     WorkerLost,
     WorkerUnavailable,
     end_process,
 )
-from tfgpipe.cluster.waiting import Limit
+from tfgpipe.cluster.health import Deadline
 
 _POLL_SECONDS = 0.2
 # A machine that is down is noticed after half a minute.
@@ -46,16 +46,20 @@ _KEEP_ALIVE = {
 }
 # So that a process that ends well is not taken for one that is gone.
 _GOODBYE = {"ends": "well"}
-# How long after an error it may still turn out that it came from a lost process.
-_DOUBT_SECONDS = 3.0
+# How long an error may precede the news of the lost process that caused it.
+_LOSS_SECONDS = 3.0
+_MAX_BYTES = 4096
 
 
-def meet(workers: Sequence[str], index: int, *, seconds: float = 120.0) -> None:
-    """Meets the other processes, and ends this one with status 75 when one is gone.
+def rendezvous(workers: Sequence[str], index: int, *, seconds: float = 120.0) -> None:
+    """Connects to the other processes; ends this one with status 75 when one is gone.
+
+    At its end this process tells the others that it ends well, unless an error is not
+    caught. See `report_exit` for one that ends by itself with another status than 0.
 
     Args:
-        workers: Where all are, this one among them.
-        index: Which of them this one is.
+        workers: The addresses of all, this one among them.
+        index: The index of this one.
         seconds: How long to wait for them.
 
     Raises:
@@ -63,57 +67,114 @@ def meet(workers: Sequence[str], index: int, *, seconds: float = 120.0) -> None:
         WorkerUnavailable: If one is not there by then.
         ClusterError: If one was told another list, or runs another TensorFlow.
     """
-    addresses = addresses_lib.parse(workers)
-    limit, ours = Limit(seconds), _hello(addresses, index)
+    addresses = parse_addresses(workers)
+    deadline, ours = Deadline(seconds), _hello(addresses, index)
     connections: dict[int, socket.socket] = {}
     own = addresses[index]
-    with _server(own) as server:
-        for number in range(index):
-            connections[number] = _call(number, addresses[number], ours, limit)
+    with _listener(own) as listener:
+        for other in range(index):
+            connections[other] = _call(other, addresses[other], ours, deadline)
         while len(connections) < len(addresses) - 1:
-            number, connection = _answer(server, addresses, connections, ours, limit)
-            connections[number] = connection
-    others = _Others(connections, addresses)
-    _met.append(others)
-    exits = _Exits()
-    sys.exit = exits
-    atexit.register(exits.leave, others)
+            other, connection = _answer(
+                listener, addresses, connections, ours, deadline
+            )
+            connections[other] = connection
+    _Peers.current = peers = _Peers(connections, addresses)
+    _leave_on_errors()
+    atexit.register(peers.leave, well=True)
+
+
+@contextlib.contextmanager
+def report_exit(accepted: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
+    """Tells the other processes, if any, whether they can go on without this one.
+
+    They can if what is inside ends without an error, by `sys.exit()` or one of the
+    accepted errors; otherwise they end with status 75.
+
+    Example:
+
+    ```python
+    with tfgpipe.cluster.report_exit():
+        sys.exit(main())
+    ```
+
+    Args:
+        accepted: Errors that all processes run into by themselves.
+    """
+    well = False
+    try:
+        yield
+        well = True
+    except SystemExit as error:
+        well = error.code in (None, 0)
+        raise
+    except accepted:
+        well = True
+        raise
+    except Exception as error:
+        await_loss(error)
+        raise
+    finally:
+        leave(well=well)
 
 
 def leave(*, well: bool) -> None:
     """Tells the other processes, if there are any, that this one is about to end.
 
-    At its end a process does so by itself, as far as Python knows how it ends; not if
-    it ends by `os._exit`.
-
     Args:
         well: Whether they can go on. Otherwise they end with status 75.
     """
-    for others in _met:
-        others.leave(well=well)
+    if _Peers.current is not None:
+        _Peers.current.leave(well=well)
 
 
-def doubt(error: BaseException) -> None:
-    """Waits for seconds, in which this process ends if another is gone.
+def await_loss(error: BaseException) -> None:
+    """Waits for seconds, and ends this process with status 75 if another is gone.
 
     Args:
         error: Nothing is waited for unless it is TensorFlow's, which raises whatever it
             runs into when another process is gone.
     """
-    if _met and type(error).__module__.startswith("tensorflow."):
-        time.sleep(_DOUBT_SECONDS)
+    peers = _Peers.current
+    if peers is None or not type(error).__module__.startswith("tensorflow."):
+        return
+    time.sleep(_LOSS_SECONDS)
+    if peers.goodbyes:
+        end_process(_lost(*peers.goodbyes[0], "it has ended"))
 
 
-class _Others:
-    """The other processes, once all have met."""
+def _leave_on_errors() -> None:
+    """Has an error that is not caught end the other processes as well."""
+    show = sys.excepthook
+
+    def hook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        show(kind, error, trace)
+        await_loss(error)
+        leave(well=False)
+
+    sys.excepthook = hook
+
+
+class _Peers:
+    """The other processes, after the rendezvous.
+
+    Attributes:
+        current: Those of this process: it has one rendezvous.
+        goodbyes: Index and address of those that have ended well.
+    """
+
+    current: ClassVar[_Peers | None] = None
 
     def __init__(
         self, connections: Mapping[int, socket.socket], addresses: Sequence[Address]
     ) -> None:
         self._connections = tuple(connections.values())
         self._has_left = False
-        for number, connection in connections.items():
-            arguments = (number, addresses[number], connection)
+        self.goodbyes: list[tuple[int, Address]] = []
+        for other, connection in connections.items():
+            arguments = (other, addresses[other], connection)
             threading.Thread(target=self._watch, args=arguments, daemon=True).start()
         threading.Thread(target=self._beat, daemon=True).start()
 
@@ -125,7 +186,7 @@ class _Others:
         for connection in self._connections:
             with contextlib.suppress(OSError):
                 if well:
-                    health.send(connection, _GOODBYE)
+                    _send(connection, _GOODBYE)
                 connection.shutdown(socket.SHUT_WR if well else socket.SHUT_RDWR)
 
     def _beat(self) -> None:
@@ -133,17 +194,18 @@ class _Others:
         while not self._has_left:
             for connection in self._connections:
                 with contextlib.suppress(OSError):  # It is gone, as `_watch` notes.
-                    health.beat(connection)
+                    connection.sendall(b"\n")
             time.sleep(health.BEAT_SECONDS)
 
-    def _watch(self, number: int, address: Address, connection: socket.socket) -> None:
+    def _watch(self, other: int, address: Address, connection: socket.socket) -> None:
         """Ends this process when another is gone without a good-bye."""
         connection.settimeout(health.SILENCE_SECONDS)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, seconds in _KEEP_ALIVE.items():
             connection.setsockopt(socket.IPPROTO_TCP, option, seconds)
         try:
-            if health.receive(connection, after_beats=True) == _GOODBYE:
+            if _receive(connection, after_beats=True) == _GOODBYE:
+                self.goodbyes.append((other, address))
                 return
             reason = "it says what it should not"
         except TimeoutError:
@@ -154,41 +216,7 @@ class _Others:
             reason = str(error)
         if self._has_left:
             return  # This process is about to end by itself.
-        end_process(
-            WorkerLost(
-                f"Process {number} at {address} is gone: {reason}. This process, "
-                f"{os.getpid()}, cannot go on without it. Start all again, from their "
-                "last checkpoint."
-            )
-        )
-
-
-class _Exits:
-    """`sys.exit`, which remembers its status: Python tells it to nobody at the end.
-
-    Attributes:
-        status: What it was called with last, by the main thread.
-    """
-
-    def __init__(self) -> None:
-        self.status: object = None
-        self._exit = sys.exit
-
-    def __call__(self, status: Any = None, /) -> NoReturn:
-        if threading.current_thread() is threading.main_thread():
-            self.status = status
-        self._exit(status)
-
-    def leave(self, others: _Others) -> None:
-        """Leaves the other processes, at the end of this one."""
-        error = getattr(sys, "last_value", None)
-        if error is not None:
-            doubt(error)
-        others.leave(well=error is None and self.status in (None, 0))
-
-
-# The processes of a run meet once.
-_met: list[_Others] = []
+        end_process(_lost(other, address, reason))
 
 
 def _hello(addresses: Sequence[Address], index: int) -> dict[str, Any]:
@@ -199,7 +227,7 @@ def _hello(addresses: Sequence[Address], index: int) -> dict[str, Any]:
     }
 
 
-def _server(own: Address) -> socket.socket:
+def _listener(own: Address) -> socket.socket:
     host = own.host if own.is_loopback else ""
     try:
         return socket.create_server((host, own.health_port))
@@ -210,95 +238,130 @@ def _server(own: Address) -> socket.socket:
         ) from error
 
 
+def _send(connection: socket.socket, message: Mapping[str, Any]) -> None:
+    connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _receive(connection: socket.socket, *, after_beats: bool = False) -> dict[str, Any]:
+    """Returns the next line of JSON.
+
+    Args:
+        connection: Where from.
+        after_beats: Whether heartbeats, which are empty lines, may come before it.
+
+    Raises:
+        OSError: If none comes.
+        ValueError: If it is not a JSON object of a few kilobytes.
+    """
+    line = b""
+    while not line.endswith(b"\n"):
+        # One at a time: what follows is read later, from the same socket.
+        byte = connection.recv(1)
+        if not byte:
+            raise ConnectionError("it closed the connection")
+        line += byte
+        if after_beats and line == b"\n":
+            line = b""
+        if len(line) > _MAX_BYTES:
+            break
+    try:
+        message = json.loads(line)
+    except ValueError:
+        message = None
+    if not isinstance(message, dict):
+        raise ValueError("what it says is no line of JSON")
+    return message
+
+
 def _call(
-    number: int, address: Address, ours: Mapping[str, Any], limit: Limit
+    other: int, address: Address, ours: Mapping[str, Any], deadline: Deadline
 ) -> socket.socket:
     """Returns a connection to a process that was there before, or is to come."""
     while True:
+        connection = None
         try:
             connection = socket.create_connection(
-                (address.host, address.health_port), timeout=limit.left
+                (address.host, address.health_port), timeout=deadline.left
             )
-        except OSError as error:
-            if limit.is_over:
-                raise _missing(number, address, limit, str(error)) from error
-            time.sleep(_POLL_SECONDS)
-            continue
-        try:
-            health.send(connection, ours)
-            _check(number, address, health.receive(connection), ours)
+            _send(connection, ours)
+            _check(other, address, _receive(connection), ours)
         except (OSError, ValueError) as error:
-            connection.close()
-            if limit.is_over:
-                raise _missing(number, address, limit, str(error)) from error
+            if connection is not None:
+                connection.close()
+            if deadline.is_over:
+                raise _missing(other, address, deadline, str(error)) from error
             time.sleep(_POLL_SECONDS)
-            continue
-        return connection
+        else:
+            return connection
 
 
 def _answer(
-    server: socket.socket,
+    listener: socket.socket,
     addresses: Sequence[Address],
     known: Mapping[int, socket.socket],
     ours: Mapping[str, Any],
-    limit: Limit,
+    deadline: Deadline,
 ) -> tuple[int, socket.socket]:
-    """Returns the number of a process that calls, and the connection to it."""
+    """Returns the index of a process that calls, and the connection to it."""
     while True:
-        server.settimeout(limit.left)
+        listener.settimeout(deadline.left)
         try:
-            connection, _ = server.accept()
+            connection, _ = listener.accept()
         except TimeoutError as error:
-            number = next(
+            missing = next(
                 n
                 for n in range(len(addresses))
                 if n != ours["process"] and n not in known
             )
             reason = "it has not called"
-            raise _missing(number, addresses[number], limit, reason) from error
-        connection.settimeout(limit.left)
+            raise _missing(missing, addresses[missing], deadline, reason) from error
+        connection.settimeout(deadline.left)
         try:
-            theirs = health.receive(connection)
-            health.send(connection, ours)
+            theirs = _receive(connection)
+            _send(connection, ours)
         except (OSError, ValueError):
             connection.close()  # Whoever it was, it is none of us.
             continue
         said = theirs.get("process")
-        number = said if isinstance(said, int) and 0 <= said < len(addresses) else 0
-        _check(number, addresses[number], theirs, ours)
-        return number, connection
+        other = said if isinstance(said, int) and 0 <= said < len(addresses) else 0
+        _check(other, addresses[other], theirs, ours)
+        return other, connection
 
 
 def _check(
-    number: int,
-    where: Address,
-    theirs: Mapping[str, Any],
-    ours: Mapping[str, Any],
+    other: int, address: Address, theirs: Mapping[str, Any], ours: Mapping[str, Any]
 ) -> None:
     """Raises ClusterError if what a process says does not fit."""
     if theirs.get("workers") != ours["workers"]:
         raise ClusterError(
             "All processes must be told the same list of workers, in one order. "
             f"Received {ours['workers']} here, and {theirs.get('workers')} in process "
-            f'{number} at {where}. Give TF_CONFIG the same "cluster" everywhere.'
+            f'{other} at {address}. Give TF_CONFIG the same "cluster" everywhere.'
         )
     if theirs.get("tensorflow") != ours["tensorflow"]:
         raise ClusterError(
-            f"Process {number} at {where} has TensorFlow {theirs.get('tensorflow')}; "
+            f"Process {other} at {address} has TensorFlow {theirs.get('tensorflow')}; "
             f"this process has {ours['tensorflow']}. Install the same version on both."
         )
     if theirs.get("process") == ours["process"]:
         raise ClusterError(
-            f"Two processes are told that they are process {number} at {where}. Give "
+            f"Two processes are told that they are process {other} at {address}. Give "
             'each an "index" of its own in TF_CONFIG.'
         )
 
 
+def _lost(other: int, address: Address, reason: str) -> WorkerLost:
+    return WorkerLost(
+        f"Process {other} at {address} is gone: {reason}. This process, {os.getpid()}, "
+        "cannot go on without it. Start all again, from their last checkpoint."
+    )
+
+
 def _missing(
-    number: int, address: Address, limit: Limit, reason: str
+    other: int, address: Address, deadline: Deadline, reason: str
 ) -> WorkerUnavailable:
     return WorkerUnavailable(
-        f"Process {number} at {address} is not there after {limit.seconds:.0f} s: "
+        f"Process {other} at {address} is not there after {deadline.seconds:.0f} s: "
         f"{reason}. Is it started, with the same TF_CONFIG but for its index, and are "
         f"ports {address.port} and {address.health_port} open between the hosts?"
     )

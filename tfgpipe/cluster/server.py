@@ -1,53 +1,127 @@
-"""TensorFlow's server for one client, in a process of its own.
+"""TensorFlow's gRPC server: the interface that it listens on, and a process with one.
+
+TensorFlow's runtime listens on all addresses of its host and can be told nothing else
+(`*:port` in `ss -ltn`, whatever the address in its cluster definition). Its sockets are
+this process' own, so `bind_server` sets the loopback interface on them once they are
+there: the kernel then answers other hosts that the port is closed.
 
 What a client leaves on a server, such as its variables, stays there for minutes after
-the client is gone. So each client gets a server of its own, and the worker around it
-(see `worker`) ends it with the client.
+the client is gone. So a worker starts a process for each client, which is `run`.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
+import dataclasses
 import json
 import os
+import socket
 import sys
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator
 
-from tfgpipe.cluster import health, lifeline
+from tfgpipe.cluster import health
+from tfgpipe.cluster.errors import ClusterError
+from tfgpipe.cluster.parent_watch import exit_with_parent
 
 
-def main(argv: Sequence[str]) -> int:
-    """Serves until standard input closes; writes a line of JSON every second."""
-    lifeline.hold()
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--devices", type=int, required=True)
-    parser.add_argument("--loopback", action="store_true")
-    arguments = parser.parse_args(argv[1:])
+@contextlib.contextmanager
+def bind_server(port: int, *, loopback: bool) -> Iterator[None]:
+    """Binds the TensorFlow server that is started inside.
+
+    All that starts a TensorFlow server does so inside this.
+
+    Args:
+        port: Where it listens.
+        loopback: Whether this machine's own calls alone are taken. Otherwise a warning
+            says that all are.
+
+    Raises:
+        ClusterError: If it cannot be bound to the loopback interface.
+    """
+    if not loopback:
+        warnings.warn(
+            f"TensorFlow listens on port {port} of all addresses of this host, without "
+            "authentication and without encryption: whoever reaches it runs what they "
+            "like in this process. Keep it inside a private network.",
+            stacklevel=4,
+        )
+    yield
+    if loopback:
+        _bind_to_loopback(port)
+
+
+def _bind_to_loopback(port: int) -> None:
+    try:
+        found = 0
+        for listener in _listeners(port):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
+            found += 1
+    except (AttributeError, OSError) as error:
+        raise ClusterError(_sentence(port, str(error))) from error
+    if not found:
+        raise ClusterError(_sentence(port, "no such socket was found"))
+
+
+def _listeners(port: int) -> Iterator[socket.socket]:
+    """Yields this process' sockets that listen on a port."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            found = socket.socket(fileno=os.dup(int(name)))
+            with found:
+                internet = found.family in (socket.AF_INET, socket.AF_INET6)
+                accepts = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if internet and accepts and found.getsockname()[1] == port:
+                    yield found
+
+
+def _sentence(port: int, reason: str) -> str:
+    return (
+        f"TensorFlow listens on port {port} of all addresses of this host, and could "
+        f"not be kept to this machine alone: {reason}. Run all processes in a network "
+        "namespace of their own, as a container has one, or behind a firewall that "
+        "closes this port, with addresses of that network in place of 127.0.0.1."
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """The command line of a server process.
+
+    Attributes:
+        port: Where it listens.
+        devices: Into how many devices the CPU is split.
+        loopback: Whether it takes this machine's own calls alone.
+    """
+
+    port: int
+    devices: int
+    loopback: bool
+
+
+def run(options: Options) -> int:
+    """Serves until the parent is gone; writes a line of JSON every second."""
+    exit_with_parent()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 
-    from tfgpipe.cluster import listening
-
-    config = tf.compat.v1.ConfigProto(device_count={"CPU": arguments.devices})
+    config = tf.compat.v1.ConfigProto(device_count={"CPU": options.devices})
     config.gpu_options.allow_growth = True
-    with listening.serving(arguments.port, loopback=arguments.loopback):
+    with bind_server(options.port, loopback=options.loopback):
         tf.distribute.Server(
             # A client says which other workers there are, and which of them this is.
-            {"worker": [f"127.0.0.1:{arguments.port}"]},
+            {"worker": [f"127.0.0.1:{options.port}"]},
             job_name="worker",
             task_index=0,
             protocol="grpc",
             config=config,
         )
     gpus = len(tf.config.list_physical_devices("GPU"))
-    devices = {"CPU": arguments.devices, **({"GPU": gpus} if gpus else {})}
+    devices = {"CPU": options.devices, **({"GPU": gpus} if gpus else {})}
     while True:
         sys.stdout.write(json.dumps({"devices": devices}) + "\n")
         sys.stdout.flush()
         time.sleep(health.BEAT_SECONDS)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv))

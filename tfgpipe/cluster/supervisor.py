@@ -1,4 +1,4 @@
-"""Workers and a command that uses them, started again when one of them dies.
+"""Supervisor: workers and a command that uses them, restarted when one of them dies.
 
 A worker that dies is started again at once. The command cannot go on without it: it
 ends, by `tfgpipe.cluster.connect` with status 75 at the latest, and is started again as
@@ -18,30 +18,30 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tfgpipe.cluster import addresses, health
-from tfgpipe.cluster.addresses import VARIABLE, Address
-from tfgpipe.cluster.errors import SAVED, TRY_AGAIN, ClusterError
-from tfgpipe.cluster.waiting import Limit, wait_until_ready
+from tfgpipe.cluster.addresses import WORKERS_VARIABLE, Address
+from tfgpipe.cluster.errors import EX_TEMPFAIL, EXIT_PREEMPTED, ClusterError
+from tfgpipe.cluster.health import Deadline, wait_until_ready
 
 _POLL_SECONDS = 0.05
 _HEALTH_SECONDS = 2.0
 # How long a command may take to end by itself after a signal.
 _GRACE_SECONDS = 30.0
 # How long a replica may take to end after others have lost it.
-_DOUBT_SECONDS = 5.0
-# Who lives that long has had a good start: waiting times begin anew.
+_LOSS_SECONDS = 5.0
+# What runs that long has had a good start: delays of restarts begin anew.
 _GOOD_SECONDS = 60.0
-_LONGEST_WAIT = 30.0
-# Statuses of a command that asks to be started again.
-_AGAIN = (TRY_AGAIN, SAVED)
+_MAX_DELAY = 30.0
+# Exit codes of a command that asks for a restart.
+_RESTARTED = (EX_TEMPFAIL, EXIT_PREEMPTED)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What the command line says.
+class Options:
+    """The command line of the supervisor.
 
     Attributes:
         command: The program, and its arguments.
@@ -56,7 +56,7 @@ class Plan:
         log_dir: The folder of the workers' logs, or None for a new one.
     """
 
-    command: tuple[str, ...]
+    command: Sequence[str]
     workers: int | None = None
     replicas: int | None = None
     cluster: str | None = None
@@ -67,9 +67,9 @@ class Plan:
     log_dir: str | None = None
 
 
-def run(plan: Plan) -> int:
+def run(options: Options) -> int:
     """Runs a command with its workers, and returns its exit status."""
-    supervisor = _Supervisor(plan)
+    supervisor = _Supervisor(options)
     try:
         with supervisor.catching_signals():
             return supervisor.run()
@@ -90,8 +90,8 @@ class _Stop(Exception):  # noqa: N818
         self.status = status
 
 
-class _Waits:
-    """How long to wait before something that keeps dying is started again."""
+class _Backoff:
+    """Delays of restarts, exponential: 0, 1, 2, 4 ... seconds."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
@@ -99,78 +99,27 @@ class _Waits:
     def next(self, lived: float) -> float:
         """Returns the seconds to wait for what has lived for some."""
         self._in_a_row = 1 if lived > _GOOD_SECONDS else self._in_a_row + 1
-        return min(
-            _LONGEST_WAIT, 2.0 ** (self._in_a_row - 2) if self._in_a_row > 1 else 0
-        )
+        return min(_MAX_DELAY, 2.0 ** (self._in_a_row - 2) if self._in_a_row > 1 else 0)
 
 
 class _Worker:
-    """A worker, started here or found in a list.
+    """The health of a worker.
 
     Attributes:
-        number: Its number among all.
-        address: Where it is.
+        index: Its index among all.
+        address: Its address.
         answered: When it last told its health.
         failures: How many of its TensorFlow servers have died by themselves.
     """
 
-    def __init__(
-        self, number: int, address: Address, plan: Plan, log: Path | None
-    ) -> None:
-        self.number = number
+    def __init__(self, index: int, address: Address) -> None:
+        self.index = index
         self.address = address
         self.answered = time.monotonic()
         self.failures = 0
-        self.deaths = 0
-        self._devices = plan.devices
-        self._log = log
-        self._waits = _Waits()
-        self._started = self._due = 0.0
-        self._process: subprocess.Popen[bytes] | None = None
-        if log is not None:
-            self._start()
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether it was started here."""
-        return self._log is not None
-
-    @property
-    def troubles(self) -> int:
-        """How often it has died, in part or as a whole."""
-        return self.failures + self.deaths
-
-    def check(self, *, again: bool) -> None:
-        """Starts it again if it has died.
-
-        Raises:
-            ClusterError: If it has died and is not to be started `again`.
-        """
-        if self._process is None:
-            if self.is_ours and time.monotonic() >= self._due:
-                self._start()
-            return
-        silence = time.monotonic() - self.answered
-        if self._process.poll() is None and silence < health.SILENCE_SECONDS:
-            return
-        if self._process.poll() is None:
-            how = f"has not answered for {silence:.0f} s"
-        else:
-            how = _ending(self._process.returncode)
-        self.end()
-        who = f"Worker {self.number} at {self.address} {how}"
-        if not again:
-            raise ClusterError(f"{who} before it was ready.{self._last_words()}")
-        self.deaths += 1
-        wait = self._waits.next(time.monotonic() - self._started)
-        self._due = time.monotonic() + wait
-        _say(f"{who}: starting it again{f' in {wait:.0f} s' if wait else ''}.")
-
-    def end(self) -> None:
-        """Ends it, and what it has started."""
-        if self._process is not None:
-            _end_group(self._process)
-            self._process = None
+    def __str__(self) -> str:
+        return f"Worker {self.index} at {self.address}"
 
     def ask(self) -> None:
         """Asks for its health."""
@@ -179,14 +128,70 @@ class _Worker:
             self.answered = time.monotonic()
             self.failures = status.failures
 
-    def _start(self) -> None:
-        assert self._log is not None
-        self._started = self.answered = time.monotonic()
+
+class _WorkerProcess:
+    """The process of a worker on this host, restarted when it dies.
+
+    Args:
+        worker: Its health.
+        devices: Into how many devices it splits the CPU.
+        log: The file of its output.
+
+    Attributes:
+        deaths: How often it has died.
+    """
+
+    def __init__(self, worker: _Worker, *, devices: int, log: Path) -> None:
+        self.deaths = 0
+        self._worker = worker
+        self._devices = devices
+        self._log = log
+        self._backoff = _Backoff()
+        self._started = self._due = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def check(self, *, restart: bool) -> None:
+        """Starts it if it is not there, or has died.
+
+        Raises:
+            ClusterError: If it has died and is not to be restarted.
+        """
+        if self._process is None:
+            if time.monotonic() >= self._due:
+                self._process = self._start()
+            return
+        silence = time.monotonic() - self._worker.answered
+        if self._process.poll() is not None:
+            how = _ending(self._process.returncode)
+        elif silence >= health.SILENCE_SECONDS:
+            how = f"has not answered for {silence:.0f} s"
+        else:
+            return
+        self.end()
+        if not restart:
+            raise ClusterError(
+                f"{self._worker} {how} before it was ready.{self._last_words()}"
+            )
+        self.deaths += 1
+        delay = self._backoff.next(time.monotonic() - self._started)
+        self._due = time.monotonic() + delay
+        _say(f"{self._worker} {how}: starting it again{_in(delay)}.")
+
+    def end(self) -> None:
+        """Ends it, and what it has started."""
+        if self._process is not None:
+            _end_group(self._process)
+            self._process = None
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._started = self._worker.answered = time.monotonic()
+        port = self._worker.address.port
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "tfgpipe.cluster", "worker", "--lifeline"),
-                    *(f"--port={self.address.port}", f"--devices={self._devices}"),
+                    *(sys.executable, "-m", "tfgpipe.cluster", "worker"),
+                    *(f"--port={port}", f"--devices={self._devices}"),
+                    "--exit_with_parent",
                 ],
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -195,7 +200,6 @@ class _Worker:
             )
 
     def _last_words(self) -> str:
-        assert self._log is not None
         lines = self._log.read_text("utf-8", "replace").split("\n")
         said = [line for line in lines if line.strip()]
         return f" It said: {said[-1]} (in {self._log})" if said else ""
@@ -204,20 +208,25 @@ class _Worker:
 class _Supervisor:
     """The workers and the command."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._limit = Limit(plan.time_limit) if plan.time_limit else None
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._limit = Deadline(options.time_limit) if options.time_limit else None
         self._signal = 0
         # One, or one for each replica.
         self._commands: list[subprocess.Popen[bytes]] = []
-        self._waits = _Waits()
+        self._backoff = _Backoff()
         self._workers: list[_Worker] = []
+        # Of workers that are started here.
+        self._processes: list[_WorkerProcess] = []
 
     def run(self) -> int:
         """Returns the exit status of the command."""
-        plan = self._plan
-        if plan.replicas is None:
-            self._workers.extend(self._make_workers())
+        options = self._options
+        if options.workers is not None:
+            self._start_workers(options.workers)
+        elif options.cluster is not None:
+            found = addresses.parse_addresses(options.cluster)
+            self._workers.extend(_Worker(*each) for each in enumerate(found))
         threading.Thread(target=self._ask, daemon=True, name="health").start()
         # Later the command waits for the workers itself, and starts meanwhile.
         self._wait_until_ready()
@@ -226,29 +235,29 @@ class _Supervisor:
             troubles = self._troubles()
             started = time.monotonic()
             status = self._attempt()
-            in_vain = self._troubles(ask=status not in (0, *_AGAIN)) > troubles
-            if not (status in _AGAIN or status < 0 or (status and in_vain)):
+            in_vain = self._troubles(ask=status not in (0, *_RESTARTED)) > troubles
+            if not (status in _RESTARTED or status < 0 or (status and in_vain)):
                 return status
             how = _ending(status)
-            if restarts == plan.max_restarts:
+            if restarts == options.max_restarts:
                 _say(f"The command {how}, and --max_restarts={restarts} are used up.")
                 return status if status > 0 else 128 - status
             restarts += 1
-            wait = self._waits.next(time.monotonic() - started)
+            delay = self._backoff.next(time.monotonic() - started)
             _say(
                 f"The command {how}: starting it again, {restarts} of "
-                f"{plan.max_restarts}{f', in {wait:.0f} s' if wait else ''}."
+                f"{options.max_restarts}{',' if delay else ''}{_in(delay)}."
             )
-            pause = Limit(wait)
-            while wait and not pause.is_over:
+            pause = Deadline(delay)
+            while delay and not pause.is_over:
                 self._check()
                 time.sleep(_POLL_SECONDS)
 
     def end(self) -> None:
         """Ends everything that was started."""
         self._end_commands()
-        for worker in self._workers:
-            worker.end()
+        for process in self._processes:
+            process.end()
 
     def _end_commands(self) -> None:
         for command in self._commands:
@@ -269,28 +278,28 @@ class _Supervisor:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _make_workers(self) -> Iterator[_Worker]:
-        plan = self._plan
-        if plan.workers is None:
-            for number, address in enumerate(addresses.parse(plan.cluster or "")):
-                yield _Worker(number, address, plan, None)
-            return
-        folder = Path(plan.log_dir or tempfile.mkdtemp(prefix="tfgpipe-launch-"))
+    def _start_workers(self, number: int) -> None:
+        options = self._options
+        folder = Path(options.log_dir or tempfile.mkdtemp(prefix="tfgpipe-launch-"))
         folder.mkdir(parents=True, exist_ok=True)
-        _say(f"Starting {plan.workers} workers; their logs are in {folder}.")
-        for number, port in enumerate(addresses.free_ports(plan.workers)):
-            address = Address("127.0.0.1", port)
-            yield _Worker(number, address, plan, folder / f"worker-{number}.log")
+        _say(f"Starting {number} workers; their logs are in {folder}.")
+        for index, port in enumerate(addresses.free_ports(number)):
+            worker = _Worker(index, Address("127.0.0.1", port))
+            log = folder / f"worker-{index}.log"
+            process = _WorkerProcess(worker, devices=options.devices, log=log)
+            self._workers.append(worker)
+            self._processes.append(process)
+            process.check(restart=False)
 
     def _wait_until_ready(self) -> None:
-        limit = Limit(self._plan.start_limit)
+        deadline = Deadline(self._options.start_limit)
         before = time.monotonic()
         for worker in self._workers:
             wait_until_ready(
-                worker.number,
+                worker.index,
                 worker.address,
-                limit,
-                check=lambda: self._check(again=False),
+                deadline,
+                check=lambda: self._check(restart=False),
             )
         took = time.monotonic() - before
         if not self._workers:
@@ -307,25 +316,25 @@ class _Supervisor:
             for variables in self._variables():
                 self._commands.append(
                     subprocess.Popen(
-                        self._plan.command,
+                        self._options.command,
                         env={**os.environ, **variables},
                         start_new_session=True,
                     )
                 )
         except OSError as error:
             raise ClusterError(
-                f"Cannot run {self._plan.command[0]}: {error.strerror}."
+                f"Cannot run {self._options.command[0]}: {error.strerror}."
             ) from None
-        doubt: Limit | None = None
+        loss: Deadline | None = None
         while True:
             ended = [command.poll() for command in self._commands]
             failed = [status for status in ended if status]
-            if None not in ended or any(status != TRY_AGAIN for status in failed):
+            if None not in ended or any(status != EX_TEMPFAIL for status in failed):
                 break
             if failed:
                 # It has lost another, which may be about to end with its own status.
-                doubt = doubt or Limit(_DOUBT_SECONDS)
-                if doubt.is_over:
+                loss = loss or Deadline(_LOSS_SECONDS)
+                if loss.is_over:
                     break
             self._check()
             time.sleep(_POLL_SECONDS)
@@ -338,29 +347,33 @@ class _Supervisor:
 
     def _variables(self) -> Iterator[dict[str, str]]:
         """Yields what the environment tells each process of the command."""
-        if self._plan.replicas is None:
-            yield {VARIABLE: ",".join(str(worker.address) for worker in self._workers)}
+        if self._options.replicas is None:
+            yield {
+                WORKERS_VARIABLE: ",".join(
+                    str(worker.address) for worker in self._workers
+                )
+            }
             return
-        ports = addresses.free_ports(self._plan.replicas)
+        ports = addresses.free_ports(self._options.replicas)
         cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
-        for index in range(self._plan.replicas):
+        for index in range(self._options.replicas):
             task = {"type": "worker", "index": index}
             yield {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
 
-    def _check(self, *, again: bool = True) -> None:
+    def _check(self, *, restart: bool = True) -> None:
         """Looks after the workers, the time and signals.
 
         Raises:
             _Stop: If everything is to end.
-            ClusterError: If a worker has died, unless they are started `again`.
+            ClusterError: If a worker has died, unless they are to `restart`.
         """
         if self._signal:
             raise _Stop(self._forward(self._signal))
         if self._limit is not None and self._limit.is_over:
             _say(f"--time_limit={self._limit.seconds:.0f} is over: ending everything.")
             raise _Stop(124)
-        for worker in self._workers:
-            worker.check(again=again)
+        for process in self._processes:
+            process.check(restart=restart)
 
     def _forward(self, number: int) -> int:
         """Passes a signal on to the command, and returns the status to end with."""
@@ -368,7 +381,7 @@ class _Supervisor:
         for command in self._commands:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(command.pid, number)
-        grace = Limit(_GRACE_SECONDS)
+        grace = Deadline(_GRACE_SECONDS)
         while not grace.is_over and any(c.poll() is None for c in self._commands):
             time.sleep(_POLL_SECONDS)
         statuses = [command.poll() for command in self._commands]
@@ -376,10 +389,12 @@ class _Supervisor:
         return max(own) if own and len(own) == len(statuses) else 128 + number
 
     def _troubles(self, *, ask: bool = False) -> int:
+        """Returns how often workers, or servers in them, have died."""
         if ask:
             for worker in self._workers:
                 worker.ask()
-        return sum(worker.troubles for worker in self._workers)
+        failures = sum(worker.failures for worker in self._workers)
+        return failures + sum(process.deaths for process in self._processes)
 
     def _ask(self) -> None:
         while True:
@@ -403,6 +418,10 @@ def _ending(status: int) -> str:
     with contextlib.suppress(ValueError):
         return f"was ended by {signal.Signals(-status).name}"
     return f"was ended by signal {-status}"
+
+
+def _in(delay: float) -> str:
+    return f" in {delay:.0f} s" if delay else ""
 
 
 _START = time.monotonic()

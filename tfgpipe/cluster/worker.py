@@ -1,6 +1,6 @@
 """A worker: lends this host's devices to one client at a time.
 
-    client  --- health port, JSON ------->  worker (this process, without TensorFlow)
+    client  --- health port, HTTP ------->  worker (this process, without TensorFlow)
        |                                       |  starts, watches, ends
        +------- port, TensorFlow's gRPC --->  server (a process for each client)
 
@@ -14,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hmac
+import http.server
+import io
 import json
 import os
 import queue
@@ -29,9 +31,11 @@ import uuid
 from collections.abc import Mapping
 from typing import IO, Any
 
-from tfgpipe.cluster import addresses, health, lifeline
-from tfgpipe.cluster.health import Status
+from tfgpipe.cluster import addresses, health
+from tfgpipe.cluster.health import Deadline, Status
+from tfgpipe.cluster.parent_watch import exit_with_parent
 
+LOOPBACK = ("127.0.0.1", "localhost")
 # A server that fails this often in a row will not come up.
 _MAX_FAILURES = 3
 # How many ask for health, or have a session, at a time; others are turned away.
@@ -42,30 +46,30 @@ _ASKING_SECONDS = 10.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the command line says of a worker.
+    """The command line of a worker.
 
     Attributes:
-        port: Where TensorFlow's runtime takes tensors; the next is for health.
+        port: The port of TensorFlow's server; the next is for health.
         host: The address to listen on.
         devices: Into how many devices the CPU is split.
-        lifeline: Whether to end when standard input closes.
+        exit_with_parent: Whether to end when standard input closes.
     """
 
     port: int
     host: str = "127.0.0.1"
     devices: int = 1
-    lifeline: bool = False
+    exit_with_parent: bool = False
 
     @property
     def is_loopback(self) -> bool:
         """Whether other hosts are to find the ports closed."""
-        return self.host in ("127.0.0.1", "localhost")
+        return self.host in LOOPBACK
 
 
 def run(options: Options) -> int:
     """Runs a worker until it is told to stop, and returns its exit status."""
-    if options.lifeline:
-        lifeline.hold()
+    if options.exit_with_parent:
+        exit_with_parent()
     for port in (options.port, options.port + 1):
         if addresses.is_taken(port):
             return _failed(
@@ -76,11 +80,12 @@ def run(options: Options) -> int:
         worker = _Worker(options)
     except OSError as error:
         return _failed(f"Cannot listen on {options.host}: {error.strerror}.")
-    if not (options.is_loopback or os.environ.get(addresses.TOKEN)):
+    if not (options.is_loopback or os.environ.get(addresses.TOKEN_VARIABLE)):
         sys.stderr.write(
             "WARNING: Whoever reaches this worker can take it and keep it from others. "
-            f"Set {addresses.TOKEN} to a secret, the same here and for the client. "
-            "TensorFlow's own port stays open to all: keep it in a private network.\n"
+            f"Set {addresses.TOKEN_VARIABLE} to a secret, the same here and for the "
+            "client. TensorFlow's own port stays open to all: keep it in a private "
+            "network.\n"
         )
     return worker.run()
 
@@ -89,17 +94,15 @@ class _Server:
     """The process of TensorFlow's server, for one client.
 
     Attributes:
-        started: When it was started.
         devices: The number of its devices of each kind, once it is ready.
-        heard: When it gave its last sign of life.
     """
 
     def __init__(self, options: Options) -> None:
-        self.started = self.heard = time.monotonic()
+        self._heard = time.monotonic()
         self.devices: dict[str, int] = {}
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "tfgpipe.cluster.server"),
+                *(sys.executable, "-m", "tfgpipe.cluster", "server"),
                 *(f"--port={options.port}", f"--devices={options.devices}"),
                 *(["--loopback"] if options.is_loopback else []),
             ],
@@ -119,7 +122,7 @@ class _Server:
     @property
     def is_silent(self) -> bool:
         """Whether it has been ready, and gives no sign of life."""
-        silence = time.monotonic() - self.heard
+        silence = time.monotonic() - self._heard
         return bool(self.devices) and silence > health.SILENCE_SECONDS
 
     def exit_status(self) -> int | None:
@@ -138,7 +141,7 @@ class _Server:
     def _listen(self, stream: IO[bytes]) -> None:
         with contextlib.suppress(ValueError, OSError):  # Closed by `end`.
             for line in stream:
-                self.heard = time.monotonic()
+                self._heard = time.monotonic()
                 self.devices = json.loads(line)["devices"]
 
 
@@ -210,7 +213,7 @@ class _Worker:
             readable, _, _ = select.select([connection], [], [], health.BEAT_SECONDS)
             if readable and not connection.recv(1024):
                 return
-            health.beat(connection)
+            connection.sendall(b"\n")
 
     def take_back(self, server: _Server) -> None:
         """Ends a session."""
@@ -253,11 +256,13 @@ class _HealthServer(socketserver.ThreadingTCPServer):
 
     def __init__(self, address: tuple[str, int], worker: _Worker) -> None:
         self.worker = worker
-        self._token = os.environ.get(addresses.TOKEN, "")
+        # Of connections that have not asked yet.
+        self.deadlines: dict[socket.socket, Deadline] = {}
+        self._token = os.environ.get(addresses.TOKEN_VARIABLE, "")
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         super().__init__(address, _Handler)
 
-    def takes(self, token: object) -> bool:
+    def accepts(self, token: object) -> bool:
         """Returns whether a client's token is the worker's own, if it has one."""
         given = token if isinstance(token, str) else ""
         own = self._token
@@ -266,6 +271,7 @@ class _HealthServer(socketserver.ThreadingTCPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answers in a thread, if one is free."""
         if self._free.acquire(blocking=False):
+            self.deadlines[request] = Deadline(_ASKING_SECONDS)
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
@@ -275,47 +281,102 @@ class _HealthServer(socketserver.ThreadingTCPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.deadlines.pop(request, None)
             self._free.release()
+
+    def service_actions(self) -> None:
+        """Ends connections that take too long to ask."""
+        for request, deadline in list(self.deadlines.items()):
+            if deadline.is_over:
+                with contextlib.suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Leaves those alone who speak something else."""
 
 
-class _Handler(socketserver.BaseRequestHandler):
+class _Handler(http.server.BaseHTTPRequestHandler):
     server: _HealthServer
+    timeout = _ASKING_SECONDS
 
-    def handle(self) -> None:
-        connection: socket.socket = self.request
-        message = health.receive(connection, seconds=_ASKING_SECONDS)
-        connection.settimeout(_ASKING_SECONDS)
-        worker = self.server.worker
-        if message.get("ask") != "session":
-            health.send(connection, _plain(worker.status()))
+    def setup(self) -> None:
+        """Has a request end after some kilobytes."""
+        super().setup()
+        self.rfile = _Limited(self.rfile, 4 * health.MAX_BYTES)
+
+    def do_GET(self) -> None:
+        """Answers with the status."""
+        if self.path != health.HEALTH_PATH:
+            self.send_error(404)
             return
-        if not self.server.takes(message.get("token")):
-            refused = dataclasses.replace(worker.status(), refused=True)
-            health.send(connection, _plain(refused))
+        self._answer(200, self.server.worker.status())
+
+    def do_POST(self) -> None:
+        """Gives the worker to the client, until one of them is gone."""
+        if self.path != health.SESSION_PATH:
+            self.send_error(404)
+            return
+        if self.headers.get_content_type() != "application/json":
+            self.send_error(415)  # A form of some web page.
+            return
+        worker = self.server.worker
+        if not self.server.accepts(self._token()):
+            self._answer(403, dataclasses.replace(worker.status(), refused=True))
             return
         host, port = self.client_address
         status, server = worker.grant(f"{host}:{port}")
         if server is None:
-            health.send(connection, _plain(status))
+            self._answer(409, status)
             return
         try:
+            del self.server.deadlines[self.connection]
             # The kernel gives a machine up that has not acknowledged for so long.
-            connection.setsockopt(
+            self.connection.setsockopt(
                 socket.IPPROTO_TCP,
                 socket.TCP_USER_TIMEOUT,
                 int(1000 * health.SILENCE_SECONDS),
             )
-            health.send(connection, _plain(status))
-            worker.keep(server, connection)
+            self._answer(200, status)
+            worker.keep(server, self.connection)
         finally:
             worker.take_back(server)
 
+    def _token(self) -> object:
+        size = min(int(self.headers.get("Content-Length", 0)), health.MAX_BYTES)
+        message = json.loads(self.rfile.read(size))
+        return message.get("token") if isinstance(message, dict) else None
 
-def _plain(status: Status) -> Mapping[str, Any]:
-    return {**dataclasses.asdict(status), "devices": dict(status.devices)}
+    def _answer(self, code: int, status: Status) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(status.to_json())
+
+    def log_message(self, *arguments: Any) -> None:
+        """Keeps requests out of the worker's log."""
+
+
+class _Limited(io.BufferedIOBase):
+    """A stream that ends after some bytes."""
+
+    def __init__(self, stream: io.BufferedIOBase, size: int) -> None:
+        self._stream, self._left = stream, size
+
+    def readline(self, size: int | None = -1) -> bytes:
+        return self._counted(self._stream.readline(self._most(size)))
+
+    def read(self, size: int | None = -1) -> bytes:
+        return self._counted(self._stream.read(self._most(size)))
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _most(self, size: int | None) -> int:
+        return self._left if size is None or size < 0 else min(size, self._left)
+
+    def _counted(self, data: bytes) -> bytes:
+        self._left -= len(data)
+        return data
 
 
 def _count(devices: Mapping[str, int]) -> str:

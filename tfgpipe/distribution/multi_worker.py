@@ -14,8 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfgpipe import cluster
 from tfgpipe._compat import tf_internals
-from tfgpipe.cluster import addresses, health, listening, peers
 from tfgpipe.devices import Mesh, local_kind
 from tfgpipe.distribution import processes, replica_context
 from tfgpipe.distribution.replica_update import ReplicaUpdate, local_parts, merge
@@ -63,12 +63,12 @@ class MultiWorkerPipelineStrategy(
         local = local_kind(num_stages)
         workers = resolver.cluster_spec().as_dict().get("worker", [])
         if len(workers) > 1:
-            peers.meet(workers, resolver.task_id)
-            # Not before `peers` tells which process hangs, and ends this one.
+            cluster.rendezvous(workers, resolver.task_id)
+            # Not before the rendezvous names the process that hangs, and ends this one.
             tf_internals.give_up_after(
-                resolver.cluster_spec(), 2 * health.SILENCE_SECONDS
+                resolver.cluster_spec(), 2 * cluster.SILENCE_SECONDS
             )
-        with _serving(resolver):
+        with _bind_server(resolver):
             super().__init__(cluster_resolver=resolver)
         task = self.cluster_resolver.task_id
         # TensorFlow takes the first device for what is outside of stages.
@@ -153,7 +153,7 @@ class MultiWorkerPipelineStrategy(
         return contextlib.nullcontext()
 
 
-def _serving(
+def _bind_server(
     resolver: tf.distribute.cluster_resolver.ClusterResolver,
 ) -> contextlib.AbstractContextManager[None]:
     """TensorFlow's server, started inside, is reached as `TF_CONFIG` lists it."""
@@ -161,8 +161,8 @@ def _serving(
     if not spec.jobs:
         return contextlib.nullcontext()  # TensorFlow starts none.
     address = spec.task_address(resolver.task_type, resolver.task_id)
-    (own,) = addresses.parse(address)
-    return listening.serving(own.port, loopback=own.is_loopback)
+    (own,) = cluster.parse_addresses(address)
+    return cluster.bind_server(own.port, loopback=own.is_loopback)
 
 
 class _OneReplica(tf.distribute.cluster_resolver.TFConfigClusterResolver):

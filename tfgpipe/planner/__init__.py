@@ -1,17 +1,16 @@
-"""The cluster you do not have yet: `python -m tfgpipe.planner --help`.
+"""How to spread a model over devices: `python -m tfgpipe.planner --help`.
 
-devices      what an accelerator can do; a table to extend
-workload     a model as layers in a row, each with what it does and holds
-transformers the workload of a transformer, from its sizes
-models       the workload of a Keras model, without its weights
-layout       replicas x stages x shards x microbatches x schedule x remat
-memory       what a device holds, part by part
-step_time    how long a step takes
-question     what one layout would take and hold
-ranking      the best layouts, and why the others lose
-plans        what a search found, as text
-picture      memory by part, drawn
-flags        the command line
+devices          accelerators: peaks, memory, links; a table to extend
+workload         a model as layers in a row, each with its FLOPs and bytes
+transformers     the workload of a transformer, from its sizes
+models           the workload of a Keras model, without its weights
+parallel_config  replicas x stages x shards x microbatches x schedule x remat
+memory           the memory of a device, part by part
+step_time        the time of a step
+plan_request     the estimate of one configuration
+ranking          the best configurations, and why the others are rejected
+search_result    the result of a search, as a table
+command          the command line
 
 All but `models` decide on plain values and need no TensorFlow; names are loaded on
 first use.
@@ -19,59 +18,26 @@ first use.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tfgpipe._util import lazy_exports
 
 if TYPE_CHECKING:
-    from tfgpipe.planner.devices import TABLE, Device, Link
-    from tfgpipe.planner.layout import Layout
-    from tfgpipe.planner.memory import Memory
-    from tfgpipe.planner.models import read
-    from tfgpipe.planner.picture import plot_memory
-    from tfgpipe.planner.plans import Plans
-    from tfgpipe.planner.question import Prediction, Question
-    from tfgpipe.planner.ranking import search
-    from tfgpipe.planner.transformers import transformer
-    from tfgpipe.planner.workload import Layer, Workload
+    from tfgpipe.planner.command import Subject as Subject
+    from tfgpipe.planner.command import main as main
+    from tfgpipe.planner.devices import TABLE as TABLE
+    from tfgpipe.planner.devices import Device as Device
+    from tfgpipe.planner.devices import Link as Link
+    from tfgpipe.planner.memory import Memory as Memory
+    from tfgpipe.planner.models import read as read
+    from tfgpipe.planner.parallel_config import ParallelConfig as ParallelConfig
+    from tfgpipe.planner.plan_request import Estimate as Estimate
+    from tfgpipe.planner.plan_request import PlanRequest as PlanRequest
+    from tfgpipe.planner.ranking import search as search
+    from tfgpipe.planner.search_result import SearchResult as SearchResult
+    from tfgpipe.planner.transformers import transformer as transformer
+    from tfgpipe.planner.workload import Layer as Layer
+    from tfgpipe.planner.workload import Workload as Workload
+    from tfgpipe.planner.parallel_config import Remat as Remat
 
-_MODULES = {
-    "TABLE": "devices",
-    "Device": "devices",
-    "Layer": "workload",
-    "Layout": "layout",
-    "Link": "devices",
-    "Memory": "memory",
-    "Plans": "plans",
-    "Prediction": "question",
-    "Question": "question",
-    "Remat": "layout",
-    "Workload": "workload",
-    "plot_memory": "picture",
-    "read": "models",
-    "search": "ranking",
-    "transformer": "transformers",
-}
-__all__ = [
-    "TABLE",
-    "Device",
-    "Layer",
-    "Layout",
-    "Link",
-    "Memory",
-    "Plans",
-    "Prediction",
-    "Question",
-    "Remat",
-    "Workload",
-    "plot_memory",
-    "read",
-    "search",
-    "transformer",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'tfgpipe.planner' has no attribute {name!r}")
-    module = importlib.import_module(f"tfgpipe.planner.{_MODULES[name]}")
-    return getattr(module, name)
+__all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -63,9 +63,9 @@ class Device:
         network: The way to those beyond.
         group: How many devices the fast link connects.
         efficiency: The share of the peak that large products reach.
-        unfused: Of the bytes that operations on single elements read and write when
-            each is by itself, the share left as they are run here: 1 without a
-            compiler. (XLA brings gelu's time from 47 to 17 ms on a CPU.)
+        fusion_factor: Of the bytes that element-wise operations read and write when
+            each is by itself, the share left after a compiler has fused them: 1
+            without a compiler. (XLA brings gelu's time from 47 to 17 ms on a CPU.)
         reserved: Bytes that the runtime keeps for itself.
         overhead: Seconds that an action takes beside its arithmetic.
         rates: Measured FLOP/s of a pass's products, by their number of rows, in place
@@ -84,7 +84,7 @@ class Device:
     network: Link
     group: int = 8
     efficiency: float = 0.6
-    unfused: float = 0.35
+    fusion_factor: float = 0.35
     reserved: float = 0.0
     overhead: float = 0.0
     rates: Mapping[Pass, tuple[tuple[float, float], ...]] | None = None
@@ -92,7 +92,7 @@ class Device:
 
     def __post_init__(self) -> None:
         _check_positive(self, "memory", "bandwidth", "group")
-        for name in ("efficiency", "unfused"):
+        for name in ("efficiency", "fusion_factor"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(
                     f"`{name}` of device '{self.name}' is a share, above 0 and at most "
@@ -130,7 +130,7 @@ class Device:
         reached = self.peak(dtype) * self.efficiency
         return flops / reached + weights / self.bandwidth
 
-    def way(self, span: int) -> Link:
+    def link_across(self, span: int) -> Link:
         """Returns the slowest link among `span` neighbouring devices."""
         return self.link if span <= self.group else self.network
 
@@ -233,7 +233,7 @@ _DEVICES = (
         link=Link(bandwidth=5e9, latency=20e-6),
         network=Link(bandwidth=0.5e9, latency=500e-6),
         group=64,
-        unfused=1.0,
+        fusion_factor=1.0,
         overhead=50e-6,
         source="one core at 2.5 GHz with AVX2; benchmarks/planner.py measures yours",
     ),

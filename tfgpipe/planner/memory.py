@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from tfgpipe import schedules
 from tfgpipe._util import stage_spans
 from tfgpipe.planner.devices import Device
-from tfgpipe.planner.layout import Layout
+from tfgpipe.planner.parallel_config import ParallelConfig
 from tfgpipe.planner.workload import Workload
 
 
@@ -69,8 +69,8 @@ class Memory:
 
 def devices(
     workload: Workload,
-    layout: Layout,
-    counts: Sequence[int],
+    config: ParallelConfig,
+    layers_per_stage: Sequence[int],
     *,
     rows: float,
     num_slots: float,
@@ -80,20 +80,20 @@ def devices(
 
     Args:
         workload: The model.
-        layout: How it is spread.
-        counts: The number of layers in each stage.
+        config: How it is spread.
+        layers_per_stage: The number of layers in each stage.
         rows: r, rows of a microbatch.
         num_slots: Optimizer slots of a trained weight.
         device: What they are.
     """
-    T, P = layout.num_shards, layout.num_devices
+    T, P = config.num_shards, config.num_devices
     flight = in_flight(
-        layout.schedule,
+        config.schedule,
         num_devices=P,
-        stages_per_device=layout.stages_per_device,
-        num_microbatches=layout.num_microbatches,
+        stages_per_device=config.stages_per_device,
+        num_microbatches=config.num_microbatches,
     )
-    stages = [workload.layers[span] for span in stage_spans(counts)]
+    stages = [workload.layers[span] for span in stage_spans(layers_per_stage)]
     found = []
     for p in range(P):
         mine = range(p, len(stages), P)
@@ -105,15 +105,15 @@ def devices(
         for k in mine:
             kept = rows * sum(x.kept_bytes * x.share(T) for x in stages[k])
             received = rows * stages[k][0].input_bytes
-            if layout.remat == "none":
+            if config.remat == "none":
                 activations += flight[k] * kept
                 continue
             inputs += flight[k] * received
             again = kept
-            if layout.remat == "layer":
+            if config.remat == "layer":
                 most = max(x.kept_bytes * x.share(T) for x in stages[k])
                 again = rows * (most + sum(x.input_bytes for x in stages[k][1:]))
-            recomputed = max(recomputed, again * _late(layout, k))
+            recomputed = max(recomputed, again * _late(config, k))
         found.append(
             Memory(
                 weights=(4 + copies) * parameters,
@@ -132,11 +132,11 @@ def devices(
     return tuple(found)
 
 
-def _late(layout: Layout, k: int) -> int:
+def _late(config: ParallelConfig, k: int) -> int:
     """Returns for how many microbatches at a time what was recomputed is held."""
-    if layout.schedule != "zero_bubble":
+    if config.schedule != "zero_bubble":
         return 1
-    return min(k + 1, layout.num_microbatches)
+    return min(k + 1, config.num_microbatches)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 import keras
 import tensorflow as tf
@@ -27,6 +27,15 @@ ROWS = 4
 # Of what a transformer's block keeps, every shard holds so many tensors of its input's
 # size: input, two norms, their sum, an output (Korthikanti et al. 2022, section 4.2.1).
 WHOLE_TENSORS = 5
+
+
+@runtime_checkable
+class Shardable(Protocol):
+    """A layer that can be on several devices: T divides `max_shards`."""
+
+    @property
+    def max_shards(self) -> int:
+        """Such as the number of heads."""
 
 
 @contextlib.contextmanager
@@ -120,7 +129,7 @@ def _layers(recorded: tracer.Recording) -> tuple[Layer, ...]:
         output = sum(sizes[number] for number in call.makes)
         reads = sum(sizes[number] for number in call.reads)
         into = received[i][num_calls] if i else reads
-        max_shards = _max_shards(call.layer)
+        max_shards = call.layer.max_shards if isinstance(call.layer, Shardable) else 1
         whole = WHOLE_TENSORS * reads if max_shards > 1 else 0
         found.append(
             Layer(
@@ -157,16 +166,3 @@ def _known(tensor: keras.KerasTensor) -> list[int]:
 def _positions(spec: tf.TensorSpec) -> float:
     """Returns the rows of a layer's products for each row of the batch."""
     return float(math.prod(spec.shape[1:-1]))
-
-
-def _max_shards(layer: Any) -> int:
-    """Returns what T must divide: 1 unless the layer knows how to be sharded."""
-    if not isinstance(layer, keras.layers.Layer):
-        return 1
-    try:
-        config = layer.get_config()
-    except NotImplementedError:
-        return 1
-    if "num_shards" not in config:
-        return 1
-    return int(config.get("num_heads") or config.get("units") or 1)

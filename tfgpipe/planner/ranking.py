@@ -1,9 +1,9 @@
 """The best ways to spread a model over devices, and why the others lose.
 
-All layouts are enumerated and cut. Those that do not fit are out at once, since memory
-is a formula. The rest are simulated in the order of a bound that no step is faster
-than, until the bound says that none of those left is among the best: what comes out is
-what simulating all would give.
+All configurations are enumerated and partitioned. Those that do not fit are out at
+once, since memory is a formula. The rest are simulated in the order of a bound that no
+step is faster than, until the bound says that none of those left is among the best:
+what comes out is what simulating all would give.
 """
 
 from __future__ import annotations
@@ -15,21 +15,26 @@ from typing import TYPE_CHECKING, Any
 from tfgpipe import schedules
 from tfgpipe.planner import devices
 from tfgpipe.planner.devices import Device
-from tfgpipe.planner.layout import REMATS, Layout, Remat, enumerate_layouts
-from tfgpipe.planner.plans import Loser, Plans, too_large
-from tfgpipe.planner.question import Prediction, Question, fullest
+from tfgpipe.planner.parallel_config import (
+    REMATS,
+    ParallelConfig,
+    Remat,
+    enumerate_configs,
+)
+from tfgpipe.planner.plan_request import Estimate, PlanRequest, fullest
+from tfgpipe.planner.search_result import Rejected, SearchResult, too_large
 from tfgpipe.planner.workload import Workload
 
 if TYPE_CHECKING:
     import keras
 
-# What layouts are told apart by, in the order in which losers are explained.
-CLASSES: dict[str, Callable[[Layout], Any]] = {
-    "D": lambda layout: layout.num_replicas,
-    "K": lambda layout: layout.num_devices,
-    "T": lambda layout: layout.num_shards,
-    "schedule": lambda layout: layout.schedule,
-    "remat": lambda layout: layout.remat,
+# Groups of configurations, in the order in which rejected ones are explained.
+GROUPS: dict[str, Callable[[ParallelConfig], Any]] = {
+    "D": lambda config: config.num_replicas,
+    "K": lambda config: config.num_devices,
+    "T": lambda config: config.num_shards,
+    "schedule": lambda config: config.schedule,
+    "remat": lambda config: config.remat,
 }
 
 
@@ -44,8 +49,8 @@ def search(
     remats: Sequence[Remat] = REMATS,
     microbatches: Sequence[int] | None = None,
     num_best: int = 5,
-) -> Plans:
-    """Returns the fastest layouts that fit, and why the others lose.
+) -> SearchResult:
+    """Returns the fastest configurations that fit, and why the others lose.
 
     Example:
 
@@ -54,10 +59,10 @@ def search(
     ...     name="8B", num_layers=32, width=4096, mlp_width=16384, num_heads=32,
     ...     length=2048, vocabulary=50304, dtype="bfloat16",
     ... )
-    >>> plans = planner.search(
+    >>> result = planner.search(
     ...     model, device="h100-80g", num_devices=16, batch_size=256
     ... )
-    >>> plans.best[0].fullest.total <= 80 * 2**30
+    >>> result.best[0].fullest.total <= 80 * 2**30
     True
 
     Args:
@@ -75,21 +80,21 @@ def search(
         num_best: How many to return.
 
     Raises:
-        ValueError: If a number is below 1, no layout divides the batch, or the device
-            is not known.
+        ValueError: If a number is below 1, no configuration divides the batch, or the
+            device is not known.
     """
     workload = _workload(model)
     device = devices.find(device) if isinstance(device, str) else device
-    question = Question(
+    request = PlanRequest(
         workload,
         device=device,
         num_devices=num_devices,
         batch_size=batch_size,
         num_slots=num_slots,
     )
-    fitting: list[tuple[float, Layout]] = []
-    misfits: list[tuple[float, Layout]] = []
-    for layout in enumerate_layouts(
+    fitting: list[tuple[float, ParallelConfig]] = []
+    misfits: list[tuple[float, ParallelConfig]] = []
+    for config in enumerate_configs(
         num_devices=num_devices,
         batch_size=batch_size,
         max_stages=workload.max_stages,
@@ -98,29 +103,29 @@ def search(
         remats=remats,
         microbatches=microbatches,
     ):
-        counts = question.cut(layout)
-        held = question.memory(layout, counts)
-        if question.fits(held):
-            fitting.append((question.least_seconds(layout, counts), layout))
+        layers_per_stage = request.partition(config)
+        held = request.memory(config, layers_per_stage)
+        if request.fits(held):
+            fitting.append((request.least_seconds(config, layers_per_stage), config))
         else:
-            misfits.append((fullest(held).total, layout))
+            misfits.append((fullest(held).total, config))
     if not fitting and not misfits:
         raise ValueError(
             "Each of D replicas takes as many rows, in M microbatches of as many. "
             f"Received batch_size={batch_size} for {num_devices} devices and a model "
             f"of at most {workload.max_stages} stages and {workload.max_shards} "
-            f"shards, microbatches={microbatches or 'powers of two'}: no layout "
+            f"shards, microbatches={microbatches or 'powers of two'}: no configuration "
             "divides it. Use a multiple of the devices."
         )
     fitting.sort(key=lambda pair: pair[0])
     misfits.sort(key=lambda pair: pair[0])
-    best = _fastest(question, fitting, num_best)
-    return Plans(
-        question=question,
+    best = _fastest(request, fitting, num_best)
+    return SearchResult(
+        request=request,
         best=tuple(best),
-        losers=tuple(_losers(question, best, fitting, misfits)),
-        closest=question.predict(misfits[0][1]) if misfits else None,
-        num_layouts=len(fitting) + len(misfits),
+        rejected=tuple(_rejected(request, best, fitting, misfits)),
+        closest=request.estimate(misfits[0][1]) if misfits else None,
+        num_configs=len(fitting) + len(misfits),
         num_fitting=len(fitting),
     )
 
@@ -134,50 +139,50 @@ def _workload(model: Workload | keras.Model | Callable[[], keras.Model]) -> Work
 
 
 def _fastest(
-    question: Question, fitting: Sequence[tuple[float, Layout]], num_best: int
-) -> list[Prediction]:
-    """Returns the fastest layouts, of those in the order of their bounds."""
-    best: list[Prediction] = []
-    for least, layout in fitting:
+    request: PlanRequest, fitting: Sequence[tuple[float, ParallelConfig]], num_best: int
+) -> list[Estimate]:
+    """Returns the fastest configurations, of those in the order of their bounds."""
+    best: list[Estimate] = []
+    for least, config in fitting:
         if len(best) == num_best and least >= best[-1].time.total:
             break
-        bisect.insort(best, question.predict(layout), key=lambda p: p.time.total)
+        bisect.insort(best, request.estimate(config), key=lambda p: p.time.total)
         del best[num_best:]
     return best
 
 
-def _losers(
-    question: Question,
-    best: Sequence[Prediction],
-    fitting: Sequence[tuple[float, Layout]],
-    misfits: Sequence[tuple[float, Layout]],
-) -> Iterator[Loser]:
-    """Yields each class of which none is among the best, with the reason."""
+def _rejected(
+    request: PlanRequest,
+    best: Sequence[Estimate],
+    fitting: Sequence[tuple[float, ParallelConfig]],
+    misfits: Sequence[tuple[float, ParallelConfig]],
+) -> Iterator[Rejected]:
+    """Yields each group of which none is among the best, with the reason."""
     if not best:
         return
-    if all(layout.num_shards == 1 for _, layout in (*fitting, *misfits)):
-        yield Loser(
+    if all(config.num_shards == 1 for _, config in (*fitting, *misfits)):
+        yield Rejected(
             name="T>1",
-            layout=None,
-            why="no layer can be in a number of shards that divides the devices",
+            config=None,
+            reason="no layer can be in a number of shards that divides the devices",
         )
-    for name, of in CLASSES.items():
-        there = {of(prediction.layout) for prediction in best}
-        others = {of(layout) for _, layout in (*fitting, *misfits)} - there
+    for name, of in GROUPS.items():
+        there = {of(estimate.config) for estimate in best}
+        others = {of(config) for _, config in (*fitting, *misfits)} - there
         for value in sorted(others):
             mine = [pair for pair in fitting if of(pair[1]) == value]
             if mine:
-                found = _fastest(question, mine, 1)[0]
-                why = _slower(found, best[0])
+                found = _fastest(request, mine, 1)[0]
+                reason = _slower(found, best[0])
             else:
                 lean = next(x for _, x in misfits if of(x) == value)
-                found = question.predict(lean)
-                why = too_large(found, question.device)
-            yield Loser(name=f"{name}={value}", layout=found.layout, why=why)
+                found = request.estimate(lean)
+                reason = too_large(found, request.device)
+            yield Rejected(name=f"{name}={value}", config=found.config, reason=reason)
 
 
-def _slower(found: Prediction, best: Prediction) -> str:
-    """Says how much slower a prediction is, and where that time goes."""
+def _slower(found: Estimate, best: Estimate) -> str:
+    """Says how much slower an estimate is, and where that time goes."""
     times = found.time.total / best.time.total
     shares, usual = found.time.shares, best.time.shares
     seconds = {

@@ -3,7 +3,7 @@
 Of a layer on a microbatch of r rows, one pass takes
 
     FLOPs / (peak x efficiency) + weights / bandwidth          its products
-    + unfused x bytes moved / bandwidth                        its other operations
+    + fusion_factor x bytes moved / bandwidth                  its other operations
     + all-reduces / link                                       if it is in T shards
 
 and a stage the sum over its layers, plus the device's overhead of an action. Stages go
@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Sequence
+from typing import get_args
 
 from tfgpipe._util import stage_spans
 from tfgpipe.planner.devices import Device, Link, Pass
-from tfgpipe.planner.layout import Layout
+from tfgpipe.planner.parallel_config import ParallelConfig
 from tfgpipe.planner.workload import Layer, Workload
 from tfgpipe.simulation import Costs, recomputed, simulate
 
@@ -30,27 +32,56 @@ MOST_ACTIONS = 4096
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StageTimes:
-    """Seconds of one stage on one microbatch.
+class PassTimes:
+    """Seconds of the passes of a stage on one microbatch.
 
     Attributes:
         forward: The forward.
         backward: The backward, recomputation aside.
-        recompute: What is computed again before it.
-        reductions: Of all three, what all-reduces among shards take.
-        reductions_again: Of these, what is computed again.
+        recompute: What is computed again.
     """
 
     forward: float
     backward: float
     recompute: float
-    reductions: float
-    reductions_again: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All passes together."""
+        return self.forward + self.backward + self.recompute
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StageTimes:
+    """Seconds of one stage on one microbatch.
+
+    Attributes:
+        arithmetic: All but the all-reduces among shards.
+        reductions: These.
+    """
+
+    arithmetic: PassTimes
+    reductions: PassTimes
+
+    @property
+    def forward(self) -> float:
+        """The forward."""
+        return self.arithmetic.forward + self.reductions.forward
+
+    @property
+    def backward(self) -> float:
+        """The backward, recomputation aside."""
+        return self.arithmetic.backward + self.reductions.backward
+
+    @property
+    def recompute(self) -> float:
+        """What is computed again, inside the backward."""
+        return self.arithmetic.recompute + self.reductions.recompute
 
     @property
     def total(self) -> float:
         """All that a microbatch takes."""
-        return self.forward + self.backward + self.recompute
+        return self.arithmetic.total + self.reductions.total
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,7 +168,7 @@ def layer_seconds(
     size = 4 if dtype == "float32" else 2
     # A backward reads weights, and reads and writes the sum of gradients.
     weights = layer.parameters / T * (size if forward else size + 8)
-    seconds = traffic * rows * layer.share(num_shards) * device.unfused
+    seconds = traffic * rows * layer.share(num_shards) * device.fusion_factor
     seconds /= device.bandwidth
     if flops:
         seconds += device.product_seconds(
@@ -152,8 +183,8 @@ def layer_seconds(
 
 def stage_times(
     workload: Workload,
-    layout: Layout,
-    counts: Sequence[int],
+    config: ParallelConfig,
+    layers_per_stage: Sequence[int],
     *,
     rows: float,
     device: Device,
@@ -162,28 +193,20 @@ def stage_times(
 
     Args:
         workload: The model.
-        layout: How it is spread.
-        counts: The number of layers in each stage.
+        config: How it is spread.
+        layers_per_stage: The number of layers in each stage.
         rows: Of a microbatch.
         device: What runs it.
     """
-    T = layout.num_shards
-    link = device.way(T)
+    T = config.num_shards
+    link = device.link_across(T)
     found = []
-    for span in stage_spans(counts):
+    for span in stage_spans(layers_per_stage):
         layers = workload.layers[span]
-        seconds: dict[Pass, float] = {"forward": 0.0, "backward": 0.0}
-        recompute = reductions = reductions_again = 0.0
-        for layer, again in zip(
-            layers, recomputed(layout.remat, len(layers)), strict=True
-        ):
-            one_pass = 0.0
-            if layer.shards(T) > 1:
-                size = rows * layer.output_bytes
-                one_pass = layer.num_reductions * ring_seconds(size, T, link)
-            of_layer = {
-                which: one_pass
-                + layer_seconds(
+        times = recomputed(config.remat, len(layers))
+        forwards, backwards = (
+            [
+                layer_seconds(
                     which,
                     layer,
                     rows=rows,
@@ -191,21 +214,28 @@ def stage_times(
                     device=device,
                     dtype=workload.dtype,
                 )
-                for which in seconds
-            }
-            for which in seconds:
-                seconds[which] += of_layer[which]
-            recompute += again * of_layer["forward"]
-            reductions += 2 * one_pass
-            reductions_again += again * one_pass
+                for layer in layers
+            ]
+            for which in get_args(Pass)
+        )
+        reductions = [
+            layer.num_reductions * ring_seconds(rows * layer.output_bytes, T, link)
+            if layer.shards(T) > 1
+            else 0.0
+            for layer in layers
+        ]
         found.append(
             StageTimes(
-                forward=seconds["forward"] + device.overhead,
-                backward=seconds["backward"] + device.overhead,
-                # Recomputed inside the backward's program.
-                recompute=recompute,
-                reductions=reductions + reductions_again,
-                reductions_again=reductions_again,
+                arithmetic=PassTimes(
+                    forward=sum(forwards) + device.overhead,
+                    backward=sum(backwards) + device.overhead,
+                    recompute=sum(map(operator.mul, times, forwards)),
+                ),
+                reductions=PassTimes(
+                    forward=sum(reductions),
+                    backward=sum(reductions),
+                    recompute=sum(map(operator.mul, times, reductions)),
+                ),
             )
         )
     return found
@@ -213,8 +243,8 @@ def stage_times(
 
 def least_seconds(
     workload: Workload,
-    layout: Layout,
-    counts: Sequence[int],
+    config: ParallelConfig,
+    layers_per_stage: Sequence[int],
     *,
     rows: float,
     num_slots: float,
@@ -225,31 +255,31 @@ def least_seconds(
     A device begins when a microbatch has passed the stages before, then does all its
     work, and whole backwards go back through those stages at the end.
     """
-    stages = stage_times(workload, layout, counts, rows=rows, device=device)
-    M, P = layout.num_microbatches, layout.num_devices
+    stages = stage_times(workload, config, layers_per_stage, rows=rows, device=device)
+    M, P = config.num_microbatches, config.num_devices
     least = before = 0.0
     for p in range(P):
         work = M * sum(stage.total for stage in stages[p::P])
         least = max(least, before + work)
         before += stages[p].forward
-        if layout.schedule in ("gpipe", "1f1b"):
+        if config.schedule in ("gpipe", "1f1b"):
             before += stages[p].backward
     return least + sum(
-        after(workload, layout, counts, num_slots=num_slots, device=device)
+        after(workload, config, layers_per_stage, num_slots=num_slots, device=device)
     )
 
 
 def after(
     workload: Workload,
-    layout: Layout,
-    counts: Sequence[int],
+    config: ParallelConfig,
+    layers_per_stage: Sequence[int],
     *,
     num_slots: float,
     device: Device,
 ) -> tuple[float, float]:
     """Returns the seconds of what follows the pipeline: all-reduce and update."""
-    D, P, T = layout.num_replicas, layout.num_devices, layout.num_shards
-    spans = stage_spans(counts)
+    D, P, T = config.num_replicas, config.num_devices, config.num_shards
+    spans = stage_spans(layers_per_stage)
     held = max(
         sum(
             layer.num_trained / layer.shards(T)
@@ -260,12 +290,12 @@ def after(
     )
     # Of weights and slots each is read and written, of gradients read.
     moved = 4 * held * (1 + 2 * (1 + num_slots))
-    link = device.way(D * P * T)
+    link = device.link_across(D * P * T)
     return ring_seconds(4 * held, D, link), moved / device.bandwidth
 
 
 def pipeline(
-    layout: Layout,
+    config: ParallelConfig,
     stages: Sequence[StageTimes],
     *,
     boundary_bytes: Sequence[float],
@@ -277,7 +307,7 @@ def pipeline(
     as long as the one before.
 
     Args:
-        layout: How it runs.
+        config: How it runs.
         stages: What its stages take.
         boundary_bytes: What each but the last sends on, for a microbatch.
         link: Between neighbours.
@@ -286,33 +316,33 @@ def pipeline(
         forward=[stage.forward for stage in stages],
         backward=[stage.backward for stage in stages],
         recompute=[stage.recompute for stage in stages],
-        recompute_when=layout.recompute_when,
+        recompute_when=config.recompute_when,
         boundary_bytes=list(boundary_bytes),
         bandwidth=link.bandwidth,
         latency=link.latency,
     )
-    M, P = layout.num_microbatches, layout.num_devices
+    M, P = config.num_microbatches, config.num_devices
     few = 3 * P
     if P == 1:
         return M * sum(stage.total for stage in stages), 0.0
     if 2 * M * len(stages) <= MOST_ACTIONS or few + P >= M:
-        seconds = _simulated(layout, M, costs)
+        seconds = _simulated(config, M, costs)
     else:
-        short, longer = (_simulated(layout, m, costs) for m in (few, few + P))
+        short, longer = (_simulated(config, m, costs) for m in (few, few + P))
         seconds = longer + (M - few - P) * (longer - short) / P
     busy = M * math.fsum(stage.total for stage in stages)
     return seconds, 1 - busy / (P * seconds)
 
 
-def _simulated(layout: Layout, num_microbatches: int, costs: Costs) -> float:
-    schedule = layout.make_schedule(num_microbatches)
+def _simulated(config: ParallelConfig, num_microbatches: int, costs: Costs) -> float:
+    schedule = config.make_schedule(num_microbatches)
     return simulate(schedule, costs).timeline.step_time
 
 
 def step_time(
     workload: Workload,
-    layout: Layout,
-    counts: Sequence[int],
+    config: ParallelConfig,
+    layers_per_stage: Sequence[int],
     *,
     rows: float,
     num_slots: float,
@@ -322,36 +352,34 @@ def step_time(
 
     Args:
         workload: The model.
-        layout: How it is spread.
-        counts: The number of layers in each stage.
+        config: How it is spread.
+        layers_per_stage: The number of layers in each stage.
         rows: Of a microbatch.
         num_slots: Optimizer slots of a trained weight.
         device: What runs it.
     """
-    stages = stage_times(workload, layout, counts, rows=rows, device=device)
-    spans = stage_spans(counts)
+    stages = stage_times(workload, config, layers_per_stage, rows=rows, device=device)
+    spans = stage_spans(layers_per_stage)
     inputs = [rows * workload.layers[span.start].input_bytes for span in spans]
-    P, T = layout.num_devices, layout.num_shards
+    P, T = config.num_devices, config.num_shards
     seconds, bubble = pipeline(
-        layout, stages, boundary_bytes=inputs[1:], link=device.way(P * T)
+        config, stages, boundary_bytes=inputs[1:], link=device.link_across(P * T)
     )
     replicas, update = after(
-        workload, layout, counts, num_slots=num_slots, device=device
+        workload, config, layers_per_stage, num_slots=num_slots, device=device
     )
-    M = layout.num_microbatches
+    M = config.num_microbatches
     busiest = max(
         (stages[p::P] for p in range(P)),
         key=lambda some: sum(stage.total for stage in some),
     )
-    recompute = M * sum(stage.recompute for stage in busiest)
-    reductions = M * sum(stage.reductions for stage in busiest)
-    recompute -= M * sum(stage.reductions_again for stage in busiest)
+    arithmetic = [stage.arithmetic for stage in busiest]
     return StepTime(
         pipeline=seconds,
         bubble=bubble,
-        arithmetic=M * sum(stage.total for stage in busiest) - recompute - reductions,
-        recompute=recompute,
-        reductions=reductions,
+        arithmetic=M * sum(x.forward + x.backward for x in arithmetic),
+        recompute=M * sum(x.recompute for x in arithmetic),
+        reductions=M * sum(stage.reductions.total for stage in busiest),
         replicas=replicas,
         update=update,
     )

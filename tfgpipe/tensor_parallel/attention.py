@@ -177,6 +177,11 @@ class TPMultiHeadAttention(keras.layers.Layer):
         found = [attend(t, *parts) for t, parts in enumerate(heads)]
         return self.output_dense(tuple(found))
 
+    @property
+    def max_shards(self) -> int:
+        """T divides it: the heads."""
+        return int(self.num_heads)
+
     def compute_output_shape(
         self, query_shape: Any, value_shape: Any, key_shape: Any = None
     ) -> Any:

@@ -104,6 +104,13 @@ class TPDense(ShardedLayer):
                 "gather_output=False. Gather the output, or apply it afterwards."
             )
 
+    @property
+    def max_shards(self) -> int:
+        """T divides it: the units, or of `partition="row"` the input features."""
+        if self.partition == "column":
+            return int(self.units)
+        return sum(part.shape[0] for part in self.kernel_parts)
+
     def build(self, input_shape: Any) -> None:
         """Makes the weights."""
         features = width(input_shape)

@@ -100,6 +100,11 @@ class TPMLP(keras.layers.Layer):
         self.outer = TPDense(units, partition="row", name="outer", **common)
         self.dropout = keras.layers.Dropout(dropout, seed=seed, dtype=self.dtype_policy)
 
+    @property
+    def max_shards(self) -> int:
+        """T divides it: the hidden units."""
+        return self.inner.max_shards
+
     def build(self, input_shape: Any) -> None:
         """Makes the layers' weights."""
         self.inner.build(input_shape)

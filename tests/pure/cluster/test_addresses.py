@@ -12,8 +12,8 @@ from tfgpipe.cluster.addresses import Address
 
 def test_a_list_is_text_or_a_sequence() -> None:
     both = (Address("a.example", 4000), Address("10.0.0.6", 4000))
-    assert addresses.parse("a.example:4000, 10.0.0.6:4000") == both
-    assert addresses.parse(["a.example:4000", "10.0.0.6:4000"]) == both
+    assert addresses.parse_addresses("a.example:4000, 10.0.0.6:4000") == both
+    assert addresses.parse_addresses(["a.example:4000", "10.0.0.6:4000"]) == both
     assert both[0].health_port == 4001
 
 
@@ -34,7 +34,7 @@ def test_a_list_is_text_or_a_sequence() -> None:
 )
 def test_a_wrong_list_is_refused(workers: str, message: str) -> None:
     with pytest.raises(ValueError, match=message.replace(".", r"\.")):
-        addresses.parse(workers)
+        addresses.parse_addresses(workers)
 
 
 def test_free_ports_come_in_pairs_of_their_own() -> None:

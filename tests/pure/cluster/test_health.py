@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from tests.cluster.fakes import answering, status
-from tfgpipe.cluster import health, waiting
+from tests.cluster.fakes import answering, http, status
+from tfgpipe.cluster import health
 from tfgpipe.cluster.addresses import Address, free_ports
 from tfgpipe.cluster.errors import ClusterError, WorkerUnavailable
-from tfgpipe.cluster.waiting import Limit
+from tfgpipe.cluster.health import Deadline
 
 
 def test_a_status_arrives_as_it_was_sent() -> None:
@@ -26,16 +26,19 @@ def test_a_status_arrives_as_it_was_sent() -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "what it says is no line of JSON"),
-        (b"\x80\x04\x95\x0e.\n", "what it says is no line of JSON"),
-        (b"[]\n", "what it says is no line of JSON"),
-        (b"x" * 5000, "what it says is no line of JSON"),
-        (b"{}\n", "what it says is not what a worker says"),
-        (status(state="odd"), "what it says is not what a worker says"),
-        (status(starts="1"), "what it says is not what a worker says"),
-        (status(devices={"CPU": "many"}), "what it says is not what a worker says"),
+        (b"\x80\x04\x95\x0e.\n", "its answer is no HTTP"),
+        (b"{}\n", "its answer is no HTTP"),
+        (b"x" * 5000, "its answer is no HTTP"),
+        (http(b"\x80\x04\x95\x0e.\n"), "its answer is no line of JSON"),
+        (http(b"[]\n"), "its answer is no line of JSON"),
+        (http(b"x" * 5000), "its answer is no line of JSON"),
+        (http(b"{}\n"), "its answer is no status of a worker"),
+        (status(state="odd"), "its answer is no status of a worker"),
+        (status(starts="1"), "its answer is no status of a worker"),
+        (status(devices={"CPU": "many"}), "its answer is no status of a worker"),
         (b"", "it closed the connection"),
-        (b'{"worker":', "it closed the connection"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "it closed the connection"),
+        (http(b'{"worker":'), "it closed the connection"),
     ],
 )
 def test_nonsense_is_no_status(answer: bytes, message: str) -> None:
@@ -43,14 +46,14 @@ def test_nonsense_is_no_status(answer: bytes, message: str) -> None:
         with pytest.raises((ValueError, ConnectionError), match=message):
             health.ask(address, seconds=5)
         with pytest.raises(WorkerUnavailable, match=message):
-            waiting.wait_until_ready(0, address, Limit(0.1))
+            health.wait_until_ready(0, address, Deadline(0.1))
 
 
 def test_a_worker_that_never_comes_up_is_named_with_the_time_waited() -> None:
     address = Address("127.0.0.1", free_ports(1)[0])
     before = time.monotonic()
     with pytest.raises(WorkerUnavailable) as raised:
-        waiting.wait_until_ready(3, address, Limit(1))
+        health.wait_until_ready(3, address, Deadline(1))
     assert 0.9 < time.monotonic() - before < 5
     assert str(raised.value) == (
         f"Worker 3 at {address} is not ready after 1 s: Connection refused. Is it "
@@ -71,7 +74,7 @@ def test_a_worker_that_is_not_ready_says_why(state: str, message: str) -> None:
         answering(status(state=state, client="10.0.0.7:1")) as address,
         pytest.raises(WorkerUnavailable, match=message),
     ):
-        waiting.wait_until_ready(0, address, Limit(0.1))
+        health.wait_until_ready(0, address, Deadline(0.1))
 
 
 @pytest.mark.parametrize("state", ["starting", "ready"])
@@ -82,4 +85,4 @@ def test_another_tensorflow_is_refused_by_the_workers_name(state: str) -> None:
             f"{health.version('tensorflow')}. "
         )
         with pytest.raises(ClusterError, match=message.replace(".", r"\.")):
-            waiting.wait_until_ready(1, address, Limit(5))
+            health.wait_until_ready(1, address, Deadline(5))

@@ -47,8 +47,8 @@ def test_measured_rates_stand_in_for_the_peak():
 
 
 def test_devices_of_a_group_are_closer():
-    assert device().way(4) == device().link
-    assert device().way(5) == device().network
+    assert device().link_across(4) == device().link
+    assert device().link_across(5) == device().network
 
 
 def test_an_unknown_device_is_refused_with_those_there_are():

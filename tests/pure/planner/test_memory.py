@@ -8,17 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pure.planner.toys import TOY, layout, question, workload
+from tests.pure.planner.toys import TOY, config, request, workload
 from tfgpipe import schedules
 from tfgpipe.planner import memory
-from tfgpipe.planner.layout import REMATS
 from tfgpipe.planner.memory import in_flight
+from tfgpipe.planner.parallel_config import REMATS
 from tfgpipe.simulation.simulator import Costs, simulate
 
 
-def held(model, counts, *, rows=2, num_slots=2, device=TOY, **values):
+def held(model, layers_per_stage, *, rows=2, num_slots=2, device=TOY, **values):
     return memory.devices(
-        model, layout(**values), counts, rows=rows, num_slots=num_slots, device=device
+        model,
+        config(**values),
+        layers_per_stage,
+        rows=rows,
+        num_slots=num_slots,
+        device=device,
     )
 
 
@@ -110,8 +115,8 @@ def test_activations_and_what_is_recomputed_are_those_of_the_simulation(name):
         assert one_time <= most <= one_time + K * 2 * 5
 
 
-LAYOUTS = st.builds(
-    lambda K, M, name, remat, T: layout(
+CONFIGS = st.builds(
+    lambda K, M, name, remat, T: config(
         num_devices=K,
         num_microbatches=max(M, K),
         schedule=name,
@@ -127,37 +132,42 @@ LAYOUTS = st.builds(
 
 
 @settings(max_examples=25, deadline=None)
-@given(LAYOUTS, st.integers(1, 6), st.integers(0, 3))
+@given(CONFIGS, st.integers(1, 6), st.integers(0, 3))
 def test_parts_add_up(each, rows, num_slots):
-    counts = question(workload(6)).cut(each)
+    layers_per_stage = request(workload(6)).partition(each)
     for device in memory.devices(
-        workload(6), each, counts, rows=rows, num_slots=num_slots, device=TOY
+        workload(6), each, layers_per_stage, rows=rows, num_slots=num_slots, device=TOY
     ):
         assert device.total == pytest.approx(sum(device.parts.values()))
         assert min(device.parts.values()) >= 0
 
 
 @settings(max_examples=25, deadline=None)
-@given(LAYOUTS, st.floats(100, 1e5), st.floats(1, 100))
+@given(CONFIGS, st.floats(100, 1e5), st.floats(1, 100))
 def test_more_memory_never_makes_a_layout_not_fit(each, size, factor):
     small, large = (
-        question(workload(6), device=dataclasses.replace(TOY, memory=size * times))
+        request(workload(6), device=dataclasses.replace(TOY, memory=size * times))
         for times in (1, factor)
     )
-    fits = [asked.fits(asked.memory(each, asked.cut(each))) for asked in (small, large)]
+    fits = [
+        asked.fits(asked.memory(each, asked.partition(each)))
+        for asked in (small, large)
+    ]
     assert fits[1] >= fits[0]
 
 
 @settings(max_examples=25, deadline=None)
-@given(LAYOUTS, st.integers(1, 6))
+@given(CONFIGS, st.integers(1, 6))
 def test_recomputing_never_holds_more_than_keeping(each, rows):
-    counts = question(workload(6)).cut(dataclasses.replace(each, remat="none"))
+    layers_per_stage = request(workload(6)).partition(
+        dataclasses.replace(each, remat="none")
+    )
 
     def most(remat):
         found = memory.devices(
             workload(6),
             dataclasses.replace(each, remat=remat, schedule="1f1b"),
-            counts,
+            layers_per_stage,
             rows=rows,
             num_slots=2,
             device=TOY,

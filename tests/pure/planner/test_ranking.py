@@ -1,4 +1,4 @@
-"""The search, beside trying everything, and what it says of losers."""
+"""The search, beside trying everything, and what it says of those it rejects."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from tests.pure.planner.toys import TOY, layer, workload
 from tfgpipe import planner
-from tfgpipe.planner.layout import enumerate_layouts
+from tfgpipe.planner.parallel_config import enumerate_configs
 
 
-def layouts(num_devices, **values):
+def configs(num_devices, **values):
     usual = {"batch_size": 64, "max_stages": 16, "max_shards": 4}
-    return list(enumerate_layouts(num_devices=num_devices, **{**usual, **values}))
+    return list(enumerate_configs(num_devices=num_devices, **{**usual, **values}))
 
 
 @settings(max_examples=25, deadline=None)
@@ -23,7 +23,7 @@ def layouts(num_devices, **values):
 def test_every_layout_uses_all_devices_and_divides_the_batch(
     num_devices, batch_size, max_stages, max_shards
 ):
-    found = layouts(
+    found = configs(
         num_devices,
         batch_size=batch_size,
         max_stages=max_stages,
@@ -40,7 +40,7 @@ def test_every_layout_uses_all_devices_and_divides_the_batch(
 
 def test_all_schedules_that_can_run_are_there():
     found = {
-        each.order for each in layouts(4, microbatches=[8]) if each.num_devices > 1
+        each.order for each in configs(4, microbatches=[8]) if each.num_devices > 1
     }
     assert found == {
         "gpipe",
@@ -49,7 +49,7 @@ def test_all_schedules_that_can_run_are_there():
         "interleaved x 2",
         "interleaved x 4",
     }
-    few = {each.order for each in layouts(4, microbatches=[2]) if each.num_devices == 4}
+    few = {each.order for each in configs(4, microbatches=[2]) if each.num_devices == 4}
     assert few == {"gpipe"}
 
 
@@ -59,41 +59,41 @@ def search(model=None, **values):
 
 
 def test_the_best_are_those_of_trying_everything():
-    plans = search(num_best=7)
-    question = plans.question
+    result = search(num_best=7)
+    request = result.request
     times = sorted(
-        question.predict(each).time.total
-        for each in layouts(4, batch_size=16, max_stages=8)
-        if question.fits(question.memory(each, question.cut(each)))
+        request.estimate(each).time.total
+        for each in configs(4, batch_size=16, max_stages=8)
+        if request.fits(request.memory(each, request.partition(each)))
     )
-    assert [each.time.total for each in plans.best] == pytest.approx(times[:7])
-    assert plans.num_fitting == len(times)
+    assert [each.time.total for each in result.best] == pytest.approx(times[:7])
+    assert result.num_fitting == len(times)
 
 
 @settings(max_examples=8, deadline=None)
 @given(st.floats(1e3, 1e4))
 def test_what_is_found_fits(memory):
-    plans = search(workload(4), device=dataclasses.replace(TOY, memory=memory))
-    for each in plans.best:
+    result = search(workload(4), device=dataclasses.replace(TOY, memory=memory))
+    for each in result.best:
         assert each.fullest.total <= memory
-    assert bool(plans.best) == (plans.missing_bytes == 0)
+    assert bool(result.best) == (result.missing_bytes == 0)
 
 
 def test_nothing_fits_by_the_least_that_is_lacking():
-    plans = search(device=dataclasses.replace(TOY, memory=100.0))
-    question = plans.question
+    result = search(device=dataclasses.replace(TOY, memory=100.0))
+    request = result.request
     least = min(
-        max(held.total for held in question.memory(each, question.cut(each)))
-        for each in layouts(4, batch_size=16, max_stages=8)
+        max(held.total for held in request.memory(each, request.partition(each)))
+        for each in configs(4, batch_size=16, max_stages=8)
     )
-    assert plans.best == ()
-    assert plans.missing_bytes == pytest.approx(least - 100)
-    assert "Nothing fits: the leanest of" in str(plans)
-    assert "Try more devices, a smaller batch, or half precision" in str(plans)
+    assert result.best == ()
+    assert result.missing_bytes == pytest.approx(least - 100)
+    assert "Nothing fits: the leanest of" in str(result)
+    assert "Try more devices, a smaller batch, or half precision" in str(result)
 
 
 def test_every_class_is_among_the_best_or_explained():
-    plans = search(num_best=2)
+    result = search(num_best=2)
     for name, of in {
         "D": lambda each: each.num_replicas,
         "K": lambda each: each.num_devices,
@@ -101,12 +101,12 @@ def test_every_class_is_among_the_best_or_explained():
         "schedule": lambda each: each.schedule,
         "remat": lambda each: each.remat,
     }.items():
-        there = {f"{name}={of(each.layout)}" for each in plans.best}
+        there = {f"{name}={of(each.config)}" for each in result.best}
         lost = {
-            loser.name for loser in plans.losers if loser.name.startswith(f"{name}=")
+            each.name for each in result.rejected if each.name.startswith(f"{name}=")
         }
         everything = {
-            f"{name}={of(each)}" for each in layouts(4, batch_size=16, max_stages=8)
+            f"{name}={of(each)}" for each in configs(4, batch_size=16, max_stages=8)
         }
         assert there | lost == everything
         assert not there & lost
@@ -114,8 +114,8 @@ def test_every_class_is_among_the_best_or_explained():
 
 def test_all_reduces_are_why_shards_lose_on_a_slow_link():
     slow = dataclasses.replace(TOY, link=planner.Link(bandwidth=0.5, latency=0))
-    plans = search(device=slow)
-    (why,) = [loser.why for loser in plans.losers if loser.name == "T=4"]
+    result = search(device=slow)
+    (why,) = [each.reason for each in result.rejected if each.name == "T=4"]
     assert "x the best step" in why
     assert "of it is all-reduces inside layers" in why
 
@@ -123,16 +123,16 @@ def test_all_reduces_are_why_shards_lose_on_a_slow_link():
 def test_weights_are_why_one_stage_loses():
     heavy = workload(8, parameters=1000, max_shards=1)
     # 16 bytes a weight: 128,000 in all, 32,000 on each of four stages.
-    plans = search(heavy, device=dataclasses.replace(TOY, memory=60_000.0))
-    whys = {loser.name: loser.why for loser in plans.losers}
-    assert all(each.layout.num_devices == 4 for each in plans.best)
+    result = search(heavy, device=dataclasses.replace(TOY, memory=60_000.0))
+    whys = {each.name: each.reason for each in result.rejected}
+    assert all(each.config.num_devices == 4 for each in result.best)
     assert "GiB of 0, at the least: slots" in whys["K=1"]
     assert whys["T>1"].startswith("no layer can be in a number of shards")
 
 
 def test_recomputation_is_why_remat_loses():
-    plans = search(remats=["none", "stage"], microbatches=[4])
-    (why,) = [loser.why for loser in plans.losers if loser.name == "remat=stage"]
+    result = search(remats=["none", "stage"], microbatches=[4])
+    (why,) = [each.reason for each in result.rejected if each.name == "remat=stage"]
     assert "recomputing" in why
 
 
@@ -145,7 +145,7 @@ def test_recomputation_is_why_remat_loses():
         ({"device": "h100"}, "Received 'h100'. Did you mean"),
         (
             {"batch_size": 3, "microbatches": [2]},
-            r"Received batch_size=3 .* microbatches=\[2\]: no layout divides it",
+            r"Received batch_size=3 .* microbatches=\[2\]: no configuration divides it",
         ),
     ],
 )
@@ -162,19 +162,19 @@ def test_a_workload_has_layers_and_sizes_are_not_negative():
 
 
 def test_a_report_shows_each_of_the_best():
-    plans = search()
-    lines = str(plans).splitlines()
-    best = plans.best[0]
+    result = search()
+    lines = str(result).splitlines()
+    best = result.best[0]
     assert lines[0].startswith("toy on 4 x toy: 80 parameters")
     assert lines[1].split()[:6] == ["D", "K", "T", "M", "schedule", "remat"]
     row = lines[2].split()
     assert row[:4] == [
         str(number)
         for number in (
-            best.layout.num_replicas,
-            best.layout.num_devices,
-            best.layout.num_shards,
-            best.layout.num_microbatches,
+            best.config.num_replicas,
+            best.config.num_devices,
+            best.config.num_shards,
+            best.config.num_microbatches,
         )
     ]
     assert f"{1e3 * best.time.total:,.1f}" in row

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pure.planner.toys import TOY, layer, layout, question, workload
+from tests.pure.planner.toys import TOY, config, layer, request, workload
 from tfgpipe import schedules
 from tfgpipe.planner import step_time
 from tfgpipe.planner.devices import Link
@@ -37,11 +37,11 @@ def test_shards_share_arithmetic_and_what_is_not_whole():
 
 
 def test_shards_reduce_twice_in_each_pass():
-    each = layout(num_shards=2, remat="stage")
+    each = config(num_shards=2, remat="stage")
     (stage,) = step_time.stage_times(workload(1), each, (1,), rows=2, device=TOY)
     # 10 bytes of two rows, on a ring of two: two hops of 5 bytes at 5 a second.
     once = 2 * (5 / 5 + 0.25)
-    assert stage.reductions == pytest.approx(3 * 2 * once)
+    assert stage.reductions.total == pytest.approx(3 * 2 * once)
     assert stage.forward == pytest.approx(1 + 2 + 1.2 + 2 * once)
     assert stage.recompute == stage.forward
 
@@ -49,7 +49,7 @@ def test_shards_reduce_twice_in_each_pass():
 def test_an_action_has_an_overhead_and_all_layers_but_the_last_recompute_twice():
     device = dataclasses.replace(TOY, overhead=0.5)
     (stage,) = step_time.stage_times(
-        workload(2), layout(remat="layer"), (2,), rows=2, device=device
+        workload(2), config(remat="layer"), (2,), rows=2, device=device
     )
     assert stage.forward == pytest.approx(2 * 8 + 0.5)
     assert stage.recompute == pytest.approx((2 + 1) * 8)
@@ -62,8 +62,8 @@ def test_a_ring_sends_each_byte_twice_but_for_one_share():
 
 
 def test_replicas_sum_gradients_and_update_their_weights():
-    asked = question(workload(2), num_devices=4)
-    time = asked.predict(layout(num_replicas=4)).time
+    asked = request(workload(2), num_devices=4)
+    time = asked.estimate(config(num_replicas=4)).time
     assert time.replicas == pytest.approx(2 * 3 * (4 * 20 / 4 / 5 + 0.25))
     # 20 weights: gradients read, weights and two slots read and written.
     assert time.update == pytest.approx(4 * 20 * 7 / 10)
@@ -71,13 +71,13 @@ def test_replicas_sum_gradients_and_update_their_weights():
 
 
 def test_replicas_of_other_groups_are_slower():
-    asked = question(workload(4), num_devices=16, batch_size=16)
-    time = asked.predict(layout(num_replicas=8, num_devices=2)).time
+    asked = request(workload(4), num_devices=16, batch_size=16)
+    time = asked.estimate(config(num_replicas=8, num_devices=2)).time
     assert time.replicas == pytest.approx(2 * 7 * (4 * 20 / 8 / 1 + 1.0))
 
 
 def test_one_device_has_no_bubble():
-    time = question(workload(2)).predict(layout(num_microbatches=4)).time
+    time = request(workload(2)).estimate(config(num_microbatches=4)).time
     assert (time.bubble, time.replicas) == (0, 0)
     # 2 layers x 4 microbatches of 2 rows: 8 s forward, 4 + 12 + 4 s backward.
     assert time.pipeline == pytest.approx(2 * 4 * (8 + 20))
@@ -89,8 +89,8 @@ def test_even_stages_have_the_bubble_of_the_papers(name, K, M):
     free = dataclasses.replace(
         TOY, link=Link(bandwidth=1e30, latency=0), overhead=0, group=100
     )
-    asked = question(workload(K), device=free, batch_size=M)
-    time = asked.predict(layout(num_devices=K, num_microbatches=M, schedule=name)).time
+    asked = request(workload(K), device=free, batch_size=M)
+    time = asked.estimate(config(num_devices=K, num_microbatches=M, schedule=name)).time
     assert time.bubble == pytest.approx((K - 1) / (M + K - 1))
 
 
@@ -99,7 +99,7 @@ def test_even_stages_have_the_bubble_of_the_papers(name, K, M):
     [("gpipe", 4, 1), ("1f1b", 4, 1), ("zero_bubble", 4, 1), ("interleaved", 4, 2)],
 )
 def test_a_long_step_goes_on_as_it_began(name, K, v, monkeypatch):
-    each = layout(
+    each = config(
         num_devices=K,
         stages_per_device=v,
         num_microbatches=64,
@@ -123,8 +123,8 @@ def test_a_long_step_goes_on_as_it_began(name, K, v, monkeypatch):
     assert seconds() == pytest.approx(exact, rel=1e-3)
 
 
-LAYOUTS = st.builds(
-    lambda K, v, M, name, remat: layout(
+CONFIGS = st.builds(
+    lambda K, v, M, name, remat: config(
         num_devices=K,
         num_microbatches=M * K,
         schedule=name,
@@ -140,22 +140,22 @@ LAYOUTS = st.builds(
 
 
 @settings(max_examples=25, deadline=None)
-@given(LAYOUTS, st.lists(st.floats(1, 100), min_size=8, max_size=8))
+@given(CONFIGS, st.lists(st.floats(1, 100), min_size=8, max_size=8))
 def test_no_step_is_faster_than_its_bound(each, flops):
     layers = tuple(layer(forward_flops=f, backward_flops=2 * f) for f in flops)
     model = dataclasses.replace(workload(), layers=layers)
-    asked = question(model, batch_size=each.num_microbatches, num_devices=4)
-    counts = asked.cut(each)
-    bound = asked.least_seconds(each, counts)
-    assert bound <= asked.predict(each, counts).time.total * (1 + 1e-9)
+    asked = request(model, batch_size=each.num_microbatches, num_devices=4)
+    layers_per_stage = asked.partition(each)
+    bound = asked.least_seconds(each, layers_per_stage)
+    assert bound <= asked.estimate(each, layers_per_stage).time.total * (1 + 1e-9)
 
 
 @settings(max_examples=25, deadline=None)
-@given(LAYOUTS)
+@given(CONFIGS)
 def test_utilisation_is_at_most_what_products_reach(each):
     model = workload(8)
-    asked = question(model, batch_size=each.num_microbatches, num_devices=4)
-    found = asked.predict(each)
+    asked = request(model, batch_size=each.num_microbatches, num_devices=4)
+    found = asked.estimate(each)
     assert 0 < found.mfu <= TOY.efficiency
     work = model.flops * each.num_microbatches
     peak = 200 * each.num_devices

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfgpipe.planner import Device, Layer, Layout, Link, Question, Workload
+from tfgpipe.planner import Device, Layer, Link, ParallelConfig, PlanRequest, Workload
 
 # A second for 100 FLOP, and for 10 bytes.
 TOY = Device(
@@ -14,7 +14,7 @@ TOY = Device(
     network=Link(bandwidth=1.0, latency=1.0),
     group=4,
     efficiency=0.5,
-    unfused=0.5,
+    fusion_factor=0.5,
     overhead=0.0,
 )
 
@@ -43,7 +43,7 @@ def workload(num_layers: int = 4, dtype: str = "float32", **values) -> Workload:
     return Workload(name="toy", layers=layers, dtype=dtype)
 
 
-def layout(**values) -> Layout:
+def config(**values) -> ParallelConfig:
     usual = {
         "num_replicas": 1,
         "num_devices": 1,
@@ -52,9 +52,9 @@ def layout(**values) -> Layout:
         "schedule": "gpipe",
         "remat": "none",
     }
-    return Layout(**{**usual, **values})
+    return ParallelConfig(**{**usual, **values})
 
 
-def question(model: Workload | None = None, **values) -> Question:
+def request(model: Workload | None = None, **values) -> PlanRequest:
     usual = {"device": TOY, "num_devices": 4, "batch_size": 8, "num_slots": 2}
-    return Question(model or workload(), **{**usual, **values})
+    return PlanRequest(model or workload(), **{**usual, **values})

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.pure.planner.toys import TOY, layout, question, workload
-from tfgpipe import planner
+from tests.pure.planner.toys import TOY, config, request, workload
 
 
 def test_each_part_is_a_bar_as_long_as_its_bytes(tmp_path):
-    asked = question(workload(8))
-    found = asked.predict(
-        layout(num_devices=4, num_microbatches=4, remat="stage", schedule="1f1b")
+    asked = request(workload(8))
+    found = asked.estimate(
+        config(num_devices=4, num_microbatches=4, remat="stage", schedule="1f1b")
     )
     path = tmp_path / "memory.svg"
-    figure = planner.plot_memory(found, device=TOY, path=path)
+    figure = found.plot_memory(device=TOY, path=path)
     assert path.exists()
     (axes,) = figure.axes
     bars = {bar.get_label(): bar for bar in axes.containers}

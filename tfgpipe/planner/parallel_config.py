@@ -14,7 +14,7 @@ REMATS: tuple[Remat, ...] = get_args(Remat)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Layout:
+class ParallelConfig:
     """Replicas x stages x shards, and how a pipeline runs.
 
     Attributes:
@@ -69,7 +69,7 @@ class Layout:
         )
 
 
-def enumerate_layouts(
+def enumerate_configs(
     *,
     num_devices: int,
     batch_size: int,
@@ -78,8 +78,8 @@ def enumerate_layouts(
     names: Sequence[schedules.Name] = schedules.NAMES,
     remats: Sequence[Remat] = REMATS,
     microbatches: Sequence[int] | None = None,
-) -> Iterator[Layout]:
-    """Yields all layouts of so many devices.
+) -> Iterator[ParallelConfig]:
+    """Yields all configurations of so many devices.
 
     Microbatches are of equal numbers of rows. Of one device and one microbatch all
     schedules are the same, so `"gpipe"` alone is tried; the others need M >= K > 1.
@@ -108,7 +108,7 @@ def enumerate_layouts(
                     continue
                 for name, v in _orders(K, M, max_stages, names):
                     for remat in remats:
-                        yield Layout(
+                        yield ParallelConfig(
                             num_replicas=D,
                             num_devices=K,
                             num_shards=T,

@@ -1,0 +1,213 @@
+"""The planner's command line, whatever says what is to be planned.
+
+`tfgpipe.planner` takes the name of a function that makes a Keras model; a program with
+experiments of its own, as `trainer.plan`, adds its arguments to the same command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tfgpipe import schedules
+from tfgpipe._compat import native_logging_off
+from tfgpipe._util import report_crash
+from tfgpipe.planner import devices, ranking, search_result
+from tfgpipe.planner.devices import Device
+from tfgpipe.planner.parallel_config import REMATS
+from tfgpipe.report import formats
+
+if TYPE_CHECKING:
+    import keras
+
+_EPILOG = """\
+Nothing is allocated and nothing runs: a model of any size will do.
+exit status: 0 done, 1 wrong arguments, 2 nothing fits
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is to be planned.
+
+    Attributes:
+        name: What to call it.
+        model: Makes the model, a Functional or Sequential one.
+        optimizer: Makes the optimizer.
+        batch_size: Rows of a mini-batch, over all replicas.
+    """
+
+    name: str
+    model: Callable[[], keras.Model]
+    optimizer: Callable[[], keras.optimizers.Optimizer]
+    batch_size: int
+
+
+def main(
+    argv: Sequence[str],
+    parser: argparse.ArgumentParser,
+    subject: Callable[[argparse.Namespace], Subject],
+) -> int:
+    """Plans what a command line says and returns the exit status.
+
+    Args:
+        argv: The command line, program first.
+        parser: Has `prog`, a description and the arguments that say what is to be
+            planned; made with `add_help=False`. The planner's are added.
+        subject: Returns what these arguments say.
+
+    Raises:
+        SystemExit: After `--help`, with status 0; for wrong arguments, with 1.
+    """
+    parser = _parser(parser)
+    arguments = parser.parse_args(argv[1:])
+    try:
+        _check_picture(arguments.picture)
+        device = _device(arguments.device, arguments.device_file)
+        result = _search(subject(arguments), device, arguments)
+        _show(result, arguments)
+    except ValueError as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        sys.stderr.write("\nStopped.\n")
+        return 1
+    except Exception as error:  # Whatever it is, one sentence, and the rest in a file.
+        sys.stderr.write(f"{report_crash(error, argv=argv)}\n")
+        return 1
+    return 0 if result.best else 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser with a status of its own for wrong arguments: 2 has another meaning."""
+
+    def error(self, message: str) -> NoReturn:
+        """Prints what is wrong and ends with status 1."""
+        self.exit(1, f"{message}\nTry `{self.prog} --help`.\n")
+
+
+def _parser(subject: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=subject.prog,
+        description=subject.description,
+        usage="%(prog)s [arguments]",
+        epilog=_EPILOG,
+        parents=[subject],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--device", required=True, metavar="NAME", help="see docs/planner.md")
+    add("--device_file", metavar="FILE", help="devices of your own, TOML or JSON")
+    how_many = "how many: replicas x stages x shards"
+    add("--devices", type=_positive, required=True, metavar="N", help=how_many)
+    powers = "values to try (powers of two)"
+    add("--microbatches", type=_list_of(_positive), metavar="M,...", help=powers)
+    for name, choices in (("--schedules", schedules.NAMES), ("--remats", REMATS)):
+        every = ",".join(choices)
+        kind = _list_of(_one_of(choices))
+        add(name, type=kind, default=every, metavar="NAME,...", help=f"({every})")
+    add("--best", type=_positive, default=5, metavar="N", help="how many to print (5)")
+    add("--parts", action="store_true", help="print the memory of each device by part")
+    add("--picture", metavar="FILE", help="draw that; its ending says the format")
+    return parser
+
+
+def _search(
+    subject: Subject, device: Device, arguments: argparse.Namespace
+) -> search_result.SearchResult:
+    with native_logging_off():
+        import tensorflow as tf
+
+        tf.config.list_physical_devices()
+    from tfgpipe.planner import models
+
+    with models.without_weights():
+        model = subject.model()
+    return ranking.search(
+        models.read(model, name=subject.name),
+        device=device,
+        num_devices=arguments.devices,
+        batch_size=subject.batch_size,
+        num_slots=models.num_slots(subject.optimizer, model),
+        names=arguments.schedules,
+        remats=arguments.remats,
+        microbatches=arguments.microbatches,
+        num_best=arguments.best,
+    )
+
+
+def _show(result: search_result.SearchResult, arguments: argparse.Namespace) -> None:
+    sys.stdout.write(f"{result}\n")
+    shown = result.best[0] if result.best else result.closest
+    if shown is None:
+        return
+    if arguments.parts:
+        table = search_result.memory_table(shown)
+        sys.stdout.write(f"\nGiB of {shown.config}\n{table}\n")
+    if arguments.picture is not None:
+        shown.plot_memory(device=result.request.device, path=arguments.picture)
+        sys.stdout.write(f"\nMemory by part is drawn in {arguments.picture}.\n")
+
+
+def _device(name: str, path: str | None) -> Device:
+    """Returns a device of the table, or of a file.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    try:
+        table = devices.TABLE if path is None else devices.read(path)
+        return devices.find(name, table)
+    except (OSError, TypeError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _check_picture(path: str | None) -> None:
+    """Refuses a picture that could not be written once it is drawn.
+
+    Raises:
+        ValueError: If it could not.
+    """
+    if path is None:
+        return
+    folder = Path(path).parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK) or Path(path).is_dir():
+        raise ValueError(
+            "Expected --picture=FILE in a folder that can be written to; received "
+            f"{path!r}."
+        )
+    try:
+        known = formats()
+    except ImportError as error:
+        raise ValueError(str(error)) from None
+    if Path(path).suffix.lower() not in known:
+        raise ValueError(
+            f"Expected --picture=FILE that ends in one of {', '.join(known)}; received "
+            f"{path!r}."
+        )
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more; received {text!r}")
+    return int(text)
+
+
+def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        if text not in choices:
+            raise argparse.ArgumentTypeError(
+                f"expected some of {', '.join(choices)}; received {text!r}"
+            )
+        return text
+
+    return check
+
+
+def _list_of(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    return lambda text: tuple(map(kind, text.split(",")))

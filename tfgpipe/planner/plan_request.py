@@ -1,0 +1,231 @@
+"""A plan request: a model and devices, for which it estimates configurations."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias, TypedDict
+
+from tfgpipe.partition import best_cut
+from tfgpipe.planner import memory, step_time
+from tfgpipe.planner.devices import Device
+from tfgpipe.planner.memory import Memory
+from tfgpipe.planner.parallel_config import ParallelConfig
+from tfgpipe.planner.step_time import StepTime
+from tfgpipe.planner.workload import Layer, Workload
+from tfgpipe.report import plot_parts
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Cost: TypeAlias = Callable[[ParallelConfig, Layer], float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What a configuration takes and holds.
+
+    Attributes:
+        config: The configuration.
+        layers_per_stage: The number of layers in each stage.
+        time: What a step takes.
+        memory: What each device of a pipeline holds.
+        mfu: Model FLOPs utilisation: what a step has to do, recomputation aside, of
+            what all devices could at their peak (Chowdhery et al. 2022, appendix B).
+    """
+
+    config: ParallelConfig
+    layers_per_stage: tuple[int, ...]
+    time: StepTime
+    memory: tuple[Memory, ...]
+    mfu: float
+
+    @property
+    def fullest(self) -> Memory:
+        """The memory of the device that holds most."""
+        return fullest(self.memory)
+
+    def plot_memory(
+        self, *, device: Device, path: str | os.PathLike[str] | None = None
+    ) -> Figure:
+        """Draws what each device of a pipeline is to hold, beside what it has.
+
+        Args:
+            device: What the devices are, such as `result.request.device`.
+            path: Where to write the picture.
+
+        Raises:
+            ImportError: If Matplotlib is not installed.
+        """
+        return plot_parts(
+            [held.parts for held in self.memory],
+            capacity=device.memory,
+            title=f"{device.name}: {self.config}",
+            path=path,
+        )
+
+
+class _Given(TypedDict):
+    """What time and memory depend on beside model, configuration and partition."""
+
+    rows: float
+    num_slots: float
+    device: Device
+
+
+class PlanRequest:
+    """What is asked: it estimates any configuration.
+
+    Args:
+        workload: The model.
+        device: What it is to run on.
+        num_devices: How many of them.
+        batch_size: Rows of a mini-batch, over all replicas.
+        num_slots: Optimizer slots of a trained weight: 2 for Adam, 1 for momentum.
+
+    Raises:
+        ValueError: If a number is below 1, or the device has no peak for the type that
+            the model computes in.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        device: Device,
+        num_devices: int,
+        batch_size: int,
+        num_slots: float = 2,
+    ) -> None:
+        for name, value, least in (
+            ("num_devices", num_devices, 1),
+            ("batch_size", batch_size, 1),
+            ("num_slots", num_slots, 0),
+        ):
+            if value < least:
+                raise ValueError(
+                    f"`{name}` is a number of at least {least}. Received "
+                    f"{name}={value}."
+                )
+        device.peak(workload.dtype)
+        self.workload = workload
+        self.device = device
+        self.num_devices = num_devices
+        self.batch_size = batch_size
+        self.num_slots = num_slots
+        self._partitions: dict[tuple[object, ...], tuple[int, ...]] = {}
+
+    def rows(self, config: ParallelConfig) -> float:
+        """Returns the rows of a microbatch."""
+        return self.batch_size / config.num_replicas / config.num_microbatches
+
+    def _given(self, config: ParallelConfig) -> _Given:
+        return {
+            "rows": self.rows(config),
+            "num_slots": self.num_slots,
+            "device": self.device,
+        }
+
+    def estimate(
+        self, config: ParallelConfig, layers_per_stage: Sequence[int] | None = None
+    ) -> Estimate:
+        """Returns what one configuration takes and holds, whether it fits or not.
+
+        Args:
+            config: The configuration.
+            layers_per_stage: The number of layers in each stage. None for the best
+                partition.
+        """
+        chosen = tuple(layers_per_stage or self.partition(config))
+        time = step_time.step_time(
+            self.workload,
+            config,
+            chosen,
+            **self._given(config),
+        )
+        peak = self.device.peak(self.workload.dtype) * config.total_devices
+        return Estimate(
+            config=config,
+            layers_per_stage=chosen,
+            time=time,
+            memory=self.memory(config, chosen),
+            mfu=self.workload.flops * self.batch_size / time.total / peak,
+        )
+
+    def least_seconds(
+        self, config: ParallelConfig, layers_per_stage: Sequence[int]
+    ) -> float:
+        """Returns what no step of a configuration is faster than."""
+        return step_time.least_seconds(
+            self.workload,
+            config,
+            layers_per_stage,
+            **self._given(config),
+        )
+
+    def memory(
+        self, config: ParallelConfig, layers_per_stage: Sequence[int]
+    ) -> tuple[Memory, ...]:
+        """Returns what each device of a pipeline holds."""
+        return memory.devices(
+            self.workload,
+            config,
+            layers_per_stage,
+            **self._given(config),
+        )
+
+    def fits(self, held: Sequence[Memory]) -> bool:
+        """Returns whether the fullest device has room."""
+        return fullest(held).total <= self.device.memory
+
+    def partition(self, config: ParallelConfig) -> tuple[int, ...]:
+        """Returns the number of layers in each stage.
+
+        The slowest stage is as fast as can be; or if that does not fit, and it helps,
+        the fullest is as empty as can be.
+        """
+        fast = self._best_partition(config, self._seconds, "time")
+        if self.fits(self.memory(config, fast)):
+            return fast
+        lean = self._best_partition(config, self._bytes, "bytes")
+        held = [fullest(self.memory(config, each)).total for each in (fast, lean)]
+        return lean if held[1] < held[0] else fast
+
+    def _best_partition(
+        self, config: ParallelConfig, cost: Cost, what: str
+    ) -> tuple[int, ...]:
+        key = (
+            what,
+            config.num_stages,
+            config.num_shards,
+            config.remat,
+            self.rows(config),
+        )
+        if key not in self._partitions:
+            layers = self.workload.layers
+            self._partitions[key] = best_cut(
+                [cost(config, layer) for layer in layers],
+                num_stages=config.num_stages,
+                may_start=[layer.may_start for layer in layers],
+            )
+        return self._partitions[key]
+
+    def _seconds(self, config: ParallelConfig, layer: Layer) -> float:
+        """Returns what a layer adds to its stage for a microbatch."""
+        copies = dataclasses.replace(self.workload, layers=(layer,) * 3)
+        one, two = step_time.stage_times(
+            copies, config, (1, 2), rows=self.rows(config), device=self.device
+        )
+        return max(two.total - one.total, 0.0)
+
+    def _bytes(self, config: ParallelConfig, layer: Layer) -> float:
+        """Returns what a layer adds to its device, a microbatch in flight."""
+        T = config.num_shards
+        state = 4 * (2 + self.num_slots) * layer.parameters / layer.shards(T)
+        return state + self.rows(config) * layer.kept_bytes * layer.share(T)
+
+
+def fullest(held: Sequence[Memory]) -> Memory:
+    """Returns the memory of the device that holds most."""
+    return max(held, key=lambda each: each.total)
