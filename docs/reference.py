@@ -14,6 +14,7 @@ import functools
 import importlib
 import inspect
 import json
+import operator
 import re
 import sys
 import textwrap
@@ -78,12 +79,22 @@ MODULES = (
     "cluster",
     "planner",
 )
+# Classes that users are given, in modules of these packages.
+GIVEN = {
+    "tfgpipe.quantization": (
+        "comparison.Comparison",
+        "ranges.Range",
+        "scheme.Scheme",
+    ),
+}
 # Members that other rooms of the library call, not users.
 INNER = {
     "activation_observers",
     "assembly",
     "check_fit",
     "check_state",
+    "is_per_channel",
+    "needs_data",
     "note",
     "output_observer",
     "owner",
@@ -116,7 +127,7 @@ def page() -> str:
     for name in MODULES:
         module = getattr(tfgpipe, name)
         chapters[f"tfgpipe.{name}"] = [
-            (f"tfgpipe.{name}.{inner}", getattr(module, inner))
+            (f"tfgpipe.{name}.{inner}", operator.attrgetter(inner)(module))
             for inner in _public(module)
             # `export_int8` is in two places, the layers in shards as well.
             if not (name == "tensor_parallel" and inner in tfgpipe.layers.__all__)
@@ -151,7 +162,8 @@ def shown() -> set[str]:
     things = [_found(name) for names in TOPICS.values() for name in names]
     modules = [getattr(tfgpipe, name) for name in MODULES]
     for module in (*modules, hyperparams):
-        things += [module, *(getattr(module, name) for name in _public(module))]
+        members = map(operator.attrgetter, _public(module))
+        things += [module, *(member(module) for member in members)]
     return {
         thing.__name__
         if isinstance(thing, ModuleType)
@@ -321,12 +333,13 @@ def _comment(name: str) -> str:
 def _public(module: ModuleType) -> list[str]:
     """Returns the public names of a module, in the order it lists or defines them."""
     if hasattr(module, "__all__"):
-        return [
+        shown = [
             name
             for name in module.__all__
             for thing in [getattr(module, name)]
             if name.isupper() or inspect.isclass(thing) or inspect.isroutine(thing)
         ]
+        return [*shown, *GIVEN.get(module.__name__, ())]
     return [
         name
         for name, thing in vars(module).items()

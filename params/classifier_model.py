@@ -61,7 +61,7 @@ class Classifier(ImageClassifier):
                 block = tfgpipe.layers.TPMLP(
                     hyper.hidden,
                     units=hyper.width,
-                    mode=pipelining.sharding,
+                    collective="ring" if pipelining.sharding == "ring" else "gather",
                     num_shards=pipelining.num_shards,
                 )
             except ValueError as error:

@@ -101,18 +101,20 @@ class Block(keras.layers.Layer):
             self.widen = keras.layers.Dense(mlp_width, activation="gelu")
             self.narrow = keras.layers.Dense(width)
         else:
+            collective: Literal["gather", "ring"]
+            collective = "ring" if sharding == "ring" else "gather"
             self.attention = tfgpipe.layers.TPMultiHeadAttention(
-                num_heads, key_dim=size, mode=sharding, num_shards=num_shards
+                num_heads, key_dim=size, collective=collective, num_shards=num_shards
             )
             self.widen = tfgpipe.layers.TPDense(
                 mlp_width,
                 activation="gelu",
                 gather_output=False,
-                mode=sharding,
+                collective=collective,
                 num_shards=num_shards,
             )
             self.narrow = tfgpipe.layers.TPDense(
-                width, partition="row", mode=sharding, num_shards=num_shards
+                width, partition="row", collective=collective, num_shards=num_shards
             )
         self.drop_attention = keras.layers.Dropout(dropout)
         self.drop_mlp = keras.layers.Dropout(dropout)

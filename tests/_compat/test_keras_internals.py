@@ -47,6 +47,37 @@ def test_an_initialised_variable_moves_with_its_value():
     assert variable.numpy().tolist() == [1.0, 2.0]
 
 
+def test_a_wrapper_takes_the_arguments_of_the_layer_inside():
+    class Scales(keras.layers.Layer):
+        def call(self, x, by, mask=None, by_mask=None):
+            seen.append((by_mask is not None, mask is not None))
+            return x * by
+
+    class Wrapper(keras.layers.Layer):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+            keras_internals.take_call_arguments_of(self, layer)
+
+        def build(self, x_shape, by_shape):
+            shapes.append((x_shape, by_shape))
+
+        def call(self, *args, training=None, **kwargs):
+            seen.append(training)
+            return self.layer(*args, **kwargs)
+
+    seen, shapes = [], []
+    wrapper = Wrapper(Scales())
+    by = tf.ones((2, 1))
+    keras_internals.set_mask(by, tf.constant([True, False]))
+    y = wrapper(tf.ones((2, 3)), by=by, training=True)
+    assert y.shape == (2, 3)
+    assert shapes == [((2, 3), (2, 1))], MOVED
+    assert seen == [True, (True, False)], MOVED
+    expected = ["x", "by", "mask", "by_mask", "training"]
+    assert wrapper.call_signature_parameters == expected, MOVED
+
+
 def test_reading_without_autocast_gives_the_stored_dtype():
     class Reads(keras.layers.Layer):
         def build(self, shape):

@@ -47,7 +47,7 @@ def _weights(name: str) -> list[np.ndarray]:
     experiment = override(params.find(name)(), values)
     model = build(experiment)
     model.fit(experiment.build_dataset("train"), shuffle=False, verbose=0)
-    return tensor_parallel.dense_weights(model.unpipelined())
+    return tensor_parallel.full_weights(model.unpipelined())
 
 
 TEXT = [

@@ -24,6 +24,7 @@ from tests.helpers.columns import Columns
 from tests.helpers.stacks import AddsLoss, ResidualBlock
 from tests.stage.test_normalization import Reference
 from tfgpipe import quantization, schedules
+from tfgpipe.quantization.fake_quant import RANGE_UPDATES
 from tfgpipe.stage.boundary import TRANSFER_DTYPES
 from tfgpipe.stage.options import REMAT_MODES
 
@@ -221,7 +222,7 @@ FACTORS = {
     "sizes": ("static", "unknown"),
     "execution": ("graph", "eager"),
     "transfer_dtype": TRANSFER_DTYPES,
-    "quantized": (None, *quantization.RANGE_UPDATES),
+    "quantized": (None, *RANGE_UPDATES),
     "num_shards": (1, 2),
 }
 # What takes longest to trace waits for the night.

@@ -721,9 +721,9 @@ REPLICAS = (
 QUANTIZATION = (
     Fault(
         "a microbatch is quantized with the range that it has moved",
-        "tfgpipe/quantization/points.py",
-        'if self._of_weights or observation.timing.range_update == "per_call":',
-        "if self._of_weights or observation.moves:",
+        "tfgpipe/quantization/fake_quant.py",
+        'if self._is_weight or context.schedule.range_update == "per_call":',
+        "if self._is_weight or context.updates_ranges:",
         (
             "tests/quantization/test_wrapper.py::"
             "test_per_step_quantizes_with_the_range_before_and_per_call_after",
@@ -731,7 +731,7 @@ QUANTIZATION = (
     ),
     Fault(
         "a range moves by the last microbatch alone",
-        "tfgpipe/quantization/points.py",
+        "tfgpipe/quantization/fake_quant.py",
         "return [tf.maximum(earlier[0], self.values[0])]",
         "return [self.values[0]]",
         (
@@ -748,22 +748,22 @@ QUANTIZATION = (
     ),
     Fault(
         "a range is frozen one step too late",
-        "tfgpipe/quantization/points.py",
-        "moves = tf.logical_and(moves, count < freeze_after)",
-        "moves = tf.logical_and(moves, count <= freeze_after)",
+        "tfgpipe/quantization/fake_quant.py",
+        "counts = tf.logical_and(counts, count < freeze_after)",
+        "counts = tf.logical_and(counts, count <= freeze_after)",
         ("tests/quantization/test_wrapper.py::test_ranges_stay_once_they_are_frozen",),
     ),
     Fault(
         "a tensor that is not finite moves a range",
-        "tfgpipe/quantization/points.py",
-        "finite = [tf.reduce_all(tf.math.is_finite(end)) for end in seen]",
-        "finite = [tf.constant(True) for end in seen]",
+        "tfgpipe/quantization/fake_quant.py",
+        "finite = [tf.reduce_all(tf.math.is_finite(end)) for end in observed]",
+        "finite = [tf.constant(True) for end in observed]",
         ("tests/quantization/test_wrapper.py::test_what_is_not_finite_moves_no_range",),
     ),
     Fault(
         "a model that has seen no range is exported",
         "tfgpipe/quantization/export.py",
-        "    _check_ranges(inner)\n",
+        "    _check_ranges(copy)\n",
         "",
         (
             "tests/quantization/test_export.py::test_a_model_that_has_seen_no_range_is_refused",
@@ -771,9 +771,9 @@ QUANTIZATION = (
     ),
     Fault(
         "quantizing begins one step after its delay",
-        "tfgpipe/quantization/points.py",
-        "return tf.where(self._count >= self.timing.delay, quantized, x)",
-        "return tf.where(self._count > self.timing.delay, quantized, x)",
+        "tfgpipe/quantization/fake_quant.py",
+        "return tf.where(self._count >= self.schedule.delay, quantized, x)",
+        "return tf.where(self._count > self.schedule.delay, quantized, x)",
         (
             "tests/quantization/test_wrapper.py::"
             "test_until_the_delay_is_over_ranges_are_only_observed",

@@ -254,13 +254,15 @@ def _modules_imported_from(path: Path) -> Iterator[str]:
 @functools.cache
 def _exports(path: Path) -> dict[str, str]:
     """Returns by name what a door exports, with the module that it is in."""
+    body = ast.parse(path.read_text("utf-8")).body
+    branches = [node.body for node in body if isinstance(node, ast.If)]
     return {
-        alias.asname or alias.name: str(node.module)
-        for branch in ast.parse(path.read_text("utf-8")).body
-        if isinstance(branch, ast.If)
-        for node in branch.body
+        alias.asname: str(node.module)
+        for branch in (body, *branches)
+        for node in branch
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
+        if alias.asname
     }
 
 

@@ -11,13 +11,13 @@ import pytest
 
 import tfgpipe
 from tfgpipe.quantization import (
-    Comparison,
     MovingAverageRange,
     apply,
     compare,
     default_8bit,
     plain_copy,
 )
+from tfgpipe.quantization.comparison import Comparison
 
 layers = keras.layers
 

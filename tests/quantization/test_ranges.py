@@ -36,28 +36,28 @@ def ends(range_: Bounds) -> list:
 )
 def test_what_is_seen_holds_zero(arguments, expected):
     observer = quantization.LastValueRange(**arguments)
-    np.testing.assert_allclose(ends(observer.seen(tf.constant(X))), expected, 1e-6)
+    np.testing.assert_allclose(ends(observer.observe(tf.constant(X))), expected, 1e-6)
 
 
 def test_averages_move_a_step_and_ramped_ones_begin_with_what_they_see():
     seen = bounds(-2.0, 2.0)
     plain = quantization.MovingAverageRange(decay=0.75)
-    assert ends(plain.moved(bounds(-6.0, 6.0), seen, 0)) == [-5.0, 5.0]
+    assert ends(plain.update(bounds(-6.0, 6.0), seen, 0)) == [-5.0, 5.0]
     ramped = quantization.MovingAverageRange(decay=0.75, ramp=True)
-    assert ends(ramped.moved(bounds(-6.0, 6.0), seen, 0)) == [-2.0, 2.0]
-    assert ends(ramped.moved(bounds(-6.0, 6.0), seen, 9)) == [-4.0, 4.0]
-    assert ends(ramped.moved(bounds(-6.0, 6.0), seen, 1000)) == [-5.0, 5.0]
+    assert ends(ramped.update(bounds(-6.0, 6.0), seen, 0)) == [-2.0, 2.0]
+    assert ends(ramped.update(bounds(-6.0, 6.0), seen, 9)) == [-4.0, 4.0]
+    assert ends(ramped.update(bounds(-6.0, 6.0), seen, 1000)) == [-5.0, 5.0]
 
 
 def test_other_ranges_are_the_last_the_widest_or_stay():
     before, seen = bounds(-1.0, 6.0), bounds(-2.0, 2.0)
-    assert ends(quantization.LastValueRange().moved(before, seen, 3)) == [-2.0, 2.0]
-    assert ends(quantization.AllValuesRange().moved(before, seen, 3)) == [-2.0, 6.0]
+    assert ends(quantization.LastValueRange().update(before, seen, 3)) == [-2.0, 2.0]
+    assert ends(quantization.AllValuesRange().update(before, seen, 3)) == [-2.0, 6.0]
     # The first replaces an initial range that nobody has seen.
-    assert ends(quantization.AllValuesRange().moved(before, seen, 0)) == [-2.0, 2.0]
+    assert ends(quantization.AllValuesRange().update(before, seen, 0)) == [-2.0, 2.0]
     fixed = quantization.FixedRange(initial=(0.0, 1.0))
     assert fixed.is_fixed
-    assert ends(fixed.moved(before, seen, 3)) == [-1.0, 6.0]
+    assert ends(fixed.update(before, seen, 3)) == [-1.0, 6.0]
 
 
 @settings(max_examples=50, deadline=None)
@@ -72,12 +72,12 @@ def test_a_quantized_tensor_has_few_levels_and_zero_is_one(
 ):
     observer = quantization.LastValueRange(bits=bits, narrow_range=narrow_range)
     x = np.linspace(low - 1, high + 1, 20_001, dtype=np.float32)
-    y = observer.quantized(tf.constant(x), bounds(low, high)).numpy()
+    y = observer.fake_quantize(tf.constant(x), bounds(low, high)).numpy()
     levels = np.unique(y)
     assert len(levels) <= 2**bits - narrow_range
     step = (high - low) / (2**bits - 1 - narrow_range)
     np.testing.assert_allclose(np.diff(levels), step, rtol=1e-3)
-    assert observer.quantized(tf.zeros([1]), bounds(low, high)).numpy() == 0
+    assert observer.fake_quantize(tf.zeros([1]), bounds(low, high)).numpy() == 0
     inside = (x > levels[0]) & (x < levels[-1])
     assert np.abs(x - y)[inside].max() <= step / 2 * 1.001
 
@@ -88,15 +88,15 @@ def test_each_position_of_an_axis_is_quantized_with_a_range_of_its_own(axis, sha
     x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
     observer = quantization.LastValueRange(axis=axis)
     whole = quantization.LastValueRange()
-    seen = observer.seen(tf.constant(x))
+    seen = observer.observe(tf.constant(x))
     with tf.GradientTape() as tape:
         value = tf.constant(x)
         tape.watch(value)
-        y = observer.quantized(value, seen)
+        y = observer.fake_quantize(value, seen)
     assert tape.gradient(y, value).shape == x.shape
     for i in range(x.shape[axis]):
         part = tf.constant(np.take(x, i, axis))
-        alone = whole.quantized(part, Bounds(*(end[i] for end in seen)))
+        alone = whole.fake_quantize(part, Bounds(*(end[i] for end in seen)))
         np.testing.assert_array_equal(np.take(y, i, axis), alone)
 
 
@@ -104,13 +104,13 @@ def test_the_gradient_goes_straight_through_but_not_past_the_ends():
     x = tf.constant([-3.0, -0.3, 0.2, 3.0])
     with tf.GradientTape() as tape:
         tape.watch(x)
-        y = quantization.LastValueRange().quantized(x, bounds(-1.0, 1.0))
+        y = quantization.LastValueRange().fake_quantize(x, bounds(-1.0, 1.0))
     assert tape.gradient(y, x).numpy().tolist() == [0.0, 1.0, 1.0, 0.0]
 
 
 def test_half_precision_stays_half():
     x = tf.constant(X, tf.bfloat16)
-    assert quantization.LastValueRange().quantized(x, bounds(-1.0, 4.0)).dtype == (
+    assert quantization.LastValueRange().fake_quantize(x, bounds(-1.0, 4.0)).dtype == (
         tf.bfloat16
     )
 

@@ -9,7 +9,7 @@ from tests.quantization.stacks import Gated
 from tfgpipe import quantization
 from tfgpipe.capture.ir import Call
 from tfgpipe.quantization import QuantizeConfig
-from tfgpipe.quantization.scheme import chosen, default_8bit
+from tfgpipe.quantization.scheme import configs_of, default_8bit
 
 layers = keras.layers
 
@@ -17,7 +17,7 @@ layers = keras.layers
 def chain(*given: layers.Layer) -> list[QuantizeConfig]:
     """Returns what is quantized of layers one after another."""
     calls = [Call(x, (), {}, (i,), (i + 1,)) for i, x in enumerate(given)]
-    found = chosen(calls, [len(given)], default_8bit(), {})
+    found = configs_of(calls, [len(given)], default_8bit(), {})
     return [found[id(x)] for x in given]
 
 
@@ -92,7 +92,7 @@ def test_what_is_read_twice_is_not_fused():
         Call(relu, (), {}, (1,), (2,)),
         Call(other, (), {}, (1, 2), (3,)),
     ]
-    found = chosen(calls, [3], default_8bit(), {})
+    found = configs_of(calls, [3], default_8bit(), {})
     assert parts(found[id(product)]) == "wa"
 
 
@@ -100,7 +100,7 @@ def test_annotated_layers_are_quantized_as_they_say_and_never_fused():
     product, relu = layers.Dense(2), layers.ReLU()
     calls = [Call(product, (), {}, (0,), (1,)), Call(relu, (), {}, (1,), (2,))]
     own = QuantizeConfig(output=True)
-    found = chosen(calls, [2], default_8bit(), {id(product): own})
+    found = configs_of(calls, [2], default_8bit(), {id(product): own})
     assert found[id(product)] is own
 
 

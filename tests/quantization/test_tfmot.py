@@ -25,7 +25,7 @@ from tests.quantization.guests import (
 from tfgpipe import quantization
 from tfgpipe.capture.ir import Call
 from tfgpipe.quantization import from_tfmot, tfmot
-from tfgpipe.quantization.scheme import chosen, default_8bit
+from tfgpipe.quantization.scheme import configs_of, default_8bit
 
 
 @pytest.fixture(scope="module")
@@ -240,4 +240,4 @@ def test_guests_say_themselves_what_is_quantized(guest):
     product = keras.layers.Dense(2)
     for after in (keras.layers.ReLU(), keras.layers.Concatenate()):
         calls = [Call(product, (), {}, (0,), (1,)), Call(after, (), {}, (1,), (2,))]
-        assert chosen(calls, [2], scheme, {})[id(product)] is config
+        assert configs_of(calls, [2], scheme, {})[id(product)] is config

@@ -13,6 +13,7 @@ from tests.quantization.stacks import KERNELS, Attends
 from tfgpipe import quantization
 from tfgpipe._compat import keras_internals
 from tfgpipe.quantization import FakeQuantize, QuantizeConfig, QuantizeWrapper
+from tfgpipe.quantization.fake_quant import RANGE_UPDATES
 
 layers = keras.layers
 X = np.random.default_rng(0).standard_normal((8, 4), dtype=np.float32)
@@ -137,7 +138,7 @@ def test_ranges_stay_once_they_are_frozen():
     assert value(layer, "num_updates") == 3
 
 
-@pytest.mark.parametrize("range_update", quantization.RANGE_UPDATES)
+@pytest.mark.parametrize("range_update", RANGE_UPDATES)
 def test_what_is_not_finite_moves_no_range(range_update):
     """An overflow of half precision must not stay in a moving average for good."""
     layer = FakeQuantize(quantization.AllValuesRange(), range_update=range_update)
@@ -294,7 +295,7 @@ def test_checkpoints_of_tensorflow_hold_the_ranges(tmp_path):
         np.testing.assert_array_equal(a, b, a.path)
 
 
-@pytest.mark.parametrize("range_update", quantization.RANGE_UPDATES)
+@pytest.mark.parametrize("range_update", RANGE_UPDATES)
 def test_a_batch_without_rows_moves_nothing(range_update):
     stack = quantization.apply(
         [layers.Dense(3), layers.Dense(2)], range_update=range_update
@@ -357,3 +358,39 @@ def test_replicas_move_ranges_by_what_all_have_seen(make):
     for variable in several.non_trainable_variables:
         values = strategy.experimental_local_results(variable.value)
         assert len({np.asarray(v).tobytes() for v in values}) == 1
+
+
+def test_replicas_that_take_turns_in_a_call_quantize_the_same():
+    """Each waits for the others in the middle of the call, at a sum over replicas."""
+
+    class Block(layers.Layer):
+        def build(self, shape):
+            self.norm = layers.BatchNormalization(synchronized=True)
+            self.norm.build(shape)
+            self.activation = keras.activations.tanh
+
+        def call(self, x, training=None):
+            return self.activation(self.norm(x, training=training))
+
+    def quantized() -> QuantizeWrapper:
+        config = QuantizeConfig(
+            activations={"activation": quantization.LastValueRange(bits=3)}
+        )
+        layer = QuantizeWrapper(Block(), config)
+        layer.build((None, 4))
+        return layer
+
+    alone = quantized()
+    expected = alone(X, training=True)
+    strategy = compare.mirrored(2)
+    with strategy.scope():
+        layer = quantized()
+    rows = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(X[4 * context.replica_id_in_sync_group :][:4])
+    )
+    step = tf.function(lambda x: strategy.run(layer, (x,), {"training": True}))
+    for _ in range(2):
+        y = np.concatenate(strategy.experimental_local_results(step(rows)))
+        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+        expected = alone(X, training=True)
+    assert layer.layer.activation is keras.activations.tanh

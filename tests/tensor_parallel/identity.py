@@ -11,7 +11,7 @@ import numpy as np
 import tfgpipe
 from tests.helpers import compare, pairs
 from tests.tensor_parallel.models import TWINS, WAYS, assert_same
-from tfgpipe.tensor_parallel import OutputLoss, dense_weights, set_dense_weights
+from tfgpipe.tensor_parallel import OutputLoss, full_weights, set_full_weights
 
 # Half precision rounds sums of parts, which a whole sum does not have. Relative to the
 # largest value.
@@ -100,7 +100,7 @@ def assert_trains_equally(twins: str, ways: str, *, epochs: int) -> None:
     for model in (plain, sharded):
         model.compile(keras.optimizers.Adam(0.01), losses[twins])
         model.fit(x, y, batch_size=5, epochs=epochs, shuffle=False, verbose=0)
-    for a, b in zip(plain.get_weights(), dense_weights(sharded), strict=True):
+    for a, b in zip(plain.get_weights(), full_weights(sharded), strict=True):
         compare.close(a, b, "weights", 1e-10, 1e-12)
 
 
@@ -110,7 +110,7 @@ def pipelined(
     """Returns a pipeline of a sharded model, with the weights of the plain one."""
     compare.fresh_names()
     model = tfgpipe.pipeline(TWINS[twins].make(T, **WAYS[ways]), **arguments)
-    set_dense_weights(model, plain.get_weights())
+    set_full_weights(model, plain.get_weights())
     return model
 
 
@@ -145,5 +145,5 @@ def assert_schedule_trains_equally(schedule: str) -> None:
         optimizer = keras.optimizers.Adam(0.01)
         each.compile(optimizer, OutputLoss(), jit_compile=False)
         each.fit(x, x[1], batch_size=8, epochs=2, shuffle=False, verbose=0)
-    for a, b in zip(plain.get_weights(), dense_weights(model), strict=True):
+    for a, b in zip(plain.get_weights(), full_weights(model), strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-10, atol=1e-12)

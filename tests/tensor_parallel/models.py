@@ -24,9 +24,9 @@ from tfgpipe.tensor_parallel import (
 
 layers = keras.layers
 WAYS = {
-    "sync": {"mode": "sync"},
-    "ring": {"mode": "ring"},
-    "both_ways": {"mode": "ring", "ring": "both_ways"},
+    "sync": {"collective": "gather"},
+    "ring": {"collective": "ring"},
+    "both_ways": {"collective": "bidirectional_ring"},
 }
 VOCABULARY = 11  # T = 2, 3, 4 pad it.
 
@@ -51,7 +51,7 @@ class Twins:
         rng = np.random.default_rng(3)
         weights = [rng.standard_normal(w.shape) / 3 for w in plain.get_weights()]
         plain.set_weights(weights)
-        tensor_parallel.set_dense_weights(sharded, weights)
+        tensor_parallel.set_full_weights(sharded, weights)
         return plain, sharded
 
 

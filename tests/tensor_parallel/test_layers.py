@@ -16,7 +16,7 @@ from tfgpipe.tensor_parallel import (
     TPEmbedding,
     TPLayerNormalization,
     TPMultiHeadAttention,
-    dense_weights,
+    full_weights,
 )
 
 REFUSED = {
@@ -51,13 +51,9 @@ REFUSED = {
         r"Received CPU:99; TensorFlow sees",
     ),
     "no shards": (lambda: TPDense(4, num_shards=0), r"at least 1, or None .* 0"),
-    "mode": (
-        lambda: TPDense(4, num_shards=2, mode="async"),
-        r"`mode` must be one of 'sync', 'ring'. Received 'async'",
-    ),
-    "ring": (
-        lambda: TPDense(4, num_shards=2, mode="ring", ring="both"),
-        r"`ring` must be one of 'one_way', 'both_ways'. Received 'both'",
+    "collective": (
+        lambda: TPDense(4, num_shards=2, collective="sync"),
+        r"`collective` must be one of 'gather', 'ring', .*. Received 'sync'",
     ),
     "partition": (
         lambda: TPDense(4, num_shards=2, partition="columns"),
@@ -96,7 +92,7 @@ def test_all_devices_are_used_unless_said_otherwise():
     "layer",
     [
         lambda: TPDense(
-            8, partition="row", mode="ring", ring="both_ways", num_shards=2
+            8, partition="row", collective="bidirectional_ring", num_shards=2
         ),
         lambda: TPDense(8, devices=["CPU:2", "CPU:3"], gather_output=False),
         lambda: TPMLP(8, units=3, activation="relu", dropout=0.1, seed=4, num_shards=2),
@@ -119,7 +115,7 @@ def test_a_users_activation_sees_all_units():
     dense = keras.layers.Dense(6, activation=layer.activation)
     x = np.ones((2, 4), "float32")
     dense.build(x.shape), layer.build(x.shape)
-    tfgpipe.tensor_parallel.set_dense_weights(layer, dense.get_weights())
+    tfgpipe.tensor_parallel.set_full_weights(layer, dense.get_weights())
     np.testing.assert_allclose(layer(x), dense(x), rtol=1e-5)
 
 
@@ -133,7 +129,7 @@ def test_padding_is_neither_read_nor_trained():
     table = np.concatenate([part.numpy() for part in embedding.table])
     assert table.shape == (8, 3)
     assert not table[5:].any()
-    assert dense_weights(model)[0].shape == (5, 3)
+    assert full_weights(model)[0].shape == (5, 3)
 
 
 def test_tokens_outside_the_vocabulary_give_zeros():

@@ -28,7 +28,7 @@ CASES = pairs.all_pairs(
 @pytest.mark.parametrize(("width", "T", "directions"), CASES)
 def test_chunks_of_any_size_make_the_product(width, T, directions):
     rng = np.random.default_rng(0)
-    sizes = ring.places.sizes(width, T)
+    sizes = ring.device_ops.part_sizes(width, T)
     x, w = rng.standard_normal((5, width)), rng.standard_normal((width, 2 * T))
     made = ring.column(
         tf.split(x, sizes, -1), np.split(w, T, 1), DEVICES[:T], directions
@@ -48,16 +48,16 @@ def test_sums_that_go_round_are_the_product(units, T, directions):
         directions,
     )
     np.testing.assert_allclose(tf.concat(made, -1), x @ w, rtol=1e-12, atol=1e-12)
-    assert [y.shape[-1] for y in made] == ring.places.sizes(units, T)
+    assert [y.shape[-1] for y in made] == ring.device_ops.part_sizes(units, T)
 
 
 @pytest.mark.parametrize("partition", ["column", "row"])
 @pytest.mark.parametrize(
-    ("ways", "expected"),
-    [("one_way", {1}), ("both_ways", {1, -1})],
+    ("collective", "expected"),
+    [("ring", {1}), ("bidirectional_ring", {1, -1})],
 )
-def test_chunks_go_to_neighbours_forward_and_back(partition, ways, expected):
-    graph = step(partition, ways)
+def test_chunks_go_to_neighbours_forward_and_back(partition, collective, expected):
+    graph = step(partition, collective)
     hops = set()
     for op in graph.get_operations():
         if op.type == "Identity" and op.inputs[0].device:
@@ -71,7 +71,7 @@ def test_chunks_go_to_neighbours_forward_and_back(partition, ways, expected):
 @pytest.mark.parametrize("partition", ["column", "row"])
 def test_no_product_waits_for_another(partition):
     """So the next chunk, or sum, moves while this one multiplies."""
-    operations = step(partition, "one_way").get_operations()
+    operations = step(partition, "ring").get_operations()
     products = [op for op in operations if op.type == "MatMul"]
     behind: dict[str, set[str]] = {}
     forward = products[:16]
@@ -171,8 +171,8 @@ def products_behind(tensor, known):
 
 
 @functools.cache
-def step(partition, ways):
+def step(partition, collective):
     """Returns the graph of both passes of a layer on a ring."""
     x = keras.Input((16,))
-    layer = TPDense(16, partition=partition, num_shards=4, mode="ring", ring=ways)
+    layer = TPDense(16, partition=partition, num_shards=4, collective=collective)
     return gradients(keras.Model(x, layer(x)), np.ones((3, 16), "float32")).graph

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import keras
 import numpy as np
 import pytest
@@ -9,7 +11,13 @@ import tensorflow as tf
 
 from tests.helpers import compare, pairs
 from tests.tensor_parallel.models import TWINS, TWINS_IN_FILES
-from tfgpipe.tensor_parallel import TPDense, dense_weights, set_dense_weights
+from tfgpipe.tensor_parallel import (
+    TPMLP,
+    TPDense,
+    TPMultiHeadAttention,
+    full_weights,
+    set_full_weights,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +33,7 @@ def test_weights_load_with_any_number_of_shards(tmp_path, twins, before, after):
     compare.fresh_names()
     model = TWINS[twins].make(after)
     model.load_weights(path)
-    for a, b in zip(plain.get_weights(), dense_weights(model), strict=True):
+    for a, b in zip(plain.get_weights(), full_weights(model), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -36,14 +44,14 @@ def test_an_mlp_loads_with_any_number_of_shards(tmp_path):
     compare.fresh_names()
     model = TWINS["mlp"].make(1)
     model.load_weights(path)
-    for a, b in zip(plain.get_weights(), dense_weights(model), strict=True):
+    for a, b in zip(plain.get_weights(), full_weights(model), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("twins", [*TWINS_IN_FILES, "mlp"])
 def test_a_model_file_makes_the_model_again(tmp_path, twins):
     path = tmp_path / "model.keras"
-    _, sharded = TWINS[twins].pair(4, mode="ring", ring="both_ways")
+    _, sharded = TWINS[twins].pair(4, collective="bidirectional_ring")
     sharded.save(path)
     loaded = keras.models.load_model(path)
     for a, b in zip(sharded.layers, loaded.layers, strict=True):
@@ -53,6 +61,35 @@ def test_a_model_file_makes_the_model_again(tmp_path, twins):
     a, b = (keras.tree.flatten(model(x)) for model in (sharded, loaded))
     for expected, received in zip(a, b, strict=True):
         np.testing.assert_array_equal(received, expected)
+
+
+@pytest.mark.parametrize(
+    ("mode", "ring", "collective"),
+    [
+        ("sync", "one_way", "gather"),
+        ("ring", "one_way", "ring"),
+        ("ring", "both_ways", "bidirectional_ring"),
+    ],
+)
+def test_configurations_before_version_0_2_load(mode, ring, collective):
+    for layer in (
+        TPDense(4, num_shards=2),
+        TPMLP(4, units=3, num_shards=2),
+        TPMultiHeadAttention(2, key_dim=3, num_shards=2),
+    ):
+        config = layer.get_config()
+        del config["collective"]
+        made = type(layer).from_config({**config, "mode": mode, "ring": ring})
+        assert made.get_config() == {**config, "collective": collective}
+
+
+def test_classes_are_named_like_those_that_their_files_are_of():
+    for kind, plain in (
+        (TPDense, keras.layers.Dense),
+        (TPMultiHeadAttention, keras.layers.MultiHeadAttention),
+    ):
+        assert kind.__name__ == kind.__qualname__ == plain.__name__
+        assert pickle.loads(pickle.dumps(kind)) is kind
 
 
 def test_a_checkpoint_restores_weights_and_slots(tmp_path):
@@ -80,13 +117,13 @@ def test_weights_of_plain_layers_can_be_set_and_taken():
     dense.build((None, 4))
     layer = TPDense(6, num_shards=3)
     layer.build((None, 4))
-    set_dense_weights(layer, dense.get_weights())
-    for a, b in zip(dense.get_weights(), dense_weights(layer), strict=True):
+    set_full_weights(layer, dense.get_weights())
+    for a, b in zip(dense.get_weights(), full_weights(layer), strict=True):
         np.testing.assert_array_equal(a, b)
     with pytest.raises(ValueError, match="has 2 weights, each counted whole"):
-        set_dense_weights(layer, dense.get_weights()[:1])
+        set_full_weights(layer, dense.get_weights()[:1])
     with pytest.raises(ValueError, match=r"'kernel' .* \(4, 6\) as a whole. Received"):
-        set_dense_weights(layer, [np.ones((5, 6)), np.ones(6)])
+        set_full_weights(layer, [np.ones((5, 6)), np.ones(6)])
 
 
 def test_a_file_of_another_layer_is_refused(tmp_path):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
@@ -87,6 +88,25 @@ def inner_layers(layer: Any) -> list[keras.layers.Layer]:
     if not isinstance(layer, keras.layers.Layer):
         return []
     return layer._flatten_layers()
+
+
+def take_call_arguments_of(wrapper: keras.layers.Layer, layer: Any) -> None:
+    """Has Keras bind the arguments of a wrapper's call to those of the layer in it.
+
+    In the constructor Keras reads the signature of `call`, to find tensors, their masks
+    and shapes in a call. That of `call(self, *args, training=None, **kwargs)`, which
+    hands all on, names none, and there is no public hook.
+    """
+    parameters = dict(layer._call_signature.parameters)
+    if "training" not in parameters:
+        training = inspect.Parameter("training", inspect.Parameter.KEYWORD_ONLY)
+        rest = [p for p in parameters.values() if p.kind is p.VAR_KEYWORD]
+        parameters = {n: p for n, p in parameters.items() if p not in rest}
+        named = (training.replace(default=None), *rest)
+        parameters |= {p.name: p for p in named}
+    wrapper._call_signature = inspect.Signature(list(parameters.values()))
+    wrapper.call_signature_parameters = list(parameters)
+    wrapper._call_has_mask_arg = "mask" in parameters
 
 
 def is_trainable(layer: Any) -> tuple[bool, ...]:

@@ -30,7 +30,7 @@ def lazy_exports(
 
         __all__, __getattr__, __dir__ = lazy_exports(__name__)
     """
-    modules = _imports(inspect.getsource(sys.modules[package]))
+    modules = _imports(inspect.getsource(sys.modules[package]), package)
 
     def load(name: str) -> Any:
         if name not in modules:
@@ -43,17 +43,22 @@ def lazy_exports(
     return sorted(modules), load, lambda: sorted(modules)
 
 
-def _imports(source: str) -> dict[str, str]:
-    """Returns by name the module that it is imported from for type checkers.
+def _imports(source: str, package: str) -> dict[str, str]:
+    """Returns by name the module that it is imported from.
 
-    >>> _imports('if TYPE_CHECKING: from a.b import C as C')
+    Those that the package imports at once are among them: classes that Keras must know
+    to load files with them.
+
+    >>> _imports("if TYPE_CHECKING: from a.b import C as C", "a")
     {'C': 'a.b'}
     """
+    tree = ast.parse(source)
+    branches = [node.body for node in tree.body if isinstance(node, ast.If)]
+    nodes = [node for branch in (tree.body, *branches) for node in branch]
     return {
         alias.name: str(node.module)
-        for branch in ast.parse(source).body
-        if isinstance(branch, ast.If)
-        for node in branch.body
+        for node in nodes
         if isinstance(node, ast.ImportFrom)
+        if node not in tree.body or f"{node.module}.".startswith(f"{package}.")
         for alias in node.names
     }

@@ -8,7 +8,6 @@ wherever calling the inner model does nothing but run its own graph.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -138,7 +137,7 @@ def unpacked(outputs: Any) -> Any:
 
 def asks_for(layer: keras.layers.Layer, side_input: str) -> bool:
     """Returns whether a layer's `call` has an argument of the given name."""
-    return side_input in inspect.signature(layer.call).parameters
+    return side_input in layer.call_signature_parameters
 
 
 def closed_in_list(layers: Sequence[keras.layers.Layer]) -> dict[int, str]:

@@ -25,7 +25,6 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tfgpipe.devices.names import (
-    _full_name,
     default_devices,
     device_advice,
     devices_of_workers,

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tfgpipe.planner.memory import Memory as Memory
     from tfgpipe.planner.models import read as read
     from tfgpipe.planner.parallel_config import ParallelConfig as ParallelConfig
+    from tfgpipe.planner.parallel_config import Remat as Remat
     from tfgpipe.planner.plan_request import Estimate as Estimate
     from tfgpipe.planner.plan_request import PlanRequest as PlanRequest
     from tfgpipe.planner.ranking import search as search
@@ -38,6 +39,5 @@ if TYPE_CHECKING:
     from tfgpipe.planner.transformers import transformer as transformer
     from tfgpipe.planner.workload import Layer as Layer
     from tfgpipe.planner.workload import Workload as Workload
-    from tfgpipe.planner.parallel_config import Remat as Remat
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

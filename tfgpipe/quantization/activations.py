@@ -1,68 +1,104 @@
-"""Activation functions with what goes into them, or comes out of them, quantized.
+"""Activation functions with their argument, or their result, fake-quantized.
 
 Which of the two is decided by how TFLite runs them: fused with the layer's product,
-whose result is then never seen, or as operations of their own, which take integers.
+whose result is then never stored, or as operations of their own, which take integers.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from tfgpipe.quantization.points import Observation, Point
+from tfgpipe.quantization.fake_quant import FakeQuantNode, QuantContext
 
 # As tensorflow-model-optimization has them; any other is like those it fuses.
-_BEFORE = frozenset({"softmax", "sigmoid", "tanh", "gelu"})
-_NOT_AFTER = frozenset({"softmax", "sigmoid", "tanh"})
+_QUANTIZED_ARGUMENT = frozenset({"softmax", "sigmoid", "tanh", "gelu"})
+_UNQUANTIZED_RESULT = frozenset({"softmax", "sigmoid", "tanh"})
+# The call under way in this thread: each replica of a strategy has a thread.
+_CONTEXT: contextvars.ContextVar[QuantContext] = contextvars.ContextVar("context")
 
 
-@dataclasses.dataclass(frozen=True)
 class QuantizedActivation:
-    """An activation function between points.
+    """An activation function of a layer, with nodes before and after it.
 
-    Attributes:
-        function: The function.
-        before: What quantizes its argument, or None.
-        after: What quantizes its result, or None.
-    """
-
-    function: Callable[..., tf.Tensor]
-    before: Point | None
-    after: Point | None
-
-    def __call__(self, x: tf.Tensor, *, observation: Observation) -> tf.Tensor:
-        """Applies the function, quantizing around it."""
-        if self.before is not None:
-            x = self.before.quantized(x, observation)
-        x = self.function(x)
-        if self.after is not None:
-            x = self.after.quantized(x, observation)
-        return x
-
-
-def around(
-    function: Callable[..., tf.Tensor], make: Callable[[str], Point]
-) -> QuantizedActivation:
-    """Returns an activation function with the points it takes.
+    It takes the function's place in the layer while the layer is called, and not for
+    good: configurations hold the function itself, and files name weights of a function
+    that is a layer, such as `PReLU`, by the attribute that holds it. Replicas take
+    turns within a call, so it stays until the last of them has left.
 
     Args:
-        function: The function, or a layer that is one.
-        make: Makes the point of a name.
+        layer: The layer.
+        path: The attribute that holds the function, such as `activation` or
+            `cell.activation`.
+        make_node: Makes the node of a name.
     """
-    name = name_of(function)
-    before = make("pre_activation") if name in _BEFORE else None
-    after = make("post_activation") if has_quantized_result(function) else None
-    return QuantizedActivation(function, before, after)
 
+    def __init__(
+        self,
+        layer: keras.layers.Layer,
+        path: str,
+        make_node: Callable[[str], FakeQuantNode],
+    ) -> None:
+        *owners, self._attribute = path.split(".")
+        self._owner: Any = layer
+        for owner in owners:
+            self._owner = getattr(self._owner, owner)
+        self._function = getattr(self._owner, self._attribute)
+        self._num_calls = 0
+        name = _name(self._function)
+        self._before = (
+            make_node("pre_activation") if name in _QUANTIZED_ARGUMENT else None
+        )
+        self._after = (
+            make_node("post_activation")
+            if has_quantized_result(self._function)
+            else None
+        )
 
-def name_of(function: Any) -> str:
-    """Returns the name of an activation function, or of a layer that is one."""
-    return getattr(function, "__name__", type(function).__name__).lower()
+    @property
+    def nodes(self) -> list[FakeQuantNode]:
+        """The nodes that there are."""
+        return [node for node in (self._before, self._after) if node is not None]
+
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        """Applies the function, with fake quantization around it."""
+        context = _CONTEXT.get()
+        if self._before is not None:
+            x = self._before.fake_quantize(x, context)
+        x = self._function(x)
+        if self._after is not None:
+            x = self._after.fake_quantize(x, context)
+        return x
+
+    @contextlib.contextmanager
+    def in_place(self, context: QuantContext) -> Iterator[None]:
+        """Puts it in place of the function for one call of the layer."""
+        token = _CONTEXT.set(context)
+        self._num_calls += 1
+        self._set(self)
+        try:
+            yield
+        finally:
+            _CONTEXT.reset(token)
+            self._num_calls -= 1
+            if not self._num_calls:
+                self._set(self._function)
+
+    def _set(self, function: Callable[..., Any]) -> None:
+        # Not by Keras' own way, which tracks what is set.
+        object.__setattr__(self._owner, self._attribute, function)
 
 
 def has_quantized_result(function: Any) -> bool:
     """Returns whether the result of an activation function is quantized."""
-    return name_of(function) not in _NOT_AFTER
+    return _name(function) not in _UNQUANTIZED_RESULT
+
+
+def _name(function: Any) -> str:
+    """Returns the name of an activation function, or of a layer that is one."""
+    return getattr(function, "__name__", type(function).__name__).lower()

@@ -1,7 +1,8 @@
-"""How near the file of a model in 8 bits comes to the model."""
+"""Comparison of a file in 8 bits with its model."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
@@ -14,13 +15,8 @@ import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import readable_bytes
-from tfgpipe.quantization.interpreter import (
-    Interpreter,
-    Operations,
-    batches,
-    operations,
-)
-from tfgpipe.quantization.plain import inputs_of, plain_copy
+from tfgpipe.quantization.copies import inputs_of, plain_copy
+from tfgpipe.quantization.tflite import Interpreter, Operations, batches, operations
 
 _ROWS = 256
 
@@ -100,59 +96,38 @@ def compare(model: keras.Model, path: str | os.PathLike[str], data: Any) -> Comp
     structure = inputs_of(copy)
     names = [x.name for x in keras.tree.flatten(structure)]
     file = Interpreter(path, input_names=names)
-    tally = _Tally()
+    counts: collections.Counter[str] = collections.Counter()
+    largest = 0
     for inputs, labels in _batches(data):
         outputs = copy(keras.tree.pack_sequence_as(structure, inputs))
-        wanted = [np.asarray(x) for x in keras.tree.flatten(outputs)]
-        given = file.run(inputs)
-        for tensor, want, got in zip(file.outputs, wanted, given, strict=True):
-            tally.add(tensor.quantized(want), got)
-        if labels is not None and len(wanted) == 1:
-            tally.add_labels(labels, wanted[0], file.outputs[0].numbers(given[0]))
-    if not tally.num_outputs:
+        expected = [np.asarray(x) for x in keras.tree.flatten(outputs)]
+        received = file.run(inputs)
+        for tensor, a, b in zip(file.outputs, expected, received, strict=True):
+            difference = np.abs(tensor.quantize(a).astype(np.int64) - b)
+            counts["outputs"] += difference.size
+            counts["identical"] += int((difference == 0).sum())
+            largest = max(largest, int(difference.max(initial=0)))
+        if labels is not None and len(expected) == 1:
+            right = right_classes(labels, expected[0])
+            if right is not None:
+                dequantized = file.outputs[0].dequantize(received[0])
+                counts["labels"] += right.size
+                counts["right"] += int(right.sum())
+                counts["int8 right"] += int(right_classes(labels, dequantized).sum())
+    if not counts["outputs"]:
         raise ValueError("A comparison takes data. Received none: no row at all.")
-    names_of_layers = {layer.name for layer in keras_internals.inner_layers(copy)}
+    has_labels = counts["labels"] > 0
     return Comparison(
-        num_outputs=tally.num_outputs,
-        num_identical=tally.num_identical,
-        largest_difference=tally.largest,
-        accuracy=tally.accuracy(0),
-        int8_accuracy=tally.accuracy(1),
-        operations=operations(path, names_of_layers),
+        num_outputs=counts["outputs"],
+        num_identical=counts["identical"],
+        largest_difference=largest,
+        accuracy=counts["right"] / counts["labels"] if has_labels else None,
+        int8_accuracy=counts["int8 right"] / counts["labels"] if has_labels else None,
+        operations=operations(
+            path, {x.name for x in keras_internals.inner_layers(copy)}
+        ),
         num_bytes=path.stat().st_size,
     )
-
-
-class _Tally:
-    """What was counted so far."""
-
-    def __init__(self) -> None:
-        self.num_outputs = 0
-        self.num_identical = 0
-        self.largest = 0
-        self._num_labels = 0
-        self._right = [0, 0]
-
-    def add(self, wanted: np.ndarray, given: np.ndarray) -> None:
-        """Counts equal outputs."""
-        apart = np.abs(wanted.astype(np.int64) - given.astype(np.int64))
-        self.num_outputs += apart.size
-        self.num_identical += int((apart == 0).sum())
-        self.largest = max(self.largest, int(apart.max(initial=0)))
-
-    def add_labels(self, labels: np.ndarray, *outputs: np.ndarray) -> None:
-        """Counts right classes of each of two outputs."""
-        right = [right_classes(labels, each) for each in outputs]
-        if all(each is not None for each in right):
-            self._num_labels += right[0].size
-            self._right = [
-                before + int(now.sum())
-                for before, now in zip(self._right, right, strict=True)
-            ]
-
-    def accuracy(self, which: int) -> float | None:
-        """Returns the share of right classes, or None if there were no labels."""
-        return self._right[which] / self._num_labels if self._num_labels else None
 
 
 def right_classes(labels: np.ndarray, outputs: np.ndarray) -> Any:
@@ -181,10 +156,7 @@ def _batches(data: Any) -> Iterator[tuple[Sequence[np.ndarray], np.ndarray | Non
     parts = data.as_numpy_iterator() if isinstance(data, tf.data.Dataset) else [data]
     for part in parts:
         # Not as Keras unpacks them, to which a list of two inputs is one with labels.
-        if isinstance(part, tuple) and len(part) > 1:
-            for *inputs, labels in batches(part[:2], size=_ROWS):
-                yield inputs, labels
-        else:
-            inputs = part[0] if isinstance(part, tuple) else part
-            for arrays in batches(inputs, size=_ROWS):
-                yield arrays, None
+        has_labels = isinstance(part, tuple) and len(part) > 1
+        given = part[:2] if has_labels else part
+        for arrays in batches(given, size=_ROWS):
+            yield (arrays[:-1], arrays[-1]) if has_labels else (arrays, None)

@@ -9,14 +9,14 @@ from typing import Any
 import keras
 
 from tfgpipe._compat import keras_internals
-from tfgpipe.quantization.points import Observer
+from tfgpipe.quantization.fake_quant import Observer
 from tfgpipe.quantization.ranges import (
     AllValuesRange,
     LastValueRange,
     MovingAverageRange,
 )
 
-# What TFLite wants of 8 bits: the zero of a weight is zero, of an activation anything.
+# As TFLite has 8 bits: the zero point of a weight is 0, of an activation any integer.
 WEIGHTS = LastValueRange(symmetric=True, narrow_range=True)
 ACTIVATIONS = MovingAverageRange()
 INPUTS = AllValuesRange()
@@ -28,13 +28,13 @@ class QuantizeConfig:
     """What of a layer is quantized, and how.
 
     Attributes:
-        weights: By name of a variable, such as `"kernel"`, what observes it: in the
-            layer and in all layers inside it. Or names alone, for 8 bits, symmetric.
-        activations: By attribute that holds an activation function, such as
-            `"activation"` or `"hidden.activation"`, what observes what goes into it or
-            comes out of it. Or names alone, for 8 bits and a moving average.
-        output: What observes the layer's outputs. True for 8 bits and a moving average;
-            None or False if they are not quantized.
+        weights: Observers by name of a variable, such as `"kernel"`, of the layer and
+            all layers inside it. Or names alone, for 8 bits, symmetric.
+        activations: Observers by attribute that holds an activation function, such as
+            `"activation"` or `"hidden.activation"`, of its argument or its result. Or
+            names alone, for 8 bits and a moving average.
+        output: The observer of the layer's outputs. True for 8 bits and a moving
+            average; None or False if they are not quantized.
 
     Example:
 
@@ -43,7 +43,7 @@ class QuantizeConfig:
     8
 
     Raises:
-        TypeError: If something is to be observed by what is no observer.
+        TypeError: If something else is given as an observer.
     """
 
     weights: Mapping[str, Observer] = dataclasses.field(default_factory=dict)
@@ -60,8 +60,8 @@ class QuantizeConfig:
         if isinstance(output, bool):
             output = ACTIVATIONS if output else None
         values = {
-            "weights": _observed("weights", weights, WEIGHTS),
-            "activations": _observed("activations", activations, ACTIVATIONS),
+            "weights": _observers("weights", weights, WEIGHTS),
+            "activations": _observers("activations", activations, ACTIVATIONS),
             "output": output,
         }
         for name, value in values.items():
@@ -96,25 +96,25 @@ class QuantizeConfig:
         return [(v, self.weights[v.name]) for v in variables if v.name in self.weights]
 
     def activation_observers(self, layer: keras.layers.Layer) -> dict[str, Observer]:
-        """Returns what observes activations, by path of attributes."""
+        """Returns the observers of activations, by path of attributes."""
         del layer
         return dict(self.activations)
 
     def output_observer(self, layer: keras.layers.Layer) -> Observer | None:
-        """Returns what observes the outputs, if they are quantized."""
+        """Returns the observer of the outputs, if they are quantized."""
         del layer
         return self.output
 
     def weights_only(self) -> QuantizeConfig:
-        """Returns what is left where a layer is fused with the one behind it."""
+        """Returns the configuration of a layer that is fused with the next one."""
         return QuantizeConfig(weights=self.weights)
 
     def without_output(self) -> QuantizeConfig:
-        """Returns what is left where the layer behind quantizes the outputs."""
+        """Returns the configuration of a layer whose outputs the next one quantizes."""
         return dataclasses.replace(self, output=None)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make this again."""
+        """Returns the constructor's arguments."""
         serialize = keras.saving.serialize_keras_object
         return {
             "weights": {n: serialize(x) for n, x in self.weights.items()},
@@ -128,14 +128,18 @@ class QuantizeConfig:
         return cls(**keras.saving.deserialize_keras_object(config))
 
 
-def _observed(
-    what: str, given: Mapping[str, Observer] | Sequence[str], default: Observer
+def _observers(
+    argument: str, given: Mapping[str, Observer] | Sequence[str], default: Observer
 ) -> dict[str, Observer]:
     if isinstance(given, str):
         raise TypeError(
-            f"`{what}` is a list of names, or a dictionary of observers by name. "
+            f"`{argument}` is a list of names, or a dictionary of observers by name. "
             f"Received {given!r}. Use [{given!r}]."
         )
     if isinstance(given, Mapping):
         return dict(given)
     return dict.fromkeys(given, default)
+
+
+# Of a layer that stays as it is.
+NOTHING = QuantizeConfig()

@@ -1,12 +1,11 @@
-"""Files of models that compute in 8-bit integers."""
+"""Export of a model to a LiteRT (TFLite) file that computes in 8-bit integers."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe.quantization.interpreter import (
-    Interpreter,
-    batches,
-    layer_of,
-    without_deprecation,
-)
-from tfgpipe.quantization.plain import inputs_of, plain_copy
-from tfgpipe.quantization.ranges import Range
-from tfgpipe.quantization.wrapper import QUANTIZING, FakeQuantize, QuantizeWrapper
+from tfgpipe.quantization.copies import inputs_of, plain_copy
+from tfgpipe.quantization.layers import QuantizeWrapper, quantizing_layers
+from tfgpipe.quantization.tflite import Interpreter, batches, without_deprecation
 
 SUFFIX = ".tflite"
 
@@ -38,7 +31,7 @@ def export_int8(
     copy is written, without pipelines, rebuilt in float32 if it trained in mixed
     precision. Inputs that are integers already, such as an embedding's, stay so.
 
-    The file is written at the end: what was there before a failure is still there.
+    The file is written at the end: after a failure an older one is still there.
 
     Example:
 
@@ -59,7 +52,7 @@ def export_int8(
         model: A built Keras model, pipelined or not; best what
             `tfgpipe.quantization.apply` returned, trained.
         path: The file, `*.tflite`.
-        representative: Inputs to find ranges with that training has not found: arrays
+        representative: Inputs to find the ranges with that training has not: arrays
             in the structure that the model takes, some hundred rows, or a dataset as
             `model.predict` takes it. A model that was not trained for it needs them. In
             one that was they turn layers which would compute with floats, such as
@@ -77,10 +70,9 @@ def export_int8(
             f"A model in 8 bits is written to a file `*{SUFFIX}`. Received '{path}'."
         )
     copy = plain_copy(model)
-    inner = keras_internals.inner_layers(copy)
     if representative is None:
-        _check_quantizing(copy, inner)
-    _check_ranges(inner)
+        _check_quantizing(copy)
+    _check_ranges(copy)
     options: dict[str, Any] = {}
     if representative is not None:
         options["representative_dataset"] = lambda: _samples(copy, representative)
@@ -99,16 +91,13 @@ def export_int8(
                 **options,
             )
         except Exception as error:
-            raise RuntimeError(_failure(copy.name, str(error), inner)) from error
+            raise RuntimeError(_failure(copy, error)) from error
         _check_ends(copy, temporary)
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Gives a path to write to, and puts what is there in place of `path` at the end.
-
-    Not if writing fails.
-    """
+    """Yields a path to write to, which replaces `path` at the end if nothing failed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
         temporary = Path(folder) / path.name
@@ -129,8 +118,8 @@ def _samples(copy: keras.Model, representative: Any) -> Iterator[Any]:
         yield row if len(row) == 1 else named
 
 
-def _check_quantizing(copy: keras.Model, inner: list[keras.layers.Layer]) -> None:
-    if not any(isinstance(layer, QUANTIZING) for layer in inner):
+def _check_quantizing(copy: keras.Model) -> None:
+    if not quantizing_layers(copy):
         raise ValueError(
             "Numbers become integers by the ranges that they are in. Received "
             f"'{copy.name}', which was not trained with any, and representative=None. "
@@ -139,37 +128,20 @@ def _check_quantizing(copy: keras.Model, inner: list[keras.layers.Layer]) -> Non
         )
 
 
-def _check_ranges(inner: list[keras.layers.Layer]) -> None:
-    unseen = [
+def _check_ranges(copy: keras.Model) -> None:
+    missing = [
         layer
-        for layer in inner
-        if isinstance(layer, QUANTIZING)
-        and not int(layer.num_updates)
-        and any(_moves(observer) for observer in _of_activations(layer))
+        for layer in quantizing_layers(copy)
+        if layer.needs_data and not int(layer.num_updates)
     ]
-    if unseen:
-        names = ", ".join(f"'{layer.name}'" for layer in unseen[:4])
-        more = f" and {len(unseen) - 4} more" if len(unseen) > 4 else ""
+    if missing:
+        names = ", ".join(f"'{layer.name}'" for layer in missing[:4])
+        more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
         raise ValueError(
             "Activations are quantized by ranges that were seen in training. Received "
             f"layers {names}{more}, which have seen none. Train the model, or run "
             "`model(x, training=True)` on a few batches."
         )
-
-
-def _of_activations(layer: Any) -> list[Any]:
-    """Returns what observes activations, which move while a model trains alone."""
-    if isinstance(layer, FakeQuantize):
-        return [layer.observer]
-    assert isinstance(layer, QuantizeWrapper)
-    config, inside = layer.config, layer.layer
-    observers = [*config.activation_observers(inside).values()]
-    return [*observers, config.output_observer(inside)]
-
-
-def _moves(observer: Any) -> bool:
-    fixed = isinstance(observer, Range) and observer.is_fixed
-    return observer is not None and not fixed
 
 
 def _check_ends(copy: keras.Model, path: Path) -> None:
@@ -198,31 +170,29 @@ def _check_ends(copy: keras.Model, path: Path) -> None:
             )
 
 
-def _failure(model: str, message: str, inner: Collection[keras.layers.Layer]) -> str:
-    """Returns what went wrong in the converter: which operation, in which layer."""
-    operation = re.search(r"'tfl?\.(\w+)' op", message)
-    place = re.search(r'fused\["\w+:", "([^"@]+)@', message)
-    by_name = {layer.name: layer for layer in inner}
-    name = layer_of(place[1], by_name) if place else ""
-    what = f"operation '{operation[1]}'" if operation else "an operation"
-    where = f"layer '{name}' of type {type(by_name[name]).__name__}" if name else ""
-    lacks = re.search(r"neither a custom op nor a flex op|illegal", message)
-    if not (operation or where):
-        first = next(filter(None, message.splitlines()), "no message")
-        return (
-            f"TFLite's converter failed on '{model}': {first} Leave layers out of "
-            "quantization with `annotate(layer, QuantizeConfig())` until it does not, "
-            "or export it with floats, by `model.export(path, format='litert')`."
-        )
-    if lacks:
-        return (
-            f"TFLite has no {what}, which '{model}' has in {where or 'some layer'}. "
-            "Replace the layer by one of operations that TFLite has (of a recurrent "
-            "layer, `unroll=True`), or leave it to TensorFlow, by `model.export(path)`."
-        )
+def _failure(copy: keras.Model, error: Exception) -> str:
+    """Returns what the converter says, and the layers that are most often the cause."""
+    suspects = filter(_is_suspect, keras_internals.inner_layers(copy)[1:])
+    layers = [getattr(x, "layer", x) for x in suspects]
+    names = ", ".join(f"'{x.name}' of type {type(x).__name__}" for x in layers[:4])
+    first = (str(error).strip() or "nothing").splitlines()[0]
     return (
-        f"TFLite's converter failed on {what} of {where or 'some layer'} in '{model}'. "
-        "Leave the layer out of quantization, with "
-        "`tfgpipe.quantization.annotate(layer, QuantizeConfig())`, or export the model "
-        "with floats, by `model.export(path, format='litert')`."
+        f"TFLite's converter failed on '{copy.name}'. Most often the cause is an "
+        "operation that TFLite lacks, in a layer of your own or a recurrent one "
+        "without `unroll=True`, or ranges per channel elsewhere than in "
+        f"two-dimensional convolutions. Received {names or 'none of these'}. Replace "
+        "the layer by one of operations that TFLite has, leave it out of quantization "
+        "with `tfgpipe.quantization.annotate(layer, QuantizeConfig())`, or export the "
+        "model with floats, by `model.export(path, format='litert')`. The converter "
+        f"says: {first}"
     )
+
+
+def _is_suspect(layer: keras.layers.Layer) -> bool:
+    if isinstance(layer, QuantizeWrapper):
+        two_dimensional = (keras.layers.Conv2D, keras.layers.SeparableConv2D)
+        return layer.is_per_channel and not isinstance(layer.layer, two_dimensional)
+    if isinstance(layer, keras.layers.RNN):
+        return not layer.unroll
+    is_library = type(layer).__module__.startswith(("keras.", "tfgpipe."))
+    return not is_library or isinstance(layer, keras.layers.Lambda)

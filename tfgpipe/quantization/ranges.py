@@ -1,14 +1,14 @@
-"""Observers: which range of numbers the few levels of an integer are spread over.
+"""Observers: the range of values that the levels of an integer are spread over.
 
 A tensor in `[low, high]` is rounded to the nearest of `2^bits` levels between the two,
 and what lies outside is clipped. Every range here holds zero, so that padding and ReLU
-are exact (Jacob et al. 2018, section 2.1). Observers differ in how the range moves by
-what is seen:
+are exact (Jacob et al. 2018, section 2.1). Observers differ in how a new observation
+updates the range:
 
-    MovingAverageRange   a step towards what was seen: for activations
-    LastValueRange       what was seen last: for weights
-    AllValuesRange       all that was ever seen: for inputs
-    FixedRange           never: for what is known, such as pixels
+    MovingAverageRange   moves a step towards it: for activations
+    LastValueRange       becomes it: for weights
+    AllValuesRange       grows to hold it: for inputs
+    FixedRange           stays: for what is known, such as pixels
 
 Names, arithmetic and initial values are those of tensorflow-model-optimization.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -32,7 +32,7 @@ class Bounds(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Range(abc.ABC):
-    """How the range of a tensor is found, and how it is quantized with it.
+    """An observer: finds the range of a tensor, and fake-quantizes it with the range.
 
     Attributes:
         bits: Of the integer, 2 to 16.
@@ -40,11 +40,14 @@ class Range(abc.ABC):
         narrow_range: Whether there is one level less, so that with `symmetric` the
             middle one is zero: -127 to 127 for 8 bits.
         axis: The axis of which each position has a range of its own, or None.
-        initial: The range before anything is seen.
+        initial: The range before the first observation.
+        is_fixed: Whether the range never moves. Of the class.
 
     Raises:
         ValueError: If a value is out of bounds.
     """
+
+    is_fixed: ClassVar[bool] = False
 
     bits: int = 8
     symmetric: bool = False
@@ -68,7 +71,7 @@ class Range(abc.ABC):
                 "Use (-6, 6) if nothing is known."
             )
 
-    def seen(self, x: tf.Tensor) -> Bounds:
+    def observe(self, x: tf.Tensor) -> Bounds:
         """Returns the smallest range that holds a tensor and zero."""
         axes = None
         if self.axis is not None:
@@ -83,21 +86,21 @@ class Range(abc.ABC):
         return Bounds(low, high)
 
     @abc.abstractmethod
-    def moved(self, before: Bounds, seen: Bounds, count: tf.Tensor) -> Bounds:
-        """Returns the range after a tensor was seen.
+    def update(self, before: Bounds, observed: Bounds, count: tf.Tensor) -> Bounds:
+        """Returns the range after an observation.
 
         Args:
             before: The range so far.
-            seen: The range of the tensor.
-            count: How often the range has moved before.
+            observed: The range of the tensor, from `observe`.
+            count: The number of updates before.
         """
 
-    def quantized(self, x: tf.Tensor, bounds: Bounds) -> tf.Tensor:
+    def fake_quantize(self, x: tf.Tensor, bounds: Bounds) -> tf.Tensor:
         """Returns a tensor rounded to the levels of a range, in its own type.
 
         The gradient goes straight through, but not to what was clipped.
         """
-        # Keras' function of this name transposes even where the axis is the last.
+        # Keras' function for this transposes even where the axis is the last.
         how = {"num_bits": self.bits, "narrow_range": self.narrow_range}
         single = tf.cast(x, tf.float32)
         if self.axis is None:
@@ -122,11 +125,6 @@ class Range(abc.ABC):
             result = tf.transpose(result, swapped)
         return tf.cast(result, x.dtype)
 
-    @property
-    def is_fixed(self) -> bool:
-        """Whether the range never moves."""
-        return False
-
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this observer again."""
         return dataclasses.asdict(self)
@@ -140,19 +138,19 @@ class Range(abc.ABC):
 @keras.saving.register_keras_serializable(package="tfgpipe")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MovingAverageRange(Range):
-    """A range that moves a step towards what was seen.
+    """A range that moves a step towards each observation.
 
     Attributes:
-        decay: How much of the range stays.
-        ramp: Whether less of it stays at first, `min(decay, n / (n + 9))` at its n-th
-            move: the first replaces the initial range, and few hundred steps are enough
-            to train with. By itself the initial range fades over thousands.
+        decay: The weight of the old range.
+        ramp: Whether the weight is smaller at first, `min(decay, n / (n + 9))` at the
+            n-th update: the first replaces the initial range, and few hundred steps are
+            enough to train with. By itself the initial range fades over thousands.
 
     Example:
 
     >>> observer = tfgpipe.quantization.MovingAverageRange(decay=0.9)
-    >>> before = observer.seen(tf.constant([-4.0, 4.0]))
-    >>> after = observer.moved(before, observer.seen(tf.constant([0.0, 1.0])), 0)
+    >>> before = observer.observe(tf.constant([-4.0, 4.0]))
+    >>> after = observer.update(before, observer.observe(tf.constant([0.0, 1.0])), 0)
     >>> [round(float(end), 6) for end in after]
     [-3.6, 3.7]
     """
@@ -168,37 +166,39 @@ class MovingAverageRange(Range):
                 f"decay={self.decay}. Use 0.999, or less for short training."
             )
 
-    def moved(self, before: Bounds, seen: Bounds, count: tf.Tensor) -> Bounds:
-        """Returns the range a step nearer to what was seen."""
+    def update(self, before: Bounds, observed: Bounds, count: tf.Tensor) -> Bounds:
+        """Returns the range a step nearer to the observation."""
         step: Any = 1.0 - self.decay
         if self.ramp:
             number = tf.cast(count, tf.float32)
             step = 1.0 - tf.minimum(self.decay, number / (number + 9.0))
         # In this order `tf.train.ExponentialMovingAverage` rounds.
-        return Bounds(*(b - (b - s) * step for b, s in zip(before, seen, strict=True)))
+        return Bounds(
+            *(b - (b - s) * step for b, s in zip(before, observed, strict=True))
+        )
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LastValueRange(Range):
-    """The range of what was seen last."""
+    """The range of the last observation."""
 
-    def moved(self, before: Bounds, seen: Bounds, count: tf.Tensor) -> Bounds:
-        """Returns the range of what was seen."""
+    def update(self, before: Bounds, observed: Bounds, count: tf.Tensor) -> Bounds:
+        """Returns the observed range."""
         del before, count
-        return seen
+        return observed
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AllValuesRange(Range):
-    """The range of all that was ever seen."""
+    """The range of all observations."""
 
-    def moved(self, before: Bounds, seen: Bounds, count: tf.Tensor) -> Bounds:
-        """Returns the range made as wide as it takes."""
-        first = tf.equal(count, 0)  # Then it is the initial one, which nobody has seen.
-        low = tf.where(first, seen.low, tf.minimum(before.low, seen.low))
-        high = tf.where(first, seen.high, tf.maximum(before.high, seen.high))
+    def update(self, before: Bounds, observed: Bounds, count: tf.Tensor) -> Bounds:
+        """Returns the range widened to hold the observation."""
+        first = tf.equal(count, 0)  # The initial range is no observation.
+        low = tf.where(first, observed.low, tf.minimum(before.low, observed.low))
+        high = tf.where(first, observed.high, tf.maximum(before.high, observed.high))
         return Bounds(low, high)
 
 
@@ -207,12 +207,9 @@ class AllValuesRange(Range):
 class FixedRange(Range):
     """A range that is known, `initial`, such as that of pixels."""
 
-    def moved(self, before: Bounds, seen: Bounds, count: tf.Tensor) -> Bounds:
-        """Returns the range as it is."""
-        del seen, count
-        return before
+    is_fixed: ClassVar[bool] = True
 
-    @property
-    def is_fixed(self) -> bool:
-        """Whether the range never moves."""
-        return True
+    def update(self, before: Bounds, observed: Bounds, count: tf.Tensor) -> Bounds:
+        """Returns the range as it is."""
+        del observed, count
+        return before

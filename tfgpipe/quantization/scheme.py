@@ -1,11 +1,11 @@
-"""Which layers are quantized how, and what of it is left out where layers are fused.
+"""The quantization scheme: a configuration for each class of layers, and for fusions.
 
-TFLite runs a product, the batch normalization behind it and the ReLU behind that as one
-operation, whose inner results never exist. So these are not quantized either:
+TFLite runs a product, the batch normalization after it and the ReLU after that as one
+operation, whose inner results are never stored. So these are not quantized either:
 
     Conv2D ─▶ BatchNormalization ─▶ ReLU ─▶ [quantized] ─▶ ...
 
-The rules for single layers, and the chains, are those of the 8-bit scheme of
+The rules for single layers, and the fusions, are those of the 8-bit scheme of
 tensorflow-model-optimization, and more layers than it knows.
 """
 
@@ -14,29 +14,35 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import keras
+from keras import layers
 
 from tfgpipe.capture import Call
 from tfgpipe.quantization.activations import has_quantized_result
-from tfgpipe.quantization.config import ACTIVATIONS, INPUTS, WEIGHTS, QuantizeConfig
-from tfgpipe.quantization.points import Observer
+from tfgpipe.quantization.config import (
+    ACTIVATIONS,
+    INPUTS,
+    NOTHING,
+    WEIGHTS,
+    QuantizeConfig,
+)
+from tfgpipe.quantization.fake_quant import Observer
 from tfgpipe.quantization.ranges import Range
 
 Rule = QuantizeConfig | Callable[[keras.layers.Layer], QuantizeConfig]
 
-NOTHING = QuantizeConfig()
-
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-    """What is quantized of each kind of layer.
+    """What is quantized of each class of layers.
 
     Attributes:
-        rules: By class of layer, what is quantized of it, or a function of the layer
-            that tells. Subclasses have rules of their own, or none.
-        activations: What observes results of Keras operations.
-        inputs: What observes the inputs of a model, or None.
+        rules: By class of layer its configuration, or a function of the layer that
+            returns it. Subclasses have rules of their own, or none.
+        activations: The observer of results of Keras operations.
+        inputs: The observer of the inputs of a model, or None.
         operations: Names of Keras operations, such as the `Add` of `x + y`, whose
             results are quantized.
     """
@@ -58,7 +64,7 @@ class Scheme:
         return dataclasses.replace(self, rules={**self.rules, kind: rule})
 
     def config(self, layer: keras.layers.Layer) -> QuantizeConfig:
-        """Returns what is quantized of a layer.
+        """Returns the configuration of a layer.
 
         Raises:
             ValueError: If there is no rule for it.
@@ -84,9 +90,9 @@ def default_8bit(
 ) -> Scheme:
     """Returns the rules for 8 bits, as TFLite runs them.
 
-    Weights are symmetric, of convolutions with a range for each channel; activations
-    are not, and observed by a moving average; inputs have the range of all that was
-    seen. (Jacob et al. 2018, section 3; Krishnamoorthi 2018, section 2.)
+    Weights are symmetric, of convolutions with a range per channel; activations are
+    not, and observed by a moving average; inputs have the range of all observations.
+    (Jacob et al. 2018, section 3; Krishnamoorthi 2018, section 2.)
 
     Beyond the layers of tensorflow-model-optimization there are rules for attention,
     embeddings, normalizations and recurrent layers.
@@ -99,54 +105,69 @@ def default_8bit(
     ['kernel']
 
     Args:
-        weights: What observes weights; its axis is set by the kind of layer.
-        activations: What observes activations and outputs.
-        inputs: What observes the inputs of a model, or None.
+        weights: The observer of weights; its axis is set by the class of layer.
+        activations: The observer of activations and outputs.
+        inputs: The observer of the inputs of a model, or None.
     """
+    per_tensor = dataclasses.replace(weights, axis=None)
+    per_channel = dataclasses.replace(weights, axis=-1)
+    function = {"activation": activations}
+
+    def config(*names: str, observer: Range = per_tensor, **others: Any) -> Rule:
+        return QuantizeConfig(weights=dict.fromkeys(names, observer), **others)
 
     def activation(layer: keras.layers.Layer) -> QuantizeConfig:
         linear = layer.activation is keras.activations.linear
         quantizes = has_quantized_result(layer.activation) and not linear
         return QuantizeConfig(output=activations if quantizes else None)
 
+    depthwise = ("depthwise_kernel", "pointwise_kernel")
+    recurrent = ("kernel", "recurrent_kernel")
     rules: dict[type, Rule] = {
-        # By name, since older versions of Keras lack some.
-        getattr(keras.layers, name): kind.config(weights, activations)
-        for kind in _KINDS
-        for name in kind.names.split()
-        if name in dir(keras.layers)
+        **dict.fromkeys(_PER_TENSOR, config("kernel", activations=function)),
+        **dict.fromkeys(
+            _PER_CHANNEL, config("kernel", observer=per_channel, activations=function)
+        ),
+        **dict.fromkeys(
+            _SEPARABLE, config(*depthwise, observer=per_channel, activations=function)
+        ),
+        **dict.fromkeys(_ATTENTION, config("kernel", output=activations)),
+        **dict.fromkeys(_RECURRENT, config(*recurrent, output=activations)),
+        layers.Embedding: config("embeddings", output=activations),
+        **dict.fromkeys(_OUTPUT_ALONE, config(output=activations)),
+        **dict.fromkeys(_UNQUANTIZED, NOTHING),
+        layers.Activation: activation,
     }
-    rules[keras.layers.Activation] = activation
     return Scheme(rules, activations, inputs, _OPERATIONS)
 
 
-def chosen(
+def configs_of(
     calls: Sequence[Call],
     outputs: Collection[int],
     scheme: Scheme,
     annotated: Mapping[int, QuantizeConfig],
 ) -> dict[int, QuantizeConfig]:
-    """Returns what is quantized of each layer, by its `id`.
+    """Returns the configuration of each layer, by its `id`.
 
     Args:
         calls: The calls of layers and operations, in order.
-        outputs: Numbers of values that are outputs.
+        outputs: Indices of values that are outputs.
         scheme: The rules.
-        annotated: For layers that were given a configuration, that, by `id`.
+        annotated: Configurations of annotated layers, by `id`.
 
     Raises:
         ValueError: If there is no rule for a layer.
     """
-    layers = [c.layer for c in calls if isinstance(c.layer, keras.layers.Layer)]
-    times = collections.Counter(map(id, layers))
+    called = [c.layer for c in calls if isinstance(c.layer, layers.Layer)]
+    times = collections.Counter(map(id, called))
     readers = collections.Counter(n for c in calls for n in c.reads)
     makers = {n: c for c in calls for n in c.makes}
     found = {
-        id(layer): annotated.get(id(layer)) or scheme.config(layer) for layer in layers
+        id(layer): annotated.get(id(layer)) or scheme.config(layer) for layer in called
     }
 
-    def before(call: Call) -> list[Call]:
-        """Returns the calls whose results go nowhere else, and are not annotated."""
+    def producers(call: Call) -> list[Call]:
+        """Returns the calls that can be fused with the one that reads their results."""
         return [
             makers[n]
             for n in call.reads
@@ -157,124 +178,83 @@ def chosen(
             and id(makers[n].layer) not in annotated
         ]
 
-    def leave_out(call: Call) -> None:
+    def fuse(call: Call) -> None:
         found[id(call.layer)] = found[id(call.layer)].weights_only()
 
-    products: set[int] = set()
+    normalized: set[int] = set()  # Calls that normalize a product.
     for call in calls:
         if times[id(call.layer)] != 1 or id(call.layer) in annotated:
             continue
-        for other in before(call):
-            if _is_normalization(call) and _is_product(other):
-                leave_out(other)
-                products.add(id(call))
-            elif _is_relu(call) and (
-                _is_product(other) or _is_sum(other) or id(other) in products
-            ):
-                leave_out(other)
-            elif isinstance(call.layer, keras.layers.Concatenate) and isinstance(
-                other.layer, keras.layers.Layer
+        for other in producers(call):
+            is_product = _is_product(other)
+            is_sum = isinstance(other.layer, layers.Add)
+            if isinstance(call.layer, layers.BatchNormalization) and is_product:
+                fuse(other)
+                normalized.add(id(call))
+            elif _is_relu(call) and (is_product or is_sum or id(other) in normalized):
+                fuse(other)
+            elif (
+                isinstance(call.layer, layers.Concatenate) and id(other.layer) in found
             ):
                 found[id(other.layer)] = found[id(other.layer)].without_output()
     return found
 
 
 def _is_product(call: Call) -> bool:
-    """Returns whether a call is a product with nothing behind it that is not linear."""
-    kinds = (keras.layers.Dense, keras.layers.Conv2D, keras.layers.DepthwiseConv2D)
+    """Returns whether a call is a product without an activation function."""
+    kinds = (layers.Dense, layers.Conv1D, layers.Conv2D, layers.DepthwiseConv2D)
     linear = getattr(call.layer, "activation", None) is keras.activations.linear
-    return linear and isinstance(call.layer, (*kinds, keras.layers.Conv1D))
-
-
-def _is_sum(call: Call) -> bool:
-    return isinstance(call.layer, keras.layers.Add)
-
-
-def _is_normalization(call: Call) -> bool:
-    return isinstance(call.layer, keras.layers.BatchNormalization)
+    return linear and isinstance(call.layer, kinds)
 
 
 def _is_relu(call: Call) -> bool:
-    if isinstance(call.layer, keras.layers.Activation):
+    if isinstance(call.layer, layers.Activation):
         return call.layer.activation is keras.activations.relu
-    return isinstance(call.layer, keras.layers.ReLU)
+    return isinstance(call.layer, layers.ReLU)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Kind:
-    """What is quantized of layers of some classes.
-
-    Attributes:
-        names: Names of the classes, apart by spaces.
-        weights: Names of variables.
-        per_channel: Whether each has a range for each position of its last axis.
-        activations: Attributes that hold activation functions.
-        output: Whether the outputs are quantized.
-    """
-
-    names: str
-    weights: tuple[str, ...] = ()
-    per_channel: bool = False
-    activations: tuple[str, ...] = ()
-    output: bool = False
-
-    def config(self, weights: Range, of_activations: Observer) -> QuantizeConfig:
-        """Returns the same with observers."""
-        axis = -1 if self.per_channel else None
-        weights = dataclasses.replace(weights, axis=axis)
-        return QuantizeConfig(
-            weights=dict.fromkeys(self.weights, weights),
-            activations=dict.fromkeys(self.activations, of_activations),
-            output=of_activations if self.output else None,
-        )
-
-
-_KINDS = (
-    _Kind(
-        # (TFLite reshapes kernels of one and of three dimensions, channels as well.)
-        "Dense EinsumDense Conv1D Conv3D DepthwiseConv1D Conv1DTranspose "
-        "Conv2DTranspose Conv3DTranspose",
-        weights=("kernel",),
-        activations=("activation",),
-    ),
-    _Kind(
-        "Conv2D DepthwiseConv2D",
-        weights=("kernel",),
-        per_channel=True,
-        activations=("activation",),
-    ),
-    _Kind(
-        "SeparableConv1D SeparableConv2D",
-        weights=("depthwise_kernel", "pointwise_kernel"),
-        per_channel=True,
-        activations=("activation",),
-    ),
-    _Kind(
-        "MultiHeadAttention GroupQueryAttention",
-        weights=("kernel",),
-        output=True,
-    ),
-    _Kind("SimpleRNN LSTM GRU", weights=("kernel", "recurrent_kernel"), output=True),
-    _Kind("Embedding", weights=("embeddings",), output=True),
-    _Kind(
-        "ReLU LeakyReLU PReLU ELU Add Subtract Multiply Average Maximum Minimum Dot "
-        "Concatenate UpSampling1D UpSampling2D UpSampling3D AveragePooling1D "
-        "AveragePooling2D AveragePooling3D GlobalAveragePooling1D "
-        "GlobalAveragePooling2D GlobalAveragePooling3D BatchNormalization "
-        "LayerNormalization RMSNormalization GroupNormalization UnitNormalization "
-        "Rescaling Normalization Masking",
-        output=True,
-    ),
-    _Kind(
-        "Softmax Flatten Reshape Permute RepeatVector Identity Dropout "
-        "SpatialDropout1D SpatialDropout2D SpatialDropout3D GaussianDropout "
-        "GaussianNoise AlphaDropout ActivityRegularization Cropping1D "
-        "Cropping2D Cropping3D ZeroPadding1D ZeroPadding2D ZeroPadding3D "
-        "MaxPooling1D MaxPooling2D MaxPooling3D GlobalMaxPooling1D "
-        "GlobalMaxPooling2D GlobalMaxPooling3D"
-    ),
+# TFLite reshapes kernels of one and of three dimensions, channels as well: so these
+# have one range for the whole kernel.
+_PER_TENSOR = (
+    layers.Dense,
+    layers.EinsumDense,
+    layers.Conv1D,
+    layers.Conv3D,
+    layers.DepthwiseConv1D,
+    layers.Conv1DTranspose,
+    layers.Conv2DTranspose,
+    layers.Conv3DTranspose,
 )
-
+_PER_CHANNEL = (layers.Conv2D, layers.DepthwiseConv2D)
+_SEPARABLE = (layers.SeparableConv1D, layers.SeparableConv2D)
+_ATTENTION = (layers.MultiHeadAttention, layers.GroupQueryAttention)
+_RECURRENT = (layers.SimpleRNN, layers.LSTM, layers.GRU)
+# Layers of arithmetic without weights to quantize.
+_OUTPUT_ALONE = (
+    *(layers.ReLU, layers.LeakyReLU, layers.PReLU, layers.ELU),
+    *(layers.Add, layers.Subtract, layers.Multiply, layers.Average),
+    *(layers.Maximum, layers.Minimum, layers.Dot, layers.Concatenate),
+    *(layers.UpSampling1D, layers.UpSampling2D, layers.UpSampling3D),
+    *(layers.AveragePooling1D, layers.AveragePooling2D, layers.AveragePooling3D),
+    layers.GlobalAveragePooling1D,
+    layers.GlobalAveragePooling2D,
+    layers.GlobalAveragePooling3D,
+    *(layers.BatchNormalization, layers.LayerNormalization, layers.RMSNormalization),
+    *(layers.GroupNormalization, layers.UnitNormalization),
+    *(layers.Rescaling, layers.Normalization, layers.Masking),
+)
+# Layers whose outputs are among their inputs, or zero, and that of a softmax.
+_UNQUANTIZED = (
+    *(layers.Softmax, layers.Flatten, layers.Reshape, layers.Permute),
+    *(layers.RepeatVector, layers.Identity, layers.Dropout),
+    *(layers.SpatialDropout1D, layers.SpatialDropout2D, layers.SpatialDropout3D),
+    *(layers.GaussianDropout, layers.GaussianNoise, layers.AlphaDropout),
+    layers.ActivityRegularization,
+    *(layers.Cropping1D, layers.Cropping2D, layers.Cropping3D),
+    *(layers.ZeroPadding1D, layers.ZeroPadding2D, layers.ZeroPadding3D),
+    *(layers.MaxPooling1D, layers.MaxPooling2D, layers.MaxPooling3D),
+    *(layers.GlobalMaxPooling1D, layers.GlobalMaxPooling2D, layers.GlobalMaxPooling3D),
+)
 _OPERATIONS = frozenset(
     {"Add", "Subtract", "Multiply", "Maximum", "Minimum", "Mean", "Matmul", "Einsum"}
 )

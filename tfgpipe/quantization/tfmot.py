@@ -1,12 +1,11 @@
-"""Quantizers and configurations of tensorflow-model-optimization, as guests.
+"""Quantizers and configurations of tensorflow-model-optimization (tfmot).
 
-That library speaks to the Keras of old, `tf_keras`: its quantizers make variables with
-`add_weight` of a layer, and assign them. Here they are given something that looks like
-the layer, and for each variable something that looks like one but says what is assigned
-to it, so that they run in a Keras 3 layer, in a pipeline and under recomputation as
-they are.
+That library is written for Keras 2, `tf_keras`: its quantizers make variables with
+`add_weight` of a layer, and assign them. Here they are given an adapter of the layer,
+and for each variable a tensor that hands on what is assigned to it, so that they run in
+a Keras 3 layer, in a pipeline and under recomputation as they are.
 
-This is the only room that touches that library or `tf_keras`, and does so when it is
+This is the only module that imports that library or `tf_keras`, and does so when it is
 asked to, since importing them has side effects: see `library`.
 """
 
@@ -22,7 +21,12 @@ import keras
 import tensorflow as tf
 
 from tfgpipe.quantization.config import QuantizeConfig
-from tfgpipe.quantization.points import Guest, Observation, Observer, Point
+from tfgpipe.quantization.fake_quant import (
+    ExternalQuantizer,
+    FakeQuantNode,
+    Observer,
+    QuantContext,
+)
 
 _LEGACY = "TF_USE_LEGACY_KERAS"
 _NAME = "tensorflow_model_optimization"
@@ -34,7 +38,7 @@ _OF_ANOTHER = frozenset({"FixedQuantizeConfig", "OutputOnlyConfig"})
 def library() -> Any:
     """Returns `tensorflow_model_optimization.quantization.keras`, imported.
 
-    Importing it asks TensorFlow to use the Keras of old from then on, in this process
+    Importing it asks TensorFlow to use Keras 2 from then on, in this process
     and in those it starts, unless TensorFlow knows its Keras already. So it is asked
     first, and the request is taken back.
     """
@@ -50,11 +54,11 @@ def library() -> Any:
     return found.quantization.keras
 
 
-def from_tfmot(guest: Any) -> Any:
+def from_tfmot(config_or_quantizer: Any) -> Any:
     """Returns a configuration or quantizer of tfmot's as one to use here.
 
-    Layers that it quantizes need `range_update="per_call"`: such quantizers move their
-    ranges by themselves, whenever they are called.
+    Layers that it quantizes need `range_update="per_call"`: such quantizers update
+    their ranges themselves, in each call.
 
     Example:
 
@@ -73,26 +77,27 @@ def from_tfmot(guest: Any) -> Any:
     TensorShape([2, 3])
 
     Args:
-        guest: A `tfmot.quantization.keras.QuantizeConfig`, which gives a
+        config_or_quantizer: A `tfmot.quantization.keras.QuantizeConfig`, which gives a
             `QuantizeConfig`, or a `tfmot.quantization.keras.quantizers.Quantizer`,
             which gives an observer.
 
     Raises:
         TypeError: If it is neither.
     """
-    if isinstance(guest, library().QuantizeConfig):
-        return TfmotConfig(guest)
-    if isinstance(guest, library().quantizers.Quantizer):
-        return TfmotQuantizer(guest)
+    given = config_or_quantizer
+    if isinstance(given, library().QuantizeConfig):
+        return TfmotConfig(given)
+    if isinstance(given, library().quantizers.Quantizer):
+        return TfmotQuantizer(given)
     raise TypeError(
-        "A guest is a `QuantizeConfig` or a `Quantizer` of "
-        f"tensorflow-model-optimization. Received {guest!r} of type "
-        f"{type(guest).__name__}."
+        "`from_tfmot` takes a `QuantizeConfig` or a `Quantizer` of "
+        f"tensorflow-model-optimization. Received {given!r} of type "
+        f"{type(given).__name__}."
     )
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
-class TfmotQuantizer(Guest):
+class TfmotQuantizer(ExternalQuantizer):
     """A quantizer of tfmot's as an observer.
 
     Args:
@@ -102,14 +107,16 @@ class TfmotQuantizer(Guest):
     def __init__(self, quantizer: Any) -> None:
         self.quantizer = quantizer
 
-    def at(self, owner: keras.layers.Layer, name: str, shape: Any) -> Point:
-        """Makes a point."""
+    def make_node(
+        self, layer: keras.layers.Layer, name: str, shape: Any
+    ) -> FakeQuantNode:
+        """Makes a node."""
         known = None if shape is None else tf.TensorShape(shape)
-        variables = self.quantizer.build(known, name, _Host(owner))
-        return _TfmotPoint(self.quantizer, variables or {})
+        variables = self.quantizer.build(known, name, _LayerAdapter(layer))
+        return _TfmotNode(self.quantizer, variables or {})
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make this again."""
+        """Returns the constructor's arguments."""
         return {"quantizer": _serialized(self.quantizer)}
 
     @classmethod
@@ -126,11 +133,11 @@ class TfmotConfig(QuantizeConfig):
         config: The configuration.
     """
 
-    guest: Any
+    tfmot_config: Any
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        object.__setattr__(self, "guest", config)  # It is frozen.
+        object.__setattr__(self, "tfmot_config", config)  # It is frozen.
 
     def weights_only(self) -> QuantizeConfig:
         """Returns the same: it says itself what is quantized."""
@@ -144,24 +151,24 @@ class TfmotConfig(QuantizeConfig):
         self, layer: keras.layers.Layer
     ) -> list[tuple[keras.Variable, Observer]]:
         """Returns the weights that it names, with its quantizers."""
-        pairs = self.guest.get_weights_and_quantizers(layer)
+        pairs = self.tfmot_config.get_weights_and_quantizers(layer)
         return [(weight, TfmotQuantizer(quantizer)) for weight, quantizer in pairs]
 
     def activation_observers(self, layer: keras.layers.Layer) -> dict[str, Observer]:
         """Returns the attributes that hold its activations, with its quantizers."""
-        pairs = self.guest.get_activations_and_quantizers(layer)
+        pairs = self.tfmot_config.get_activations_and_quantizers(layer)
         names = _attributes(layer, [activation for activation, _ in pairs])
-        guests = [TfmotQuantizer(quantizer) for _, quantizer in pairs]
-        return dict(zip(names, guests, strict=True))
+        quantizers = [TfmotQuantizer(quantizer) for _, quantizer in pairs]
+        return dict(zip(names, quantizers, strict=True))
 
     def output_observer(self, layer: keras.layers.Layer) -> Observer | None:
         """Returns its quantizer of the output, if it has one."""
-        quantizers = self.guest.get_output_quantizers(layer)
+        quantizers = self.tfmot_config.get_output_quantizers(layer)
         return TfmotQuantizer(quantizers[0]) if quantizers else None
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make this again."""
-        return {"config": _serialized(self.guest)}
+        """Returns the constructor's arguments."""
+        return {"config": _serialized(self.tfmot_config)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TfmotConfig:
@@ -169,11 +176,11 @@ class TfmotConfig(QuantizeConfig):
         return cls(_deserialized(config["config"], library().QuantizeConfig))
 
 
-class _Host:
-    """What a quantizer takes for the layer that is to have its variables."""
+class _LayerAdapter:
+    """Offers a quantizer the `add_weight` of Keras 2."""
 
-    def __init__(self, owner: keras.layers.Layer) -> None:
-        self._owner = owner
+    def __init__(self, layer: keras.layers.Layer) -> None:
+        self._layer = layer
 
     def add_weight(
         self,
@@ -184,7 +191,7 @@ class _Host:
         trainable: bool = False,
         **_: Any,
     ) -> keras.Variable:
-        """Makes a variable of the layer, as a layer of old does."""
+        """Adds a variable to the layer."""
         sizes = () if shape is None else tuple(tf.TensorShape(shape).as_list())
 
         def initial(shape: Any, dtype: Any) -> tf.Tensor:
@@ -192,7 +199,7 @@ class _Host:
                 return keras.initializers.get(initializer)(shape, dtype)
             return initializer(shape, tf.as_dtype(dtype))
 
-        return self._owner.add_weight(
+        return self._layer.add_weight(
             name=name,
             shape=sizes,
             dtype=keras.backend.standardize_dtype(dtype or "float32"),
@@ -202,25 +209,25 @@ class _Host:
         )
 
 
-class _TfmotPoint(Point):
-    """A point where a quantizer of tfmot's is at work."""
+class _TfmotNode(FakeQuantNode):
+    """A node of a quantizer of tfmot's."""
 
     def __init__(self, quantizer: Any, variables: dict[str, keras.Variable]) -> None:
         self.variables = tuple(variables.values())
         self._quantizer = quantizer
         self._variables = variables
 
-    def quantized(self, x: tf.Tensor, observation: Observation) -> tf.Tensor:
-        """Returns a tensor quantized."""
+    def fake_quantize(self, x: tf.Tensor, context: QuantContext) -> tf.Tensor:
+        """Returns the tensor rounded, in its own type."""
         references = {n: _reference(v) for n, v in self._variables.items()}
         result = self._quantizer(
-            tf.cast(x, tf.float32), observation.moves, weights=references
+            tf.cast(x, tf.float32), context.updates_ranges, weights=references
         )
-        return observation.started(tf.cast(result, x.dtype), x)
+        return context.delayed(tf.cast(result, x.dtype), x)
 
 
 def _reference(variable: keras.Variable) -> tf.Tensor:
-    """Returns the value of a variable that can be assigned to like the variable."""
+    """Returns the value of a variable, with the variable's methods to assign it."""
     value = tf.stop_gradient(tf.identity(variable.value))
 
     def assign(new: tf.Tensor, **_: Any) -> tf.Tensor:
@@ -259,12 +266,12 @@ def _attributes(layer: keras.layers.Layer, activations: Sequence[Any]) -> list[s
     return names
 
 
-def _serialized(guest: Any) -> dict[str, Any]:
-    kind = type(guest)
+def _serialized(thing: Any) -> dict[str, Any]:
+    kind = type(thing)
     return {
         "module": kind.__module__,
         "class_name": kind.__name__,
-        "config": guest.get_config(),
+        "config": thing.get_config(),
     }
 
 

@@ -157,9 +157,7 @@ def _rows(
                 f"{inner.name} (of stage {elsewhere[0]})" if elsewhere else inner.name
             )
         numbers, T = stage.shards, layer.mesh.num_shards
-        of_shards = [
-            [v for v in variables if numbers.get(v, 0) == t] for t in range(T)
-        ]
+        of_shards = [[v for v in variables if numbers.get(v, 0) == t] for t in range(T)]
         rows.append(
             (
                 str(stage.index),

@@ -1,20 +1,26 @@
-"""Tensor parallelism: layers with their weights in parts on several devices."""
+"""Tensor parallelism: layers with their weights sharded over several devices.
 
-from __future__ import annotations
+Importing this package registers the layers with Keras, so that files with them load.
+"""
 
-from typing import TYPE_CHECKING
+from tfgpipe.tensor_parallel.attention import MultiHeadAttention as TPMultiHeadAttention
+from tfgpipe.tensor_parallel.cross_entropy import OutputLoss, TPCrossEntropy
+from tfgpipe.tensor_parallel.dense import Dense as TPDense
+from tfgpipe.tensor_parallel.embedding import Embedding as TPEmbedding
+from tfgpipe.tensor_parallel.mlp import TPMLP
+from tfgpipe.tensor_parallel.normalization import (
+    LayerNormalization as TPLayerNormalization,
+)
+from tfgpipe.tensor_parallel.sharded_layer import full_weights, set_full_weights
 
-from tfgpipe._util import lazy_exports
-
-if TYPE_CHECKING:
-    from tfgpipe.tensor_parallel.attention import TPMultiHeadAttention as TPMultiHeadAttention
-    from tfgpipe.tensor_parallel.cross_entropy import OutputLoss as OutputLoss
-    from tfgpipe.tensor_parallel.cross_entropy import TPCrossEntropy as TPCrossEntropy
-    from tfgpipe.tensor_parallel.dense import TPDense as TPDense
-    from tfgpipe.tensor_parallel.embedding import TPEmbedding as TPEmbedding
-    from tfgpipe.tensor_parallel.mlp import TPMLP as TPMLP
-    from tfgpipe.tensor_parallel.normalization import TPLayerNormalization as TPLayerNormalization
-    from tfgpipe.tensor_parallel.sharded_layer import dense_weights as dense_weights
-    from tfgpipe.tensor_parallel.sharded_layer import set_dense_weights as set_dense_weights
-
-__all__, __getattr__, __dir__ = lazy_exports(__name__)
+__all__ = [
+    "TPMLP",
+    "OutputLoss",
+    "TPCrossEntropy",
+    "TPDense",
+    "TPEmbedding",
+    "TPLayerNormalization",
+    "TPMultiHeadAttention",
+    "full_weights",
+    "set_full_weights",
+]

@@ -9,8 +9,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe.tensor_parallel import linear, places
-from tfgpipe.tensor_parallel.linear import Mode, Ring
+from tfgpipe._util import check_choice
+from tfgpipe.tensor_parallel import device_ops, linear
+from tfgpipe.tensor_parallel.linear import DIRECTIONS, Collective
 from tfgpipe.tensor_parallel.projections import HeadsToOutput, InputToHeads
 from tfgpipe.tensor_parallel.sharded_layer import choose_devices, even
 
@@ -18,7 +19,7 @@ from tfgpipe.tensor_parallel.sharded_layer import choose_devices, even
 @keras.saving.register_keras_serializable(
     package="tfgpipe", name="TPMultiHeadAttention"
 )
-class TPMultiHeadAttention(keras.layers.Layer):
+class MultiHeadAttention(keras.layers.Layer):
     """Multi-head attention with some of the heads on each of T devices.
 
     It computes what `keras.layers.MultiHeadAttention` does on sequences, and its files
@@ -35,12 +36,11 @@ class TPMultiHeadAttention(keras.layers.Layer):
         use_bias: Whether the projections have biases.
         output_dim: Size of the output. Defaults to that of the query. (Keras'
             `output_shape`.)
-        mode: `"sync"` or `"ring"`, as of `TPDense`, for the four projections.
-        ring: `"one_way"` or `"both_ways"`, likewise.
+        collective: As of `TPDense`, for the four projections.
         num_shards: T. Defaults to the number of devices.
         devices: Names of devices. Defaults to the first T there are; in a pipeline
             it decides.
-        kernel_initializer: As of `keras.layers.MultiHeadAttention`: it draws whole
+        kernel_initializer: As of `keras.layers.MultiHeadAttention`: it draws full
             kernels.
         bias_initializer: Likewise.
         seed: Of the dropout.
@@ -75,8 +75,7 @@ class TPMultiHeadAttention(keras.layers.Layer):
         dropout: float = 0.0,
         use_bias: bool = True,
         output_dim: int | None = None,
-        mode: Mode = "sync",
-        ring: Ring = "one_way",
+        collective: Collective = "gather",
         num_shards: int | None = None,
         devices: Sequence[str] | None = None,
         kernel_initializer: Any = "glorot_uniform",
@@ -90,14 +89,14 @@ class TPMultiHeadAttention(keras.layers.Layer):
         self.num_heads, self.key_dim = num_heads, key_dim
         self.value_dim = value_dim or key_dim
         self.use_bias, self.output_dim = use_bias, output_dim
-        self.mode, self.ring, self.seed = mode, ring, seed
+        self.collective = check_choice("collective", collective, [*DIRECTIONS])
+        self.seed = seed
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.devices = None if devices is None else tuple(devices)
         self._devices = choose_devices(num_shards, devices)
         self.num_shards = len(self._devices)
         even("heads", num_heads, self.num_shards, self.name)
-        self._ways = linear.directions(mode, ring)
         self.dropout = dropout
         self._softmax = keras.layers.Softmax(axis=-1, dtype=self.dtype_policy)
 
@@ -145,17 +144,17 @@ class TPMultiHeadAttention(keras.layers.Layer):
         """Attends.
 
         Args:
-            query: What asks.
-            value: What is found.
-            key: By what it is found. Defaults to `value`.
-            query_mask: `[batch, length]`, which positions there are. Keras passes the
-                mask on `query`.
+            query: The queries.
+            value: The values.
+            key: The keys. Defaults to `value`.
+            query_mask: `[batch, length]`, False for padding. Keras passes the mask on
+                `query`.
             value_mask: Likewise.
             key_mask: Likewise.
-            attention_mask: `[batch, length of query, length of value]`, who may look at
-                whom; or one for all heads or batches, of size 1 there.
-            training: Whether to drop.
-            use_causal_mask: Whether positions may look at those after them.
+            attention_mask: `[batch, length of query, length of value]`, True where a
+                query attends to a value; the batch may be of size 1.
+            training: Whether dropout applies.
+            use_causal_mask: Whether positions attend to none after them.
         """
         devices = self.query_dense.shard_devices
         mask = _joint_mask(
@@ -165,7 +164,7 @@ class TPMultiHeadAttention(keras.layers.Layer):
             causal = _causal(query, value)
             mask = causal if mask is None else mask & causal
         key = value if key is None else key
-        query, key, value = _forked((query, key, value), devices[0])
+        query, key, value = _copied((query, key, value), devices[0])
         heads = zip(
             devices,
             self.query_dense(query),
@@ -189,7 +188,7 @@ class TPMultiHeadAttention(keras.layers.Layer):
         return (*query_shape[:-1], self.output_dim or query_shape[-1])
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make this layer again."""
+        """Returns the constructor's arguments."""
         return {
             **super().get_config(),
             "num_heads": self.num_heads,
@@ -198,8 +197,7 @@ class TPMultiHeadAttention(keras.layers.Layer):
             "dropout": self.dropout,
             "use_bias": self.use_bias,
             "output_dim": self.output_dim,
-            "mode": self.mode,
-            "ring": self.ring,
+            "collective": self.collective,
             "num_shards": self.num_shards,
             "devices": None if self.devices is None else list(self.devices),
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
@@ -207,10 +205,15 @@ class TPMultiHeadAttention(keras.layers.Layer):
             "seed": self.seed,
         }
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> MultiHeadAttention:
+        """Makes a layer from what `get_config` returned."""
+        return cls(**linear.with_collective(config))
+
     def _common(self, name: str) -> dict[str, Any]:
         """Returns the arguments that the projections share."""
         return {
-            "ways": self._ways,
+            "collective": self.collective,
             "num_shards": self.num_shards,
             "devices": self.devices,
             "use_bias": self.use_bias,
@@ -223,7 +226,7 @@ class TPMultiHeadAttention(keras.layers.Layer):
     def _attention(
         self, mask: tf.Tensor | None, *, training: bool
     ) -> Callable[..., tf.Tensor]:
-        """Returns what attends with the heads of a shard, on its device."""
+        """Returns the function that attends with the heads of a shard."""
         share = self.num_heads // self.num_shards
         drops = training and self.dropout > 0
         seeds = [_seed(self._dropout_layer.seed_generator)] if drops else []
@@ -252,21 +255,16 @@ class TPMultiHeadAttention(keras.layers.Layer):
                     scores *= kept[:, t * share : (t + 1) * share]
                 return keras.ops.einsum("acbe,aecd->abcd", scores, v)
 
-            return places.on(device, function, *heads, *masks, *seeds)
+            return device_ops.on(device, function, *heads, *masks, *seeds)
 
         return attend
 
 
-# Keras names groups in files of weights after classes. Under this name they are found
-# by the plain layer and the other way round.
-TPMultiHeadAttention.__name__ = keras.layers.MultiHeadAttention.__name__
-
-
-def _forked(tensors: Sequence[tf.Tensor], device: str) -> list[tf.Tensor]:
-    """Returns tensors of which some may be the same, each to be read once."""
+def _copied(tensors: Sequence[tf.Tensor], device: str) -> list[tf.Tensor]:
+    """Returns tensors of which some may be the same, each a copy to be read once."""
     same = [id(x) for x in tensors]
-    forks = {id(x): places.fork(x, device, same.count(id(x))) for x in tensors}
-    return [forks[id(x)].pop() for x in tensors]
+    copies = {id(x): device_ops.copy(x, device, same.count(id(x))) for x in tensors}
+    return [copies[id(x)].pop() for x in tensors]
 
 
 def _joint_mask(
@@ -275,7 +273,7 @@ def _joint_mask(
     masks: Sequence[tf.Tensor | None],
     attention_mask: tf.Tensor | None,
 ) -> tf.Tensor | None:
-    """Returns who may look at whom, `[batch, length of query, length of value]`."""
+    """Returns the attention mask, `[batch, length of query, length of value]`."""
     of_query, *others = masks
     terms = [None if of_query is None else of_query[:, :, None]]
     terms += [None if mask is None else mask[:, None, :] for mask in others]
@@ -285,7 +283,7 @@ def _joint_mask(
 
 
 def _causal(query: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """Returns that no position looks at those after it, `[1, queries, values]`."""
+    """Returns the causal mask, `[1, queries, values]`."""
     shape = (tf.shape(query)[1], tf.shape(value)[1])
     return tf.linalg.band_part(tf.ones(shape, tf.bool), -1, 0)[None]
 

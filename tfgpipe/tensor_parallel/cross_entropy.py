@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe.tensor_parallel import places
+from tfgpipe.tensor_parallel import device_ops
 from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer
 
 
@@ -124,18 +124,18 @@ def cross_entropy(
     Returns:
         `[...]` on the first device, in single precision at least.
     """
-    lead = devices[0]
+    primary = devices[0]
     # A shard may be all padding.
     present = [(d, x) for d, x in zip(devices, logits, strict=True) if x.shape[-1]]
-    largest = [places.on(d, _largest, x) for d, x in present]
-    with tf.device(lead):
-        largest = tf.stop_gradient(places.on(lead, _largest_of, *largest))
+    largest = [device_ops.on(d, _largest, x) for d, x in present]
+    with tf.device(primary):
+        largest = tf.stop_gradient(device_ops.on(primary, _largest_of, *largest))
     start, terms = 0, []
     for device, x in present:
-        terms.append(places.on(device, _terms_from(start), x, largest, targets))
+        terms.append(device_ops.on(device, _terms_from(start), x, largest, targets))
         start += x.shape[-1]
     sums, chosen = zip(*terms, strict=True)
-    return places.on(lead, _loss, *sums, *chosen)
+    return device_ops.on(primary, _loss, *sums, *chosen)
 
 
 def precise(dtype: Any) -> str:

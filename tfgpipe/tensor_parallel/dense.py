@@ -9,8 +9,8 @@ import keras
 import tensorflow as tf
 
 from tfgpipe._util import check_choice
-from tfgpipe.tensor_parallel import linear, places
-from tfgpipe.tensor_parallel.linear import Mode, Ring
+from tfgpipe.tensor_parallel import device_ops, linear
+from tfgpipe.tensor_parallel.linear import DIRECTIONS, Collective, MaybeSharded
 from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer, even
 
 Partition = Literal["column", "row"]
@@ -20,12 +20,12 @@ _NOT_BY_UNIT = ("softmax", "log_softmax", "sparsemax", "glu")
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe", name="TPDense")
-class TPDense(ShardedLayer):
+class Dense(ShardedLayer):
     """A dense layer with its kernel in T parts, each on a device of its own.
 
     It computes what `keras.layers.Dense` does, and its files of weights are those of
     that layer. A layer of columns followed by one of rows exchanges nothing between the
-    two, if the first one's output stays in parts (Megatron-LM, Shoeybi et al. 2019):
+    two, if the first one's output stays sharded (Megatron-LM, Shoeybi et al. 2019):
 
     >>> up = tfgpipe.layers.TPDense(8, num_shards=2, gather_output=False)
     >>> down = tfgpipe.layers.TPDense(4, partition="row", num_shards=2)
@@ -37,19 +37,19 @@ class TPDense(ShardedLayer):
         units: Size of the output.
         partition: `"column"`: each device has some of the units. `"row"`: each has some
             of the inputs, and the outputs are summed.
-        mode: `"sync"`: the first device sends, gathers and sums. `"ring"`: chunks move
-            from device to device while chunks multiply, forward and backward.
-        ring: Whether chunks go round `"one_way"`, or half of each `"both_ways"`.
-        gather_output: Whether the output is put together on the first device. Else it
-            is a tuple of T parts along the last axis, each where it was computed.
+        collective: `"gather"`: the first device sends, gathers and sums. `"ring"`:
+            chunks move from device to device while chunks multiply, forward and
+            backward. `"bidirectional_ring"`: half of each goes round each way.
+        gather_output: Whether the output is gathered on the first device. Else it is a
+            tuple of T parts along the last axis, each where it was computed.
         num_shards: T. Defaults to the number of devices.
         devices: Names of devices. Defaults to the first T there are; in a pipeline
             it decides.
         activation: As of `keras.layers.Dense`. A function of your own is applied to
             gathered outputs, since it may look at all units.
-        use_bias: Whether there is a bias. That of a row layer is whole, on the first
-            device.
-        kernel_initializer: As of `keras.layers.Dense`: it draws the whole kernel.
+        use_bias: Whether there is a bias. That of a row layer is on the first device
+            alone.
+        kernel_initializer: As of `keras.layers.Dense`: it draws the full kernel.
         bias_initializer: Likewise.
         **kwargs: Of the base layer.
 
@@ -71,8 +71,7 @@ class TPDense(ShardedLayer):
         units: int,
         *,
         partition: Partition = "column",
-        mode: Mode = "sync",
-        ring: Ring = "one_way",
+        collective: Collective = "gather",
         gather_output: bool = True,
         num_shards: int | None = None,
         devices: Sequence[str] | None = None,
@@ -85,8 +84,7 @@ class TPDense(ShardedLayer):
         super().__init__(num_shards=num_shards, devices=devices, **kwargs)
         self.units = units
         self.partition = check_choice("partition", partition, ("column", "row"))
-        self.mode, self.ring = mode, ring
-        self._ways = linear.directions(mode, ring)
+        self.collective = check_choice("collective", collective, [*DIRECTIONS])
         self.gather_output = gather_output
         self.activation = keras.activations.get(activation)
         self.use_bias = use_bias
@@ -117,40 +115,44 @@ class TPDense(ShardedLayer):
         split_rows = self.partition == "row"
         if split_rows:
             even("input features", features, self.num_shards, self.name)
-        self.kernel_parts = self.add_parts(
+        self.kernel_parts = self.add_sharded_weight(
             "kernel",
             (features, self.units),
             axis=0 if split_rows else 1,
             initializer=self.kernel_initializer,
         )
         if self.use_bias and split_rows:
-            self.bias = self.add_whole(
+            self.bias = self.add_full_weight(
                 "bias", (self.units,), initializer=self.bias_initializer
             )
         elif self.use_bias:
-            self.bias_parts = self.add_parts(
+            self.bias_parts = self.add_sharded_weight(
                 "bias", (self.units,), axis=0, initializer=self.bias_initializer
             )
 
-    def call(self, inputs: Any) -> Any:
-        """Returns what the dense layer would, whole or in parts."""
+    def call(self, inputs: MaybeSharded) -> MaybeSharded:
+        """Returns the output of the dense layer, full or sharded."""
         devices = self.shard_devices
         product = linear.column if self.partition == "column" else linear.row
-        outputs = product(inputs, self.values(self.kernel_parts), devices, self._ways)
-        made = list(outputs) if linear.in_parts(outputs) else [outputs]
-        biases = self._biases(len(made))
+        outputs = product(
+            inputs, self.values(self.kernel_parts), devices, self.collective
+        )
+        terms = list(outputs) if linear.is_sharded(outputs) else [outputs]
+        biases = self._biases(len(terms))
         finish = _add_and(self.activation if self._by_unit else _unchanged)
         made = [
-            places.on(device, finish, *terms)
-            for device, *terms in zip(devices[: len(made)], made, *biases, strict=True)
+            device_ops.on(device, finish, *given)
+            for device, *given in zip(
+                devices[: len(terms)], terms, *biases, strict=True
+            )
         ]
-        outputs = made if linear.in_parts(outputs) else made[0]
+        outputs = made if linear.is_sharded(outputs) else made[0]
         if not self.gather_output:
-            return tuple(linear.scattered(outputs, devices))
-        outputs = linear.whole(outputs, devices)
+            return tuple(linear.scatter(outputs, devices))
+        outputs = linear.full(outputs, devices)
         if self._by_unit:
             return outputs
-        return places.on(devices[0], self.activation, outputs)
+        return device_ops.on(devices[0], self.activation, outputs)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the shape of the output, or of each of its parts."""
@@ -160,18 +162,17 @@ class TPDense(ShardedLayer):
         return ((*before, self.units // self.num_shards),) * self.num_shards
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """Passes a mask on, for each part if the output is in parts."""
-        mask = previous_mask[0] if linear.in_parts(inputs) else previous_mask
+        """Passes a mask on, for each part if the output is sharded."""
+        mask = previous_mask[0] if linear.is_sharded(inputs) else previous_mask
         return mask if self.gather_output else (mask,) * self.num_shards
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make this layer again."""
+        """Returns the constructor's arguments."""
         return {
             **super().get_config(),
             "units": self.units,
             "partition": self.partition,
-            "mode": self.mode,
-            "ring": self.ring,
+            "collective": self.collective,
             "gather_output": self.gather_output,
             "activation": keras.activations.serialize(self.activation),
             "use_bias": self.use_bias,
@@ -179,24 +180,24 @@ class TPDense(ShardedLayer):
             "bias_initializer": keras.initializers.serialize(self.bias_initializer),
         }
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Dense:
+        """Makes a layer from what `get_config` returned."""
+        return cls(**linear.with_collective(config))
+
     def _biases(self, num: int) -> list[list[tf.Tensor]]:
-        """Returns the bias in a list of so many pieces, or nothing."""
+        """Returns the bias in a list of `num` parts, or nothing."""
         if not self.use_bias:
             return []
         if self.partition == "column":
             return [self.values(self.bias_parts)]
         device = self.shard_devices[0]
         bias = self.value(self.bias, device)
-        return [places.split(bias, device, places.sizes(self.units, num))]
-
-
-# Keras names groups in files of weights after classes. Under this name they are found
-# by the plain layer and the other way round.
-TPDense.__name__ = keras.layers.Dense.__name__
+        return [device_ops.split(bias, device, device_ops.part_sizes(self.units, num))]
 
 
 def width(shape: Any) -> int:
-    """Returns the size of the last axis of a tensor, whole or in parts."""
+    """Returns the size of the last axis of a tensor, full or sharded."""
     return sum(s[-1] for s in shape) if _of_parts(shape) else shape[-1]
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe.tensor_parallel import places
+from tfgpipe.tensor_parallel import device_ops
 from tfgpipe.tensor_parallel.cross_entropy import cross_entropy, precise
 from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe", name="TPEmbedding")
-class TPEmbedding(ShardedLayer):
+class Embedding(ShardedLayer):
     """An embedding with its table in T parts, each on a device of its own.
 
     It computes what `keras.layers.Embedding` does, and its files of weights are those
@@ -42,7 +42,7 @@ class TPEmbedding(ShardedLayer):
         num_shards: T. Defaults to the number of devices.
         devices: Names of devices. Defaults to the first T there are; in a pipeline
             it decides.
-        embeddings_initializer: As of `keras.layers.Embedding`: it draws the whole.
+        embeddings_initializer: As of `keras.layers.Embedding`: it draws the full table.
         mask_zero: Whether token 0 is padding, which gives a Keras mask.
         **kwargs: Of the base layer.
 
@@ -79,7 +79,7 @@ class TPEmbedding(ShardedLayer):
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the table."""
-        self.table = self.add_parts(
+        self.table = self.add_sharded_weight(
             "embeddings",
             (self.input_dim, self.output_dim),
             axis=0,
@@ -99,7 +99,7 @@ class TPEmbedding(ShardedLayer):
         if targets is not None:
             return cross_entropy(targets, self.logits(inputs), self.shard_devices)
         if reverse:
-            return places.join(self.logits(inputs), self.shard_devices[0])
+            return device_ops.gather(self.logits(inputs), self.shard_devices[0])
         return self._embeddings(inputs)
 
     def logits(self, hidden: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -111,13 +111,13 @@ class TPEmbedding(ShardedLayer):
         Args:
             hidden: `(batch, ..., output_dim)`.
         """
-        copies = places.fork(hidden, self.shard_devices[0], self.num_shards)
+        copies = device_ops.copy(hidden, self.shard_devices[0], self.num_shards)
 
         def multiply(size: int) -> Any:
             return lambda x, table: keras.ops.matmul(x, tf.transpose(table[:size]))
 
         return tuple(
-            places.on(device, multiply(size), copies[t], self._table(t))
+            device_ops.on(device, multiply(size), copies[t], self._table(t))
             for t, (device, _, size) in enumerate(self._shares)
         )
 
@@ -141,7 +141,7 @@ class TPEmbedding(ShardedLayer):
         return keras.ops.not_equal(inputs, 0)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make this layer again."""
+        """Returns the constructor's arguments."""
         initializer = keras.initializers.serialize(self.embeddings_initializer)
         return {
             **super().get_config(),
@@ -154,13 +154,13 @@ class TPEmbedding(ShardedLayer):
     def _embeddings(self, tokens: tf.Tensor) -> tf.Tensor:
         tokens = keras.ops.cast(tokens, "int32")
         found = [
-            places.on(device, self._look_up(start, size), self._table(t), tokens)
+            device_ops.on(device, self._look_up(start, size), self._table(t), tokens)
             for t, (device, start, size) in enumerate(self._shares)
         ]
-        return places.add(found, self.shard_devices[0])
+        return device_ops.reduce(found, self.shard_devices[0])
 
     def _look_up(self, start: int, size: int) -> Any:
-        """Returns what finds the embeddings of tokens from `start` on."""
+        """Returns the function that looks up tokens from `start` on."""
 
         def look_up(table: tf.Tensor, tokens: tf.Tensor) -> tf.Tensor:
             inside = (tokens >= start) & (tokens < start + size)
@@ -176,7 +176,7 @@ class TPEmbedding(ShardedLayer):
 
     @property
     def _sizes(self) -> list[int]:
-        """How many tokens each shard has."""
+        """The number of tokens of each shard."""
         rows = -(-self.input_dim // self.num_shards)
         starts = range(0, rows * self.num_shards, rows)
         return [min(rows, max(0, self.input_dim - start)) for start in starts]
@@ -187,8 +187,3 @@ class TPEmbedding(ShardedLayer):
         sizes = self._sizes
         starts = [sum(sizes[:t]) for t in range(self.num_shards)]
         return list(zip(self.shard_devices, starts, sizes, strict=True))
-
-
-# Keras names groups in files of weights after classes. Under this name they are found
-# by the plain layer and the other way round.
-TPEmbedding.__name__ = keras.layers.Embedding.__name__

@@ -1,105 +1,116 @@
 """Products with a matrix whose columns, or whose rows, are on T devices.
 
-    columns   x -> every device,  y_t = x W_t        y is in parts, [..., units / T]
-    rows      x_t is in parts,    y = sum x_t W_t    y is whole, or in parts again
+    columns   x -> every device,  y_t = x W_t        y is sharded, [..., units / T]
+    rows      x_t is sharded,     y = sum x_t W_t    y is full, or sharded again
 
-Column then row needs no exchange between the two (Shoeybi et al. 2019, "Megatron-LM",
-section 3). An exchange is a copy, a gathering or a sum on the first device, or a ring.
+Columns then rows need no exchange between the two (Shoeybi et al. 2019, "Megatron-LM",
+section 3). What is exchanged goes through the first device, or around a ring.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, TypeGuard, cast
 
 import keras
 import tensorflow as tf
 
-from tfgpipe._util import check_choice
-from tfgpipe.tensor_parallel import places, ring
+from tfgpipe.tensor_parallel import device_ops, ring
 
-Mode = Literal["sync", "ring"]
-Ring = Literal["one_way", "both_ways"]
-# A tensor on the first device, or its parts along the last axis, each on its device.
-Parts = Sequence[tf.Tensor]
-WholeOrParts = Any
+Collective = Literal["gather", "ring", "bidirectional_ring"]
+# The directions in which chunks go round the ring.
+DIRECTIONS: dict[Collective, tuple[int, ...]] = {
+    "gather": (),
+    "ring": (1,),
+    "bidirectional_ring": (1, -1),
+}
+# The parts of a tensor along the last axis, each on its device.
+Parts: TypeAlias = Sequence[tf.Tensor]
+# A full tensor on the first device, or one that is sharded.
+MaybeSharded: TypeAlias = tf.Tensor | Parts
 
 
-def directions(mode: Mode, ways: Ring) -> tuple[int, ...]:
-    """Returns the ways round the ring that chunks go: none without a ring.
+def with_collective(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns a configuration, of files before version 0.2 as well.
 
-    Raises:
-        ValueError: If an argument is none of the choices.
+    These have `mode`, "sync" or "ring", and `ring`, "one_way" or "both_ways".
     """
-    check_choice("mode", mode, ("sync", "ring"))
-    check_choice("ring", ways, ("one_way", "both_ways"))
-    return () if mode == "sync" else (1,) if ways == "one_way" else (1, -1)
+    config = dict(config)
+    mode, ring = config.pop("mode", None), config.pop("ring", None)
+    if mode == "ring":
+        both = ring == "both_ways"
+        config["collective"] = "bidirectional_ring" if both else "ring"
+    elif mode is not None:
+        config["collective"] = "gather"
+    return config
 
 
-def in_parts(x: WholeOrParts) -> bool:
+def is_sharded(x: MaybeSharded) -> TypeGuard[Parts]:
     """Returns whether it is the parts of a tensor rather than the tensor."""
     return isinstance(x, (tuple, list))
 
 
-def whole(x: WholeOrParts, devices: Sequence[str]) -> tf.Tensor:
-    """Returns a tensor whole, on the first device."""
-    return places.join(x, devices[0]) if in_parts(x) else x
+def full(x: MaybeSharded, devices: Sequence[str]) -> tf.Tensor:
+    """Returns the full tensor, on the first device."""
+    return device_ops.gather(x, devices[0]) if is_sharded(x) else x
 
 
-def scattered(x: WholeOrParts, devices: Sequence[str]) -> list[tf.Tensor]:
+def scatter(x: MaybeSharded, devices: Sequence[str]) -> list[tf.Tensor]:
     """Returns the parts of a tensor, each on its device."""
-    if in_parts(x):
+    if is_sharded(x):
         return list(x)
     pieces = zip(devices, parts(x, devices), strict=True)
-    return [places.on(device, tf.identity, piece) for device, piece in pieces]
+    return [device_ops.on(device, tf.identity, piece) for device, piece in pieces]
 
 
-def parts(x: WholeOrParts, devices: Sequence[str]) -> list[tf.Tensor]:
-    """Returns the parts of a tensor: of one that is whole, on the first device still.
+def parts(x: MaybeSharded, devices: Sequence[str]) -> list[tf.Tensor]:
+    """Returns the parts of a tensor: of a full one, on the first device still.
 
     Their sizes differ by one at most.
     """
-    if in_parts(x):
+    if is_sharded(x):
         return list(x)
-    return places.split(x, devices[0], places.sizes(x.shape[-1], len(devices)))
+    width = cast(tf.Tensor, x).shape[-1]
+    sizes = device_ops.part_sizes(width, len(devices))
+    return device_ops.split(x, devices[0], sizes)
 
 
 def column(
-    x: WholeOrParts, kernels: Parts, devices: Sequence[str], ways: Sequence[int]
+    x: MaybeSharded, kernels: Parts, devices: Sequence[str], collective: Collective
 ) -> list[tf.Tensor]:
     """Returns `x @ kernels[t]` on each device t.
 
     Args:
-        x: `[..., d]`, whole or in parts.
+        x: `[..., d]`, full or sharded.
         kernels: On each device, its columns, `[d, units_t]`.
         devices: T devices.
-        ways: What `directions` returned.
+        collective: How x gets to every device.
     """
-    if ways:
-        return ring.column(parts(x, devices), kernels, devices, ways)
-    copies = places.fork(whole(x, devices), devices[0], len(devices))
+    if directions := DIRECTIONS[collective]:
+        return ring.column(parts(x, devices), kernels, devices, directions)
+    copies = device_ops.copy(full(x, devices), devices[0], len(devices))
     return _products(copies, kernels, devices)
 
 
 def row(
-    x: WholeOrParts, kernels: Parts, devices: Sequence[str], ways: Sequence[int]
-) -> WholeOrParts:
-    """Returns the sum over t of `x[t] @ kernels[t]`: in parts off a ring, else whole.
+    x: MaybeSharded, kernels: Parts, devices: Sequence[str], collective: Collective
+) -> MaybeSharded:
+    """Returns the sum over t of `x[t] @ kernels[t]`: sharded off a ring, else full.
 
     Args:
-        x: `[..., d]`, whole or in parts.
+        x: `[..., d]`, full or sharded.
         kernels: On each device, its rows, `[d_t, units]`.
         devices: T devices.
-        ways: What `directions` returned.
+        collective: How products are summed.
     """
     x = parts(x, devices)
-    if ways:
-        return ring.row(x, kernels, devices, ways)
-    return places.add(_products(x, kernels, devices), devices[0])
+    if directions := DIRECTIONS[collective]:
+        return ring.row(x, kernels, devices, directions)
+    return device_ops.reduce(_products(x, kernels, devices), devices[0])
 
 
 def _products(x: Parts, kernels: Parts, devices: Sequence[str]) -> list[tf.Tensor]:
     return [
-        places.on(device, keras.ops.matmul, a, kernel)
+        device_ops.on(device, keras.ops.matmul, a, kernel)
         for device, a, kernel in zip(devices, x, kernels, strict=True)
     ]

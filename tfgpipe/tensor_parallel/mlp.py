@@ -7,8 +7,9 @@ from typing import Any
 
 import keras
 
-from tfgpipe.tensor_parallel.dense import TPDense, outer
-from tfgpipe.tensor_parallel.linear import Mode, Ring
+from tfgpipe.tensor_parallel import linear
+from tfgpipe.tensor_parallel.dense import Dense, outer
+from tfgpipe.tensor_parallel.linear import Collective, MaybeSharded
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
@@ -20,19 +21,18 @@ class TPMLP(keras.layers.Layer):
     there is one exchange before and one after (Megatron-LM, Shoeybi et al. 2019).
 
     Args:
-        hidden_units: Size of what is between the two layers. T divides it.
+        hidden_units: Size of the output of the first layer. T divides it.
         units: Size of the output.
         activation: Of the hidden units, one by one: by name, or of `keras.activations`.
         dropout: The share of outputs that is dropped in training, on the first device,
             so that the same are dropped whatever T is.
         seed: Of the dropout.
-        mode: `"sync"` or `"ring"`, as of `TPDense`.
-        ring: `"one_way"` or `"both_ways"`, likewise.
+        collective: As of `TPDense`.
         num_shards: T. Defaults to the number of devices.
         devices: Names of devices. Defaults to the first T there are; in a pipeline
             it decides.
         use_bias: Whether the layers have biases.
-        kernel_initializer: As of `keras.layers.Dense`: it draws whole kernels.
+        kernel_initializer: As of `keras.layers.Dense`: it draws full kernels.
         bias_initializer: Likewise.
         **kwargs: Of the base layer.
 
@@ -68,8 +68,7 @@ class TPMLP(keras.layers.Layer):
         activation: Any = "gelu",
         dropout: float = 0.0,
         seed: int | None = None,
-        mode: Mode = "sync",
-        ring: Ring = "one_way",
+        collective: Collective = "gather",
         num_shards: int | None = None,
         devices: Sequence[str] | None = None,
         use_bias: bool = True,
@@ -81,8 +80,7 @@ class TPMLP(keras.layers.Layer):
         self.supports_jit = False  # XLA compiles for one device.
         self.supports_masking = True
         common = {
-            "mode": mode,
-            "ring": ring,
+            "collective": collective,
             "num_shards": num_shards,
             "devices": devices,
             "use_bias": use_bias,
@@ -90,14 +88,14 @@ class TPMLP(keras.layers.Layer):
             "bias_initializer": bias_initializer,
             "dtype": self.dtype_policy,
         }
-        self.inner = TPDense(
+        self.inner = Dense(
             hidden_units,
             activation=activation,
             gather_output=False,
             name="inner",
             **common,
         )
-        self.outer = TPDense(units, partition="row", name="outer", **common)
+        self.outer = Dense(units, partition="row", name="outer", **common)
         self.dropout = keras.layers.Dropout(dropout, seed=seed, dtype=self.dtype_policy)
 
     @property
@@ -110,7 +108,7 @@ class TPMLP(keras.layers.Layer):
         self.inner.build(input_shape)
         self.outer.build(self.inner.compute_output_shape(input_shape))
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
+    def call(self, inputs: MaybeSharded, training: bool | None = None) -> Any:
         """Applies the layers."""
         return self.dropout(self.outer(self.inner(inputs)), training=training)
 
@@ -123,9 +121,9 @@ class TPMLP(keras.layers.Layer):
         return self.outer.compute_mask(inputs, previous_mask)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make this layer again."""
+        """Returns the constructor's arguments."""
         inner = self.inner.get_config()
-        shared = ("mode", "ring", "num_shards", "devices", "use_bias", "activation")
+        shared = ("collective", "num_shards", "devices", "use_bias", "activation")
         drawn = ("kernel_initializer", "bias_initializer")
         return {
             **super().get_config(),
@@ -135,3 +133,8 @@ class TPMLP(keras.layers.Layer):
             "seed": self.dropout.seed,
             **{name: inner[name] for name in (*shared, *drawn)},
         }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> TPMLP:
+        """Makes a layer from what `get_config` returned."""
+        return cls(**linear.with_collective(config))

@@ -9,28 +9,29 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe.tensor_parallel import linear, places
+from tfgpipe.tensor_parallel import device_ops, linear
 from tfgpipe.tensor_parallel.dense import outer, width
+from tfgpipe.tensor_parallel.linear import MaybeSharded
 from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer, even
 
 
 @keras.saving.register_keras_serializable(
     package="tfgpipe", name="TPLayerNormalization"
 )
-class TPLayerNormalization(ShardedLayer):
+class LayerNormalization(ShardedLayer):
     """Layer normalization with features in T parts, each on a device of its own.
 
     It computes what `keras.layers.LayerNormalization` does over the last axis, and its
     files of weights are those of that layer. Each device takes mean and squared
-    deviations of its part; the first one makes those of the whole of them (Chan et al.
-    1979), in one exchange.
+    deviations of its part; the first one combines them (Chan et al. 1979), in one
+    exchange.
 
     Args:
         epsilon: Added to the variance.
         center: Whether there is a `beta` to add.
         scale: Whether there is a `gamma` to multiply by.
-        gather_output: Whether the output is put together on the first device. Else it
-            is a tuple of T parts along the last axis, each where it was computed.
+        gather_output: Whether the output is gathered on the first device. Else it is a
+            tuple of T parts along the last axis, each where it was computed.
         num_shards: T. Defaults to the number of devices.
         devices: Names of devices. Defaults to the first T there are; in a pipeline
             it decides.
@@ -82,35 +83,38 @@ class TPLayerNormalization(ShardedLayer):
         features = width(input_shape)
         even("features", features, self.num_shards, self.name)
         if self.scale:
-            self.gamma_parts = self.add_parts(
+            self.gamma_parts = self.add_sharded_weight(
                 "gamma", (features,), axis=0, initializer=self.gamma_initializer
             )
         if self.center:
-            self.beta_parts = self.add_parts(
+            self.beta_parts = self.add_sharded_weight(
                 "beta", (features,), axis=0, initializer=self.beta_initializer
             )
 
-    def call(self, inputs: Any) -> Any:
-        """Returns the inputs normalized, whole or in parts."""
+    def call(self, inputs: MaybeSharded) -> MaybeSharded:
+        """Returns the inputs normalized, full or sharded."""
         devices = self.shard_devices
-        lead, T = devices[0], self.num_shards
+        primary, T = devices[0], self.num_shards
         parts = linear.parts(inputs, devices)
-        forks = [places.fork(parts[t], devices[t], 2) for t in range(T)]
-        moments = [places.on(devices[t], _moments, forks[t][0]) for t in range(T)]
-        mean, inverse = places.on(lead, self._joint, *itertools.chain(*moments))
-        means, inverses = places.fork(mean, lead, T), places.fork(inverse, lead, T)
+        copies = [device_ops.copy(parts[t], devices[t], 2) for t in range(T)]
+        moments = [device_ops.on(devices[t], _moments, copies[t][0]) for t in range(T)]
+        mean, inverse = device_ops.on(primary, self._joint, *itertools.chain(*moments))
+        means, inverses = (
+            device_ops.copy(mean, primary, T),
+            device_ops.copy(inverse, primary, T),
+        )
         outputs = tuple(
-            places.on(
+            device_ops.on(
                 devices[t],
                 self._normalize,
-                forks[t][1],
+                copies[t][1],
                 means[t],
                 inverses[t],
                 *self._weights(t),
             )
             for t in range(T)
         )
-        return linear.whole(outputs, devices) if self.gather_output else outputs
+        return linear.full(outputs, devices) if self.gather_output else outputs
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the shape of the output, or of each of its parts."""
@@ -120,12 +124,12 @@ class TPLayerNormalization(ShardedLayer):
         return ((*before, features // self.num_shards),) * self.num_shards
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """Passes a mask on, for each part if the output is in parts."""
-        mask = previous_mask[0] if linear.in_parts(inputs) else previous_mask
+        """Passes a mask on, for each part if the output is sharded."""
+        mask = previous_mask[0] if linear.is_sharded(inputs) else previous_mask
         return mask if self.gather_output else (mask,) * self.num_shards
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make this layer again."""
+        """Returns the constructor's arguments."""
         return {
             **super().get_config(),
             "epsilon": self.epsilon,
@@ -160,11 +164,6 @@ class TPLayerNormalization(ShardedLayer):
         if self.center:
             y += tf.cast(weights[-1], y.dtype)
         return tf.cast(y, self.compute_dtype)
-
-
-# Keras names groups in files of weights after classes. Under this name they are found
-# by the plain layer and the other way round.
-TPLayerNormalization.__name__ = keras.layers.LayerNormalization.__name__
 
 
 def _moments(x: tf.Tensor) -> list[tf.Tensor]:

@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe.tensor_parallel import linear, places
+from tfgpipe.tensor_parallel import device_ops, linear
+from tfgpipe.tensor_parallel.linear import Collective
 from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer
 
 
@@ -21,10 +22,10 @@ class InputToHeads(ShardedLayer):
     Args:
         num_heads: How many heads there are. T divides it.
         size: Of what each head gets.
-        ways: What `linear.directions` returned.
+        collective: As of `TPDense`.
         use_bias: Whether there is a bias.
-        kernel_initializer: Draws the whole kernel, `[features, num_heads, size]`.
-        bias_initializer: Draws the whole bias, `[num_heads, size]`.
+        kernel_initializer: Draws the full kernel, `[features, num_heads, size]`.
+        bias_initializer: Draws the full bias, `[num_heads, size]`.
         **kwargs: Of the base layer.
 
     Input shape:
@@ -41,28 +42,28 @@ class InputToHeads(ShardedLayer):
         num_heads: int,
         *,
         size: int,
-        ways: Sequence[int],
+        collective: Collective,
         use_bias: bool,
         kernel_initializer: Any,
         bias_initializer: Any,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.num_heads, self.size, self.ways = num_heads, size, tuple(ways)
-        self.use_bias = use_bias
+        self.num_heads, self.size = num_heads, size
+        self.collective, self.use_bias = collective, use_bias
         self.kernel_initializer = kernel_initializer
         self.bias_initializer = bias_initializer
 
     def build(self, input_shape: Any) -> None:
         """Makes the weights."""
-        self.kernel_parts = self.add_parts(
+        self.kernel_parts = self.add_sharded_weight(
             "kernel",
             (input_shape[-1], self.num_heads, self.size),
             axis=1,
             initializer=_by_inputs(self.kernel_initializer, num_axes=1),
         )
         if self.use_bias:
-            self.bias_parts = self.add_parts(
+            self.bias_parts = self.add_sharded_weight(
                 "bias",
                 (self.num_heads, self.size),
                 axis=0,
@@ -70,14 +71,14 @@ class InputToHeads(ShardedLayer):
             )
 
     def call(self, inputs: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Returns the projections, in parts."""
+        """Returns the projections, sharded."""
         devices, T = self.shard_devices, self.num_shards
         kernels = self.values(self.kernel_parts)
-        matrices = [places.on(devices[t], _matrix, kernels[t]) for t in range(T)]
-        products = linear.column(inputs, matrices, devices, self.ways)
+        matrices = [device_ops.on(devices[t], _matrix, kernels[t]) for t in range(T)]
+        products = linear.column(inputs, matrices, devices, self.collective)
         biases = [self.values(self.bias_parts)] if self.use_bias else []
         return tuple(
-            places.on(device, self._by_head, *terms)
+            device_ops.on(device, self._by_head, *terms)
             for device, *terms in zip(devices, products, *biases, strict=True)
         )
 
@@ -102,15 +103,15 @@ class InputToHeads(ShardedLayer):
 
 
 class HeadsToOutput(ShardedLayer):
-    """Projects what heads on each device have found, and sums over heads.
+    """Projects the outputs of the heads on each device, and sums over heads.
 
     Its files of weights are those of a `keras.layers.EinsumDense("abcd,cde->abe")`.
 
     Args:
         units: Size of the output.
-        ways: What `linear.directions` returned.
+        collective: As of `TPDense`.
         use_bias: Whether there is a bias.
-        kernel_initializer: Draws the whole kernel, `[num_heads, size, units]`.
+        kernel_initializer: Draws the full kernel, `[num_heads, size, units]`.
         bias_initializer: Draws the bias, `[units]`.
         **kwargs: Of the base layer.
 
@@ -127,44 +128,46 @@ class HeadsToOutput(ShardedLayer):
         self,
         units: int,
         *,
-        ways: Sequence[int],
+        collective: Collective,
         use_bias: bool,
         kernel_initializer: Any,
         bias_initializer: Any,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.units, self.ways, self.use_bias = units, tuple(ways), use_bias
+        self.units, self.collective, self.use_bias = units, collective, use_bias
         self.kernel_initializer = kernel_initializer
         self.bias_initializer = bias_initializer
 
     def build(self, input_shape: Any) -> None:
         """Makes the weights."""
         *_, heads, size = input_shape[0]
-        self.kernel_parts = self.add_parts(
+        self.kernel_parts = self.add_sharded_weight(
             "kernel",
             (heads * self.num_shards, size, self.units),
             axis=0,
             initializer=_by_inputs(self.kernel_initializer, num_axes=2),
         )
         if self.use_bias:
-            self.bias = self.add_whole(
+            self.bias = self.add_full_weight(
                 "bias", (self.units,), initializer=self.bias_initializer
             )
 
     def call(self, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns the projection, whole."""
+        """Returns the projection, on the first device."""
         devices, T = self.shard_devices, self.num_shards
         kernels = self.values(self.kernel_parts)
         matrices = [
-            places.on(devices[t], _matrix_of_heads, kernels[t]) for t in range(T)
+            device_ops.on(devices[t], _matrix_of_heads, kernels[t]) for t in range(T)
         ]
-        rows = [places.on(devices[t], _side_by_side, inputs[t]) for t in range(T)]
-        outputs = linear.whole(linear.row(rows, matrices, devices, self.ways), devices)
+        rows = [device_ops.on(devices[t], _side_by_side, inputs[t]) for t in range(T)]
+        outputs = linear.full(
+            linear.row(rows, matrices, devices, self.collective), devices
+        )
         if not self.use_bias:
             return outputs
         bias = self.value(self.bias, devices[0])
-        return places.on(devices[0], keras.ops.add, outputs, bias)
+        return device_ops.on(devices[0], keras.ops.add, outputs, bias)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the shape of the output."""
@@ -177,7 +180,7 @@ class HeadsToOutput(ShardedLayer):
 
 def _shared_config(layer: InputToHeads | HeadsToOutput) -> dict[str, Any]:
     return {
-        "ways": list(layer.ways),
+        "collective": layer.collective,
         "use_bias": layer.use_bias,
         "kernel_initializer": keras.initializers.serialize(layer.kernel_initializer),
         "bias_initializer": keras.initializers.serialize(layer.bias_initializer),
@@ -187,11 +190,11 @@ def _shared_config(layer: InputToHeads | HeadsToOutput) -> dict[str, Any]:
 def _by_inputs(initializer: Any, *, num_axes: int) -> Any:
     """Returns an initializer that draws kernels as Keras' EinsumDense does.
 
-    It scales them by the sizes of what goes in, the first axes, and what comes out.
+    It scales them by the sizes of inputs, the first axes, and outputs.
 
     Args:
         initializer: Scales by the sizes of a matrix.
-        num_axes: How many axes go in.
+        num_axes: The number of axes of inputs.
     """
     if not isinstance(initializer, keras.initializers.VarianceScaling):
         return initializer

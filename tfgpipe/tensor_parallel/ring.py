@@ -1,4 +1,4 @@
-r"""The ring: chunks move from device to device while chunks multiply.
+r"""Ring products: chunks move from device to device while chunks multiply.
 
 A product with a matrix whose columns are on T devices needs all of x on each. Sent by
 one device, that is T times x through one link before anyone starts. On a ring each
@@ -19,8 +19,8 @@ device c. One is the gradient of the other, so the backward pass is a ring as we
 the opposite direction. (The decomposition of Wang et al. 2023, "Overlap Communication
 with Dependent Computation via Decomposition in Large Deep Learning Models".)
 
-Both ways: half of each chunk goes round in each direction, which uses both directions
-of every link and halves the time that a chunk takes to move.
+On a bidirectional ring half of each chunk goes round in each direction, which uses both
+directions of every link and halves the time that a chunk takes to move.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe.tensor_parallel import places
-from tfgpipe.tensor_parallel.places import fork, on
+from tfgpipe.tensor_parallel import device_ops
+from tfgpipe.tensor_parallel.device_ops import copy, on
 
 Rows = Sequence[Sequence[tf.Tensor]]
 
@@ -43,10 +43,10 @@ def gather_multiply(
     """Returns on each device t the sum over c of `chunks[c] @ kernels[t][c]`.
 
     Args:
-        chunks: Pieces of x along its last axis, `[..., d_c]`, chunk c for device c.
+        chunks: Parts of x along its last axis, `[..., d_c]`, chunk c for device c.
         kernels: By device, by chunk, `[d_c, units_t]`.
         devices: The devices in the order of the ring.
-        step: 1 for one way round, -1 for the other.
+        step: 1 for one direction of the ring, -1 for the other.
     """
     T = len(devices)
     here: list[Any] = list(chunks)
@@ -54,7 +54,7 @@ def gather_multiply(
     for s in range(T):
         onward = [None] * T
         for t, device in enumerate(devices):
-            chunk, *rest = fork(here[t], device, 1 if s == T - 1 else 2)
+            chunk, *rest = copy(here[t], device, 1 if s == T - 1 else 2)
             kernel = kernels[t][(t - s * step) % T]
             sums[t] = [on(device, _multiply, chunk, kernel, *sums[t])]
             onward[(t + step) % T] = rest[0] if rest else None
@@ -71,16 +71,16 @@ def multiply_scatter(
         parts: What each device has, `[..., d_t]`.
         kernels: By device, by chunk of the result, `[d_t, units_c]`.
         devices: The devices in the order of the ring.
-        step: 1 for one way round, -1 for the other.
+        step: 1 for one direction of the ring, -1 for the other.
     """
     T = len(devices)
-    forks = [fork(x, device, T) for x, device in zip(parts, devices, strict=True)]
+    copies = [copy(x, device, T) for x, device in zip(parts, devices, strict=True)]
     moving: list[list[tf.Tensor]] = [[] for _ in devices]
     for s in range(T):
         onward: list[list[tf.Tensor]] = [[] for _ in devices]
         for t, device in enumerate(devices):
             kernel = kernels[t][(t - (s + 1) * step) % T]
-            total = on(device, _multiply, forks[t][s], kernel, *moving[t])
+            total = on(device, _multiply, copies[t][s], kernel, *moving[t])
             onward[(t + step) % T if s < T - 1 else t] = [total]
         moving = onward
     return [total for (total,) in moving]
@@ -95,30 +95,32 @@ def column(
     """Returns `x @ kernels[t]` on each device t.
 
     Args:
-        chunks: Pieces of x along its last axis, piece c for device c.
+        chunks: Parts of x along its last axis, part c for device c.
         kernels: On each device, its columns, `[d, units_t]`.
         devices: The devices in the order of the ring.
-        directions: Ways to go round, 1 and -1.
+        directions: Directions of the ring, 1 and -1.
     """
     widths = [chunk.shape[-1] for chunk in chunks]
-    cut = [places.sizes(width, len(directions)) for width in widths]
+    split = [device_ops.part_sizes(width, len(directions)) for width in widths]
     pieces = [
-        places.split(chunk, device, sizes)
-        for chunk, device, sizes in zip(chunks, devices, cut, strict=True)
+        device_ops.split(chunk, device, sizes)
+        for chunk, device, sizes in zip(chunks, devices, split, strict=True)
     ]
-    flat = [size for sizes in cut for size in sizes]
+    flat = [size for sizes in split for size in sizes]
     rows = [
-        places.split(kernel, device, flat, axis=0)
+        device_ops.split(kernel, device, flat, axis=0)
         for kernel, device in zip(kernels, devices, strict=True)
     ]
     n = len(directions)
-    ways = [
+    results = [
         gather_multiply([p[i] for p in pieces], [r[i::n] for r in rows], devices, step)
         for i, step in enumerate(directions)
     ]
     if n == 1:
-        return ways[0]
-    return [places.add(sums, d) for *sums, d in zip(*ways, devices, strict=True)]
+        return results[0]
+    return [
+        device_ops.reduce(sums, d) for *sums, d in zip(*results, devices, strict=True)
+    ]
 
 
 def row(
@@ -127,29 +129,32 @@ def row(
     devices: Sequence[str],
     directions: Sequence[int],
 ) -> list[tf.Tensor]:
-    """Returns the sum over t of `parts[t] @ kernels[t]`, a piece on each device.
+    """Returns the sum over t of `parts[t] @ kernels[t]`, a part on each device.
 
     Args:
         parts: What each device has, `[..., d_t]`.
         kernels: On each device, its rows, `[d_t, units]`.
         devices: The devices in the order of the ring.
-        directions: Ways to go round, 1 and -1.
+        directions: Directions of the ring, 1 and -1.
     """
     n = len(directions)
-    widths = places.sizes(kernels[0].shape[-1], len(devices))
-    flat = [size for width in widths for size in places.sizes(width, n)]
+    widths = device_ops.part_sizes(kernels[0].shape[-1], len(devices))
+    flat = [size for width in widths for size in device_ops.part_sizes(width, n)]
     columns = [
-        places.split(kernel, device, flat)
+        device_ops.split(kernel, device, flat)
         for kernel, device in zip(kernels, devices, strict=True)
     ]
-    forks = [fork(x, device, n) for x, device in zip(parts, devices, strict=True)]
-    ways = [
-        multiply_scatter([f[i] for f in forks], [c[i::n] for c in columns], devices, s)
+    copies = [copy(x, device, n) for x, device in zip(parts, devices, strict=True)]
+    results = [
+        multiply_scatter([c[i] for c in copies], [c[i::n] for c in columns], devices, s)
         for i, s in enumerate(directions)
     ]
     if n == 1:
-        return ways[0]
-    return [places.join(halves, d) for *halves, d in zip(*ways, devices, strict=True)]
+        return results[0]
+    return [
+        device_ops.gather(halves, d)
+        for *halves, d in zip(*results, devices, strict=True)
+    ]
 
 
 def _multiply(x: tf.Tensor, kernel: tf.Tensor, *sums: tf.Tensor) -> tf.Tensor:

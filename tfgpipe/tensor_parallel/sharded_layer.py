@@ -1,4 +1,4 @@
-"""What sharded layers have in common: weights in parts, and files of wholes."""
+"""The base of sharded layers: weights in parts on devices, full weights in files."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ import tensorflow as tf
 from tfgpipe._compat import keras_internals
 from tfgpipe.capture import Scope
 from tfgpipe.devices import default_devices, make_mesh, sharding
-from tfgpipe.tensor_parallel import places
+from tfgpipe.tensor_parallel import device_ops
 
 
 class ShardedLayer(keras.layers.Layer, sharding.Sharded):
     """A layer with weights in T parts, each on a device of its own.
 
-    Files of weights hold the weights whole, in the order and layout of the layer that
-    has them so: what is saved with T = 4 loads with T = 1, and into that layer.
+    Files of weights hold full weights, in the order and layout of Keras' layer: what is
+    saved with T = 4 loads with T = 1, and into that layer. Keras names groups in such
+    files after classes, so a class has the name of Keras' layer, and `tfgpipe.layers`
+    has it as `TP...`.
+
     Optimizers keep slots for each part, so those, and `tf.train.Checkpoint`, restore
     with the same T only.
 
     Args:
         num_shards: T. Defaults to the number of devices.
-        devices: Names of T devices such as `"GPU:0"`, the first of which gets what is
-            whole. Defaults to the first T GPUs, or without GPUs logical CPUs. In a
+        devices: Names of T devices such as `"GPU:0"`, the first of which gets full
+            tensors. Defaults to the first T GPUs, or without GPUs logical CPUs. In a
             pipeline the pipeline decides.
         **kwargs: Of the base layer.
 
@@ -53,7 +56,7 @@ class ShardedLayer(keras.layers.Layer, sharding.Sharded):
 
     @property
     def sharded_weights(self) -> Sequence[sharding.ShardedWeight]:  # type: ignore[override]
-        """The weights in parts. Others are whole, on the first device."""
+        """The weights in parts. Others are on the first device."""
         return [entry.weight for entry in self.layout.entries if entry.sharded]
 
     @property
@@ -63,28 +66,28 @@ class ShardedLayer(keras.layers.Layer, sharding.Sharded):
             return tuple(map(sharding.stand_in, range(self.num_shards)))
         return self._devices
 
-    def add_parts(
+    def add_sharded_weight(
         self, name: str, shape: Sequence[int], *, axis: int, initializer: Any
     ) -> tuple[keras.Variable, ...]:
         """Adds a weight in T parts.
 
-        The initial value is drawn whole, so that it does not depend on T. What T does
-        not divide is padded with zeros.
+        The full initial value is drawn, so that it does not depend on T. A size that T
+        does not divide is padded with zeros.
 
         Args:
-            name: What it is called where it is whole.
-            shape: Its shape there.
-            axis: Along which axis it is split.
-            initializer: Draws the whole.
+            name: The name of the full weight.
+            shape: Its shape.
+            axis: The axis along which it is split.
+            initializer: Draws the full value.
         """
-        size = -(-shape[axis] // self.num_shards)
-        draw = _Draw(initializer, tuple(shape), axis, self.num_shards)
-        part_shape = (*shape[:axis], size, *shape[axis + 1 :])
+        num = self.num_shards
+        initializers = _part_initializers(initializer, tuple(shape), axis, num)
+        part_shape = (*shape[:axis], -(-shape[axis] // num), *shape[axis + 1 :])
         parts = []
         for t, device in enumerate(self._devices):
             with tf.device(device):
                 variable = self.add_weight(
-                    name=f"{name}_{t}", shape=part_shape, initializer=draw.part(t)
+                    name=f"{name}_{t}", shape=part_shape, initializer=initializers[t]
                 )
             parts.append(variable)
         weight = sharding.ShardedWeight(name, tuple(parts), axis)
@@ -92,10 +95,10 @@ class ShardedLayer(keras.layers.Layer, sharding.Sharded):
         self.weight_parts = (*self.weight_parts, *parts)
         return weight.parts
 
-    def add_whole(
+    def add_full_weight(
         self, name: str, shape: Sequence[int], *, initializer: Any
     ) -> keras.Variable:
-        """Adds a weight that is whole, on the first device."""
+        """Adds a weight that is not split, on the first device."""
         with tf.device(self._devices[0]):
             variable = self.add_weight(
                 name=name, shape=tuple(shape), initializer=initializer
@@ -123,15 +126,15 @@ class ShardedLayer(keras.layers.Layer, sharding.Sharded):
             value = tf.convert_to_tensor(variable.value)
         if value.dtype == dtype:
             return value
-        return places.on(device, lambda x: tf.cast(x, dtype), value)
+        return device_ops.on(device, lambda x: tf.cast(x, dtype), value)
 
     def save_own_variables(self, store: Any) -> None:
-        """Stores the weights whole."""
+        """Stores the full weights."""
         for number, entry in enumerate(self.layout.entries):
-            store[str(number)] = entry.whole()
+            store[str(number)] = entry.full()
 
     def load_own_variables(self, store: Mapping[str, Any]) -> None:
-        """Loads weights that were stored whole.
+        """Loads full weights.
 
         Raises:
             ValueError: If they are of another layer, or the layer is not built.
@@ -147,7 +150,7 @@ class ShardedLayer(keras.layers.Layer, sharding.Sharded):
             entry.assign(np.asarray(store[str(number)]), self.name)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make this layer again."""
+        """Returns the constructor's arguments."""
         devices = None if self.devices is None else list(self.devices)
         return {
             **super().get_config(),
@@ -156,24 +159,24 @@ class ShardedLayer(keras.layers.Layer, sharding.Sharded):
         }
 
 
-def dense_weights(layer: keras.layers.Layer) -> list[np.ndarray]:
+def full_weights(layer: keras.layers.Layer) -> list[np.ndarray]:
     """Returns the weights of a layer or model as of one without shards.
 
     What `get_weights` is to a model of `keras.layers.Dense`, this is to the model with
-    `TPDense` in its place: `plain.set_weights(dense_weights(sharded))`.
+    `TPDense` in its place: `plain.set_weights(full_weights(sharded))`.
 
     Args:
         layer: A layer or model with sharded layers inside, or without.
     """
-    return [entry.whole() for entry in _entries(layer)]
+    return [entry.full() for entry in _entries(layer)]
 
 
-def set_dense_weights(layer: keras.layers.Layer, weights: Sequence[np.ndarray]) -> None:
+def set_full_weights(layer: keras.layers.Layer, weights: Sequence[np.ndarray]) -> None:
     """Sets the weights of a layer or model to those of one without shards.
 
     Args:
         layer: A layer or model with sharded layers inside, built.
-        weights: What `get_weights` of the plain one returns, or `dense_weights` of one
+        weights: What `get_weights` of the plain one returns, or `full_weights` of one
             with another number of shards.
 
     Raises:
@@ -190,10 +193,10 @@ def set_dense_weights(layer: keras.layers.Layer, weights: Sequence[np.ndarray]) 
 
 
 def even(what: str, size: int, num_shards: int, name: str) -> int:
-    """Returns the share of each shard.
+    """Returns the size of each shard's part.
 
     Raises:
-        ValueError: If there is none that is the same for all.
+        ValueError: If the number of shards does not divide the size.
     """
     share, rest = divmod(size, num_shards)
     if rest:
@@ -208,27 +211,27 @@ def even(what: str, size: int, num_shards: int, name: str) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """A weight, and its shape as a whole."""
+    """A weight, and its full shape."""
 
     weight: sharding.ShardedWeight
     shape: tuple[int, ...]
     sharded: bool
 
-    def whole(self) -> np.ndarray:
-        """Returns the value of the whole, without padding."""
+    def full(self) -> np.ndarray:
+        """Returns the full value, without padding."""
         arrays = [keras.ops.convert_to_numpy(p.value) for p in self.weight.parts]
         joined = np.concatenate(arrays, self.weight.axis) if self.shape else arrays[0]
         return joined[tuple(map(slice, self.shape))]
 
     def assign(self, value: np.ndarray, owner: str) -> None:
-        """Sets the parts to those of a whole."""
+        """Sets the parts to those of a full value."""
         if value.shape != self.shape:
             raise ValueError(
                 f"Weight '{self.weight.name}' of '{owner}' has the shape {self.shape} "
                 f"as a whole. Received {value.shape}. Was it saved by a layer with "
                 "other arguments?"
             )
-        pieces = _cut(value, self.weight.axis, len(self.weight.parts), np.pad)
+        pieces = _split(value, self.weight.axis, len(self.weight.parts), np.pad)
         for part, piece in zip(self.weight.parts, pieces, strict=True):
             part.assign(piece)
 
@@ -240,53 +243,43 @@ class _Layout:
     entries: list[_Entry] = dataclasses.field(default_factory=list)
 
 
-class _Draw:
-    """An initial value that is drawn once and handed out in parts.
+def _part_initializers(
+    initializer: Any, shape: tuple[int, ...], axis: int, num: int
+) -> list[Callable[..., tf.Tensor]]:
+    """Returns the initializers of parts, which draw the full value once for all.
 
     Args:
-        initializer: Draws the whole.
-        shape: The whole's shape.
-        axis: Along which axis it is split.
-        num: How many parts there are.
+        initializer: Draws the full value.
+        shape: Its shape.
+        axis: The axis along which it is split.
+        num: The number of parts.
     """
+    draw = keras.initializers.get(initializer)
+    parts: list[tf.Tensor | None] = [None] * num
 
-    def __init__(
-        self, initializer: Any, shape: tuple[int, ...], axis: int, num: int
-    ) -> None:
-        self._initializer = keras.initializers.get(initializer)
-        self._shape, self._axis, self._num = shape, axis, num
-        self._pieces: list[tf.Tensor] = []
-        self._left: set[int] = set()
-
-    def part(self, t: int) -> Callable[..., tf.Tensor]:
-        """Returns the initializer of a part."""
-
-        def initialize(shape: Any, dtype: Any = None) -> tf.Tensor:
-            del shape
-            if not self._left:
+    def of_part(t: int) -> Callable[..., tf.Tensor]:
+        def initialize(part_shape: Any, dtype: Any = None) -> tf.Tensor:
+            if parts[t] is None:
                 # Keras may ask while it traces; another part may be asked for later.
                 with tf.init_scope():
-                    whole = self._initializer(self._shape, dtype=dtype)
-                    self._pieces = _cut(whole, self._axis, self._num, tf.pad)
-                self._left = set(range(self._num))
-            piece = self._pieces[t]
-            self._left.discard(t)
-            if not self._left:
-                self._pieces = []
-            return piece
+                    parts[:] = _split(draw(shape, dtype=dtype), axis, num, tf.pad)
+            part, parts[t] = parts[t], None
+            return part
 
         return initialize
 
+    return [of_part(t) for t in range(num)]
 
-def _cut(whole: Any, axis: int, num: int, pad: Callable[..., Any]) -> list[Any]:
-    """Returns equal pieces of an array or tensor, padded with zeros as need be."""
-    size = -(-whole.shape[axis] // num)
-    missing = size * num - whole.shape[axis]
+
+def _split(full: Any, axis: int, num: int, pad: Callable[..., Any]) -> list[Any]:
+    """Returns equal parts of an array or tensor, padded with zeros as need be."""
+    size = -(-full.shape[axis] // num)
+    missing = size * num - full.shape[axis]
     if missing:
-        widths = [(0, missing if i == axis else 0) for i in range(len(whole.shape))]
-        whole = pad(whole, widths)
+        widths = [(0, missing if i == axis else 0) for i in range(len(full.shape))]
+        full = pad(full, widths)
     before = (slice(None),) * axis
-    return [whole[(*before, slice(t * size, (t + 1) * size))] for t in range(num)]
+    return [full[(*before, slice(t * size, (t + 1) * size))] for t in range(num)]
 
 
 def _entries(layer: keras.layers.Layer) -> list[_Entry]:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.tensor_parallel import placed
 from tests.tensor_parallel.models import TWINS, WAYS
 from tests.tensor_parallel.placed import device_number
-from tfgpipe.tensor_parallel import TPDense, places
+from tfgpipe.tensor_parallel import TPDense, device_ops
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,10 @@ def test_a_fork_sums_gradients_where_it_is():
     def step(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
-            copies = places.fork(x, "CPU:2", 3)
-            y = [places.on(f"CPU:{t}", tf.sin, copy) for t, copy in enumerate(copies)]
+            copies = device_ops.copy(x, "CPU:2", 3)
+            y = [
+                device_ops.on(f"CPU:{t}", tf.sin, copy) for t, copy in enumerate(copies)
+            ]
         return tape.gradient(y, x)
 
     graph = step.get_concrete_function(tf.ones((2,))).graph

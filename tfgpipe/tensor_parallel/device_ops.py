@@ -1,12 +1,12 @@
-"""Computing where a shard is, forward and backward.
+"""Device-local operations: on one device, forward and backward.
 
 TensorFlow runs the backward operations of a tape on no device in particular, whatever
-device the forward ones were on. Here everything is one primitive: `on` brings tensors
-to a device and computes there, and its gradient brings gradients there and computes
+device the forward ones were on. Here everything is one primitive: `on` copies tensors
+to a device and computes there, and its gradient copies gradients there and computes
 there as well. What crosses from device to device is always an `Identity` under the
 device that it goes to, an operation of its own, so that it moves while others multiply.
 
-A tensor that several devices read is forked where it is, so that its gradients are
+A tensor that several devices read is copied where it is, so that its gradients are
 summed there too, rather than wherever a tape would.
 """
 
@@ -21,17 +21,17 @@ from tfgpipe.capture import differentiable
 
 
 def on(device: str, function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
-    """Returns what a function makes of tensors, computed on a device.
+    """Returns a function of tensors, computed on a device.
 
     Each call is one `tf.custom_gradient` all of whose arguments are on one device: in a
     graph TensorFlow passes arguments and results through one operation together, which
     for arguments of several devices would bring them all to one.
 
     Args:
-        device: Where it is computed, and its gradient.
+        device: Where the function is computed, and its gradient.
         function: Makes a tensor, or a list of tensors, of the tensors alone. What is
             differentiable comes of arguments that are.
-        *tensors: Its arguments, wherever they are.
+        *tensors: Its arguments, on any device.
     """
     with tf.device(device):
         tensors = tuple(map(tf.identity, tensors))
@@ -40,10 +40,10 @@ def on(device: str, function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
         return _with_gradient_on(device, function)(*tensors)
 
 
-def fork(x: tf.Tensor, device: str, num: int) -> list[tf.Tensor]:
-    """Returns a tensor that is on a device as `num`, whose gradients are summed there.
+def copy(x: tf.Tensor, device: str, num: int) -> list[tf.Tensor]:
+    """Returns copies of a tensor on its device, whose gradients are summed there.
 
-    Without that the tape of whoever trains would sum them where it is.
+    Without that the tape of whoever trains would sum them on any device.
     """
     if num == 1 or not differentiable(x):
         return [x] * num
@@ -53,26 +53,26 @@ def fork(x: tf.Tensor, device: str, num: int) -> list[tf.Tensor]:
 def split(
     x: tf.Tensor, device: str, sizes: Sequence[int], axis: int = -1
 ) -> list[tf.Tensor]:
-    """Returns the pieces of a tensor that is on a device."""
+    """Returns the parts of a tensor, on its device."""
     if len(sizes) == 1:
         return [x]
     return on(device, lambda x: tf.split(x, sizes, axis), x)
 
 
-def join(parts: Sequence[tf.Tensor], device: str, axis: int = -1) -> tf.Tensor:
-    """Returns tensors put together, on a device."""
+def gather(parts: Sequence[tf.Tensor], device: str, axis: int = -1) -> tf.Tensor:
+    """Returns tensors concatenated, on a device."""
     return on(device, lambda *parts: tf.concat(parts, axis), *parts)
 
 
-def add(parts: Sequence[tf.Tensor], device: str) -> tf.Tensor:
+def reduce(parts: Sequence[tf.Tensor], device: str) -> tf.Tensor:
     """Returns the sum of tensors, on a device."""
     return on(device, lambda *parts: tf.add_n(parts), *parts)
 
 
-def sizes(total: int, num: int) -> list[int]:
-    """Returns the sizes of pieces that differ by one at most.
+def part_sizes(total: int, num: int) -> list[int]:
+    """Returns the sizes of parts that differ by one at most.
 
-    >>> sizes(10, 4)
+    >>> part_sizes(10, 4)
     [3, 3, 2, 2]
     """
     return [total // num + (t < total % num) for t in range(num)]
@@ -87,8 +87,8 @@ def _with_gradient_on(device: str, function: Callable[..., Any]) -> Callable[...
 
         def gradient(*upstream: Any) -> Any:
             with tf.device(device):
-                brought = [tf.identity(tf.convert_to_tensor(x)) for x in upstream]
-                return tape.gradient(results, tensors, brought)
+                received = [tf.identity(tf.convert_to_tensor(x)) for x in upstream]
+                return tape.gradient(results, tensors, received)
 
         return results, gradient
 

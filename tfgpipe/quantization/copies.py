@@ -1,4 +1,4 @@
-"""A plain copy of a model: on one device, in float32, with nothing left to wait for.
+"""Plain copies of a model: unpipelined, in float32, without delayed quantization.
 
 What is exported, or quantized after training, is never the user's model but a copy:
 
@@ -7,13 +7,15 @@ What is exported, or quantized after training, is never the user's model but a c
     mixed_float16, ...        float32
     delay=200                 delay=0: a graph with nothing conditional in it
 
-Weights and ranges have the same values. The configuration is rewritten, as Keras saves
-it, and a model made from that.
+Weights and ranges have the same values. The configuration that Keras would save is
+rewritten, and the copy is made from it.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
 
 import keras
 
@@ -21,10 +23,10 @@ from tfgpipe._compat import keras_internals
 from tfgpipe.capture import dtype_policies
 from tfgpipe.pipelined_layer import PipelinedLayer
 from tfgpipe.pipelined_model import PipelinedModel
-from tfgpipe.quantization.wrapper import QUANTIZING
+from tfgpipe.quantization.layers import QUANTIZING, quantizing_layers
 
-_DELAYED = tuple(kind.__name__ for kind in QUANTIZING)
-_POLICIES = ("DTypePolicy", "FloatDTypePolicy", "DTypePolicyMap")
+_QUANTIZING = frozenset(map(keras.saving.get_registered_name, QUANTIZING))
+_POLICIES = frozenset({"DTypePolicy", "FloatDTypePolicy", "DTypePolicyMap"})
 
 
 def plain_copy(model: keras.Model) -> keras.Model:
@@ -41,35 +43,102 @@ def plain_copy(model: keras.Model) -> keras.Model:
     """
     _check(model)
     unpipelined = without_pipelines(model)
-    serialized = _rewritten(keras.saving.serialize_keras_object(unpipelined))
+    any_batch = unpipelined is not model
+    classes = _classes(unpipelined)
+
+    def plain(thing: dict[str, Any]) -> dict[str, Any]:
+        registered, config = thing.get("registered_name"), thing["config"]
+        if registered is None and thing["class_name"] in _POLICIES:
+            return keras.saving.serialize_keras_object(keras.DTypePolicy("float32"))
+        if registered in _QUANTIZING:
+            return {**thing, "config": {**config, "delay": 0}}
+        if thing["class_name"] == "InputLayer" and any_batch:
+            # A pipeline of a list of layers was built for one size of batch.
+            shape = [None, *config["batch_shape"][1:]]
+            return {**thing, "config": {**config, "batch_shape": shape}}
+        name = _full_name(thing.get("module"), thing["class_name"])
+        return {**thing, "registered_name": name} if name in classes else thing
+
+    serialized = map_config(keras.saving.serialize_keras_object(unpipelined), plain)
     serialized.pop("compile_config", None)
-    if unpipelined is not model:
-        serialized = _of_any_batch(serialized)
     with dtype_policies.made_under("float32"):
-        # What was made in this process may hold lambdas.
+        # A model of this process is trusted, and may hold lambdas.
         copy = keras.saving.deserialize_keras_object(
-            serialized,
-            custom_objects=_classes(unpipelined),
-            safe_mode=False,
+            serialized, custom_objects=classes, safe_mode=False
         )
     for source, target in zip(unpipelined.weights, copy.weights, strict=True):
         target.assign(source)
     return copy
 
 
+def quantize_after_training(
+    model: keras.Model, *, mode: Literal["int8", "int4", "float8"] = "int8"
+) -> keras.Model:
+    """Returns an unpipelined copy of a model, quantized by Keras' `model.quantize`.
+
+    Keras quantizes `Dense`, `EinsumDense` and `Embedding` layers, and leaves others,
+    such as convolutions, in floats. Activations get their ranges anew with each call,
+    so it takes no data, and what comes out is a Keras model, not a file.
+
+    Example:
+
+    >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    >>> copy = tfgpipe.quantization.quantize_after_training(model)
+    >>> copy.layers[0].dtype_policy.name, model.layers[0].dtype_policy.name
+    ('int8_from_float32', 'float32')
+
+    Args:
+        model: A built model, pipelined or not, that is not quantized.
+        mode: As of `keras.Model.quantize`.
+
+    Raises:
+        TypeError: If it is no Functional or Sequential model, or a pipeline of it.
+        ValueError: If it is not built, or is quantized already.
+    """
+    copy = plain_copy(model)
+    for layer in quantizing_layers(copy):
+        raise ValueError(
+            "Quantization after training is for a model trained without. Received "
+            f"'{model.name}' with layer '{layer.name}', which quantizes already. "
+            "Export it with `tfgpipe.export_int8`, or quantize what it was before."
+        )
+    with warnings.catch_warnings():
+        # For each layer that Keras leaves as it is: the docstring tells which.
+        warnings.filterwarnings("ignore", message=r".*`quantize` method")
+        copy.quantize(mode)
+    return copy
+
+
+def map_config(
+    config: Any, function: Callable[[dict[str, Any]], dict[str, Any]]
+) -> Any:
+    """Returns a serialized configuration with each object in it replaced.
+
+    Args:
+        config: What `keras.saving.serialize_keras_object` returned.
+        function: Returns the replacement of a serialized object, whose own objects are
+            replaced already.
+    """
+    if isinstance(config, dict):
+        mapped = {key: map_config(value, function) for key, value in config.items()}
+        return function(mapped) if {"class_name", "config"} <= mapped.keys() else mapped
+    if isinstance(config, list | tuple):
+        return type(config)(map_config(value, function) for value in config)
+    return config
+
+
 def _classes(model: keras.Model) -> dict[str, type]:
-    """Returns the classes of a model's own layers, under the names Keras saves.
+    """Returns the classes of a model's layers that are neither Keras' nor registered.
 
     Raises:
         ValueError: If two of them have one name.
     """
     classes: dict[str, type] = {}
-    for layer in keras_internals.inner_layers(model):
-        kind = type(layer)
-        if kind.__module__.startswith("keras."):
-            continue
+    for kind in map(type, keras_internals.inner_layers(model)):
         name = keras.saving.get_registered_name(kind)
-        other = classes.setdefault(name, kind)
+        if kind.__module__.startswith("keras.") or name != kind.__name__:
+            continue
+        other = classes.setdefault(_full_name(kind.__module__, name), kind)
         if other is not kind:
             raise ValueError(
                 "What is exported is made again from its configuration, in which "
@@ -79,6 +148,10 @@ def _classes(model: keras.Model) -> dict[str, type]:
                 "with `keras.saving.register_keras_serializable(package=...)`."
             )
     return classes
+
+
+def _full_name(module: Any, name: str) -> str:
+    return f"{module}>{name}"
 
 
 def inputs_of(model: keras.Model) -> Any:
@@ -150,33 +223,3 @@ def _check(model: Any) -> None:
         purpose="to be exported",
         remedy="Export the model as it was before `quantize`.",
     )
-
-
-def _rewritten(config: Any) -> Any:
-    """Returns a configuration with float32 for policies, and nothing delayed."""
-    if isinstance(config, dict):
-        if config.get("class_name") in _POLICIES:
-            return keras.saving.serialize_keras_object(keras.DTypePolicy("float32"))
-        changed = {key: _rewritten(value) for key, value in config.items()}
-        if config.get("class_name") in _DELAYED:
-            changed["config"] = {**changed["config"], "delay": 0}
-        return changed
-    if isinstance(config, list | tuple):
-        return type(config)(_rewritten(value) for value in config)
-    return config
-
-
-def _of_any_batch(config: Any) -> Any:
-    """Returns a configuration with inputs of any number of rows.
-
-    A pipeline of a list of layers knows only how many rows it was first called on.
-    """
-    if isinstance(config, dict):
-        changed = {key: _of_any_batch(value) for key, value in config.items()}
-        if config.get("class_name") == "InputLayer":
-            shape = [None, *config["config"]["batch_shape"][1:]]
-            changed["config"] = {**changed["config"], "batch_shape": shape}
-        return changed
-    if isinstance(config, list | tuple):
-        return type(config)(_of_any_batch(value) for value in config)
-    return config

@@ -1,7 +1,7 @@
-"""TFLite files: run, and told what they compute with.
+"""TFLite files: an interpreter, and a list of operations.
 
 Operations of a file are named like the TensorFlow operations they come from,
-`model/quant_dense_1/dense_1/MatMul`, each part a layer or what one calls its own.
+`model/quant_dense_1/dense_1/MatMul`, each part a layer or a name scope within one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import tensorflow as tf
 
 from tfgpipe._compat import tflite
 
-# They only change how numbers are written, from islands of floats to the rest and back.
-_BRIDGES = frozenset({"QUANTIZE", "DEQUANTIZE"})
+# They convert between integers and floats, and compute nothing.
+_CONVERSIONS = frozenset({"QUANTIZE", "DEQUANTIZE"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Tensor:
 
     Attributes:
         name: Its name in the file's signature.
-        dtype: What it holds.
-        scale: How much one step of the integer is worth, 0 if it is no such.
-        zero_point: The integer that stands for zero.
+        dtype: The type of its values.
+        scale: The value of one step of the integer, 0 if it is not quantized.
+        zero_point: The integer of zero.
     """
 
     name: str
@@ -41,16 +41,16 @@ class Tensor:
     scale: float
     zero_point: int
 
-    def quantized(self, x: np.ndarray) -> np.ndarray:
-        """Returns numbers as the tensor holds them, floats as integers."""
+    def quantize(self, x: np.ndarray) -> np.ndarray:
+        """Returns values in the tensor's type, floats as integers."""
         if not self.scale:
             return x.astype(self.dtype)
         steps = np.round(np.asarray(x, np.float64) / self.scale) + self.zero_point
         ends = np.iinfo(self.dtype)
         return np.clip(steps, ends.min, ends.max).astype(self.dtype)
 
-    def numbers(self, x: np.ndarray) -> np.ndarray:
-        """Returns what the tensor holds as the numbers that it stands for."""
+    def dequantize(self, x: np.ndarray) -> np.ndarray:
+        """Returns the real values of the tensor's integers."""
         if not self.scale:
             return x
         return (x.astype(np.float32) - self.zero_point) * np.float32(self.scale)
@@ -70,33 +70,31 @@ class Interpreter:
 
     def __init__(self, path: str | Path, *, input_names: Sequence[str]) -> None:
         self._runner = _interpreter(path, delegates=True).get_signature_runner()
-        given, made = (
-            self._runner.get_input_details(),
-            self._runner.get_output_details(),
-        )
-        names = list(given) if len(given) == 1 else list(input_names)
-        self.inputs = [_tensor(name, given[name]) for name in names]
-        order = sorted(made, key=lambda name: int(re.sub(r"\D", "", name) or 0))
-        self.outputs = [_tensor(name, made[name]) for name in order]
+        inputs = self._runner.get_input_details()
+        outputs = self._runner.get_output_details()
+        names = list(inputs) if len(inputs) == 1 else list(input_names)
+        self.inputs = [_tensor(name, inputs[name]) for name in names]
+        order = sorted(outputs, key=lambda name: int(re.sub(r"\D", "", name) or 0))
+        self.outputs = [_tensor(name, outputs[name]) for name in order]
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Returns outputs as the file holds them, of inputs as numbers."""
-        fed = {
-            tensor.name: tensor.quantized(np.asarray(x))
+        """Returns outputs in the file's types, of inputs as real values."""
+        arguments = {
+            tensor.name: tensor.quantize(np.asarray(x))
             for tensor, x in zip(self.inputs, inputs, strict=True)
         }
-        made = self._runner(**fed)
-        return [made[tensor.name] for tensor in self.outputs]
+        outputs = self._runner(**arguments)
+        return [outputs[tensor.name] for tensor in self.outputs]
 
 
 @dataclasses.dataclass(frozen=True)
 class Operations:
-    """What a file computes with.
+    """The operations of a file.
 
     Attributes:
-        num_operations: How many operations it has.
-        floats: Of those that compute with floats, how many of each kind there are, by
-            the layer that they come from; `""` for those whose name tells none.
+        num_operations: The number of operations.
+        floats: The number of those that compute with floats, by the layer that they
+            come from, `""` for those whose name tells none, and by kind.
     """
 
     num_operations: int
@@ -104,12 +102,12 @@ class Operations:
 
     @property
     def num_floats(self) -> int:
-        """How many operations compute with floats."""
+        """The number of operations that compute with floats."""
         return sum(sum(kinds.values()) for kinds in self.floats.values())
 
 
 def operations(path: str | Path, layers: Collection[str]) -> Operations:
-    """Returns what a file computes with.
+    """Returns the operations of a file.
 
     Args:
         path: The file.
@@ -118,7 +116,7 @@ def operations(path: str | Path, layers: Collection[str]) -> Operations:
     found = tflite.lite_operations(_interpreter(path, delegates=False))
     floats: dict[str, collections.Counter[str]] = {}
     for operation in found:
-        if operation.kind not in _BRIDGES and np.float32 in operation.dtypes:
+        if operation.kind not in _CONVERSIONS and np.float32 in operation.dtypes:
             layer = layer_of(operation.name, layers)
             floats.setdefault(layer, collections.Counter())[operation.kind] += 1
     return Operations(len(found), floats)
@@ -127,7 +125,7 @@ def operations(path: str | Path, layers: Collection[str]) -> Operations:
 def layer_of(name: str, layers: Collection[str]) -> str:
     """Returns the innermost layer in the name of an operation, or an empty string.
 
-    Layers that are called again have their number of calls behind their name.
+    The name of a layer that is called again ends in the index of the call.
 
     >>> layer_of("model_1/quant_dense_1/dense_1/MatMul", {"dense", "quant_dense"})
     'dense'
@@ -149,7 +147,7 @@ def batches(x: Any, *, size: int) -> Iterator[list[np.ndarray]]:
 
     Args:
         x: Arrays in any structure, or a dataset of batches of them.
-        size: Most rows of a batch.
+        size: The most rows of a batch.
     """
     if isinstance(x, tf.data.Dataset):
         for batch in x.as_numpy_iterator():

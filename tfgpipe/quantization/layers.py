@@ -1,0 +1,372 @@
+"""Keras layers that fake-quantize: around another layer, and alone."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe._compat import keras_internals
+from tfgpipe.capture import dtype_policies, source_model
+from tfgpipe.quantization.activations import QuantizedActivation
+from tfgpipe.quantization.annotation import LayerWrapper
+from tfgpipe.quantization.config import INPUTS, QuantizeConfig
+from tfgpipe.quantization.fake_quant import (
+    ExternalQuantizer,
+    FakeQuantNode,
+    Observer,
+    QuantContext,
+    QuantSchedule,
+    RangeUpdate,
+    fake_quantize_all,
+    make_node,
+)
+
+
+@keras.saving.register_keras_serializable(package="tfgpipe")
+class QuantizeWrapper(LayerWrapper):
+    """Runs a layer on fake-quantized weights, and fake-quantizes what it computes.
+
+    It is called, masked, cast, built and saved like the layer, and its variables are
+    those of the layer and the ranges.
+
+    Args:
+        layer: Any layer.
+        config: What of it is quantized, and how.
+        range_update: When ranges are updated: `"per_step"` for once a step, by all
+            observations in it, so that a pipeline computes the same as the layer alone;
+            or `"per_call"` for in each call, before it quantizes, the order of
+            tensorflow-model-optimization.
+        delay: The number of training steps after which quantizing starts. Until then
+            ranges are only observed: they should fit before anything is rounded to
+            them.
+        freeze_after: The number of steps after which ranges stay as they are, so that
+            the last steps train the numbers that are deployed. None for never.
+        **kwargs: Of the base layer. `name` defaults to `quant_` and the layer's.
+
+    Attributes:
+        num_updates: The variable that counts the updates of the ranges.
+        ranges: The variables of the ranges, the low end of each before the high one.
+
+    Input shape:
+        As the layer's.
+
+    Output shape:
+        As the layer's.
+
+    Example:
+
+    >>> config = tfgpipe.quantization.QuantizeConfig(weights=["kernel"], output=True)
+    >>> layer = keras.layers.Dense(4, name="dense")
+    >>> quantized = tfgpipe.quantization.QuantizeWrapper(layer, config)
+    >>> _ = quantized(np.ones((2, 3), "float32"), training=True)
+    >>> quantized.name, int(quantized.num_updates)
+    ('quant_dense', 1)
+    >>> [variable.name for variable in quantized.non_trainable_variables]
+    ['num_updates', 'kernel_min', 'kernel_max', 'output_min', 'output_max']
+
+    Raises:
+        TypeError: If it is no layer, or `config` is no configuration.
+        ValueError: If the layer is quantized already, or an argument is out of bounds.
+    """
+
+    config: QuantizeConfig
+
+    def __init__(
+        self,
+        layer: keras.layers.Layer,
+        config: QuantizeConfig,
+        *,
+        range_update: RangeUpdate = "per_step",
+        delay: int = 0,
+        freeze_after: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        _check(layer, config)
+        kwargs.setdefault("name", f"quant_{layer.name}")
+        super().__init__(layer, config, **kwargs)
+        self.schedule = QuantSchedule(
+            range_update=range_update, delay=delay, freeze_after=freeze_after
+        )
+        self._nodes = _Nodes()
+        self.ranges: tuple[keras.Variable, ...] = ()
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the ranges, and first the layer's weights if it has none."""
+        super().build(input_shape)
+        layer, config, nodes = self.layer, self.config, self._nodes
+        self.num_updates = self.schedule.add_counter(self)
+        counts: collections.Counter[str] = collections.Counter()
+
+        def make(
+            name: str, observer: Observer, shape: Any = None, *, is_weight: bool = False
+        ) -> FakeQuantNode:
+            self._check_waits(observer, name)
+            unique = f"{name}_{counts[name]}" if counts[name] else name
+            counts[name] += 1
+            node = make_node(self, unique, observer, shape, is_weight=is_weight)
+            # In a tuple TensorFlow's checkpoints find them.
+            self.ranges = (*self.ranges, *node.variables)
+            return node
+
+        for variable, observer in config.weight_observers(layer):
+            node = make(variable.name, observer, variable.shape, is_weight=True)
+            nodes.weights.append((variable, node))
+        for path, observer in config.activation_observers(layer).items():
+            make_around = functools.partial(make, observer=observer)
+            nodes.activations.append(QuantizedActivation(layer, path, make_around))
+        output = config.output_observer(layer)
+        if output is not None:
+            nodes.output = make("output", output)
+
+    def call(self, *args: Any, training: bool | None = None, **kwargs: Any) -> Any:
+        """Applies the layer on quantized weights, and quantizes what it computes."""
+        with keras_internals.without_autocast():
+            context = QuantContext(
+                self.num_updates,
+                self.schedule,
+                updates_ranges=bool(training) and self.trainable,
+                inputs=(args, kwargs),
+            )
+            weights = [
+                (v, node.fake_quantize(tf.convert_to_tensor(v.value), context))
+                for v, node in self._nodes.weights
+            ]
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_substituted(self, weights))
+            for activation in self._nodes.activations:
+                stack.enter_context(activation.in_place(context))
+            outputs = super().call(*args, training=training, **kwargs)
+        outputs = fake_quantize_all(self._nodes.output, outputs, context)
+        context.commit()
+        return outputs
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether a range of an activation is unknown before training."""
+        return any(node.needs_data for node in self._nodes.of_activations)
+
+    @property
+    def is_per_channel(self) -> bool:
+        """Whether a weight has a range for each channel."""
+        ranges = [node.variables for _, node in self._nodes.weights]
+        return any(len(v.shape) > 0 for pair in ranges for v in pair)
+
+    def set_weight_ranges(self) -> None:
+        """Sets the ranges of weights by their values, as the next step will."""
+        for variable, node in self._nodes.weights:
+            node.set_range(tf.convert_to_tensor(variable.value))
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {**super().get_config(), **self.schedule.get_config()}
+
+    def _check_waits(self, observer: Observer, name: str) -> None:
+        per_step = self.schedule.range_update == "per_step"
+        if per_step and isinstance(observer, ExternalQuantizer):
+            raise ValueError(
+                "A quantizer of tfmot's updates its range itself, in each call. "
+                f"Received one for '{name}' of layer '{self.layer.name}' with "
+                'range_update="per_step". Use range_update="per_call", or an observer '
+                "of `tfgpipe.quantization`, which can wait for the end of the step."
+            )
+
+
+@keras.saving.register_keras_serializable(package="tfgpipe")
+class FakeQuantize(keras.layers.Layer):
+    """Fake-quantizes floating-point tensors, and passes others on.
+
+    Put before the first layer it makes a model take integers once it is exported.
+
+    Args:
+        observer: What finds the range. Defaults to that of all observations.
+        range_update: As of `QuantizeWrapper`.
+        delay: Likewise.
+        freeze_after: Likewise.
+        **kwargs: Of the base layer.
+
+    Input shape:
+        Any, in any structure; tensors of one structure share the range.
+
+    Output shape:
+        The same.
+
+    Example:
+
+    >>> pixels = tfgpipe.quantization.FixedRange(initial=(0.0, 255.0))
+    >>> layer = tfgpipe.quantization.FakeQuantize(pixels)
+    >>> layer(np.array([3.2, 300.0], "float32")).numpy()
+    array([  3., 255.], dtype=float32)
+
+    Raises:
+        ValueError: If an argument is out of bounds.
+    """
+
+    def __init__(
+        self,
+        observer: Observer | None = None,
+        *,
+        range_update: RangeUpdate = "per_step",
+        delay: int = 0,
+        freeze_after: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.observer = INPUTS if observer is None else observer
+        self.schedule = QuantSchedule(
+            range_update=range_update, delay=delay, freeze_after=freeze_after
+        )
+        self.supports_masking = True
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the range."""
+        self.num_updates = self.schedule.add_counter(self)
+        shapes = keras.tree.map_shape_structure(tuple, input_shape)
+        shape = shapes if isinstance(shapes, tuple) else None
+        self._node = make_node(self, "input", self.observer, shape)
+        self.ranges = self._node.variables
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Returns the inputs fake-quantized."""
+        with keras_internals.without_autocast():
+            context = QuantContext(
+                self.num_updates,
+                self.schedule,
+                updates_ranges=bool(training) and self.trainable,
+                inputs=inputs,
+            )
+            outputs = fake_quantize_all(self._node, inputs, context)
+            context.commit()
+        return outputs
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether the range is unknown before training."""
+        return self._node.needs_data
+
+    def compute_output_spec(self, inputs: Any, **_: Any) -> Any:
+        """Infers the outputs' shapes and dtypes: those of the inputs."""
+        return source_model.symbolic(inputs)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {
+            **super().get_config(),
+            "observer": keras.saving.serialize_keras_object(self.observer),
+            **self.schedule.get_config(),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> FakeQuantize:
+        """Makes a layer from what `get_config` returned."""
+        observer = keras.saving.deserialize_keras_object(config["observer"])
+        return cls(**{**config, "observer": observer})
+
+
+QUANTIZING = (QuantizeWrapper, FakeQuantize)
+
+
+def quantizing_layers(layer: Any) -> list[Any]:
+    """Returns the layers that fake-quantize, of a layer or model and those inside."""
+    return [x for x in keras_internals.inner_layers(layer) if isinstance(x, QUANTIZING)]
+
+
+def check_unquantized(layer: keras.layers.Layer) -> None:
+    """Raises ValueError if a layer quantizes already, by us or by Keras."""
+    for inner in quantizing_layers(layer):
+        raise ValueError(
+            f"A layer is quantized once. Received '{inner.name}' of type "
+            f"{type(inner).__name__}, which quantizes already. Quantize what there "
+            "was before."
+        )
+    dtype_policies.check_unquantized(
+        layer,
+        purpose="while they are trained for 8 bits",
+        remedy="Quantize it as it was before `quantize`.",
+    )
+
+
+@dataclasses.dataclass
+class _Nodes:
+    """The fake-quant nodes of a layer, where Keras does not look for variables.
+
+    In a list or tuple of the wrapper's it would take the layer's weights for the
+    wrapper's own.
+
+    Attributes:
+        weights: Variables of the layer, each with its node.
+        activations: The activation functions between nodes.
+        output: The node of the outputs, or None.
+    """
+
+    weights: list[tuple[keras.Variable, FakeQuantNode]] = dataclasses.field(
+        default_factory=list
+    )
+    activations: list[QuantizedActivation] = dataclasses.field(default_factory=list)
+    output: FakeQuantNode | None = None
+
+    @property
+    def of_activations(self) -> list[FakeQuantNode]:
+        """The nodes of activations and of the outputs."""
+        nodes = [node for each in self.activations for node in each.nodes]
+        return nodes if self.output is None else [*nodes, self.output]
+
+
+@contextlib.contextmanager
+def _substituted(
+    owner: keras.layers.Layer, pairs: Sequence[tuple[keras.Variable, tf.Tensor]]
+) -> Iterator[None]:
+    """Has variables read as other values, wherever in a layer they are read.
+
+    Keras has no hook at the weights of a layer that is called. But inside a
+    `keras.StatelessScope` reading a variable yields what the scope maps it to. What
+    layers assign meanwhile is assigned as ever, and losses they add are added.
+
+    Args:
+        owner: The layer that takes on losses.
+        pairs: Variables, and what they read as.
+    """
+    outer = keras_internals.current_stateless_scope()
+    if outer is not None:
+        # A scope inside another does not see what that one holds.
+        mapping = outer.state_mapping
+        before = {id(v): mapping[id(v)] for v, _ in pairs if id(v) in mapping}
+        for pair in pairs:
+            outer.add_update(pair)
+        try:
+            yield
+        finally:
+            for variable, _ in pairs:
+                del mapping[id(variable)]
+            mapping.update(before)
+        return
+    substituted = {id(variable) for variable, _ in pairs}
+    with keras.StatelessScope(list(pairs), collect_losses=True) as scope:
+        yield
+    for variable in owner.variables:
+        value = scope.get_current_value(variable)
+        if value is not None and id(variable) not in substituted:
+            variable.assign(value)
+    for loss in scope.losses:
+        owner.add_loss(loss)
+
+
+def _check(layer: Any, config: Any) -> None:
+    if not isinstance(layer, keras.layers.Layer):
+        raise TypeError(
+            f"What is quantized is a Keras layer. Received {layer!r} of type "
+            f"{type(layer).__name__}."
+        )
+    if not isinstance(config, QuantizeConfig):
+        raise TypeError(
+            "A layer is quantized by a `tfgpipe.quantization.QuantizeConfig`. Received "
+            f"{config!r} of type {type(config).__name__} for layer '{layer.name}'. "
+            "`tfgpipe.quantization.from_tfmot(config)` makes one of tfmot's."
+        )
+    check_unquantized(layer)
