@@ -14,7 +14,7 @@ from tfgpipe.schedules.schedule import draw
 
 ROOT = Path(__file__).resolve().parents[3]
 README = ROOT / "README.md"
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def blocks(document: Path, *languages: str) -> list[str]:
@@ -69,6 +69,18 @@ def test_tests_and_benchmarks_that_are_named_exist(document: Path) -> None:
             path,
             function,
         )
+
+
+@pytest.mark.parametrize(
+    "document",
+    [path for path in DOCUMENTS if path.parent.name == "contributing"],
+    ids=lambda path: path.name,
+)
+def test_modules_that_contributors_are_sent_to_exist(document: Path) -> None:
+    text = document.read_text("utf-8")
+    for name in re.findall(r"`((?:tfgpipe|trainer|params)(?:\.\w+)+)`", text):
+        path = ROOT / name.replace(".", "/")
+        assert path.with_suffix(".py").exists() or path.is_dir(), name
 
 
 @functools.cache
