@@ -1,4 +1,4 @@
-"""What devices really do, measured while a model trains."""
+"""A Keras callback that measures what each device does during training."""
 
 from __future__ import annotations
 
@@ -140,9 +140,9 @@ class TimelineCallback(keras.callbacks.Callback):
         return int(tf.convert_to_tensor(self.model.optimizer.iterations))
 
     def _time_next_step(self) -> None:
-        """Has the next step timed, and the model as it was after that.
+        """Times the next step, and restores the model's train function after it.
 
-        Also after an error, of which Keras tells callbacks nothing.
+        Also restores it after an error, which Keras does not report to callbacks.
         """
         model, untimed = self.model, self.model.train_function
         if self._timed is None:

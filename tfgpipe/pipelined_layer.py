@@ -1,4 +1,4 @@
-"""The Keras face of a pipeline: a layer that runs other layers across devices."""
+"""`PipelinedLayer`, a Keras layer that runs other layers across devices."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ class PipelinedLayer(keras.layers.Layer):
         return super().__call__(inputs, *args, **kwargs)
 
     def note(self, inputs: Any, side_inputs: Mapping[str, Any]) -> None:
-        """Notes shapes and types of what the layer is first called on.
+        """Stores shapes and dtypes of the first call's inputs.
 
         Keras tells `build` the inputs' shapes but not their types, which an embedding
         of integers needs to know, and nothing of the side inputs.
@@ -319,7 +319,7 @@ class PipelinedLayer(keras.layers.Layer):
     def plan(
         self, *, sample: Any = None, batch_size: int = 32, num_slots: int = 2
     ) -> Plan:
-        """Returns the plan of the cut as it is: what each stage holds and costs.
+        """Returns the plan of the current partition: what each stage holds and costs.
 
         Args:
             sample: A mini-batch, where the sizes that the layer was built with leave
@@ -344,7 +344,7 @@ class PipelinedLayer(keras.layers.Layer):
         *,
         optimizer: keras.optimizers.Optimizer | None = None,
     ) -> None:
-        """Cuts the layers anew, and moves weights and slots to their new devices.
+        """Changes the partition, and moves weights and slots to their new devices.
 
         Values stay, so training goes on as it would have, to rounding: TensorFlow may
         fuse other operations where stages end elsewhere. Functions that were
@@ -383,7 +383,7 @@ class PipelinedLayer(keras.layers.Layer):
         self._pipeline = anew
 
     def place_slots(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Brings what an optimizer keeps for weights to the devices of these."""
+        """Moves an optimizer's slots to the devices of their weights."""
         for stage, variables in owned_variables(self.stages):
             self._put_slots(stage, variables, optimizer)
 
@@ -440,7 +440,7 @@ class PipelinedLayer(keras.layers.Layer):
     def check_state(
         self, updates: Sequence[VariableUpdate], *, adds_loss: bool
     ) -> None:
-        """Warns, the first time, of what microbatches change in training.
+        """Warns, the first time, of state that each microbatch changes in training.
 
         These are variables, and the losses that layers add.
         """
@@ -540,7 +540,7 @@ class PipelinedLayer(keras.layers.Layer):
         return order.placed(self.mesh.placement)
 
     def _put(self, stage: Stage, variables: Sequence[keras.Variable]) -> None:
-        """Brings variables to a stage, those that are parts to their shards."""
+        """Moves variables to a stage, shards to their devices."""
         numbers = stage.shards
         for variable in variables:
             shard = numbers.get(variable, 0)
@@ -552,7 +552,7 @@ class PipelinedLayer(keras.layers.Layer):
         variables: Sequence[keras.Variable],
         optimizer: keras.optimizers.Optimizer,
     ) -> None:
-        """Brings what an optimizer keeps for variables to where these are."""
+        """Moves an optimizer's slots for variables to the devices of these."""
         numbers = stage.shards
         for variable in variables:
             shard = numbers.get(variable, 0)
@@ -625,7 +625,7 @@ def _masked(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
 
 
 def _stand_in(spec: keras.KerasTensor) -> tf.Tensor:
-    """Returns a tensor of a shape and type that nobody can compute."""
+    """Returns a placeholder of a shape and dtype that cannot be computed."""
     return tf.raw_ops.Placeholder(dtype=spec.dtype, shape=spec.shape)
 
 
@@ -679,7 +679,7 @@ def pipelines_in(layer: keras.layers.Layer) -> list[PipelinedLayer]:
 
 
 def check_jit_compile(jit_compile: bool | str, num_shards: int) -> None:
-    """Raises ValueError if XLA is asked for stages of several devices."""
+    """Raises ValueError if XLA is requested for stages on several devices."""
     if jit_compile is True and num_shards > 1:
         raise ValueError(
             "XLA compiles for one device, and a stage in shards is on several. "

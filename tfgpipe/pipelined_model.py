@@ -1,4 +1,4 @@
-"""The other Keras face of a pipeline: a model that owns its loss."""
+"""`PipelinedModel`, a Keras model that computes its loss inside the pipeline."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tfgpipe.stage import Remat, Stage, TransferDtype, normalization, owned_vari
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
 class PipelinedModel(keras_internals.Replicated):
-    """Trains a model as a pipeline that ends in its loss.
+    """Trains a model as a pipeline that includes the loss.
 
     Compiled and fitted like any Keras model, with the results of the plain one: loss,
-    metrics, gradients and state. The loss of each microbatch is taken on the last
-    stage, so the outputs of the whole mini-batch are never put together, and a backward
-    can start before the last forward: that is what schedules beyond GPipe's need.
+    metrics, gradients and state. The loss of each microbatch is computed on the last
+    stage, so full-batch outputs are never materialised, and a backward can start before
+    the last forward, as schedules other than GPipe's require.
 
     `fit`, `evaluate` and `train_on_batch` run the schedule. A call of the model, and
     `predict`, do what `PipelinedLayer` does, also in a `tf.GradientTape`.
@@ -63,8 +63,8 @@ class PipelinedModel(keras_internals.Replicated):
 
     Attributes:
         schedule: The order in which actions run.
-        recorder: What keeps the times of actions in train steps that are traced while
-            it is there: see `tfgpipe.TimelineCallback`.
+        recorder: Records the times of actions in train steps that are traced while it
+            is set: see `tfgpipe.TimelineCallback`.
 
     Input shape:
         As the model, or the first layer, takes it.
@@ -284,7 +284,7 @@ class PipelinedModel(keras_internals.Replicated):
             self.pipelined.build(input_shape)
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        """Runs a mini-batch forward, and puts the outputs together."""
+        """Runs a mini-batch forward, and joins the outputs."""
         return self.pipelined(inputs, training=training, mask=mask)
 
     def compute_output_spec(self, inputs: Any, **arguments: Any) -> Any:
@@ -494,7 +494,7 @@ class PipelinedModel(keras_internals.Replicated):
 
         Args:
             x: The inputs.
-            main: The loss, a share of the sum over replicas.
+            main: The compiled loss, this replica's part of the sum over replicas.
             others: Losses of layers and weights.
         """
         first = next(i for i in keras.tree.flatten(x) if i is not None)

@@ -1,15 +1,15 @@
-"""How TensorFlow prepares the functions that a graph calls.
+"""Graph functions that TensorFlow prepares quickly, by private options of calls.
 
-A training step is little but calls of stages' programs, and before the first step
-TensorFlow goes through what is called over and over, once for each call:
+A training step consists of calls of stage functions, and before the first step
+TensorFlow visits the called function again and again, once for each call:
 
-* as the call is added to the graph, to infer shapes: a `Callee` says them itself;
-* in Grappler, TensorFlow's graph optimizer, some ten times. In a stage's program that
-  pays; the step around them has nothing to optimize, and `as_traced` leaves it out;
-* to see whether the call can be replaced by what is called: a `Callee` is called
-  through a shell, a function of one call, which is all that is looked at;
-* in XLA's clustering, in search of variables of a legacy type, unless the call comes
-  behind one: `beginning` is one.
+* as the call is added to the graph, to infer shapes: a `Callee` declares them;
+* in Grappler, TensorFlow's graph optimizer, about ten times. For a stage function that
+  pays; the step around it has nothing to optimize, and `as_traced` skips it;
+* to see whether the call can be inlined: a `Callee` is called through a wrapper
+  function of one call, which is all that is looked at;
+* in XLA's clustering, which looks for variables of a legacy type, unless the call comes
+  after one: `beginning` makes one.
 
 Of 48 transformer blocks on 8 stages with 32 microbatches each of these takes seconds to
 tens of seconds. Options of calls are kept by thread, and noted in each call where it is
@@ -101,10 +101,10 @@ def input_shapes(function: Any) -> tf.compat.v1.AttrValue:
 
 
 class Callee:
-    """A function of known shapes, to be called often.
+    """A function of known shapes that is called often and never inlined.
 
-    In a graph it stays a call, and is optimized as functions outside are, whatever the
-    graph is.
+    In a graph it stays a call. It is optimized by Grappler even if the graph around
+    it is not.
 
     Args:
         name: What to call it.
@@ -131,8 +131,8 @@ class Callee:
 
         Args:
             *tensors: Its arguments.
-            devices: Those of shards, which a function on one device has no need of: it
-                runs on the current one.
+            devices: The devices of the shards. Unused: a function on one device runs on
+                the current one.
         """
         del devices
         now = context.context().function_call_options
@@ -156,10 +156,10 @@ class Callee:
 
 
 def barrier(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns tensors of which XLA does not see how they came about.
+    """Returns tensors behind an optimization barrier of XLA.
 
-    Else it finds that a recomputation computes what the forward did, and keeps that in
-    its stead. Short lists of integers pass: they may be shapes, which XLA has to know.
+    Otherwise XLA merges a recomputation with the forward that it repeats, and keeps
+    the activations. Short integer lists pass, since they may be static shapes.
     TensorFlow's Python has no function of its own for this operation.
     """
     results = list(map(tf.convert_to_tensor, tensors))
@@ -184,9 +184,9 @@ def _may_be_shape(tensor: tf.Tensor) -> bool:
 
 @contextlib.contextmanager
 def gradient() -> Iterator[None]:
-    """Calls of a `Callee` inside are of a gradient, which a tape may differentiate.
+    """Marks calls of a `Callee` inside as part of a gradient.
 
-    The gradient of the others is known, so that a single tape need not record them.
+    A tape may differentiate those; the gradient of other calls is already known.
     """
     before = getattr(_outside, "is_gradient", False)
     _outside.is_gradient = True
@@ -197,9 +197,9 @@ def gradient() -> Iterator[None]:
 
 
 def beginning() -> tf.Operation | None:
-    """Returns an operation for calls to come after, where that is of use.
+    """Returns an operation at which XLA's clustering stops searching, or None.
 
-    It is a variable that nobody reads. The serial executor knows none of its kind.
+    It is an unused variable of the legacy type. The single-threaded executor has none.
     """
     if tf.executing_eagerly() or context.context().function_call_options.executor_type:
         return None
@@ -209,9 +209,9 @@ def beginning() -> tf.Operation | None:
 
 @contextlib.contextmanager
 def unoptimized() -> Iterator[None]:
-    """Functions called, or traced, inside run as they were traced.
+    """Functions called or traced inside are not optimized by Grappler.
 
-    Those of a `Callee` are optimized all the same.
+    Functions of a `Callee` are optimized nevertheless.
     """
     options = context.context().function_call_options
     before = getattr(_outside, "options", None)
@@ -283,9 +283,9 @@ def _call(
 
 
 def _is_recorded(tensors: Sequence[tf.Tensor]) -> bool:
-    """Returns whether a tape is to differentiate what is called itself.
+    """Returns whether a tape has to differentiate the call itself.
 
-    That is for gradients of gradients: in a gradient any tape, else one of several.
+    That is so for second derivatives: in a gradient any tape, else one of several.
     """
     order = gradients_util.PossibleTapeGradientTypes(list(tensors))
     return order >= (1 if getattr(_outside, "is_gradient", False) else 2)
@@ -303,7 +303,7 @@ def _call_with(options: Any) -> Iterator[None]:
 
 @functools.cache
 def _once(config: bytes) -> bytes:
-    """Has Grappler go over a graph once, unless the user says how often.
+    """Limits Grappler to one round, unless the user sets the number of rounds.
 
     The second round, TensorFlow's default, takes long and has not been seen to make a
     stage's programs any faster.

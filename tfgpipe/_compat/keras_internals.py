@@ -1,6 +1,6 @@
 """Every private name of Keras and TensorFlow that this library calls.
 
-Public API is used wherever it reaches. Each function here wraps one thing it does not
+Public API is used wherever it suffices. Each function here wraps one private name,
 reach, says why, and has a contract test in `tests/_compat/test_keras_internals.py`, so
 that an upgrade that moves one of them fails there, by name, rather than as a wrong
 gradient. How functions are called is in `calls`, likewise.
@@ -28,7 +28,7 @@ ScopeFactory = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 def place(variable: keras.Variable, scope: ScopeFactory, device: str | None) -> None:
-    """Makes the `tf.Variable` behind a Keras variable come to life inside `scope()`.
+    """Has the `tf.Variable` behind a Keras variable created inside `scope()`.
 
     Keras creates the `tf.Variable` of a layer that is built in a `StatelessScope` when
     the outermost such scope ends, long after any `tf.device` the layer could have set,
@@ -218,7 +218,7 @@ def set_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> None:
 
 
 def asks_for_shapes_alone() -> bool:
-    """Returns whether Keras runs a layer only to see what shapes come out."""
+    """Returns whether Keras calls a layer only to infer output shapes."""
     return in_symbolic_scope()
 
 
@@ -266,7 +266,7 @@ def update_by(
     places: Places,
     apply: Callable[..., None],
 ) -> None:
-    """Has an optimizer ask `places` where to do things, and be applied by `apply`.
+    """Makes an optimizer use `places` for devices, and `apply` in place of its own.
 
     Keras takes the distribution strategy that an optimizer was made under, and sums
     gradients over replicas amid `apply`, after it has clipped them. `apply` is to sum
@@ -312,7 +312,7 @@ def slots(optimizer: keras.optimizers.Optimizer) -> dict[int, list[keras.Variabl
 
 @contextlib.contextmanager
 def shown(copies: Sequence[tuple[keras.Variable, tf.Variable]]) -> Iterator[None]:
-    """Keras variables are one of their copies over replicas, inside."""
+    """Inside, Keras variables are represented by one replica's copies."""
     held = [(variable, variable._value) for variable, _ in copies]
     for variable, copy in copies:
         variable._value = copy

@@ -47,7 +47,7 @@ def without_strategy() -> Iterator[None]:
 
 
 def on_devices(devices: tuple[str, ...]) -> Any:
-    """Returns what `colocate_with=` must be for MirroredStrategy to use our devices.
+    """Returns a `colocate_with=` object that mirrors a variable over given devices.
 
     Variables of one device among several replicas are no mirrored ones.
 

@@ -42,9 +42,9 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 def check_argument_names(
     function: Callable[..., Any], given: Mapping[str, Any], *others: str
 ) -> None:
-    """Raises TypeError for an argument by the name that another library has for it.
+    """Raises TypeError for an argument name that another library uses.
 
-    Python by itself would complain of the argument that is missing in its place.
+    Python's own error would name the missing argument instead.
 
     Args:
         function: What is called.

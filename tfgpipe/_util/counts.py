@@ -23,7 +23,7 @@ def imbalance(stage_costs: Sequence[float]) -> float:
 
 
 def check_counts(counts: Sequence[int], names: Sequence[str]) -> tuple[int, ...]:
-    """Returns a user's numbers of calls as a tuple, once they are known to make sense.
+    """Returns a user's calls per stage as a tuple, after checking them.
 
     Args:
         counts: For each stage its number of calls.

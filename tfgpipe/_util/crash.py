@@ -1,4 +1,4 @@
-"""An error that a program did not expect: a sentence, and a file with the traceback."""
+"""Crash reports: an unexpected error as one sentence, with its traceback in a file."""
 
 from __future__ import annotations
 

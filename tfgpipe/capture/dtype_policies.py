@@ -1,4 +1,4 @@
-"""Which dtype policy the layers inside a pipeline have.
+"""Dtype policies of the layers inside a pipeline.
 
 Keras gives a layer that is made without `dtype` its global policy, the object itself. A
 policy that is given to a pipeline takes its place: layers that have the global policy

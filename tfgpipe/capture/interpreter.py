@@ -1,8 +1,8 @@
-"""Running the calls of a part on tensors.
+"""The interpreter: runs the captured calls of a part on tensors.
 
-Keras lets a mask ride on a tensor, where neither a function's boundary nor a device's
-lets it pass. Here masks travel as values of their own, put on their tensors before the
-first call of a part and taken off after the last.
+In Keras a mask is an attribute of a tensor, which neither a function's boundary nor a
+copy to a device preserves. Here masks are values of their own, put on their tensors
+before the first call of a part and taken off after the last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tfgpipe.capture.scope import Accumulator, Scope, check_assignments, differe
 
 
 class Wire(NamedTuple):
-    """What travels from part to part: a value of the network, or the mask on one."""
+    """Identifies a tensor between parts: a value of the network, or the mask on it."""
 
     number: int
     is_mask: bool = False
@@ -187,7 +187,7 @@ def _call_with_remat(
 
 
 class _SideEffects(NamedTuple):
-    """What a call leaves behind beside its outputs and losses."""
+    """Side effects of a call's first run, beside its outputs and losses."""
 
     state: list[tf.Tensor]
     accumulators: list[Accumulator]

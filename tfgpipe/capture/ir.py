@@ -1,4 +1,4 @@
-"""A model as a list of calls on numbered values, and its cut into parts.
+"""The IR of a model: calls on values, and segments of consecutive calls.
 
 Whatever Keras calls a model (a stack of layers, a graph with branches, several inputs
 and outputs, a layer used twice) is here one list of calls in an order in which each
@@ -79,7 +79,7 @@ class Network:
     outputs: tuple[int, ...]
 
     def part(self, span: slice) -> Part:
-        """Returns the part that holds the calls in `span`."""
+        """Returns the part that contains the calls in `span`."""
         calls = self.calls[span]
         made = dict.fromkeys(number for call in calls for number in call.makes)
         reads = dict.fromkeys(
@@ -91,7 +91,7 @@ class Network:
         return Part(calls, tuple(reads), tuple(n for n in made if n in wanted))
 
     def received(self, sizes: Mapping[int, float]) -> list[list[float]]:
-        """Returns for all `s` and `e` the bytes that a part of calls `[s, e)` receives.
+        """Returns for all `s`, `e` the bytes that a part of calls `[s, e)` receives.
 
         A value counts once, however many calls of the part read it; inputs of the
         network count as little as values made in the part itself.

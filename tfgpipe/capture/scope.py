@@ -1,8 +1,8 @@
-"""What a layer learns of a mini-batch, one microbatch after the other.
+"""Accumulators: what a layer observes of a mini-batch, microbatch by microbatch.
 
-A moving average that is to move once a step cannot be assigned by each microbatch. The
-layer hands over what it has seen of its microbatch instead; that is merged with what
-the microbatches before have shown, and when the last one has passed, the variables get
+A moving average that is updated once per step cannot be assigned by each microbatch.
+Instead the layer returns what it observed of its microbatch; that is merged with the
+observations of earlier microbatches, and after the last one the variables get
 their new values from the whole:
 
     microbatch   0        1        2        the step
@@ -26,11 +26,11 @@ from tfgpipe.distribution import Replicas
 
 
 class Accumulator(abc.ABC):
-    """One thing that one call of a layer has seen of its microbatch.
+    """What one call of a layer observes of its microbatch.
 
     Attributes:
-        values: Tensors of fixed shapes that say it. All zero, they say nothing.
-        variables: The `keras.Variable`s that move by it.
+        values: Tensors of static shapes. All zero means no observation.
+        variables: The `keras.Variable`s that are updated from it.
     """
 
     values: Sequence[Any]
@@ -38,7 +38,7 @@ class Accumulator(abc.ABC):
 
     @abc.abstractmethod
     def merge(self, earlier: Sequence[Any]) -> list[Any]:
-        """Returns values that hold for this microbatch and earlier ones together."""
+        """Returns values for this microbatch and all earlier ones together."""
 
     @abc.abstractmethod
     def update(self, whole: Sequence[Any], before: Sequence[Any]) -> list[Any]:
@@ -55,7 +55,7 @@ class Scope(keras.StatelessScope):
 
     Args:
         values: For each variable, its value at the start.
-        replicas: Who else computes the same on other rows, or None.
+        replicas: The replicas that compute the same on other rows, or None.
 
     Attributes:
         replicas: The same.

@@ -1,4 +1,4 @@
-"""What is pipelined, as the user gave it: a list of layers, or a Keras model."""
+"""The source model: a list of layers or a Keras model, as the user gave it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Specs = Mapping[str, keras.KerasTensor]
 
 
 class Original(abc.ABC):
-    """What the pipeline must compute the same as.
+    """The model that the pipeline must be equivalent to.
 
     Attributes:
         layers: The layers whose variables are its own.
@@ -77,7 +77,7 @@ class Original(abc.ABC):
 
     @property
     def listed(self) -> Sequence[keras.layers.Layer]:
-        """The layers as the list or the model lists them."""
+        """The layers in the order of the list or the model."""
         return self.layers
 
     @abc.abstractmethod
@@ -85,7 +85,7 @@ class Original(abc.ABC):
         """Returns what `from_config` makes it again from."""
 
     def counts(self, balance: Sequence[int] | Sequence[str]) -> tuple[int, ...]:
-        """Returns a user's cut as the number of calls in each stage.
+        """Returns the number of calls in each stage for a user's `balance` list.
 
         Args:
             balance: These numbers, or the names of the layers that end each stage but
@@ -279,7 +279,7 @@ def from_config(config: Any) -> Any:
 def named(
     inputs: Sequence[tf.Tensor | None], side_inputs: Mapping[str, tf.Tensor | None]
 ) -> dict[str, tf.Tensor | None]:
-    """Returns inputs and side inputs by the names that errors call them."""
+    """Returns inputs by the names that error messages use."""
     return {**{f"input {i}": x for i, x in enumerate(inputs)}, **side_inputs}
 
 
@@ -295,7 +295,7 @@ def are_tensors(structure: Any) -> bool:
 
 
 def symbolic(tensors: Any) -> Any:
-    """Returns the shapes and types of tensors in any structure, else what is there."""
+    """Replaces tensors by their shapes and dtypes; leaves everything else."""
     return keras.tree.map_structure(
         lambda x: (
             keras.KerasTensor(x.shape, keras.backend.standardize_dtype(x.dtype))
@@ -307,7 +307,7 @@ def symbolic(tensors: Any) -> Any:
 
 
 def copied_if_unbuilt(layers: Any) -> Any:
-    """Returns layers, those that are not built replaced by copies, to build those."""
+    """Replaces layers that are not built by copies, which can then be built."""
     if isinstance(layers, keras.Sequential) and not layers.built:
         layers = layers.layers
     if isinstance(layers, keras.Model) or not isinstance(layers, list | tuple):
@@ -355,7 +355,7 @@ def check_dense(inputs: Any, name: str) -> None:
 
 
 def check_structure(expected: Any, received: Any) -> None:
-    """Raises ValueError if inputs are nested otherwise than when it was built.
+    """Raises ValueError if inputs have another structure than the layer was built with.
 
     Where there was a tensor there may be None, but not the other way round.
     """
@@ -383,7 +383,7 @@ def _outline(structure: Any) -> str:
 def check_side_inputs_are_used(
     layers: Sequence[keras.layers.Layer], side_inputs: Iterable[str]
 ) -> None:
-    """Raises ValueError if no layer has an argument of a side input's name."""
+    """Raises ValueError if no layer's `call` has an argument of a side input's name."""
     for name in side_inputs:
         if not any(tracer.asks_for(layer, name) for layer in layers):
             raise ValueError(
@@ -395,7 +395,7 @@ def check_side_inputs_are_used(
 
 
 def check_side_inputs(expected: Sequence[str], received: Mapping[str, Any]) -> None:
-    """Raises ValueError for a side input that it was not built with."""
+    """Raises ValueError for a side input that the layer was not built with."""
     given = [name for name, x in received.items() if x is not None]
     new = [name for name in given if name not in expected]
     if new:

@@ -1,4 +1,4 @@
-"""Recording a Keras model as a network of calls.
+"""Captures a Keras model as IR: a network of calls.
 
 A Functional model remembers the calls that made it; a list of layers is called once on
 symbolic tensors. Models inside models are opened, so that a cut can go through them,
@@ -36,7 +36,7 @@ class Recording:
 
 
 class _Recorder:
-    """Numbers symbolic tensors and notes calls on them."""
+    """Assigns ids to symbolic tensors, and records calls on them."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -56,7 +56,7 @@ class _Recorder:
         outputs: Sequence[keras.KerasTensor],
         numbers: Mapping[int, int],
     ) -> list[int]:
-        """Notes a call whose tensors have `numbers` by `id`; numbers its outputs."""
+        """Records a call on tensors with these ids; returns the ids of its outputs."""
         args, kwargs = keras.tree.map_structure(
             lambda leaf: Value(numbers[id(leaf)]) if _is_tensor(leaf) else leaf,
             (args, dict(kwargs)),
@@ -68,7 +68,7 @@ class _Recorder:
         return makes
 
     def graph(self, graph: keras.Model, inputs: Sequence[int]) -> list[int]:
-        """Notes the calls of a Functional model on numbered inputs."""
+        """Records the calls of a Functional model on values with these ids."""
         numbers = dict(zip(map(id, graph.inputs), inputs, strict=True))
         for node in keras_internals.nodes(graph):
             if any(id(tensor) not in numbers for tensor in node.inputs):
@@ -150,7 +150,7 @@ def closed_in_list(layers: Sequence[keras.layers.Layer]) -> dict[int, str]:
 
 
 def _closed(operation: Any) -> str:
-    """Returns what a layer is of which Keras does not know what it calls.
+    """Describes a layer whose inner calls Keras does not know, as a phrase.
 
     An empty string for a model of which it does, and where there is nothing inside.
     """
@@ -174,8 +174,8 @@ def _inner_graph(node: keras_internals.Node) -> keras.Model | str:
     graph = keras_internals.graph_of(node.operation)
     if graph is None:
         return _closed(node.operation)
-    # Keras notes the masks that it found on the inputs as if it had been given them,
-    # and puts them on again if some layer has since taken them off.
+    # Keras records masks that it found on inputs as if they were passed as arguments,
+    # and puts them on again even if some layer has since removed them.
     masks = keras.tree.flatten(node.kwargs.get("mask"))
     others = sorted(set(node.kwargs) - {"mask"})
     if len(node.args) != 1 or others:

@@ -1,4 +1,4 @@
-"""Operations that go where their data is.
+"""A device function that colocates operations with their first placed input.
 
 TensorFlow puts an operation for which nobody names a device on the first device there
 is, and sends it its inputs. What Keras' optimizers do with a gradient between the last
@@ -29,9 +29,9 @@ _CALLS = frozenset(
 
 @contextlib.contextmanager
 def data() -> Iterator[None]:
-    """Operations created inside go to the device of their first input that has one.
+    """Colocates operations created inside with their first input that has a device.
 
-    Unless they are told where to go. Eagerly they go where TensorFlow puts them.
+    Operations with a device of their own keep it. Eagerly TensorFlow's default holds.
     """
     if tf.executing_eagerly():
         yield
@@ -41,7 +41,7 @@ def data() -> Iterator[None]:
 
 
 def finder() -> Callable[[tf.Tensor], str]:
-    """Returns what tells the device of a tensor of a graph, if it is known, else `""`.
+    """Returns a function that finds the device of a graph's tensor, `""` if unknown.
 
     A variable's value, which TensorFlow reads where the variable is, and what comes
     from outside the graph have one though their operations name none.

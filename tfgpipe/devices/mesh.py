@@ -5,7 +5,7 @@ replica 0     GPU:0  GPU:1    GPU:2  GPU:3    GPU:4  GPU:5
 replica 1     GPU:6  GPU:7    GPU:8  GPU:9   GPU:10  GPU:11
 
 Where layers are split into shards a stage has a device for each. The first of them is
-the stage's *lead*: what is not split is there.
+the stage's *lead*, its primary device: what is not sharded is there.
 
 Over two hosts (see `tfgpipe.cluster`) stages are spread over them in order, all
 replicas of a stage on one:
@@ -28,6 +28,7 @@ from tfgpipe.devices.names import (
     default_devices,
     device_advice,
     devices_of_workers,
+    full_device_name,
     host_device,
     short_name,
     visible_devices,
@@ -67,12 +68,12 @@ class Mesh:
 
     @property
     def grid(self) -> tuple[tuple[str, ...], ...]:
-        """The leads, `[replica][stage]`."""
+        """The primary devices, `[replica][stage]`."""
         return tuple(tuple(each[0] for each in replica) for replica in self.devices)
 
     @property
     def placement(self) -> tuple[int, ...]:
-        """For each stage, the number of its device among those of its replica."""
+        """For each stage, the index of its primary device within its replica."""
         first = self.grid[0]
         devices = list(dict.fromkeys(first))
         return tuple(map(devices.index, first))
@@ -164,7 +165,7 @@ def make_mesh(
     elif devices is None:
         names = default_devices()
     else:
-        names = [_full_name(device) for device in devices]
+        names = [full_device_name(device) for device in devices]
         unknown = [d for d, n in zip(devices, names, strict=True) if n not in visible]
         if unknown:
             raise ValueError(
@@ -191,7 +192,7 @@ def make_mesh(
 
 
 def check_leads(mesh: Mesh) -> None:
-    """Raises ValueError if replicas have their last stages in different hosts.
+    """Raises ValueError if the primary devices of the last stage are on several hosts.
 
     There the loss is, and a strategy's own devices must share a host.
     """

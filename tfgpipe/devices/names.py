@@ -8,7 +8,7 @@ TPU_CORE = "TPU_REPLICATED_CORE"
 
 
 def local_kind(num_devices: int) -> str:
-    """Returns of which kind a process takes its devices, without starting TensorFlow.
+    """Returns the type of device that a process uses, without starting TensorFlow.
 
     Raises:
         ValueError: If it has fewer.
@@ -75,7 +75,7 @@ def is_remote(device: str) -> bool:
 
 
 def ordering_token(name: str) -> tf.Tensor:
-    """Returns a resource that stands for an order of operations, and holds nothing.
+    """Returns a resource that orders operations, and holds nothing.
 
     Args:
         name: What is ordered. Tokens of one name on one device are the same.
@@ -108,15 +108,15 @@ def devices_of_workers() -> list[list[str]]:
 def visible_devices(device_type: str | None = None) -> list[str]:
     """Returns the full names of the logical devices, of one type if it is given."""
     devices = tf.config.list_logical_devices(device_type)
-    return [_full_name(device.name) for device in devices]
+    return [full_device_name(device.name) for device in devices]
 
 
-def _full_name(device: str) -> str:
+def full_device_name(device: str) -> str:
     """Completes `"GPU:0"` to the form in which TensorFlow reports a tensor's device.
 
-    >>> _full_name("gpu:1")
+    >>> full_device_name("gpu:1")
     '/job:localhost/replica:0/task:0/device:GPU:1'
-    >>> _full_name("/job:worker/task:2/CPU:0")
+    >>> full_device_name("/job:worker/task:2/CPU:0")
     '/job:worker/replica:0/task:2/device:CPU:0'
     """
     if device.startswith("/job:"):

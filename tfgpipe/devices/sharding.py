@@ -1,4 +1,4 @@
-"""Where the shards of a tensor-parallel layer are.
+"""Device placement of tensor-parallel layers: where each shard is.
 
 Such a layer keeps T parts of each of its weights and computes with each part where the
 part is. By itself it knows T devices. As part of a stage it must name none, since a
@@ -52,7 +52,7 @@ class Sharded:
 
 
 def stand_in(shard: int) -> str:
-    """Returns the device that stands for that of a shard.
+    """Returns the placeholder device of a shard.
 
     >>> stand_in(2)
     '/device:SHARD:2'
@@ -61,7 +61,7 @@ def stand_in(shard: int) -> str:
 
 
 def shard_of(device: str) -> int | None:
-    """Returns the shard whose device a name stands for, or None of another name.
+    """Returns the shard of a placeholder device, or None for another name.
 
     >>> shard_of(stand_in(2))
     2
@@ -71,9 +71,9 @@ def shard_of(device: str) -> int | None:
 
 
 def at(shard: int) -> contextlib.AbstractContextManager[Any]:
-    """Returns the scope of what is on a shard's device, in a stage.
+    """Returns the device scope of a shard, inside a stage.
 
-    The first shard's is the stage's lead, as is that of all that names no device.
+    The first shard's is the stage's primary device, as for operations without one.
     """
     return tf.device(stand_in(shard)) if shard else contextlib.nullcontext()
 
@@ -109,7 +109,7 @@ def spec(weight: ShardedWeight) -> mesh.ShardingSpec:
 
 
 def table(layers: Iterable[Any]) -> str:
-    """Returns what is in parts, by weight: a line for all layers that are alike."""
+    """Returns a table of sharded weights: one line for all layers that are alike."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for layer in sharded_layers(layers):
         for weight in layer.sharded_weights:

@@ -1,4 +1,4 @@
-"""Which cores of a TPU slice the stages of each replica are on.
+"""Assigns cores of a TPU slice to the stages of each replica.
 
 A slice is a grid of chips, of one core each (v4, v5e) or two (v2, v3). What a stage
 makes goes to the stage after, so the two are best on one chip, or on neighbouring ones.

@@ -1,8 +1,8 @@
-"""Sums of tensors over replicas, one on each device, in plain TensorFlow operations.
+"""All-reduce of tensors over replicas, in plain TensorFlow operations.
 
-    reduce    all go to one device, and the sum from there to all
-    ring      each is cut in D chunks; chunk c goes once around, adding up, and once
-              more as a sum, so that every link carries 2 (D - 1) / D of a tensor
+    reduce    all are sent to one device, and the sum from there to all
+    ring      each is split into D chunks; chunk c goes around once as a partial sum and
+              once as the sum, so that every link carries 2 (D - 1) / D of a tensor
 
 Both give the same numbers on all devices, bit for bit.
 """

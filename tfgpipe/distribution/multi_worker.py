@@ -1,8 +1,8 @@
-"""Replicas of a pipeline that are processes of their own, on hosts of their own.
+"""A distribution strategy whose replicas are processes, each on a host of its own.
 
              stage 0       stage 1
 process 0     GPU:1         GPU:0      each process builds its own replica alone, and
-process 1     GPU:1         GPU:0      meets the others in sums of gradients
+process 1     GPU:1         GPU:0      takes part in the all-reduce of gradients
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Optimizers that keep slots, and update weights, where the weights are.
 
-By itself Keras runs the arithmetic of every update on the first device and keeps slots
+Keras runs the arithmetic of every update on the first device, and creates slots
 there. Over replicas it clips gradients before they are summed, asks the first replica
 alone whether they are finite, and cannot accumulate them or average weights. Here each
 strategy for pipelines applies the optimizer: see `StageStrategy.apply_gradients`.
@@ -59,7 +59,7 @@ def place_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 class _ColocatedStrategy:
-    """What a Keras optimizer asks of a distribution strategy."""
+    """Stands in for the strategy of a Keras optimizer: colocates with the weights."""
 
     @property
     def extended(self) -> _ColocatedStrategy:
@@ -114,7 +114,7 @@ def _check_strategy(strategy: Any) -> None:
         )
 
 
-# Their update of an entry depends on others of the same weight.
+# Optimizers whose update of an entry depends on other entries of the same weight.
 _OF_WHOLE_WEIGHTS = (
     keras.optimizers.Adafactor,
     keras.optimizers.Lamb,
@@ -125,7 +125,7 @@ _OF_WHOLE_WEIGHTS = (
 def warn_of_sharded_updates(
     optimizer: keras.optimizers.Optimizer, num_shards: int
 ) -> None:
-    """Warns of an optimizer to which a part of a weight is a weight of its own."""
+    """Warns of an optimizer that treats each shard of a weight as a weight."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     of_whole = isinstance(inner, _OF_WHOLE_WEIGHTS)
     if num_shards == 1 or not (of_whole or inner.clipnorm):

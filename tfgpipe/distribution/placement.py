@@ -1,4 +1,4 @@
-"""The devices of a pipeline's stages, and bringing variables to them."""
+"""Placement of a pipeline's stages: chooses devices, moves variables to them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tfgpipe.distribution.stage_strategy import StageStrategy
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where the stages of one pipeline are.
+    """The devices of the stages of one pipeline.
 
     Attributes:
         mesh: The devices.
-        strategy: The strategy whose they are, or None.
+        strategy: The strategy that the devices belong to, or None.
     """
 
     mesh: Mesh
@@ -40,7 +40,7 @@ class Placement:
         return self.strategy.stage_devices if self.strategy else self.mesh.devices[0]
 
     def put(self, k: int, variables: Iterable[keras.Variable], shard: int = 0) -> None:
-        """Makes variables live, or come to life, on the devices of stage `k`.
+        """Places variables, initialized or not, on the devices of stage `k`.
 
         Args:
             k: The stage.
@@ -60,7 +60,7 @@ class Placement:
         weight: keras.Variable,
         optimizer: keras.optimizers.Optimizer,
     ) -> None:
-        """Brings what an optimizer keeps for a weight to where that is."""
+        """Moves an optimizer's slots for a weight to the weight's devices."""
         for slot in optimizer_slots(optimizer, [weight]):
             if self.strategy is None:
                 self.put(k, [slot], shard)
@@ -86,9 +86,9 @@ class Placement:
         )
 
     def check_shards(self, num_shards: int) -> None:
-        """Raises ValueError if built layers are in other shards than there are.
+        """Raises ValueError if the built layers' shard count differs from the mesh's.
 
-        Layers that make others when they are built show them only then.
+        Layers that create other layers in `build` show them only after that.
         """
         if num_shards not in (1, self.mesh.num_shards):
             raise ValueError(

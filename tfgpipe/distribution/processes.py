@@ -1,11 +1,11 @@
-"""Sums over replicas that are processes of their own, one replica each.
+"""All-reduce over replicas that are processes of their own, one replica each.
 
 Each process sees its own replica alone, so gradients of a stage are summed up by a
 collective operation that runs on the stage's device, in each process: see `replicas`
 for what such operations ask for.
 
-Each process draws up its own graph, and one may trace more often than another. So the
-keys of these operations come of what is the same in all processes whatever has been
+Each process builds its own graph, and one may trace more often than another. So the
+keys of these collectives depend only on what is the same in all processes whatever was
 traced: stages, weights, and the order in which optimizers are first used.
 """
 
@@ -20,8 +20,8 @@ import tensorflow as tf
 
 from tfgpipe.devices import ordering_token
 
-# Apart from the keys of TensorFlow's own collectives, which count from 1, and of sums
-# inside of stages.
+# Disjoint from the keys of TensorFlow's own collectives, which count from 1, and from
+# those of collectives inside stages.
 _FIRST_GROUP = 1_000_000
 _FIRST_INSTANCE = 1_000_000
 # Group keys of stages are from here to the last that there is.
@@ -29,7 +29,7 @@ _FIRST_STAGE_GROUP = 1 << 30
 
 
 class InstanceKeys:
-    """Instance keys of sums of gradients: one for each weight of each optimizer."""
+    """Instance keys of gradient all-reduces: one for each weight of each optimizer."""
 
     def __init__(self) -> None:
         self._next = _FIRST_INSTANCE
@@ -54,14 +54,14 @@ class InstanceKeys:
 
 
 def stage_group(device: str, num_sums: int, specs: Iterable[tf.TensorSpec]) -> int:
-    """Returns the group key of a stage that sums over processes.
+    """Returns the group key of a stage whose collectives span processes.
 
     Stages that share it have variables of the same shapes, so that sums of one are
     never taken for those of another of different shape.
 
     Args:
         device: The stage's, in this process.
-        num_sums: How many sums a microbatch takes.
+        num_sums: How many collectives a microbatch takes part in.
         specs: Shapes and types of the stage's variables.
     """
     found = tf.DeviceSpec.from_string(device)
@@ -87,7 +87,7 @@ def sum_gradients(
     number = tf.distribute.get_strategy().num_replicas_in_sync
     summed = []
     for gradient, variable, key in zip(gradients, variables, keys, strict=True):
-        # The number of a device in its process, which is one stage's in all of them.
+        # The index of a device in its process: one stage's in all of them.
         index = tf.DeviceSpec.from_string(variable.device).device_index
         with tf.device(variable.device):
             summed.append(

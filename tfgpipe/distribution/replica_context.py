@@ -12,7 +12,7 @@ from tfgpipe.distribution.stage_strategy import StageStrategy
 
 
 def copies_of(variable: tf.Variable) -> tuple[tf.Variable, ...]:
-    """Returns what a variable is on each replica, or the only one that there is."""
+    """Returns the copies of a variable, one per replica, or the variable itself."""
     return tf.distribute.get_strategy().experimental_local_results(variable)
 
 
@@ -79,7 +79,7 @@ def sum_over_replicas(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def share_of_rows(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns what part of the rows `[B, ...]` of all replicas are this one's, `[]`."""
+    """Returns this replica's fraction of the global batch `[B, ...]`, `[]`."""
     rows = tf.cast(tf.shape(tensor)[0], tf.float64)
     if current_num_replicas() == 1:
         return tf.ones_like(rows)
@@ -87,7 +87,7 @@ def share_of_rows(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def current_replica() -> int:
-    """Returns the number of the replica whose computation is being built.
+    """Returns the index of the replica whose computation is being built.
 
     Not on TPUs, where one is built for all.
     """
@@ -97,7 +97,7 @@ def current_replica() -> int:
 
 
 def replica_number() -> int | tf.Tensor:
-    """Returns the number of the replica that computes, if need be as a tensor."""
+    """Returns the index of the replica, as a tensor where it is not static."""
     context = tf.distribute.get_replica_context()
     if context is None:
         return 0  # Across replicas, as when shapes are inferred.

@@ -1,14 +1,14 @@
-"""Sums over replicas from inside a traced stage.
+"""Collectives over replicas inside a traced stage.
 
 `tf.distribute` sums where all replicas are being built side by side; a stage is traced
-once for all of them. A collective operation needs no more than to run on each: the
-replicas meet at it, wherever each is in its own program, if they agree on
+once for all of them. A collective operation only has to run on each replica: they take
+part in it, wherever each is in its own stage functions, if they agree on
 
-- who meets: a number that the replicas of one stage have in common;
-- at which meeting: a number for each sum and microbatch. Empty microbatches meet as
-  well, with nothing, since a replica cannot know that another has none;
-- the order of meetings. TensorFlow keeps it among operations that take the same
-  resource, the *token*; without one they have been seen to wait for each other forever.
+- the group key: the same for all replicas of one stage, and for no other stage;
+- the instance key: one per collective and microbatch. Empty microbatches take part as
+  well, with zeros, since a replica cannot know that another has none;
+- the order of collectives. TensorFlow keeps it among operations that take the same
+  resource, the *token*; without one they have been seen to deadlock.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class Replicas:
-    """The replicas of a stage, seen from one of them.
+    """The group of a collective: the replicas of a stage, seen from one of them.
 
     Attributes:
-        number: D, how many there are.
+        number: D, the size of the group.
         token: A resource on the replica's device.
-        group: A number that no other stage has.
-        meeting: The number of the first sum of the microbatch.
-        present: One, or zero for a microbatch without rows.
-        numbers: Counts the sums of the stage.
+        group: The group key.
+        meeting: The instance key of the microbatch's first collective.
+        present: One, or zero for an empty microbatch.
+        numbers: Counts the stage's collectives, as offsets of the instance key.
     """
 
     number: int
@@ -47,7 +47,7 @@ class Replicas:
         return tuple(tf.TensorSpec((), dtype) for dtype in dtypes)
 
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the sum of the tensors of all replicas that are present.
+        """Returns the sum of a tensor over all replicas with a non-empty microbatch.
 
         Its gradient is that of a sum of the losses of all replicas.
         """
@@ -68,5 +68,5 @@ class Replicas:
             ordering_token=[self.token],
             merge_op="Add",
             final_op="Id",
-            # No `timeout_seconds`: each sum would leave a thread that sleeps so long.
+            # No `timeout_seconds`: each call would leave a thread that sleeps so long.
         )

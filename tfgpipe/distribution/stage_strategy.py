@@ -14,7 +14,7 @@ from tfgpipe.devices import Mesh
 
 
 class StageStrategy(abc.ABC):
-    """What a distribution strategy needs beside its own for a pipeline to run on it."""
+    """What a pipeline needs of a strategy beside TensorFlow's interface."""
 
     @property
     @abc.abstractmethod
@@ -92,4 +92,4 @@ class StageStrategy(abc.ABC):
 
     @abc.abstractmethod
     def place_of(self, variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
-        """Assignments to a variable, made inside, are where the variable is."""
+        """Returns the scope in which to assign to a variable."""

@@ -1,12 +1,12 @@
-"""Where the variables of a stage live: a distribution strategy with a stage scope.
+"""A distribution strategy with a stage scope, which places variables by stage.
 
 `PipelineStrategy` is TensorFlow's MirroredStrategy with one addition. Its own devices
 are those of the *last* stage, one a replica, so that a model's loss runs where its
 logits are. Variables made in `stage_scope(k)` are mirrored over the devices of stage
 `k` instead, and so are their optimizer slots: see `updates`.
 
-Copies on D replicas can be spared. Then a variable has an *owner* among them, the one
-that owns the fewest bytes when the variable is first asked for.
+Copies on D replicas can be avoided (ZeRO). Then a variable has an *owner*: the replica
+that owns the fewest bytes when the variable is first used.
 
                           replica 0        replica 1
     "none"                w  m  v          w  m  v
@@ -141,8 +141,8 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
         self._ownership = Ownership()
         super().__init__(
             devices=list(self._mesh.stage(num_stages - 1)),
-            # Reduces each gradient among the devices that it lives on; the default,
-            # one collective over the strategy's own devices, knows only the last
+            # All-reduces each gradient among its own devices; the default, one
+            # collective over the strategy's own devices, knows only the last
             # stage's.
             cross_device_ops=tf.distribute.ReductionToOneDevice(),
         )
@@ -222,7 +222,7 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
         values: Sequence[Any],
         parts: Parts,
     ) -> Parts:
-        """Returns the sum of each gradient on all replicas' devices."""
+        """Returns each gradient's sum, on all replicas' devices."""
         if self.all_reduce == "nccl":
             present = [value for value in values if value is not None]
             sums = iter(all_reduce.nccl(self, present))
@@ -236,7 +236,7 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
         ]
 
     def owner(self, weight: tf.Variable) -> int:
-        """Returns which of its copies the owner of a weight has."""
+        """Returns the index of the replica that owns a weight."""
         first, *others = copies_of(weight)
         devices = [copy.device for copy in (first, *others)]
         if id(first) not in self._ownership:

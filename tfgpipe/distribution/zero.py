@@ -1,4 +1,4 @@
-"""Which of several replicas keeps what is kept once."""
+"""ZeRO assignment: which replica keeps a weight or slot that is not copied."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 
 class Ownership:
-    """Shares things out over devices, each to the one that has least.
+    """Assigns keys to devices, each to the device that holds the fewest bytes.
 
-    The order in which they are asked for decides, so that processes that ask in the
+    The result depends on the order of the calls alone, so processes that call in the
     same order agree.
     """
 
@@ -23,21 +23,21 @@ class Ownership:
         return key in self._owners
 
     def take(self, devices: Sequence[str], num_bytes: int) -> int:
-        """Returns the position of the device that something new goes to."""
+        """Assigns something new, and returns the position of its device."""
         held = [self._held[device] for device in devices]
         owner = held.index(min(held))
         self._held[devices[owner]] += num_bytes
         return owner
 
     def of(self, key: Hashable, devices: Sequence[str], num_bytes: int) -> int:
-        """Returns the position of the device that something is on, always the same."""
+        """Returns the position of the device of a key, always the same."""
         if key not in self._owners:
             number = self.take(devices, num_bytes)
             self._owners[key] = _Owner(number, devices[number], num_bytes)
         return self._owners[key].number
 
     def release(self, key: Hashable) -> None:
-        """Forgets something that is gone."""
+        """Removes something that no longer exists."""
         owner = self._owners.pop(key)
         self._held[owner.device] -= owner.num_bytes
 

@@ -19,11 +19,11 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-# Below this share of the longer edge of the weights, rows are few.
+# Below this ratio to the longer edge of the weights, rows are few.
 _FEW = 1 / 4
 # Above this sum of the reciprocals of its edges, a result has a short edge for oneDNN.
 _SHORT = 0.0038
-# Where rows fall on one another, and how much longer they are made, in numbers.
+# Row length at which rows share cache lines, and the padding, in elements.
 _PAGE, _LONGER = 1024, 16
 # A result with a shorter edge, or of sums of fewer terms, takes less than making the
 # operands longer.
@@ -43,7 +43,7 @@ def multiply(
 
 
 def stand_ins(graph: tf.Graph) -> dict[str, str]:
-    """Adds to a graph the faster forms of its products.
+    """Adds faster forms of a graph's matrix products to it.
 
     Args:
         graph: The graph. Nothing in it uses the new operations yet.

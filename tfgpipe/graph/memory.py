@@ -1,4 +1,4 @@
-"""The memory that a traced function takes: what it holds at a time, and how much."""
+"""Peak memory of a traced function, from the sizes and order of its tensors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def buffers(tensors: Iterable[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def peak_bytes(graph: tf.Graph) -> int:
-    """Returns the most bytes that a function holds at a time beside its arguments.
+    """Returns the peak of the bytes that a function holds beside its arguments.
 
     Operations run in the order of the graph. Each makes its results while it holds what
     it reads; then what nothing else reads is freed. One on single elements writes into

@@ -1,7 +1,7 @@
-"""A function on several devices, run as pieces that are on one device each.
+"""Multi-device functions: a function on several devices, called in parts of one each.
 
-Pieces name no device: they are called where the shard they are of is, so those that
-compute the same are one function, of whichever shard, stage and replica they are.
+Parts name no device: they are called on the device of their shard, so parts that
+compute the same are one function, for whichever shard, stage and replica.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tfgpipe.graph.pieces import Piece
 
 
 class MultiDeviceFunction:
-    """A function of known shapes whose operations are on stand-ins of devices.
+    """A function of known shapes whose operations are on placeholder devices.
 
     Called as a `Callee` is.
 
@@ -76,7 +76,7 @@ class _Part:
 
 
 class _Graph:
-    """A traced function, without what would bring tensors to the lead's device.
+    """A traced function, without copies that would bring tensors to the primary device.
 
     By themselves, TensorFlow's functions copy what they are given and what they return;
     and what `tf.custom_gradient` decorates, all of it, weights too. These copies name
@@ -204,7 +204,7 @@ def _part(
 def _anonymous(
     graph: _Graph, operations: Sequence[str], reads: Sequence[str], makes: Sequence[str]
 ) -> tuple[tf.compat.v1.GraphDef, tuple[str, ...], tuple[str, ...]]:
-    """Returns operations under names that tell their order alone, and names of ends."""
+    """Returns operations under canonical names, with the new names of both ends."""
     definition = tf.compat.v1.GraphDef(versions=graph.versions)
     numbers = {name: f"o{number}" for number, name in enumerate(operations)}
     fed = {name: f"i{number}:0" for number, name in enumerate(reads)}

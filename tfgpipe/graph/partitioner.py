@@ -1,30 +1,30 @@
-"""Where to cut one traced computation into a forward and a backward program.
+"""Splits a stage's joint graph into a forward and a backward subgraph.
 
-A stage is traced once, forward and gradient together, as one graph. Both programs are
-then pieces of that graph, and rematerialisation is nothing but a choice of where to
-cut it:
+A stage is traced once, forward and gradient together, as one joint graph. Both stage
+functions are subgraphs of it, and rematerialisation is nothing but the choice of where
+to split it:
 
-      sources ──▶ f1 ──▶ f2 ──▶ outputs          forward program
+      sources ──▶ f1 ──▶ f2 ──▶ outputs          forward
                   │      │
-             ·····│······│·····························  the cut
+             ·····│······│·····························  the split
                   ▼      ▼
-      d sources ◀ b1 ◀── b2 ◀── d outputs        backward program
+      d sources ◀ b1 ◀── b2 ◀── d outputs        backward
 
-* `saving` cuts along the dotted line: the tensors that cross it, the *residuals*, are
-  kept from the forward to the backward (no rematerialisation).
-* `recomputing` cuts above `f1`: the backward program holds f1 and f2 again and starts
+* `saving` splits along the dotted line: the tensors that cross it, the *residuals*, are
+  saved by the forward for the backward (no rematerialisation).
+* `recomputing` splits above `f1`: the backward contains f1 and f2 again and starts
   from the sources. Only what a second run would not reproduce, the results of stateful
-  operations, is kept.
+  operations, is saved.
 
-A backward program can be cut once more. The gradient goes down the layers of a stage in
-a chain, and the gradients of weights hang off it. `halves` keeps the chain for one
-program and what hangs off for another, which starts from what crosses:
+A backward can be split once more. The gradient goes down the layers of a stage in a
+chain, and weight gradients branch off it. `halves` puts the chain into one subgraph
+and the branches into another, which starts from the tensors that cross:
 
-      d inputs ◀── b1 ◀──── b2 ◀── d outputs     the chain
+      d inputs ◀── b1 ◀──── b2 ◀── d outputs     input gradients
                     │        │
-      ··············│········│·················  the second cut
+      ··············│········│·················  the second split
                     ▼        ▼
-                  d w1     d w2                  gradients of weights
+                  d w1     d w2                  weight gradients
 
 A graph here is a mapping from the name of an operation to the names of its inputs in
 `GraphDef` form: `op` or `op:index` for a tensor, `^op` for a control dependency.
@@ -41,7 +41,7 @@ Graph = Mapping[str, Sequence[str]]
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """One program's share of a graph.
+    """A subgraph: operations with the tensors that are fed to them.
 
     Attributes:
         operations: Names of the operations to copy into the program.
@@ -90,18 +90,18 @@ def lasting(
     stateful: Collection[str],
     worthwhile: Collection[str],
 ) -> tuple[str, ...]:
-    """Returns the tensors to make only once while some sources stay the same.
+    """Returns the tensors to hoist: computed once as long as `sources` do not change.
 
-    Those are made of `sources` and constants alone, by an operation that is worth it,
-    and are used by one that is not among them.
+    They depend on `sources` and constants alone, come from an operation that is worth
+    hoisting, and are read by an operation that is not hoisted.
 
     Args:
         graph: The whole computation, its operations in an order in which they can run.
         sources: Tensors that stay the same.
         fetches: Tensors to compute.
-        constants: Operations that make constants.
-        stateful: Operations that may make something else each time.
-        worthwhile: Operations with one result each that is worth keeping.
+        constants: Operations whose results are constant.
+        stateful: Operations whose results may differ from run to run.
+        worthwhile: Operations with one result each that is worth hoisting.
     """
     # What constants alone lead to, and what the sources do.
     fixed, same = set(constants), set(map(operation, sources))
@@ -120,7 +120,7 @@ def lasting(
         if name not in needed:
             continue
         if name in same and name not in used:
-            continue  # It leads to nothing but what is kept.
+            continue  # Only hoisted tensors depend on it.
         if name in same and name in worthwhile:
             kept.append(f"{name}:0")
         else:
@@ -172,7 +172,7 @@ def saving(
     constants: Collection[str],
     done: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """Returns the residuals that spare the backward program any recomputation.
+    """Returns the residuals with which the backward recomputes nothing.
 
     Args:
         graph: The whole computation.
@@ -231,12 +231,12 @@ def halves(
     constants: Collection[str],
     done: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """Returns the tensors between the chain of gradients and those of the weights.
+    """Returns the tensors that cross from input gradients to weight gradients.
 
-    An operation of the backward belongs to the chain if the gradients of the inputs
-    need it, or those of two weights; what only one weight's gradient needs hangs off
-    the chain. So neither half repeats anything of the other. In a stage whose inputs
-    want no gradient the chain ends at its first layer.
+    An operation of the backward is in the first half if input gradients depend on it,
+    or two weight gradients do; what a single weight gradient needs is in the second.
+    So neither half repeats an operation of the other. In a stage whose inputs
+    need no gradient the first half ends at its first layer.
 
     Args:
         graph: The whole computation, its operations in an order in which they can run.

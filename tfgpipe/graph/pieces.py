@@ -1,4 +1,4 @@
-"""How a computation on several devices is taken apart into pieces of one device each.
+"""Splits a function on several devices into pieces of one device each.
 
 TensorFlow calls a function on one device, to which it first brings all arguments. A
 function on several devices, called for every microbatch, would have every shard of

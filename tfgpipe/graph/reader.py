@@ -1,4 +1,4 @@
-"""What a traced graph says of its tensors, and of the functions that it calls.
+"""Reads traced graphs: shapes, called functions, trip counts of loops.
 
 A graph calls functions: for a `tf.function` in a layer, for each branch of a
 conditional, for the body of a loop. Here each is read as a graph of its own, by public
@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 LOOPS = ("While", "StatelessWhile")
 BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
-# Whether the side that has to be less comes first or last.
+# Whether the operand that must be less comes first (1) or last (-1).
 _COMPARISONS = {"Less": 1, "LessEqual": 1, "Greater": -1, "GreaterEqual": -1}
 # The sign of the second operand.
 _SUMS = {"Add": 1, "AddV2": 1, "Sub": -1}
@@ -77,7 +77,7 @@ class _Library:
 
 
 class Tensor:
-    """What a graph says of a tensor."""
+    """Shape and dtype of a tensor of the graph."""
 
     def __init__(self, shape: Any, dtype: int) -> None:
         self.shape = tuple(1 if d.size < 0 else d.size for d in shape.dim)
@@ -135,18 +135,18 @@ class Body:
         self._values = dict(itertools.zip_longest(self.arguments, values))
 
     def run(self) -> Collection[str]:
-        """Returns the operations that a call runs."""
+        """Returns the names of the operations that a call executes."""
         fetches = (*self.results, *self._effects)
         return partitioner.program(
             self._inputs, fetches=fetches, feeds=self.arguments
         ).operations
 
     def read(self, name: str) -> list[Tensor]:
-        """Returns what an operation reads."""
+        """Returns the input tensors of an operation."""
         return [self._tensors[tensor] for tensor in self.data(name)]
 
     def written(self, name: str) -> list[Tensor]:
-        """Returns what an operation writes."""
+        """Returns the output tensors of an operation."""
         return [self._tensors[tensor] for tensor in self._outputs[name]]
 
     def data(self, name: str) -> list[str]:
@@ -154,14 +154,14 @@ class Body:
         return [tensor for tensor in self._inputs[name] if not tensor.startswith("^")]
 
     def origin(self, tensor: str) -> tuple[str, str]:
-        """Returns the tensor that a tensor is a copy of, and the type of its maker."""
+        """Follows copies of a tensor: returns the source and its operation's type."""
         node = self.nodes.get(partitioner.operation(tensor))
         if node is not None and node.op == "Identity":
             return self.origin(self.data(node.name)[0])
         return tensor, "" if node is None else node.op
 
     def value(self, tensor: str) -> int | None:
-        """Returns the integer that a tensor is before the graph runs, if known."""
+        """Returns the value of an integer tensor if known before the graph runs."""
         if tensor not in self._values:
             known = self._tensors[tensor]
             single = known.dtype.is_integer and math.prod(known.shape) == 1
@@ -240,7 +240,7 @@ class Loop:
 
     @staticmethod
     def changes(body: Body) -> list[int | None]:
-        """Returns, for each variable, what a trip adds to it, None if not known."""
+        """Returns, for each loop variable, its increment per trip, or None."""
         found: list[int | None] = []
         for before, result in zip(body.arguments, body.results, strict=True):
             after, op = body.origin(result)
@@ -253,14 +253,14 @@ class Loop:
         return found
 
     def end(self, index: int) -> int | None:
-        """Returns what a variable is after the loop, if known."""
+        """Returns the final value of a loop variable, or None."""
         start, change = self._variables[index]
         if start is None or change is None:
             return None
         return start + change * self.trips()
 
     def trips(self) -> int:
-        """Returns how often the body runs; 1 if that is not known."""
+        """Returns the number of trips; 1 if it is not known."""
         found = []
         for comparison in self._comparisons(self._condition.results[0]):
             op = self._condition.nodes[comparison].op

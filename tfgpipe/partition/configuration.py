@@ -1,6 +1,6 @@
-"""Which schedule, on which devices: what a user asked for, made to fit.
+"""Resolves a configuration: which schedule runs on which devices.
 
-Decided before anything is built or moved, so that what does not fit harms nothing.
+Done before anything is built or moved, so that a wrong request changes nothing.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tfgpipe.schedules import Schedule
 
 @dataclasses.dataclass(frozen=True)
 class Resolved:
-    """A schedule, and the devices it runs on.
+    """A schedule with the devices that it runs on: a resolved configuration.
 
     Attributes:
         schedule: The schedule.
-        devices: For each stage the name of its device, or of those of its shards; None
-            for those of the strategy in scope, or for one after the other.
+        devices: For each stage the name of its device, or of its shards' devices; None
+            to use those of the strategy in scope, or one device after the other.
     """
 
     schedule: Schedule
@@ -42,24 +42,24 @@ def resolve(
 ) -> Resolved:
     """Returns a schedule that fits the stages, microbatches and devices.
 
-    Where a stage has several devices, one for each shard, these count as one.
+    A stage with several devices, one for each shard, counts as one device.
 
     Args:
         schedule: A schedule, or the name of one.
         num_stages: K, or None.
         num_microbatches: M.
-        balance: A cut, which says how many stages there are, or a quantity.
+        balance: A partition, which determines K, or a quantity.
         devices: Names of devices, or None.
         num_shards: T, how many of them each stage has.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If no schedule fits.
     """
     M = check_num_microbatches(num_microbatches)
     if isinstance(schedule, Schedule):
         check_schedule(schedule, num_stages, M)
     strategy = replica_context.current_strategy()
-    make_mesh(num_stages=1, num_shards=num_shards)  # Are there devices for one?
+    make_mesh(num_stages=1, num_shards=num_shards)  # Raises if one is too many.
     there = _groups(default_devices(), num_shards)
     chosen = None
     if devices is not None:
@@ -113,7 +113,7 @@ def _named(name: str, placement: tuple[int, ...], num_microbatches: int) -> Sche
 def check_schedule(
     schedule: Schedule, num_stages: int | None, num_microbatches: int
 ) -> None:
-    """Raises ValueError unless a schedule can be run, and is for these numbers."""
+    """Raises ValueError unless a schedule can run and has this K and M."""
     schedule.validate()
     if num_stages not in (None, schedule.num_stages):
         raise ValueError(
@@ -128,7 +128,7 @@ def check_schedule(
 
 
 def _length(balance: str | Sequence[Any]) -> int | None:
-    """Returns how many stages a cut makes, or None of a quantity."""
+    """Returns the number of stages of a partition, or None for a quantity."""
     if isinstance(balance, str):
         return None
     # Names end all stages but the last.
@@ -136,7 +136,7 @@ def _length(balance: str | Sequence[Any]) -> int | None:
 
 
 def _groups(names: Sequence[str], num_shards: int) -> list[tuple[str, ...]]:
-    """Returns the devices of one stage after the other, as many as there are."""
+    """Splits device names into groups of `num_shards`, one group for each stage."""
     groups = zip(*(names[t::num_shards] for t in range(num_shards)), strict=False)
     return list(groups)
 
@@ -167,7 +167,7 @@ def _dealt(
 
 
 def _several_each(num_stages: int, num_devices: int) -> int:
-    """Returns how many of the devices there are have several stages each."""
+    """Returns how many devices run several stages each, for an interleaved schedule."""
     most = min(num_devices, num_stages // 2)
     fitting = [p for p in range(1, most + 1) if num_stages % p == 0]
     return max(fitting, default=1)

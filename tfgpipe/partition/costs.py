@@ -32,7 +32,7 @@ _OPTIONS = StageOptions(training=True)
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """What a call brings with it that no call before has.
+    """The weights of a call that no earlier call has.
 
     Attributes:
         parameters: Numbers in its weights, trained or not.
@@ -47,7 +47,7 @@ class Weights:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a part does for one microbatch, in FLOPs or seconds.
+    """Cost of a segment for one microbatch, in FLOPs or seconds.
 
     Attributes:
         forward: In the forward.
@@ -59,7 +59,7 @@ class Work:
 
 
 def call_weights(network: Network) -> list[Weights]:
-    """Returns for each call the variables of its layer that no call before has."""
+    """Returns, for each call, the weights of its layer that no earlier call has."""
     layers = [call.layer for call in network.calls]
     numbers, num_shards = sharding.numbers(layers), sharding.count(layers)
 
@@ -118,11 +118,11 @@ class TracedParts:
         )
 
     def flops(self) -> list[Work]:
-        """Counts floating point operations; those of unknown sizes count as one."""
+        """Counts floating point operations; unknown sizes count as one."""
         return self._counted(flops.count)
 
     def traffic(self) -> list[Work]:
-        """Counts the bytes that all but products read and write."""
+        """Counts the bytes that operations, except matrix products, read and write."""
         return self._counted(flops.traffic)
 
     def _counted(
@@ -159,7 +159,7 @@ class TracedParts:
         return {number: num_bytes(spec) for number, spec in self.values().items()}
 
     def kept_bytes(self) -> list[tuple[int, ...]]:
-        """Returns the bytes that each part adds to what the backward needs.
+        """Returns the bytes of the saved tensors that each segment adds.
 
         These are its outputs and whatever else goes from its forward to its backward,
         on each shard's device.
@@ -179,10 +179,10 @@ class TracedParts:
         return results
 
     def workspace_bytes(self, *, recomputes: bool) -> list[int]:
-        """Returns the most bytes that each part's backward holds of its own.
+        """Returns the peak workspace of each segment's backward, in bytes.
 
         Args:
-            recomputes: Whether it makes anew what else is kept.
+            recomputes: Whether the backward recomputes its activations.
         """
         results = []
         for traced in self._traced:
@@ -259,9 +259,9 @@ def _measured(
 
 
 def _fastest(function: Callable[..., Any], *args: Any) -> float:
-    """Returns the least time of a call in seconds, after one that warms up.
+    """Returns the least time of a call in seconds, after a warm-up call.
 
-    Whatever else the machine does only adds to it.
+    Other load on the machine only makes calls slower.
     """
     seconds = []
     for _ in range(REPEATS + 1):
@@ -274,11 +274,11 @@ def _fastest(function: Callable[..., Any], *args: Any) -> float:
 
 
 def _without(overhead: float, seconds: float) -> float:
-    """Returns what a program takes beside its call, at least a tenth."""
+    """Subtracts the overhead of a call, but keeps at least a tenth."""
     return max(seconds - overhead, seconds / 10)
 
 
 def _nothing() -> Callable[..., Any]:
-    """Returns a program that does nothing: what a call costs by itself."""
+    """Returns a function that does nothing, to measure the overhead of a call."""
     specs = [tf.TensorSpec((), tf.float32)]
     return tf.function(tf.identity, autograph=False).get_concrete_function(*specs)

@@ -35,10 +35,10 @@ def plan(
     schedule: schedules.Name | Schedule = "gpipe",
     device: str | None = None,
 ) -> Plan:
-    """Plans where to cut a model, without building anything on a device.
+    """Plans the partition of a model, without building anything on a device.
 
-    The cut is the best one there is: no other contiguous cut has a lighter heaviest
-    stage, and of those that are as good none sends fewer bytes between stages.
+    The partition is optimal: no other contiguous one has a smaller bottleneck, and of
+    those with the same bottleneck none sends fewer bytes between stages.
 
     Example:
 
@@ -61,7 +61,7 @@ def plan(
         num_stages: K. Defaults to that of a cut given as `balance`, else to as many as
             visible GPUs or logical CPUs are enough for.
         num_microbatches: M.
-        balance: What of the stage that has most of it is to be least: `"params"`;
+        balance: What to minimise on the largest stage: `"params"`;
             `"flops"`, counted in the layers' traced forward and backward; `"time"`,
             measured by running each layer's forward and backward on a microbatch;
             `"memory"`, the bytes of weights, gradients, slots and activations. Or a cut

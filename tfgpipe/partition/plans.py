@@ -1,4 +1,4 @@
-"""Where a model is cut, why, and what that gives: a plan, made before anything runs."""
+"""Plans: a partition of a model with what each stage costs, made before running."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class StagePlan:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A cut into stages. `print` it for a table.
+    """A partition into stages. `print` it for a table.
 
     Attributes:
         counts: The number of calls in each stage, to be given as `balance`.
@@ -102,7 +102,7 @@ class Plan:
 
     @property
     def imbalance(self) -> float:
-        """The largest stage cost, of the mean; 1.0 is even."""
+        """The largest stage cost over the mean one; 1.0 is even."""
         return imbalance([stage.cost for stage in self.stages])
 
     @property
@@ -120,9 +120,9 @@ class Plan:
         return simulate(self.settings.order, costs).timeline.bubble
 
     def rebalance(self, measured: Sequence[float]) -> Plan:
-        """Returns the plan that measured stage times ask for.
+        """Returns the plan for measured stage times.
 
-        What a stage took beyond what was planned is laid on its calls in proportion.
+        What a stage took beyond the plan is distributed over its calls in proportion.
         Give the result to `PipelinedLayer.recut` to change a model that runs.
 
         Args:
@@ -274,7 +274,7 @@ def example_microbatch(
 
 
 def _within(plan: Plan) -> Plan:
-    """Returns a plan if its stages stay within the memory limit."""
+    """Returns a plan after checking its memory against the limit."""
     limit = plan.settings.memory_limit
     need = max(plan.device_bytes)
     if limit is not None and need > limit:
@@ -319,7 +319,7 @@ def _shared(
     quantity: Quantity,
     settings: Settings,
 ) -> tuple[int, ...]:
-    """Returns the best cut found whose devices, of several stages each, have room.
+    """Returns the best partition found whose devices, with several stages each, fit.
 
     Limits on single stages are tried, the loosest first that has its best cut fit. The
     leanest cut is found by moving calls between neighbours for as long as that helps

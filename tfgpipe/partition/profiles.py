@@ -1,4 +1,4 @@
-"""What the calls of a network cost, alone and together in a stage."""
+"""Costs of the calls of a network, alone and combined into stages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a plan depends on beside the model.
+    """Options of a plan, beside the model.
 
     Attributes:
         num_stages: K.
@@ -72,11 +72,11 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class StageBytes:
-    """What a stage of the calls [s, e) holds, `[T, s, e]` on the device of each shard.
+    """Memory of a stage of the calls [s, e), `[T, s, e]` on the device of each shard.
 
     Attributes:
-        held: Weights, and what it holds of the microbatches in flight.
-        working: What it holds beside that while it computes.
+        held: Weights, and saved tensors of the microbatches in flight.
+        working: Workspace, beside that, while it computes.
     """
 
     held: np.ndarray
@@ -94,7 +94,7 @@ class Profile:
         kept: Bytes each adds to what a backward needs, on each shard's device.
         reads: Bytes that each reads.
         received: For all [s, e) the bytes that a stage of those calls receives.
-        arrived: The bytes that these take once they are there, no longer compressed.
+        arrived: The bytes of these values after they are decoded.
         may_start: For each call whether a stage may start with it.
         rows: Rows of a microbatch.
         seconds: What each call takes, where it was measured.

@@ -1,8 +1,8 @@
-"""Where to cut a sequence of calls into stages.
+"""Solver of the partitioning problem: splits a sequence of calls into stages.
 
-The slowest stage sets the pace of a pipeline, so `best_cut` first asks for the least
-bottleneck. Many cuts have it, or nearly: among them it takes the one that sends the
-fewest bytes, and among those the one with the evenest stages. It is exact, not greedy,
+The slowest stage determines the speed of a pipeline, so `best_cut` first minimises the
+bottleneck. Many partitions have it, or nearly: among them it takes the one that sends
+the fewest bytes, and among those the one with the most even stages. It is exact,
 because the best way to fill k + 1 stages with the calls before e ends with one stage
 [s, e) and fills k stages with the calls before s in the best way:
 
@@ -37,8 +37,8 @@ Tables: TypeAlias = Any
 
 # Bottlenecks that differ by less, relatively, are the same but for rounding.
 TIE = 1e-9
-# What a stage's number of calls counts beside its cost when lighter stages are evened
-# out: enough to spread weightless calls, too little to move others.
+# Weight of a stage's number of calls beside its cost when stages are evened out: enough
+# to spread weightless calls, too little to move others.
 CALLS_COUNT = 1e-9
 
 
@@ -52,9 +52,9 @@ def best_cut(
     may_start: Sequence[bool] | None = None,
     slack: float = 0.0,
 ) -> tuple[int, ...]:
-    """Returns the number of calls in each stage of the best contiguous cut.
+    """Returns the number of calls in each stage of the best contiguous partition.
 
-    Of the admissible cuts, those come first whose bottleneck, the largest stage cost,
+    Of the admissible ones, those come first whose bottleneck, the largest stage cost,
     is at most 1 + `slack` times the least one; of these, those whose stages receive the
     fewest bytes; of these, the one with the least sum of squared stage costs. Every
     stage gets at least one call. Calls that are all weightless cost one each.
@@ -145,7 +145,7 @@ def improved(
     may_start: Sequence[bool],
     max_cuts: int = 10_000,
 ) -> tuple[int, ...]:
-    """Returns the cut with the smallest needs that a local search finds.
+    """Returns the partition with the smallest objective that a local search finds.
 
     Boundaries are moved, one at a time or two that are neighbours, for as long as that
     helps; then from where some are moved at random, the same ones at every call.
@@ -256,7 +256,7 @@ def _starts(may_start: Sequence[bool] | None, num_calls: int) -> npt.NDArray[np.
 
 
 def _table(name: str, values: npt.ArrayLike, num_calls: int) -> Floats:
-    """Returns a copy of a user's table over stages, once it makes sense."""
+    """Checks a user's table over stages, and returns a copy."""
     table = np.array(values, np.float64)
     shape = (num_calls + 1, num_calls + 1)
     if table.shape != shape:

@@ -1,4 +1,4 @@
-"""What each device of a mesh holds, as text.
+"""Memory report: what each device of a mesh holds, as text.
 
            stage 0                stage 1
 replica 0  CPU:0                  CPU:1

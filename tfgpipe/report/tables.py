@@ -1,4 +1,4 @@
-"""What shows how a model was cut into stages, and which device holds what."""
+"""Reports on a built model: the stage table, what each device holds."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def device_memory(
     optimizer = _optimizer(model, optimizer)
     stages = []
     strategy: Any = layer.pipeline.placement.strategy
-    # Outside its scope nothing knows of the copies on other replicas.
+    # Outside the scope only the copies of one replica are visible.
     with strategy.scope() if strategy else contextlib.nullcontext():
         for stage, variables in owned_variables(layer.stages):
             names = layer_names([inner.name for inner in stage.layers])

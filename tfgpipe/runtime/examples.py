@@ -1,4 +1,4 @@
-"""Values to try a layer on, where there are none yet."""
+"""Random values for probes, where there are no real ones yet."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tfgpipe._compat import keras_internals
 
 
 def example_variable_value(variable: keras.Variable) -> tf.Tensor:
-    """Returns the value of a variable, or a likely one if it has none yet."""
+    """Returns the value of a variable, or a plausible one if it has none yet."""
     if keras_internals.is_initialized(variable):
         return tf.convert_to_tensor(variable.value)
     return example_value(variable)
 
 
 def example_value(variable: keras.Variable) -> tf.Tensor:
-    """Returns a likely value of a variable, whatever value it has."""
+    """Returns a plausible value of a variable, whatever value it has."""
     if not variable.trainable or len(variable.shape) < 2:
         return tf.ones(variable.shape, variable.dtype)
     # Keeps activations in range, through whatever number of layers.

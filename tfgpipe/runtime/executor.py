@@ -5,8 +5,8 @@
     device 1      F0 ─▶ F1 ─▶ F2 ─▶ F3 ─▶ B3 ─▶ B2 ─▶ B1 ─▶ B0
 
 Along a row, control dependencies: TensorFlow runs whatever is ready, so without them a
-device would start all microbatches at once and hold the activations of all of them.
-Between rows, nothing but data: a result is sent as soon as it is there, to each device
+device would start all microbatches at once, holding the activations of all of them.
+Between rows there is only data: a result is sent as soon as it is ready, to each device
 that reads it, while its own goes on with the next microbatch.
 
 What a stage computes is in `stage_run`; here tensors find their way between stages.
@@ -38,7 +38,7 @@ Tensors = dict[Wire, tf.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a mini-batch leaves behind.
+    """The result of a forward pass over a mini-batch.
 
     Attributes:
         outputs: The values that were wanted, and the masks on them, `[B, ...]` each.
@@ -53,10 +53,10 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class TrainResult(Result):
-    """What a mini-batch leaves behind that was run forward and backward.
+    """The result of a forward and backward pass over a mini-batch.
 
     Attributes:
-        main_loss: The loss that the last stage made.
+        main_loss: The loss that the last stage computed.
         gradients: The gradient of each weight, None where nothing depends on it.
     """
 
@@ -119,7 +119,7 @@ class Executor:
         return [run.traced for run in self._runs]
 
     def passed_through(self, inputs: Mapping[Wire, tf.Tensor]) -> Tensors:
-        """Returns inputs that are wanted as they are, and go through no stage."""
+        """Returns inputs that are outputs as well, and pass through no stage."""
         return {wire: x for wire, x in inputs.items() if wire.number in self._wanted}
 
     def forward(self, inputs: Mapping[Wire, tf.Tensor]) -> Result:
@@ -155,7 +155,7 @@ class Executor:
             for row in self._split_over(given, self._makers())
         ]
         self._loss_grad = loss_grad
-        # The outputs, on which these gradients depend, come after all forwards.
+        # These gradients depend on the outputs, which come after all forwards.
         self._order = _DeviceOrder()
         self._begin_backward()
         with functions.gradient():
@@ -281,14 +281,14 @@ class Executor:
         return made
 
     def _received(self, k: int, m: int) -> Values:
-        """Returns what a stage reads of a microbatch, as it arrives there."""
+        """Returns a stage's inputs for a microbatch, as they arrive on its device."""
         run = self._runs[k]
         received = {}
         for wire, name in zip(run.traced.reads, run.trace.given.inputs, strict=True):
             if wire not in self._compressed:
                 received[name] = self._values[m][wire]
                 continue
-            # Restored when it is the stage's turn: until then it is small.
+            # Decoded when the stage runs: until then it is small.
             after = self._order.after(self._schedule.placement[k])
             with tf.device(run.device), after:
                 spec = run.trace.spec(name)
@@ -296,7 +296,7 @@ class Executor:
         return received
 
     def _sent_back(self, k: int, wire: Wire, gradient: tf.Tensor) -> tf.Tensor:
-        """Returns the gradient of what a stage read, as it arrives at its maker."""
+        """Returns the gradient of a stage's input, as it arrives at its producer."""
         if wire not in self._compressed:
             return gradient
         with tf.device(self._runs[k].device):
@@ -305,7 +305,7 @@ class Executor:
             return self._boundary.unpack_gradient(packed, gradient.dtype)
 
     def _output_grads(self, k: int, m: int) -> Values:
-        """Returns the gradients of what a stage made of a microbatch."""
+        """Returns the gradients of a stage's outputs for a microbatch."""
         run = self._runs[k]
         forward, backward = run.trace.forward, run.trace.backward
         given = {}
@@ -315,7 +315,7 @@ class Executor:
             ):
                 if name is not None:
                     gradient = _sum(self._grads[m].pop(wire, []))
-                    if gradient is None:  # Wanted by nothing that has a gradient.
+                    if gradient is None:  # No consumer has a gradient for it.
                         gradient = tf.zeros_like(run.saved[m][output])
                     given[name] = gradient
             if backward.loss_grad is not None:
@@ -327,7 +327,7 @@ class Executor:
     def _joined(self) -> Tensors:
         """Returns the outputs that stages have made, `[B, ...]` each."""
         outputs = {}
-        # A mask that a later stage took off its tensor is off the output as well.
+        # A mask that a later stage removed is removed from the output as well.
         gone = {Wire(n, is_mask=True) for t in self.traced for n in t.unmasked}
         for wire, k in self._makers().items():
             if wire.number in self._wanted and wire not in gone:
@@ -360,7 +360,7 @@ class Executor:
         return results
 
     def _weight_grads(self) -> IdentityMap[keras.Variable, tf.Tensor | None]:
-        """Returns one gradient a weight, that of a shared one summed at its owner."""
+        """Returns one gradient per weight, summed at the owner if it is shared."""
         parts: IdentityMap[keras.Variable, list[tf.Tensor]] = IdentityMap()
         for stage, run in zip(self._stages, self._runs, strict=True):
             names = run.trace.backward.weight_grads
@@ -388,17 +388,17 @@ class Executor:
         return rows
 
     def _makers(self) -> dict[Wire, int]:
-        """Returns which stage makes each value."""
+        """Returns the stage that produces each value."""
         return {wire: k for k, t in enumerate(self.traced) for wire in t.makes}
 
     def _first_readers(self) -> dict[Wire, int]:
-        """Returns which stage is the first to read each value."""
+        """Returns the first stage that reads each value."""
         stages = reversed(list(enumerate(self.traced)))
         return {wire: k for k, stage in stages for wire in stage.reads}
 
     @functools.cached_property
     def _compressed(self) -> dict[Wire, int]:
-        """The values that are compressed on their way, with the stage of each."""
+        """The values that are compressed at a boundary, with the producer of each."""
         read = {wire for stage in self.traced for wire in stage.reads}
         return {
             wire: k
@@ -409,14 +409,14 @@ class Executor:
 
 
 class _DeviceOrder:
-    """Orders the actions of each device one after another."""
+    """Control dependencies that order the actions of each device."""
 
     def __init__(self, starts_after: tf.Operation | None = None) -> None:
         self._first = [] if starts_after is None else [starts_after]
         self._last: dict[int, list[tf.Operation]] = {}
 
     def after(self, device: int) -> contextlib.AbstractContextManager[Any]:
-        """Operations created inside run after the last action on a device."""
+        """Operations created inside run after the last action of a device."""
         return tf.control_dependencies(self._last.get(device, self._first))
 
     def record(
@@ -432,7 +432,7 @@ class _DeviceOrder:
         if tf.executing_eagerly() or not results:
             return
         if is_sharded and len(results) > 1:
-            # One operation a shard, for each of the next action's to wait for.
+            # One operation per shard; all of the next action's wait for each of them.
             places: dict[str, list[tf.Operation]] = {}
             for result in results:
                 places.setdefault(result.op.device, []).append(result.op)

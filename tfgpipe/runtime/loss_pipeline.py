@@ -1,8 +1,8 @@
-"""A pipeline that ends in its loss, so that a mini-batch can be run all the way.
+"""A pipeline whose last stage computes the loss, to train or evaluate a mini-batch.
 
 The loss and the metrics are one more call at the end of the last stage, and targets and
 sample weights more inputs that go straight there. Outputs of the whole mini-batch are
-never put together, unless a metric needs them.
+never gathered, unless a metric needs them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tfgpipe.schedules import Schedule
 
 
 class LossPipeline:
-    """The stages of a model with its loss at their end.
+    """The stages of a model with the loss appended to the last one.
 
     Args:
         pipeline: The model, in stages.
@@ -38,7 +38,7 @@ class LossPipeline:
         weights: The sample weights it is made for, likewise, or None.
 
     Raises:
-        ValueError: If a loss mixes the rows of a batch.
+        ValueError: If a loss does not decompose over examples.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class LossPipeline:
         )
 
     def _update(self, result: Result, targets: Any, weights: Any, rows: Any) -> None:
-        """Assigns what the step changed, and updates what needs the whole mini-batch.
+        """Assigns changed variables, and updates full-batch metrics.
 
         Args:
             result: Of the step.

@@ -1,4 +1,4 @@
-"""What losses and metrics do with the rows of a batch, found by trying them.
+"""Probes of losses and metrics: how they treat the examples of a batch.
 
 Each is given some rows at once, and then a part of them and the rest.
 """
@@ -20,7 +20,7 @@ from tfgpipe._compat import keras_internals
 
 _T = TypeVar("_T")
 
-# Whether a loss gives a value for each row, or of all rows the mean or the sum.
+# What a loss returns: a value for each example, their mean, or their sum.
 Kind = Literal["values", "mean", "sum"]
 
 # Rows to try losses and metrics on, and of these the first part.
@@ -80,7 +80,7 @@ def values_of(loss: keras.Loss, target: Any, output: Any) -> tf.Tensor:
 def kinds_of(
     compiled: keras_internals.Compiled, targets: Any, outputs: Any
 ) -> list[Kind]:
-    """Returns the kind of each loss, found by trying it on noise.
+    """Returns what each loss returns, found by calling it on noise.
 
     Args:
         compiled: The model's losses.
@@ -88,7 +88,7 @@ def kinds_of(
         outputs: Likewise of the outputs.
 
     Raises:
-        ValueError: If a loss mixes the rows of a batch, or does not reduce its values.
+        ValueError: If a loss couples examples, or does not reduce its values.
     """
     found: list[Kind] = ["values"] * compiled.num_losses
     unknown: list[Unknown] = []
@@ -133,7 +133,7 @@ def kinds_of(
 def metrics_of_the_whole(
     compiled: keras_internals.Compiled, targets: Any, outputs: Any
 ) -> dict[int, str]:
-    """Returns positions and names of metrics that need the whole mini-batch.
+    """Returns positions and names of full-batch metrics.
 
     Those whose state after two updates with parts of a batch is not that after one with
     all of it, as of correlations over the batch, or means that weigh batches equally.
@@ -167,7 +167,7 @@ def metrics_of_the_whole(
 
 
 def _kind(loss: keras.Loss, target: Any, output: Any) -> Kind | None:
-    """Returns the kind of a loss, or None if it mixes the rows of a batch."""
+    """Returns what a loss returns, or None if it couples examples."""
     trials = [
         [np.asarray(values_of(loss, *rows)) for rows in _trial(target, output, padded)]
         for padded in (False, True)

@@ -1,7 +1,7 @@
 """The loss and the metrics of a mini-batch, from its microbatches.
 
-A Keras loss is a mean over what counts: rows, entries that are not masked, sample
-weights. Of a microbatch Keras takes the mean over what counts there, so microbatches
+A Keras loss is a mean over examples, unmasked entries or sample weights. For a
+microbatch Keras takes the mean over that microbatch, so microbatches are weighted by
 weigh in by their *denominator*, how much of what counts they hold:
 
     loss = sum over m of  denominator[m] / denominator  *  loss[m]
@@ -31,7 +31,7 @@ class Head:
     Args:
         compiled: The model's losses and metrics.
         kinds: The kind of each loss.
-        whole: Positions of metrics to leave out, as they need the whole mini-batch.
+        whole: Positions of full-batch metrics, which are left out.
 
     Attributes:
         dtype: The type of the loss.
@@ -54,7 +54,7 @@ class Head:
     def __call__(
         self, targets: Any, outputs: Any, weights: Any, denominators: tf.Tensor
     ) -> list[tf.Tensor]:
-        """Returns the microbatch's part in the loss `[1]`, and in each loss `[1, n]`.
+        """Returns the microbatch's term of the loss `[1]`, and of each loss `[1, n]`.
 
         And which losses are masked, `[n, 2]`: whether their predictions have a mask,
         and whether they mask values themselves. These are constants of the trace.
@@ -89,7 +89,7 @@ class Head:
         update_metrics(
             self._compiled, targets, outputs, weights, lambda n: n not in self._whole
         )
-        # They are for looking at; the gradient goes through the total.
+        # They are for display; the gradient goes through the total.
         seen = [tf.stop_gradient(tf.cast(x, self.dtype)) for x in parts]
         return [
             tf.zeros([1], self.dtype) if total is None else total[None],
@@ -105,7 +105,7 @@ def denominator(
     weights: tf.Tensor | None,
     rows: tf.Tensor,
 ) -> tf.Tensor:
-    """Returns how much of what a loss is a mean over some rows hold, `[]`.
+    """Returns the loss denominator of some rows, `[]`: what the mean divides by.
 
     Args:
         loss: The loss.

@@ -1,4 +1,4 @@
-"""Cutting a mini-batch into microbatches and joining the results.
+"""Splits a mini-batch into microbatches; joins their results.
 
 A mini-batch of B rows becomes M microbatches of B // M or B // M + 1 rows, the larger
 ones first. Rows keep their order. When B is known only at run time the sizes are
@@ -44,7 +44,7 @@ class Split:
         return not isinstance(self.total, int)
 
     def weight(self, m: int, dtype: tf.DType) -> tf.Tensor:
-        """Returns the share of microbatch `m` in the mini-batch's rows."""
+        """Returns the fraction of the mini-batch's rows that are in microbatch `m`."""
         total = tf.cast(self.total, dtype)
         return tf.math.divide_no_nan(tf.cast(self.sizes[m], dtype), total)
 
@@ -65,7 +65,7 @@ def split_rows(
     Args:
         tensor: The mini-batch.
         num_microbatches: M.
-        any_size: Whether to leave sizes open even if they are known.
+        any_size: Whether sizes are dynamic even if they are known.
     """
     total = tensor.shape[0]
     if total is None or any_size:
@@ -81,8 +81,8 @@ def split_rows(
 def join(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Joins M tensors `[b_m, ...]` into one `[B, ...]`.
 
-    A microbatch without rows has zero in place of any size that is not known; it takes
-    the sizes of the first, which has the most rows.
+    A microbatch without rows has zero for every unknown size; it takes the sizes of
+    the first one, which has the most rows.
     """
     if len(tensors) == 1:
         return tensors[0]
@@ -104,7 +104,7 @@ def _one_if(condition: bool | tf.Tensor) -> Rows:
 
 
 def check_equal_batches(tensors: Mapping[str, tf.Tensor]) -> None:
-    """Raises ValueError if inputs have no rows, or differ in their number."""
+    """Raises ValueError if inputs have no batch axis, or different batch sizes."""
     for name, tensor in tensors.items():
         if len(tensor.shape) == 0:
             raise ValueError(

@@ -73,7 +73,7 @@ class Pipeline:
     def flatten_inputs(
         self, inputs: Any, side_inputs: Mapping[str, tf.Tensor]
     ) -> Tensors:
-        """Returns what goes into the pipeline: tensors and the masks on them."""
+        """Returns the inputs of the pipeline: tensors, and the masks on them."""
         fed = self.source.feed(inputs, side_inputs)
         check_equal_batches({name: x for name, x in fed.items() if x is not None})
         wires = {}
@@ -88,10 +88,10 @@ class Pipeline:
         return wires
 
     def static_output_spec(self, inputs: Any, side_inputs: Mapping[str, Any]) -> Any:
-        """Returns shapes and types of the outputs, if those of the inputs are known.
+        """Returns shapes and dtypes of the outputs if they are known without tracing.
 
-        They are if they are, but for the rows, those recorded, and no mask is about,
-        which would be one more thing to know.
+        They are if the inputs have the recorded shapes, apart from the batch size, and
+        none of them has a mask, since a mask could change the outputs.
 
         Args:
             inputs: Tensors, symbolic or not.
@@ -122,7 +122,7 @@ class Pipeline:
         return keras.tree.map_structure(spec, self.captured.output)
 
     def nest_outputs(self, outputs: Tensors) -> Any:
-        """Returns outputs nested as the model nests them, their masks on them."""
+        """Returns outputs in the model's structure, with their masks on them."""
         for wire, value in outputs.items():
             if wire.is_mask:
                 keras_internals.set_mask(outputs[Wire(wire.number)], value)
@@ -270,7 +270,7 @@ class Pipeline:
             outputs=wanted,
             per_step=ids,
             boundary=Transfer(self.transfer_dtype, self.captured.network.outputs),
-            # XLA has no such operation.
+            # XLA has no `VariableV2`.
             starts_after=functions.beginning()
             if training and platform != "tpu"
             else None,
@@ -332,7 +332,7 @@ class Pipeline:
             raise
 
     def _num_replicas(self) -> int:
-        """Returns how many replicas the layers sum over in training; 1 if none does.
+        """Returns how many replicas the layers' collectives have; 1 if there are none.
 
         Raises:
             RuntimeError: If replicas run one after the other.
@@ -374,7 +374,7 @@ def make_stages(network: Network, counts: Sequence[int]) -> tuple[Stage, ...]:
 def check_tpu(
     num_rows: int | None, *, num_replicas: int = 1, timed: bool = False
 ) -> None:
-    """Raises ValueError for what a computation for TPUs cannot hold.
+    """Raises ValueError for what a TPU computation cannot contain.
 
     Args:
         num_rows: Rows of the mini-batch, if they are known.

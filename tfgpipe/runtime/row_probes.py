@@ -29,12 +29,12 @@ from tfgpipe.stage import total
 
 # Examples that a layer is probed on, and half of them.
 _BATCH, _HALF = 6, 3
-# What stands in for other sizes that are not known: layers that work on a sequence in
-# chunks take powers of two.
+# In place of other unknown sizes: layers that work on a sequence in chunks need
+# powers of two.
 _UNKNOWN_SIZE = 8
-# Entries of the weights of a layer that are not too many to make up: 64 MiB.
+# The most weight entries of a layer for which values are made up: 64 MiB.
 _MOST_WEIGHTS = 2**24
-# A stateful operation that a probe may run, since it changes nothing.
+# A stateful operation that a probe may run, since it has no side effects.
 _HARMLESS = {"ReadVariableOp"}
 
 
@@ -229,7 +229,7 @@ class _Forward:
         return [_batch(spec) for spec in self._inputs]
 
     def values(self) -> list[tf.Tensor]:
-        """Returns values of the variables, of weights other ones than they have.
+        """Returns random values of the variables, weights other than their own.
 
         Where weights start small or at zero, as those that choose experts do, their
         layer hardly depends on its inputs yet.
@@ -284,7 +284,7 @@ def _mixes(whole: _Forward, half: _Forward) -> bool:
         made_of_others, _ = whole(others, values)
         if not _alike(unchanged(made), unchanged(made_of_others)):
             return True
-        if whole.draws:  # Shapes of draws differ, and so do these.
+        if whole.draws:  # Shapes of random draws differ, and so do their values.
             return False
         made_of_half, _ = half([x[:_HALF] for x in inputs], values)
         return not _alike([x[:_HALF] for x in made], made_of_half)

@@ -10,8 +10,8 @@ So recomputations see what the forward saw, and nothing is assigned before the s
 through.
 
 Replicas have equal seeds, and would draw equal dropout masks for different rows. So
-each starts a step from seeds of its own, the first from those that there are, and takes
-back what it added when the step is through.
+each starts a step from seeds of its own: the stored ones plus an offset, which is
+subtracted when the step ends.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class InitialState:
 
 
 class VariableUpdate(NamedTuple):
-    """What a step makes of a variable.
+    """The new value of a variable after a step.
 
     Attributes:
         variable: The variable.
         value: Its value after the last microbatch.
-        once: Whether it moves once a step, by all microbatches together, rather than
-            with each.
+        once: Whether it is updated once per step, by all microbatches together, rather
+            than by each microbatch.
     """
 
     variable: keras.Variable
@@ -198,7 +198,7 @@ class Carry:
             latest.update(zip(variables, after, strict=True))
 
     def _without_offset(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
-        """Returns a seed as it is on all replicas; what is no seed as it is."""
+        """Removes the replica's offset from a seed; returns other values unchanged."""
         offset = self._before.seed_offsets.get(variable)
         return value if offset is None else value - offset
 

@@ -1,13 +1,13 @@
-"""When the actions of a real step start and end.
+"""Times the actions of a real step, by operations that read the host's clock.
 
 Each action gets two operations that read the clock of the host, one that all its inputs
 come before and one that comes after all its results:
 
     what it reads ─▶ start ─▶ action ─▶ results ─▶ end ─▶ the device's next action
 
-So a step that is timed runs in the same order, and takes two readings an action longer,
+A timed step runs in the same order, and takes two clock readings per action longer,
 some microseconds each; one that is not timed holds none of this. On a device that works
-asynchronously, such as a GPU, the end waits for a number of the results to arrive at
+asynchronously, such as a GPU, the end waits until one element of the results is on
 the host, and a start that was read too early is moved to the end of the action before.
 """
 
@@ -25,7 +25,7 @@ from tfgpipe.stage import Values
 
 
 class Clock:
-    """The readings of one step, being emitted.
+    """The clock readings of one step, while it is being emitted.
 
     Attributes:
         actions: What was timed, in the order of emission, and whether it recomputes.
@@ -90,7 +90,7 @@ class Clock:
         return tf.reshape(tf.stack(self._readings), [-1, 2])
 
     def _token(self, device: str) -> tf.Tensor:
-        """Returns a resource that stands for the order of readings on a device.
+        """Returns a resource that orders the readings of a device.
 
         TensorFlow runs the operations of a function that have effects, as reading the
         clock is one, in the order in which they were made, on whatever device, unless

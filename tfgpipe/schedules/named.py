@@ -180,7 +180,7 @@ def _dealt(num_stages: int, num_devices: int | None) -> list[range]:
 def _one_after_one(
     forwards: list[Action], backwards: list[Action], *, lead: int
 ) -> tuple[Action, ...]:
-    """Returns forwards with backwards among them, `lead` forwards ahead."""
+    """Returns forwards with a backward after each, from `lead` warm-up forwards on."""
     order = forwards[: lead - 1]
     for forward, backward in zip(forwards[lead - 1 :], backwards, strict=False):
         order += [forward, backward]

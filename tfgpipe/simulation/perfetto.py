@@ -1,4 +1,4 @@
-"""Timelines as files that Perfetto opens.
+"""Timelines as Chrome trace events, which Perfetto opens.
 
 Written with `json.dump`, they open at https://ui.perfetto.dev.
 """

@@ -1,20 +1,20 @@
-"""Gradients of weights, summed over the microbatches of a step.
+"""Gradient accumulation: weight gradients summed over the microbatches of a step.
 
-Three forms, by what takes the least time and no more memory than a sum would:
+Three forms, by what is fastest and takes no more memory than an accumulator:
 
-* **Nothing to sum.** A mini-batch in one piece has its gradients at once.
-* **In place.** Each microbatch adds its gradient into the sum's own buffer.
-* **Put off.** The gradient of a dense layer's weights is a product, `x^T @ dy`, and
-  the sum of products is the product of all rows:
+* **Nothing to sum.** A step of one microbatch has its gradients at once.
+* **In place.** Each microbatch adds its gradient to the accumulator's own buffer.
+* **Deferred.** The gradient of a dense kernel is a matrix product, `x^T @ dy`, and
+  the sum of products is the product of the stacked rows:
 
       x1^T dy1 + x2^T dy2 + ... = [x1; x2; ...]^T [dy1; dy2; ...]
 
-  Where the rows of a mini-batch, x and dy, take no more memory than the weights, each
-  microbatch only notes its own, and one product at the end does the work of M, at the
-  rate of a large one, and without M additions as large as the weights.
+  Where x and dy of a mini-batch take no more memory than the kernel, each microbatch
+  only stores its own, and one product at the end replaces M, at the rate of
+  a large one, and without M additions as large as the kernel.
 
-XLA knows no operation that writes in place, and finds out by itself where it may. In a
-computation for TPUs, all of which it compiles, gradients are added as anything is.
+XLA has no in-place operation, and decides itself what to update in place. So in a
+computation for TPUs, which it compiles as a whole, gradients are added as usual.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from tfgpipe.stage.options import StageOptions
 
 
 class Sums:
-    """How the gradients of a stage's weights are summed.
+    """Accumulates the weight gradients of a stage.
 
-    Sums are a list of tensors, in buffers that are written in place: those of all
-    gradients that are added, then the rows that are noted. With one microbatch there
-    are none before it, and the gradients after it.
+    Accumulators are a list of tensors, in buffers that are written in place: one for
+    each added gradient, then the stacked rows of deferred ones. With one microbatch
+    there are no accumulators before it, and the gradients after it.
 
     Args:
         trace: The stage.
         options: How it runs.
 
     Attributes:
-        names: Names of the tensors of a microbatch that are noted or added.
-        is_final: Whether what is between `begin` and `end` are the gradients.
+        names: Names of a microbatch's tensors that are stacked or added.
+        is_final: True if the accumulators are the gradients, so `end` does nothing.
     """
 
     def __init__(self, trace: Trace, options: StageOptions) -> None:
@@ -76,7 +76,7 @@ class Sums:
         self.names = tuple(dict.fromkeys((*added, *self._noted)))
         finalized = any(gradient.finalized for gradient in self.gradients)
         self.is_final = not (self._put_off or finalized)
-        # Sums of parts of weights are where these are, rows where they are made.
+        # Accumulators of shards are on their devices, stacked rows where they are made.
         self._places = [term.shard for term in self._added]
         self._places += [trace.shard(name) for name in self._noted]
         self._places += [0] if self._noted else []  # Their count.
@@ -88,7 +88,7 @@ class Sums:
 
     @functools.cached_property
     def specs(self) -> list[tf.TensorSpec]:
-        """Shapes and types of what is between `begin` and `end`."""
+        """Shapes and dtypes of the accumulators."""
         if self._at_once:
             return []
         count = [tf.TensorSpec([1], tf.int32)] if self._noted else []
@@ -96,7 +96,7 @@ class Sums:
         return [*added, *self._noted.values(), *count]
 
     def begin(self, devices: Sequence[str] = ()) -> list[tf.Tensor]:
-        """Returns what there is before the first microbatch.
+        """Returns the accumulators before the first microbatch.
 
         Args:
             devices: Those of the shards; nothing for all here.
@@ -129,25 +129,25 @@ class Sums:
         for i, (name, shard) in enumerate(zip(self._noted, places, strict=False)):
             with sharding.at(shard):
                 noted[i] = _note(noted[i], values[name], count)
-        # Not in place: whatever notes has to see the number before.
+        # Not in place: whatever stacks rows has to see the count before.
         return [*added, *noted, count + 1]
 
     def keep(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Adds nothing: the microbatch has no rows."""
+        """Leaves the accumulators as they are: the microbatch is empty."""
         if self._at_once:
             weights = [term.weight for term in self._terms]
             return [tf.zeros(weight.shape, weight.dtype) for weight in weights]
         return list(sums)
 
     def _alone(self, term: _Term, values: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Returns a gradient that is its own sum."""
+        """Returns the gradient of a single microbatch, which is the sum."""
         if term.gradient.indices is None:
             return values[term.gradient.values]
         with sharding.at(term.shard):
             return self._add(zero(term.weight), term.gradient, values)
 
     def end(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the sum of each gradient that there is, after the last microbatch."""
+        """Returns the final gradients, after the last microbatch."""
         added = iter(sums)
         rows = dict(zip(self._noted, sums[len(self._added) :], strict=False))
         gradients = []
@@ -178,7 +178,7 @@ class _Term:
 
 
 def add_in_place(total: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """Adds a gradient into the sum's own buffer.
+    """Adds a gradient to the accumulator's own buffer.
 
     A function's argument is never the only reference to its buffer, so `acc + g` would
     allocate a second one, and fault its pages in, for every weight and microbatch.
@@ -192,7 +192,7 @@ def add_in_place(total: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
 def _add(
     total: tf.Tensor, gradient: Gradient, values: Mapping[str, tf.Tensor]
 ) -> tf.Tensor:
-    """Returns the sum of a sum and a gradient, in either of its forms."""
+    """Returns an accumulator plus a gradient, dense or indexed."""
     value = values[gradient.values]
     if gradient.indices is None:
         return total + value
@@ -204,7 +204,7 @@ def _add(
 def _add_in_place(
     total: tf.Tensor, gradient: Gradient, values: Mapping[str, tf.Tensor]
 ) -> tf.Tensor:
-    """Adds a gradient, in either of its forms, to a sum."""
+    """Adds a gradient, dense or indexed, to an accumulator in place."""
     value = values[gradient.values]
     if gradient.indices is None:
         return add_in_place(total, value)
@@ -218,9 +218,9 @@ def _add_in_place(
 def _rows(
     trace: Trace, weight: tf.TensorSpec, gradient: Gradient, num_microbatches: int
 ) -> dict[str, tf.TensorSpec]:
-    """Returns what to note `[M, rows, width]` to put a gradient off, nothing if not to.
+    """Returns the specs `[M, rows, width]` to stack if a gradient is to be deferred.
 
-    It is put off if that takes no more memory than its sum.
+    It is deferred if that takes no more memory than its accumulator.
     """
     specs = {name: trace.spec(name) for name in gradient.factors}
     if not specs or not all(s.shape.is_fully_defined() for s in specs.values()):
@@ -234,7 +234,7 @@ def _rows(
 
 
 def _note(noted: tf.Tensor, rows: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """Writes the rows of the next microbatch into their place."""
+    """Writes the rows of the next microbatch into the stack."""
     return tf.raw_ops.InplaceUpdate(x=noted, i=count, v=rows[None])
 
 

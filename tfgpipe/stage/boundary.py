@@ -1,7 +1,7 @@
-"""What a value looks like on its way from stage to stage.
+"""Boundary compression: how values are encoded between stages.
 
-Compressed where it is made, sent, and restored where it is read, so that less crosses
-between devices. What a stage computes on, and keeps for its backward, is what arrives.
+A value is encoded where it is made, sent, and decoded where it is read, so that less is
+sent between devices. A stage computes on, and saves for its backward, what it received.
 
     "bfloat16", "float16"   rounded to that type; so is the gradient on its way back,
                             which is the gradient of a pair of casts
@@ -39,7 +39,7 @@ class Transfer:
 
     Attributes:
         dtype: What they are compressed to, or None for as they are.
-        exact: Numbers of the values that cross as they are: the outputs of a model.
+        exact: Ids of the values that are not compressed: the outputs of a model.
     """
 
     dtype: TransferDtype | None = None
@@ -59,7 +59,7 @@ class Transfer:
         return len(spec.shape) > 1
 
     def pack(self, tensor: tf.Tensor) -> list[tf.Tensor]:
-        """Compresses a value `[b, ...]`: returns what is sent of it."""
+        """Encodes a value `[b, ...]`: returns the tensors to send."""
         if self._is_cast:
             return [tf.cast(tensor, self._cast)]
         tensor = tf.cast(tensor, _scale_dtype(tensor.dtype))
@@ -75,7 +75,7 @@ class Transfer:
         return [tf.cast(steps, tf.int8), scale]
 
     def unpack(self, packed: Sequence[tf.Tensor], spec: tf.TensorSpec) -> tf.Tensor:
-        """Restores a value of a shape and type from what was sent of it."""
+        """Decodes a value of a shape and dtype."""
         if self._is_cast:
             return tf.cast(packed[0], spec.dtype)
         steps, scale = packed
@@ -83,11 +83,11 @@ class Transfer:
         return tf.ensure_shape(tensor, spec.shape)
 
     def pack_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
-        """Compresses the gradient of what was restored, to be sent back."""
+        """Encodes the gradient of a decoded value, to be sent back."""
         return tf.cast(gradient, self._cast) if self._is_cast else gradient
 
     def unpack_gradient(self, packed: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-        """Restores a gradient of a type."""
+        """Decodes a gradient to a dtype."""
         return tf.cast(packed, dtype)
 
     def sizes(self, specs: Mapping[int, Spec]) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""Which parts of a network compute the same, each of variables of its own.
+"""Structural deduplication: which parts of a network compute the same.
 
 A deep model is mostly one block, many times over. Tracing a block takes TensorFlow a
 tenth of a second and more, and reading its configuration a thousandth. So parts whose
@@ -40,7 +40,7 @@ _WRAPPED = ("build", "quantize")
 
 
 def structure(part: Part) -> Hashable | None:
-    """Returns what is equal for parts that share a trace; None if it is unknown."""
+    """Returns a key that is equal for parts that share a trace; None if unknown."""
     try:
         return _part(part)
     except _UnknownError:
@@ -80,7 +80,7 @@ def _part(part: Part) -> Hashable:
 
 
 def _variables(part: Part) -> Hashable:
-    """Describes the variables of each layer: what occurs twice has one index."""
+    """Describes the variables of each layer; the same variable has the same index."""
     indices: dict[int, int] = {}
     return tuple(
         tuple(

@@ -95,7 +95,7 @@ def _with_a_row(trace: Trace, values: Values, rows: tf.Tensor) -> Values:
 
 
 def _without_rows(spec: tf.TensorSpec) -> tf.Tensor:
-    """Returns a tensor of the given type without rows, which nobody reads."""
+    """Returns an empty tensor of the given dtype, which is never read."""
     if spec.dtype == tf.variant:
         return tf.raw_ops.EmptyTensorList(
             element_shape=-1, max_num_elements=0, element_dtype=tf.float32

@@ -101,7 +101,7 @@ class StageFunctions:
     Attributes:
         sums: How the gradients of the weights are summed over microbatches.
         hoistable: Names of tensors that are the same for all microbatches of a step.
-        residuals: Names of the tensors that the forward keeps for the backward.
+        residuals: Names of the tensors that the forward saves for the backward.
     """
 
     def __init__(
@@ -180,9 +180,9 @@ class StageFunctions:
 
     @functools.cached_property
     def backward_input(self) -> StageFunction:
-        """The half of the backward that makes the gradients of the inputs.
+        """The half of the backward that computes input gradients.
 
-        It recomputes what both halves need, and hands the other what is between them.
+        It recomputes what both halves need, and passes on what the second half reads.
         """
         kept = [name for name in self._between if name not in self.residuals]
         made = tuple(dict.fromkeys([*self._input_grads, *kept]))
@@ -193,7 +193,7 @@ class StageFunctions:
 
     @functools.cached_property
     def backward_weight(self) -> StageFunction:
-        """The half of the backward that makes the gradients of the weights."""
+        """The half of the backward that computes weight gradients."""
         excerpt = self._backward_excerpt(self.sums.names, self._between)
         return self._backward("backward_weight", excerpt, ())
 
@@ -271,7 +271,7 @@ class StageFunctions:
 
     @functools.cached_property
     def _between(self) -> tuple[str, ...]:
-        """Names of what one half of the backward hands to the other."""
+        """Names of the tensors that cross between the halves of the backward."""
         return partitioner.halves(
             self._source.graph,
             sources=self._known,

@@ -64,7 +64,7 @@ class Given:
         inputs: What earlier stages hand over.
         weights: Values of the trainable variables.
         state: Values of the non-trainable variables, read-only ones included.
-        replicas: What `Replicas` are made of, or nothing.
+        replicas: The inputs of collectives over replicas, or nothing.
     """
 
     inputs: tuple[str, ...]
@@ -134,11 +134,11 @@ class Accumulation:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """A traced stage. Strings are names of tensors in `graph`.
+    """The joint graph of a stage. Strings are names of tensors in `graph`.
 
     Attributes:
         graph: Forward and gradient of the stage.
-        captures: Values of tensors outside that the layers refer to.
+        captures: Values of outside tensors that the layers use.
         given: What it takes.
         forward: What the forward makes.
         backward: What the backward takes and makes.
@@ -165,7 +165,7 @@ class Trace:
 
     @functools.cached_property
     def is_sharded(self) -> bool:
-        """Whether it is for more than one device."""
+        """Whether it spans more than one device."""
         devices = {op.device for op in self.graph.get_operations()}
         return any(sharding.shard_of(device) is not None for device in devices)
 
@@ -182,7 +182,7 @@ class Trace:
 
     @property
     def new_carry(self) -> tuple[str, ...]:
-        """What goes to the microbatch after, in the same order."""
+        """The new carry, for the microbatch after, in the same order."""
         more = (values for x in self.accumulated for values in x.new_values)
         return (*self.forward.new_state, *more)
 
@@ -201,7 +201,7 @@ class Trace:
 
     @property
     def refers_outside(self) -> bool:
-        """Whether there is more to it than the graph: it serves these layers alone."""
+        """Whether it has captured tensors, so that it serves these layers alone."""
         return bool(self.captures or self.accumulated or self.forward.effects)
 
     def spec(self, tensor: str) -> tf.TensorSpec:
@@ -408,7 +408,7 @@ def total(losses: Sequence[tf.Tensor]) -> tf.Tensor | None:
 
 
 def zero(spec: tf.TensorSpec) -> tf.Tensor:
-    """Returns a zero in a buffer of its own.
+    """Returns zeros in a buffer of their own.
 
     `Empty` is stateful, so no optimizer shares or folds these buffers.
     """

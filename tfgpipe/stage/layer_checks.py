@@ -1,4 +1,4 @@
-"""What a pipeline refuses, and the words in which it does.
+"""Argument checks of a pipeline, with their error messages.
 
 Each check returns the value it was given, or raises an error that says what is wrong,
 what was received and what to try.
@@ -18,7 +18,7 @@ from tfgpipe.stage import normalization
 
 
 def check_not_stateful(called: Iterable[Any]) -> None:
-    """Raises ValueError for a recurrent layer that remembers the batch before."""
+    """Raises ValueError for a stateful recurrent layer."""
     for layer in called:
         for inner in keras_internals.inner_layers(layer):
             if isinstance(inner, keras.layers.RNN) and inner.stateful:
@@ -49,9 +49,9 @@ def check_not_float8(called: Iterable[Any]) -> None:
 def warn_of_state_per_microbatch(
     called: Iterable[Any], changed: Iterable[keras.Variable]
 ) -> None:
-    """Warns of variables other than seeds that each microbatch has changed.
+    """Warns of variables, other than seeds, that are updated once per microbatch.
 
-    Batch normalization is left out: `batch_norm_is_deferred` speaks of it.
+    Batch normalization is not included: `batch_norm_is_deferred` warns of it.
     """
     called = list(called)
     norms = [v for norm in normalization.batch_norms(called) for v in norm.variables]

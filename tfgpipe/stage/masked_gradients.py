@@ -5,7 +5,7 @@ clipped:
 
     dw = mask(w) * dq        mask(w) is 1 where w is in its range, else 0
 
-The mask is the same for all microbatches of a step. So what each adds is dq, and the
+The mask is the same for all microbatches of a step. So each microbatch adds dq, and
 sum is masked: once instead of M times, and dq is often a product that can be deferred
 (see `accumulation`).
 """

@@ -1,4 +1,4 @@
-"""The mean and variance of a mini-batch, put together from those of its microbatches.
+"""Merges the means and variances of microbatches into those of the mini-batch.
 
 By the law of total variance
 

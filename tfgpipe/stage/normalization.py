@@ -1,4 +1,4 @@
-"""Batch normalization whose moving averages move once a step.
+"""Deferred batch normalization: moving averages are updated once per step.
 
 In a pipeline each microbatch is normalised with its own moments, so that none waits for
 another. The moving averages are for evaluation, which knows no microbatches: they
@@ -114,12 +114,12 @@ class DeferredBatchNormalization(keras.layers.BatchNormalization):
         return outputs
 
     def _learn(self, moments: BatchMoments, scope: Scope) -> None:
-        """Has the moving averages move by the moments at the end of the step."""
+        """Defers the update of the moving averages to the end of the step."""
         scope.accumulators.append(moments)
 
 
 class _SynchronizedBatchNormalization(DeferredBatchNormalization):
-    """Keras' layer with `synchronized=True`, as it is where Keras cannot synchronize.
+    """Keras' layer with `synchronized=True`, whose own collectives fail in a stage.
 
     In a traced stage `tf.distribute` does not sum over replicas, not even over one.
     """
@@ -139,7 +139,7 @@ DeferredBatchNormalization.__name__ = keras.layers.BatchNormalization.__name__
 
 @contextlib.contextmanager
 def converted(layers: Iterable[Any], batch_norm: BatchNorm) -> Iterator[None]:
-    """Has Keras' batch normalizations in layers do as pipelines need, for a while.
+    """Converts Keras' batch normalizations in layers to deferred ones, for a while.
 
     However deep they are: Keras has no hook at calls inside a layer, but Python lets an
     object take a subclass of its class. Their variables, and all else, stay.
@@ -165,12 +165,12 @@ def batch_norms(layers: Iterable[Any]) -> list[keras.layers.BatchNormalization]:
 
 
 def synchronizes(layers: Iterable[Any]) -> bool:
-    """Returns whether a batch normalization takes its moments over replicas."""
+    """Returns whether a batch normalization synchronizes moments over replicas."""
     return any(norm.synchronized and norm.trainable for norm in batch_norms(layers))
 
 
 def is_handled(norm: keras.layers.BatchNormalization) -> bool:
-    """Returns whether a layer is deferred, or of Keras and can be."""
+    """Returns whether a layer is deferred, or can be converted."""
     if isinstance(norm, DeferredBatchNormalization):
         return True
     return type(norm) is keras.layers.BatchNormalization and not _renormalises(norm)
@@ -181,7 +181,7 @@ def _renormalises(norm: keras.layers.BatchNormalization) -> bool:
 
 
 def warn_of_batch_norm(calls: Iterable[Any], batch_norm: str) -> None:
-    """Warns of moving averages that would move once a microbatch."""
+    """Warns of moving averages that would be updated once per microbatch."""
     norms = [norm for norm in batch_norms(calls) if norm.trainable]
     moved = [x for x in norms if not isinstance(x, DeferredBatchNormalization)]
     if batch_norm == "deferred":
@@ -207,7 +207,7 @@ def warn_of_batch_norm(calls: Iterable[Any], batch_norm: str) -> None:
 
 
 def check_synchronized(calls: Iterable[Any]) -> None:
-    """Raises ValueError for a layer that would sum over replicas and cannot."""
+    """Raises ValueError for a layer that needs collectives and cannot have them."""
     for norm in batch_norms(calls):
         if norm.synchronized and norm.trainable and not is_handled(norm):
             raise ValueError(

@@ -32,7 +32,7 @@ Specs = Mapping[Wire, tf.TensorSpec]
 
 @dataclasses.dataclass(frozen=True)
 class StageCache:
-    """What the stages of a model share, if it is the same.
+    """What identical stages of a model share.
 
     Attributes:
         functions: Their functions, by what they compute.
@@ -157,8 +157,8 @@ class Stage:
         self._cache = cache
         self._traced: dict[Hashable, dict[tuple[tf.TensorSpec, ...], TracedStage]] = {}
         self._groups: dict[Hashable, int] = {}
-        # Variables of other layers, such as an embedding whose transpose is a function
-        # of this stage. Only a trace tells.
+        # Captured variables, of other layers, such as an embedding whose transpose this
+        # stage uses. Only tracing finds them.
         self._captured = list(captured)
 
     @property
@@ -199,7 +199,7 @@ class Stage:
         per_step: Collection[int] = (),
         begins: Callable[[], None] = lambda: None,
     ) -> TracedStage:
-        """Returns the stage traced for these inputs, from memory if it was before.
+        """Returns the stage traced for these inputs, from the cache if possible.
 
         Called eagerly on shapes that vary, it is traced once for the first and once for
         all that follow, sizes that vary left open. (In a graph it is TensorFlow that
@@ -219,7 +219,7 @@ class Stage:
             tuple(i for i, w in enumerate(reads) if w.number in non_differentiable),
             tuple(i for i, w in enumerate(reads) if w.number in per_step),
         )
-        # Freezing a layer can change what it does beside what is trained.
+        # Freezing a layer can change more than what is trained.
         frozen = tuple(keras_internals.is_trainable(layer) for layer in self.layers)
         own, _ = layer_variables(self.layers)
         key = (request, tuple(map(id, own)), frozen)
@@ -301,7 +301,7 @@ class Stage:
                     )
             except CapturedVariablesError as error:
                 self._captured += error.variables
-                self._traced.clear()  # Those traces know nothing of these variables.
+                self._traced.clear()  # Those traces lack these variables.
 
 
 def trace_all(
@@ -349,7 +349,7 @@ def trace_all(
 def owned_variables(
     stages: Sequence[Stage],
 ) -> list[tuple[Stage, list[keras.Variable]]]:
-    """Returns for each stage its variables, those that stages share at the first."""
+    """Returns the variables of each stage; shared ones belong to the first."""
     owned = []
     seen: IdentityMap[keras.Variable, int] = IdentityMap()
     for stage in stages:

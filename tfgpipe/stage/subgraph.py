@@ -1,4 +1,4 @@
-"""Copying part of a traced stage into a function of its own.
+"""Copies a subgraph of a joint graph into a function of its own.
 
 A traced stage is a graph; the part of it between some tensors that are fed and some
 that are fetched is copied, as a `GraphDef`, into whatever function is being built.
@@ -18,8 +18,8 @@ from tfgpipe.devices import sharding
 from tfgpipe.graph import partitioner
 from tfgpipe.stage.joint import Trace
 
-# Made of weights once a step: copies, in another type, with longer rows or quantized,
-# and the ranges to quantize with.
+# Types that are hoisted: copies of weights in another dtype, padded or quantized, and
+# the ranges to quantize with.
 _WORTHWHILE = (
     "Cast",
     "FakeQuantWithMinMaxVars",
@@ -31,8 +31,8 @@ _WORTHWHILE = (
 )
 
 
-# What is done to a part of a weight, number by number, by those who know nothing of
-# shards: Keras casts, `tf.recompute_grad` makes copies and adds a zero to them.
+# Element-wise operations that code unaware of sharding inserts on a weight shard: Keras
+# casts, `tf.recompute_grad` adds copies and a zero. They stay on the shard's device.
 _ONE_BY_ONE = ("AddV2", "Cast", "Identity")
 
 
@@ -52,7 +52,7 @@ class Excerpt:
 
 
 class GraphSource:
-    """A traced stage that excerpts are copied from.
+    """A joint graph that subgraphs are copied from.
 
     Args:
         trace: The stage.
@@ -63,8 +63,8 @@ class GraphSource:
         stateful: Names of its stateful operations.
         constants: Names of its constants.
         placeholders: Names of what is given to it.
-        worthwhile: Names of operations whose results are worth keeping for a step if
-            they do not change in it.
+        worthwhile: Names of operations whose results are worth hoisting if they do
+            not change during a step.
     """
 
     def __init__(self, trace: Trace, *, on_one_device: bool = False) -> None:
@@ -98,7 +98,7 @@ class GraphSource:
         effects: Sequence[str] = (),
         done: Sequence[str] = (),
     ) -> Excerpt:
-        """Returns the function from as many of `feeds` as it takes to `fetches`.
+        """Returns the function from those `feeds` that it needs to `fetches`.
 
         Args:
             fetches: Names of the tensors to compute.
@@ -141,7 +141,7 @@ class GraphSource:
 
     @functools.cached_property
     def fingerprint(self) -> Hashable:
-        """Equal for stages that compute the same and differ in names alone.
+        """Equal for joint graphs that compute the same, whatever their names.
 
         Captured tensors are equal if they are the same; it keeps them alive. Operations
         are numbered in the order they were traced in, so the graphs of two equal stacks
@@ -204,10 +204,10 @@ class GraphSource:
 
 
 def _follow_parts(trace: Trace, graph_def: tf.compat.v1.GraphDef) -> None:
-    """Puts copies of a part, and its gradient, on the part's device.
+    """Puts copies of a weight shard, and its gradient, on the shard's device.
 
-    That is, operations that name no device. All else of such is on the lead's, and each
-    would bring the part there and back for every microbatch.
+    That is, operations without a device. All others run on the primary device, and each
+    would send the shard there and back for every microbatch.
     """
     held = {partitioner.operation(name): shard for name, shard in trace.shards.items()}
     for weight, gradient in zip(
