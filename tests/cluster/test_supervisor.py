@@ -176,7 +176,7 @@ def test_replicas_end_and_start_again_together(
         "while len(list(marks.iterdir())) < 2: time.sleep(0.05)\n"
         "if not again and index == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
         "if not again: time.sleep(600)\n"
-        "print('done', index)\n"
+        "os.write(1, b'done %d\\n' % index)  # At once, also unbuffered.\n"
     )
     command = ["launch", "--replicas=2", "--", sys.executable, "-c", code]
     assert main(["cluster", *command]) == 0
@@ -201,7 +201,7 @@ def test_a_replica_that_hangs_is_started_again_with_the_others(
         "peers.rendezvous(config['cluster']['worker'], index)\n"
         "if not again and index == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
         "if not again: time.sleep(600)\n"
-        "print('done', index)\n"
+        "os.write(1, b'done %d\\n' % index)  # At once, also unbuffered.\n"
     )
     command = ["launch", "--replicas=2", "--", sys.executable, "-c", code]
     assert main(["cluster", *command]) == 0

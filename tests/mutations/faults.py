@@ -215,8 +215,8 @@ GRADIENTS = (
     Fault(
         "the gradient of the last microbatch is dropped",
         "tfgpipe/runtime/executor.py",
-        "self._grads = [{loss: [loss_grad[None]]} for _ in self._pieces]",
-        "self._grads = [{loss: [loss_grad[None]]} for _ in self._pieces[1:]] + [{}]",
+        "self._grads = [{loss: [loss_grad[None]]} for _ in self._values]",
+        "self._grads = [{loss: [loss_grad[None]]} for _ in self._values[1:]] + [{}]",
         ("tests/models/test_pipelined_model.py::test_single_batches",),
     ),
     Fault(
@@ -239,7 +239,7 @@ GRADIENTS = (
     ),
     Fault(
         "a sum of gradients begins with what its memory holds",
-        "tfgpipe/stage/accumulation.py",
+        "tfgpipe/stage/joint.py",
         "tf.raw_ops.Empty(shape=spec.shape, dtype=spec.dtype, init=True)",
         "tf.raw_ops.Empty(shape=spec.shape, dtype=spec.dtype, init=False)",
         (
@@ -257,8 +257,8 @@ GRADIENTS = (
     Fault(
         "a weight that two stages share has the gradient of one",
         "tfgpipe/runtime/executor.py",
-        "results.append(_sum(sums.get(key, [])))",
-        "results.append(_sum(sums.get(key, [])[:1]))",
+        "results[variable] = _sum(parts.get(variable, []))",
+        "results[variable] = _sum(parts.get(variable, [])[:1])",
         ("tests/models/test_models.py::test_the_gradient_of_each_use_is_in_the_sum",),
     ),
     Fault(
@@ -271,16 +271,16 @@ GRADIENTS = (
     Fault(
         "a skip connection is that of the first microbatch",
         "tfgpipe/runtime/executor.py",
-        "received[name] = self._pieces[m][wire]",
-        "skips = k and wire not in self._traced[k - 1].makes\n"
-        "                received[name] = self._pieces[0 if skips else m][wire]",
+        "received[name] = self._values[m][wire]",
+        "skips = k and wire not in self.traced[k - 1].makes\n                "
+        "received[name] = self._values[0 if skips else m][wire]",
         ("tests/models/test_models.py::test_a_skip_under_every_balance",),
     ),
     Fault(
         "the masked gradient of a quantized weight is not masked",
-        "tfgpipe/stage/program.py",
-        "return [values[g.finished or g.values] for g in gradients]",
-        "return [values[g.values] for g in gradients]",
+        "tfgpipe/stage/functions.py",
+        "[values[g.finalized or g.values] for g in gradients]",
+        "[values[g.values] for g in gradients]",
         (
             "tests/quantization/test_wrapper.py::"
             "test_weights_out_of_their_range_have_no_gradient",
@@ -319,15 +319,15 @@ WEIGHING = (
     Fault(
         "the gradient of an added loss counts once for each microbatch",
         "tfgpipe/runtime/executor.py",
-        "given[trace.loss_grad] = tf.cast(self._loss_grad, dtype) * share",
-        "given[trace.loss_grad] = tf.cast(self._loss_grad, dtype)",
+        "given[backward.loss_grad] = tf.cast(self._loss_grad, dtype) * weight",
+        "given[backward.loss_grad] = tf.cast(self._loss_grad, dtype)",
         ("tests/models/test_pipelined_losses.py::test_added_losses",),
     ),
     Fault(
         "an added loss counts once for each microbatch",
         "tfgpipe/runtime/executor.py",
-        "self._added.append(loss * self._split.weight(m, loss.dtype))",
-        "self._added.append(loss)",
+        "self._added_losses.append(loss * weight)",
+        "self._added_losses.append(loss)",
         ("tests/models/test_pipelined_losses.py::test_added_losses",),
     ),
     Fault(
@@ -340,8 +340,8 @@ WEIGHING = (
     Fault(
         "masked entries count in the weight of a microbatch",
         "tfgpipe/runtime/losses.py",
-        "mine = extent(loss, self._kinds[number], [given, own], w, rows)",
-        "mine = extent(loss, self._kinds[number], [own], w, rows)",
+        "mine = denominator(loss, self._kinds[number], [given, own], w, rows)",
+        "mine = denominator(loss, self._kinds[number], [own], w, rows)",
         ("tests/runtime/test_losses.py::test_several_losses_each_by_its_own_extent",),
     ),
     Fault(
@@ -411,19 +411,17 @@ WEIGHING = (
 STATE = (
     Fault(
         "the seed of a dropout does not advance from microbatch to microbatch",
-        "tfgpipe/runtime/carry.py",
+        "tfgpipe/runtime/state.py",
         "            if after in made:\n",
-        "            if after in made and before not in trace.state:\n",
+        "            if after in made and before not in trace.given.state:\n",
         ("tests/runtime/test_state.py::test_microbatches_draw_different_masks",),
     ),
     Fault(
         "the recomputation of a stage draws other masks than its forward",
         "tfgpipe/runtime/executor.py",
-        "values = self._kept[k, m] = {**values, **self._given_grads(k, m)}",
-        "now = self._carried.values(k, m)\n"
-        "            values = self._kept[k, m] = {\n"
-        "                **values, **now, **self._given_grads(k, m)\n"
-        "            }",
+        "run.saved[m] = {**run.saved[m], **self._output_grads(k, m)}",
+        "now = run.carry.values(m)\n            run.saved[m] = "
+        "{**run.saved[m], **now, **self._output_grads(k, m)}",
         (
             "tests/runtime/test_state.py::"
             "test_the_gradient_flows_through_the_mask_that_the_output_shows",
@@ -444,8 +442,8 @@ STATE = (
     Fault(
         "statistics of a layer that is recomputed move twice",
         "tfgpipe/capture/interpreter.py",
-        "scope.statistics.extend(first[0].statistics)",
-        "scope.statistics.extend(2 * first[0].statistics)",
+        "scope.accumulators.extend(first[0].accumulators)",
+        "scope.accumulators.extend(2 * first[0].accumulators)",
         (
             "tests/stage/test_normalization.py::"
             "test_a_layer_called_twice_moves_its_averages_twice",
@@ -472,9 +470,9 @@ STATE = (
     ),
     Fault(
         "a layer called twice a step moves its averages once",
-        "tfgpipe/runtime/carry.py",
-        "[latest[key] for key in keys]",
-        "[self._before.values[key] for key in keys]",
+        "tfgpipe/runtime/state.py",
+        "latest.get(v, self._before.values[v])",
+        "self._before.values[v]",
         (
             "tests/stage/test_normalization.py::"
             "test_a_layer_called_twice_moves_its_averages_twice",
@@ -482,18 +480,18 @@ STATE = (
     ),
     Fault(
         "a microbatch without rows moves statistics",
-        "tfgpipe/stage/program.py",
-        "return tf.cond(rows > 0, lambda: compute(*tensors), lambda: skip(*tensors))",
-        "return tf.cond(rows >= 0, lambda: compute(*tensors), lambda: skip(*tensors))",
+        "tfgpipe/stage/empty_batches.py",
+        "tf.cond(rows > 0, lambda: flat(compute), lambda: flat(skip))",
+        "tf.cond(rows >= 0, lambda: flat(compute), lambda: flat(skip))",
         (
             "tests/runtime/test_state.py::test_an_unknown_batch_size_leaves_the_same_state",
         ),
     ),
     Fault(
         "replicas drop the same units",
-        "tfgpipe/runtime/snapshot.py",
-        "shift = tf.cast(replica, tf.int64) * _STRIDE % 2**31",
-        "shift = tf.cast(0, tf.int64) * _STRIDE % 2**31",
+        "tfgpipe/runtime/state.py",
+        "offset = tf.cast(replica, tf.int64) * _SEED_STRIDE % 2**31",
+        "offset = tf.cast(0, tf.int64) * _SEED_STRIDE % 2**31",
         ("tests/distribution/test_data_parallel.py::test_replicas_drop_other_units",),
     ),
     Fault(
@@ -519,8 +517,8 @@ STATE = (
     Fault(
         "a pipeline evaluates as if it trained",
         "tfgpipe/runtime/loss_pipeline.py",
-        "result = engine.run(wires, training=False)",
-        "result = engine.run(wires, training=True)",
+        "step = self._begin(rows, schedule, returned, None, training=False)",
+        "step = self._begin(rows, schedule, returned, None, training=True)",
         (
             "tests/runtime/test_state.py::"
             "test_prediction_and_evaluation_drop_nothing_and_move_nothing",
@@ -529,8 +527,8 @@ STATE = (
     Fault(
         "a layer that is frozen goes on as it was traced",
         "tfgpipe/stage/stage.py",
-        "key = (tuple(reads), mode, tuple(map(id, own)), frozen)",
-        "key = (tuple(reads), mode, tuple(map(id, own)))",
+        "key = (request, tuple(map(id, own)), frozen)",
+        "key = (request, tuple(map(id, own)))",
         (
             "tests/runtime/test_state.py::"
             "test_freezing_a_layer_without_weights_of_its_own_is_noticed",
@@ -572,15 +570,15 @@ DEVICES = (
     Fault(
         "rematerialisation keeps all activations",
         "tfgpipe/runtime/pipeline.py",
-        "            return lambda k, m: False\n",
-        "            return lambda k, m: bool(training)\n",
+        "            return lambda k: lambda m: False\n",
+        "            return lambda k: lambda m: bool(training)\n",
         ("tests/models/test_rivals.py::test_just_so_many_microbatches_are_recomputed",),
     ),
     Fault(
         "the first microbatch is kept in place of the last",
         "tfgpipe/runtime/pipeline.py",
-        "return lambda k, m: m == last or order.follows_at_once(k, m)",
-        "return lambda k, m: m == 0 or order.follows_at_once(k, m)",
+        "lambda m: m == last or schedule.follows_at_once(k, m)",
+        "lambda m: m == 0 or schedule.follows_at_once(k, m)",
         ("tests/models/test_rivals.py::test_just_so_many_microbatches_are_recomputed",),
     ),
     Fault(
@@ -650,9 +648,9 @@ REPLICAS = (
     ),
     Fault(
         "all replicas' updates go to the first one's weights",
-        "tfgpipe/distribution/optimizer.py",
-        "shown = {key: copies[d] for key, (_, copies) in self._copies.items()}",
-        "shown = {key: copies[0] for key, (_, copies) in self._copies.items()}",
+        "tfgpipe/distribution/replica_update.py",
+        "IdentityMap((v, x[d]) for v, x in self._copies.items())",
+        "IdentityMap((v, x[0]) for v, x in self._copies.items())",
         ("tests/distribution/test_data_parallel.py::test_a_loop_of_ones_own",),
     ),
     Fault(
@@ -707,9 +705,9 @@ REPLICAS = (
     ),
     Fault(
         "updates of a weight's owner do not reach the other replicas",
-        "tfgpipe/distribution/optimizer.py",
-        "copy.assign(shown[key])",
-        "shown[key].assign(copy)",
+        "tfgpipe/distribution/replica_update.py",
+        "copy.assign(updated[variable])",
+        "updated[variable].assign(copy)",
         (
             "tests/distribution/test_zero.py::"
             "test_optimizers_work_on_what_all_replicas_sum_up_to"

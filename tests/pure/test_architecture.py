@@ -43,8 +43,11 @@ LAYERS = {
     "planner": 11,
     "__init__": 12,
 }
-# Names that a door may export.
+# Names that a door may export; the wider ones are to become narrower, never wider.
 MOST_EXPORTS = 16
+WIDER_DOORS = {"_util": 19, "report": 17, "stage": 21}
+# Packages whose doors users open: what they return is exported though nobody imports it.
+FOR_USERS = {"cluster", "planner", "quantization", "schedules", "tensor_parallel"}
 # Entries of `tfgpipe/`, and of any folder inside.
 MOST_ENTRIES = 22
 # Modules that load no TensorFlow, and import nothing but NumPy.
@@ -109,7 +112,8 @@ def test_doors_are_narrow() -> None:
     wide = {
         name: len(_exports(path))
         for name, path in modules("tfgpipe").items()
-        if name.endswith(".__init__") and len(_exports(path)) > MOST_EXPORTS
+        if name.endswith(".__init__")
+        and len(_exports(path)) > WIDER_DOORS.get(package(name), MOST_EXPORTS)
     }
     assert not wide
 
@@ -129,7 +133,7 @@ def test_doors_export_what_somebody_imports() -> None:
     idle = [
         f"{name}.{export}"
         for name, path in modules("tfgpipe").items()
-        if name.endswith(".__init__")
+        if name.endswith(".__init__") and package(name) not in FOR_USERS
         for export in _exports(path)
         if f"tfgpipe.{package(name)}.{export}" not in used
         and f"{package(name)}.{export}" not in text

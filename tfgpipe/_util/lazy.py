@@ -61,4 +61,5 @@ def _imports(source: str, package: str) -> dict[str, str]:
         if isinstance(node, ast.ImportFrom)
         if node not in tree.body or f"{node.module}.".startswith(f"{package}.")
         for alias in node.names
+        if alias.asname == alias.name
     }

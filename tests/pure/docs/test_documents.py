@@ -45,7 +45,7 @@ def test_relative_links_lead_somewhere(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_into_documents_lead_to_a_heading(document: Path) -> None:
     links = re.findall(
-        r"\]\((?![a-z]+:)([^)#\s]*)#([^)\s]+)\)", document.read_text("utf-8")
+        r"\]\((?![a-z]+:)([^)#\s]*(?<!\.py))#([^)\s]+)\)", document.read_text("utf-8")
     )
     for path, heading in links:
         target = document.parent / path if path else document
@@ -81,6 +81,16 @@ def test_modules_that_contributors_are_sent_to_exist(document: Path) -> None:
     for name in re.findall(r"`((?:tfgpipe|trainer|params)(?:\.\w+)+)`", text):
         path = ROOT / name.replace(".", "/")
         assert path.with_suffix(".py").exists() or path.is_dir(), name
+
+
+def test_links_to_lines_of_code_lead_to_what_they_name() -> None:
+    text = (ROOT / "docs" / "how_it_works.md").read_text("utf-8")
+    links = re.findall(r"\[`([\w.]+)`\]\(\.\./(tfgpipe/[\w/]+\.py)#L(\d+)\)", text)
+    assert links
+    for name, path, number in links:
+        line = _source(path).splitlines()[int(number) - 1]
+        last = name.rpartition(".")[2]
+        assert re.match(rf" *(def|class) {last}\b", line), (name, path, line)
 
 
 @functools.cache
