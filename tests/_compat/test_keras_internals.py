@@ -676,3 +676,19 @@ def test_tensorflow_gives_silent_processes_up_when_it_is_told_to():
     )
     run = interpret(code, TF_CONFIG=json.dumps(config))
     assert run.stdout == "45000 standalone 1\n", MOVED + run.stderr
+
+
+def test_a_layer_is_of_a_subclass_for_a_while():
+    class Doubled(keras.layers.Dense):
+        def call(self, inputs, training=None):
+            return 2 * super().call(inputs)
+
+    layer = keras.layers.Dense(2)
+    x = np.ones((1, 3), "float32")
+    plain = layer(x)
+    outer = keras.Sequential([layer])
+    with keras_internals.as_subclasses([(layer, Doubled)]):
+        assert isinstance(layer, Doubled), MOVED
+        np.testing.assert_array_equal(outer(x), 2 * plain, MOVED)
+    assert type(layer) is keras.layers.Dense
+    np.testing.assert_array_equal(outer(x), plain, MOVED)

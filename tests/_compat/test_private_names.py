@@ -36,6 +36,11 @@ def test_compat_alone_uses_private_names_of_keras_and_tensorflow() -> None:
         "x = layer.build()._value",
         "x = getattr(variable, '_value')",
         "x = self._layers",
+        "layer.__class__ = Other",
+        "Mine.__name__ = 'Theirs'",
+        "node.attr['_output_shapes']",
+        "node.attr.pop('_class')",
+        "tf.function(f, experimental_attributes={'_noinline': True})",
     ],
 )
 def test_private_names_are_recognised(tmp_path: Path, source: str) -> None:
@@ -79,8 +84,23 @@ def _private_names(path: Path) -> Iterator[str]:
             attribute = ast.unparse(node.args[1])
             if re.match("'_[^_]", attribute):
                 yield attribute
-        elif isinstance(node, ast.Constant) and _is_inside(str(node.value)):
+        elif isinstance(node, ast.Constant) and (
+            _is_inside(str(node.value)) or _is_private_text(node.value)
+        ):
             yield ast.unparse(node)
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Attribute) and target.attr in _FALSIFIED:
+                    yield ast.unparse(target)
+
+
+# Of objects that are not ours, or to be other than they are.
+_FALSIFIED = {"__class__", "__name__", "__qualname__", "__signature__"}
+
+
+def _is_private_text(value: object) -> bool:
+    """Returns whether a text is the name of something private, as of an attribute."""
+    return isinstance(value, str) and bool(re.fullmatch("_[a-z][a-z_]*", value))
 
 
 def _is_inside(name: str) -> bool:

@@ -452,8 +452,8 @@ STATE = (
     Fault(
         "deferred moving averages move with each microbatch",
         "tfgpipe/stage/normalization.py",
-        'if batch_norm == "deferred":\n                norm',
-        'if batch_norm == "defer":\n                norm',
+        'if batch_norm == "deferred":\n        classes',
+        'if batch_norm == "defer":\n        classes',
         (
             "tests/stage/test_normalization.py::test_converted_layers_do_as_deferred_ones",
         ),

@@ -109,6 +109,26 @@ def take_call_arguments_of(wrapper: keras.layers.Layer, layer: Any) -> None:
     wrapper._call_has_mask_arg = "mask" in parameters
 
 
+@contextlib.contextmanager
+def as_subclasses(layers: Sequence[tuple[Any, type]]) -> Iterator[None]:
+    """Layers are of subclasses of their class, inside.
+
+    Python lets an object take a subclass of its class; its variables, and all else,
+    stay. Keras has no hook at the calls of layers inside other layers.
+
+    Args:
+        layers: Layers, each with the subclass.
+    """
+    before = [(layer, type(layer)) for layer, _ in layers]
+    try:
+        for layer, subclass in layers:
+            layer.__class__ = subclass
+        yield
+    finally:
+        for layer, own in before:
+            layer.__class__ = own
+
+
 def is_trainable(layer: Any) -> tuple[bool, ...]:
     """Returns whether a layer, and each layer inside it, is trainable."""
     return tuple(inner.trainable for inner in inner_layers(layer))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import keras
@@ -28,7 +28,7 @@ BATCH_NORM_MODES: tuple[BatchNorm, ...] = ("microbatch", "deferred")
 @keras.saving.register_keras_serializable(
     package="tfgpipe", name="DeferredBatchNormalization"
 )
-class DeferredBatchNormalization(keras.layers.BatchNormalization):
+class BatchNormalization(keras.layers.BatchNormalization):
     """Batch normalization whose moving averages see whole mini-batches in a pipeline.
 
     Arguments, configuration, weights and files of weights are those of
@@ -118,7 +118,7 @@ class DeferredBatchNormalization(keras.layers.BatchNormalization):
         scope.accumulators.append(moments)
 
 
-class _SynchronizedBatchNormalization(DeferredBatchNormalization):
+class _SynchronizedBatchNormalization(BatchNormalization):
     """Keras' layer with `synchronized=True`, whose own collectives fail in a stage.
 
     In a traced stage `tf.distribute` does not sum over replicas, not even over one.
@@ -132,30 +132,26 @@ class _SynchronizedBatchNormalization(DeferredBatchNormalization):
             scope.add_update(update)
 
 
-# Keras names groups in files of weights after classes. Under this name they are found
-# by the plain layer and the other way round.
-DeferredBatchNormalization.__name__ = keras.layers.BatchNormalization.__name__
+# Keras names groups in files of weights after classes. The class has the name of Keras'
+# own, so that the plain layer finds them, and the other way round.
+DeferredBatchNormalization = BatchNormalization
 
 
-@contextlib.contextmanager
-def converted(layers: Iterable[Any], batch_norm: BatchNorm) -> Iterator[None]:
-    """Converts Keras' batch normalizations in layers to deferred ones, for a while.
+def converted(
+    layers: Iterable[Any], batch_norm: BatchNorm
+) -> contextlib.AbstractContextManager[None]:
+    """Has Keras' batch normalizations in layers do as pipelines need, for a while.
 
-    However deep they are: Keras has no hook at calls inside a layer, but Python lets an
-    object take a subclass of its class. Their variables, and all else, stay.
+    However deep they are: Keras has no hook at calls inside a layer.
     """
     handled = filter(is_handled, batch_norms(layers))
-    plain = [x for x in handled if not isinstance(x, DeferredBatchNormalization)]
-    try:
-        for norm in plain:
-            if batch_norm == "deferred":
-                norm.__class__ = DeferredBatchNormalization
-            elif norm.synchronized:
-                norm.__class__ = _SynchronizedBatchNormalization
-        yield
-    finally:
-        for norm in plain:
-            norm.__class__ = keras.layers.BatchNormalization
+    plain = [x for x in handled if not isinstance(x, BatchNormalization)]
+    if batch_norm == "deferred":
+        classes = [(norm, BatchNormalization) for norm in plain]
+    else:
+        synchronized = (norm for norm in plain if norm.synchronized)
+        classes = [(norm, _SynchronizedBatchNormalization) for norm in synchronized]
+    return keras_internals.as_subclasses(classes)
 
 
 def batch_norms(layers: Iterable[Any]) -> list[keras.layers.BatchNormalization]:
@@ -171,7 +167,7 @@ def synchronizes(layers: Iterable[Any]) -> bool:
 
 def is_handled(norm: keras.layers.BatchNormalization) -> bool:
     """Returns whether a layer is deferred, or can be converted."""
-    if isinstance(norm, DeferredBatchNormalization):
+    if isinstance(norm, BatchNormalization):
         return True
     return type(norm) is keras.layers.BatchNormalization and not _renormalises(norm)
 
@@ -183,7 +179,7 @@ def _renormalises(norm: keras.layers.BatchNormalization) -> bool:
 def warn_of_batch_norm(calls: Iterable[Any], batch_norm: str) -> None:
     """Warns of moving averages that would be updated once per microbatch."""
     norms = [norm for norm in batch_norms(calls) if norm.trainable]
-    moved = [x for x in norms if not isinstance(x, DeferredBatchNormalization)]
+    moved = [x for x in norms if not isinstance(x, BatchNormalization)]
     if batch_norm == "deferred":
         moved = [norm for norm in moved if not is_handled(norm)]
         way_out = (
