@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from benchmarks import tables
 from benchmarks.amoebanet import amoebanet_d
 from tfgpipe import planner
-from tfgpipe.partition import best_cut
+from tfgpipe.partition import best_partition
 from tfgpipe.planner import ParallelConfig, PlanRequest, Workload
 
 GB, GIB = 1e9, 2**30
@@ -118,7 +118,7 @@ def config(num_devices: int, num_microbatches: int) -> ParallelConfig:
 def by_flops(workload: Workload, num_stages: int) -> tuple[int, ...]:
     """Returns the number of layers of each stage, FLOPs balanced."""
     flops = [layer.forward_flops for layer in workload.layers]
-    return best_cut(flops, num_stages=num_stages)
+    return best_partition(flops, num_stages=num_stages)
 
 
 def table_1() -> Iterator[Cell]:

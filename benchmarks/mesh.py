@@ -118,8 +118,8 @@ def _trainer(mesh: tuple[int, int, int], shares: Any, blocks: int, m: int) -> An
     def train(*data: Any) -> Any:
         return strategy.run(lambda *data: model.train_step(data), args=data)
 
-    traced = functions.as_traced(train.get_concrete_function)(*data)
-    step = functions.as_traced(train)
+    traced = functions.without_grappler(train.get_concrete_function)(*data)
+    step = functions.without_grappler(train)
     graph = traced.graph
     held = {
         name: _largest(strategy, variables)
@@ -165,11 +165,11 @@ def traffic(graph: Any, mesh: Any) -> collections.Counter[str]:
         device: (r, s, t)
         for r in range(mesh.num_replicas)
         for s in range(mesh.num_stages)
-        for t, device in enumerate(mesh.shards(r, s))
+        for t, device in enumerate(mesh.shard_devices(r, s))
     }
     moved: collections.Counter[str] = collections.Counter()
     seen = set()
-    find = colocation.finder()
+    find = colocation.device_finder()
     for operation in graph.get_operations():
         there = operation.device
         for tensor in operation.inputs:

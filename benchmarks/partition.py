@@ -60,17 +60,17 @@ def measure(name: str, *, num_stages: int, passes: int) -> list[tables.Row]:
         for _ in range(passes)
     ]
     settings = plans["time"].settings
-    reference = np.min([p.work("time", settings) for p in again], axis=0)
+    reference = np.min([p.call_costs("time", settings) for p in again], axis=0)
     best = best_cut(reference, num_stages)
     least = share(reference, best)
     rows: list[tables.Row] = []
     for balance, plan in plans.items():
-        mine = share(reference, plan.counts)
+        mine = share(reference, plan.calls_per_stage)
         rows.append(
             {
                 "model": name,
                 "balance": balance,
-                "calls": " ".join(map(str, plan.counts)),
+                "calls": " ".join(map(str, plan.calls_per_stage)),
                 "plan s": seconds[balance],
                 "share": mine,
                 "of best": mine / least,
@@ -112,15 +112,15 @@ def _run_share(model: object, plan: tfgpipe.planning.Plan) -> float:
     """Returns the share of the slowest stage when the stages are run."""
     from tfgpipe._util import stage_spans
     from tfgpipe.capture import source_model
-    from tfgpipe.partition import TracedParts, example_microbatch
+    from tfgpipe.partition import SegmentProfiler, example_microbatch
     from tfgpipe.runtime import example_tensor
 
-    recorded = source_model.make(model).record(None, {})
+    recorded = source_model.make_source(model).capture(None, {})
     specs = example_microbatch(recorded, None, 32, num_microbatches=4)
-    spans = stage_spans(plan.counts)
-    parts = TracedParts(recorded.network, spans, specs)
+    spans = stage_spans(plan.calls_per_stage)
+    parts = SegmentProfiler(recorded.graph, spans, specs)
     inputs = {w: example_tensor(x, unknown_size=1) for w, x in specs.items()}
-    work = parts.seconds(inputs, "CPU:0", lambda count: None)
+    work = parts.measure_seconds(inputs, "CPU:0", lambda count: None)
     stages = [2 * part.forward + part.backward for part in work]  # remat="stage"
     return max(stages) / sum(stages)
 

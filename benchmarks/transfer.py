@@ -49,7 +49,7 @@ def measure(
             loss = tf.reduce_mean((output - y) ** 2)
         return [output, *tape.gradient(loss, pipelined.trainable_variables)]
 
-    received = pipelined.plan().stages[1].received
+    received = pipelined.plan().stages[1].received_bytes
     return received, [tensor.numpy() for tensor in step()]
 
 

@@ -355,23 +355,23 @@ class _Trainer:
         import tensorflow as tf
 
         from tfgpipe._util import num_bytes, stage_spans
-        from tfgpipe.capture import Wire
-        from tfgpipe.partition import TracedParts
+        from tfgpipe.capture import TensorKey
+        from tfgpipe.partition import SegmentProfiler
         from tfgpipe.simulation import Costs, simulate
 
         side, pipeline = self._side, self._model.pipelined.pipeline
         rows = self._x.shape[0] // side.num_microbatches
-        given = {Wire(0): tf.TensorSpec([rows, *self._x.shape[1:]], self._x.dtype)}
-        spans = stage_spans([len(stage.part.calls) for stage in pipeline.stages])
-        traced = TracedParts(pipeline.captured.network, spans, given)
-        sizes = traced.sizes()
+        given = {TensorKey(0): tf.TensorSpec([rows, *self._x.shape[1:]], self._x.dtype)}
+        spans = stage_spans([len(stage.segment.calls) for stage in pipeline.stages])
+        traced = SegmentProfiler(pipeline.captured.graph, spans, given)
+        sizes = traced.value_bytes()
         received = [
-            sum(sizes[n] for n in stage.part.reads) for stage in pipeline.stages
+            sum(sizes[n] for n in stage.segment.input_ids) for stage in pipeline.stages
         ]
         recomputes = side.remat != "none"
         kept = [0] * len(received)
         if not recomputes:
-            kept = [sum(each) for each in traced.kept_bytes()]
+            kept = [sum(each) for each in traced.saved_bytes()]
         held = [a + b for a, b in zip(received, kept, strict=True)]
         during = traced.workspace_bytes(recomputes=recomputes)
         gradients = [sum(map(num_bytes, stage.weights)) for stage in pipeline.stages]
@@ -405,11 +405,11 @@ class _Trainer:
         """Times the sums over a step's microbatches, products put off included."""
         import tensorflow as tf
 
-        from tfgpipe.capture import Wire
+        from tfgpipe.capture import TensorKey
 
         schedule = self._model.schedule
         traced = self._model.pipelined.pipeline.begin(
-            {Wire(0): self._x},
+            {TensorKey(0): self._x},
             schedule=schedule,
             training=True,
             outputs=(),
@@ -424,18 +424,18 @@ class _Trainer:
         def total(given: list[dict[str, Any]]) -> list[Any]:
             results = []
             for stage, values in zip(stages, given, strict=True):
-                sums = stage.saving.sums
+                sums = stage.without_remat.accumulation
                 some = sums.begin()
                 for _ in range(schedule.num_microbatches):
                     some = sums.add(some, values)
-                results.append(sums.end(some))
+                results.append(sums.finalize(some))
             return results
 
         with tf.device(f"CPU:{device}"):
             given = [
                 {
                     name: tf.ones(stage.trace.spec(name).shape)
-                    for name in stage.saving.sums.names
+                    for name in stage.without_remat.accumulation.addend_names
                 }
                 for stage in stages
             ]
@@ -464,9 +464,9 @@ class _Trainer:
 
     @functools.cached_property
     def _timed_step(self) -> Any:
-        from tfgpipe.runtime import Recorder
+        from tfgpipe.runtime import TimingRecorder
 
-        self._recorder = self._model.recorder = Recorder()
+        self._recorder = self._model.recorder = TimingRecorder()
         step = self._traced_step()
         self._model.recorder = None
         return self._as_fit_calls_it(step)
@@ -490,7 +490,9 @@ class _Trainer:
         from tfgpipe._compat import functions
 
         return (
-            function if self._side.schedule is None else functions.as_traced(function)
+            function
+            if self._side.schedule is None
+            else functions.without_grappler(function)
         )
 
     def _executor(self) -> contextlib.AbstractContextManager[Any]:

@@ -100,8 +100,8 @@ print(plan)
 
 # %% cut-bytes
 row_bytes = 256 * 4
-assert [stage.received for stage in plan.stages] == [0] + [64 // 8 * row_bytes] * 3
-boundary = 2 * 8 * sum(stage.received for stage in plan.stages)  # M there, M back.
+assert [s.received_bytes for s in plan.stages] == [0] + [64 // 8 * row_bytes] * 3
+boundary = 2 * 8 * sum(stage.received_bytes for stage in plan.stages)  # M each way.
 weights = 4 * sum(stage.parameters for stage in plan.stages)
 print(f"a step sends across the 3 cuts   {readable_bytes(boundary):>10}")
 print(
@@ -334,7 +334,8 @@ def stages_with(remat):
     """Returns what each stage holds, in another way of rematerialisation."""
     settings = dataclasses.replace(plan.settings, remat=remat)
     return [
-        stage.memory for stage in dataclasses.replace(plan, settings=settings).stages
+        stage.memory_bytes
+        for stage in dataclasses.replace(plan, settings=settings).stages
     ]
 
 
@@ -352,7 +353,7 @@ tfgpipe.plot_peaks(of_stages, title="60 layers in 4 stages: planned peak memory"
 # byte:
 
 # %% memory-formula
-kept = sum(plan.profile.kept[0])  # Of a layer, for a microbatch of N / M rows.
+kept = sum(plan.profile.saved_bytes[0])  # Of a layer, for a microbatch of N / M rows.
 weights = 2 * 4 * (L // K) * (width * width + width)  # And as many gradients.
 cut = N * width * 4  # What N rows take at a cut.
 for k in range(1, K):
@@ -581,8 +582,8 @@ print(by_parameters, by_time, sep="\n\n")
 # %% balance-measured
 timelines = []
 for title, plan in (("params", by_parameters), ("time", by_time)):
-    timeline = measured(uneven(), num_microbatches=8, balance=plan.counts)
-    title = f'balance="{title}": {plan.counts[0]} layers and {plan.counts[1]}'
+    timeline = measured(uneven(), num_microbatches=8, balance=plan.calls_per_stage)
+    title = f'balance="{title}": {plan.calls_per_stage[0]} layers and {plan.calls_per_stage[1]}'
     timelines.append(dataclasses.replace(timeline, title=title))
 tfgpipe.plot_timelines(timelines)
 
@@ -757,7 +758,7 @@ print(plan)
 
 # %% u-net-trained
 pipelined = tfgpipe.pipeline(
-    u_net(), num_microbatches=4, balance=plan.counts, schedule="1f1b"
+    u_net(), num_microbatches=4, balance=plan.calls_per_stage, schedule="1f1b"
 )
 centres = random.uniform(8, 24, (64, 2, 1, 1))
 down, across = np.mgrid[:32, :32]
@@ -799,7 +800,7 @@ model.compile(optimizer, "mse")
 x = random.standard_normal((64, 64), dtype="float32")
 y = x.sum(axis=1, keepdims=True)
 model.train_on_batch(x, y)
-crossing = model.plan(batch_size=64).stages[1].received
+crossing = model.plan(batch_size=64).stages[1].received_bytes
 print(f"computed in {layers[0].compute_dtype}, kept in {layers[0].kernel.dtype}")
 print(f"a microbatch sends {crossing:.0f} bytes across the cut")
 assert crossing == 16 * 64 * 2 and layers[0].kernel.dtype == "float32"

@@ -216,7 +216,7 @@ class Evaluation(Hyperparams):
         if self.metric == "loss":
             return "lower"
         (found,) = (each for each in metrics if each.name == self.metric)
-        better = keras_internals.better(found)
+        better = keras_internals.preferred_direction(found)
         if better is None:
             raise HyperparameterError(
                 "evaluation.better: expected lower or higher, as Keras does not say "

@@ -49,7 +49,7 @@ class Precision(Hyperparams):
         """Has layers that are made meanwhile compute in this precision."""
         from tfgpipe.capture import dtype_policies
 
-        return dtype_policies.made_under(self.policy)
+        return dtype_policies.default_policy_scope(self.policy)
 
     def apply(
         self,

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfgpipe.pipelined_model import PipelinedModel
 from tfgpipe.report import plot_timelines
-from tfgpipe.runtime import Recorder
+from tfgpipe.runtime import TimingRecorder
 from tfgpipe.simulation import (
     Timeline,
     average_timelines,
@@ -80,7 +80,7 @@ class TimelineCallback(keras.callbacks.Callback):
             )
         self._folder = Path(folder)
         self._first, self._last = first, last
-        self._recorder = Recorder()
+        self._recorder = TimingRecorder()
         self._measured: list[Timeline] = []
         self._timed: Callable[..., Any] | None = None
         self._was_timed = False

@@ -23,8 +23,8 @@ from tfgpipe.distribution import choose_placement, place_optimizer, replica_cont
 from tfgpipe.partition import (
     QUANTITIES,
     Plan,
+    PlanSettings,
     Quantity,
-    Settings,
     check_feasible,
     check_num_stages,
     make_plan,
@@ -34,8 +34,8 @@ from tfgpipe.runtime import (
     Pipeline,
     VariableUpdate,
     check_added_losses,
+    check_batch_independence,
     check_equal_batches,
-    check_rows_are_independent,
     make_stages,
 )
 from tfgpipe.schedules import Schedule
@@ -158,20 +158,20 @@ class PipelinedLayer(keras.layers.Layer):
     ) -> None:
         # The layers inside cast what they are given, each to its own dtype.
         super().__init__(name=name, dtype=dtype, autocast=False, **kwargs)
-        self._original = source_model.make(layers)
+        self._source = source_model.make_source(layers)
         # A tuple: TensorFlow's checkpoints follow it, but not a Keras layer's lists.
-        self.layers = self._original.layers
-        for layer in self._original.calls:
+        self.layers = self._source.layers
+        for layer in self._source.calls:
             if isinstance(layer, PipelinedLayer):
                 raise ValueError(
                     "A pipeline cannot hold another. Received PipelinedLayer "
                     f"'{layer.name}' among `layers`. Put its layers in its place."
                 )
-        self._given_dtype = dtype
-        dtype_policies.hand_down(dtype, layers)
-        layer_checks.check_not_float8(self._original.calls)
+        self._requested_dtype = dtype
+        dtype_policies.apply_policy(dtype, layers)
+        layer_checks.check_not_float8(self._source.calls)
         self.num_microbatches = check_num_microbatches(num_microbatches)
-        layer_checks.check_not_stateful(self._original.calls)
+        layer_checks.check_not_stateful(self._source.calls)
         self.remat = check_choice("remat", remat, REMAT_MODES)
         self.jit_compile = check_choice(
             "jit_compile", jit_compile, ("auto", True, False)
@@ -189,24 +189,26 @@ class PipelinedLayer(keras.layers.Layer):
         if isinstance(balance, str):
             self.balance = check_choice("balance", balance, QUANTITIES)
         else:
-            self.balance = self._original.counts(balance)
+            self.balance = self._source.calls_per_stage(balance)
             check_num_stages(self.balance, balance, num_stages)
             num_stages = len(self.balance)
-        self._given_num_stages = num_stages
-        self._check_possible(num_stages)
-        num_shards = sharding.count(self._original.calls)
+        self._requested_num_stages = num_stages
+        self._check_num_stages(num_stages)
+        num_shards = sharding.num_shards(self._source.calls)
         check_jit_compile(self.jit_compile, num_shards)
         self._placement = choose_placement(num_stages, self.devices, num_shards)
         self.num_stages = self.mesh.num_stages
-        self._check_possible(self.num_stages)
+        self._check_num_stages(self.num_stages)
         self.supports_masking = True
         # One XLA cluster is one device; stages are compiled one by one instead.
         self.supports_jit = False
-        self._state_is_known = False
-        self._given: _Given | None = None
+        self._state_checked = False
+        self._call_specs: _CallSpecs | None = None
         self._pipeline: Pipeline | None = None
-        if self._original.inputs is not None:  # A model, with all its weights.
-            self._given = _Given(source_model.symbolic(self._original.inputs), {})
+        if self._source.inputs is not None:  # A model, with all its weights.
+            self._call_specs = _CallSpecs(
+                source_model.to_symbolic(self._source.inputs), {}
+            )
             self.build(None)
         if isinstance(layers, keras.Model):
             # What it has traced reads its weights where they were.
@@ -236,18 +238,18 @@ class PipelinedLayer(keras.layers.Layer):
     @property
     def named_layers(self) -> dict[str, keras.layers.Layer]:
         """The layers inside by name, those of models inside that are opened too."""
-        return self._original.named_layers
+        return self._source.named_layers
 
     @property
-    def tensors(self) -> tuple[Any, Any]:
+    def symbolic_io(self) -> tuple[Any, Any]:
         """The symbolic inputs and outputs, nested, once the layer is built."""
-        return self._original.tensors(self.pipeline.captured)
+        return self._source.symbolic_io(self.pipeline.captured)
 
     def __repr__(self) -> str:
         """Tells the name, K, M, and each stage's number of calls."""
-        return self.described(schedule="gpipe", of=self)
+        return self.describe(schedule="gpipe", of=self)
 
-    def described(self, *, schedule: str, of: keras.layers.Layer) -> str:
+    def describe(self, *, schedule: str, of: keras.layers.Layer) -> str:
         """Returns the `repr` of this layer, or of the model that it is in.
 
         Args:
@@ -256,7 +258,7 @@ class PipelinedLayer(keras.layers.Layer):
         """
         balance: Any = self.balance
         if self._pipeline is not None:
-            balance = tuple(len(stage.part.calls) for stage in self.stages)
+            balance = tuple(len(stage.segment.calls) for stage in self.stages)
         if not isinstance(balance, str):
             balance = list(balance) if len(balance) <= 8 else "..."
         return (
@@ -269,44 +271,51 @@ class PipelinedLayer(keras.layers.Layer):
         """Applies the layer, building it first if need be."""
         source_model.check_dense((inputs, args, kwargs), self.name)
         named = {n: x for n, x in kwargs.items() if n not in ("training", "mask")}
-        self.note(inputs, {name: x for name, x in named.items() if x is not None})
+        self.remember_specs(
+            inputs, {name: x for name, x in named.items() if x is not None}
+        )
         return super().__call__(inputs, *args, **kwargs)
 
-    def note(self, inputs: Any, side_inputs: Mapping[str, Any]) -> None:
+    def remember_specs(self, inputs: Any, side_inputs: Mapping[str, Any]) -> None:
         """Stores shapes and dtypes of the first call's inputs.
 
         Keras tells `build` the inputs' shapes but not their types, which an embedding
         of integers needs to know, and nothing of the side inputs.
         """
-        if self._given is None and source_model.are_tensors((inputs, side_inputs)):
+        if self._call_specs is None and source_model.contains_only_tensors(
+            (inputs, side_inputs)
+        ):
             given = [x for x in keras.tree.flatten(inputs) if x is not None]
-            check_equal_batches(source_model.named(given, side_inputs))
-            symbolic = source_model.symbolic((inputs, dict(side_inputs)))
-            self._given = _Given(*symbolic)
+            check_equal_batches(source_model.name_inputs(given, side_inputs))
+            symbolic = source_model.to_symbolic((inputs, dict(side_inputs)))
+            self._call_specs = _CallSpecs(*symbolic)
 
     def build(self, input_shape: Any) -> None:
         """Cuts the layers into stages and makes their weights on their devices."""
-        if self._given is None:
-            self._given = _Given(self._specs(input_shape), {})
+        if self._call_specs is None:
+            self._call_specs = _CallSpecs(self._specs(input_shape), {})
         # Inside the scope variables get a shape but no value yet, so the cut can be
         # decided on their sizes before any of them takes memory on a device.
-        with keras.StatelessScope(), dtype_policies.made_under(self._given_dtype):
-            recorded = self._original.record(
-                self._given.inputs, self._given.side_inputs
+        with (
+            keras.StatelessScope(),
+            dtype_policies.default_policy_scope(self._requested_dtype),
+        ):
+            recorded = self._source.capture(
+                self._call_specs.inputs, self._call_specs.side_inputs
             )
-            check_rows_are_independent(recorded, num_microbatches=self.num_microbatches)
-            called = [call.layer for call in recorded.network.calls]
-            self._placement.check_shards(sharding.count(called))
+            check_batch_independence(recorded, num_microbatches=self.num_microbatches)
+            called = [call.layer for call in recorded.graph.calls]
+            self._placement.check_shards(sharding.num_shards(called))
             if self._placement.strategy is not None:
                 normalization.check_synchronized(called)
             if self.num_microbatches > 1:
                 normalization.warn_of_batch_norm(called, self.batch_norm)
-            stages = make_stages(recorded.network, self._counts(recorded))
+            stages = make_stages(recorded.graph, self._calls_per_stage(recorded))
             self._placement.check_strategy(self.name)
             for stage, variables in owned_variables(stages):
-                self._put(stage, variables)
+                self._place(stage, variables)
         self._pipeline = Pipeline(
-            self._original,
+            self._source,
             recorded,
             stages,
             self._placement,
@@ -332,7 +341,7 @@ class PipelinedLayer(keras.layers.Layer):
         """
         return self._plan(
             self.pipeline.captured,
-            [len(stage.part.calls) for stage in self.stages],
+            [len(stage.segment.calls) for stage in self.stages],
             sample=sample,
             batch_size=batch_size,
             num_slots=num_slots,
@@ -360,7 +369,7 @@ class PipelinedLayer(keras.layers.Layer):
             ValueError: If the layers cannot be cut so.
             RuntimeError: If the layer is not built.
         """
-        counts = self._original.counts(balance)
+        counts = self._source.calls_per_stage(balance)
         if len(counts) != self.num_stages:
             raise ValueError(
                 "A new cut has as many stages as the old one. Received "
@@ -376,16 +385,16 @@ class PipelinedLayer(keras.layers.Layer):
         anew = self.pipeline.repartition(counts)
         for stage, variables in owned_variables(anew.stages):
             moved = [v for v in variables if before[v] != stage.index]
-            self._put(stage, moved)
+            self._place(stage, moved)
             if optimizer is not None and optimizer.built:
-                self._put_slots(stage, moved, optimizer)
+                self._place_slots(stage, moved, optimizer)
         self.balance = counts
         self._pipeline = anew
 
     def place_slots(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Moves an optimizer's slots to the devices of their weights."""
         for stage, variables in owned_variables(self.stages):
-            self._put_slots(stage, variables, optimizer)
+            self._place_slots(stage, variables, optimizer)
 
     def call(
         self,
@@ -408,12 +417,12 @@ class PipelinedLayer(keras.layers.Layer):
         self._place_calling_optimizer()
         if mask is not None:
             pairs = zip(*map(keras.tree.flatten, (inputs, mask)), strict=True)
-            masked = [_masked(x, m) for x, m in pairs]
+            masked = [_with_mask(x, m) for x, m in pairs]
             inputs = keras.tree.pack_sequence_as(inputs, masked)
-        if keras_internals.asks_for_shapes_alone():
+        if keras_internals.is_symbolic_call():
             known = pipeline.static_output_spec(inputs, kwargs)
             if known is not None:
-                return keras.tree.map_structure(_stand_in, known)
+                return keras.tree.map_structure(_placeholder, known)
         given = pipeline.flatten_inputs(inputs, kwargs)
         # Weights and their gradients stay in the dtype they are stored in; each layer
         # casts for itself.
@@ -444,10 +453,10 @@ class PipelinedLayer(keras.layers.Layer):
 
         These are variables, and the losses that layers add.
         """
-        if self.num_microbatches > 1 and not self._state_is_known:
-            self._state_is_known = True
-            moved = [update.variable for update in updates if not update.once]
-            layer_checks.warn_of_state_per_microbatch(self._original.calls, moved)
+        if self.num_microbatches > 1 and not self._state_checked:
+            self._state_checked = True
+            moved = [update.variable for update in updates if not update.once_per_step]
+            layer_checks.warn_of_state_per_microbatch(self._source.calls, moved)
             if adds_loss:
                 check_added_losses(
                     self.pipeline.captured, num_microbatches=self.num_microbatches
@@ -465,13 +474,13 @@ class PipelinedLayer(keras.layers.Layer):
         if self._pipeline is not None and mask is None:
             known = self._pipeline.static_output_spec(inputs, kwargs)
         if known is None:
-            known = self._original.output_spec(inputs, kwargs)
+            known = self._source.output_spec(inputs, kwargs)
         return known
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Infers the outputs' shapes."""
-        side_inputs = self._given.side_inputs if self._given else {}
-        outputs = self._original.output_spec(self._specs(input_shape), side_inputs)
+        side_inputs = self._call_specs.side_inputs if self._call_specs else {}
+        outputs = self._source.output_spec(self._specs(input_shape), side_inputs)
         return keras.tree.map_structure(lambda x: x.shape, outputs)
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
@@ -488,15 +497,17 @@ class PipelinedLayer(keras.layers.Layer):
             RuntimeError: If the layer is not built.
         """
         _ = self.stages
-        assert self._given is not None  # Keras builds by calling.
-        return self._original.plain(self._given.inputs, self._given.side_inputs)
+        assert self._call_specs is not None  # Keras builds by calling.
+        return self._source.unpipelined(
+            self._call_specs.inputs, self._call_specs.side_inputs
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this layer again."""
         config = super().get_config()
         config.update(
-            layers=self._original.get_config(),
-            num_stages=self._given_num_stages,
+            layers=self._source.get_config(),
+            num_stages=self._requested_num_stages,
             num_microbatches=self.num_microbatches,
             balance=self.balance
             if isinstance(self.balance, str)
@@ -506,7 +517,7 @@ class PipelinedLayer(keras.layers.Layer):
             jit_compile=self.jit_compile,
             batch_norm=self.batch_norm,
             transfer_dtype=self.transfer_dtype,
-            dtype=None if self._given_dtype is None else config["dtype"],
+            dtype=None if self._requested_dtype is None else config["dtype"],
             devices=None if self.devices is None else list(self.devices),
         )
         return config
@@ -518,56 +529,59 @@ class PipelinedLayer(keras.layers.Layer):
 
     def get_build_config(self) -> dict[str, Any] | None:
         """Returns what `build_from_config` needs to build the layer again."""
-        if self._given is None:
+        if self._call_specs is None:
             return None
-        given = {"inputs": self._given.inputs, "side_inputs": self._given.side_inputs}
+        given = {
+            "inputs": self._call_specs.inputs,
+            "side_inputs": self._call_specs.side_inputs,
+        }
         # Anew, without the memory of calls that Keras leaves on symbolic tensors.
-        return keras.saving.serialize_keras_object(source_model.symbolic(given))
+        return keras.saving.serialize_keras_object(source_model.to_symbolic(given))
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Builds the layer as it was when it was saved."""
-        self._given = _Given(**keras.saving.deserialize_keras_object(config))
+        self._call_specs = _CallSpecs(**keras.saving.deserialize_keras_object(config))
         self.build(None)
         self.built = True
 
-    def _check_possible(self, num_stages: int | None) -> None:
-        given = self._original
-        check_feasible(given.calls, num_stages, given.closed)
+    def _check_num_stages(self, num_stages: int | None) -> None:
+        given = self._source
+        check_feasible(given.calls, num_stages, given.opaque_calls)
 
     def _gpipe(self) -> Schedule:
         """Returns the order in which the layer runs by itself."""
         order = schedules.gpipe(self.num_stages, self.num_microbatches)
-        return order.placed(self.mesh.placement)
+        return order.with_placement(self.mesh.placement)
 
-    def _put(self, stage: Stage, variables: Sequence[keras.Variable]) -> None:
+    def _place(self, stage: Stage, variables: Sequence[keras.Variable]) -> None:
         """Moves variables to a stage, shards to their devices."""
-        numbers = stage.shards
+        numbers = stage.shard_indices
         for variable in variables:
             shard = numbers.get(variable, 0)
-            self._placement.put(stage.index, [variable], shard)
+            self._placement.place_variables(stage.index, [variable], shard)
 
-    def _put_slots(
+    def _place_slots(
         self,
         stage: Stage,
         variables: Sequence[keras.Variable],
         optimizer: keras.optimizers.Optimizer,
     ) -> None:
         """Moves an optimizer's slots for variables to the devices of these."""
-        numbers = stage.shards
+        numbers = stage.shard_indices
         for variable in variables:
             shard = numbers.get(variable, 0)
-            self._placement.put_slots(stage.index, shard, variable, optimizer)
+            self._placement.place_slots(stage.index, shard, variable, optimizer)
 
     def _specs(self, shapes: Any) -> Any:
         """Returns symbolic inputs of these shapes, of the types known so far."""
-        known = keras.tree.flatten(self._given.inputs) if self._given else []
+        known = keras.tree.flatten(self._call_specs.inputs) if self._call_specs else []
         dtypes = iter([None if x is None else x.dtype for x in known])
         default = self.layers[0].compute_dtype if self.layers else None
         return keras.tree.map_shape_structure(
             lambda shape: keras.KerasTensor(shape, next(dtypes, default)), shapes
         )
 
-    def _counts(self, recorded: tracer.Recording) -> tuple[int, ...]:
+    def _calls_per_stage(self, recorded: tracer.CapturedModel) -> tuple[int, ...]:
         """Returns the number of calls in each stage."""
         if self.memory_limit is None:
             if not isinstance(self.balance, str):
@@ -576,18 +590,18 @@ class PipelinedLayer(keras.layers.Layer):
                 return plan_by_parameters(
                     recorded, self.num_stages, self.transfer_dtype
                 )
-        return self._plan(recorded, self.balance).counts
+        return self._plan(recorded, self.balance).calls_per_stage
 
     def _plan(
         self,
-        recorded: tracer.Recording,
+        recorded: tracer.CapturedModel,
         balance: Quantity | Sequence[int],
         *,
         sample: Any = None,
         batch_size: int = 32,
         num_slots: int = 2,
     ) -> Plan:
-        settings = Settings(
+        settings = PlanSettings(
             num_stages=self.num_stages,
             num_microbatches=self.num_microbatches,
             remat=self.remat,
@@ -596,26 +610,30 @@ class PipelinedLayer(keras.layers.Layer):
             transfer_dtype=self.transfer_dtype,
             schedule=self._schedule or self._gpipe(),
         )
-        fed = None if sample is None else [*self._original.feed(sample, {}).values()]
+        fed = (
+            None
+            if sample is None
+            else [*self._source.flatten_inputs(sample, {}).values()]
+        )
         return make_plan(
             recorded,
             balance,
             settings,
             sample=fed,
             batch_size=batch_size,
-            device=self.mesh.grid[0][0],
+            device=self.mesh.primary_devices[0][0],
         )
 
 
 @dataclasses.dataclass(frozen=True)
-class _Given:
+class _CallSpecs:
     """What the layer is called on, symbolically."""
 
     inputs: Any
     side_inputs: dict[str, keras.KerasTensor]
 
 
-def _masked(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
+def _with_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
     """Returns a tensor with a mask on it; the one given stays as it is."""
     if mask is None or keras_internals.get_mask(tensor) is mask:
         return tensor
@@ -624,7 +642,7 @@ def _masked(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
     return copy
 
 
-def _stand_in(spec: keras.KerasTensor) -> tf.Tensor:
+def _placeholder(spec: keras.KerasTensor) -> tf.Tensor:
     """Returns a placeholder of a shape and dtype that cannot be computed."""
     return tf.raw_ops.Placeholder(dtype=spec.dtype, shape=spec.shape)
 
@@ -659,7 +677,7 @@ def recut(model: keras.Model, balance: Sequence[int] | Sequence[str]) -> None:
         ValueError: If the layers cannot be cut so, or the model does not hold exactly
             one pipeline.
     """
-    pipelines = pipelines_in(model)
+    pipelines = find_pipelines(model)
     if len(pipelines) != 1:
         raise ValueError(
             "`recut` cuts the pipeline of a model anew. Received a model "
@@ -670,12 +688,12 @@ def recut(model: keras.Model, balance: Sequence[int] | Sequence[str]) -> None:
     model.train_function = model.test_function = model.predict_function = None
 
 
-def pipelines_in(layer: keras.layers.Layer) -> list[PipelinedLayer]:
+def find_pipelines(layer: keras.layers.Layer) -> list[PipelinedLayer]:
     """Returns the pipelines in a model, or the one that is given."""
     if isinstance(layer, PipelinedLayer):
         return [layer]
     inner = layer.layers if isinstance(layer, keras.Model) else ()
-    return [found for each in inner for found in pipelines_in(each)]
+    return [found for each in inner for found in find_pipelines(each)]
 
 
 def check_jit_compile(jit_compile: bool | str, num_shards: int) -> None:

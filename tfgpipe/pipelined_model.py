@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfgpipe import schedules
 from tfgpipe._compat import functions, keras_internals
-from tfgpipe._util import IdentityMap, check_argument_names, with_names_checked
+from tfgpipe._util import IdentityMap, check_argument_names, checks_argument_names
 from tfgpipe.capture import source_model, tracer
 from tfgpipe.devices import Mesh, sharding
 from tfgpipe.distribution import (
@@ -22,7 +22,7 @@ from tfgpipe.distribution import (
 from tfgpipe.partition import Plan, Quantity, check_feasible, resolve
 from tfgpipe.pipelined_layer import PipelinedLayer
 from tfgpipe.report import SummaryOptions, show_summary, summary_text
-from tfgpipe.runtime import Clock, LossPipeline, Recorder
+from tfgpipe.runtime import LossPipeline, StepTimer, TimingRecorder
 from tfgpipe.schedules import Action, Schedule
 from tfgpipe.stage import Remat, Stage, TransferDtype, normalization, owned_variables
 
@@ -117,18 +117,18 @@ class PipelinedModel(keras_internals.Replicated):
     ) -> None:
         # The layers inside cast what they are given, each to its own dtype.
         super().__init__(name=name, dtype=dtype, autocast=False, **kwargs)
-        given = source_model.make(layers)
-        check_feasible(given.calls, num_stages, given.closed)
+        given = source_model.make_source(layers)
+        check_feasible(given.calls, num_stages, given.opaque_calls)
         arranged = resolve(
             schedule,
             num_stages=num_stages,
             num_microbatches=num_microbatches,
             balance=balance,
             devices=devices,
-            num_shards=sharding.count(given.calls),
+            num_shards=sharding.num_shards(given.calls),
         )
-        self._given_schedule = schedule
-        self._given_devices = None if devices is None else tuple(devices)
+        self._requested_schedule = schedule
+        self._requested_devices = None if devices is None else tuple(devices)
         self.schedule = arranged.schedule
         self.pipelined = PipelinedLayer(
             layers,
@@ -146,13 +146,13 @@ class PipelinedModel(keras_internals.Replicated):
         )
         # One XLA cluster is one device; stages are compiled one by one instead.
         self.supports_jit = False
-        graph = keras_internals.graph_of(layers)
+        graph = keras_internals.functional_graph(layers)
         if graph is not None:
             # Losses and metrics go by these.
             self.output_names = list(graph.output_names)
             self.built = True
         self._loss_pipelines: dict[Any, LossPipeline] = {}
-        self.recorder: Recorder | None = None
+        self.recorder: TimingRecorder | None = None
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -166,12 +166,12 @@ class PipelinedModel(keras_internals.Replicated):
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies the model, building it first if need be."""
-        self.pipelined.note(inputs, {})
+        self.pipelined.remember_specs(inputs, {})
         return super().__call__(inputs, *args, **kwargs)
 
     def __repr__(self) -> str:
         """Tells the name, K, M, the schedule, and each stage's number of calls."""
-        return self.pipelined.described(schedule=self.schedule.name, of=self)
+        return self.pipelined.describe(schedule=self.schedule.name, of=self)
 
     @property
     def input(self) -> Any:
@@ -196,12 +196,12 @@ class PipelinedModel(keras_internals.Replicated):
     @property
     def input_shape(self) -> Any:
         """The shape of the input, of several a list, once the model is built."""
-        return tracer.unpacked([x.shape for x in self.inputs])
+        return tracer.unpack_single([x.shape for x in self.inputs])
 
     @property
     def output_shape(self) -> Any:
         """The shape of the output, of several a list, once the model is built."""
-        return tracer.unpacked([x.shape for x in self.outputs])
+        return tracer.unpack_single([x.shape for x in self.outputs])
 
     def get_layer(
         self, name: str | None = None, index: int | None = None
@@ -300,7 +300,7 @@ class PipelinedModel(keras_internals.Replicated):
         super().compile(*args, **kwargs)
         self._loss_pipelines = {}
         if self.optimizer is not None:
-            warn_of_sharded_updates(self.optimizer, sharding.count([self]))
+            warn_of_sharded_updates(self.optimizer, sharding.num_shards([self]))
             place_optimizer(self.optimizer)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
@@ -315,24 +315,24 @@ class PipelinedModel(keras_internals.Replicated):
     def make_train_function(self, force: bool = False) -> None:
         """Makes the function that `fit` calls on each batch."""
         super().make_train_function(force)
-        self.train_function = functions.as_traced(self.train_function)
+        self.train_function = functions.without_grappler(self.train_function)
 
     def make_test_function(self, force: bool = False) -> None:
         """Makes the function that `evaluate` calls on each batch."""
         super().make_test_function(force)
-        self.test_function = functions.as_traced(self.test_function)
+        self.test_function = functions.without_grappler(self.test_function)
 
     def make_predict_function(self, force: bool = False) -> None:
         """Makes the function that `predict` calls on each batch."""
         super().make_predict_function(force)
-        self.predict_function = functions.as_traced(self.predict_function)
+        self.predict_function = functions.without_grappler(self.predict_function)
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Trains on a mini-batch: runs the schedule, and updates the weights."""
         keras_internals.build_compiled(self, data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         scale = self.optimizer.scale_loss(tf.ones([]))
-        clock = None if self.recorder is None else Clock()
+        clock = None if self.recorder is None else StepTimer()
         with keras_internals.without_autocast():
             result = self._loss_pipeline(y, sample_weight).train(
                 self.pipelined.pipeline.flatten_inputs(x, {}),
@@ -343,13 +343,13 @@ class PipelinedModel(keras_internals.Replicated):
                 timer=clock,
             )
         if self.recorder is not None and clock is not None:
-            self.recorder.record(clock, replica_context.current_replica())
+            self.recorder.record(clock, replica_context.static_replica_index())
         metrics = IdentityMap(
             (v, None) for v in keras_internals.compiled(self).variables
         )
         updates = [x for x in result.updates if x.variable not in metrics]
         self.pipelined.check_state(updates, adds_loss=result.loss is not None)
-        penalties = self._penalties()
+        penalties = self._weight_regularization()
         gradients = IdentityMap(result.gradients.items())
         for penalty in penalties:
             with tf.device(penalty.gradient.device):
@@ -358,7 +358,9 @@ class PipelinedModel(keras_internals.Replicated):
                 gradients[penalty.variable] = (
                     gradient if before is None else before + gradient
                 )
-        self._track(x, result.main_loss, [result.loss, *(p.loss for p in penalties)])
+        self._track(
+            x, result.compiled_loss, [result.loss, *(p.loss for p in penalties)]
+        )
         weights = self.trainable_weights
         if weights:
             self.optimizer.apply_gradients(
@@ -377,7 +379,7 @@ class PipelinedModel(keras_internals.Replicated):
                 sample_weight,
                 schedule=self.schedule,
             )
-        penalties = [p.loss for p in self._penalties()]
+        penalties = [p.loss for p in self._weight_regularization()]
         self._track(x, loss, [added, *penalties])
         return self._results()
 
@@ -396,11 +398,11 @@ class PipelinedModel(keras_internals.Replicated):
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this model again."""
         config = self.pipelined.get_config()
-        schedule = self._given_schedule
+        schedule = self._requested_schedule
         return {
-            **{key: config[key] for key in _ARGUMENTS},
+            **{key: config[key] for key in _SHARED_ARGUMENTS},
             "name": self.name,
-            "devices": self._given_devices and list(self._given_devices),
+            "devices": self._requested_devices and list(self._requested_devices),
             "schedule": schedule
             if isinstance(schedule, str)
             else dataclasses.asdict(schedule),
@@ -438,7 +440,7 @@ class PipelinedModel(keras_internals.Replicated):
                 f"`{attribute}` is known once a model is built. Received "
                 f"'{self.name}', which is not. Call it on data first."
             )
-        return self.pipelined.tensors
+        return self.pipelined.symbolic_io
 
     def _results(self) -> dict[str, Any]:
         return replica_context.metrics_result(self.get_metrics_result)
@@ -466,12 +468,12 @@ class PipelinedModel(keras_internals.Replicated):
             )
         return self._loss_pipelines[key]
 
-    def _penalties(self) -> list[_Penalty]:
+    def _weight_regularization(self) -> list[_WeightRegularization]:
         """Returns the losses of weights' regularizers, each on its weight's device."""
         penalties = []
-        places = self.pipelined.pipeline.placement.shards
+        places = self.pipelined.pipeline.placement.shard_devices
         for stage, variables in owned_variables(self.stages):
-            numbers = stage.shards
+            numbers = stage.shard_indices
             for variable in variables:
                 if variable.regularizer is None or not variable.trainable:
                     continue
@@ -484,7 +486,7 @@ class PipelinedModel(keras_internals.Replicated):
                         tape.gradient(loss, value)
                         / replica_context.current_num_replicas()
                     )
-                penalties.append(_Penalty(variable, loss, gradient))
+                penalties.append(_WeightRegularization(variable, loss, gradient))
         return penalties
 
     def _track(
@@ -500,7 +502,7 @@ class PipelinedModel(keras_internals.Replicated):
         first = next(i for i in keras.tree.flatten(x) if i is not None)
         # The mean over replicas weighs by rows.
         whole = tf.math.divide_no_nan(
-            main, tf.cast(replica_context.share_of_rows(first), main.dtype)
+            main, tf.cast(replica_context.batch_fraction(first), main.dtype)
         )
         losses = [whole, *others]
         total = tf.add_n([tf.cast(x, main.dtype) for x in losses if x is not None])
@@ -509,7 +511,7 @@ class PipelinedModel(keras_internals.Replicated):
         )
 
 
-@with_names_checked("schedule")
+@checks_argument_names("schedule")
 def pipeline(
     model: keras.Model, *, num_microbatches: int, **arguments: Any
 ) -> PipelinedModel:
@@ -558,7 +560,7 @@ def pipeline(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Penalty:
+class _WeightRegularization:
     """What the regularizer of a weight adds to the loss."""
 
     variable: keras.Variable
@@ -567,7 +569,7 @@ class _Penalty:
 
 
 # What the configuration of the model has in common with that of the layer.
-_ARGUMENTS = (
+_SHARED_ARGUMENTS = (
     "layers",
     "num_stages",
     "num_microbatches",

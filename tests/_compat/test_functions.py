@@ -19,7 +19,9 @@ SPEC = tf.TensorSpec([None, 2], tf.float32)
 
 
 def callee():
-    return functions.Callee("double", traced(lambda x: [x + x, tf.shape(x)], SPEC))
+    return functions.GraphFunction(
+        "double", traced(lambda x: [x + x, tf.shape(x)], SPEC)
+    )
 
 
 def configs(graph_def):
@@ -59,7 +61,7 @@ def test_a_call_has_the_shapes_of_what_is_called():
 
 def test_what_a_function_captures_comes_along():
     variable = tf.Variable(3.0)
-    some = functions.Callee("times", traced(lambda x: [x * variable], SPEC))
+    some = functions.GraphFunction("times", traced(lambda x: [x * variable], SPEC))
     (result,) = tf.function(some, autograph=False)(tf.ones([1, 2]))
     np.testing.assert_array_equal(result, [[3.0, 3.0]])
     variable.assign(4.0)
@@ -74,7 +76,7 @@ def test_functions_with_effects_run_in_order_and_once():
         tf.py_function(lambda y: log.append(float(y[0, 0])), [x], [])
         return [x + 1.0]
 
-    some = functions.Callee("note", traced(note, SPEC))
+    some = functions.GraphFunction("note", traced(note, SPEC))
 
     def twice(x):
         return some(*some(x))
@@ -90,7 +92,7 @@ def test_only_callees_are_optimized_in_what_is_called_as_traced():
         return some(tf.function(lambda y: y + 1.0, autograph=False)(x))
 
     make = tf.function(step, autograph=False).get_concrete_function
-    definition = functions.as_traced(make)(SPEC).graph.as_graph_def()
+    definition = functions.without_grappler(make)(SPEC).graph.as_graph_def()
     found = configs(definition)
     assert found.pop("double") == [(True, 0)]  # Its shell.
     assert found.pop("program") == [(False, 1)]
@@ -102,19 +104,19 @@ def test_only_callees_are_optimized_in_what_is_called_as_traced():
 
 def test_options_are_as_before_afterwards():
     before = context.context().function_call_options
-    with functions.unoptimized(), functions.unoptimized():
+    with functions.grappler_off(), functions.grappler_off():
         inside = context.context().function_call_options
         config = tf.compat.v1.ConfigProto.FromString(inside.config_proto_serialized)
         assert config.graph_options.rewrite_options.disable_meta_optimizer
     assert context.context().function_call_options is before
     with pytest.raises(ZeroDivisionError):
-        functions.as_traced(lambda: 1 / 0)()
+        functions.without_grappler(lambda: 1 / 0)()
     assert context.context().function_call_options is before
 
 
 def test_a_function_is_wrapped_once():
-    once = functions.as_traced(len)
-    assert functions.as_traced(once) is once
+    once = functions.without_grappler(len)
+    assert functions.without_grappler(once) is once
     assert once("four") == 4
 
 
@@ -133,10 +135,10 @@ def test_what_the_user_asks_of_grappler_holds_in_programs():
 
 def test_the_beginning_is_a_variable_of_a_reference_type():
     with tf.Graph().as_default():
-        assert functions.beginning().type == "VariableV2"
+        assert functions.clustering_stop().type == "VariableV2"
         with tf.experimental.function_executor_type("SINGLE_THREADED_EXECUTOR"):
-            assert functions.beginning() is None
-    assert functions.beginning() is None
+            assert functions.clustering_stop() is None
+    assert functions.clustering_stop() is None
 
 
 def test_fit_calls_its_steps_as_traced():
@@ -148,4 +150,4 @@ def test_fit_calls_its_steps_as_traced():
     model.evaluate(x, x, verbose=0)
     model.predict(x, verbose=0)
     made = (model.train_function, model.test_function, model.predict_function)
-    assert all(isinstance(function, functions.AsTraced) for function in made)
+    assert all(isinstance(function, functions.UnoptimizedFunction) for function in made)

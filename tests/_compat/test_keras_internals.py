@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare
-from tests.helpers.forks import interpret
+from tests.helpers.subprocesses import interpret
 from tfgpipe._compat import keras_internals, tf_internals, tflite
 from tfgpipe.cluster.addresses import free_ports
 from tfgpipe.distribution import optimizer as optimizer_lib
@@ -35,14 +35,14 @@ def test_an_uninitialised_variable_comes_to_life_inside_the_scope():
     layer = keras.layers.Dense(3)
     with keras.StatelessScope():
         layer.build((None, 2))
-        keras_internals.place(layer.kernel, on("CPU:3"), None)
+        keras_internals.initialize_in_scope(layer.kernel, on("CPU:3"), None)
     assert layer.kernel.value.device.endswith("CPU:3"), MOVED
     assert layer.bias.value.device.endswith("CPU:0"), MOVED
 
 
 def test_an_initialised_variable_moves_with_its_value():
     variable = keras.Variable([1.0, 2.0])
-    keras_internals.place(variable, on("CPU:2"), None)
+    keras_internals.initialize_in_scope(variable, on("CPU:2"), None)
     assert variable.value.device.endswith("CPU:2"), MOVED
     assert variable.numpy().tolist() == [1.0, 2.0]
 
@@ -122,7 +122,7 @@ def test_layers_of_keras_that_their_configuration_makes_are_known():
         keras.layers.BatchNormalization(),
         reshape.layers[-1],
     ]
-    assert all(map(keras_internals.has_complete_config, complete)), MOVED
+    assert all(map(keras_internals.config_is_complete, complete)), MOVED
     others = [
         keras.layers.Lambda(lambda x: x),
         keras.layers.Normalization(),
@@ -135,7 +135,7 @@ def test_layers_of_keras_that_their_configuration_makes_are_known():
         if kind in (keras.layers.JaxLayer, keras.layers.TFSMLayer)
         or hasattr(kind, "adapt")
     ]
-    assert not any(map(keras_internals.has_complete_config, others)), MOVED
+    assert not any(map(keras_internals.config_is_complete, others)), MOVED
 
 
 def test_the_optimizer_of_the_model_being_called_is_found():
@@ -207,7 +207,7 @@ def test_an_optimizer_knows_a_variable_that_has_moved():
     variable = keras.Variable([1.0, 2.0])
     optimizer = keras.optimizers.SGD(1.0)
     optimizer.build([variable])
-    keras_internals.place(variable, on("CPU:2"), None)
+    keras_internals.initialize_in_scope(variable, on("CPU:2"), None)
     optimizer.apply([tf.ones(2)], [variable])
     assert variable.numpy().tolist() == [0.0, 1.0], MOVED
 
@@ -233,8 +233,8 @@ def test_only_models_that_run_their_graph_and_nothing_else_have_one():
     dense = keras.layers.Dense(2)
     functional = keras.Model(inputs, dense(inputs))
     sequential = keras.Sequential([keras.Input((2,)), dense])
-    assert keras_internals.graph_of(functional) is functional, MOVED
-    graph = keras_internals.graph_of(sequential)
+    assert keras_internals.functional_graph(functional) is functional, MOVED
+    graph = keras_internals.functional_graph(sequential)
     assert [node.operation for node in keras_internals.nodes(graph)] == [dense], MOVED
     for other in (
         dense,
@@ -243,7 +243,7 @@ def test_only_models_that_run_their_graph_and_nothing_else_have_one():
         OwnSequential([keras.Input((2,)), dense]),
         keras.ops.add,
     ):
-        assert keras_internals.graph_of(other) is None, MOVED
+        assert keras_internals.functional_graph(other) is None, MOVED
 
 
 def test_a_graph_remembers_its_calls_and_their_arguments():
@@ -265,7 +265,7 @@ def test_a_graph_standardizes_what_it_is_given():
     inputs = dict(sorted(inputs.items()))
     outputs = keras.layers.Concatenate()(list(inputs.values()))
     given = {"a": tf.ones((3, 2), tf.int32), "b": tf.zeros((3,))}
-    a, b = keras_internals.standardized(keras.Model(inputs, outputs), given)
+    a, b = keras_internals.standardize_inputs(keras.Model(inputs, outputs), given)
     assert (a.dtype, a.shape, b.shape) == (tf.float32, (3, 2), (3, 1)), MOVED
 
 
@@ -284,18 +284,18 @@ def test_variables_that_a_step_may_change():
     frozen.trainable = False
     wrapped = keras.Sequential([keras.Input((2,)), keras.layers.Dropout(0.5)])
     generator = wrapped.layers[0].seed_generator
-    assert keras_internals.changeable(norm) == [
+    assert keras_internals.step_state(norm) == [
         norm.moving_mean,
         norm.moving_variance,
     ], MOVED
     assert (
-        keras_internals.changeable(wrapped)
-        == keras_internals.seeds(wrapped)
+        keras_internals.step_state(wrapped)
+        == keras_internals.seed_states(wrapped)
         == [generator.state]
     ), MOVED
-    assert not keras_internals.changeable(frozen), MOVED
+    assert not keras_internals.step_state(frozen), MOVED
     norm.trainable = False
-    assert not keras_internals.changeable(norm), MOVED
+    assert not keras_internals.step_state(norm), MOVED
 
 
 # -- compiled losses and metrics ------------------------------------------------------
@@ -397,12 +397,14 @@ def test_an_optimizer_is_applied_by_what_it_was_given():
         applied.append(type(optimizer).__name__)
         type(optimizer).apply(optimizer, grads, trainable_variables)
 
-    keras_internals.update_by(optimizer, optimizer_lib._ColocatedStrategy(), apply)
+    keras_internals.patch_apply(optimizer, optimizer_lib._ColocatedStrategy(), apply)
     scale = float(optimizer.dynamic_scale.numpy())
     optimizer.apply_gradients([(tf.constant([scale]), weight)])
     assert applied == ["LossScaleOptimizer"], MOVED  # Which sums, once.
     assert weight.numpy() == [0.0], MOVED
-    assert [v is weight for v in keras_internals.weights_of(optimizer)] == [True], MOVED
+    assert [v is weight for v in keras_internals.optimizer_weights(optimizer)] == [
+        True
+    ], MOVED
 
 
 def _several(optimizer):
@@ -438,7 +440,7 @@ def test_slots_are_found_by_the_weight_that_they_are_kept_for(make, count):
     ]
     optimizer = make()
     optimizer.build(weights)
-    kept = keras_internals.slots(optimizer)
+    kept = keras_internals.optimizer_slots(optimizer)
     assert [len(kept.get(id(w), [])) for w in weights] == [count] * 3, MOVED
     if not isinstance(optimizer, keras.optimizers.Adafactor):
         slots = [(w, slot) for w in weights for slot in kept.get(id(w), [])]
@@ -452,7 +454,7 @@ def test_a_variable_is_shown_as_one_of_its_copies():
     copies = strategy.experimental_local_results(variable.value)
     with (
         tf_internals.without_strategy(),
-        keras_internals.shown([(variable, copies[1])]),
+        keras_internals.view_as_copies([(variable, copies[1])]),
     ):
         variable.assign_add([1.0, 1.0])
         assert variable.numpy().tolist() == [2.0, 3.0], MOVED
@@ -628,7 +630,7 @@ def test_a_strategy_updates_inside_what_it_is_told():
         places.append(variable)
         return tf.name_scope("there")
 
-    tf_internals.update_at(strategy, place_of)
+    tf_internals.patch_update_scope(strategy, place_of)
     with strategy.scope():
         variable = keras.Variable([1.0, 2.0])
         optimizer = keras.optimizers.SGD(1.0)
@@ -653,7 +655,7 @@ def test_a_strategy_updates_inside_what_it_is_told():
     ],
 )
 def test_a_metric_says_which_of_its_values_is_better(metric, better):
-    assert keras_internals.better(metric) == better, MOVED
+    assert keras_internals.preferred_direction(metric) == better, MOVED
 
 
 def test_tensorflow_gives_silent_processes_up_when_it_is_told_to():

@@ -76,7 +76,9 @@ def test_side_inputs_go_only_to_the_stages_that_ask():
     }
     numbers = {name: 1 + i for i, name in enumerate(sides)}  # After x.
     for name, number in numbers.items():
-        stages = [k for k, s in enumerate(layer.stages) if number in s.part.reads]
+        stages = [
+            k for k, s in enumerate(layer.stages) if number in s.segment.input_ids
+        ]
         assert stages == readers[name]
     graph = call.get_concrete_function(
         *keras.tree.map_structure(lambda a: tf.TensorSpec(a.shape, a.dtype), (x, sides))

@@ -13,11 +13,11 @@ layers = keras.layers
 
 
 def record(model):
-    return tracer.from_graph(keras_internals.graph_of(model))
+    return tracer.capture_functional(keras_internals.functional_graph(model))
 
 
 def names(recorded):
-    return [call.layer.name for call in recorded.network.calls]
+    return [call.layer.name for call in recorded.graph.calls]
 
 
 def test_calls_come_after_what_they_read_in_keras_order():
@@ -27,11 +27,11 @@ def test_calls_come_after_what_they_read_in_keras_order():
     outputs = layers.Add(name="sum")([left, right])
     recorded = record(keras.Model(inputs, outputs))
     assert names(recorded) == ["left", "right", "sum"]
-    network = recorded.network
-    assert (network.inputs, network.outputs) == ((0,), (3,))
+    network = recorded.graph
+    assert (network.input_ids, network.output_ids) == ((0,), (3,))
     assert network.calls[2].args == ([Value(1), Value(2)],)
-    assert network.calls[2].reads == (1, 2)
-    assert recorded.output == Value(3)
+    assert network.calls[2].input_ids == (1, 2)
+    assert recorded.output_structure == Value(3)
     assert recorded.specs[3].shape == (None, 4)
 
 
@@ -39,10 +39,10 @@ def test_arguments_that_are_no_tensors_stay_as_they_are():
     query, value = keras.Input((3, 4)), keras.Input((5, 4))
     attention = layers.MultiHeadAttention(1, 2, name="attention")
     outputs = attention(query, value=value, use_causal_mask=True)
-    (call,) = record(keras.Model([query, value], outputs)).network.calls
+    (call,) = record(keras.Model([query, value], outputs)).graph.calls
     assert call.args == (Value(0),)
     assert call.kwargs == {"value": Value(1), "use_causal_mask": True}
-    assert call.reads == (0, 1)
+    assert call.input_ids == (0, 1)
 
 
 def inner_model(**arguments):
@@ -60,7 +60,7 @@ def test_models_inside_models_are_opened_at_each_of_their_calls(times):
         x = deeper(x)
     recorded = record(keras.Model(inputs, x))
     assert names(recorded) == ["first", "second", "relu"] * times
-    chain = [(call.reads, call.makes) for call in recorded.network.calls]
+    chain = [(call.input_ids, call.output_ids) for call in recorded.graph.calls]
     assert chain == [((n,), (n + 1,)) for n in range(3 * times)]
 
 
@@ -97,10 +97,10 @@ def test_a_model_whose_call_does_more_than_run_its_graph_stays_closed(
     if inner.name == "inner" and isinstance(inner, keras.Sequential):
         # By its first call it has become one.
         assert names(recorded) == [inner.layers[0].name]
-        assert not recorded.closed
+        assert not recorded.opaque_calls
     else:
         assert names(recorded) == ["inner"]
-        assert reason in recorded.closed[0]
+        assert reason in recorded.opaque_calls[0]
 
 
 def test_a_part_of_a_larger_model_leaves_the_rest_out():
@@ -120,9 +120,9 @@ class Scaled(layers.Layer):
 def test_side_inputs_go_to_the_layers_that_ask_for_them():
     stack = [layers.Dense(4), Scaled(), layers.Dense(4), Scaled()]
     side = {"scale": keras.KerasTensor((None, 1))}
-    network = tracer.from_layers(stack, keras.KerasTensor((None, 4)), side).network
-    assert network.inputs == (0, 1)
-    assert [call.reads for call in network.calls] == [(0,), (2, 1), (3,), (4, 1)]
+    network = tracer.capture_layers(stack, keras.KerasTensor((None, 4)), side).graph
+    assert network.input_ids == (0, 1)
+    assert [call.input_ids for call in network.calls] == [(0,), (2, 1), (3,), (4, 1)]
     assert [call.kwargs for call in network.calls] == [
         {},
         {"scale": Value(1)},
@@ -140,9 +140,9 @@ def test_structures_go_from_layer_to_layer():
         def call(self, parts):
             return keras.ops.concatenate([parts["a"], *parts["b"]], axis=-1)
 
-    recorded = tracer.from_layers(
+    recorded = tracer.capture_layers(
         [Split(), Join(), Split()], keras.KerasTensor((None, 4)), {}
     )
-    assert [call.makes for call in recorded.network.calls] == [(1, 2), (3,), (4, 5)]
-    assert recorded.network.calls[1].args == ({"a": Value(1), "b": (Value(2),)},)
-    assert recorded.output == {"a": Value(4), "b": (Value(5),)}
+    assert [call.output_ids for call in recorded.graph.calls] == [(1, 2), (3,), (4, 5)]
+    assert recorded.graph.calls[1].args == ({"a": Value(1), "b": (Value(2),)},)
+    assert recorded.output_structure == {"a": Value(4), "b": (Value(5),)}

@@ -74,7 +74,7 @@ def check_equal(K, *, strategy=None):
     for a, b in zip(expected, found, strict=True):
         np.testing.assert_array_equal(a, b)
     for stage in model.stages:
-        device = model.mesh.stage(stage.index)[0]
+        device = model.mesh.replica_devices(stage.index)[0]
         assert device.startswith("/job:worker/")
         optimizer = model.optimizer
         for weight in (v for layer in stage.layers for v in layer.trainable_variables):

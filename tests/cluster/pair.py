@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster import replica
 from tests.cluster.processes import PATIENCE, other_addresses
-from tests.helpers import programs
+from tests.helpers import fresh_processes
 from tfgpipe.cluster.addresses import free_ports
 
 EPOCHS = "2"
@@ -27,8 +27,10 @@ def check_that_two_train_as_one(how: str, folder: Path) -> None:
     logs = [folder / "0", folder / "1"]
     program = ("tests.cluster.replica", workers)
     with (
-        programs.start(*program, "0", EPOCHS, how, *hosts, log=logs[0]) as first,
-        programs.start(*program, "1", EPOCHS, how, *hosts, log=logs[1]) as second,
+        fresh_processes.start(*program, "0", EPOCHS, how, *hosts, log=logs[0]) as first,
+        fresh_processes.start(
+            *program, "1", EPOCHS, how, *hosts, log=logs[1]
+        ) as second,
     ):
         one = replica.trained("", "0", EPOCHS, how)
         for process in (first, second):

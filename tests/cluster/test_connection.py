@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.client import listed
 from tests.cluster.processes import wait_for, workers
-from tests.helpers import programs
+from tests.helpers import fresh_processes
 from tfgpipe import cluster
 from tfgpipe.cluster import health
 from tfgpipe.cluster.errors import WorkerUnavailable
@@ -22,7 +22,7 @@ def test_workers_give_what_local_devices_give_and_a_lost_one_is_named(
     log = tmp_path / "client"
     with workers(2, tmp_path, devices=2) as two:
         cases = ("refused", "plain", "waits")
-        with programs.start(
+        with fresh_processes.start(
             "tests.cluster.client", listed(two), *cases, log=log
         ) as client:
             wait_for("waiting", log)

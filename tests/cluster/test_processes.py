@@ -22,14 +22,16 @@ def test_keys_of_sums_come_of_what_is_the_same_in_all_processes() -> None:
     keys = processes.InstanceKeys()
     first, second = keras.optimizers.SGD(), keras.optimizers.SGD()
     weights = [keras.Variable([float(i)]) for i in range(3)]
-    assert keys.of(first, weights) == keys.of(first, weights)  # Traced twice.
-    found = [*keys.of(first, weights), *keys.of(second, weights)]
+    assert keys.for_weights(first, weights) == keys.for_weights(
+        first, weights
+    )  # Traced twice.
+    found = [*keys.for_weights(first, weights), *keys.for_weights(second, weights)]
     assert len(set(found)) == 6
     # A frozen weight shifts no other.
-    assert keys.of(first, weights[1:]) == found[1:3]
+    assert keys.for_weights(first, weights[1:]) == found[1:3]
 
     def group(task: int, *shape: int) -> int:
         device = f"/job:worker/replica:0/task:{task}/device:CPU:1"
-        return processes.stage_group(device, 4, [tf.TensorSpec(shape, tf.float32)])
+        return processes.stage_group_key(device, 4, [tf.TensorSpec(shape, tf.float32)])
 
     assert group(0, 2, 3) == group(1, 2, 3) != group(0, 2, 4)

@@ -16,7 +16,7 @@ def test_operations_follow_the_first_input_that_is_somewhere():
     def f():
         with tf.device("CPU:3"):
             x = tf.ones([2])
-        with colocation.data():
+        with colocation.colocate_with_inputs():
             y = 2.0 * tf.square(x)
             with tf.device("CPU:1"):
                 elsewhere = y + 1.0
@@ -34,7 +34,7 @@ def test_operations_follow_variables():
 
     @tf.function
     def f():
-        with colocation.data():
+        with colocation.colocate_with_inputs():
             a = 0.5 * variable + (1 - 0.5) * tf.square(variable)
             assert device_of(a) == "CPU:2"
 
@@ -51,5 +51,5 @@ def test_operations_follow_variables():
 
 
 def test_eagerly_nothing_changes():
-    with colocation.data():
+    with colocation.colocate_with_inputs():
         assert (tf.constant(1.0) + 1.0).numpy() == 2.0

@@ -13,14 +13,14 @@ def short(grid):
 
 
 def test_stages_of_a_replica_are_next_to_each_other():
-    grid = mesh.make_mesh(num_stages=3, num_replicas=2).grid
+    grid = mesh.make_mesh(num_stages=3, num_replicas=2).primary_devices
     assert short(grid) == [["CPU:0", "CPU:1", "CPU:2"], ["CPU:3", "CPU:4", "CPU:5"]]
 
 
 def test_named_devices_are_taken_in_order_whatever_their_spelling():
     made = mesh.make_mesh(num_stages=2, devices=["cpu:3", "/device:CPU:1"])
-    assert short(made.grid) == [["CPU:3", "CPU:1"]]
-    assert made.stage(1) == ("/job:localhost/replica:0/task:0/device:CPU:1",)
+    assert short(made.primary_devices) == [["CPU:3", "CPU:1"]]
+    assert made.replica_devices(1) == ("/job:localhost/replica:0/task:0/device:CPU:1",)
 
 
 def test_too_few_devices_are_counted_and_the_remedy_shown():
@@ -45,7 +45,7 @@ def test_no_logical_cpus_are_refused():
 
 
 def test_the_kind_of_a_device():
-    assert names.device_kind("/job:worker/replica:0/task:1/device:GPU:0") == "GPU"
+    assert names.device_type("/job:worker/replica:0/task:1/device:GPU:0") == "GPU"
 
 
 def test_shards_of_a_stage_are_next_to_each_other():
@@ -56,8 +56,8 @@ def test_shards_of_a_stage_are_next_to_each_other():
         [["CPU:0", "CPU:1"], ["CPU:2", "CPU:3"]],
         [["CPU:4", "CPU:5"], ["CPU:6", "CPU:7"]],
     ]
-    assert short(made.grid) == [["CPU:0", "CPU:2"], ["CPU:4", "CPU:6"]]
-    assert short([made.stage(1, 1), made.shards(1, 0)]) == [
+    assert short(made.primary_devices) == [["CPU:0", "CPU:2"], ["CPU:4", "CPU:6"]]
+    assert short([made.replica_devices(1, 1), made.shard_devices(1, 0)]) == [
         ["CPU:3", "CPU:7"],
         ["CPU:4", "CPU:5"],
     ]
@@ -76,8 +76,8 @@ def test_leads_of_the_last_stage_share_a_host():
 
     apart = [(device(task, 0),) for task in (0, 1)]
     together = [(device(2, index),) for index in (0, 1)]
-    mesh.check_leads(mesh.Mesh(tuple(zip(apart, together, strict=True))))
+    mesh.check_primary_devices(mesh.Mesh(tuple(zip(apart, together, strict=True))))
     with pytest.raises(
         ValueError, match=r"one host, since .*Received .*:0/CPU.*:1/CPU"
     ):
-        mesh.check_leads(mesh.Mesh(tuple(zip(together, apart, strict=True))))
+        mesh.check_primary_devices(mesh.Mesh(tuple(zip(together, apart, strict=True))))

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tfgpipe
 from tests.distribution.test_placement import device_of, graphs_of
 from tests.helpers import compare
-from tests.helpers.columns import Columns
+from tests.helpers.sharded_dense import Columns
 from tfgpipe.devices import names, sharding
 from tfgpipe.graph import partitioner
 
@@ -228,7 +228,7 @@ def test_cutting_anew_moves_parts_and_their_slots():
             for v in model.optimizer.variables
             if v.name.startswith(weight.path.replace("/", "_") + "_")
         ]
-        shard = layer.stages[0].shards[weight]
+        shard = layer.stages[0].shard_indices[weight]
         assert len(slots) == 2
         assert {device_of(v.value.device) for v in (weight, *slots)} == {shard}
 
@@ -351,8 +351,8 @@ def test_actions_wait_for_those_before_on_all_shards():
         for op in operations
     }
     before = {}
-    for name, inputs in partitioner.ordered(graph).items():
-        behind = set(map(partitioner.operation, inputs))
+    for name, inputs in partitioner.topological_order(graph).items():
+        behind = set(map(partitioner.op_name, inputs))
         before[name] = behind.union(*(before[x] for x in behind))
     for devices in ({0, 1}, {2, 3}):
         mine = [op for op in calls if device_of(op.device) in devices]
@@ -373,7 +373,7 @@ def test_parts_slots_products_and_updates_are_on_the_devices_of_their_shards():
     where = {}
     for stage in layer.stages:
         for variable in stage.weights:
-            shard = stage.shards.get(variable, 0)
+            shard = stage.shard_indices.get(variable, 0)
             assert device_of(variable.value.device) == 2 * stage.index + shard
             where[variable.path.replace("/", "_")] = 2 * stage.index + shard
     slots = collections.Counter()
@@ -431,11 +431,11 @@ def planned(num_shards, **arguments):
 def test_a_plan_counts_parts_on_their_devices():
     whole, halves, thirds = map(planned, (1, 2, 3))
     for plan, share in ((halves, 1 / 2), (thirds, 11 / WIDE)):
-        assert plan.counts == whole.counts == (2, 2)
+        assert plan.calls_per_stage == whole.calls_per_stage == (2, 2)
         for a, b in zip(whole.stages, plan.stages, strict=True):
             assert a.parameters == b.parameters
             # Weights, gradients and slots are most of it; activations of the lead stay.
-            assert share < b.memory / a.memory < share + 0.05
+            assert share < b.memory_bytes / a.memory_bytes < share + 0.05
     assert "2 stages in 2 shards, 2 microbatches" in str(halves)
     assert 'Columns.kernel  32 x 32  (None, "shard")           512  c0 .. c3' in str(
         halves
@@ -459,8 +459,8 @@ def test_a_spec_reads_as_it_is_written():
     layer = Columns(4, num_shards=2)
     layer.build((None, 3))
     kernel, bias = layer.sharded_weights
-    assert sharding.spec(kernel) == spec
-    assert sharding.spec(bias) == tfgpipe.ShardingSpec("shard")
+    assert sharding.sharding_spec(kernel) == spec
+    assert sharding.sharding_spec(bias) == tfgpipe.ShardingSpec("shard")
 
 
 def test_a_spec_of_an_axis_that_no_mesh_has():
@@ -504,7 +504,7 @@ def test_devices_come_in_groups():
 def test_as_many_stages_as_there_are_devices_for():
     layer = tfgpipe.PipelinedLayer(stack(3), num_microbatches=2)
     assert layer.mesh.shape == (1, 2, 3)
-    assert names.short_name(layer.mesh.shards(0, 1)[2]) == "CPU:5"
+    assert names.short_name(layer.mesh.shard_devices(0, 1)[2]) == "CPU:5"
 
 
 def test_xla_is_for_one_device():

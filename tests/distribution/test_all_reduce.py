@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.helpers import pairs
+from tests.helpers import pairwise
 from tests.helpers.compare import unknown_sizes
 from tfgpipe.distribution import all_reduce
 
@@ -33,12 +33,14 @@ FACTORS = {
 }
 
 
-@pytest.mark.parametrize(",".join(FACTORS), pairs.all_pairs(FACTORS), ids=str)
+@pytest.mark.parametrize(",".join(FACTORS), pairwise.all_pairs(FACTORS), ids=str)
 def test_each_device_gets_the_same_sum(how, number, shape, graph):
     parts = parts_of(number, shape)
 
     def run(*given):
-        return all_reduce.all_reduce(given, devices(number), how=how, at=number - 1)
+        return all_reduce.all_reduce(
+            given, devices(number), algorithm=how, reducer=number - 1
+        )
 
     sums = (tf.function(run) if graph else run)(*parts)
     for total, device in zip(sums, devices(number), strict=True):
@@ -54,7 +56,7 @@ def test_a_ring_adds_a_chunk_on_each_device():
 
     @tf.function
     def run(*given):
-        return all_reduce.all_reduce(given, devices(number), how="ring")
+        return all_reduce.all_reduce(given, devices(number), algorithm="ring")
 
     specs = [tf.TensorSpec((size,), tf.float64)] * number
     operations = run.get_concrete_function(*specs).graph.get_operations()
@@ -77,7 +79,7 @@ def test_rows_of_an_indexed_weight_are_put_together(how):
         return tf.IndexedSlices(values, tf.constant(numbers), tf.constant([5, 2]))
 
     parts = [slices(2, [1, 4]), slices(3, [0, 4, 4])]
-    for total in all_reduce.all_reduce(parts, devices(2), how=how):
+    for total in all_reduce.all_reduce(parts, devices(2), algorithm=how):
         assert isinstance(total, tf.IndexedSlices)
         np.testing.assert_array_equal(total.indices, [1, 4, 0, 4, 4])
         expected = sum(tf.convert_to_tensor(part).numpy() for part in parts)
@@ -97,6 +99,6 @@ def test_a_dense_gradient_among_indexed_ones():
 def test_sizes_that_are_not_known_are_reduced_on_one_device():
     @tf.function(input_signature=unknown_sizes([tf.ones((2, 3))] * 2, axes=2))
     def run(a, b):
-        return all_reduce.all_reduce([a, b], devices(2), how="ring")
+        return all_reduce.all_reduce([a, b], devices(2), algorithm="ring")
 
     np.testing.assert_array_equal(run(tf.ones((2, 3)), tf.ones((2, 3)))[1], 2)

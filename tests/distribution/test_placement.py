@@ -159,7 +159,12 @@ def test_a_skip_goes_straight_from_its_maker_to_its_readers():
     layer = tfgpipe.PipelinedLayer(
         keras.Model(inputs, outputs), balance=[1, 1, 1, 2], num_microbatches=3
     )
-    assert [stage.part.reads for stage in layer.stages] == [(0,), (1,), (2,), (3, 1)]
+    assert [stage.segment.input_ids for stage in layer.stages] == [
+        (0,),
+        (1,),
+        (2,),
+        (3, 1),
+    ]
     x = tf.ones((6, 4))
     sent = transfers(graphs_of(lambda: tf.function(layer)(x)))
     # For each microbatch one each, though the last stage reads the skip twice.
@@ -180,7 +185,7 @@ def test_a_side_input_goes_once_to_each_device_that_asks_for_it():
     )
     x, scale = tf.ones((6, 4)), tf.ones((6, 1))
     layer(x, scale=scale)
-    asked = [len(stage.part.reads) for stage in layer.stages]
+    asked = [len(stage.segment.input_ids) for stage in layer.stages]
     assert asked == [1, 2, 1, 2]
     run = tf.function(layer)
     sent = transfers(graphs_of(lambda: run(x, scale=scale)))

@@ -53,7 +53,7 @@ def test_neighbouring_stages_are_on_neighbouring_chips(
     for path in cores.tolist():
         for a, b in itertools.pairwise(path):
             assert tpu_topology.adjacent(tuple(a), tuple(b), SLICES[name])
-    used = [device for row in strategy.mesh.grid for device in row]
+    used = [device for row in strategy.mesh.primary_devices for device in row]
     assert len(set(used)) == num_stages * num_replicas
 
 
@@ -114,7 +114,7 @@ class _Traced:
             (np.ones((rows, self.widths[0])), np.ones((rows, self.widths[-1])))
         )
         data = data.unbatch().batch(rows, drop_remainder=True)
-        with self.strategy.scope(), functions.unoptimized():
+        with self.strategy.scope(), functions.grappler_off():
             iterator = iter(self.strategy.experimental_distribute_dataset(data))
             self.model.make_train_function()
             function = self.model.train_function
@@ -158,7 +158,7 @@ def test_weights_and_slots_are_on_the_cores_of_their_stage(traced: _Traced) -> N
         if found:
             copies = strategy.experimental_local_results(variable.value)
             where = tuple(copy.device for copy in copies)
-            assert where == strategy.mesh.stage(int(found[1])), variable.path
+            assert where == strategy.mesh.replica_devices(int(found[1])), variable.path
             checked += 1
     assert checked == 6 * len(traced.model_layers)  # Two weights, of two slots each.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from docs import render
-from tests.helpers import programs
+from tests.helpers import fresh_processes
 from tests.pure.docs.test_documents import DOCUMENTS, blocks
 
 # Nothing of them is measured. `tests/nightly/test_guide.py` runs all.
@@ -63,7 +63,7 @@ def test_python_block_runs(block: str, tmp_path: Path) -> None:
 
 
 def assert_block_runs(block: str, folder: Path) -> None:
-    run = programs.run(block, cwd=folder)
+    run = fresh_processes.run(block, cwd=folder)
     assert run.returncode == 0, run.output
     for line in PRINTED.get(block, "").splitlines():
         assert line in run.output, run.output
@@ -72,6 +72,6 @@ def assert_block_runs(block: str, folder: Path) -> None:
 def test_the_first_chapters_of_the_guide_run(tmp_path: Path) -> None:
     code = {cell.id: cell.source for cell in render.read().cells}
     program = "\n".join(code[cell] for cell in CELLS)
-    run = programs.run(re.sub("^%", "# %", program, flags=re.M), cwd=tmp_path)
+    run = fresh_processes.run(re.sub("^%", "# %", program, flags=re.M), cwd=tmp_path)
     assert run.returncode == 0, run.output
     assert "3 rows in 8 microbatches: as unpipelined" in run.output

@@ -23,7 +23,7 @@ def count(function, *shapes, autograph=False):
     graph = graph_of(function, *specs, autograph=autograph)
     inputs = {node.name: tuple(node.input) for node in graph.as_graph_def().node}
     fetches = [tensor.name for tensor in graph.outputs]
-    run = partitioner.program(inputs, fetches=fetches, feeds=())
+    run = partitioner.subgraph(inputs, fetches=fetches, feeds=())
     return flops.count(graph, run.operations)
 
 
@@ -80,7 +80,7 @@ def test_a_traced_stage():
     )
     assert flops.count(traced.graph) == 3 * (2 * 4 * 3 * 5)
     (output,) = traced.forward.outputs
-    assert flops.count(traced.graph, [partitioner.operation(output)]) == 120
+    assert flops.count(traced.graph, [partitioner.op_name(output)]) == 120
 
 
 @pytest.mark.parametrize("transpose_a", [False, True])

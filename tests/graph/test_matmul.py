@@ -103,11 +103,11 @@ def test_a_gradient_of_weights_has_factors():
         with tf.GradientTape() as tape:
             tape.watch(w)
             y = tf.reshape(x, [-1, 3]) @ w
-        found = matmul.factors(tape.gradient(y, w, output_gradients=dy))
+        found = matmul.weight_gradient_factors(tape.gradient(y, w, output_gradients=dy))
         assert found is not None
         product = tf.matmul(found[0], found[1], transpose_a=True)
-        assert matmul.factors(product[None]) is None
-        assert matmul.factors(x) is None
+        assert matmul.weight_gradient_factors(product[None]) is None
+        assert matmul.weight_gradient_factors(x) is None
         return product
 
     rng = np.random.default_rng(0)
@@ -131,7 +131,7 @@ def test_a_pipeline_takes_them_and_gives_the_same_gradients(remat):
     compare.assert_same(expected, received)
     (layer,) = (x for x in pipelined.layers if isinstance(x, tfgpipe.PipelinedLayer))
     (traced,) = (t for some in layer.stages[0]._traced.values() for t in some.values())
-    programs = traced.saving if remat == "none" else traced.recomputing
+    programs = traced.without_remat if remat == "none" else traced.with_remat
 
     def types(function):
         return [op.type for op in function.graph.get_operations()]

@@ -77,7 +77,7 @@ def test_the_most_that_a_function_holds(function, most):
 def test_sums_in_place_take_nothing():
     """A backward of one layer makes a gradient of its weights, and adds it."""
     _, stage = traced([keras.layers.Dense(WIDTH, use_bias=False)], first=True)
-    graph = stage.saving.backward.function.graph
+    graph = stage.without_remat.backward.function.graph
     assert memory.peak_bytes(graph) == WIDTH * WIDTH * 4
 
 
@@ -85,12 +85,12 @@ def test_a_recomputing_backward_holds_what_it_recomputes():
     depth = 5
     layers = [keras.layers.Dense(WIDTH, activation="tanh") for _ in range(depth)]
     _, stage = traced(layers)
-    most = memory.peak_bytes(stage.recomputing.backward.function.graph)
+    most = memory.peak_bytes(stage.with_remat.backward.function.graph)
     activations = depth * ROWS * WIDTH * 4
     assert most >= activations
     gradients = depth * (WIDTH + 1) * WIDTH * 4
     assert most <= activations + gradients + 2 * ROWS * WIDTH * 4
-    saving = memory.peak_bytes(stage.saving.backward.function.graph)
+    saving = memory.peak_bytes(stage.without_remat.backward.function.graph)
     assert gradients <= saving <= gradients + 2 * ROWS * WIDTH * 4
 
 
@@ -105,7 +105,7 @@ def test_buffers_are_counted_once():
         graph.inputs,
         [op for op in graph.get_operations() if op.type == "AddV2"],
     )
-    found = memory.buffers([x, *graph.outputs])
+    found = memory.distinct_buffers([x, *graph.outputs])
     assert [tensor.name for tensor in found] == [x.name, y.outputs[0].name]
 
 

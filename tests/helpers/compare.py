@@ -116,14 +116,14 @@ class OneAfterAnother:
     def __call__(self, inputs: Any, *, training: bool, **side_inputs: Any) -> Any:
         given = (inputs, side_inputs)
         first = next(x for x in keras.tree.flatten(given) if x is not None)
-        split = microbatch.split_rows(first, self._num_microbatches)
-        cut = [None if x is None else split.cut(x) for x in keras.tree.flatten(given)]
+        split = microbatch.split_batch(first, self._num_microbatches)
+        cut = [None if x is None else split.split(x) for x in keras.tree.flatten(given)]
         made, losses = [], []
         for m, size in enumerate(split.sizes):
             rows = [None if x is None else x[m] for x in cut]
             rows, sides = keras.tree.pack_sequence_as(given, rows)
             made.append(self._model(rows, training=training, **sides))
-            losses += [size / split.total * loss for loss in self._model.losses]
+            losses += [size / split.batch_size * loss for loss in self._model.losses]
         self.losses = losses
         return keras.tree.map_structure(self._joined, *made)
 

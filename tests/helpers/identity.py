@@ -19,9 +19,9 @@ import numpy as np
 import tensorflow as tf
 
 import tfgpipe
-from tests.helpers import compare, pairs, steps, zoo
-from tests.helpers.columns import Columns
-from tests.helpers.stacks import AddsLoss, ResidualBlock
+from tests.helpers import compare, pairwise, train_steps, zoo
+from tests.helpers.layer_stacks import AddsLoss, ResidualBlock
+from tests.helpers.sharded_dense import Columns
 from tests.stage.test_normalization import Reference
 from tfgpipe import quantization, schedules
 from tfgpipe.quantization.fake_quant import RANGE_UPDATES
@@ -277,9 +277,9 @@ IMPOSSIBLE = (
 )
 
 
-def cases(factors: pairs.Factors, *, strength: int = 2) -> list[dict[str, Any]]:
+def cases(factors: pairwise.Factors, *, strength: int = 2) -> list[dict[str, Any]]:
     """Returns cases in which all values meet that can, by pairs or more."""
-    found = pairs.all_pairs(factors, impossible=IMPOSSIBLE, strength=strength)
+    found = pairwise.all_pairs(factors, impossible=IMPOSSIBLE, strength=strength)
     return [dict(zip(factors, case, strict=True)) for case in found]
 
 
@@ -392,17 +392,17 @@ def assert_same_step(
         assert any(np.any(g) for g in expected.weight_grads.values())
         compare.assert_same(expected, received, rtol=rtol, atol=atol)
         return
-    reference = steps.InMicrobatches(plain, M) if in_microbatches else plain
+    reference = train_steps.InMicrobatches(plain, M) if in_microbatches else plain
     data = [x, stack.targets(rows, reference(x).shape[1:])]
     if stack.weighted:
         data.append(np.arange(1.0, rows + 1).astype(dtype))
     # Eagerly, as what batches of the reference hold is not to depend on any graph.
-    reference.compile(steps.Keeps(), **stack.compiled(), run_eagerly=True)
-    pipelined.compile(steps.Keeps(), **stack.compiled(), run_eagerly=eagerly)
-    before = steps.train(reference, *data)
-    after = steps.train(pipelined, *data, unknown=unknown)
+    reference.compile(train_steps.Keeps(), **stack.compiled(), run_eagerly=True)
+    pipelined.compile(train_steps.Keeps(), **stack.compiled(), run_eagerly=eagerly)
+    before = train_steps.train(reference, *data)
+    after = train_steps.train(pipelined, *data, unknown=unknown)
     assert any(np.any(g) for g in before.gradients.values())
-    steps.assert_same(before, after, rtol=rtol, atol=atol)
+    train_steps.assert_same(before, after, rtol=rtol, atol=atol)
 
 
 def input_of(stack: Stack) -> dict[str, Any]:

@@ -23,8 +23,8 @@ class _OnCores(placement.Placement):
     """Names the cores, outside any strategy."""
 
     @property
-    def shards(self) -> tuple[tuple[str, ...], ...]:
-        return tuple((names.tpu_core(k),) for k in range(self.mesh.num_stages))
+    def shard_devices(self) -> tuple[tuple[str, ...], ...]:
+        return tuple((names.tpu_core_name(k),) for k in range(self.mesh.num_stages))
 
 
 def _layers() -> list[keras.layers.Layer]:
@@ -74,7 +74,7 @@ def assert_programs_by_xla_give_the_same(schedule: Any, remat: Any) -> None:
                 loss_grad=tf.ones([], tf.float64),
             )
         return [
-            result.main_loss,
+            result.compiled_loss,
             *(result.gradients[v] for v in model.trainable_weights),
             *(update.value for update in result.updates),
         ]

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfgpipe
-from tests.helpers import compare, pairs
+from tests.helpers import compare, pairwise
 from tfgpipe.stage.options import REMAT_MODES
 
 layers = keras.layers
@@ -679,7 +679,7 @@ def deal() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         others.
     """
     cases = [
-        dict(zip(SETTINGS, case, strict=True)) for case in pairs.all_pairs(SETTINGS)
+        dict(zip(SETTINGS, case, strict=True)) for case in pairwise.all_pairs(SETTINGS)
     ]
     decks = (
         [case for case in cases if case["remat"] == "layer"],

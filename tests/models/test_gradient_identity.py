@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers import compare
-from tests.helpers.stacks import STACKS
+from tests.helpers.layer_stacks import STACKS
 from tfgpipe.stage.options import REMAT_MODES
 
 

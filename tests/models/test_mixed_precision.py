@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests.helpers import compare, steps
+from tests.helpers import compare, train_steps
 from tests.helpers.zoo import floats
 from tfgpipe import schedules
 from tfgpipe.capture import dtype_policies
@@ -101,10 +101,10 @@ def test_every_layer_computes_in_the_type_it_has_unpipelined(
     arguments = {"num_stages": num_stages, "num_microbatches": num_microbatches}
     given = policy if how == "layer" else None
     seen: dict[str, dict] = {"plain": {}, "pipelined": {}}
-    with dtype_policies.made_under("float32" if how == "layer" else policy):
+    with dtype_policies.default_policy_scope("float32" if how == "layer" else policy):
         plain = keras.Sequential([keras.Input((4, 6)), *noted(seen["plain"], given)])
     compare.fresh_names()
-    with dtype_policies.made_under(policy if how == "global" else "float32"):
+    with dtype_policies.default_policy_scope(policy if how == "global" else "float32"):
         layer = tfgpipe.PipelinedLayer(
             noted(seen["pipelined"], given),
             dtype=policy if how == "dtype" else None,
@@ -146,7 +146,7 @@ def test_stages_hand_over_in_half_precision_and_add_up_in_single(policy):
         per_step={},
     ).traced
     for stage in traced:
-        sums = stage.recomputing.sums.specs
+        sums = stage.with_remat.accumulation.specs
         assert len(sums) == 4
         assert {spec.dtype for spec in sums} == {tf.float32}
         assert [s.dtype.name for s in stage.output_specs.values()] == [COMPUTE[policy]]
@@ -166,7 +166,7 @@ def test_a_layer_of_ones_own_is_tried_for_mixing_rows_in_half_precision():
         def call(self, x):
             return self.inner(x)
 
-    with dtype_policies.made_under("mixed_bfloat16"):
+    with dtype_policies.default_policy_scope("mixed_bfloat16"):
         layer = tfgpipe.PipelinedLayer(
             [Wide(), Wide()], num_stages=2, num_microbatches=2
         )
@@ -202,7 +202,7 @@ def test_a_policy_reaches_layers_in_layers_but_none_with_one_of_its_own():
 
 
 def test_without_a_policy_layers_stay_as_they_are():
-    with dtype_policies.made_under("mixed_bfloat16"):
+    with dtype_policies.default_policy_scope("mixed_bfloat16"):
         stack = [Block(), layers.Dense(4, dtype="float32")]
         layer = tfgpipe.PipelinedLayer(stack, num_stages=2, num_microbatches=2)
         layer.build((None, 3, 6))
@@ -230,7 +230,9 @@ def test_a_policy_is_saved_and_loaded(face, tmp_path):
     x = floats(4, 5)
     expected = model(x)
     model.save(tmp_path / "model.keras")
-    with dtype_policies.made_under("mixed_float16"):  # Which is not to matter.
+    with dtype_policies.default_policy_scope(
+        "mixed_float16"
+    ):  # Which is not to matter.
         loaded = keras.models.load_model(tmp_path / "model.keras")
     received = loaded(x)
     assert received.dtype == tf.bfloat16
@@ -240,7 +242,7 @@ def test_a_policy_is_saved_and_loaded(face, tmp_path):
 
 
 def test_a_policy_that_is_that_of_a_model_is_taken():
-    with dtype_policies.made_under("mixed_bfloat16"):
+    with dtype_policies.default_policy_scope("mixed_bfloat16"):
         model = keras.Sequential([keras.Input((5,)), layers.Dense(4), layers.Dense(3)])
         layer = tfgpipe.PipelinedLayer(
             model, num_stages=2, num_microbatches=2, dtype="mixed_bfloat16"
@@ -419,7 +421,7 @@ def test_the_same_under_fit_of_a_pipelined_layer(where, eagerly):
 def test_statistics_and_seeds_move_as_without_a_pipeline(schedule, num_microbatches):
     """Keras moves them in a step that it leaves out, once; so do microbatches."""
     inner = keras.Sequential([keras.Input((5,)), *dropped()])
-    plain = steps.InMicrobatches(inner, num_microbatches)
+    plain = train_steps.InMicrobatches(inner, num_microbatches)
     plain(X)
     compare.fresh_names()
     pipelined = tfgpipe.PipelinedModel(

@@ -250,10 +250,16 @@ def test_a_skip_goes_straight_from_its_maker_to_its_readers():
     layer = tfgpipe.PipelinedLayer(
         zoo.skips(), num_microbatches=2, balance=[1] * 5, jit_compile=False
     )
-    parts = [stage.part for stage in layer.stages]
-    (skip,) = parts[0].makes
-    assert [skip in part.reads for part in parts] == [False, True, False, True, False]
-    assert [skip in part.makes for part in parts] == [True] + [False] * 4
+    parts = [stage.segment for stage in layer.stages]
+    (skip,) = parts[0].output_ids
+    assert [skip in part.input_ids for part in parts] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert [skip in part.output_ids for part in parts] == [True] + [False] * 4
     # In the graph too. The skip is known by its width, six, and goes as it was made.
     graph = tf.function(layer).get_concrete_function(tf.TensorSpec([6, 5])).graph
     calls = [op for op in graph.get_operations() if op.type == "PartitionedCall"]
@@ -413,7 +419,7 @@ def test_a_layer_told_at_its_call_whether_it_trains(training):
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_outputs_keep_their_types(policy):
     """Whatever the policy is, then or later."""
-    with dtype_policies.made_under(policy):
+    with dtype_policies.default_policy_scope(policy):
         inputs = keras.Input((4,), dtype="float64")
         x = layers.Dense(5, dtype="float64", activation="tanh")(inputs)
         y = layers.Dense(3, dtype="float32")(x)

@@ -14,7 +14,7 @@ from keras.src import testing
 
 import tfgpipe
 from tests.helpers import compare
-from tests.helpers.stacks import dense, normalised, regularised
+from tests.helpers.layer_stacks import dense, normalised, regularised
 from tfgpipe._compat import keras_internals
 from tfgpipe.capture import dtype_policies
 from tfgpipe.stage.options import REMAT_MODES
@@ -657,7 +657,7 @@ def test_balance_by_parameters_evens_the_stages():
 
 
 def test_a_mixed_policy_computes_and_stores_as_the_plain_model():
-    with dtype_policies.made_under("mixed_bfloat16"):
+    with dtype_policies.default_policy_scope("mixed_bfloat16"):
         plain, pipelined = both(num_microbatches=1)
         assert pipelined(X).dtype == plain(X).dtype == tf.bfloat16
         assert {w.dtype for w in pipelined.weights} == {"float32"}

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import zoo
-from tests.helpers.criteria import (
+from tests.helpers.custom_losses import (
     contrast,
     mean_of_squares,
     mean_of_what_is_there,
@@ -20,7 +20,7 @@ from tests.helpers.criteria import (
     squares_of_rows,
     sum_of_squares,
 )
-from tests.helpers.stacks import AddsLoss
+from tests.helpers.layer_stacks import AddsLoss
 from tests.helpers.zoo import IDS, floats, ids, padded_ids
 from tests.models.test_pipelined_model import (
     NUM_ROWS,

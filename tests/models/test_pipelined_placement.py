@@ -15,8 +15,8 @@ import tensorflow as tf
 import tfgpipe
 from tests.distribution.test_placement import device_of, graphs_of
 from tests.helpers import compare
-from tests.helpers.logs import LOG, Logs
-from tests.helpers.stacks import AddsLoss
+from tests.helpers.layer_stacks import AddsLoss
+from tests.helpers.recording_layer import LOG, Logs
 from tests.helpers.zoo import floats
 from tests.models.test_pipelined_losses import (
     IDS_IN,
@@ -297,7 +297,7 @@ def test_the_number_of_stages_follows_a_cut(balance):
     model(X)
     assert [len(stage.layers) for stage in model.stages] == [1, 2, 1]
     assert model.schedule.num_stages == 3
-    assert model.plan(sample=X).counts == (1, 2, 1)
+    assert model.plan(sample=X).calls_per_stage == (1, 2, 1)
 
 
 def test_compiled_again_masks_still_count():

@@ -124,5 +124,5 @@ def test_a_schedule_of_ones_own(name, remat):
 def test_stages_dealt_in_another_way(name):
     """The same order of actions on devices that hold other stages."""
     plan = schedules.make(name, num_stages=4, num_microbatches=4, num_devices=2)
-    arguments = {"num_microbatches": 4, "schedule": plan.placed((0, 0, 1, 1))}
+    arguments = {"num_microbatches": 4, "schedule": plan.with_placement((0, 0, 1, 1))}
     assert_same_step(STACKS["tied"], 9, **arguments)

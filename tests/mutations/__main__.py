@@ -5,7 +5,7 @@
                      ╰─────────── found ───────────╯
 
 Exit status 1 if nothing finds some fault. TensorFlow is imported once, before anything
-of the copy is, and every run of tests is a fork: see `tests.helpers.forks`.
+of the copy is, and every run of tests is a fork: see `tests.helpers.subprocesses`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.helpers import forks
+from tests.helpers import subprocesses
 from tests.mutations.faults import FAULTS, Fault
 
 PACKAGES = ("tfgpipe", "trainer", "params", "tests", "docs", "benchmarks")
@@ -63,9 +63,9 @@ class Copy:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         command = ["git", "ls-files", "-z", "-co", "--exclude-standard"]
-        listed = subprocess.check_output(command, cwd=forks.ROOT, text=True)
+        listed = subprocess.check_output(command, cwd=subprocesses.ROOT, text=True)
         for name in filter(None, listed.split("\0")):
-            source, target = forks.ROOT / name, folder / name
+            source, target = subprocesses.ROOT / name, folder / name
             if source.is_file():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, target)
@@ -102,7 +102,7 @@ class Run:
         self._arguments += ["-p", "no:cacheprovider", "--hypothesis-seed=0"]
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115 It lives as long.
         self._started = time.monotonic()
-        self._child = forks.fork(self._live)
+        self._child = subprocesses.fork(self._live)
 
     def outcome(self) -> Outcome | None:
         """Returns how it has ended, or None while it runs.

@@ -55,9 +55,9 @@ SCHEDULES = (
     Fault(
         "1F1B's warm-up is one forward short",
         "tfgpipe/schedules/named.py",
-        '[Action("backward", k, m) for m in range(M)],\n            lead=K - k,',
+        '[Action("backward", k, m) for m in range(M)],\n            num_warmup=K - k,',
         '[Action("backward", k, m) for m in range(M)],\n            '
-        "lead=max(K - k - 1, 1),",
+        "num_warmup=max(K - k - 1, 1),",
         (
             "tests/pure/schedules/test_named.py::test_a_small_1f1b_is_that_drawn_by_hand",
         ),
@@ -65,8 +65,8 @@ SCHEDULES = (
     Fault(
         "the warm-up of interleaved stages is one forward too long",
         "tfgpipe/schedules/named.py",
-        "lead=2 * (P - 1 - p) + (v - 1) * P + 1,",
-        "lead=2 * (P - 1 - p) + (v - 1) * P + 2,",
+        "num_warmup=2 * (P - 1 - p) + (v - 1) * P + 1,",
+        "num_warmup=2 * (P - 1 - p) + (v - 1) * P + 2,",
         (
             "tests/pure/schedules/test_named.py::test_interleaved_holds_what_its_warm_up_begins",
         ),
@@ -83,7 +83,7 @@ SCHEDULES = (
     Fault(
         "a backward does not wait for that of the stage after",
         "tfgpipe/schedules/schedule.py",
-        "return (own, self._gives_gradient(k + 1, m))",
+        "return (own, self._input_gradient_action(k + 1, m))",
         "return (own,)",
         (
             "tests/pure/schedules/test_schedule.py::"
@@ -203,8 +203,9 @@ PLANS = (
     Fault(
         "a partition is held to the least memory there is, not to the limit",
         "tfgpipe/partition/solver.py",
-        "cost = _each(lambda c, n: np.where(n > limit, math.inf, c), cost, need)",
-        "cost = _each(lambda c, n: np.where(n > most, math.inf, c), cost, need)",
+        "cost = _map_tables(\n            lambda c, n: np.where(n > memory_limit, "
+        "math.inf, c), cost, need\n        )",
+        "cost = _map_tables(lambda c, n: np.where(n > most, math.inf, c), cost, need)",
         (
             "tests/pure/partition/test_solver.py::test_stages_may_differ_in_costs_and_memory",
         ),
@@ -264,16 +265,16 @@ GRADIENTS = (
     Fault(
         "a value that two stages read has the gradient of one",
         "tfgpipe/runtime/executor.py",
-        "gradient = _sum(self._grads[m].pop(wire, []))",
-        "gradient = _sum(self._grads[m].pop(wire, [])[:1])",
+        "gradient = _sum(self._grads[m].pop(key, []))",
+        "gradient = _sum(self._grads[m].pop(key, [])[:1])",
         ("tests/models/test_models.py::test_a_skip_under_every_balance",),
     ),
     Fault(
         "a skip connection is that of the first microbatch",
         "tfgpipe/runtime/executor.py",
-        "received[name] = self._values[m][wire]",
-        "skips = k and wire not in self.traced[k - 1].makes\n                "
-        "received[name] = self._values[0 if skips else m][wire]",
+        "received[name] = self._values[m][key]",
+        "skips = k and key not in self.traced[k - 1].makes\n                "
+        "received[name] = self._values[0 if skips else m][key]",
         ("tests/models/test_models.py::test_a_skip_under_every_balance",),
     ),
     Fault(
@@ -302,8 +303,8 @@ WEIGHING = (
     Fault(
         "a row too many is in the microbatches of an uneven split",
         "tfgpipe/runtime/microbatch.py",
-        "_one_if(m < remainder)",
-        "_one_if(m <= remainder)",
+        "_as_integer(m < remainder)",
+        "_as_integer(m <= remainder)",
         (
             "tests/runtime/test_microbatch.py::"
             "test_known_sizes_differ_by_at_most_one_and_none_is_empty",
@@ -340,8 +341,8 @@ WEIGHING = (
     Fault(
         "masked entries count in the weight of a microbatch",
         "tfgpipe/runtime/losses.py",
-        "mine = denominator(loss, self._kinds[number], [given, own], w, rows)",
-        "mine = denominator(loss, self._kinds[number], [own], w, rows)",
+        "mine = denominator(loss, self._reductions[number], [given, own], w, rows)",
+        "mine = denominator(loss, self._reductions[number], [own], w, rows)",
         ("tests/runtime/test_losses.py::test_several_losses_each_by_its_own_extent",),
     ),
     Fault(
@@ -471,8 +472,8 @@ STATE = (
     Fault(
         "a layer called twice a step moves its averages once",
         "tfgpipe/runtime/state.py",
-        "latest.get(v, self._before.values[v])",
-        "self._before.values[v]",
+        "latest.get(v, self._initial_state.values[v])",
+        "self._initial_state.values[v]",
         (
             "tests/stage/test_normalization.py::"
             "test_a_layer_called_twice_moves_its_averages_twice",
@@ -550,8 +551,8 @@ DEVICES = (
     Fault(
         "weights of all stages are on the first one's device",
         "tfgpipe/distribution/placement.py",
-        "return tf.device(self.mesh.shards(0, k)[shard])",
-        "return tf.device(self.mesh.shards(0, 0)[shard])",
+        "return tf.device(self.mesh.shard_devices(0, k)[shard])",
+        "return tf.device(self.mesh.shard_devices(0, 0)[shard])",
         (
             "tests/distribution/test_placement.py::"
             "test_weights_slots_and_updates_are_on_their_stages_device",
@@ -572,14 +573,18 @@ DEVICES = (
         "tfgpipe/runtime/pipeline.py",
         "            return lambda k: lambda m: False\n",
         "            return lambda k: lambda m: bool(training)\n",
-        ("tests/models/test_rivals.py::test_just_so_many_microbatches_are_recomputed",),
+        (
+            "tests/models/test_other_libraries.py::test_just_so_many_microbatches_are_recomputed",
+        ),
     ),
     Fault(
         "the first microbatch is kept in place of the last",
         "tfgpipe/runtime/pipeline.py",
-        "lambda m: m == last or schedule.follows_at_once(k, m)",
-        "lambda m: m == 0 or schedule.follows_at_once(k, m)",
-        ("tests/models/test_rivals.py::test_just_so_many_microbatches_are_recomputed",),
+        "lambda m: m == last or schedule.backward_follows_immediately(k, m)",
+        "lambda m: m == 0 or schedule.backward_follows_immediately(k, m)",
+        (
+            "tests/models/test_other_libraries.py::test_just_so_many_microbatches_are_recomputed",
+        ),
     ),
     Fault(
         "a random operation is run once a step, not for each microbatch",
@@ -594,8 +599,9 @@ DEVICES = (
     Fault(
         "integers are compressed between stages",
         "tfgpipe/stage/boundary.py",
-        "if self.dtype is None or number in self.exact or not dtype.is_floating:",
-        "if self.dtype is None or number in self.exact:",
+        "if self.dtype is None or number in self.uncompressed or not "
+        "dtype.is_floating:",
+        "if self.dtype is None or number in self.uncompressed:",
         (
             "tests/stage/test_boundary.py::test_only_floats_that_get_smaller_are_compressed",
         ),
@@ -622,8 +628,8 @@ DEVICES = (
     Fault(
         "a new partition leaves the optimizer's slots behind",
         "tfgpipe/pipelined_layer.py",
-        "                self._put_slots(stage, moved, optimizer)\n",
-        "                self._put_slots(stage, [], optimizer)\n",
+        "                self._place_slots(stage, moved, optimizer)\n",
+        "                self._place_slots(stage, [], optimizer)\n",
         (
             "tests/models/test_pipelined_placement.py::"
             "test_a_new_cut_changes_nothing_but_where_things_are",
@@ -730,7 +736,7 @@ QUANTIZATION = (
     Fault(
         "a range moves by the last microbatch alone",
         "tfgpipe/quantization/fake_quant.py",
-        "return [tf.maximum(earlier[0], self.values[0])]",
+        "return [tf.maximum(previous[0], self.values[0])]",
         "return [self.values[0]]",
         (
             "tests/quantization/test_identity.py::"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.trainer import lives
+from tests.trainer import kills
 
 
 def test_a_run_killed_twenty_times_measures_what_one_in_peace_does(
     tmp_path: Path,
 ) -> None:
-    lives.check_that_kills_change_nothing(tmp_path, num_kills=20, num_steps=80)
+    kills.check_that_kills_change_nothing(tmp_path, num_kills=20, num_steps=80)

@@ -11,8 +11,8 @@ import zipfile
 from pathlib import Path
 
 import tfgpipe
-from tests.helpers import programs
-from tests.helpers.forks import ROOT
+from tests.helpers import fresh_processes
+from tests.helpers.subprocesses import ROOT
 
 # Importing TensorFlow Model Optimization sets TF_USE_LEGACY_KERAS for the process and
 # its children, so only the modules that need it may load it.
@@ -33,7 +33,7 @@ def test_only_modules_that_use_tfmot_load_it(tmp_path: Path) -> None:
         "assert 'tf_keras' not in sys.modules\n"
         "assert 'TF_USE_LEGACY_KERAS' not in os.environ\n"
     )
-    run = programs.run(code, cwd=tmp_path)
+    run = fresh_processes.run(code, cwd=tmp_path)
     assert run.returncode == 0, run.output
 
 

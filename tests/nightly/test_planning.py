@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 
-from tests.helpers.stacks import dropped, normalised
+from tests.helpers.layer_stacks import dropped, normalised
 from tests.partition import test_plans as short
 from tests.partition.test_plans import without_fusion  # noqa: F401
 from tfgpipe import schedules

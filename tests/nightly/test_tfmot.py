@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers.forks import interpret
+from tests.helpers.subprocesses import interpret
 from tests.quantization import guests
 
 

@@ -12,7 +12,7 @@ import pytest
 import params
 from params import digits
 from params.image_classifier import ImageClassifier
-from tests.helpers import pictures
+from tests.helpers import image_files
 from trainer.hyperparams import HyperparameterError, override
 
 SHORT = [
@@ -52,7 +52,7 @@ def test_a_batch_depends_on_the_seed_and_its_step_alone() -> None:
 
 def test_a_users_files_are_fitted_evaluated_and_told_apart(tmp_path: Path) -> None:
     experiment = _short(
-        f"data.files={pictures.write_folders(tmp_path, 60)}",
+        f"data.files={image_files.write_folders(tmp_path, 60)}",
         "data.shape=(4, 4, 3)",
     )
     model = experiment.build_model()
@@ -84,7 +84,7 @@ def test_a_users_images_need_no_scikit_learn(
         raise HyperparameterError("params: expected scikit-learn")
 
     monkeypatch.setattr(digits, "read", absent)
-    experiment = _short(f"data.files={pictures.write_npz(tmp_path, 30)}")
+    experiment = _short(f"data.files={image_files.write_npz(tmp_path, 30)}")
     assert experiment.network().output_shape == (None, 3)
     assert len(experiment.representative()) == 27
     assert experiment.test_data() is None

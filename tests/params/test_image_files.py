@@ -9,19 +9,19 @@ import pytest
 
 from params.bad_records import BadRecordError
 from params.image_files import Folders, TfRecords, decode
-from tests.helpers import pictures
+from tests.helpers import image_files
 
 KEYS = {"image_key": "image/encoded", "label_key": "image/class/label"}
 
 
 def _tfrecord(tmp_path: Path, *examples: bytes) -> TfRecords:
-    pictures.write_tfrecord(tmp_path / "some.tfrecord", list(examples))
+    image_files.write_tfrecord(tmp_path / "some.tfrecord", list(examples))
     return TfRecords(tmp_path / "some.tfrecord", **KEYS)
 
 
 def test_an_encoded_image_is_what_was_encoded() -> None:
-    image = decode(pictures.png(7))
-    np.testing.assert_array_equal(image, np.float32(pictures.pixels(7)) / 255)
+    image = decode(image_files.png(7))
+    np.testing.assert_array_equal(image, np.float32(image_files.pixels(7)) / 255)
 
 
 def test_what_is_no_image_is_a_bad_record() -> None:
@@ -34,14 +34,16 @@ def test_what_is_no_image_is_a_bad_record() -> None:
 
 def test_a_tfrecord_of_images(tmp_path: Path) -> None:
     source = _tfrecord(
-        tmp_path, *(pictures.example(pictures.png(n), n) for n in range(3))
+        tmp_path, *(image_files.example(image_files.png(n), n) for n in range(3))
     )
     assert len(source) == 3
     assert source.name(2) == f"{tmp_path / 'some.tfrecord'} record 2"
     for number in (2, 0):
         image, label = source.read(number)
         assert label == number
-        np.testing.assert_array_equal(image, np.float32(pictures.pixels(number)) / 255)
+        np.testing.assert_array_equal(
+            image, np.float32(image_files.pixels(number)) / 255
+        )
 
 
 @pytest.mark.parametrize(
@@ -64,18 +66,18 @@ def test_a_tfrecord_of_something_else(
 
 
 def test_other_names_are_told(tmp_path: Path) -> None:
-    pictures.write_tfrecord(tmp_path / "some", [pictures.example(b"", 1)])
+    image_files.write_tfrecord(tmp_path / "some", [image_files.example(b"", 1)])
     source = TfRecords(tmp_path / "some", image_key="png", label_key="label")
     with pytest.raises(BadRecordError, match="received image/class/label, image/enc"):
         source.read(0)
 
 
 def test_folders_are_labels(tmp_path: Path) -> None:
-    folder = Path(pictures.write_folders(tmp_path, 6))
+    folder = Path(image_files.write_folders(tmp_path, 6))
     source = Folders(sorted(folder.glob("*/*")), labels=["a", "b"])
     assert source.read(2)[1] == 1
     np.testing.assert_array_equal(
-        source.read(2)[0], np.float32(pictures.pixels(1)) / 255
+        source.read(2)[0], np.float32(image_files.pixels(1)) / 255
     )
     with pytest.raises(BadRecordError) as error:
         source.read(4)

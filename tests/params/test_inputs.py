@@ -17,7 +17,7 @@ from params.image_data import Images
 from params.records import Source
 from params.share import Share
 from params.targets import Class
-from tests.helpers import pictures
+from tests.helpers import image_files
 from trainer.hyperparams import HyperparameterError
 
 SHAPE = (4, 5, 3)
@@ -192,7 +192,8 @@ def test_validation_is_in_order_and_spread_over_all() -> None:
 
 
 @pytest.mark.parametrize(
-    "write", [pictures.write_tfrecords, pictures.write_npz, pictures.write_folders]
+    "write",
+    [image_files.write_tfrecords, image_files.write_npz, image_files.write_folders],
 )
 def test_every_kind_of_file_holds_the_same_images(write, tmp_path: Path) -> None:
     data = Images(files=write(tmp_path, 30), shape=SHAPE, classes=3)
@@ -207,7 +208,7 @@ def test_every_kind_of_file_holds_the_same_images(write, tmp_path: Path) -> None
         for image, label in map(part.read, range(len(part)))
     }
     assert found == {
-        (np.float32(pictures.pixels(number)) / 255).tobytes(): number % 3
+        (np.float32(image_files.pixels(number)) / 255).tobytes(): number % 3
         for number in range(30)
     }
 
@@ -215,7 +216,7 @@ def test_every_kind_of_file_holds_the_same_images(write, tmp_path: Path) -> None
 def test_other_files_are_for_validation(tmp_path: Path) -> None:
     for name, count in [("a", 4), ("b", 2)]:
         (tmp_path / name).mkdir()
-        pictures.write_npz(tmp_path / name, count)
+        image_files.write_npz(tmp_path / name, count)
     data = Images(
         files=str(tmp_path / "a" / "*"),
         validation_files=str(tmp_path / "b" / "*"),
@@ -227,19 +228,19 @@ def test_other_files_are_for_validation(tmp_path: Path) -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_images_are_brought_to_the_shape(tmp_path: Path, channels: int) -> None:
     data = Images(
-        files=pictures.write_npz(tmp_path, 10), shape=(6, 7, channels), classes=3
+        files=image_files.write_npz(tmp_path, 10), shape=(6, 7, channels), classes=3
     )
     image, _ = data.open("train").read(0)
     assert (image.shape, image.dtype) == ((6, 7, channels), np.float32)
-    assert abs(image.mean() - pictures.pixels(0).mean() / 255) < 0.1
+    assert abs(image.mean() - image_files.pixels(0).mean() / 255) < 0.1
 
 
 def test_a_broken_image_in_a_file_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    examples = [pictures.example(pictures.png(n), n % 3) for n in range(10)]
-    examples[2] = pictures.example(b"broken", 0)
-    pictures.write_tfrecord(tmp_path / "x", examples)
+    examples = [image_files.example(image_files.png(n), n % 3) for n in range(10)]
+    examples[2] = image_files.example(b"broken", 0)
+    image_files.write_tfrecord(tmp_path / "x", examples)
     data = Images(files=str(tmp_path / "x"), shape=SHAPE, classes=3).open("train")
     assert data.read(2)[1] == 3 % 3
     assert capsys.readouterr().err == (
@@ -262,7 +263,7 @@ def test_no_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_too_few_to_hold_some_out_is_an_error(tmp_path: Path) -> None:
-    data = Images(files=pictures.write_npz(tmp_path, 9), classes=3)
+    data = Images(files=image_files.write_npz(tmp_path, 9), classes=3)
     with pytest.raises(HyperparameterError) as error:
         data.open("validation")
     assert str(error.value) == (
@@ -281,7 +282,7 @@ def test_another_kind_of_file_is_an_error(tmp_path: Path, content: bytes) -> Non
 
 
 def test_arrays_of_other_names_are_an_error(tmp_path: Path) -> None:
-    files = pictures.write_npz(tmp_path, 3)
+    files = image_files.write_npz(tmp_path, 3)
     assert _error(files=files, image_key="images") == (
         f"data.files: expected arrays 'images' and 'y'; received {files}, which has x, "
         "y. Others are named by data.image_key and data.label_key."
@@ -324,7 +325,7 @@ def test_whole_numbers_of_any_type_are_labels(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("write", "first_label"),
-    [(pictures.write_npz, 0), (pictures.write_folders, 1)],
+    [(image_files.write_npz, 0), (image_files.write_folders, 1)],
 )
 def test_files_say_how_many_classes_there_are(
     write, first_label: int, tmp_path: Path
@@ -335,7 +336,7 @@ def test_files_say_how_many_classes_there_are(
 
 
 def test_another_number_of_classes_than_folders_is_an_error(tmp_path: Path) -> None:
-    files = pictures.write_folders(tmp_path, 30)
+    files = image_files.write_folders(tmp_path, 30)
     assert _error(files=files, classes=10) == (
         f"data.classes: expected 3, the number of folders in {files} (a, b, c); "
         "received 10. Leave it out."
@@ -343,14 +344,14 @@ def test_another_number_of_classes_than_folders_is_an_error(tmp_path: Path) -> N
 
 
 def test_one_folder_is_an_error(tmp_path: Path) -> None:
-    files = pictures.write_folders(tmp_path, 1)
+    files = image_files.write_folders(tmp_path, 1)
     assert _error(files=files).startswith(
         "data.files: expected images in at least 2 folders, one for each class; "
     )
 
 
 def test_classes_of_files_that_do_not_say_them_are_asked_for(tmp_path: Path) -> None:
-    files = pictures.write_tfrecords(tmp_path, 30)
+    files = image_files.write_tfrecords(tmp_path, 30)
     assert _error(files=files).startswith("data.classes: expected the number of cl")
 
 
@@ -362,7 +363,7 @@ def test_a_name_is_of_the_record_that_was_read() -> None:
 
 
 def test_labels_outside_the_classes_are_an_error(tmp_path: Path) -> None:
-    files = pictures.write_npz(tmp_path, 30)
+    files = image_files.write_npz(tmp_path, 30)
     words = _error(files=files, shape=SHAPE, classes=2, first_label=7)
     assert words.startswith("data.max_bad_records: expected at most 10 bad records;")
     assert (

@@ -12,11 +12,11 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests.helpers.stacks import dropped, normalised
+from tests.helpers.layer_stacks import dropped, normalised
 from tfgpipe import schedules
 from tfgpipe._util import counts
 from tfgpipe.capture import tracer
-from tfgpipe.capture.interpreter import Wire
+from tfgpipe.capture.interpreter import TensorKey
 from tfgpipe.partition import costs
 from tfgpipe.partition.profiles import QUANTITIES
 from tfgpipe.simulation import simulator
@@ -87,7 +87,7 @@ def test_no_other_cut_is_better(balance, num_stages):
 
 def recut(made, cut):
     """Returns a plan that is cut elsewhere, without tracing again."""
-    return dataclasses.replace(made, counts=tuple(cut))
+    return dataclasses.replace(made, calls_per_stage=tuple(cut))
 
 
 def cuts(num_calls, num_stages):
@@ -98,7 +98,7 @@ def cuts(num_calls, num_stages):
 def test_time_is_measured_layer_by_layer():
     stack = [Sleeps(ms, name=f"sleeps_{ms}") for ms in (4, 12, 4, 4, 4)]
     best = plan(stack, balance="time", num_stages=3, remat="none")
-    assert best.counts == (1, 1, 3)
+    assert best.calls_per_stage == (1, 1, 3)
     # Twice each, forward and backward; sleeping takes longer than asked, not less.
     seconds = [stage.cost for stage in best.stages]
     np.testing.assert_array_less([0.007, 0.022, 0.022], seconds)
@@ -128,12 +128,12 @@ def test_memory_counts_weights_gradients_slots_and_activations():
     # Each layer's output is kept, four times three rows of eight; the second stage also
     # keeps what it receives.
     outputs = 4 * 3 * 8 * 4
-    assert [stage.memory for stage in best.stages] == [
+    assert [stage.memory_bytes for stage in best.stages] == [
         3 * weights[0] + outputs,
         3 * weights[1] + outputs + outputs,
     ]
     stage = plan(dense(8, 8), balance="memory", remat="stage", num_slots=1).stages[1]
-    assert stage.memory == 3 * weights[1] + outputs + outputs / 4
+    assert stage.memory_bytes == 3 * weights[1] + outputs + outputs / 4
 
 
 @pytest.mark.parametrize(
@@ -169,9 +169,11 @@ def test_memory_is_of_the_microbatches_that_the_schedule_has_in_flight(schedule,
     late = [1, 2, 3] if schedule == "zero_bubble" else [1] * K
     for k, stage in enumerate(best.stages):
         if remat == "none":
-            assert stage.memory == state[k] + flight[k] * (arrived[k] + kept)
+            assert stage.memory_bytes == state[k] + flight[k] * (arrived[k] + kept)
         else:
-            assert stage.memory == state[k] + flight[k] * arrived[k] + late[k] * kept
+            assert (
+                stage.memory_bytes == state[k] + flight[k] * arrived[k] + late[k] * kept
+            )
 
 
 @pytest.mark.parametrize(
@@ -204,13 +206,15 @@ def test_stages_that_share_a_device_share_its_memory(remat):
     assert len(next(iter(each.values()))) == 2
     assert max(best.device_bytes) == min(needs.values())
     free = plan(stack, balance="params", **arguments)
-    limit = (needs[free.counts] + min(needs.values())) / 2
+    limit = (needs[free.calls_per_stage] + min(needs.values())) / 2
     within = plan(stack, balance="params", memory_limit=limit, **arguments)
-    assert needs[within.counts] <= limit
+    assert needs[within.calls_per_stage] <= limit
     with pytest.raises(ValueError, match="4 stages on 2 devices was found that stays"):
         plan(stack, memory_limit=min(needs.values()) - 1, **arguments)
-    with pytest.raises(ValueError, match=f"needs {needs[free.counts]:,.0f} bytes on"):
-        plan(stack, balance=free.counts, memory_limit=limit, **arguments)
+    with pytest.raises(
+        ValueError, match=f"needs {needs[free.calls_per_stage]:,.0f} bytes on"
+    ):
+        plan(stack, balance=free.calls_per_stage, memory_limit=limit, **arguments)
 
 
 def test_a_model_keeps_the_limit_of_its_own_schedule():
@@ -238,7 +242,7 @@ def test_a_model_keeps_the_limit_of_its_own_schedule():
         model("gpipe", limit)
     shared = {"num_stages": 4, "devices": ["CPU:0", "CPU:1"]}
     plan = model("interleaved", 1e9, **shared).pipelined.plan(batch_size=32)
-    most = max(stage.memory for stage in plan.stages)
+    most = max(stage.memory_bytes for stage in plan.stages)
     with pytest.raises(ValueError, match="4 stages on 2 devices"):
         model("interleaved", 1.5 * most, **shared)
 
@@ -246,16 +250,16 @@ def test_a_model_keeps_the_limit_of_its_own_schedule():
 @pytest.mark.parametrize("remat", ["none", "stage", "layer"])
 def test_what_is_recomputed_is_what_a_traced_backward_computes_again(remat):
     stack = [layers.Dense(5, activation="tanh") for _ in range(4)]
-    recorded = tracer.from_layers(stack, keras.Input((5,)), {})
-    part = recorded.network.part(slice(0, 4))
+    recorded = tracer.capture_layers(stack, keras.Input((5,)), {})
+    part = recorded.graph.segment(slice(0, 4))
     mode = StageOptions(remat=remat)
     traced = Stage(0, part, StageCache()).traced(
-        {Wire(0): tf.TensorSpec((3, 5), tf.float32)}, mode
+        {TensorKey(0): tf.TensorSpec((3, 5), tf.float32)}, mode
     )
-    programs = traced.saving if remat == "none" else traced.recomputing
+    programs = traced.without_remat if remat == "none" else traced.with_remat
     operations = programs.backward.function.graph.get_operations()
     products = sum(op.type == "MatMul" for op in operations)
-    again = simulator.recomputed(remat, 4)
+    again = simulator.recompute_counts(remat, 4)
     assert products == sum(again) + 2 * 4  # Two for the gradients of each layer.
     planned = plan(stack, balance=[4], num_stages=1, remat=remat).stages[0]
     without = plan(stack, balance=[4], num_stages=1, remat="none").stages[0]
@@ -271,14 +275,14 @@ def test_of_equally_good_cuts_the_one_that_sends_least_is_taken():
     stack.pop(1)
     x = np.zeros((4, 9, 4), np.float32)
     best = plan(stack, sample=x)
-    assert best.stages[1].received == 4 * 4
-    assert best.counts in {(3, 2), (4, 1)}
+    assert best.stages[1].received_bytes == 4 * 4
+    assert best.calls_per_stage in {(3, 2), (4, 1)}
 
 
 def test_a_skip_is_received_by_the_stage_that_reads_it():
     best = plan(with_skip(), balance=[1, 1, 1, 2], sample=None, num_stages=4)
     row = 4 * 8  # Bytes a feature of a microbatch of 32 / 4 rows.
-    assert [stage.received for stage in best.stages] == [
+    assert [stage.received_bytes for stage in best.stages] == [
         0,
         6 * row,
         60 * row,
@@ -296,7 +300,7 @@ def test_all_uses_of_a_layer_that_a_step_changes_are_in_one_stage():
     norm = layers.BatchNormalization()
     stack = [norm, layers.Dense(5), norm, layers.Dense(5), layers.Dense(5)]
     for balance in QUANTITIES:
-        assert plan(stack, balance=balance).counts[0] >= 3
+        assert plan(stack, balance=balance).calls_per_stage[0] >= 3
     words = (
         "num_stages=4 .* most 3 stages.*moving_mean', which.* one stage: 'batch_norm"
     )
@@ -346,7 +350,7 @@ def test_each_layer_is_measured_on_what_the_one_before_gives():
     stack = [layers.Embedding(5, 2), Sees(), layers.Flatten(), layers.Dense(3)]
     model = keras.Sequential([keras.Input((3,), dtype="int32"), *stack])
     best = plan(model, balance="time", sample=ids, num_microbatches=2)
-    assert sum(best.counts) == 4
+    assert sum(best.calls_per_stage) == 4
     for x in seen:
         np.testing.assert_array_equal(x, stack[0].embeddings.numpy()[ids[:2]])
 
@@ -385,7 +389,7 @@ def test_measured_times_move_layers_to_the_faster_stage():
     before = plan(dense(*[5] * 8), balance=[4, 4])
     after = before.rebalance(measured=[0.3, 0.1])
     # Layers of 0.3 / 4 and of 0.1 / 4: three of the first weigh 0.225 of 0.4.
-    assert after.counts == (3, 5)
+    assert after.calls_per_stage == (3, 5)
     assert [stage.cost for stage in after.stages] == pytest.approx([0.225, 0.175])
     assert "balanced by measured stage times" in str(after)
 
@@ -469,7 +473,7 @@ def test_a_model_cut_anew_still_saves_and_loads(tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded(X), model(X))
-    assert [len(s.part.calls) for s in loaded.layers[0].stages] == [1, 4]
+    assert [len(s.segment.calls) for s in loaded.layers[0].stages] == [1, 4]
     path = tf.train.Checkpoint(model=model).save(str(tmp_path / "checkpoint"))
     for variable in loaded.weights:
         variable.assign(variable + 1.0)
@@ -481,7 +485,7 @@ def test_a_model_cut_anew_still_saves_and_loads(tmp_path):
 def test_the_plan_of_a_pipeline_is_that_of_its_cut():
     layer = tfgpipe.PipelinedLayer(dense(5, 5, 5), balance=[1, 2], num_microbatches=4)
     layer.build((None, 5))
-    assert layer.plan().counts == (1, 2)
+    assert layer.plan().calls_per_stage == (1, 2)
     assert layer.plan().profile.rows == 8  # Of 32, where the batch is not known.
     assert layer.plan(sample=X).profile.rows == 3
 
@@ -491,16 +495,16 @@ def test_the_plan_of_a_pipeline_is_that_of_its_cut():
 
 @pytest.mark.parametrize("balance", ["params", "memory"])
 def test_a_limit_that_nothing_satisfies_says_by_how_much(balance):
-    need = max(s.memory for s in plan(dense(8, 8, 8), balance="memory").stages)
+    need = max(s.memory_bytes for s in plan(dense(8, 8, 8), balance="memory").stages)
     words = rf"limit=100 bytes; the least.*is {need:,.0f} bytes, {need - 100:,.0f} byte"
     with pytest.raises(ValueError, match=words):
         plan(dense(8, 8, 8), balance=balance, memory_limit=100)
     within = plan(dense(8, 8, 8), balance=balance, memory_limit=need)
-    assert max(s.memory for s in within.stages) <= need
+    assert max(s.memory_bytes for s in within.stages) <= need
 
 
 def test_a_given_cut_that_passes_the_limit_says_by_how_much():
-    need = max(s.memory for s in plan(dense(8, 8, 8), balance=[2, 1]).stages)
+    need = max(s.memory_bytes for s in plan(dense(8, 8, 8), balance=[2, 1]).stages)
     words = f"needs {need:,.0f} bytes on one device, {need - 100:,.0f} more than"
     with pytest.raises(ValueError, match=words):
         plan(dense(8, 8, 8), balance=[2, 1], memory_limit=100)
@@ -627,7 +631,7 @@ def test_a_size_that_is_not_known_asks_for_a_sample():
     with pytest.raises(ValueError, match=words):
         plan(model, sample=None)
     x = np.zeros((4, 7, 4), np.float32)
-    assert plan(model, sample=x).counts == (1, 1)
+    assert plan(model, sample=x).calls_per_stage == (1, 1)
 
 
 @pytest.mark.parametrize("measured", [[1.0], [1.0, 0.0], [1.0, -1.0, 2.0]])
@@ -654,21 +658,23 @@ def test_recut_wants_a_model_of_one_pipeline():
 
 def test_equal_layers_are_measured_once(monkeypatch):
     measured = []
-    fastest = costs._fastest
+    fastest = costs._min_seconds
 
     def counted(function, *args):
         measured.append(function)
         return fastest(function, *args)
 
-    monkeypatch.setattr(costs, "_fastest", counted)
+    monkeypatch.setattr(costs, "_min_seconds", counted)
     stack = [layers.Dense(5) for _ in range(6)]
-    recorded = tracer.from_layers(stack, keras.KerasTensor((3, 5)), {})
-    traced = costs.TracedParts(
-        recorded.network,
+    recorded = tracer.capture_layers(stack, keras.KerasTensor((3, 5)), {})
+    traced = costs.SegmentProfiler(
+        recorded.graph,
         counts.stage_spans([1] * 6),
-        {Wire(0): tf.TensorSpec((3, 5))},
+        {TensorKey(0): tf.TensorSpec((3, 5))},
     )
-    work = traced.seconds({Wire(0): tf.ones((3, 5))}, "CPU:0", lambda count: None)
+    work = traced.measure_seconds(
+        {TensorKey(0): tf.ones((3, 5))}, "CPU:0", lambda count: None
+    )
     assert len(set(work)) == 1
     assert len(measured) == 1 + 2  # A call by itself, a forward, a backward.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.forks import interpret
+from tests.helpers.subprocesses import interpret
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,7 +55,7 @@ PURE = (
     "_compat.backend",
     "_compat.native_logging",
     "_util.counts",
-    "_util.crash",
+    "_util.crash_report",
     "_util.lazy",
     "_util.text",
     "capture.ir",
@@ -69,7 +69,7 @@ PURE = (
     "schedules.named",
     "schedules.schedule",
     "simulation",
-    "simulation.perfetto",
+    "simulation.chrome_trace",
     "simulation.simulator",
     "simulation.timeline",
 )

@@ -12,7 +12,7 @@ import pytest
 import setuptools  # Before distutils, which it replaces.
 
 import tfgpipe
-from tests.helpers.forks import interpret
+from tests.helpers.subprocesses import interpret
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from tests.helpers.stacks import Stack
+from tests.helpers.layer_stacks import Stack
 from tfgpipe import quantization
 
 layers = keras.layers

@@ -184,7 +184,7 @@ def test_weights_are_quantized_once_a_step(num_microbatches, remat):
     compare.run(layer, x.numpy())
     stage = layer.stages[1]
     (traced,) = [t for known in stage._traced.values() for t in known.values()]
-    programs = traced.saving if remat == "none" else traced.recomputing
+    programs = traced.without_remat if remat == "none" else traced.with_remat
     for program in (programs.forward, programs.backward):
         shapes = [
             tuple(op.inputs[0].shape)

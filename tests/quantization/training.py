@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfgpipe
-from tests.helpers import compare, steps
+from tests.helpers import compare, train_steps
 from tests.quantization.stacks import STACKS
 from tfgpipe import quantization
 from tfgpipe.capture import dtype_policies
@@ -78,7 +78,7 @@ def assert_trains_as_alone(
         policy: The dtype policy that all is made under.
         num_stages: K, of two layers each.
     """
-    with dtype_policies.made_under(policy):
+    with dtype_policies.default_policy_scope(policy):
         chosen = STACKS["dense"]
         plain, pipelined = (
             tfgpipe.PipelinedModel(
@@ -99,8 +99,11 @@ def assert_trains_as_alone(
         pipelined.build((None, *chosen.shape))
         compare.copy_state(plain, pipelined)
         for model in (plain, pipelined):
-            model.compile(steps.Keeps(), "mse")
-        expected, received = steps.train(plain, x, y), steps.train(pipelined, x, y)
+            model.compile(train_steps.Keeps(), "mse")
+        expected, received = (
+            train_steps.train(plain, x, y),
+            train_steps.train(pipelined, x, y),
+        )
     # In half precision each microbatch rounds its gradient, to 2^-8 or 2^-11.
     rtol = {"float32": 1e-5, "mixed_bfloat16": 2e-2, "mixed_float16": 2e-3}[policy]
     np.testing.assert_allclose(received.logs["loss"], expected.logs["loss"], rtol)
@@ -122,7 +125,7 @@ def assert_saved_and_loaded(name: str, policy: str, folder: Path) -> None:
         policy: The dtype policy that all is made under.
         folder: Where the file is written.
     """
-    with dtype_policies.made_under(policy):
+    with dtype_policies.default_policy_scope(policy):
         chosen = STACKS[name]
         model = compare.pipelined_model(
             lambda: quantization.apply(

@@ -101,7 +101,7 @@ def test_a_summary_of_a_graph_tells_what_each_layer_reads():
     assert list(rows) == [
         *("i", "shared", "i0", "i1", "own", "└ first", "└ second", "last")
     ]
-    stages = [stage.index for stage in model.stages for _ in stage.part.calls]
+    stages = [stage.index for stage in model.stages for _ in stage.segment.calls]
     of_shared = sorted({stages[0], stages[4]})
     assert rows["shared"] == [
         ", ".join(map(str, of_shared)),

@@ -6,7 +6,7 @@ import keras
 import pytest
 
 import tfgpipe
-from tests.helpers.columns import Columns
+from tests.helpers.sharded_dense import Columns
 from tfgpipe.report import tables
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.helpers.criteria import (
+from tests.helpers.custom_losses import (
     KINDS,
     Loss,
     built,
@@ -34,7 +34,7 @@ def kind(loss, target=(3,), output=(3,), dtypes=("float64", "float64")):
     pairs = zip((target, output), dtypes, strict=True)
     given = [tf.TensorSpec([None, *shape], dtype) for shape, dtype in pairs]
     of.losses.build(*given)
-    return loss_probes.kinds_of(of, *given)[0]
+    return loss_probes.probe_reductions(of, *given)[0]
 
 
 @pytest.mark.parametrize("function", KINDS)
@@ -148,7 +148,7 @@ def of_the_whole(metrics, shape=(3,), dtype="float64", **arguments):
     of = compiled("mse", metrics=metrics, **arguments)
     built(of, tf.ones((2, *shape), dtype), tf.ones((2, *shape), "float64"))
     given = (tf.TensorSpec([None, *shape], d) for d in (dtype, "float64"))
-    return loss_probes.metrics_of_the_whole(of, *given)
+    return loss_probes.full_batch_metrics(of, *given)
 
 
 def distance(y, p):
@@ -200,7 +200,7 @@ def test_a_metric_of_what_is_there_needs_it(dtype):
 def test_trying_metrics_leaves_them_as_they_are():
     of = compiled("mse", metrics=["mae"])
     built(of, tf.ones((2, 3)), tf.ones((2, 3)))
-    loss_probes.metrics_of_the_whole(of, *(tf.TensorSpec([None, 3]) for _ in range(2)))
+    loss_probes.full_batch_metrics(of, *(tf.TensorSpec([None, 3]) for _ in range(2)))
     assert not any(np.any(v) for v in of.variables)
 
 
@@ -211,4 +211,4 @@ def test_a_metric_that_cannot_be_tried_is_named_in_a_warning(error):
     given = (tf.TensorSpec([None, 3], d) for d in ("int32", "float64"))
     words = r"Whether each metric can be updated.*Received 'picky' \(.*compare them"
     with pytest.warns(UserWarning, match=words):
-        assert loss_probes.metrics_of_the_whole(of, *given) == {}
+        assert loss_probes.full_batch_metrics(of, *given) == {}

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.helpers import compare, pairs
-from tests.helpers.criteria import (
+from tests.helpers import compare, pairwise
+from tests.helpers.custom_losses import (
     KINDS,
     Loss,
     built,
@@ -51,8 +51,8 @@ def cut(structure, sizes):
 
 def in_microbatches(of, targets, outputs, weights, sizes):
     """Returns the total, and each loss that is tracked, as a pipeline takes them."""
-    kinds = loss_probes.kinds_of(of, specs(targets), specs(outputs))
-    head = losses.Head(of, kinds)
+    kinds = loss_probes.probe_reductions(of, specs(targets), specs(outputs))
+    head = losses.LossHead(of, kinds)
     given = (targets, outputs, weights)
     zeros = tf.zeros([len(kinds)], tf.float64)
     masked = head(*next(cut(given, sizes)), zeros)[2]
@@ -89,7 +89,7 @@ FUNCTIONS = {"function": KINDS, "reduction": REDUCTIONS, "sizes": SIZES.values()
 
 @pytest.mark.parametrize(
     ",".join(FUNCTIONS),
-    pairs.all_pairs({name: [*values] for name, values in FUNCTIONS.items()}),
+    pairwise.all_pairs({name: [*values] for name, values in FUNCTIONS.items()}),
 )
 def test_any_function_under_any_reduction(function, reduction, sizes):
     of = compiled(Loss(function, reduction))
@@ -126,7 +126,7 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize(",".join(COUNTS), pairs.all_pairs(COUNTS), ids=str)
+@pytest.mark.parametrize(",".join(COUNTS), pairwise.all_pairs(COUNTS), ids=str)
 def test_what_counts(reduction, mask, ignored, weights, sizes):
     """Masks on predictions, classes that are left out, weights, or all of these."""
     loss = keras.losses.SparseCategoricalCrossentropy(
@@ -179,7 +179,9 @@ def test_the_gradient_goes_through_the_total_alone():
     targets = {name: double(ROWS, 3) for name in "ab"}
     outputs = {name: double(ROWS, 3, seed=1) for name in "ab"}
     built(of, targets, outputs)
-    head = losses.Head(of, loss_probes.kinds_of(of, specs(targets), specs(outputs)))
+    head = losses.LossHead(
+        of, loss_probes.probe_reductions(of, specs(targets), specs(outputs))
+    )
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(outputs)
         total, parts, _ = head(targets, outputs, None, tf.ones([2], tf.float64))

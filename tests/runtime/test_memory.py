@@ -8,9 +8,9 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.helpers.forks import interpret
+from tests.helpers.subprocesses import interpret
 from tfgpipe.capture import tracer
-from tfgpipe.capture.interpreter import Wire
+from tfgpipe.capture.interpreter import TensorKey
 from tfgpipe.stage.options import StageOptions
 from tfgpipe.stage.stage import Stage, StageCache
 
@@ -69,19 +69,19 @@ def test_rematerialisation_at_least_halves_peak_memory():
 
 def make_stage() -> Stage:
     layers = [keras.layers.Dense(4, activation="gelu") for _ in range(3)]
-    recorded = tracer.from_layers(layers, keras.KerasTensor((2, 4)), {})
-    return Stage(0, recorded.network.part(slice(0, 3)), StageCache())
+    recorded = tracer.capture_layers(layers, keras.KerasTensor((2, 4)), {})
+    return Stage(0, recorded.graph.segment(slice(0, 3)), StageCache())
 
 
 def traced(*, per_layer: bool = False):
     mode = StageOptions(remat="layer" if per_layer else "stage")
-    return make_stage().traced({Wire(0): tf.TensorSpec([2, 4])}, mode)
+    return make_stage().traced({TensorKey(0): tf.TensorSpec([2, 4])}, mode)
 
 
 @pytest.mark.parametrize("per_layer", [False, True])
 def test_a_recomputing_forward_hands_on_its_output_and_nothing_else(per_layer):
     stage = traced(per_layer=per_layer)
-    forward, backward = stage.recomputing.forward, stage.recomputing.backward
+    forward, backward = stage.with_remat.forward, stage.with_remat.backward
     assert forward.fetches == stage.trace.forward.outputs
     # The backward starts from the stage's input, not from anything the forward made.
     assert set(stage.trace.given.inputs) < set(backward.feeds)
@@ -90,7 +90,7 @@ def test_a_recomputing_forward_hands_on_its_output_and_nothing_else(per_layer):
 
 def test_a_saving_forward_keeps_what_spares_the_backward_every_matrix_product():
     stage = traced()
-    forward, backward = stage.saving.forward, stage.saving.backward
+    forward, backward = stage.without_remat.forward, stage.without_remat.backward
     assert len(forward.fetches) > len(stage.trace.forward.outputs)
 
     def products(program) -> int:
@@ -99,7 +99,7 @@ def test_a_saving_forward_keeps_what_spares_the_backward_every_matrix_product():
 
     assert products(forward) == 3
     assert products(backward) == 6
-    assert products(stage.recomputing.backward) == 9  # The three forwards again.
+    assert products(stage.with_remat.backward) == 9  # The three forwards again.
 
 
 def test_accumulation_holds_one_buffer_a_weight():

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests.helpers.logs import LOG, Logs
+from tests.helpers.recording_layer import LOG, Logs
 from tfgpipe import schedules
 from tfgpipe.stage.options import REMAT_MODES
 

@@ -26,10 +26,12 @@ class Clock:
         return self.now
 
 
-def told(stream: io.StringIO, *seconds: float, number: int = 1) -> progress.Progress:
+def told(
+    stream: io.StringIO, *seconds: float, number: int = 1
+) -> progress.ProgressLine:
     """Returns progress on the first of three, asked at these times."""
     clock = Clock()
-    made = progress.Progress(
+    made = progress.ProgressLine(
         "tracing stage", "traced 3 stages", 3, clock=clock, stream=stream
     )
     made.begin(number)
@@ -72,7 +74,7 @@ def test_a_file_gets_a_line_every_ten_seconds():
 
 def test_nothing_is_told_before_any_work_begins():
     stream = Terminal()
-    made = progress.Progress("tracing stage", "traced", 3, stream=stream)
+    made = progress.ProgressLine("tracing stage", "traced", 3, stream=stream)
     made.tick()
     made.end()
     assert not stream.getvalue()
@@ -81,13 +83,13 @@ def test_nothing_is_told_before_any_work_begins():
 def train(monkeypatch, capsys) -> str:
     """Trains a pipeline as if each stage took long to trace."""
     monkeypatch.setattr(progress, "_DELAY", 0.0)
-    begin = progress.Progress.begin
+    begin = progress.ProgressLine.begin
 
     def slow(self, number):
         begin(self, number)
         self.tick()
 
-    monkeypatch.setattr(progress.Progress, "begin", slow)
+    monkeypatch.setattr(progress.ProgressLine, "begin", slow)
     stack = [keras.layers.Dense(3), keras.layers.Dense(4, activation="relu")]
     layer = tfgpipe.PipelinedLayer(stack, num_stages=2, num_microbatches=2)
     x = np.ones((4, 3), "float32")

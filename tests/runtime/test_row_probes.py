@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests.helpers.stacks import STACKS, ResidualBlock
+from tests.helpers.layer_stacks import STACKS, ResidualBlock
 
 ops = keras.ops
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare
-from tests.helpers.stacks import STACKS
+from tests.helpers.layer_stacks import STACKS
 from tfgpipe.stage.options import REMAT_MODES
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tfgpipe import pipelined_model, schedules
-from tfgpipe.runtime.timer import Recorder, timeline
+from tfgpipe.runtime.timer import TimingRecorder, make_timeline
 from tfgpipe.schedules.schedule import Action
 from tfgpipe.simulation.timeline import Timeline
 
@@ -38,7 +38,7 @@ def recorded(schedule: str, *, remat: str = "none", rows: int = 8) -> Timeline:
         devices=["CPU:0", "CPU:1"],
     )
     model.compile("sgd", "mse")
-    model.recorder = Recorder()
+    model.recorder = TimingRecorder()
     x = np.ones((rows, 4), "float32")
     for _ in range(2):
         model.train_on_batch(x, x)
@@ -110,7 +110,9 @@ def test_steps_of_fewer_rows_are_read_with_actions_of_their_own():
 
 
 def test_a_process_that_has_not_the_first_replica_reads_its_own(monkeypatch):
-    monkeypatch.setattr(pipelined_model.replica_context, "current_replica", lambda: 1)
+    monkeypatch.setattr(
+        pipelined_model.replica_context, "static_replica_index", lambda: 1
+    )
     model = small()
     x = np.ones((8, 4), "float32")
     model.train_on_batch(x, x)
@@ -125,7 +127,7 @@ def small() -> tfgpipe.PipelinedModel:
         remat="none",
     )
     model.compile("sgd", "mse")
-    model.recorder = Recorder()
+    model.recorder = TimingRecorder()
     return model
 
 
@@ -133,7 +135,7 @@ def test_readings_become_spans_that_start_at_zero_and_do_not_overlap():
     schedule = schedules.gpipe(1, 1)
     actions = {Action("forward", 0, 0): False, Action("backward", 0, 0): True}
     readings = np.array([[100.0, 102.0], [101.0, 107.0]])
-    spans = timeline(schedule, actions, readings).spans
+    spans = make_timeline(schedule, actions, readings).spans
     assert [(s.kind, s.start, s.end) for s in spans] == [
         ("forward", 0, 2),
         ("recompute", 2, 4),
@@ -143,7 +145,7 @@ def test_readings_become_spans_that_start_at_zero_and_do_not_overlap():
 
 def test_a_recorder_without_a_step_says_so():
     with pytest.raises(RuntimeError, match="No step has been timed yet"):
-        Recorder().timeline(schedules.gpipe(1, 1))
+        TimingRecorder().timeline(schedules.gpipe(1, 1))
 
 
 def test_an_untimed_step_reads_no_clock():
@@ -153,7 +155,7 @@ def test_an_untimed_step_reads_no_clock():
     model.compile("sgd", "mse")
     x = tf.ones((4, 2))
     plain = tf.function(model.train_step, autograph=False)
-    model.recorder = Recorder()
+    model.recorder = TimingRecorder()
     timed = tf.function(model.train_step, autograph=False)
 
     def readings(step) -> int:

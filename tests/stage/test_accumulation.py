@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests.helpers import compare, pairs, steps
+from tests.helpers import compare, pairwise, train_steps
 from tests.stage.test_functions import traced
-from tfgpipe.stage.accumulation import Sums
+from tfgpipe.stage.accumulation import GradientAccumulation
 from tfgpipe.stage.options import StageOptions
 
 layers = keras.layers
@@ -28,7 +28,7 @@ def wide(units=16):
 
 def sums(trace, num_microbatches, *, puts_off=True):
     platform = "cpu" if puts_off else "gpu"
-    return Sums(
+    return GradientAccumulation(
         trace, StageOptions(platform=platform, num_microbatches=num_microbatches)
     )
 
@@ -63,7 +63,7 @@ def microbatch(trace, seed):
 FORMS = {"M": (1, 2, 3, None), "puts_off": (False, True), "graph": (False, True)}
 
 
-@pytest.mark.parametrize(",".join(FORMS), pairs.all_pairs(FORMS))
+@pytest.mark.parametrize(",".join(FORMS), pairwise.all_pairs(FORMS))
 def test_all_forms_give_the_sum_of_the_gradients(M, puts_off, graph):
     trace = wide()
     summed = sums(trace, M, puts_off=puts_off)
@@ -72,8 +72,8 @@ def test_all_forms_give_the_sum_of_the_gradients(M, puts_off, graph):
     def total():
         results = summed.begin()
         for values, _ in given:
-            results = summed.add(results, {n: values[n] for n in summed.names})
-        return summed.end(results)
+            results = summed.add(results, {n: values[n] for n in summed.addend_names})
+        return summed.finalize(results)
 
     received = tf.function(total)() if graph else total()
     expected = [sum(some) for some in zip(*(g for _, g in given), strict=True)]
@@ -86,7 +86,7 @@ def test_a_microbatch_without_rows_changes_no_sum():
     trace = wide()
     for M in (1, 2):
         summed = sums(trace, M, puts_off=False)
-        for total in summed.keep(summed.begin()):
+        for total in summed.skip_empty(summed.begin()):
             assert not np.any(total)
 
 
@@ -131,10 +131,12 @@ def test_a_regularised_weight_is_put_off_by_its_product_alone():
     plain(x), pipelined(x)
     compare.copy_state(plain, pipelined)
     for model in (plain, pipelined):
-        model.compile(steps.Keeps(), "mse")
-    expected, received = (steps.train(model, x, y) for model in (plain, pipelined))
+        model.compile(train_steps.Keeps(), "mse")
+    expected, received = (
+        train_steps.train(model, x, y) for model in (plain, pipelined)
+    )
     rtol, atol = compare.TOLERANCES["float32"]
-    steps.assert_same(expected, received, rtol=rtol, atol=atol)
+    train_steps.assert_same(expected, received, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests.helpers import compare, steps
+from tests.helpers import compare, train_steps
 from tests.helpers.identity import Crosses
 from tests.helpers.zoo import floats, padded_ids
 from tfgpipe import schedules
 from tfgpipe._util import sizes
-from tfgpipe.stage.boundary import TRANSFER_DTYPES, Transfer
+from tfgpipe.stage.boundary import TRANSFER_DTYPES, BoundaryCodec
 
 layers = keras.layers
 CHOICES = TRANSFER_DTYPES[1:]
@@ -94,10 +94,10 @@ def test_a_step_of_any_schedule_is_that_of_layers_at_the_boundaries(
     x, y = floats(7, 5).astype("float64"), floats(7, 3, seed=2).astype("float64")
     done = []
     for model in models:
-        model.compile(steps.Keeps(), loss="mse", metrics=["mae"])
-        done.append(steps.train(model, x, y, unknown=model is models[1]))
+        model.compile(train_steps.Keeps(), loss="mse", metrics=["mae"])
+        done.append(train_steps.train(model, x, y, unknown=model is models[1]))
     assert any(np.any(g) for g in done[0].gradients.values())
-    steps.assert_same(*done, rtol=RTOL, atol=ATOL)
+    train_steps.assert_same(*done, rtol=RTOL, atol=ATOL)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
@@ -106,12 +106,14 @@ def test_microbatches_without_rows(schedule, floatx):
     x, y = np.ones((2, 5)), np.ones((2, 3))
     for transfer_dtype in CHOICES:
         plain, pipelined = twins(transfer_dtype, num_microbatches=4, schedule=schedule)
-        one_by_one = steps.InMicrobatches(plain, 2)
+        one_by_one = train_steps.InMicrobatches(plain, 2)
         one_by_one(x)
         for model in (one_by_one, pipelined):
-            model.compile(steps.Keeps(), loss="mse", run_eagerly=model is one_by_one)
-        expected = steps.train(one_by_one, x, y)
-        received = steps.train(pipelined, x, y, unknown=True)
+            model.compile(
+                train_steps.Keeps(), loss="mse", run_eagerly=model is one_by_one
+            )
+        expected = train_steps.train(one_by_one, x, y)
+        received = train_steps.train(pipelined, x, y, unknown=True)
         for a, b in zip(
             expected.gradients.values(), received.gradients.values(), strict=True
         ):
@@ -178,9 +180,9 @@ def test_outputs_are_never_compressed_nor_is_the_loss_taken_of_less(
     y = [np.ones((6, 6)), np.ones((6, 3))]
     done = []
     for model in models:
-        model.compile(steps.Keeps(), loss=["mse", "mae"])
-        done.append(steps.train(model, x, y))
-    steps.assert_same(*done, rtol=RTOL, atol=ATOL)
+        model.compile(train_steps.Keeps(), loss=["mse", "mae"])
+        done.append(train_steps.train(model, x, y))
+    train_steps.assert_same(*done, rtol=RTOL, atol=ATOL)
 
 
 def test_no_compression_is_the_default_and_changes_nothing():
@@ -269,11 +271,11 @@ SHAPES = [(3, 4), (2, 3, 5), (1, 1), (0, 4), (0, 0), (7,)]
 
 def there(transfer_dtype, x):
     """Returns what arrives of a value."""
-    transfer, x = Transfer(transfer_dtype), tf.convert_to_tensor(x)
+    transfer, x = BoundaryCodec(transfer_dtype), tf.convert_to_tensor(x)
     spec = tf.TensorSpec(x.shape, x.dtype)
-    if not transfer.packs(0, spec):
+    if not transfer.compresses(0, spec):
         return x
-    return transfer.unpack(transfer.pack(x), spec)
+    return transfer.decode(transfer.encode(x), spec)
 
 
 @pytest.mark.parametrize("transfer_dtype", TRANSFER_DTYPES)
@@ -281,11 +283,11 @@ def test_bytes_are_those_sent_and_what_arrives_is_near(transfer_dtype):
     dtypes = ("float16", "bfloat16", "float32", "float64")
     for shape, dtype in itertools.product(SHAPES, dtypes):
         x = tf.cast(np.random.default_rng(0).standard_normal(shape), dtype)
-        transfer, spec = Transfer(transfer_dtype), tf.TensorSpec(shape, dtype)
-        sent = transfer.pack(x) if transfer.packs(0, spec) else [x]
+        transfer, spec = BoundaryCodec(transfer_dtype), tf.TensorSpec(shape, dtype)
+        sent = transfer.encode(x) if transfer.compresses(0, spec) else [x]
         if 0 not in shape:
             total = sum(map(sizes.num_bytes, sent))
-            assert transfer.sizes({0: spec}) == {0: total}
+            assert transfer.encoded_bytes({0: spec}) == {0: total}
         arrived = there(transfer_dtype, x)
         assert (arrived.dtype, arrived.shape) == (x.dtype, x.shape)
         largest = np.max(np.abs(np.float64(x)), initial=0.0)
@@ -316,14 +318,14 @@ def test_nothing_but_zeros_arrives_as_zeros(transfer_dtype):
 @pytest.mark.parametrize("transfer_dtype", ["int8", "int8_channel"])
 def test_no_rows_have_scales_that_are_numbers(transfer_dtype):
     for shape in ((0, 4), (0, 0), (0, 3, 4)):
-        _, scale = Transfer(transfer_dtype).pack(tf.zeros(shape))
+        _, scale = BoundaryCodec(transfer_dtype).encode(tf.zeros(shape))
         assert np.all(np.isfinite(scale))
 
 
 @pytest.mark.parametrize("transfer_dtype", ["int8", "int8_channel"])
 def test_the_smallest_numbers_stay_within_the_steps(transfer_dtype):
     tiny = np.float32(1.4e-45) * np.array([[190.0, -190.0, 3.0]], "float32")
-    steps_, _ = Transfer(transfer_dtype).pack(tf.constant(tiny))
+    steps_, _ = BoundaryCodec(transfer_dtype).encode(tf.constant(tiny))
     assert np.all(np.abs(np.int32(steps_)) <= 127)
     assert np.all(np.isfinite(there(transfer_dtype, tiny)))
 
@@ -340,9 +342,9 @@ def test_an_overflow_is_not_hidden_from_the_stages_after(transfer_dtype, bad):
 
 def test_only_floats_that_get_smaller_are_compressed():
     def packed(transfer_dtype, *dtypes, shape=(4, 3)):
-        transfer = Transfer(transfer_dtype, exact=(1,))
-        assert not transfer.packs(1, tf.TensorSpec(shape, "float32"))
-        return [transfer.packs(0, tf.TensorSpec(shape, dtype)) for dtype in dtypes]
+        transfer = BoundaryCodec(transfer_dtype, uncompressed=(1,))
+        assert not transfer.compresses(1, tf.TensorSpec(shape, "float32"))
+        return [transfer.compresses(0, tf.TensorSpec(shape, dtype)) for dtype in dtypes]
 
     floating = ("float64", "float32", "float16", "bfloat16")
     assert packed("bfloat16", *floating) == [True, True, False, False]
@@ -372,16 +374,18 @@ def test_a_plan_counts_the_bytes_that_cross(transfer_dtype, received):
     arguments = {"num_stages": 2, "num_microbatches": 2}
     x = floats(8, 8)
     plan = tfgpipe.plan(stack, sample=x, transfer_dtype=transfer_dtype, **arguments)
-    assert [stage.received for stage in plan.stages] == [0, received]
+    assert [stage.received_bytes for stage in plan.stages] == [0, received]
     exact = tfgpipe.plan(stack, sample=x, **arguments)
-    assert [s.memory for s in plan.stages] == [s.memory for s in exact.stages]
+    assert [s.memory_bytes for s in plan.stages] == [
+        s.memory_bytes for s in exact.stages
+    ]
     words = f"transfer_dtype={transfer_dtype}, balanced by params"
     assert (words in str(plan)) == (transfer_dtype is not None)
     layer = tfgpipe.PipelinedLayer(stack, transfer_dtype=transfer_dtype, **arguments)
     layer(x)
-    assert [s.received for s in layer.plan().stages] == [0, received]
+    assert [s.received_bytes for s in layer.plan().stages] == [0, received]
     again = plan.rebalance([1.0, 1.0])
-    assert [s.received for s in again.stages] == [0, received]
+    assert [s.received_bytes for s in again.stages] == [0, received]
 
 
 def test_among_equal_cuts_the_one_that_sends_fewest_compressed_bytes_is_taken():
@@ -401,12 +405,12 @@ def test_among_equal_cuts_the_one_that_sends_fewest_compressed_bytes_is_taken():
             made = tfgpipe.plan(
                 stack(), sample=x, transfer_dtype=transfer_dtype, **arguments
             )
-            return made.counts
+            return made.calls_per_stage
         layer = tfgpipe.PipelinedLayer(
             stack(), num_stages=2, num_microbatches=1, transfer_dtype=transfer_dtype
         )
         layer.build((4, 8))
-        return tuple(len(stage.part.calls) for stage in layer.stages)
+        return tuple(len(stage.segment.calls) for stage in layer.stages)
 
     for build in (False, True):
         # Cut behind the cast half as much crosses, unless all is made as small.

@@ -86,8 +86,8 @@ def relu(x):
 
 
 def part(*stack):
-    recorded = tracer.from_layers(stack, keras.Input((4,)), {})
-    return recorded.network.part(slice(0, len(stack)))
+    recorded = tracer.capture_layers(stack, keras.Input((4,)), {})
+    return recorded.graph.segment(slice(0, len(stack)))
 
 
 def are_twins(a, b):

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.helpers import compare
 from tfgpipe.capture import tracer
-from tfgpipe.capture.interpreter import Wire
+from tfgpipe.capture.interpreter import TensorKey
 from tfgpipe.stage import functions
 from tfgpipe.stage.options import StageOptions
 from tfgpipe.stage.stage import Stage, StageCache
@@ -25,10 +25,10 @@ def dense(depth=3):
 def traced(stack, *, first=False, dtype="float32", **mode):
     """Returns layers as a traced stage; the first of a pipeline, or one within."""
     given = keras.KerasTensor((ROWS, WIDTH), dtype)
-    recorded = tracer.from_layers(stack, given, {})
-    stage = Stage(0, recorded.network.part(slice(0, len(stack))), StageCache())
+    recorded = tracer.capture_layers(stack, given, {})
+    stage = Stage(0, recorded.graph.segment(slice(0, len(stack))), StageCache())
     return stage, stage.traced(
-        {Wire(0): tf.TensorSpec([ROWS, WIDTH], dtype)},
+        {TensorKey(0): tf.TensorSpec([ROWS, WIDTH], dtype)},
         StageOptions(**mode),
         non_differentiable=(0,) if first else (),
     )
@@ -46,20 +46,20 @@ def test_halves_of_a_backward_within_a_pipeline(depth):
     What recomputation adds, a product for each layer, is in the first half alone.
     """
     _, stage = traced(dense(depth))
-    assert products(stage.saving.backward) == 2 * depth
-    assert products(stage.saving.backward_input) == depth
-    assert products(stage.saving.backward_weight) == depth
-    assert products(stage.recomputing.backward_input) == 2 * depth
-    assert products(stage.recomputing.backward_weight) == depth
+    assert products(stage.without_remat.backward) == 2 * depth
+    assert products(stage.without_remat.backward_input) == depth
+    assert products(stage.without_remat.backward_weight) == depth
+    assert products(stage.with_remat.backward_input) == 2 * depth
+    assert products(stage.with_remat.backward_weight) == depth
 
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_halves_of_the_first_stages_backward(depth):
     """Nobody wants the gradient of the pipeline's input."""
     _, stage = traced(dense(depth), first=True)
-    assert products(stage.saving.backward) == 2 * depth - 1
-    assert products(stage.saving.backward_input) == depth - 1
-    assert products(stage.saving.backward_weight) == depth
+    assert products(stage.without_remat.backward) == 2 * depth - 1
+    assert products(stage.without_remat.backward_input) == depth - 1
+    assert products(stage.without_remat.backward_weight) == depth
 
 
 def test_the_first_half_makes_no_gradient_of_a_weight():
@@ -71,13 +71,13 @@ def test_the_first_half_makes_no_gradient_of_a_weight():
     _, stage = traced(dense())
     shapes = [
         op.outputs[0].shape.as_list()
-        for op in stage.saving.backward_input.function.graph.get_operations()
+        for op in stage.without_remat.backward_input.function.graph.get_operations()
         if op.type == "MatMul"
     ]
     assert shapes == [[ROWS, WIDTH]] * 3
     shapes = [
         op.outputs[0].shape.as_list()
-        for op in stage.saving.backward_weight.function.graph.get_operations()
+        for op in stage.without_remat.backward_weight.function.graph.get_operations()
         if op.type == "MatMul"
     ]
     assert shapes == [[WIDTH, WIDTH]] * 3
@@ -85,7 +85,7 @@ def test_the_first_half_makes_no_gradient_of_a_weight():
 
 def test_weightless_layers_leave_nothing_to_the_second_half():
     _, stage = traced([layers.Activation("tanh"), layers.Activation("gelu")])
-    second = stage.recomputing.backward_weight
+    second = stage.with_remat.backward_weight
     assert second.fetches == second.feeds == ()
 
 
@@ -116,7 +116,7 @@ def test_the_halves_make_what_the_whole_makes(name, remat, first, floatx):
     """Both of a stage that saves, and of one that recomputes."""
     floatx("float64")
     stage, made = traced(STACKS[name](), first=first, dtype="float64", remat=remat)
-    for programs in (made.saving, made.recomputing):
+    for programs in (made.without_remat, made.with_remat):
         assert_halves_make_the_whole(stage, made.trace, programs, first)
 
 
@@ -129,11 +129,11 @@ def assert_halves_make_the_whole(stage, trace, programs, first):
     values[trace.backward.output_grads[0]] = tf.constant(rng.normal(size=(ROWS, WIDTH)))
     kept, _ = programs.forward(values)
     values.update(kept)
-    sums = programs.sums.begin()
+    sums = programs.accumulation.begin()
     whole, expected = programs.backward(values, sums)
     first_half, nothing = programs.backward_input(values, [])
     assert not nothing
-    sums = programs.sums.begin()
+    sums = programs.accumulation.begin()
     second_half, received = programs.backward_weight({**values, **first_half}, sums)
     assert not second_half
     assert len(expected) == len(received) == len(stage.weights) > 0

@@ -43,11 +43,11 @@ class Reference(layers.Layer):
             return self.norm(x, training=False)
         averages = self.norm.non_trainable_variables
         before = [tf.identity(average.value) for average in averages]
-        split = microbatch.split_rows(x, self.num_microbatches)
-        masks = [None] * len(split.sizes) if mask is None else split.cut(mask)
+        split = microbatch.split_batch(x, self.num_microbatches)
+        masks = [None] * len(split.sizes) if mask is None else split.split(mask)
         pieces = [
             self.norm(rows, training=True, mask=rows_mask)
-            for rows, rows_mask in zip(split.cut(x), masks, strict=True)
+            for rows, rows_mask in zip(split.split(x), masks, strict=True)
         ]
         for average, value in zip(averages, before, strict=True):
             average.assign(value)

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 import tfgpipe
-from tests.helpers import compare, pairs
+from tests.helpers import compare, pairwise
 from tests.tensor_parallel.models import TWINS, WAYS, assert_same
 from tfgpipe.tensor_parallel import OutputLoss, full_weights, set_full_weights
 
@@ -17,7 +17,7 @@ from tfgpipe.tensor_parallel import OutputLoss, full_weights, set_full_weights
 # largest value.
 HALF = {"mixed_float16": 8e-3, "mixed_bfloat16": 6e-2}
 
-GRID = pairs.all_pairs({"twins": [*TWINS], "T": [1, 2, 3, 4], "ways": [*WAYS]})
+GRID = pairwise.all_pairs({"twins": [*TWINS], "T": [1, 2, 3, 4], "ways": [*WAYS]})
 HALF_GRID = [
     *zip(
         TWINS,
@@ -26,7 +26,7 @@ HALF_GRID = [
         strict=False,
     )
 ]
-STAGES = pairs.all_pairs(
+STAGES = pairwise.all_pairs(
     {
         "twins": ["mlp", "all_in_parts", "language_model"],
         "remat": ["none", "stage", "layer"],

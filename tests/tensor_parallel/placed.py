@@ -78,17 +78,17 @@ def assert_stand_ins_are_named(twins: str, ways: str) -> None:
     )
     assert not stage.captures
     named = {op.device for op in stage.graph.get_operations() if op.device}
-    assert {sharding.shard_of(device) for device in named} == {0, 1, 2, 3}
+    assert {sharding.shard_index(device) for device in named} == {0, 1, 2, 3}
     heavy = [op for op in stage.graph.get_operations() if op.type == "MatMul"]
-    where = [sharding.shard_of(op.device) for op in heavy]
+    where = [sharding.shard_index(op.device) for op in heavy]
     split = len(where) - WHOLE.get(twins, 0)
     assert [where.count(t) for t in range(4)] == [split / 4] * 4
     # Gradients of parts come from where the parts are.
-    numbers = sharding.numbers([sharded])
+    numbers = sharding.shard_indices([sharded])
     for variable, gradient in zip(
         sharded.trainable_variables, stage.backward.weight_grads, strict=True
     ):
         op = stage.graph.get_tensor_by_name(gradient.values).op
-        shard = sharding.shard_of(op.device) if op.device else 0
+        shard = sharding.shard_index(op.device) if op.device else 0
         tied = twins == "language_model" and "embeddings" in variable.path
         assert tied or shard == numbers.get(variable, 0), variable.path

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.helpers import pairs
+from tests.helpers import pairwise
 from tests.tensor_parallel.models import gradients
 from tests.tensor_parallel.placed import device_number
 from tfgpipe.tensor_parallel import TPDense, ring
 
 DEVICES = [f"CPU:{t}" for t in range(4)]
-CASES = pairs.all_pairs(
+CASES = pairwise.all_pairs(
     {
         "size": [1, 3, 10],
         "T": [1, 2, 3, 4],

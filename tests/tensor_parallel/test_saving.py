@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.helpers import compare, pairs
+from tests.helpers import compare, pairwise
 from tests.tensor_parallel.models import TWINS, TWINS_IN_FILES
 from tfgpipe.tensor_parallel import (
     TPMLP,
@@ -22,7 +22,7 @@ from tfgpipe.tensor_parallel import (
 
 @pytest.mark.parametrize(
     ("twins", "before", "after"),
-    pairs.all_pairs(
+    pairwise.all_pairs(
         {"twins": TWINS_IN_FILES, "before": [None, 4], "after": [None, 1, 3]}
     ),
 )

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import tfgpipe
 from params.experiment import Saving
-from tests.helpers import compare, programs
+from tests.helpers import compare, fresh_processes
 from tfgpipe import quantization
 from trainer import archive, checkpoints, state, tensors
 from trainer.checkpoints import Checkpoints
@@ -320,7 +320,9 @@ def test_a_disk_without_room_costs_one_checkpoint_and_leaves_no_litter(
 ) -> None:
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
     folder, log = tmp_path / "checkpoints", tmp_path / "log"
-    with programs.start("tests.trainer.full_disk", str(folder), log=log) as program:
+    with fresh_processes.start(
+        "tests.trainer.full_disk", str(folder), log=log
+    ) as program:
         status = program.wait(120)
     printed = log.read_text()
     assert status == 0, printed

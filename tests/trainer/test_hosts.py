@@ -14,8 +14,8 @@ import pytest
 
 from params.experiment import Pipelining
 from params.share import Share
-from tests.helpers import programs
-from tests.helpers.programs import Program
+from tests.helpers import fresh_processes
+from tests.helpers.fresh_processes import Program
 from tests.trainer import runs
 from tfgpipe.cluster import peers
 from tfgpipe.cluster.addresses import free_ports
@@ -172,7 +172,7 @@ def test_two_hosts_asked_to_stop_go_on_as_one_process(tmp_path: Path) -> None:
     def start(index: int) -> Program:
         host = [f"--hosts={listed}", f"--host={index}", f"--logdir={two}"]
         log = tmp_path / f"log-{index}"
-        return programs.start("trainer", *flags, *host, log=log)
+        return fresh_processes.start("trainer", *flags, *host, log=log)
 
     with start(0) as first, start(1) as second:
         _wait_for_steps(two, 5, [first, second])

@@ -436,7 +436,7 @@ def test_interleaved_stages_share_devices(num_replicas: int) -> None:
     with devices.scope(pipelining):
         mesh = tf.distribute.get_strategy().mesh
     assert mesh.placement == (0, 1, 0, 1)
-    names = {name for replica in mesh.grid for name in replica}
+    names = {name for replica in mesh.primary_devices for name in replica}
     assert len(names) == pipelining.num_devices == 2 * num_replicas
 
 

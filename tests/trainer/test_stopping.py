@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.processes import wait_for
-from tests.helpers import programs
-from tests.helpers.forks import interpret
-from tests.helpers.programs import Program
+from tests.helpers import fresh_processes
+from tests.helpers.fresh_processes import Program
+from tests.helpers.subprocesses import interpret
 from tests.trainer import endings, runs
 from tfgpipe import cluster
 from trainer import archive, lock
@@ -33,7 +33,7 @@ def long_run(tmp_path: Path) -> Iterator[tuple[Program, list[str], Path, Path]]:
     folder, log = tmp_path / "run", tmp_path / "log"
     flags = runs.flags(training__num_steps=9999, saving__checkpoint_steps=9999)
     flags.append(f"--logdir={folder}")
-    with programs.start("trainer", *flags, log=log) as trainer:
+    with fresh_processes.start("trainer", *flags, log=log) as trainer:
         yield trainer, flags, folder, log
 
 
@@ -61,7 +61,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, floa
     folder = tmp_path_factory.mktemp("endings")
     flags = runs.flags(training__num_steps=9999, training__nonfinite="stop")
     log = folder / "log"
-    with programs.start(endings.__name__, str(folder), *flags, log=log) as program:
+    with fresh_processes.start(
+        endings.__name__, str(folder), *flags, log=log
+    ) as program:
         status = program.wait(PATIENCE)
     logs = "".join(path.read_text() for path in folder.glob("*log"))
     assert status == 0, logs

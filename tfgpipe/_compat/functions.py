@@ -3,13 +3,13 @@
 A training step consists of calls of stage functions, and before the first step
 TensorFlow visits the called function again and again, once for each call:
 
-* as the call is added to the graph, to infer shapes: a `Callee` declares them;
+* as the call is added to the graph, to infer shapes: a `GraphFunction` declares them;
 * in Grappler, TensorFlow's graph optimizer, about ten times. For a stage function that
-  pays; the step around it has nothing to optimize, and `as_traced` skips it;
-* to see whether the call can be inlined: a `Callee` is called through a wrapper
+  pays; the step around it has nothing to optimize, and `without_grappler` skips it;
+* to see whether the call can be inlined: a `GraphFunction` is called through a wrapper
   function of one call, which is all that is looked at;
 * in XLA's clustering, which looks for variables of a legacy type, unless the call comes
-  after one: `beginning` makes one.
+  after one: `clustering_stop` makes one.
 
 Of 48 transformer blocks on 8 stages with 32 microbatches each of these takes seconds to
 tens of seconds. Options of calls are kept by thread, and noted in each call where it is
@@ -31,7 +31,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.ops import gradients_util
 
-_outside = threading.local()
+_thread_options = threading.local()
 _T = TypeVar("_T")
 
 
@@ -100,7 +100,7 @@ def input_shapes(function: Any) -> tf.compat.v1.AttrValue:
     return function.attr["_input_shapes"]
 
 
-class Callee:
+class GraphFunction:
     """A function of known shapes that is called often and never inlined.
 
     In a graph it stays a call. It is optimized by Grappler even if the graph around
@@ -117,7 +117,7 @@ class Callee:
         self._name = name
         self._function = function
         self._on_tpu = on_tpu
-        self._shells: dict[tuple[bytes, str], Any] = {}
+        self._wrappers: dict[tuple[bytes, str], Any] = {}
 
     @property
     def graph(self) -> tf.Graph:
@@ -136,26 +136,28 @@ class Callee:
         """
         del devices
         now = context.context().function_call_options
-        outside = getattr(_outside, "options", None) or now
-        if tf.executing_eagerly() or _is_recorded(tensors):
+        outside = getattr(_thread_options, "options", None) or now
+        if tf.executing_eagerly() or _needs_tape(tensors):
             with _call_with(outside):
                 return list(self._function(*tensors))
         config, executor = outside.config_proto_serialized, now.executor_type or ""
         if self._on_tpu:
             return _call(self._function, tensors, self._name, config, executor)
-        if (config, executor) not in self._shells:
+        if (config, executor) not in self._wrappers:
             taken = self._function.inputs[: len(tensors)]  # Captures come after.
             specs = [tf.TensorSpec(x.shape, x.dtype) for x in taken]
 
             def shell(*args: tf.Tensor) -> list[tf.Tensor]:
-                return _call(self._function, args, "program", _once(config), executor)
+                return _call(
+                    self._function, args, "program", _single_round(config), executor
+                )
 
-            self._shells[config, executor] = make(shell, specs, name=self._name)
-        called = self._shells[config, executor]
-        return _call(called, tensors, self._name, _as_traced(config), "")
+            self._wrappers[config, executor] = make(shell, specs, name=self._name)
+        called = self._wrappers[config, executor]
+        return _call(called, tensors, self._name, _without_passes(config), "")
 
 
-def barrier(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def optimization_barrier(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Returns tensors behind an optimization barrier of XLA.
 
     Otherwise XLA merges a recomputation with the forward that it repeats, and keeps
@@ -183,20 +185,20 @@ def _may_be_shape(tensor: tf.Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def gradient() -> Iterator[None]:
-    """Marks calls of a `Callee` inside as part of a gradient.
+def gradient_calls() -> Iterator[None]:
+    """Marks calls of a `GraphFunction` inside as part of a gradient.
 
     A tape may differentiate those; the gradient of other calls is already known.
     """
-    before = getattr(_outside, "is_gradient", False)
-    _outside.is_gradient = True
+    before = getattr(_thread_options, "is_gradient", False)
+    _thread_options.is_gradient = True
     try:
         yield
     finally:
-        _outside.is_gradient = before
+        _thread_options.is_gradient = before
 
 
-def beginning() -> tf.Operation | None:
+def clustering_stop() -> tf.Operation | None:
     """Returns an operation at which XLA's clustering stops searching, or None.
 
     It is an unused variable of the legacy type. The single-threaded executor has none.
@@ -208,38 +210,42 @@ def beginning() -> tf.Operation | None:
 
 
 @contextlib.contextmanager
-def unoptimized() -> Iterator[None]:
+def grappler_off() -> Iterator[None]:
     """Functions called or traced inside are not optimized by Grappler.
 
-    Functions of a `Callee` are optimized nevertheless.
+    Functions of a `GraphFunction` are optimized nevertheless.
     """
     options = context.context().function_call_options
-    before = getattr(_outside, "options", None)
-    _outside.options = before or options
-    lean = _lean(options.config_proto_serialized, options.executor_type)
+    before = getattr(_thread_options, "options", None)
+    _thread_options.options = before or options
+    lean = _unoptimized_options(options.config_proto_serialized, options.executor_type)
     try:
         # A copy, since TensorFlow changes options in place.
         with _call_with(copy.copy(lean)):
             yield
     finally:
-        _outside.options = before
+        _thread_options.options = before
 
 
 @dataclasses.dataclass(frozen=True)
-class AsTraced:
+class UnoptimizedFunction:
     """Calls a function, and traces it first if need be, unoptimized."""
 
     function: Callable[..., Any]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function."""
-        with unoptimized():
+        with grappler_off():
             return self.function(*args, **kwargs)
 
 
-def as_traced(function: Callable[..., Any]) -> AsTraced:
+def without_grappler(function: Callable[..., Any]) -> UnoptimizedFunction:
     """Returns a function that is called as it was traced, once and for all."""
-    return function if isinstance(function, AsTraced) else AsTraced(function)
+    return (
+        function
+        if isinstance(function, UnoptimizedFunction)
+        else UnoptimizedFunction(function)
+    )
 
 
 def _call(
@@ -282,13 +288,13 @@ def _call(
     return list(call.outputs)
 
 
-def _is_recorded(tensors: Sequence[tf.Tensor]) -> bool:
+def _needs_tape(tensors: Sequence[tf.Tensor]) -> bool:
     """Returns whether a tape has to differentiate the call itself.
 
     That is so for second derivatives: in a gradient any tape, else one of several.
     """
     order = gradients_util.PossibleTapeGradientTypes(list(tensors))
-    return order >= (1 if getattr(_outside, "is_gradient", False) else 2)
+    return order >= (1 if getattr(_thread_options, "is_gradient", False) else 2)
 
 
 @contextlib.contextmanager
@@ -302,7 +308,7 @@ def _call_with(options: Any) -> Iterator[None]:
 
 
 @functools.cache
-def _once(config: bytes) -> bytes:
+def _single_round(config: bytes) -> bytes:
     """Limits Grappler to one round, unless the user sets the number of rounds.
 
     The second round, TensorFlow's default, takes long and has not been seen to make a
@@ -315,14 +321,14 @@ def _once(config: bytes) -> bytes:
 
 
 @functools.cache
-def _lean(config: bytes, executor: str | None) -> Any:
+def _unoptimized_options(config: bytes, executor: str | None) -> Any:
     """Returns options of calls that run as they were traced."""
-    proto = tf.compat.v1.ConfigProto.FromString(_as_traced(config))
+    proto = tf.compat.v1.ConfigProto.FromString(_without_passes(config))
     return context.FunctionCallOptions(executor, proto)
 
 
 @functools.cache
-def _as_traced(config: bytes) -> bytes:
+def _without_passes(config: bytes) -> bytes:
     proto = tf.compat.v1.ConfigProto.FromString(config)
     proto.graph_options.rewrite_options.disable_meta_optimizer = True
     return proto.SerializeToString()

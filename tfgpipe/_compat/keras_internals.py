@@ -27,7 +27,9 @@ from tfgpipe._compat.tf_internals import without_strategy
 ScopeFactory = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
-def place(variable: keras.Variable, scope: ScopeFactory, device: str | None) -> None:
+def initialize_in_scope(
+    variable: keras.Variable, scope: ScopeFactory, device: str | None
+) -> None:
     """Has the `tf.Variable` behind a Keras variable created inside `scope()`.
 
     Keras creates the `tf.Variable` of a layer that is built in a `StatelessScope` when
@@ -134,7 +136,7 @@ def is_trainable(layer: Any) -> tuple[bool, ...]:
     return tuple(inner.trainable for inner in inner_layers(layer))
 
 
-def has_complete_config(layer: Any) -> bool:
+def config_is_complete(layer: Any) -> bool:
     """Returns whether it is of Keras and computes by its configuration alone.
 
     So do all layers and operations in these packages but `Lambda` and those that have
@@ -152,20 +154,23 @@ def inner_names(layer: Any) -> list[str]:
     return [inner.name for inner in inner_layers(layer)] or [layer.name]
 
 
-def seeds(layer: Any) -> list[keras.Variable]:
+def seed_states(layer: Any) -> list[keras.Variable]:
     """Returns the states of the seed generators of a layer, and of those inside it."""
     inner = inner_layers(layer)
     return [generator.state for each in inner for generator in each._seed_generators]
 
 
-def changeable(layer: Any) -> list[keras.Variable]:
+def step_state(layer: Any) -> list[keras.Variable]:
     """Returns the variables of a layer that a training step may change by itself.
 
     Seeds, and statistics of layers that are trainable. Keras' public list of variables
     that are not trained holds frozen weights as well.
     """
     inner = [x for x in inner_layers(layer) if x.trainable]
-    return [*seeds(layer), *(v for x in inner for v in x._non_trainable_variables)]
+    return [
+        *seed_states(layer),
+        *(v for x in inner for v in x._non_trainable_variables),
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +192,7 @@ class Node:
     outputs: Sequence[keras.KerasTensor]
 
 
-def graph_of(layer: Any) -> keras.Model | None:
+def functional_graph(layer: Any) -> keras.Model | None:
     """Returns the Functional model that a call of `layer` runs and nothing else.
 
     None for layers that are no models, models that are not built, and models with a
@@ -218,7 +223,7 @@ def nodes(graph: keras.Model) -> Iterator[Node]:
                 )
 
 
-def standardized(graph: keras.Model, inputs: Any) -> list[tf.Tensor | None]:
+def standardize_inputs(graph: keras.Model, inputs: Any) -> list[tf.Tensor | None]:
     """Returns the inputs of a Functional model as it feeds them to its graph.
 
     In flat order, of the right type and rank, masks still on them. Only a call of the
@@ -237,7 +242,7 @@ def set_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> None:
     backend.set_keras_mask(tensor, mask)
 
 
-def asks_for_shapes_alone() -> bool:
+def is_symbolic_call() -> bool:
     """Returns whether Keras calls a layer only to infer output shapes."""
     return in_symbolic_scope()
 
@@ -258,11 +263,11 @@ def calling_optimizer() -> keras.optimizers.Optimizer | None:
     return getattr(model, "optimizer", None)
 
 
-class Places(Protocol):
+class StrategyInterface(Protocol):
     """What a Keras optimizer asks of a distribution strategy."""
 
     @property
-    def extended(self) -> Places:
+    def extended(self) -> StrategyInterface:
         """Itself."""
 
     def colocate_vars_with(
@@ -281,9 +286,9 @@ class Places(Protocol):
         """Runs the arithmetic of an update."""
 
 
-def update_by(
+def patch_apply(
     optimizer: keras.optimizers.Optimizer,
-    places: Places,
+    places: StrategyInterface,
     apply: Callable[..., None],
 ) -> None:
     """Makes an optimizer use `places` for devices, and `apply` in place of its own.
@@ -304,12 +309,14 @@ def update_by(
             each._all_reduce_sum_gradients = list
 
 
-def weights_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+def optimizer_weights(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """Returns the weights that an optimizer was built for."""
     return list(optimizer._trainable_variables)
 
 
-def slots(optimizer: keras.optimizers.Optimizer) -> dict[int, list[keras.Variable]]:
+def optimizer_slots(
+    optimizer: keras.optimizers.Optimizer,
+) -> dict[int, list[keras.Variable]]:
     """Returns by `id` of each weight what a built optimizer keeps for it.
 
     Keras' optimizers hold it in lists with one entry for each weight, in the order of
@@ -331,7 +338,9 @@ def slots(optimizer: keras.optimizers.Optimizer) -> dict[int, list[keras.Variabl
 
 
 @contextlib.contextmanager
-def shown(copies: Sequence[tuple[keras.Variable, tf.Variable]]) -> Iterator[None]:
+def view_as_copies(
+    copies: Sequence[tuple[keras.Variable, tf.Variable]],
+) -> Iterator[None]:
     """Inside, Keras variables are represented by one replica's copies."""
     held = [(variable, variable._value) for variable, _ in copies]
     for variable, copy in copies:
@@ -344,7 +353,7 @@ def shown(copies: Sequence[tuple[keras.Variable, tf.Variable]]) -> Iterator[None
 
 
 @dataclasses.dataclass(frozen=True)
-class Compiled:
+class CompiledState:
     """What a model was compiled with.
 
     Attributes:
@@ -373,12 +382,14 @@ class Compiled:
         return self.metrics.variables if self.metrics else []
 
 
-def compiled(model: keras.Model) -> Compiled:
+def compiled(model: keras.Model) -> CompiledState:
     """Returns what a model was compiled with.
 
     Keras' public methods evaluate all of it at once, on a whole batch.
     """
-    return Compiled(model._compile_loss, model._compile_metrics, model._loss_tracker)
+    return CompiledState(
+        model._compile_loss, model._compile_metrics, model._loss_tracker
+    )
 
 
 def build_compiled(model: keras.Model, data: Any) -> None:
@@ -436,11 +447,11 @@ def compile_arguments(model: keras.Model) -> dict[str, Any]:
 
 
 def evaluate_loss(
-    compiled: Compiled,
+    compiled: CompiledState,
     evaluate: Callable[[int, keras.Loss, Any, Any, Any], tf.Tensor],
     targets: Any,
     outputs: Any,
-    weights: Any,
+    sample_weights: Any,
 ) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
     """Returns the total loss, and each that is tracked, with losses evaluated anew.
 
@@ -454,13 +465,13 @@ def evaluate_loss(
             target, output and sample weights as the loss is called with.
         targets: Nested as Keras nests them.
         outputs: Likewise.
-        weights: Sample weights, likewise, or None.
+        sample_weights: Sample weights, likewise, or None.
     """
     container = compiled.losses
     if container is None:
         return None, []
     losses, trackers = container._flat_losses, container._metrics
-    noted = [_NotedLoss() for _ in trackers]
+    noted = [_LossRecorder() for _ in trackers]
     container._flat_losses = [
         each._replace(loss=functools.partial(evaluate, number, each.loss))
         for number, each in enumerate(losses)
@@ -468,13 +479,13 @@ def evaluate_loss(
     container._metrics = noted
     try:
         with without_strategy():
-            total = container(targets, outputs, weights)
+            total = container(targets, outputs, sample_weights)
     finally:
         container._flat_losses, container._metrics = losses, trackers
     return total, [each.value for each in noted if each.value is not None]
 
 
-class _NotedLoss:
+class _LossRecorder:
     """Stands in for the metric of a single loss."""
 
     value: tf.Tensor | None = None
@@ -495,7 +506,7 @@ class MetricTerm:
 
 
 def metric_terms(
-    compiled: Compiled, targets: Any, outputs: Any, weights: Any
+    compiled: CompiledState, targets: Any, outputs: Any, sample_weights: Any
 ) -> list[MetricTerm]:
     """Returns each compiled metric with its target, output and sample weights.
 
@@ -505,7 +516,7 @@ def metric_terms(
     if container is None:
         return []
     y, p = container._flatten_y(targets), container._flatten_y(outputs)
-    w = [None] if weights is None else container._flatten_y(weights)
+    w = [None] if sample_weights is None else container._flatten_y(sample_weights)
     w = w * len(y) if len(w) < len(y) else w
     none = [None] * len(y)
     return [
@@ -520,7 +531,7 @@ def metric_terms(
 
 
 @dataclasses.dataclass(frozen=True)
-class LiteOperation:
+class LiteOp:
     """An operation of a TFLite file.
 
     Attributes:
@@ -534,7 +545,9 @@ class LiteOperation:
     dtypes: frozenset[type]
 
 
-def better(metric: keras.metrics.Metric) -> Literal["lower", "higher"] | None:
+def preferred_direction(
+    metric: keras.metrics.Metric,
+) -> Literal["lower", "higher"] | None:
     """Returns which of two values of a metric is better, None where Keras does not say.
 
     Keras' own callbacks read this; publicly it is told by none but their behaviour.

@@ -15,7 +15,7 @@ from tensorflow.python.distribute import (
 from tensorflow.python.eager import context as eager_context
 
 
-def update_at(
+def patch_update_scope(
     strategy: tf.distribute.Strategy,
     place_of: Callable[[tf.Variable], contextlib.AbstractContextManager[Any]],
 ) -> None:
@@ -46,7 +46,7 @@ def without_strategy() -> Iterator[None]:
         distribute_lib._pop_per_thread_mode()
 
 
-def on_devices(devices: tuple[str, ...]) -> Any:
+def colocation(devices: tuple[str, ...]) -> Any:
     """Returns a `colocate_with=` object that mirrors a variable over given devices.
 
     Variables of one device among several replicas are no mirrored ones.
@@ -66,7 +66,7 @@ class _Colocation:
         self._devices = devices
 
 
-def give_up_after(cluster: tf.train.ClusterSpec, seconds: float) -> None:
+def set_heartbeat_timeout(cluster: tf.train.ClusterSpec, seconds: float) -> None:
     """Has TensorFlow give a silent process up after `seconds`, for all processes.
 
     By itself it does after ten, and ends in an error that names collective operations.

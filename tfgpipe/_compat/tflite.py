@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfgpipe._compat.keras_internals import LiteOperation
+from tfgpipe._compat.keras_internals import LiteOp
 
 
-def lite_operations(interpreter: tf.lite.Interpreter) -> list[LiteOperation]:
+def lite_operations(interpreter: tf.lite.Interpreter) -> list[LiteOp]:
     """Returns the operations of a TFLite file, in order.
 
     An interpreter publicly tells tensors alone. It must have no delegates, which put
@@ -15,7 +15,7 @@ def lite_operations(interpreter: tf.lite.Interpreter) -> list[LiteOperation]:
     """
     tensors = {x["index"]: x for x in interpreter.get_tensor_details()}
     return [
-        LiteOperation(
+        LiteOp(
             kind=x["op_name"],
             name=next((tensors[i]["name"] for i in made), ""),
             dtypes=frozenset(tensors[i]["dtype"] for i in made),

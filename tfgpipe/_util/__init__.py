@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from tfgpipe._util.arguments import check_argument_names as check_argument_names
     from tfgpipe._util.arguments import check_choice as check_choice
     from tfgpipe._util.arguments import check_num_microbatches as check_num_microbatches
-    from tfgpipe._util.arguments import with_names_checked as with_names_checked
-    from tfgpipe._util.counts import check_counts as check_counts
+    from tfgpipe._util.arguments import checks_argument_names as checks_argument_names
+    from tfgpipe._util.counts import check_calls_per_stage as check_calls_per_stage
     from tfgpipe._util.counts import counts_text as counts_text
     from tfgpipe._util.counts import imbalance as imbalance
     from tfgpipe._util.counts import stage_spans as stage_spans
-    from tfgpipe._util.crash import report_crash as report_crash
+    from tfgpipe._util.crash_report import report_crash as report_crash
     from tfgpipe._util.identity_map import IdentityMap as IdentityMap
     from tfgpipe._util.identity_map import unique as unique
     from tfgpipe._util.progress import show_progress as show_progress

@@ -60,7 +60,7 @@ def check_argument_names(
             )
 
 
-def with_names_checked(*others: str) -> Callable[[_Call], _Call]:
+def checks_argument_names(*others: str) -> Callable[[_Call], _Call]:
     """Decorates a function to call `names_of_arguments` first."""
 
     def decorated(function: _Call) -> _Call:

@@ -22,7 +22,9 @@ def imbalance(stage_costs: Sequence[float]) -> float:
     return max(stage_costs) * len(stage_costs) / total if total else 1.0
 
 
-def check_counts(counts: Sequence[int], names: Sequence[str]) -> tuple[int, ...]:
+def check_calls_per_stage(
+    counts: Sequence[int], names: Sequence[str]
+) -> tuple[int, ...]:
     """Returns a user's calls per stage as a tuple, after checking them.
 
     Args:
@@ -45,7 +47,7 @@ def check_counts(counts: Sequence[int], names: Sequence[str]) -> tuple[int, ...]
             f"balance={list(counts)}, which adds up to {sum(counts)}, for "
             f"{len(names)} calls: {counts_text(names)}. Correct the list, use "
             f'balance="params", or name the layers that end each stage but the last'
-            f"{_example(names, len(counts))}."
+            f"{_example_names(names, len(counts))}."
         )
     return tuple(counts)
 
@@ -57,7 +59,7 @@ def counts_text(names: Sequence[str]) -> str:
     return ", ".join([*names[:6], f"... ({len(names) - 11} more)", *names[-5:]])
 
 
-def _example(names: Sequence[str], num_stages: int) -> str:
+def _example_names(names: Sequence[str], num_stages: int) -> str:
     """Returns names that would make so many stages, as an argument."""
     if not 1 < num_stages <= len(names):
         return ""

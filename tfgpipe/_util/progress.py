@@ -21,12 +21,12 @@ _DELAY = 2.0
 _EVERY = {True: 1.0, False: 10.0}  # On a terminal, and else.
 
 
-class Progress:
+class ProgressLine:
     """How far some work is, and when that was last written.
 
     Args:
-        doing: What is done to one of them, as in "tracing stage".
-        done: What was done to them, as in "traced {total} stages".
+        present_text: What is done to one of them, as in "tracing stage".
+        final_text: What was done to them, as in "traced {total} stages".
         total: How many there are.
         clock: Returns the time in seconds.
         stream: Where to write. Defaults to stderr.
@@ -34,22 +34,22 @@ class Progress:
 
     def __init__(
         self,
-        doing: str,
-        done: str,
+        present_text: str,
+        final_text: str,
         total: int,
         *,
         clock: Callable[[], float] = time.monotonic,
         stream: TextIO | None = None,
     ) -> None:
-        self._doing = doing
-        self._done = done
+        self._present_text = present_text
+        self._final_text = final_text
         self._total = total
         self._clock = clock
         self._stream = sys.stderr if stream is None else stream
         self._is_terminal = self._stream.isatty()
         self._start: float | None = None
         self._last: float | None = None
-        self._number = 0
+        self._index = 0
         self._one_at_a_time = threading.Lock()
 
     @property
@@ -57,10 +57,10 @@ class Progress:
         """Whether any work has begun."""
         return self._start is not None
 
-    def begin(self, number: int) -> None:
+    def begin(self, index: int) -> None:
         """Notes that the work on one of them begins, counted from one."""
         with self._one_at_a_time:
-            self._number = number
+            self._index = index
             if self._start is None:
                 self._start = self._clock()
 
@@ -77,7 +77,8 @@ class Progress:
                 self._last = now
                 seconds = now - self._start
                 self._write(
-                    f"{self._doing} {self._number} of {self._total} ({seconds:.0f} s)"
+                    f"{self._present_text} {self._index} of {self._total} "
+                    f"({seconds:.0f} s)"
                 )
 
     def end(self, remark: str = "") -> None:
@@ -90,7 +91,7 @@ class Progress:
             if self._last is None or self._start is None:
                 return
             seconds = self._clock() - self._start
-            self._write(f"{self._done} in {seconds:.0f} s{remark}")
+            self._write(f"{self._final_text} in {seconds:.0f} s{remark}")
             if self._is_terminal:
                 self._stream.write("\n")
                 self._stream.flush()
@@ -109,10 +110,10 @@ def show_progress(
     """Shows the progress of the work inside, if it takes long.
 
     Args:
-        doing: As for `Progress`.
+        doing: As for `ProgressLine`.
         done: Likewise.
         total: Likewise.
-        remark: As for `Progress.end`.
+        remark: As for `ProgressLine.end`.
 
     Yields:
         What to call when the work on one of them begins, with its number. Before the
@@ -122,7 +123,7 @@ def show_progress(
     if sys.stderr is None or not keras.config.is_interactive_logging_enabled():
         yield lambda number: None
         return
-    progress = Progress(doing, done, total)
+    progress = ProgressLine(doing, done, total)
     stop = threading.Event()
 
     def tell() -> None:

@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from tfgpipe.capture import source_model as source_model
     from tfgpipe.capture import tracer as tracer
     from tfgpipe.capture.interpreter import Interpreter as Interpreter
-    from tfgpipe.capture.interpreter import Wire as Wire
+    from tfgpipe.capture.interpreter import TensorKey as TensorKey
     from tfgpipe.capture.interpreter import layer_variables as layer_variables
     from tfgpipe.capture.ir import Call as Call
-    from tfgpipe.capture.ir import Network as Network
-    from tfgpipe.capture.ir import Part as Part
+    from tfgpipe.capture.ir import CallGraph as CallGraph
+    from tfgpipe.capture.ir import Segment as Segment
     from tfgpipe.capture.ir import Value as Value
     from tfgpipe.capture.scope import Accumulator as Accumulator
-    from tfgpipe.capture.scope import Scope as Scope
+    from tfgpipe.capture.scope import TracingScope as TracingScope
     from tfgpipe.capture.scope import check_assignments as check_assignments
-    from tfgpipe.capture.scope import differentiable as differentiable
+    from tfgpipe.capture.scope import is_differentiable as is_differentiable
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

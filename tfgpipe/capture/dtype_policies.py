@@ -17,7 +17,9 @@ import keras
 from tfgpipe._compat import keras_internals
 
 
-def hand_down(dtype: Any, layers: keras.Model | Sequence[keras.layers.Layer]) -> None:
+def apply_policy(
+    dtype: Any, layers: keras.Model | Sequence[keras.layers.Layer]
+) -> None:
     """Gives layers, and those inside them, the policy of the pipeline they are in.
 
     Args:
@@ -33,11 +35,13 @@ def hand_down(dtype: Any, layers: keras.Model | Sequence[keras.layers.Layer]) ->
     policy = keras.dtype_policies.get(dtype)
     given = [layers] if isinstance(layers, keras.Model) else layers
     inner = {id(x): x for layer in given for x in keras_internals.inner_layers(layer)}
-    graphs = [x for x in inner.values() if keras_internals.graph_of(x) is not None]
+    graphs = [
+        x for x in inner.values() if keras_internals.functional_graph(x) is not None
+    ]
     for model in graphs:
         _check_graph(policy, model)
         del inner[id(model)]
-    changing = [layer for layer in inner.values() if _takes(policy, layer)]
+    changing = [layer for layer in inner.values() if _accepts_policy(policy, layer)]
     for layer in changing:
         _check_weights(policy, layer)
     for layer in changing:
@@ -63,7 +67,7 @@ def check_unquantized(layer: keras.layers.Layer, *, purpose: str, remedy: str) -
 
 
 @contextlib.contextmanager
-def made_under(dtype: Any) -> Iterator[None]:
+def default_policy_scope(dtype: Any) -> Iterator[None]:
     """Layers made inside without a policy get this one, unless it is None."""
     if dtype is None:
         yield
@@ -76,7 +80,7 @@ def made_under(dtype: Any) -> Iterator[None]:
         keras.config.set_dtype_policy(before)
 
 
-def _takes(policy: Any, layer: keras.layers.Layer) -> bool:
+def _accepts_policy(policy: Any, layer: keras.layers.Layer) -> bool:
     """Returns whether a layer has no policy of its own, and this is a new one."""
     own = layer.dtype_policy
     return own is keras.config.dtype_policy() and own != policy
@@ -84,7 +88,9 @@ def _takes(policy: Any, layer: keras.layers.Layer) -> bool:
 
 def _check_graph(policy: Any, model: keras.Model) -> None:
     for layer in model.layers:
-        if not isinstance(layer, keras.layers.InputLayer) and _takes(policy, layer):
+        if not isinstance(layer, keras.layers.InputLayer) and _accepts_policy(
+            policy, layer
+        ):
             raise ValueError(
                 "The tensors of a Functional model, or of a Sequential one that is "
                 "built, have their types from when it was made. Received "

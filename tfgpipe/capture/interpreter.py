@@ -1,8 +1,8 @@
-"""The interpreter: runs the captured calls of a part on tensors.
+"""The interpreter: runs the captured calls of a segment on tensors.
 
 In Keras a mask is an attribute of a tensor, which neither a function's boundary nor a
 copy to a device preserves. Here masks are values of their own, put on their tensors
-before the first call of a part and taken off after the last.
+before the first call of a segment and taken off after the last.
 """
 
 from __future__ import annotations
@@ -16,24 +16,29 @@ import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import unique
-from tfgpipe.capture.ir import Call, Part, Value
-from tfgpipe.capture.scope import Accumulator, Scope, check_assignments, differentiable
+from tfgpipe.capture.ir import Call, Segment, Value
+from tfgpipe.capture.scope import (
+    Accumulator,
+    TracingScope,
+    check_assignments,
+    is_differentiable,
+)
 
 
-class Wire(NamedTuple):
-    """Identifies a tensor between parts: a value of the network, or the mask on it."""
+class TensorKey(NamedTuple):
+    """Identifies a tensor between segments: a value, or the mask on it."""
 
-    number: int
+    value_id: int
     is_mask: bool = False
 
 
 class Interpreter:
-    """Runs the calls of a part, as a function of the tensors on its wires.
+    """Runs the calls of a segment, as a function of tensors by key.
 
     Args:
-        part: The calls.
-        reads: The wires that are given. A value that the part reads and that is not
-            among them is None, as an optional input of a model can be.
+        segment: The calls.
+        reads: Keys of the tensors that are given. A value that the segment reads and
+            that is not among them is None, as an optional input of a model can be.
         training: Whether layers run as in training; None leaves it to each.
         remat: Whether a gradient recomputes each call from its inputs alone.
         captured: Variables that the calls use though those of other layers.
@@ -41,49 +46,51 @@ class Interpreter:
 
     def __init__(
         self,
-        part: Part,
-        reads: Sequence[Wire],
+        segment: Segment,
+        reads: Sequence[TensorKey],
         *,
         training: bool | None,
         remat: bool,
         captured: Sequence[keras.Variable] = (),
     ) -> None:
-        self._part = part
+        self._segment = segment
         self._reads = tuple(reads)
         self._training = training
         self._call = _call
         if remat:
             self._call = functools.partial(_call_with_remat, captured=captured)
 
-    def run(self, tensors: Sequence[tf.Tensor]) -> dict[Wire, tf.Tensor | None]:
+    def run(self, tensors: Sequence[tf.Tensor]) -> dict[TensorKey, tf.Tensor | None]:
         """Runs the calls.
 
         Args:
-            tensors: Those of the wires that are given.
+            tensors: Those that are given.
 
         Returns:
-            What later parts read, by wire; None for a mask that was given and that the
-            part has taken off its tensor, as attention layers do.
+            What later segments read, by key; None for a mask that was given and that
+            the segment has taken off its tensor, as attention layers do.
         """
         given = dict(zip(self._reads, tensors, strict=True))
-        values = {number: given.get(Wire(number)) for number in self._part.reads}
-        masked = [wire.number for wire in given if wire.is_mask]
+        values = {
+            number: given.get(TensorKey(number)) for number in self._segment.input_ids
+        }
+        masked = [key.value_id for key in given if key.is_mask]
         for number in masked:
-            keras_internals.set_mask(values[number], given[Wire(number, True)])
-        for call in self._part.calls:
+            keras_internals.set_mask(values[number], given[TensorKey(number, True)])
+        for call in self._segment.calls:
             outputs = self._call(call, values, self._training)
-            values.update(zip(call.makes, outputs, strict=True))
-        made: dict[Wire, tf.Tensor | None] = {}
-        for number in self._part.makes:
+            values.update(zip(call.output_ids, outputs, strict=True))
+        made: dict[TensorKey, tf.Tensor | None] = {}
+        for number in self._segment.output_ids:
             if values[number] is None:
                 continue
-            made[Wire(number)] = values[number]
+            made[TensorKey(number)] = values[number]
             mask = keras_internals.get_mask(values[number])
             if mask is not None:
-                made[Wire(number, True)] = mask
+                made[TensorKey(number, True)] = mask
         for number in masked:
             if keras_internals.get_mask(values[number]) is None:
-                made[Wire(number, True)] = None
+                made[TensorKey(number, True)] = None
         return made
 
 
@@ -111,7 +118,7 @@ def _call(
 ) -> list[tf.Tensor]:
     """Calls a layer on the tensors that its arguments stand for."""
     args, kwargs = keras.tree.map_structure(
-        lambda leaf: values[leaf.number] if isinstance(leaf, Value) else leaf,
+        lambda leaf: values[leaf.id] if isinstance(leaf, Value) else leaf,
         (call.args, dict(call.kwargs)),
     )
     if isinstance(call.layer, keras.layers.Layer) and training is not None:
@@ -133,12 +140,12 @@ def _call_with_remat(
     masks is taken from the first run, which is the forward pass.
     """
     scope = keras_internals.current_stateless_scope()
-    assert isinstance(scope, Scope)  # `trace` runs this.
+    assert isinstance(scope, TracingScope)  # `trace` runs this.
     weights, state = layer_variables([call.layer], captured)
     held = [(variable, scope.get_current_value(variable)) for variable in state]
     # Only what has a gradient is an argument: `tf.recompute_grad` adds to each of them.
-    given = {n: values[n] for n in call.reads if values[n] is not None}
-    read = [number for number, tensor in given.items() if differentiable(tensor)]
+    given = {n: values[n] for n in call.input_ids if values[n] is not None}
+    read = [number for number, tensor in given.items() if is_differentiable(tensor)]
     if not read and not weights:
         return _call(call, values, training)
     masks = {
@@ -150,7 +157,7 @@ def _call_with_remat(
         inputs = {**given, **dict(zip(read, tensors, strict=False))}
         for number, tensor in inputs.items():
             keras_internals.set_mask(tensor, masks[number])
-        inner = Scope(
+        inner = TracingScope(
             [*zip(weights, tensors[len(read) :], strict=True), *held], scope.replicas
         )
         with inner:
@@ -173,7 +180,7 @@ def _call_with_remat(
         *(values[number] for number in read),
         *(scope.get_current_value(v) for v in weights),
     )
-    outputs, losses = results[: len(call.makes)], results[len(call.makes) :]
+    outputs, losses = results[: len(call.output_ids)], results[len(call.output_ids) :]
     for variable, value in zip(state, first[0].state, strict=True):
         scope.add_update((variable, value))
     scope.accumulators.extend(first[0].accumulators)

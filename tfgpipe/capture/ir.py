@@ -2,11 +2,12 @@
 
 Whatever Keras calls a model (a stack of layers, a graph with branches, several inputs
 and outputs, a layer used twice) is here one list of calls in an order in which each
-comes after those whose results it needs. A *part* is a run of consecutive calls. What
-connects parts are the values made in one and read in another, and each goes straight
-from the part that makes it to those that read it, however far apart they are:
+comes after those whose results it needs. A *segment* is a run of consecutive calls.
+What connects segments are the values made in one and read in another, and each goes
+straight from the segment that makes it to those that read it, however far apart they
+are:
 
-    part 0        part 1        part 2
+    segment 0     segment 1     segment 2
     a ─▶ b ─┬───▶ c ─▶ d ─────▶ e ─▶ f        1 reads b from 0, 2 reads d from 1
             └─────────────────▶                and the skip b from 0
 """
@@ -22,7 +23,7 @@ from typing import Any
 class Value:
     """Stands for a tensor in the arguments of a call."""
 
-    number: int
+    id: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,30 +34,30 @@ class Call:
         layer: What is called: a Keras layer or operation.
         args: Its positional arguments, nested, with a `Value` for each tensor.
         kwargs: Its keyword arguments, likewise.
-        reads: Numbers of the values in the arguments, each once.
-        makes: Numbers of the values that it returns, in flat order.
+        input_ids: Numbers of the values in the arguments, each once.
+        output_ids: Numbers of the values that it returns, in flat order.
     """
 
     layer: Any
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    reads: tuple[int, ...]
-    makes: tuple[int, ...]
+    input_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class Segment:
     """Consecutive calls of a network.
 
     Attributes:
         calls: The calls, in order.
-        reads: Numbers of the values that come from outside, in order of first use.
-        makes: Numbers of the values made here and needed elsewhere.
+        input_ids: Numbers of the values that come from outside, in order of first use.
+        output_ids: Numbers of the values made here and needed elsewhere.
     """
 
     calls: tuple[Call, ...]
-    reads: tuple[int, ...]
-    makes: tuple[int, ...]
+    input_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
 
     @property
     def layers(self) -> tuple[Any, ...]:
@@ -65,36 +66,39 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class Network:
+class CallGraph:
     """A whole model.
 
     Attributes:
         calls: All calls, each after those whose results it reads.
-        inputs: Numbers of the values that are given.
-        outputs: Numbers of the values that are wanted; one may be wanted twice.
+        input_ids: Numbers of the values that are given.
+        output_ids: Numbers of the values that are wanted; one may be wanted twice.
     """
 
     calls: tuple[Call, ...]
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    input_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
 
-    def part(self, span: slice) -> Part:
-        """Returns the part that contains the calls in `span`."""
+    def segment(self, span: slice) -> Segment:
+        """Returns the segment that contains the calls in `span`."""
         calls = self.calls[span]
-        made = dict.fromkeys(number for call in calls for number in call.makes)
+        made = dict.fromkeys(value_id for call in calls for value_id in call.output_ids)
         reads = dict.fromkeys(
-            number for call in calls for number in call.reads if number not in made
+            value_id
+            for call in calls
+            for value_id in call.input_ids
+            if value_id not in made
         )
         later = self.calls[span.stop :]
-        wanted = {number for call in later for number in call.reads}
-        wanted.update(self.outputs)
-        return Part(calls, tuple(reads), tuple(n for n in made if n in wanted))
+        wanted = {value_id for call in later for value_id in call.input_ids}
+        wanted.update(self.output_ids)
+        return Segment(calls, tuple(reads), tuple(n for n in made if n in wanted))
 
-    def received(self, sizes: Mapping[int, float]) -> list[list[float]]:
-        """Returns for all `s`, `e` the bytes that a part of calls `[s, e)` receives.
+    def received_bytes(self, sizes: Mapping[int, float]) -> list[list[float]]:
+        """Returns for all `s`, `e` the bytes that a segment of calls `[s, e)` receives.
 
-        A value counts once, however many calls of the part read it; inputs of the
-        network count as little as values made in the part itself.
+        A value counts once, however many calls of the segment read it; inputs of the
+        network count as little as values made in the segment itself.
 
         Args:
             sizes: Bytes of each value.
@@ -103,14 +107,14 @@ class Network:
             A table of L + 1 rows and columns, zero where `e <= s`.
         """
         num_calls = len(self.calls)
-        maker = {n: i for i, call in enumerate(self.calls) for n in call.makes}
+        maker = {n: i for i, call in enumerate(self.calls) for n in call.output_ids}
         table = [[0.0] * (num_calls + 1) for _ in range(num_calls + 1)]
         for start in range(num_calls):
             total, seen = 0.0, set[int]()
             for end in range(start, num_calls):
-                for number in self.calls[end].reads:
-                    if number not in seen and maker.get(number, start) < start:
-                        seen.add(number)
-                        total += sizes[number]
+                for value_id in self.calls[end].input_ids:
+                    if value_id not in seen and maker.get(value_id, start) < start:
+                        seen.add(value_id)
+                        total += sizes[value_id]
                 table[start][end + 1] = total
         return table

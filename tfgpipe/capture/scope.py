@@ -22,7 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe.distribution import Replicas
+from tfgpipe.distribution import ReplicaGroup
 
 
 class Accumulator(abc.ABC):
@@ -37,20 +37,22 @@ class Accumulator(abc.ABC):
     variables: Sequence[Any]
 
     @abc.abstractmethod
-    def merge(self, earlier: Sequence[Any]) -> list[Any]:
+    def merge(self, previous: Sequence[Any]) -> list[Any]:
         """Returns values for this microbatch and all earlier ones together."""
 
     @abc.abstractmethod
-    def update(self, whole: Sequence[Any], before: Sequence[Any]) -> list[Any]:
+    def update(
+        self, merged: Sequence[Any], variable_values: Sequence[Any]
+    ) -> list[Any]:
         """Returns new values of the variables.
 
         Args:
-            whole: What was merged of the whole mini-batch.
-            before: The values of the variables so far.
+            merged: What was merged of the whole mini-batch.
+            variable_values: The values of the variables so far.
         """
 
 
-class Scope(keras.StatelessScope):
+class TracingScope(keras.StatelessScope):
     """The scope in which layers are traced.
 
     Args:
@@ -67,7 +69,7 @@ class Scope(keras.StatelessScope):
     def __init__(
         self,
         values: Iterable[tuple[keras.Variable, tf.Tensor]],
-        replicas: Replicas | None,
+        replicas: ReplicaGroup | None,
     ) -> None:
         super().__init__(values, collect_losses=True)
         self.replicas = replicas
@@ -82,7 +84,7 @@ class Scope(keras.StatelessScope):
         return value
 
 
-def differentiable(tensor: tf.Tensor) -> bool:
+def is_differentiable(tensor: tf.Tensor) -> bool:
     """Returns whether a tensor is of a type that has gradients."""
     return tensor.dtype.is_floating or tensor.dtype.is_complex
 

@@ -12,13 +12,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import check_counts
+from tfgpipe._util import check_calls_per_stage
 from tfgpipe.capture import tracer
 
 Specs = Mapping[str, keras.KerasTensor]
 
 
-class Original(abc.ABC):
+class SourceModel(abc.ABC):
     """The model that the pipeline must be equivalent to.
 
     Attributes:
@@ -36,11 +36,11 @@ class Original(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def closed(self) -> Mapping[int, str]:
-        """As `Recording.closed`."""
+    def opaque_calls(self) -> Mapping[int, str]:
+        """As `CapturedModel.opaque_calls`."""
 
     @abc.abstractmethod
-    def record(self, inputs: Any, side_inputs: Specs) -> tracer.Recording:
+    def capture(self, inputs: Any, side_inputs: Specs) -> tracer.CapturedModel:
         """Returns its calls, building layers that are not yet built.
 
         Args:
@@ -49,7 +49,7 @@ class Original(abc.ABC):
         """
 
     @abc.abstractmethod
-    def feed(
+    def flatten_inputs(
         self, inputs: Any, side_inputs: Mapping[str, tf.Tensor]
     ) -> dict[str, tf.Tensor | None]:
         """Returns tensors, by name, in the order of the recorded network's inputs."""
@@ -59,24 +59,24 @@ class Original(abc.ABC):
         """Returns symbolic outputs for symbolic inputs."""
 
     @abc.abstractmethod
-    def plain(self, inputs: Any, side_inputs: Specs) -> keras.Model:
+    def unpipelined(self, inputs: Any, side_inputs: Specs) -> keras.Model:
         """Returns a plain Keras model of the same layers."""
 
     @abc.abstractmethod
-    def tensors(self, recorded: tracer.Recording) -> tuple[Any, Any]:
+    def symbolic_io(self, recorded: tracer.CapturedModel) -> tuple[Any, Any]:
         """Returns the symbolic inputs and outputs of a recording, each nested."""
 
     @property
     def named_layers(self) -> dict[str, Any]:
         """The layers by name: those that it lists, then those inside its models."""
         named: dict[str, Any] = {}
-        for layer in (*self.listed, *self.calls):
+        for layer in (*self.listed_layers, *self.calls):
             if isinstance(layer, keras.layers.Layer):
                 named.setdefault(layer.name, layer)
         return named
 
     @property
-    def listed(self) -> Sequence[keras.layers.Layer]:
+    def listed_layers(self) -> Sequence[keras.layers.Layer]:
         """The layers in the order of the list or the model."""
         return self.layers
 
@@ -84,7 +84,9 @@ class Original(abc.ABC):
     def get_config(self) -> Any:
         """Returns what `from_config` makes it again from."""
 
-    def counts(self, balance: Sequence[int] | Sequence[str]) -> tuple[int, ...]:
+    def calls_per_stage(
+        self, balance: Sequence[int] | Sequence[str]
+    ) -> tuple[int, ...]:
         """Returns the number of calls in each stage for a user's `balance` list.
 
         Args:
@@ -98,14 +100,14 @@ class Original(abc.ABC):
         names = [entry for entry in balance if isinstance(entry, str)]
         if not names:
             numbers = [entry for entry in balance if not isinstance(entry, str)]
-            return check_counts(numbers, [layer.name for layer in calls])
+            return check_calls_per_stage(numbers, [layer.name for layer in calls])
         ends = [0]
         for name in names:
             found = [i for i, layer in enumerate(calls) if layer.name == name]
             if not found:
                 raise ValueError(
                     "A `balance` of names holds the layers that end each stage but the "
-                    f"last. Received '{name}', which {self._whereabouts(name)}"
+                    f"last. Received '{name}', which {self._describe_location(name)}"
                 )
             ends.append(found[-1] + 1)
         counts = [b - a for a, b in itertools.pairwise([*ends, len(calls)])]
@@ -117,7 +119,7 @@ class Original(abc.ABC):
             )
         return tuple(counts)
 
-    def _whereabouts(self, name: str) -> str:
+    def _describe_location(self, name: str) -> str:
         for layer in self.calls:
             if name in keras_internals.inner_names(layer):
                 return (
@@ -129,7 +131,7 @@ class Original(abc.ABC):
         return f"no layer has. The layers are {names}, ... Use one of their names."
 
 
-class LayerList(Original):
+class LayerListSource(SourceModel):
     """Layers that each take what the one before returns."""
 
     def __init__(self, layers: Sequence[keras.layers.Layer]) -> None:
@@ -143,18 +145,18 @@ class LayerList(Original):
         return self.layers
 
     @property
-    def closed(self) -> Mapping[int, str]:
-        """As `Recording.closed`."""
-        return tracer.closed_in_list(self.layers)
+    def opaque_calls(self) -> Mapping[int, str]:
+        """As `CapturedModel.opaque_calls`."""
+        return tracer.opaque_in_list(self.layers)
 
-    def record(self, inputs: Any, side_inputs: Specs) -> tracer.Recording:
+    def capture(self, inputs: Any, side_inputs: Specs) -> tracer.CapturedModel:
         """Returns the calls of the layers one after another."""
         check_side_inputs_are_used(self.layers, side_inputs)
         inputs, side_inputs = _model_inputs((inputs, dict(side_inputs)))
         self._structure, self._side_inputs = inputs, tuple(side_inputs)
-        return tracer.from_layers(self.layers, inputs, side_inputs)
+        return tracer.capture_layers(self.layers, inputs, side_inputs)
 
-    def feed(
+    def flatten_inputs(
         self, inputs: Any, side_inputs: Mapping[str, tf.Tensor]
     ) -> dict[str, tf.Tensor | None]:
         """Returns the tensors of `inputs`, then those of `side_inputs`."""
@@ -163,14 +165,16 @@ class LayerList(Original):
         expected = keras.tree.flatten(self._structure)
         pairs = zip(expected, keras.tree.flatten(inputs), strict=True)
         given = [x for known, x in pairs if known is not None]
-        return named(given, {n: side_inputs.get(n) for n in self._side_inputs})
+        return name_inputs(given, {n: side_inputs.get(n) for n in self._side_inputs})
 
     def output_spec(self, inputs: Any, side_inputs: Specs) -> Any:
         """Returns what the last layer gives."""
-        calls = tracer.from_layers(self.layers, inputs, side_inputs)
-        return keras.tree.map_structure(lambda v: calls.specs[v.number], calls.output)
+        calls = tracer.capture_layers(self.layers, inputs, side_inputs)
+        return keras.tree.map_structure(
+            lambda v: calls.specs[v.id], calls.output_structure
+        )
 
-    def plain(self, inputs: Any, side_inputs: Specs) -> keras.Model:
+    def unpipelined(self, inputs: Any, side_inputs: Specs) -> keras.Model:
         """Returns a Sequential; with several inputs, a Functional model."""
         inputs, side_inputs = _model_inputs((inputs, dict(side_inputs)))
         if isinstance(inputs, keras.KerasTensor) and not side_inputs:
@@ -178,10 +182,12 @@ class LayerList(Original):
         outputs = self.output_spec(inputs, side_inputs)
         return keras.Model((inputs, side_inputs) if side_inputs else inputs, outputs)
 
-    def tensors(self, recorded: tracer.Recording) -> tuple[Any, Any]:
+    def symbolic_io(self, recorded: tracer.CapturedModel) -> tuple[Any, Any]:
         """Returns what the first layer was called on and what the last one gave."""
         specs = recorded.specs
-        outputs = keras.tree.map_structure(lambda v: specs[v.number], recorded.output)
+        outputs = keras.tree.map_structure(
+            lambda v: specs[v.id], recorded.output_structure
+        )
         return self._structure, outputs
 
     def get_config(self) -> Any:
@@ -195,13 +201,13 @@ class LayerList(Original):
         return {"layers": configs, "order": order}
 
 
-class KerasModel(Original):
+class FunctionalSource(SourceModel):
     """A Functional model, or a Sequential one that is built."""
 
     def __init__(self, model: keras.Model, graph: keras.Model) -> None:
         self._model = model
         self._graph = graph
-        self._recording = tracer.from_graph(graph)
+        self._recording = tracer.capture_functional(graph)
         self.inputs = graph.input
         inner = (layer for layer in model.layers if not _is_input(layer))
         self.layers = tuple(inner)
@@ -209,26 +215,26 @@ class KerasModel(Original):
     @property
     def calls(self) -> Sequence[Any]:
         """The layers and operations in the order Keras runs them."""
-        return [call.layer for call in self._recording.network.calls]
+        return [call.layer for call in self._recording.graph.calls]
 
     @property
-    def closed(self) -> Mapping[int, str]:
-        """As `Recording.closed`."""
-        return self._recording.closed
+    def opaque_calls(self) -> Mapping[int, str]:
+        """As `CapturedModel.opaque_calls`."""
+        return self._recording.opaque_calls
 
-    def record(
+    def capture(
         self, inputs: Any = None, side_inputs: Specs | None = None
-    ) -> tracer.Recording:
+    ) -> tracer.CapturedModel:
         """Returns the calls that the model remembers."""
         check_side_inputs((), side_inputs or {})
         return self._recording
 
-    def feed(
+    def flatten_inputs(
         self, inputs: Any, side_inputs: Mapping[str, tf.Tensor]
     ) -> dict[str, tf.Tensor | None]:
         """Returns the inputs as Keras feeds them to the model."""
         check_side_inputs((), side_inputs)
-        tensors = keras_internals.standardized(self._graph, inputs)
+        tensors = keras_internals.standardize_inputs(self._graph, inputs)
         if len(tensors) != len(self._graph.inputs):
             check_structure(self._graph.input, inputs)
         return {x.name: y for x, y in zip(self._graph.inputs, tensors, strict=True)}
@@ -236,18 +242,18 @@ class KerasModel(Original):
     def output_spec(self, inputs: Any, side_inputs: Specs) -> Any:
         """Returns what the model gives."""
         outputs = self._model.compute_output_spec(inputs)
-        return tracer.unpacked(outputs)
+        return tracer.unpack_single(outputs)
 
-    def plain(self, inputs: Any, side_inputs: Specs) -> keras.Model:
+    def unpipelined(self, inputs: Any, side_inputs: Specs) -> keras.Model:
         """Returns the model itself."""
         return self._model
 
-    def tensors(self, recorded: tracer.Recording) -> tuple[Any, Any]:
+    def symbolic_io(self, recorded: tracer.CapturedModel) -> tuple[Any, Any]:
         """Returns the inputs and outputs of the model."""
         return self._graph.input, self._graph.output
 
     @property
-    def listed(self) -> Sequence[keras.layers.Layer]:
+    def listed_layers(self) -> Sequence[keras.layers.Layer]:
         """The layers of the model, inputs among them."""
         return self._model.layers
 
@@ -256,14 +262,14 @@ class KerasModel(Original):
         return keras.saving.serialize_keras_object(self._model)
 
 
-def make(layers: Any) -> Original:
+def make_source(layers: Any) -> SourceModel:
     """Returns the original behind the first argument of a `PipelinedLayer`."""
-    graph = keras_internals.graph_of(layers)
+    graph = keras_internals.functional_graph(layers)
     if graph is not None:
-        return KerasModel(layers, graph)
+        return FunctionalSource(layers, graph)
     if isinstance(layers, keras.Sequential):
-        return LayerList(layers.layers)
-    return LayerList(layers)
+        return LayerListSource(layers.layers)
+    return LayerListSource(layers)
 
 
 def from_config(config: Any) -> Any:
@@ -276,14 +282,14 @@ def from_config(config: Any) -> Any:
     return keras.saving.deserialize_keras_object(config)
 
 
-def named(
+def name_inputs(
     inputs: Sequence[tf.Tensor | None], side_inputs: Mapping[str, tf.Tensor | None]
 ) -> dict[str, tf.Tensor | None]:
     """Returns inputs by the names that error messages use."""
     return {**{f"input {i}": x for i, x in enumerate(inputs)}, **side_inputs}
 
 
-def are_tensors(structure: Any) -> bool:
+def contains_only_tensors(structure: Any) -> bool:
     """Returns whether a structure holds tensors, arrays and None alone."""
     leaves = keras.tree.flatten(structure)
     return all(
@@ -294,19 +300,19 @@ def are_tensors(structure: Any) -> bool:
     )
 
 
-def symbolic(tensors: Any) -> Any:
+def to_symbolic(tensors: Any) -> Any:
     """Replaces tensors by their shapes and dtypes; leaves everything else."""
     return keras.tree.map_structure(
         lambda x: (
             keras.KerasTensor(x.shape, keras.backend.standardize_dtype(x.dtype))
-            if x is not None and are_tensors(x)
+            if x is not None and contains_only_tensors(x)
             else x
         ),
         tensors,
     )
 
 
-def copied_if_unbuilt(layers: Any) -> Any:
+def copy_unbuilt(layers: Any) -> Any:
     """Replaces layers that are not built by copies, which can then be built."""
     if isinstance(layers, keras.Sequential) and not layers.built:
         layers = layers.layers
@@ -385,7 +391,7 @@ def check_side_inputs_are_used(
 ) -> None:
     """Raises ValueError if no layer's `call` has an argument of a side input's name."""
     for name in side_inputs:
-        if not any(tracer.asks_for(layer, name) for layer in layers):
+        if not any(tracer.accepts_argument(layer, name) for layer in layers):
             raise ValueError(
                 "A side input goes to every layer whose `call` has an argument of its "
                 f"name. Received '{name}', which no layer asks for. Name the argument "

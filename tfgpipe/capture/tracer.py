@@ -14,28 +14,29 @@ from typing import Any
 import keras
 
 from tfgpipe._compat import keras_internals
-from tfgpipe.capture.ir import Call, Network, Value
+from tfgpipe.capture.ir import Call, CallGraph, Value
 
 
 @dataclasses.dataclass(frozen=True)
-class Recording:
+class CapturedModel:
     """A network, and what its values are.
 
     Attributes:
-        network: The calls.
+        graph: The calls.
         specs: For each value, its shape and type while it was recorded.
-        output: What the model returns, nested, with a `Value` for each tensor.
-        closed: By the positions of calls that are not opened though there are layers
-            inside, what these are, as a phrase.
+        output_structure: What the model returns, nested, with a `Value` for each
+            tensor.
+        opaque_calls: By the positions of calls that are not opened though there are
+            layers inside, what these are, as a phrase.
     """
 
-    network: Network
+    graph: CallGraph
     specs: Mapping[int, keras.KerasTensor]
-    output: Any
-    closed: Mapping[int, str]
+    output_structure: Any
+    opaque_calls: Mapping[int, str]
 
 
-class _Recorder:
+class _GraphBuilder:
     """Assigns ids to symbolic tensors, and records calls on them."""
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class _Recorder:
         self.specs: dict[int, keras.KerasTensor] = {}
         self.closed: dict[int, str] = {}
 
-    def number(self, tensor: keras.KerasTensor) -> int:
+    def value_id(self, tensor: keras.KerasTensor) -> int:
         number = len(self.specs)
         self.specs[number] = tensor
         return number
@@ -62,8 +63,8 @@ class _Recorder:
             (args, dict(kwargs)),
         )
         leaves = keras.tree.flatten((args, kwargs))
-        reads = dict.fromkeys(x.number for x in leaves if isinstance(x, Value))
-        makes = [self.number(tensor) for tensor in outputs]
+        reads = dict.fromkeys(x.id for x in leaves if isinstance(x, Value))
+        makes = [self.value_id(tensor) for tensor in outputs]
         self.calls.append(Call(layer, args, kwargs, tuple(reads), tuple(makes)))
         return makes
 
@@ -73,7 +74,7 @@ class _Recorder:
         for node in keras_internals.nodes(graph):
             if any(id(tensor) not in numbers for tensor in node.inputs):
                 continue  # Belongs to another model that shares the layer.
-            inner = _inner_graph(node)
+            inner = _inlinable_graph(node)
             if isinstance(inner, str):
                 if inner:
                     self.closed[len(self.calls)] = inner
@@ -87,21 +88,23 @@ class _Recorder:
         return [numbers[id(tensor)] for tensor in graph.outputs]
 
 
-def from_graph(graph: keras.Model) -> Recording:
+def capture_functional(graph: keras.Model) -> CapturedModel:
     """Records a Functional model."""
-    recorder = _Recorder()
-    inputs = [recorder.number(tensor) for tensor in graph.inputs]
+    recorder = _GraphBuilder()
+    inputs = [recorder.value_id(tensor) for tensor in graph.inputs]
     outputs = recorder.graph(graph, inputs)
     output = keras.tree.pack_sequence_as(graph.output, [Value(n) for n in outputs])
-    network = Network(tuple(recorder.calls), tuple(inputs), tuple(outputs))
-    return Recording(network, recorder.specs, unpacked(output), recorder.closed)
+    network = CallGraph(tuple(recorder.calls), tuple(inputs), tuple(outputs))
+    return CapturedModel(
+        network, recorder.specs, unpack_single(output), recorder.closed
+    )
 
 
-def from_layers(
+def capture_layers(
     layers: Sequence[keras.layers.Layer],
     inputs: Any,
     side_inputs: Mapping[str, keras.KerasTensor],
-) -> Recording:
+) -> CapturedModel:
     """Records layers that each take what the one before returns.
 
     Args:
@@ -110,53 +113,53 @@ def from_layers(
         side_inputs: Tensors by name, each for all layers whose `call` has an argument
             of that name.
     """
-    recorder = _Recorder()
+    recorder = _GraphBuilder()
     given = [*_tensors(inputs), *side_inputs.values()]
-    numbers = {id(tensor): recorder.number(tensor) for tensor in given}
+    numbers = {id(tensor): recorder.value_id(tensor) for tensor in given}
     values = inputs
     for layer in layers:
-        kwargs = {n: x for n, x in side_inputs.items() if asks_for(layer, n)}
+        kwargs = {n: x for n, x in side_inputs.items() if accepts_argument(layer, n)}
         outputs = layer(values, **kwargs)
         made = recorder.call(layer, (values,), kwargs, _tensors(outputs), numbers)
         numbers.update(zip(map(id, _tensors(outputs)), made, strict=True))
         values = outputs
     output = keras.tree.map_structure(lambda x: Value(numbers[id(x)]), values)
-    network = Network(
+    network = CallGraph(
         tuple(recorder.calls),
         tuple(range(len(given))),
         tuple(numbers[id(tensor)] for tensor in _tensors(values)),
     )
-    return Recording(network, recorder.specs, output, closed_in_list(layers))
+    return CapturedModel(network, recorder.specs, output, opaque_in_list(layers))
 
 
-def unpacked(outputs: Any) -> Any:
+def unpack_single(outputs: Any) -> Any:
     """Returns the only output of a model instead of a list of it, as Keras does."""
     alone = isinstance(outputs, list | tuple) and len(outputs) == 1
     return outputs[0] if alone else outputs
 
 
-def asks_for(layer: keras.layers.Layer, side_input: str) -> bool:
+def accepts_argument(layer: keras.layers.Layer, side_input: str) -> bool:
     """Returns whether a layer's `call` has an argument of the given name."""
     return side_input in layer.call_signature_parameters
 
 
-def closed_in_list(layers: Sequence[keras.layers.Layer]) -> dict[int, str]:
-    """Returns `Recording.closed` of a list of layers, whose entries are not opened."""
+def opaque_in_list(layers: Sequence[keras.layers.Layer]) -> dict[int, str]:
+    """Returns the `opaque_calls` of a list of layers, whose entries are not opened."""
     return {
-        i: _closed(layer) or "a model in a list of layers"
+        i: _opaque_reason(layer) or "a model in a list of layers"
         for i, layer in enumerate(layers)
         if len(keras_internals.inner_layers(layer)) > 1
     }
 
 
-def _closed(operation: Any) -> str:
+def _opaque_reason(operation: Any) -> str:
     """Describes a layer whose inner calls Keras does not know, as a phrase.
 
     An empty string for a model of which it does, and where there is nothing inside.
     """
     if (
         len(keras_internals.inner_layers(operation)) <= 1
-        or keras_internals.graph_of(operation) is not None
+        or keras_internals.functional_graph(operation) is not None
     ):
         return ""
     if isinstance(operation, keras.Sequential) and not operation.built:
@@ -165,15 +168,15 @@ def _closed(operation: Any) -> str:
     return f"a {kind} with a `call` of its own"
 
 
-def _inner_graph(node: keras_internals.Node) -> keras.Model | str:
+def _inlinable_graph(node: keras_internals.Node) -> keras.Model | str:
     """Returns the graph to run in place of a call of a model, if that is the same.
 
     Else what it is that has layers inside and is not opened, as a phrase, or an empty
     string if there are none inside.
     """
-    graph = keras_internals.graph_of(node.operation)
+    graph = keras_internals.functional_graph(node.operation)
     if graph is None:
-        return _closed(node.operation)
+        return _opaque_reason(node.operation)
     # Keras records masks that it found on inputs as if they were passed as arguments,
     # and puts them on again even if some layer has since removed them.
     masks = keras.tree.flatten(node.kwargs.get("mask"))

@@ -28,7 +28,7 @@ _CALLS = frozenset(
 
 
 @contextlib.contextmanager
-def data() -> Iterator[None]:
+def colocate_with_inputs() -> Iterator[None]:
     """Colocates operations created inside with their first input that has a device.
 
     Operations with a device of their own keep it. Eagerly TensorFlow's default holds.
@@ -36,11 +36,11 @@ def data() -> Iterator[None]:
     if tf.executing_eagerly():
         yield
         return
-    with tf.compat.v1.get_default_graph().device(_follower()):
+    with tf.compat.v1.get_default_graph().device(_device_function()):
         yield
 
 
-def finder() -> Callable[[tf.Tensor], str]:
+def device_finder() -> Callable[[tf.Tensor], str]:
     """Returns a function that finds the device of a graph's tensor, `""` if unknown.
 
     A variable's value, which TensorFlow reads where the variable is, and what comes
@@ -68,8 +68,8 @@ def finder() -> Callable[[tf.Tensor], str]:
     return find
 
 
-def _follower() -> Callable[[tf.Operation], str]:
-    find = finder()
+def _device_function() -> Callable[[tf.Operation], str]:
+    find = device_finder()
 
     def follow(operation: tf.Operation) -> str:
         if operation.device or operation.type in _CALLS:

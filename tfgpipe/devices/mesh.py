@@ -67,22 +67,22 @@ class Mesh:
         return len(self.devices[0][0])
 
     @property
-    def grid(self) -> tuple[tuple[str, ...], ...]:
+    def primary_devices(self) -> tuple[tuple[str, ...], ...]:
         """The primary devices, `[replica][stage]`."""
         return tuple(tuple(each[0] for each in replica) for replica in self.devices)
 
     @property
     def placement(self) -> tuple[int, ...]:
         """For each stage, the index of its primary device within its replica."""
-        first = self.grid[0]
+        first = self.primary_devices[0]
         devices = list(dict.fromkeys(first))
         return tuple(map(devices.index, first))
 
-    def stage(self, k: int, shard: int = 0) -> tuple[str, ...]:
+    def replica_devices(self, k: int, shard: int = 0) -> tuple[str, ...]:
         """Returns the devices of stage `k` and a shard of it, one a replica."""
         return tuple(replica[k][shard] for replica in self.devices)
 
-    def shards(self, replica: int, k: int) -> tuple[str, ...]:
+    def shard_devices(self, replica: int, k: int) -> tuple[str, ...]:
         """Returns the devices of stage `k` in one replica, one a shard."""
         return self.devices[replica][k]
 
@@ -161,7 +161,7 @@ def make_mesh(
     needed = num_replicas * num_stages * num_shards
     visible = visible_devices()
     if devices is None and devices_of_workers():
-        names = _over_workers(num_stages, num_replicas, num_shards)
+        names = _spread_over_workers(num_stages, num_replicas, num_shards)
     elif devices is None:
         names = default_devices()
     else:
@@ -191,12 +191,12 @@ def make_mesh(
     )
 
 
-def check_leads(mesh: Mesh) -> None:
+def check_primary_devices(mesh: Mesh) -> None:
     """Raises ValueError if the primary devices of the last stage are on several hosts.
 
     There the loss is, and a strategy's own devices must share a host.
     """
-    leads = mesh.stage(mesh.num_stages - 1)
+    leads = mesh.replica_devices(mesh.num_stages - 1)
     if len(set(map(host_device, leads))) > 1:
         raise ValueError(
             "The last stages of all replicas must be on one host, since the loss, the "
@@ -244,7 +244,9 @@ def make_logical_cpus(num_devices: int) -> None:
         ) from error
 
 
-def _over_workers(num_stages: int, num_replicas: int, num_shards: int) -> list[str]:
+def _spread_over_workers(
+    num_stages: int, num_replicas: int, num_shards: int
+) -> list[str]:
     """Returns devices of a mesh: stages spread evenly over workers, in order.
 
     The replicas of a stage are on one worker, where their gradients are summed up.

@@ -7,7 +7,7 @@ import tensorflow as tf
 TPU_CORE = "TPU_REPLICATED_CORE"
 
 
-def local_kind(num_devices: int) -> str:
+def local_device_type(num_devices: int) -> str:
     """Returns the type of device that a process uses, without starting TensorFlow.
 
     Raises:
@@ -26,17 +26,17 @@ def local_kind(num_devices: int) -> str:
     return kind
 
 
-def device_kind(device: str) -> str:
+def device_type(device: str) -> str:
     """Returns `"CPU"`, `"GPU"` or `"TPU"` for a device name.
 
-    >>> device_kind("/device:GPU:1"), device_kind(tpu_core(1))
+    >>> device_type("/device:GPU:1"), device_type(tpu_core_name(1))
     ('GPU', 'TPU')
     """
     device_type = tf.DeviceSpec.from_string(device).device_type
     return "TPU" if device_type == TPU_CORE else device_type
 
 
-def tpu_core(k: int) -> str:
+def tpu_core_name(k: int) -> str:
     """Returns the name that core `k` of a replica has in a computation on TPUs.
 
     Such a computation is written down once for all replicas.
@@ -102,7 +102,7 @@ def devices_of_workers() -> list[list[str]]:
     for name in visible_devices():
         if is_remote(name):
             found.setdefault(host_device(name), []).append(name)
-    return [[n for n in v if device_kind(n) == "GPU"] or v for v in found.values()]
+    return [[n for n in v if device_type(n) == "GPU"] or v for v in found.values()]
 
 
 def visible_devices(device_type: str | None = None) -> list[str]:

@@ -51,31 +51,31 @@ class Sharded:
     sharded_weights: Sequence[ShardedWeight]
 
 
-def stand_in(shard: int) -> str:
+def placeholder_device(shard: int) -> str:
     """Returns the placeholder device of a shard.
 
-    >>> stand_in(2)
+    >>> placeholder_device(2)
     '/device:SHARD:2'
     """
     return f"/device:{_TYPE}:{shard}"
 
 
-def shard_of(device: str) -> int | None:
+def shard_index(device: str) -> int | None:
     """Returns the shard of a placeholder device, or None for another name.
 
-    >>> shard_of(stand_in(2))
+    >>> shard_index(placeholder_device(2))
     2
     """
     spec = tf.DeviceSpec.from_string(device)
     return spec.device_index if spec.device_type == _TYPE else None
 
 
-def at(shard: int) -> contextlib.AbstractContextManager[Any]:
+def shard_scope(shard: int) -> contextlib.AbstractContextManager[Any]:
     """Returns the device scope of a shard, inside a stage.
 
     The first shard's is the stage's primary device, as for operations without one.
     """
-    return tf.device(stand_in(shard)) if shard else contextlib.nullcontext()
+    return tf.device(placeholder_device(shard)) if shard else contextlib.nullcontext()
 
 
 def sharded_layers(layers: Iterable[Any]) -> list[Any]:
@@ -84,7 +84,7 @@ def sharded_layers(layers: Iterable[Any]) -> list[Any]:
     return [x for x in inner if isinstance(x, Sharded)]
 
 
-def count(layers: Iterable[Any]) -> int:
+def num_shards(layers: Iterable[Any]) -> int:
     """Returns T, how many shards layers are split into; 1 if none is.
 
     Raises:
@@ -101,14 +101,14 @@ def count(layers: Iterable[Any]) -> int:
     return next(iter(found), 1)
 
 
-def spec(weight: ShardedWeight) -> mesh.ShardingSpec:
+def sharding_spec(weight: ShardedWeight) -> mesh.ShardingSpec:
     """Returns how a weight is split, to be read."""
     rank = len(weight.parts[0].shape)
     axis = weight.axis % rank
     return mesh.ShardingSpec(*("shard" if i == axis else None for i in range(rank)))
 
 
-def table(layers: Iterable[Any]) -> str:
+def sharding_table(layers: Iterable[Any]) -> str:
     """Returns a table of sharded weights: one line for all layers that are alike."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for layer in sharded_layers(layers):
@@ -119,7 +119,7 @@ def table(layers: Iterable[Any]) -> str:
             row = (
                 f"{type(layer).__name__}.{weight.name}",
                 " x ".join(map(str, shape)),
-                str(spec(weight)),
+                str(sharding_spec(weight)),
                 f"{size:,}",
             )
             alike.setdefault(row, []).append(layer.name)
@@ -130,7 +130,7 @@ def table(layers: Iterable[Any]) -> str:
     return text_table(header, rows, left=("sharded weight", "axes", "layers"))
 
 
-def numbers(layers: Iterable[Any]) -> IdentityMap[keras.Variable, int]:
+def shard_indices(layers: Iterable[Any]) -> IdentityMap[keras.Variable, int]:
     """Returns of each variable that is part of a weight, which shard."""
     return IdentityMap(
         (part, t)

@@ -29,7 +29,7 @@ Torus = tuple[bool, bool, bool]
 _FLAT: Torus = (False, False, False)
 
 
-def paths(
+def assign_cores(
     shape: Sequence[int],
     *,
     num_stages: int,
@@ -43,7 +43,7 @@ def paths(
     twice. In a slice without missing cores there is such a choice whenever there are
     enough of them.
 
-    >>> paths((2, 2, 1, 1), num_stages=2, num_replicas=2)
+    >>> assign_cores((2, 2, 1, 1), num_stages=2, num_replicas=2)
     (((0, 0, 0, 0), (1, 0, 0, 0)), ((1, 1, 0, 0), (0, 1, 0, 0)))
 
     Args:
@@ -66,7 +66,9 @@ def paths(
     most = 0
     if there >= K * D:
         for axes in itertools.permutations(range(3)):
-            runs = _runs(_snake(shape, axes), shape, frozenset(missing), torus)
+            runs = _contiguous_runs(
+                _snake(shape, axes), shape, frozenset(missing), torus
+            )
             found = [
                 tuple(run[start : start + K])
                 for run in runs
@@ -121,15 +123,15 @@ def _snake(shape: Sequence[int], axes: Sequence[int]) -> list[Core]:
     return [(at[places[0]], at[places[1]], at[places[2]], at[places[3]]) for at in walk]
 
 
-def _runs(
-    walk: Sequence[Core],
+def _contiguous_runs(
+    cores: Sequence[Core],
     shape: Sequence[int],
     missing: Collection[Core],
     torus: Torus,
 ) -> list[list[Core]]:
     """Returns the parts of a walk in which each core is next to the one before."""
     runs: list[list[Core]] = []
-    for core in walk:
+    for core in cores:
         if core in missing:
             continue
         if runs and adjacent(runs[-1][-1], core, shape, torus):

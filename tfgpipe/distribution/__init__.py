@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tfgpipe.distribution.placement import Placement as Placement
     from tfgpipe.distribution.placement import choose_placement as choose_placement
     from tfgpipe.distribution.placement import optimizer_slots as optimizer_slots
-    from tfgpipe.distribution.stage_collectives import Replicas as Replicas
+    from tfgpipe.distribution.stage_collectives import ReplicaGroup as ReplicaGroup
     from tfgpipe.distribution.stage_strategy import StageStrategy as StageStrategy
     from tfgpipe.distribution.strategy import PipelineStrategy as PipelineStrategy
     from tfgpipe.distribution.tpu import TPUPipelineStrategy as TPUPipelineStrategy

@@ -29,7 +29,7 @@ def reduce_to(parts: Sequence[Gradient], device: str) -> Gradient:
     with tf.device(device):
         if not any(isinstance(part, tf.IndexedSlices) for part in parts):
             return tf.add_n([tf.identity(part) for part in parts])
-        slices = [_sliced(part) for part in parts]
+        slices = [_as_indexed_slices(part) for part in parts]
         return tf.IndexedSlices(
             tf.concat([part.values for part in slices], axis=0),
             tf.concat([part.indices for part in slices], axis=0),
@@ -38,26 +38,34 @@ def reduce_to(parts: Sequence[Gradient], device: str) -> Gradient:
 
 
 def all_reduce(
-    parts: Sequence[Gradient], devices: Sequence[str], *, how: AllReduce, at: int = 0
+    tensors: Sequence[Gradient],
+    devices: Sequence[str],
+    *,
+    algorithm: AllReduce,
+    reducer: int = 0,
 ) -> list[Gradient]:
     """Returns the sum of tensors on each of their devices.
 
     Args:
-        parts: One of each replica.
+        tensors: One of each replica.
         devices: Their devices.
-        how: `"reduce"` or `"ring"`.
-        at: For `"reduce"`, the number of the device that adds up.
+        algorithm: `"reduce"` or `"ring"`.
+        reducer: For `"reduce"`, the number of the device that adds up.
     """
-    if len(parts) == 1:
-        return list(parts)
-    dense = all(isinstance(part, tf.Tensor) for part in parts)
-    if how == "ring" and dense and (parts[0].shape.num_elements() or 0) >= len(parts):
-        return _ring(parts, devices)
-    total = reduce_to(parts, devices[at])
-    return [total if d == at else copy(total, x) for d, x in enumerate(devices)]
+    if len(tensors) == 1:
+        return list(tensors)
+    dense = all(isinstance(part, tf.Tensor) for part in tensors)
+    if (
+        algorithm == "ring"
+        and dense
+        and (tensors[0].shape.num_elements() or 0) >= len(tensors)
+    ):
+        return _ring(tensors, devices)
+    total = reduce_to(tensors, devices[reducer])
+    return [total if d == reducer else copy_to(total, x) for d, x in enumerate(devices)]
 
 
-def nccl(
+def all_reduce_nccl(
     strategy: tf.distribute.Strategy, values: Sequence[tf.distribute.DistributedValues]
 ) -> list[list[Gradient]]:
     """Returns sums by NVIDIA's collectives, of each value one on each GPU."""
@@ -67,7 +75,7 @@ def nccl(
     return [list(strategy.experimental_local_results(total)) for total in sums]
 
 
-def copy(tensor: Gradient, device: str) -> Gradient:
+def copy_to(tensor: Gradient, device: str) -> Gradient:
     """Returns a tensor on another device."""
     with tf.device(device):
         return tf.nest.map_structure(tf.identity, tensor, expand_composites=True)
@@ -101,7 +109,7 @@ def _ring(parts: Sequence[tf.Tensor], devices: Sequence[str]) -> list[tf.Tensor]
     return sums
 
 
-def _sliced(gradient: Gradient) -> tf.IndexedSlices:
+def _as_indexed_slices(gradient: Gradient) -> tf.IndexedSlices:
     """Returns a gradient as rows of its weight."""
     if isinstance(gradient, tf.IndexedSlices):
         return gradient

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfgpipe import cluster
 from tfgpipe._compat import tf_internals
-from tfgpipe.devices import Mesh, local_kind
+from tfgpipe.devices import Mesh, local_device_type
 from tfgpipe.distribution import processes, replica_context
 from tfgpipe.distribution.replica_update import ReplicaUpdate, local_parts, merge
 from tfgpipe.distribution.stage_strategy import StageStrategy
@@ -60,12 +60,12 @@ class MultiWorkerPipelineStrategy(
         check_not_nested("MultiWorkerPipelineStrategy")
         resolver = _OneReplica()
         # Raises if there are too few, before anything waits for other processes.
-        local = local_kind(num_stages)
+        local = local_device_type(num_stages)
         workers = resolver.cluster_spec().as_dict().get("worker", [])
         if len(workers) > 1:
             cluster.rendezvous(workers, resolver.task_id)
             # Not before the rendezvous names the process that hangs, and ends this one.
-            tf_internals.give_up_after(
+            tf_internals.set_heartbeat_timeout(
                 resolver.cluster_spec(), 2 * cluster.SILENCE_SECONDS
             )
         with _bind_server(resolver):
@@ -106,14 +106,14 @@ class MultiWorkerPipelineStrategy(
     ) -> contextlib.AbstractContextManager[None]:
         """Variables created inside are where the weight is."""
         return device_scope(
-            tuple(copy.device for copy in replica_context.copies_of(weight))
+            tuple(copy.device for copy in replica_context.replica_copies(weight))
         )
 
     def stage_group_key(
         self, key: int, device: str, num_sums: int, specs: Iterable[tf.TensorSpec]
     ) -> int:
         """Returns a key that is the same in all processes."""
-        return processes.stage_group(device, num_sums, specs)
+        return processes.stage_group_key(device, num_sums, specs)
 
     def apply_gradients(
         self,
@@ -122,9 +122,9 @@ class MultiWorkerPipelineStrategy(
         gradients: list[Any],
     ) -> None:
         """Applies an optimizer to sums over all processes."""
-        keys = self.instance_keys.of(optimizer, weights)
+        keys = self.instance_keys.for_weights(optimizer, weights)
         given = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        sums = processes.sum_gradients(
+        sums = processes.all_reduce_gradients(
             [gradients[i] for i in given],
             [weights[i].value for i in given],
             [keys[i] for i in given],
@@ -147,7 +147,9 @@ class MultiWorkerPipelineStrategy(
         """
         return {name: tf.expand_dims(value, 0) for name, value in make().items()}
 
-    def place_of(self, variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
+    def update_scope(
+        self, variable: tf.Variable
+    ) -> contextlib.AbstractContextManager[Any]:
         """Does nothing: TensorFlow assigns to a variable where it is."""
         del variable
         return contextlib.nullcontext()

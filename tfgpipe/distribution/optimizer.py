@@ -55,7 +55,7 @@ def place_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     places: Any = _ColocatedStrategy()
     if strategy is not None and strategy.places_updates:
         places = strategy
-    keras_internals.update_by(optimizer, places, _apply)
+    keras_internals.patch_apply(optimizer, places, _apply)
 
 
 class _ColocatedStrategy:
@@ -96,11 +96,11 @@ def _apply(
     strategy = replica_context.current_strategy()
     _check_strategy(strategy)
     if context is None or strategy is None or all(g is None for g in grads):
-        with colocation.data():
+        with colocation.colocate_with_inputs():
             type(optimizer).apply(optimizer, grads, trainable_variables)
         return
     if trainable_variables is None:
-        trainable_variables = keras_internals.weights_of(optimizer)
+        trainable_variables = keras_internals.optimizer_weights(optimizer)
     strategy.apply_gradients(optimizer, list(trainable_variables), list(grads))
 
 
@@ -115,7 +115,7 @@ def _check_strategy(strategy: Any) -> None:
 
 
 # Optimizers whose update of an entry depends on other entries of the same weight.
-_OF_WHOLE_WEIGHTS = (
+_WHOLE_WEIGHT_OPTIMIZERS = (
     keras.optimizers.Adafactor,
     keras.optimizers.Lamb,
     keras.optimizers.Muon,
@@ -127,7 +127,7 @@ def warn_of_sharded_updates(
 ) -> None:
     """Warns of an optimizer that treats each shard of a weight as a weight."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    of_whole = isinstance(inner, _OF_WHOLE_WEIGHTS)
+    of_whole = isinstance(inner, _WHOLE_WEIGHT_OPTIMIZERS)
     if num_shards == 1 or not (of_whole or inner.clipnorm):
         return
     what = type(inner).__name__ if of_whole else f"clipnorm={inner.clipnorm}"

@@ -32,14 +32,16 @@ class Placement:
     @property
     def devices(self) -> tuple[str, ...]:
         """For each stage, the device of the replica being built."""
-        return tuple(lead for lead, *_ in self.shards)
+        return tuple(lead for lead, *_ in self.shard_devices)
 
     @property
-    def shards(self) -> tuple[tuple[str, ...], ...]:
+    def shard_devices(self) -> tuple[tuple[str, ...], ...]:
         """For each stage, the devices of its shards in the replica being built."""
         return self.strategy.stage_devices if self.strategy else self.mesh.devices[0]
 
-    def put(self, k: int, variables: Iterable[keras.Variable], shard: int = 0) -> None:
+    def place_variables(
+        self, k: int, variables: Iterable[keras.Variable], shard: int = 0
+    ) -> None:
         """Places variables, initialized or not, on the devices of stage `k`.
 
         Args:
@@ -47,13 +49,13 @@ class Placement:
             variables: The variables.
             shard: Which of its devices in each replica.
         """
-        device = None if self.strategy else self.mesh.shards(0, k)[shard]
+        device = None if self.strategy else self.mesh.shard_devices(0, k)[shard]
         for variable in variables:
-            keras_internals.place(
+            keras_internals.initialize_in_scope(
                 variable, functools.partial(self._scope, k, shard, variable), device
             )
 
-    def put_slots(
+    def place_slots(
         self,
         k: int,
         shard: int,
@@ -63,10 +65,10 @@ class Placement:
         """Moves an optimizer's slots for a weight to the weight's devices."""
         for slot in optimizer_slots(optimizer, [weight]):
             if self.strategy is None:
-                self.put(k, [slot], shard)
+                self.place_variables(k, [slot], shard)
             else:
                 scope = functools.partial(self.strategy.slot_scope, weight.value)
-                keras_internals.place(slot, scope, None)
+                keras_internals.initialize_in_scope(slot, scope, None)
 
     def check_strategy(self, name: str) -> None:
         """Raises RuntimeError if a layer is used under another strategy."""
@@ -103,7 +105,7 @@ class Placement:
         self, k: int, shard: int, variable: keras.Variable
     ) -> contextlib.AbstractContextManager[Any]:
         if self.strategy is None:
-            return tf.device(self.mesh.shards(0, k)[shard])
+            return tf.device(self.mesh.shard_devices(0, k)[shard])
         if variable.trainable:
             return self.strategy.weight_scope(k, shard, variable)
         return self.strategy.stage_scope(k, shard)
@@ -164,5 +166,5 @@ def optimizer_slots(
     optimizer: keras.optimizers.Optimizer, weights: Iterable[keras.Variable]
 ) -> list[keras.Variable]:
     """Returns what a built optimizer keeps for some weights."""
-    kept = keras_internals.slots(optimizer)
+    kept = keras_internals.optimizer_slots(optimizer)
     return [slot for weight in weights for slot in kept.get(id(weight), ())]

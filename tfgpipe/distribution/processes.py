@@ -37,7 +37,7 @@ class InstanceKeys:
             keras.optimizers.Optimizer, dict[int, int]
         ] = weakref.WeakKeyDictionary()
 
-    def of(
+    def for_weights(
         self,
         optimizer: keras.optimizers.Optimizer,
         weights: Iterable[keras.Variable],
@@ -53,7 +53,7 @@ class InstanceKeys:
         return found
 
 
-def stage_group(device: str, num_sums: int, specs: Iterable[tf.TensorSpec]) -> int:
+def stage_group_key(device: str, num_sums: int, specs: Iterable[tf.TensorSpec]) -> int:
     """Returns the group key of a stage whose collectives span processes.
 
     Stages that share it have variables of the same shapes, so that sums of one are
@@ -70,7 +70,7 @@ def stage_group(device: str, num_sums: int, specs: Iterable[tf.TensorSpec]) -> i
     return _FIRST_STAGE_GROUP + zlib.crc32(repr(parts).encode()) % _FIRST_STAGE_GROUP
 
 
-def sum_gradients(
+def all_reduce_gradients(
     gradients: Sequence[tf.Tensor],
     variables: Sequence[tf.Variable],
     keys: Sequence[int],

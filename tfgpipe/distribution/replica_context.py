@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfgpipe.distribution.stage_strategy import StageStrategy
 
 
-def copies_of(variable: tf.Variable) -> tuple[tf.Variable, ...]:
+def replica_copies(variable: tf.Variable) -> tuple[tf.Variable, ...]:
     """Returns the copies of a variable, one per replica, or the variable itself."""
     return tf.distribute.get_strategy().experimental_local_results(variable)
 
@@ -60,7 +60,7 @@ def assign(variable: keras.Variable, value: tf.Tensor) -> None:
     if strategy is None:
         variable.assign(value)
     else:
-        with strategy.place_of(variable.value):
+        with strategy.update_scope(variable.value):
             variable.assign(value)
 
 
@@ -78,7 +78,7 @@ def sum_over_replicas(tensor: tf.Tensor) -> tf.Tensor:
     return context.all_reduce(tf.distribute.ReduceOp.SUM, tensor)
 
 
-def share_of_rows(tensor: tf.Tensor) -> tf.Tensor:
+def batch_fraction(tensor: tf.Tensor) -> tf.Tensor:
     """Returns this replica's fraction of the global batch `[B, ...]`, `[]`."""
     rows = tf.cast(tf.shape(tensor)[0], tf.float64)
     if current_num_replicas() == 1:
@@ -86,17 +86,17 @@ def share_of_rows(tensor: tf.Tensor) -> tf.Tensor:
     return tf.math.divide_no_nan(rows, sum_over_replicas(rows))
 
 
-def current_replica() -> int:
+def static_replica_index() -> int:
     """Returns the index of the replica whose computation is being built.
 
     Not on TPUs, where one is built for all.
     """
-    number = replica_number()
+    number = replica_index()
     assert isinstance(number, int)
     return number
 
 
-def replica_number() -> int | tf.Tensor:
+def replica_index() -> int | tf.Tensor:
     """Returns the index of the replica, as a tensor where it is not static."""
     context = tf.distribute.get_replica_context()
     if context is None:

@@ -65,7 +65,7 @@ class ReplicaUpdate:
         self._optimizer = optimizer
         self._weights = weights
         self._copies = IdentityMap(
-            (variable, replica_context.copies_of(variable.value))
+            (variable, replica_context.replica_copies(variable.value))
             for variable in (*weights, *optimizer.variables)
         )
 
@@ -129,7 +129,7 @@ class ReplicaUpdate:
         """Applies the optimizer, which sees one copy of each variable."""
         with (
             tf_internals.without_strategy(),
-            keras_internals.shown(list(copies.items())),
-            colocation.data(),
+            keras_internals.view_as_copies(list(copies.items())),
+            colocation.colocate_with_inputs(),
         ):
             type(self._optimizer).apply(self._optimizer, grads, self._weights)

@@ -21,50 +21,51 @@ import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True)
-class Replicas:
+class ReplicaGroup:
     """The group of a collective: the replicas of a stage, seen from one of them.
 
     Attributes:
-        number: D, the size of the group.
+        num_replicas: D, the size of the group.
         token: A resource on the replica's device.
-        group: The group key.
-        meeting: The instance key of the microbatch's first collective.
-        present: One, or zero for an empty microbatch.
-        numbers: Counts the stage's collectives, as offsets of the instance key.
+        group_key: The group key.
+        instance_key: The instance key of the microbatch's first collective.
+        has_rows: One, or zero for an empty microbatch.
+        instance_offsets: Counts the stage's collectives, as offsets of the instance
+            key.
     """
 
-    number: int
+    num_replicas: int
     token: tf.Tensor
-    group: tf.Tensor
-    meeting: tf.Tensor
-    present: tf.Tensor
-    numbers: Iterator[int] = dataclasses.field(default_factory=itertools.count)
+    group_key: tf.Tensor
+    instance_key: tf.Tensor
+    has_rows: tf.Tensor
+    instance_offsets: Iterator[int] = dataclasses.field(default_factory=itertools.count)
 
     @staticmethod
     def specs() -> tuple[tf.TensorSpec, ...]:
-        """Returns shapes and types of `token`, `group`, `meeting` and `present`."""
+        """Returns specs of `token`, `group_key`, `instance_key` and `has_rows`."""
         dtypes = (tf.resource, tf.int32, tf.int32, tf.float32)
         return tuple(tf.TensorSpec((), dtype) for dtype in dtypes)
 
-    def sum(self, tensor: tf.Tensor) -> tf.Tensor:
+    def all_reduce_sum(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the sum of a tensor over all replicas with a non-empty microbatch.
 
         Its gradient is that of a sum of the losses of all replicas.
         """
-        present = tf.cast(self.present, tensor.dtype)
+        present = tf.cast(self.has_rows, tensor.dtype)
 
         @tf.custom_gradient
         def summed(mine: tf.Tensor) -> tuple:
-            return self._met(mine), self._met
+            return self._collective(mine), self._collective
 
         return summed(tensor * present)
 
-    def _met(self, tensor: tf.Tensor) -> tf.Tensor:
+    def _collective(self, tensor: tf.Tensor) -> tf.Tensor:
         return tf.raw_ops.CollectiveReduceV2(
             input=tensor,
-            group_size=self.number,
-            group_key=self.group,
-            instance_key=self.meeting + next(self.numbers),
+            group_size=self.num_replicas,
+            group_key=self.group_key,
+            instance_key=self.instance_key + next(self.instance_offsets),
             ordering_token=[self.token],
             merge_op="Add",
             final_op="Id",

@@ -91,5 +91,7 @@ class StageStrategy(abc.ABC):
         return make()
 
     @abc.abstractmethod
-    def place_of(self, variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
+    def update_scope(
+        self, variable: tf.Variable
+    ) -> contextlib.AbstractContextManager[Any]:
         """Returns the scope in which to assign to a variable."""

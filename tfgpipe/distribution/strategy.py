@@ -27,12 +27,12 @@ import tensorflow as tf
 from tfgpipe import cluster as cluster_lib
 from tfgpipe._compat import tf_internals
 from tfgpipe._util import num_bytes
-from tfgpipe.devices import Mesh, check_leads, device_kind, make_mesh
+from tfgpipe.devices import Mesh, check_primary_devices, device_type, make_mesh
 from tfgpipe.distribution import all_reduce
 from tfgpipe.distribution.all_reduce import ALL_REDUCES, AllReduce
 from tfgpipe.distribution.replica_context import (
-    copies_of,
-    current_replica,
+    replica_copies,
+    static_replica_index,
 )
 from tfgpipe.distribution.replica_update import (
     Parts,
@@ -41,7 +41,7 @@ from tfgpipe.distribution.replica_update import (
     merge,
 )
 from tfgpipe.distribution.stage_strategy import StageStrategy
-from tfgpipe.distribution.zero import Ownership
+from tfgpipe.distribution.zero import ZeroAssignment
 
 ShardReplicas = Literal["none", "slots", "weights"]
 SHARD_REPLICAS: tuple[ShardReplicas, ...] = ("none", "slots", "weights")
@@ -121,10 +121,12 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
                 f"are {needed} devices. Received {len(devices)}: "
                 f"{', '.join(devices)}. Name as many, or change the numbers."
             )
-        check_leads(self._mesh)
+        check_primary_devices(self._mesh)
         _check_choice("all_reduce", all_reduce, ALL_REDUCES)
         _check_choice("shard_replicas", shard_replicas, SHARD_REPLICAS)
-        kinds = {device_kind(d) for replica in self._mesh.grid for d in replica}
+        kinds = {
+            device_type(d) for replica in self._mesh.primary_devices for d in replica
+        }
         if all_reduce == "nccl" and kinds != {"GPU"}:
             raise ValueError(
                 "`all_reduce='nccl'` sums over GPUs. Received devices of type "
@@ -138,9 +140,9 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
             )
         self.all_reduce = all_reduce
         self.shard_replicas = shard_replicas
-        self._ownership = Ownership()
+        self._zero = ZeroAssignment()
         super().__init__(
-            devices=list(self._mesh.stage(num_stages - 1)),
+            devices=list(self._mesh.replica_devices(num_stages - 1)),
             # All-reduces each gradient among its own devices; the default, one
             # collective over the strategy's own devices, knows only the last
             # stage's.
@@ -155,7 +157,7 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
     @property
     def stage_devices(self) -> tuple[tuple[str, ...], ...]:
         """For each stage, the devices of the replica whose computation is built."""
-        return self._mesh.devices[current_replica()]
+        return self._mesh.devices[static_replica_index()]
 
     @contextlib.contextmanager
     def stage_scope(self, k: int, shard: int = 0) -> Iterator[None]:
@@ -165,10 +167,12 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
             k: The stage.
             shard: Which of the stage's devices in each replica.
         """
-        with device_scope(self._mesh.stage(k, shard)):
+        with device_scope(self._mesh.replica_devices(k, shard)):
             yield
 
-    def place_of(self, variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
+    def update_scope(
+        self, variable: tf.Variable
+    ) -> contextlib.AbstractContextManager[Any]:
         """Does nothing: TensorFlow mirrors an assignment to where the variable is."""
         del variable
         return contextlib.nullcontext()
@@ -177,18 +181,18 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
         self, k: int, shard: int, weight: keras.Variable
     ) -> contextlib.AbstractContextManager[None]:
         """Like `stage_scope`, for a weight, of which there may be one copy alone."""
-        devices = self._mesh.stage(k, shard)
+        devices = self._mesh.replica_devices(k, shard)
         if self.shard_replicas == "weights":
-            devices = (devices[self._ownership.take(devices, num_bytes(weight))],)
+            devices = (devices[self._zero.assign(devices, num_bytes(weight))],)
         return device_scope(devices)
 
     def slot_scope(
         self, weight: tf.Variable
     ) -> contextlib.AbstractContextManager[None]:
         """Variables created inside are where what is kept for a weight is to be."""
-        devices = tuple(copy.device for copy in copies_of(weight))
+        devices = tuple(copy.device for copy in replica_copies(weight))
         if len(devices) > 1 and self.shard_replicas != "none":
-            devices = (devices[self.owner(weight)],)
+            devices = (devices[self.owner_replica(weight)],)
         return device_scope(devices)
 
     def apply_gradients(
@@ -206,7 +210,7 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
                 update.check_copies(self.mesh.num_replicas)
                 update.on_replicas(self._sums(update, weights, values, parts))
             else:
-                update.on_owners(parts, self.owner)
+                update.on_owners(parts, self.owner_replica)
 
         merge(gradients, run)
 
@@ -225,23 +229,26 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
         """Returns each gradient's sum, on all replicas' devices."""
         if self.all_reduce == "nccl":
             present = [value for value in values if value is not None]
-            sums = iter(all_reduce.nccl(self, present))
+            sums = iter(all_reduce.all_reduce_nccl(self, present))
             return [None if value is None else next(sums) for value in values]
         return [
             each
             and all_reduce.all_reduce(
-                each, update.devices(weight), how=self.all_reduce, at=i % len(each)
+                each,
+                update.devices(weight),
+                algorithm=self.all_reduce,
+                reducer=i % len(each),
             )
             for i, (weight, each) in enumerate(zip(weights, parts, strict=True))
         ]
 
-    def owner(self, weight: tf.Variable) -> int:
+    def owner_replica(self, weight: tf.Variable) -> int:
         """Returns the index of the replica that owns a weight."""
-        first, *others = copies_of(weight)
+        first, *others = replica_copies(weight)
         devices = [copy.device for copy in (first, *others)]
-        if id(first) not in self._ownership:
-            weakref.finalize(first, self._ownership.release, id(first))
-        return self._ownership.of(id(first), devices, num_bytes(first))
+        if id(first) not in self._zero:
+            weakref.finalize(first, self._zero.release, id(first))
+        return self._zero.owner(id(first), devices, num_bytes(first))
 
 
 def check_not_nested(name: str) -> None:
@@ -261,7 +268,7 @@ def device_scope(devices: tuple[str, ...]) -> Iterator[None]:
     Args:
         devices: One for each replica, or one alone.
     """
-    colocation = tf_internals.on_devices(devices)
+    colocation = tf_internals.colocation(devices)
 
     def there(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         return next_creator(**{**kwargs, "colocate_with": colocation})

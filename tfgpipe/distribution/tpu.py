@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import tf_internals
-from tfgpipe.devices import Mesh, tpu_core, tpu_topology
+from tfgpipe.devices import Mesh, tpu_core_name, tpu_topology
 from tfgpipe.distribution import replica_context
 from tfgpipe.distribution.stage_strategy import StageStrategy
 from tfgpipe.distribution.strategy import check_not_nested
@@ -74,7 +74,7 @@ class TPUPipelineStrategy(tf.distribute.TPUStrategy, StageStrategy):
         self.device_assignment = tf.tpu.experimental.DeviceAssignment(
             slice_topology,
             np.array(
-                tpu_topology.paths(
+                tpu_topology.assign_cores(
                     tuple(map(int, slice_topology.mesh_shape)),
                     num_stages=num_stages,
                     num_replicas=num_replicas,
@@ -96,7 +96,7 @@ class TPUPipelineStrategy(tf.distribute.TPUStrategy, StageStrategy):
                 for replica in zip(*stages, strict=True)
             )
         )
-        tf_internals.update_at(self, self.place_of)
+        tf_internals.patch_update_scope(self, self.update_scope)
 
     @property
     def mesh(self) -> Mesh:
@@ -116,7 +116,7 @@ class TPUPipelineStrategy(tf.distribute.TPUStrategy, StageStrategy):
                 "Received an eager call. Use `fit`, or call the model in "
                 "`strategy.run(...)` inside a `tf.function`."
             )
-        return tuple((tpu_core(k),) for k in range(self._mesh.num_stages))
+        return tuple((tpu_core_name(k),) for k in range(self._mesh.num_stages))
 
     @contextlib.contextmanager
     def stage_scope(self, k: int, shard: int = 0) -> Iterator[None]:
@@ -129,7 +129,7 @@ class TPUPipelineStrategy(tf.distribute.TPUStrategy, StageStrategy):
         self, weight: tf.Variable
     ) -> contextlib.AbstractContextManager[None]:
         """Variables created inside are on the core that holds the weight."""
-        return self.place_of(weight)
+        return self.update_scope(weight)
 
     @property
     def places_updates(self) -> bool:
@@ -145,11 +145,13 @@ class TPUPipelineStrategy(tf.distribute.TPUStrategy, StageStrategy):
         """Applies an optimizer, each weight on the core that holds it."""
         for i, (gradient, weight) in enumerate(zip(gradients, weights, strict=True)):
             if gradient is not None:
-                with self.place_of(weight.value):
+                with self.update_scope(weight.value):
                     gradients[i] = replica_context.sum_over_replicas(gradient)
         type(optimizer).apply(optimizer, gradients, weights)
 
-    def place_of(self, variable: tf.Variable) -> contextlib.AbstractContextManager[Any]:
+    def update_scope(
+        self, variable: tf.Variable
+    ) -> contextlib.AbstractContextManager[Any]:
         """Assignments to a variable, made inside, are on the core that holds it."""
         first, *_ = self.experimental_local_results(variable)
-        return self.stage_scope(self._mesh.grid[0].index(first.device))
+        return self.stage_scope(self._mesh.primary_devices[0].index(first.device))

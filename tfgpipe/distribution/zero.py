@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 
-class Ownership:
+class ZeroAssignment:
     """Assigns keys to devices, each to the device that holds the fewest bytes.
 
     The result depends on the order of the calls alone, so processes that call in the
@@ -22,19 +22,19 @@ class Ownership:
         """Returns whether something has an owner."""
         return key in self._owners
 
-    def take(self, devices: Sequence[str], num_bytes: int) -> int:
+    def assign(self, devices: Sequence[str], num_bytes: int) -> int:
         """Assigns something new, and returns the position of its device."""
         held = [self._held[device] for device in devices]
         owner = held.index(min(held))
         self._held[devices[owner]] += num_bytes
         return owner
 
-    def of(self, key: Hashable, devices: Sequence[str], num_bytes: int) -> int:
+    def owner(self, key: Hashable, devices: Sequence[str], num_bytes: int) -> int:
         """Returns the position of the device of a key, always the same."""
         if key not in self._owners:
-            number = self.take(devices, num_bytes)
+            number = self.assign(devices, num_bytes)
             self._owners[key] = _Owner(number, devices[number], num_bytes)
-        return self._owners[key].number
+        return self._owners[key].replica
 
     def release(self, key: Hashable) -> None:
         """Removes something that no longer exists."""
@@ -43,6 +43,6 @@ class Ownership:
 
 
 class _Owner(NamedTuple):
-    number: int
+    replica: int
     device: str
     num_bytes: int

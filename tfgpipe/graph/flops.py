@@ -25,8 +25,8 @@ seen, nor are the trips of the inner loop in the gradient of a loop inside a loo
 unknown size, most often that of the batch, counts as 1, and a tensor of unknown rank
 as one element.
 
-`traffic` goes the same way through a graph and adds up what all but the products read
-and write.
+`traffic_bytes` goes the same way through a graph and adds up what all but the products
+read and write.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tfgpipe.graph import reader
-from tfgpipe.graph.reader import BRANCHES, LOOPS, Body, Shape
+from tfgpipe.graph.reader import BRANCHES, LOOPS, FunctionGraph, Shape
 
 # What an operation costs.
-Price: TypeAlias = Callable[[Body, str], float]
+CostFunction: TypeAlias = Callable[[FunctionGraph, str], float]
 
 
 def count(graph: tf.Graph, operations: Collection[str] | None = None) -> float:
@@ -57,7 +57,7 @@ def count(graph: tf.Graph, operations: Collection[str] | None = None) -> float:
     return _sum(graph, operations, _flops)
 
 
-def traffic(graph: tf.Graph, operations: Collection[str] | None = None) -> float:
+def traffic_bytes(graph: tf.Graph, operations: Collection[str] | None = None) -> float:
     """Returns the bytes that one run of a graph moves beside its products.
 
     Each operation reads its operands and writes its results, as where nothing is
@@ -70,40 +70,42 @@ def traffic(graph: tf.Graph, operations: Collection[str] | None = None) -> float
     return _sum(graph, operations, _traffic)
 
 
-def _sum(graph: tf.Graph, operations: Collection[str] | None, price: Price) -> float:
-    top = reader.read(graph)
+def _sum(
+    graph: tf.Graph, operations: Collection[str] | None, price: CostFunction
+) -> float:
+    top = reader.read_graph(graph)
     names = top.nodes if operations is None else operations
     return float(sum(_cost(top, name, price) for name in names))
 
 
-def _cost(body: Body, name: str, price: Price) -> float:
+def _cost(body: FunctionGraph, name: str, price: CostFunction) -> float:
     """Returns the cost of an operation."""
     node = body.nodes[name]
     if node.op in LOOPS:
         loop = body.loop(name)
-        return loop.trips() * _total(loop.body, price)
-    if calls := [_total(call, price) for call in body.calls(name)]:
+        return loop.num_trips() * _function_cost(loop.body, price)
+    if calls := [_function_cost(call, price) for call in body.called_functions(name)]:
         return max(calls) if node.op in BRANCHES else sum(calls)
     return price(body, name)
 
 
-def _traffic(body: Body, name: str) -> float:
+def _traffic(body: FunctionGraph, name: str) -> float:
     """Returns the bytes that an operation reads and writes."""
-    if body.nodes[name].op in _FORMULAS or body.nodes[name].op in _MOVES_NOTHING:
+    if body.nodes[name].op in _FORMULAS or body.nodes[name].op in _ZERO_TRAFFIC:
         return 0
     return sum(
         math.prod(t.shape) * t.dtype.size
-        for t in (*body.read(name), *body.written(name))
+        for t in (*body.input_tensors(name), *body.output_tensors(name))
         if t.floating
     )
 
 
-def _flops(body: Body, name: str) -> float:
+def _flops(body: FunctionGraph, name: str) -> float:
     """Returns the floating point operations of an operation."""
     node = body.nodes[name]
-    read, written = body.read(name), body.written(name)
+    read, written = body.input_tensors(name), body.output_tensors(name)
     floating = [t.shape for t in (*read, *written) if t.floating]
-    if node.op in _FREE or not floating:
+    if node.op in _ZERO_FLOPS or not floating:
         return 0
     if node.op in _FORMULAS:
         shapes = [t.shape for t in read], [t.shape for t in written]
@@ -111,9 +113,9 @@ def _flops(body: Body, name: str) -> float:
     return _PER_ELEMENT.get(node.op, 1) * max(map(math.prod, floating))
 
 
-def _total(body: Body, price: Price) -> float:
+def _function_cost(body: FunctionGraph, price: CostFunction) -> float:
     """Returns the cost of a call."""
-    return sum(_cost(body, name, price) for name in body.run())
+    return sum(_cost(body, name, price) for name in body.executed_operations())
 
 
 def _product(outputs: Shape, summed: Shape) -> int:
@@ -180,10 +182,10 @@ _MOVES_OR_DESCRIBES = """
     TensorListPushBackBatch TensorListResize TensorListScatterV2 TensorListSetItem
     TensorListSplit TensorListStack Tile Transpose Unpack Where ZerosLike
 """
-_FREE = frozenset(_MOVES_OR_DESCRIBES.split())
+_ZERO_FLOPS = frozenset(_MOVES_OR_DESCRIBES.split())
 _DESCRIBES_OR_RENAMES = """
     Assert Bitcast CheckNumerics Const Empty EnsureShape ExpandDims Identity IdentityN
     NoOp Placeholder PlaceholderWithDefault PreventGradient PrintV2 Rank ReadVariableOp
     Reshape Shape ShapeN Size Snapshot Squeeze StopGradient StringFormat
 """
-_MOVES_NOTHING = frozenset(_DESCRIBES_OR_RENAMES.split())
+_ZERO_TRAFFIC = frozenset(_DESCRIBES_OR_RENAMES.split())

@@ -20,9 +20,9 @@ from collections.abc import Callable
 import tensorflow as tf
 
 # Below this ratio to the longer edge of the weights, rows are few.
-_FEW = 1 / 4
+_FEW_ROWS_RATIO = 1 / 4
 # Above this sum of the reciprocals of its edges, a result has a short edge for oneDNN.
-_SHORT = 0.0038
+_SHORT_EDGE_BOUND = 0.0038
 # Row length at which rows share cache lines, and the padding, in elements.
 _PAGE, _LONGER = 1024, 16
 # A result with a shorter edge, or of sums of fewer terms, takes less than making the
@@ -36,13 +36,13 @@ def multiply(
     a: tf.Tensor, b: tf.Tensor, *, transpose_a: bool = False, transpose_b: bool = False
 ) -> tf.Tensor:
     """Returns a product of matrices in its fastest form."""
-    form = _form(a, b, transpose_a, transpose_b)
+    form = _choose_form(a, b, transpose_a, transpose_b)
     if form is None:
         return tf.matmul(a, b, transpose_a, transpose_b)
     return form(a, b)
 
 
-def stand_ins(graph: tf.Graph) -> dict[str, str]:
+def faster_matmuls(graph: tf.Graph) -> dict[str, str]:
     """Adds faster forms of a graph's matrix products to it.
 
     Args:
@@ -55,7 +55,9 @@ def stand_ins(graph: tf.Graph) -> dict[str, str]:
     for op in graph.get_operations():
         if op.type == "MatMul":
             a, b = op.inputs
-            form = _form(a, b, op.get_attr("transpose_a"), op.get_attr("transpose_b"))
+            form = _choose_form(
+                a, b, op.get_attr("transpose_a"), op.get_attr("transpose_b")
+            )
             if form is not None:
                 with (
                     graph.as_default(),
@@ -66,7 +68,7 @@ def stand_ins(graph: tf.Graph) -> dict[str, str]:
     return found
 
 
-def factors(gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor] | None:
+def weight_gradient_factors(gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor] | None:
     """Returns x and dy of a gradient that is `x^T @ dy`, or None if it is not.
 
     The sum of such products is the product of all their rows.
@@ -82,7 +84,7 @@ def factors(gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor] | None:
     return x, dy
 
 
-def _form(
+def _choose_form(
     a: tf.Tensor, b: tf.Tensor, transpose_a: bool, transpose_b: bool
 ) -> Form | None:
     """Returns how to compute a product faster, or None if the plain way is best."""
@@ -92,10 +94,14 @@ def _form(
     terms, rows = a.shape if transpose_a else a.shape[::-1]
     columns = b.shape[0 if transpose_b else 1]
     if transpose_b:
-        return _turned if not transpose_a and rows <= _FEW * max(b.shape) else None
+        return (
+            _transposed_matmul
+            if not transpose_a and rows <= _FEW_ROWS_RATIO * max(b.shape)
+            else None
+        )
     if terms < _TERMS or min(rows, columns) < _EDGE:
         return None
-    if 1 / rows + 1 / columns < _SHORT:
+    if 1 / rows + 1 / columns < _SHORT_EDGE_BOUND:
         return None
     long_a = transpose_a and rows % _PAGE == 0
     long_b = columns % _PAGE == 0
@@ -103,15 +109,15 @@ def _form(
         return None
 
     def spread(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-        a, b = _longer(a) if long_a else a, _longer(b) if long_b else b
+        a, b = _pad_rows(a) if long_a else a, _pad_rows(b) if long_b else b
         return tf.matmul(a, b, transpose_a)[:rows, :columns]
 
     return spread
 
 
-def _turned(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+def _transposed_matmul(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     return tf.transpose(tf.matmul(b, a, transpose_b=True))
 
 
-def _longer(matrix: tf.Tensor) -> tf.Tensor:
+def _pad_rows(matrix: tf.Tensor) -> tf.Tensor:
     return tf.pad(matrix, [[0, 0], [0, _LONGER]])

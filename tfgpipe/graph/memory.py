@@ -15,7 +15,7 @@ _IN_ITS_INPUT = """
     StopGradient
 """
 # Operations whose result is in the buffer of their first input.
-_IN_PLACE = frozenset(_IN_ITS_INPUT.split())
+_ALIASING_OPS = frozenset(_IN_ITS_INPUT.split())
 _ON_SINGLE_ELEMENTS = """
     Add AddN AddV2 BiasAdd Elu EluGrad Erf Erfc Exp LeakyRelu LeakyReluGrad Log Maximum
     Minimum Mul Neg Pow RealDiv Relu ReluGrad Rsqrt RsqrtGrad Sigmoid SigmoidGrad
@@ -25,14 +25,14 @@ _ON_SINGLE_ELEMENTS = """
 _ELEMENTWISE = frozenset(_ON_SINGLE_ELEMENTS.split())
 
 
-def buffers(tensors: Iterable[tf.Tensor]) -> list[tf.Tensor]:
+def distinct_buffers(tensors: Iterable[tf.Tensor]) -> list[tf.Tensor]:
     """Returns the tensors in whose buffers some tensors are, each once.
 
     A copy on another device is in one of its own.
     """
     found = {}
     for tensor in tensors:
-        while tensor.op.type in _IN_PLACE:
+        while tensor.op.type in _ALIASING_OPS:
             if tensor.op.device != tensor.op.inputs[0].op.device:
                 break
             tensor = tensor.op.inputs[0]
@@ -57,14 +57,14 @@ def peak_bytes(graph: tf.Graph) -> int:
     for op in operations:
         read = [buffer[x.ref()] for x in op.inputs]
         for x in op.outputs:
-            if op.type in _IN_PLACE:
+            if op.type in _ALIASING_OPS:
                 buffer[x.ref()] = read[0]
                 readers[read[0]] += readers[x.ref()]
             else:
                 buffer[x.ref()] = x.ref()
                 given = op.type in ("Placeholder", "Const")
                 size[x.ref()] = 0 if given else num_bytes(x)
-        new = 0 if op.type in _IN_PLACE else sum(size[x.ref()] for x in op.outputs)
+        new = 0 if op.type in _ALIASING_OPS else sum(size[x.ref()] for x in op.outputs)
         readers.subtract(read)
         freed = [size.pop(x) for x in dict.fromkeys(read) if not readers[x]]
         written_over = op.type in _ELEMENTWISE and new in freed

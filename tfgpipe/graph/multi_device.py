@@ -16,13 +16,13 @@ import tensorflow as tf
 from tfgpipe._compat import functions
 from tfgpipe.devices import sharding
 from tfgpipe.graph import partitioner, pieces
-from tfgpipe.graph.pieces import Piece
+from tfgpipe.graph.pieces import DevicePart
 
 
 class MultiDeviceFunction:
     """A function of known shapes whose operations are on placeholder devices.
 
-    Called as a `Callee` is.
+    Called as a `GraphFunction` is.
 
     Args:
         name: What to call it.
@@ -32,10 +32,10 @@ class MultiDeviceFunction:
 
     def __init__(self, name: str, function: Any, library: dict[Hashable, Any]) -> None:
         self._function = function
-        graph = _Graph(function)
+        graph = _PlacedGraph(function)
         self._given = [x.name for x in function.inputs]
         self._made = graph.outputs
-        split = pieces.split(graph.inputs, graph.devices, copies=graph.copies)
+        split = pieces.split_by_device(graph.inputs, graph.devices, copies=graph.copies)
         self._parts = [_part(name, graph, piece, library) for piece in split]
 
     @property
@@ -55,27 +55,27 @@ class MultiDeviceFunction:
         given = [*tensors, *self._function.captured_inputs]
         values = dict(zip(self._given, given, strict=True))
         for part in self._parts:
-            read = [values[name] for name in part.reads]
+            read = [values[name] for name in part.inputs]
             on = (
                 tf.device(devices[part.device]) if devices else contextlib.nullcontext()
             )
             with on:
                 made = [tf.identity(*read)] if part.call is None else part.call(*read)
-            values.update(zip(part.makes, made, strict=True))
+            values.update(zip(part.outputs, made, strict=True))
         return [values[name] for name in self._made]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Part:
+class _DeviceFunction:
     """A piece with the function that computes it; a move has none."""
 
     device: int
-    reads: tuple[str, ...]
-    makes: tuple[str, ...]
-    call: functions.Callee | None
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    call: functions.GraphFunction | None
 
 
-class _Graph:
+class _PlacedGraph:
     """A traced function, without copies that would bring tensors to the primary device.
 
     By themselves, TensorFlow's functions copy what they are given and what they return;
@@ -84,7 +84,7 @@ class _Graph:
 
     Attributes:
         outputs: Names of the tensors that are returned.
-        inputs: The computation, as `cut` takes it apart.
+        inputs: The computation, as `graph.partitioner` takes it apart.
         devices: For each operation, the shard on whose device it is.
         copies: Operations that do nothing but copy.
         constants: Operations that are no part of it, but of each piece that reads them.
@@ -101,11 +101,11 @@ class _Graph:
         self._given = {x.name for x in function.inputs}
         self.outputs = [self._made(x) for x in function.outputs]
         constants = {n for n, op in self.operations.items() if op.type == "Const"}
-        self.constants = constants - set(map(partitioner.operation, self.outputs))
-        everything = partitioner.ordered(
+        self.constants = constants - set(map(partitioner.op_name, self.outputs))
+        everything = partitioner.topological_order(
             {name: self._read(op) for name, op in self.operations.items()}
         )
-        needed = partitioner.program(
+        needed = partitioner.subgraph(
             everything,
             fetches=[*self.outputs, *(f"^{op.name}" for op in graph.control_outputs)],
             feeds=self._given,
@@ -116,7 +116,7 @@ class _Graph:
             if name in needed and name not in self.constants
         }
         self.devices = {
-            name: sharding.shard_of(self.operations[name].device) or 0
+            name: sharding.shard_index(self.operations[name].device) or 0
             for name in self.inputs
         }
         self.copies = [n for n in self.inputs if self.operations[n].type == "Identity"]
@@ -127,26 +127,28 @@ class _Graph:
 
     def tensor(self, name: str) -> tf.Tensor:
         """Returns the tensor of a name."""
-        return self.operations[partitioner.operation(name)].outputs[
+        return self.operations[partitioner.op_name(name)].outputs[
             int(name.split(":")[1])
         ]
 
     def _read(self, op: tf.Operation) -> tuple[str, ...]:
-        behind = [f"^{x.name}" for x in op.control_inputs if not self._is_bare(x)]
-        return (*map(self._source, op.inputs), *behind)
+        behind = [
+            f"^{x.name}" for x in op.control_inputs if not self._is_unplaced_copy(x)
+        ]
+        return (*map(self._copied_from, op.inputs), *behind)
 
-    def _source(self, tensor: tf.Tensor) -> str:
+    def _copied_from(self, tensor: tf.Tensor) -> str:
         """Returns the name of what a tensor is, if it is a bare copy, a copy of."""
-        while self._is_bare(tensor.op):
+        while self._is_unplaced_copy(tensor.op):
             tensor = tensor.op.inputs[tensor.value_index]
         return tensor.name
 
     def _made(self, tensor: tf.Tensor) -> str:
         if tensor.op.type == "Identity" and not tensor.op.device:
-            return self._source(tensor.op.inputs[0])
-        return self._source(tensor)
+            return self._copied_from(tensor.op.inputs[0])
+        return self._copied_from(tensor)
 
-    def _is_bare(self, op: tf.Operation) -> bool:
+    def _is_unplaced_copy(self, op: tf.Operation) -> bool:
         if op.type == "IdentityN":
             return True
         return (
@@ -158,26 +160,26 @@ class _Graph:
 
 
 def _part(
-    name: str, graph: _Graph, piece: Piece, library: dict[Hashable, Any]
-) -> _Part:
+    name: str, graph: _PlacedGraph, piece: DevicePart, library: dict[Hashable, Any]
+) -> _DeviceFunction:
     inside = set(piece.operations)
     read = dict.fromkeys(
         tensor
         for operation in piece.operations
         for tensor in graph.inputs[operation]
-        if not tensor.startswith("^") and partitioner.operation(tensor) not in inside
+        if not tensor.startswith("^") and partitioner.op_name(tensor) not in inside
     )
-    reads = tuple(x for x in read if partitioner.operation(x) not in graph.constants)
+    reads = tuple(x for x in read if partitioner.op_name(x) not in graph.constants)
     makes = tuple(
         tensor.name
         for operation in piece.operations
         for tensor in graph.operations[operation].outputs
         if graph.readers.get(tensor.name, inside) - inside
     )
-    if piece.moves:
-        return _Part(piece.device, reads, makes, None)
-    constants = {partitioner.operation(x): None for x in read if x not in reads}
-    definition, fed, fetched = _anonymous(
+    if piece.is_copy:
+        return _DeviceFunction(piece.device, reads, makes, None)
+    constants = {partitioner.op_name(x): None for x in read if x not in reads}
+    definition, fed, fetched = _with_canonical_names(
         graph, [*constants, *piece.operations], reads, makes
     )
     specs = [tf.TensorSpec(x.shape, x.dtype) for x in map(graph.tensor, reads)]
@@ -197,12 +199,15 @@ def _part(
             return list(results)
 
         traced = functions.make(run, specs, name=f"piece_of_{name}")
-        library[key] = functions.Callee(name, traced)
-    return _Part(piece.device, reads, makes, library[key])
+        library[key] = functions.GraphFunction(name, traced)
+    return _DeviceFunction(piece.device, reads, makes, library[key])
 
 
-def _anonymous(
-    graph: _Graph, operations: Sequence[str], reads: Sequence[str], makes: Sequence[str]
+def _with_canonical_names(
+    graph: _PlacedGraph,
+    operations: Sequence[str],
+    reads: Sequence[str],
+    makes: Sequence[str],
 ) -> tuple[tf.compat.v1.GraphDef, tuple[str, ...], tuple[str, ...]]:
     """Returns operations under canonical names, with the new names of both ends."""
     definition = tf.compat.v1.GraphDef(versions=graph.versions)
@@ -218,12 +223,12 @@ def _anonymous(
         node.CopyFrom(graph.nodes[name])
         node.name = number
         functions.forget_trace(node)
-        if sharding.shard_of(node.device) is not None:
+        if sharding.shard_index(node.device) is not None:
             node.device = ""
         read = graph.inputs.get(name, ())
         node.input[:] = [renamed(x) for x in read if not x.startswith("^")]
         behind = (
-            numbers.get(partitioner.operation(x)) for x in read if x.startswith("^")
+            numbers.get(partitioner.op_name(x)) for x in read if x.startswith("^")
         )
         node.input.extend(f"^{x}" for x in behind if x is not None)
         if any(attr.HasField("func") or attr.list.func for attr in node.attr.values()):

@@ -10,15 +10,17 @@ to split it:
                   ▼      ▼
       d sources ◀ b1 ◀── b2 ◀── d outputs        backward
 
-* `saving` splits along the dotted line: the tensors that cross it, the *residuals*, are
+* `saved_tensors` splits along the dotted line: the tensors that cross it, the
+*residuals*, are
   saved by the forward for the backward (no rematerialisation).
-* `recomputing` splits above `f1`: the backward contains f1 and f2 again and starts
+* `saved_tensors_under_remat` splits above `f1`: the backward contains f1 and f2 again
+and starts
   from the sources. Only what a second run would not reproduce, the results of stateful
   operations, is saved.
 
 A backward can be split once more. The gradient goes down the layers of a stage in a
-chain, and weight gradients branch off it. `halves` puts the chain into one subgraph
-and the branches into another, which starts from the tensors that cross:
+chain, and weight gradients branch off it. `backward_split_tensors` puts the chain into
+one subgraph and the branches into another, which starts from the tensors that cross:
 
       d inputs ◀── b1 ◀──── b2 ◀── d outputs     input gradients
                     │        │
@@ -36,11 +38,11 @@ import dataclasses
 import graphlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-Graph = Mapping[str, Sequence[str]]
+OpGraph = Mapping[str, Sequence[str]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Cut:
+class Subgraph:
     """A subgraph: operations with the tensors that are fed to them.
 
     Attributes:
@@ -52,10 +54,10 @@ class Cut:
     feeds: tuple[str, ...]
 
 
-def operation(tensor: str) -> str:
+def op_name(tensor: str) -> str:
     """Returns the name of the operation that makes a tensor.
 
-    >>> operation("dense/MatMul:0"), operation("^assert"), operation("x")
+    >>> op_name("dense/MatMul:0"), op_name("^assert"), op_name("x")
     ('dense/MatMul', 'assert', 'x')
     """
     return tensor.lstrip("^").rsplit(":", 1)[0]
@@ -70,71 +72,71 @@ def canonical(tensor: str) -> str:
     return tensor if ":" in tensor or tensor.startswith("^") else f"{tensor}:0"
 
 
-def ordered(graph: Graph) -> dict[str, Sequence[str]]:
+def topological_order(graph: OpGraph) -> dict[str, Sequence[str]]:
     """Returns a graph with its operations in an order in which they can run.
 
-    >>> ordered({"c": ("b",), "b": ("a:1", "^a"), "a": ()})
+    >>> topological_order({"c": ("b",), "b": ("a:1", "^a"), "a": ()})
     {'a': (), 'b': ('a:1', '^a'), 'c': ('b',)}
     """
-    behind = {name: set(map(operation, inputs)) for name, inputs in graph.items()}
+    behind = {name: set(map(op_name, inputs)) for name, inputs in graph.items()}
     order = graphlib.TopologicalSorter(behind).static_order()
     return {name: graph[name] for name in order}
 
 
-def lasting(
-    graph: Graph,
+def hoistable_tensors(
+    graph: OpGraph,
     *,
-    sources: Collection[str],
+    invariant: Collection[str],
     fetches: Iterable[str],
     constants: Collection[str],
     stateful: Collection[str],
-    worthwhile: Collection[str],
+    hoistable_ops: Collection[str],
 ) -> tuple[str, ...]:
-    """Returns the tensors to hoist: computed once as long as `sources` do not change.
+    """Returns the tensors to hoist: computed once as long as `invariant` do not change.
 
-    They depend on `sources` and constants alone, come from an operation that is worth
+    They depend on `invariant` and constants alone, come from an operation that is worth
     hoisting, and are read by an operation that is not hoisted.
 
     Args:
         graph: The whole computation, its operations in an order in which they can run.
-        sources: Tensors that stay the same.
+        invariant: Tensors that stay the same.
         fetches: Tensors to compute.
         constants: Operations whose results are constant.
         stateful: Operations whose results may differ from run to run.
-        worthwhile: Operations with one result each that is worth hoisting.
+        hoistable_ops: Operations with one result each that is worth hoisting.
     """
     # What constants alone lead to, and what the sources do.
-    fixed, same = set(constants), set(map(operation, sources))
+    fixed, same = set(constants), set(map(op_name, invariant))
     for name, inputs in graph.items():
-        behind = set(map(operation, inputs))
+        behind = set(map(op_name, inputs))
         if not behind or name in stateful:
             continue
         if behind <= fixed:
             fixed.add(name)
         elif behind <= fixed | same:
             same.add(name)
-    needed = program(graph, fetches=fetches, feeds=sources).operations
-    used = set(map(operation, fetches))
+    needed = subgraph(graph, fetches=fetches, feeds=invariant).operations
+    used = set(map(op_name, fetches))
     kept = []
     for name in reversed(list(graph)):
         if name not in needed:
             continue
         if name in same and name not in used:
             continue  # Only hoisted tensors depend on it.
-        if name in same and name in worthwhile:
+        if name in same and name in hoistable_ops:
             kept.append(f"{name}:0")
         else:
-            used.update(map(operation, graph[name]))
+            used.update(map(op_name, graph[name]))
     return tuple(reversed(kept))
 
 
-def program(
-    graph: Graph,
+def subgraph(
+    graph: OpGraph,
     *,
     fetches: Iterable[str],
     feeds: Collection[str],
-    done: Iterable[str] = (),
-) -> Cut:
+    completed: Iterable[str] = (),
+) -> Subgraph:
     """Returns the operations between `feeds` and `fetches`, and the feeds they use.
 
     Control dependencies are followed like data, but stop at operations that are fed.
@@ -143,9 +145,9 @@ def program(
         graph: The whole computation.
         fetches: Tensors to compute. A control dependency has an operation run.
         feeds: Tensors that are given.
-        done: Operations that have run before, so that nothing need wait for them.
+        completed: Operations that have run before, so that nothing need wait for them.
     """
-    stop = {*map(operation, feeds), *done}
+    stop = {*map(op_name, feeds), *completed}
     used: dict[str, None] = {}
     operations: set[str] = set()
     pending = list(fetches)
@@ -154,23 +156,23 @@ def program(
         if tensor in feeds:
             used[tensor] = None
             continue
-        name = operation(tensor)
+        name = op_name(tensor)
         if name in operations or (tensor.startswith("^") and name in stop):
             continue
         operations.add(name)
         pending.extend(graph[name])
     ordered = tuple(feed for feed in feeds if feed in used)
-    return Cut(frozenset(operations), ordered)
+    return Subgraph(frozenset(operations), ordered)
 
 
-def saving(
-    graph: Graph,
+def saved_tensors(
+    graph: OpGraph,
     *,
     sources: Collection[str],
     outputs: Iterable[str],
     gradients: Iterable[str],
     constants: Collection[str],
-    done: Collection[str] = (),
+    completed: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Returns the residuals with which the backward recomputes nothing.
 
@@ -180,24 +182,26 @@ def saving(
         outputs: What the forward program fetches.
         gradients: What the backward program fetches.
         constants: Operations that are cheaper to copy than to keep the result of.
-        done: Operations of the forward for which nothing in the backward waits.
+        completed: Operations of the forward for which nothing in the backward waits.
     """
     fetches = [canonical(gradient) for gradient in gradients]
-    forward = program(graph, fetches=outputs, feeds=sources).operations
+    forward = subgraph(graph, fetches=outputs, feeds=sources).operations
     shared = forward - set(constants)
-    needed = program(graph, fetches=fetches, feeds=sources, done=done).operations
+    needed = subgraph(
+        graph, fetches=fetches, feeds=sources, completed=completed
+    ).operations
     residuals: dict[str, None] = {}
     for name in graph:
         if name in needed and name not in shared:
             fetches.extend(canonical(i) for i in graph[name] if not i.startswith("^"))
     for tensor in fetches:
-        if tensor not in sources and operation(tensor) in shared:
+        if tensor not in sources and op_name(tensor) in shared:
             residuals[tensor] = None
     return tuple(residuals)
 
 
-def recomputing(
-    graph: Graph,
+def saved_tensors_under_remat(
+    graph: OpGraph,
     *,
     sources: Collection[str],
     outputs: Iterable[str],
@@ -209,27 +213,29 @@ def recomputing(
     These are the results of stateful operations (an unseeded random draw, a read of a
     resource) that the forward program ran and the backward program would run again.
     """
-    forward = program(graph, fetches=outputs, feeds=sources).operations
-    needed = program(graph, fetches=gradients, feeds=sources, done=stateful).operations
+    forward = subgraph(graph, fetches=outputs, feeds=sources).operations
+    needed = subgraph(
+        graph, fetches=gradients, feeds=sources, completed=stateful
+    ).operations
     once = forward & needed & set(stateful)
     consumed = [i for name in graph if name in needed for i in graph[name]]
     residuals = {
         canonical(i): None
         for i in (*consumed, *gradients)
-        if not i.startswith("^") and operation(i) in once
+        if not i.startswith("^") and op_name(i) in once
     }
     return tuple(residuals)
 
 
-def halves(
-    graph: Graph,
+def backward_split_tensors(
+    graph: OpGraph,
     *,
     sources: Collection[str],
     outputs: Iterable[str],
     input_grads: Iterable[str],
     weight_grads: Sequence[str],
     constants: Collection[str],
-    done: Collection[str] = (),
+    completed: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Returns the tensors that cross from input gradients to weight gradients.
 
@@ -246,20 +252,22 @@ def halves(
         weight_grads: The gradients of the weights; one that is held in two tensors may
             count as two.
         constants: Operations that are cheaper to copy than to keep the result of.
-        done: Operations of the forward for which nothing in the backward waits.
+        completed: Operations of the forward for which nothing in the backward waits.
     """
     weights = [canonical(name) for name in weight_grads]
-    forward = program(graph, fetches=outputs, feeds=sources).operations
-    needed = program(graph, fetches=weights, feeds=sources, done=done).operations
+    forward = subgraph(graph, fetches=outputs, feeds=sources).operations
+    needed = subgraph(
+        graph, fetches=weights, feeds=sources, completed=completed
+    ).operations
     reached = dict.fromkeys(graph, 0)
     for name in input_grads:
-        reached[operation(name)] |= 1
+        reached[op_name(name)] |= 1
     for number, name in enumerate(weight_grads, start=1):
-        reached[operation(name)] |= 1 << number
+        reached[op_name(name)] |= 1 << number
     for name in reversed(list(graph)):
         for tensor in graph[name]:
             if canonical(tensor) not in sources:
-                reached[operation(tensor)] |= reached[name]
+                reached[op_name(tensor)] |= reached[name]
     hanging = {
         name
         for name in needed - forward
@@ -277,6 +285,6 @@ def halves(
         dict.fromkeys(
             tensor
             for tensor in (*consumed, *weights)
-            if tensor not in sources and operation(tensor) in shared
+            if tensor not in sources and op_name(tensor) in shared
         )
     )

@@ -27,32 +27,32 @@ from tfgpipe.graph import partitioner
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class DevicePart:
     """What one device does without waiting for another.
 
     Attributes:
         device: The device.
         operations: Names of the operations, in an order in which they can run.
-        moves: Whether it is a single copy from another device.
+        is_copy: Whether it is a single copy from another device.
     """
 
     device: int
     operations: tuple[str, ...]
-    moves: bool = False
+    is_copy: bool = False
 
 
-def split(
-    graph: partitioner.Graph,
+def split_by_device(
+    graph: partitioner.OpGraph,
     devices: Mapping[str, int],
     *,
     copies: Collection[str] = (),
-) -> list[Piece]:
+) -> list[DevicePart]:
     """Returns the pieces of a graph, in an order in which they can run.
 
     What an operation reads that is not in the graph is there from the start.
 
     >>> graph = {"a": (), "b": ("a",), "c": ("b",), "d": ("b", "c"), "e": ("d",)}
-    >>> for piece in split(graph, {"a": 0, "b": 0, "c": 1, "d": 0, "e": 0}):
+    >>> for piece in split_by_device(graph, {"a": 0, "b": 0, "c": 1, "d": 0, "e": 0}):
     ...     print(piece.device, piece.operations)
     0 ('a', 'b')
     1 ('c',)
@@ -64,10 +64,10 @@ def split(
         copies: Operations that do nothing but copy what they read.
     """
     levels: dict[str, int] = {}
-    pieces: dict[_Key, list[str]] = {}
+    pieces: dict[_SortKey, list[str]] = {}
     for number, (name, inputs) in enumerate(graph.items()):
         device = devices[name]
-        before = [x for x in map(partitioner.operation, inputs) if x in levels]
+        before = [x for x in map(partitioner.op_name, inputs) if x in levels]
         waits = [devices[x] != device for x in before]
         pairs = zip(before, waits, strict=True)
         level = levels[name] = max((levels[x] + wait for x, wait in pairs), default=0)
@@ -76,7 +76,7 @@ def split(
         else:
             pieces.setdefault((level, 1, device, 0), []).append(name)
     return [
-        Piece(device, tuple(pieces[key]), moves=not computes)
+        DevicePart(device, tuple(pieces[key]), is_copy=not computes)
         for key in sorted(pieces)
         for _, computes, device, _ in [key]
     ]
@@ -84,4 +84,4 @@ def split(
 
 # The level; 0 for a move, which others of the level may read, else 1; the device; and
 # what tells one move from another.
-_Key = tuple[int, int, int, int]
+_SortKey = tuple[int, int, int, int]

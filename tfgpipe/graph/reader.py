@@ -23,18 +23,18 @@ Shape = tuple[int, ...]
 LOOPS = ("While", "StatelessWhile")
 BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 # Whether the operand that must be less comes first (1) or last (-1).
-_COMPARISONS = {"Less": 1, "LessEqual": 1, "Greater": -1, "GreaterEqual": -1}
+_COMPARISON_SIGNS = {"Less": 1, "LessEqual": 1, "Greater": -1, "GreaterEqual": -1}
 # The sign of the second operand.
-_SUMS = {"Add": 1, "AddV2": 1, "Sub": -1}
+_ADDITION_SIGNS = {"Add": 1, "AddV2": 1, "Sub": -1}
 
 
-def read(graph: tf.Graph) -> Body:
+def read_graph(graph: tf.Graph) -> FunctionGraph:
     """Returns a graph with all that it calls."""
     graph_def = graph.as_graph_def(add_shapes=True)
-    return Body(_Library(graph_def), graph_def.node)
+    return FunctionGraph(_FunctionLibrary(graph_def), graph_def.node)
 
 
-class _Library:
+class _FunctionLibrary:
     """The functions that a graph may call, and the results of its operations.
 
     Inside a function an input is written `operation:result:index`. Which results a
@@ -44,7 +44,7 @@ class _Library:
 
     def __init__(self, graph_def: tf.compat.v1.GraphDef) -> None:
         self._functions = {f.signature.name: f for f in graph_def.library.function}
-        self._bodies: dict[Any, Body] = {}
+        self._bodies: dict[Any, FunctionGraph] = {}
         inner = (f.node_def for f in graph_def.library.function)
         types = {node.op for nodes in (graph_def.node, *inner) for node in nodes}
         each = [tf.compat.v1.NodeDef(name=op, op=op) for op in types]
@@ -67,12 +67,14 @@ class _Library:
             for index, dtype in enumerate(types):
                 yield f"{node.name}:{result.name}:{index}", dtype
 
-    def body(self, function: str, values: Sequence[int | None] = ()) -> Body:
+    def body(self, function: str, values: Sequence[int | None] = ()) -> FunctionGraph:
         """Returns the body of a function, given those of its arguments we know."""
         key = (function, *values)
         if key not in self._bodies:
             definition = self._functions[function]
-            self._bodies[key] = Body(self, definition.node_def, definition, values)
+            self._bodies[key] = FunctionGraph(
+                self, definition.node_def, definition, values
+            )
         return self._bodies[key]
 
 
@@ -85,18 +87,19 @@ class Tensor:
         self.floating = self.dtype.is_floating or self.dtype.is_complex
 
 
-class Body:
+class FunctionGraph:
     """A graph, or the body of a function for a call of it.
 
     Attributes:
         nodes: The operations by name.
-        arguments: The tensors it takes, by the names that `cut` calls canonical.
+        arguments: The tensors it takes, by the names that `graph.partitioner` calls
+            canonical.
         results: The tensors it returns.
     """
 
     def __init__(
         self,
-        library: _Library,
+        library: _FunctionLibrary,
         nodes: Iterable[Any],
         function: Any = None,
         values: Sequence[int | None] = (),
@@ -134,33 +137,33 @@ class Body:
         self._inputs = {n: canonical(node.input) for n, node in self.nodes.items()}
         self._values = dict(itertools.zip_longest(self.arguments, values))
 
-    def run(self) -> Collection[str]:
+    def executed_operations(self) -> Collection[str]:
         """Returns the names of the operations that a call executes."""
         fetches = (*self.results, *self._effects)
-        return partitioner.program(
+        return partitioner.subgraph(
             self._inputs, fetches=fetches, feeds=self.arguments
         ).operations
 
-    def read(self, name: str) -> list[Tensor]:
+    def input_tensors(self, name: str) -> list[Tensor]:
         """Returns the input tensors of an operation."""
-        return [self._tensors[tensor] for tensor in self.data(name)]
+        return [self._tensors[tensor] for tensor in self.input_names(name)]
 
-    def written(self, name: str) -> list[Tensor]:
+    def output_tensors(self, name: str) -> list[Tensor]:
         """Returns the output tensors of an operation."""
         return [self._tensors[tensor] for tensor in self._outputs[name]]
 
-    def data(self, name: str) -> list[str]:
+    def input_names(self, name: str) -> list[str]:
         """Returns the names of the tensors that an operation reads."""
         return [tensor for tensor in self._inputs[name] if not tensor.startswith("^")]
 
-    def origin(self, tensor: str) -> tuple[str, str]:
+    def copied_from(self, tensor: str) -> tuple[str, str]:
         """Follows copies of a tensor: returns the source and its operation's type."""
-        node = self.nodes.get(partitioner.operation(tensor))
+        node = self.nodes.get(partitioner.op_name(tensor))
         if node is not None and node.op == "Identity":
-            return self.origin(self.data(node.name)[0])
+            return self.copied_from(self.input_names(node.name)[0])
         return tensor, "" if node is None else node.op
 
-    def value(self, tensor: str) -> int | None:
+    def static_integer(self, tensor: str) -> int | None:
         """Returns the value of an integer tensor if known before the graph runs."""
         if tensor not in self._values:
             known = self._tensors[tensor]
@@ -169,40 +172,42 @@ class Body:
         return self._values[tensor]
 
     def _constant(self, tensor: str) -> int | None:
-        name = partitioner.operation(tensor)
+        name = partitioner.op_name(tensor)
         node, index = self.nodes[name], self._outputs[name].index(tensor)
         if node.op == "Const":
             return tf.make_ndarray(node.attr["value"].tensor).item()
         if node.op in ("Cast", "Identity", "Max", "Reshape", "Squeeze"):
-            return self.value(self.data(name)[0])  # Of a single number, that number.
-        if node.op in _SUMS:
-            left, right = map(self.value, self.data(name))
+            return self.static_integer(
+                self.input_names(name)[0]
+            )  # Of a single number, that number.
+        if node.op in _ADDITION_SIGNS:
+            left, right = map(self.static_integer, self.input_names(name))
             if left is not None and right is not None:
-                return left + _SUMS[node.op] * right
+                return left + _ADDITION_SIGNS[node.op] * right
         if node.op == "StridedSlice":
-            vector, begin = self.data(name)[:2]
-            return self._element(vector, self.value(begin))
+            vector, begin = self.input_names(name)[:2]
+            return self._element(vector, self.static_integer(begin))
         if node.op in LOOPS:
-            return self.loop(name).end(index)
-        if len(calls := self.calls(name)) == 1:
-            return calls[0].value(calls[0].results[index])
+            return self.loop(name).final_value(index)
+        if len(calls := self.called_functions(name)) == 1:
+            return calls[0].static_integer(calls[0].results[index])
         return None
 
     def _element(self, vector: str, index: int | None) -> int | None:
         """Returns a number of a vector that is constant or the shape of a tensor."""
-        vector, op = self.origin(vector)
+        vector, op = self.copied_from(vector)
         elements: Sequence[int] = ()
         if op == "Const":
-            value = self.nodes[partitioner.operation(vector)].attr["value"].tensor
+            value = self.nodes[partitioner.op_name(vector)].attr["value"].tensor
             elements = tf.make_ndarray(value).tolist()
         elif op == "Shape":
-            described, *_ = self.data(partitioner.operation(vector))
+            described, *_ = self.input_names(partitioner.op_name(vector))
             elements = self._tensors[described].shape
         if index is None or not -len(elements) <= index < len(elements):
             return None
         return elements[index]
 
-    def calls(self, name: str) -> list[Body]:
+    def called_functions(self, name: str) -> list[FunctionGraph]:
         """Returns the bodies of the functions that an operation calls."""
         node = self.nodes[name]
         functions = [
@@ -213,15 +218,15 @@ class Body:
         ]
         if not functions:
             return []
-        values = [self.value(tensor) for tensor in self.data(name)]
+        values = [self.static_integer(tensor) for tensor in self.input_names(name)]
         taken = values[1:] if node.op in BRANCHES else values
         return [self._library.body(function, taken) for function in functions]
 
     def loop(self, name: str) -> Loop:
         """Returns the loop that an operation is."""
         attr = self.nodes[name].attr
-        starts = [self.value(tensor) for tensor in self.data(name)]
-        changes = Loop.changes(self._library.body(attr["body"].func.name))
+        starts = [self.static_integer(tensor) for tensor in self.input_names(name)]
+        changes = Loop.increments(self._library.body(attr["body"].func.name))
         fixed = [s if c == 0 else None for s, c in zip(starts, changes, strict=True)]
         condition = self._library.body(attr["cond"].func.name, fixed)
         body = self._library.body(attr["body"].func.name, fixed)
@@ -232,40 +237,43 @@ class Loop:
     """A loop: what its variables start from, its condition and its body."""
 
     def __init__(
-        self, starts: Sequence[int | None], condition: Body, body: Body
+        self,
+        initial_values: Sequence[int | None],
+        condition: FunctionGraph,
+        body: FunctionGraph,
     ) -> None:
         self.body = body
         self._condition = condition
-        self._variables = list(zip(starts, self.changes(body), strict=True))
+        self._variables = list(zip(initial_values, self.increments(body), strict=True))
 
     @staticmethod
-    def changes(body: Body) -> list[int | None]:
+    def increments(body: FunctionGraph) -> list[int | None]:
         """Returns, for each loop variable, its increment per trip, or None."""
         found: list[int | None] = []
         for before, result in zip(body.arguments, body.results, strict=True):
-            after, op = body.origin(result)
+            after, op = body.copied_from(result)
             step = None
-            if op in _SUMS:
-                first, second = body.data(partitioner.operation(after))
-                if body.origin(first)[0] == before:
-                    step = body.value(second)
-            found.append(0 if after == before else step and step * _SUMS[op])
+            if op in _ADDITION_SIGNS:
+                first, second = body.input_names(partitioner.op_name(after))
+                if body.copied_from(first)[0] == before:
+                    step = body.static_integer(second)
+            found.append(0 if after == before else step and step * _ADDITION_SIGNS[op])
         return found
 
-    def end(self, index: int) -> int | None:
+    def final_value(self, index: int) -> int | None:
         """Returns the final value of a loop variable, or None."""
         start, change = self._variables[index]
         if start is None or change is None:
             return None
-        return start + change * self.trips()
+        return start + change * self.num_trips()
 
-    def trips(self) -> int:
+    def num_trips(self) -> int:
         """Returns the number of trips; 1 if it is not known."""
         found = []
         for comparison in self._comparisons(self._condition.results[0]):
             op = self._condition.nodes[comparison].op
-            sides = map(self._side, self._condition.data(comparison))
-            (low, rise), (high, fall) = list(sides)[:: _COMPARISONS[op]]
+            sides = map(self._side, self._condition.input_names(comparison))
+            (low, rise), (high, fall) = list(sides)[:: _COMPARISON_SIGNS[op]]
             if low is None or rise is None or high is None or fall is None:
                 continue
             if rise > fall:
@@ -274,19 +282,19 @@ class Loop:
         return min(found, default=1)
 
     def _comparisons(self, tensor: str) -> Iterator[str]:
-        condition, op = self._condition.origin(tensor)
+        condition, op = self._condition.copied_from(tensor)
         if op == "LogicalAnd":
-            for operand in self._condition.data(partitioner.operation(condition)):
+            for operand in self._condition.input_names(partitioner.op_name(condition)):
                 yield from self._comparisons(operand)
-        elif op in _COMPARISONS:
-            yield partitioner.operation(condition)
+        elif op in _COMPARISON_SIGNS:
+            yield partitioner.op_name(condition)
 
     def _side(self, tensor: str) -> tuple[int | None, int | None]:
         """Returns what a side of a comparison starts from and what each trip adds."""
-        tensor, _ = self._condition.origin(tensor)
+        tensor, _ = self._condition.copied_from(tensor)
         if tensor in self._condition.arguments:
             return self._variables[self._condition.arguments.index(tensor)]
-        return self._condition.value(tensor), 0
+        return self._condition.static_integer(tensor), 0
 
 
 def _shapes(attribute: Any) -> Iterator[Any]:

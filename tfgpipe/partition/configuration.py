@@ -18,7 +18,7 @@ from tfgpipe.schedules import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
-class Resolved:
+class ResolvedConfig:
     """A schedule with the devices that it runs on: a resolved configuration.
 
     Attributes:
@@ -39,7 +39,7 @@ def resolve(
     balance: str | Sequence[Any],
     devices: Sequence[str] | None,
     num_shards: int = 1,
-) -> Resolved:
+) -> ResolvedConfig:
     """Returns a schedule that fits the stages, microbatches and devices.
 
     A stage with several devices, one for each shard, counts as one device.
@@ -60,34 +60,34 @@ def resolve(
         check_schedule(schedule, num_stages, M)
     strategy = replica_context.current_strategy()
     make_mesh(num_stages=1, num_shards=num_shards)  # Raises if one is too many.
-    there = _groups(default_devices(), num_shards)
+    there = _shard_groups(default_devices(), num_shards)
     chosen = None
     if devices is not None:
-        _check_groups(devices, num_shards)
-        chosen = _groups(devices, num_shards)
+        _check_shard_groups(devices, num_shards)
+        chosen = _shard_groups(devices, num_shards)
     if isinstance(strategy, StageStrategy):
         placement = strategy.mesh.placement
     elif isinstance(schedule, Schedule):
         placement = schedule.placement
-        chosen = _dealt(placement, chosen or there[: schedule.num_devices])
+        chosen = _assign_devices(placement, chosen or there[: schedule.num_devices])
     else:
-        K = num_stages or _length(balance) or len(chosen or there)
+        K = num_stages or _num_stages(balance) or len(chosen or there)
         placement = tuple(range(K))
         if schedule == "interleaved":
-            if num_stages is None and _length(balance) is None:
+            if num_stages is None and _num_stages(balance) is None:
                 raise ValueError(
                     'schedule="interleaved" places several stages on each device. '
                     "Received no `num_stages`. Pass a multiple of the number of "
                     "devices."
                 )
-            groups = chosen or there[: _several_each(K, len(there))]
+            groups = chosen or there[: _num_interleaved_devices(K, len(there))]
             placement = tuple(k % len(groups) for k in range(K))
-            chosen = _dealt(placement, groups)
+            chosen = _assign_devices(placement, groups)
         elif chosen is not None:
             placement = tuple(map(list(dict.fromkeys(chosen)).index, chosen[:K]))
     made = schedule
     if not isinstance(made, Schedule):
-        made = _named(made, placement, M)
+        made = _make_schedule(made, placement, M)
     if made.placement != placement:
         raise ValueError(
             f"Schedule '{made.name}' has its stages on devices {made.placement}, by "
@@ -95,13 +95,15 @@ def resolve(
             "stages' `devices` in the order of the schedule."
         )
     names = None if chosen is None else tuple(itertools.chain(*chosen))
-    return Resolved(made, names)
+    return ResolvedConfig(made, names)
 
 
-def _named(name: str, placement: tuple[int, ...], num_microbatches: int) -> Schedule:
+def _make_schedule(
+    name: str, placement: tuple[int, ...], num_microbatches: int
+) -> Schedule:
     K = len(placement)
     if name == "gpipe":  # Which any placement will do for.
-        return schedules.gpipe(K, num_microbatches).placed(placement)
+        return schedules.gpipe(K, num_microbatches).with_placement(placement)
     return schedules.make(
         name,
         num_stages=K,
@@ -127,7 +129,7 @@ def check_schedule(
         )
 
 
-def _length(balance: str | Sequence[Any]) -> int | None:
+def _num_stages(balance: str | Sequence[Any]) -> int | None:
     """Returns the number of stages of a partition, or None for a quantity."""
     if isinstance(balance, str):
         return None
@@ -135,13 +137,13 @@ def _length(balance: str | Sequence[Any]) -> int | None:
     return len(balance) + any(isinstance(entry, str) for entry in balance)
 
 
-def _groups(names: Sequence[str], num_shards: int) -> list[tuple[str, ...]]:
+def _shard_groups(names: Sequence[str], num_shards: int) -> list[tuple[str, ...]]:
     """Splits device names into groups of `num_shards`, one group for each stage."""
     groups = zip(*(names[t::num_shards] for t in range(num_shards)), strict=False)
     return list(groups)
 
 
-def _check_groups(names: Sequence[str], num_shards: int) -> None:
+def _check_shard_groups(names: Sequence[str], num_shards: int) -> None:
     if len(names) % num_shards:
         raise ValueError(
             f"Stages of {num_shards} shards have as many devices each, next to each "
@@ -150,7 +152,7 @@ def _check_groups(names: Sequence[str], num_shards: int) -> None:
         )
 
 
-def _dealt(
+def _assign_devices(
     placement: tuple[int, ...], groups: Sequence[tuple[str, ...]]
 ) -> list[tuple[str, ...]]:
     """Returns the names of each stage's devices."""
@@ -166,7 +168,7 @@ def _dealt(
     return [groups[p] for p in placement]
 
 
-def _several_each(num_stages: int, num_devices: int) -> int:
+def _num_interleaved_devices(num_stages: int, num_devices: int) -> int:
     """Returns how many devices run several stages each, for an interleaved schedule."""
     most = min(num_devices, num_stages // 2)
     fitting = [p for p in range(1, most + 1) if num_stages % p == 0]

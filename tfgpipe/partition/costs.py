@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe._util import num_bytes
-from tfgpipe.capture import Network, Wire, layer_variables
+from tfgpipe.capture import CallGraph, TensorKey, layer_variables
 from tfgpipe.devices import sharding
 from tfgpipe.graph import flops, memory, partitioner
 from tfgpipe.runtime import example_variable_value
@@ -31,22 +31,22 @@ _OPTIONS = StageOptions(training=True)
 
 
 @dataclasses.dataclass(frozen=True)
-class Weights:
+class CallWeights:
     """The weights of a call that no earlier call has.
 
     Attributes:
         parameters: Numbers in its weights, trained or not.
         bytes: Their size on each shard's device.
-        trained_bytes: The size there of those that are trained.
+        trainable_bytes: The size there of those that are trained.
     """
 
     parameters: int
     bytes: tuple[int, ...]
-    trained_bytes: tuple[int, ...]
+    trainable_bytes: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class CallCost:
     """Cost of a segment for one microbatch, in FLOPs or seconds.
 
     Attributes:
@@ -58,10 +58,10 @@ class Work:
     backward: float
 
 
-def call_weights(network: Network) -> list[Weights]:
+def call_weights(network: CallGraph) -> list[CallWeights]:
     """Returns, for each call, the weights of its layer that no earlier call has."""
     layers = [call.layer for call in network.calls]
-    numbers, num_shards = sharding.numbers(layers), sharding.count(layers)
+    numbers, num_shards = sharding.shard_indices(layers), sharding.num_shards(layers)
 
     def sizes(variables: Sequence[keras.Variable]) -> tuple[int, ...]:
         found = [0] * num_shards
@@ -80,16 +80,16 @@ def call_weights(network: Network) -> list[Weights]:
         weights = getattr(call.layer, "weights", ())  # Without seeds.
         counted = set(map(id, weights)) & {id(v) for v in (*trained, *state)}
         results.append(
-            Weights(
+            CallWeights(
                 parameters=sum(math.prod(v.shape) for v in weights if id(v) in counted),
                 bytes=sizes([*trained, *state]),
-                trained_bytes=sizes(trained),
+                trainable_bytes=sizes(trained),
             )
         )
     return results
 
 
-class TracedParts:
+class SegmentProfiler:
     """The parts of a network, such as its single calls, each traced by itself.
 
     Args:
@@ -100,13 +100,13 @@ class TracedParts:
 
     def __init__(
         self,
-        network: Network,
+        network: CallGraph,
         spans: Sequence[slice],
-        inputs: Mapping[Wire, tf.TensorSpec],
+        inputs: Mapping[TensorKey, tf.TensorSpec],
     ) -> None:
         library = StageCache()  # Equal parts share programs, and measurements.
         self._stages = [
-            Stage(i, network.part(span), library) for i, span in enumerate(spans)
+            Stage(i, network.segment(span), library) for i, span in enumerate(spans)
         ]
         self._inputs = dict(inputs)
         self._traced = trace_all(
@@ -117,17 +117,17 @@ class TracedParts:
             remark="",
         )
 
-    def flops(self) -> list[Work]:
+    def flops(self) -> list[CallCost]:
         """Counts floating point operations; unknown sizes count as one."""
         return self._counted(flops.count)
 
-    def traffic(self) -> list[Work]:
+    def memory_traffic(self) -> list[CallCost]:
         """Counts the bytes that operations, except matrix products, read and write."""
-        return self._counted(flops.traffic)
+        return self._counted(flops.traffic_bytes)
 
     def _counted(
         self, count: Callable[[tf.Graph, Collection[str]], float]
-    ) -> list[Work]:
+    ) -> list[CallCost]:
         """Counts something in each part's operations, forward and backward."""
         results = []
         for traced in self._traced:
@@ -136,45 +136,47 @@ class TracedParts:
             inputs = {
                 op.name: [x.name for x in op.inputs] for op in graph.get_operations()
             }
-            forward = partitioner.program(
+            forward = partitioner.subgraph(
                 inputs, fetches=traced.trace.forward.outputs, feeds=()
             ).operations
             results.append(
-                Work(
+                CallCost(
                     forward=count(graph, forward),
                     backward=count(graph, everything - forward),
                 )
             )
         return results
 
-    def values(self) -> dict[int, tf.TensorSpec]:
+    def value_specs(self) -> dict[int, tf.TensorSpec]:
         """Returns shape and type of each value that goes from part to part."""
         specs = dict(self._inputs)
         for traced in self._traced:
             specs.update(traced.output_specs)
-        return {w.number: spec for w, spec in specs.items() if not w.is_mask}
+        return {w.value_id: spec for w, spec in specs.items() if not w.is_mask}
 
-    def sizes(self) -> dict[int, int]:
+    def value_bytes(self) -> dict[int, int]:
         """Returns the bytes of each of them."""
-        return {number: num_bytes(spec) for number, spec in self.values().items()}
+        return {number: num_bytes(spec) for number, spec in self.value_specs().items()}
 
-    def kept_bytes(self) -> list[tuple[int, ...]]:
+    def saved_bytes(self) -> list[tuple[int, ...]]:
         """Returns the bytes of the saved tensors that each segment adds.
 
         These are its outputs and whatever else goes from its forward to its backward,
         on each shard's device.
         """
-        num_shards = sharding.count(x for stage in self._stages for x in stage.layers)
+        num_shards = sharding.num_shards(
+            x for stage in self._stages for x in stage.layers
+        )
         results = []
         for traced in self._traced:
             trace = traced.trace
             given = (*trace.given.inputs, *trace.given.weights)
-            names = (*given, *traced.saving.residuals, *trace.forward.outputs)
+            names = (*given, *traced.without_remat.residuals, *trace.forward.outputs)
             tensors = map(trace.graph.get_tensor_by_name, names)
-            kept = memory.buffers(tensors)[len(given) :]
+            kept = memory.distinct_buffers(tensors)[len(given) :]
             sizes = [0] * num_shards
             for tensor in kept:
-                sizes[trace.shard(tensor.name)] += num_bytes(tensor)
+                sizes[trace.shard_index(tensor.name)] += num_bytes(tensor)
             results.append(tuple(sizes))
         return results
 
@@ -186,16 +188,16 @@ class TracedParts:
         """
         results = []
         for traced in self._traced:
-            programs = traced.recomputing if recomputes else traced.saving
+            programs = traced.with_remat if recomputes else traced.without_remat
             results.append(memory.peak_bytes(programs.backward.function.graph))
         return results
 
-    def seconds(
+    def measure_seconds(
         self,
-        inputs: Mapping[Wire, tf.Tensor],
+        inputs: Mapping[TensorKey, tf.Tensor],
         device: str,
         progress: Callable[[int], None],
-    ) -> list[Work]:
+    ) -> list[CallCost]:
         """Runs each part on its own input, forward and backward, and times both.
 
         Args:
@@ -204,16 +206,18 @@ class TracedParts:
             progress: Called with the number of parts measured so far.
         """
         results = []
-        known: dict[tuple[int, int], Work] = {}
+        known: dict[tuple[int, int], CallCost] = {}
         values = dict(inputs)
-        last_readers = {wire: i for i, t in enumerate(self._traced) for wire in t.reads}
+        last_readers = {
+            key: i for i, t in enumerate(self._traced) for key in t.input_keys
+        }
         with tf.init_scope(), tf.device(device):
-            values = {wire: tf.identity(x) for wire, x in values.items()}
-            overhead = _fastest(_nothing(), tf.zeros(()))
+            values = {key: tf.identity(x) for key, x in values.items()}
+            overhead = _min_seconds(_empty_function(), tf.zeros(()))
             for i, (stage, traced) in enumerate(
                 zip(self._stages, self._traced, strict=True)
             ):
-                work, made = _measured(stage, traced, values, known, overhead)
+                work, made = _measure(stage, traced, values, known, overhead)
                 results.append(work)
                 values.update(made)
                 values = {w: x for w, x in values.items() if last_readers.get(w, 0) > i}
@@ -221,19 +225,21 @@ class TracedParts:
         return results
 
 
-def _measured(
+def _measure(
     stage: Stage,
     traced: TracedStage,
-    values: Mapping[Wire, tf.Tensor],
-    known: dict[tuple[int, int], Work],
+    values: Mapping[TensorKey, tf.Tensor],
+    cache: dict[tuple[int, int], CallCost],
     overhead: float,
-) -> tuple[Work, dict[Wire, tf.Tensor]]:
-    """Returns the time of a part, or what is `known` of its like, and outputs."""
-    trace, programs = traced.trace, traced.saving
+) -> tuple[CallCost, dict[TensorKey, tf.Tensor]]:
+    """Returns the time of a part, or what is `cache` of its like, and outputs."""
+    trace, programs = traced.trace, traced.without_remat
     variables = map(example_variable_value, (*stage.weights, *stage.state))
     feed = dict(zip((*trace.given.weights, *trace.given.state), variables, strict=True))
     feed.update(trace.zeros())
-    feed.update(zip(trace.given.inputs, (values[w] for w in traced.reads), strict=True))
+    feed.update(
+        zip(trace.given.inputs, (values[w] for w in traced.input_keys), strict=True)
+    )
     feed.update(programs.hoisted(programs.forward, feed))
     made, _ = programs.forward(feed)
     feed.update(made)
@@ -246,19 +252,22 @@ def _measured(
         loss_grad = trace.backward.loss_grad
         feed[loss_grad] = tf.ones((), trace.spec(loss_grad).dtype)
     key = (id(programs.forward.function), id(programs.backward.function))
-    if key not in known:
-        forward = _fastest(programs.forward, feed)
-        sums = programs.sums.begin()
+    if key not in cache:
+        forward = _min_seconds(programs.forward, feed)
+        sums = programs.accumulation.begin()
         backward = 0.0
         if sums or any(trace.backward.input_grads):
             feed.update(programs.hoisted(programs.backward, feed))
-            backward = _fastest(programs.backward, feed, sums)
-        known[key] = Work(_without(overhead, forward), _without(overhead, backward))
+            backward = _min_seconds(programs.backward, feed, sums)
+        cache[key] = CallCost(
+            _subtract_overhead(overhead, forward),
+            _subtract_overhead(overhead, backward),
+        )
     outputs = (feed[output] for output in trace.forward.outputs)
-    return known[key], dict(zip(traced.makes, outputs, strict=True))
+    return cache[key], dict(zip(traced.output_keys, outputs, strict=True))
 
 
-def _fastest(function: Callable[..., Any], *args: Any) -> float:
+def _min_seconds(function: Callable[..., Any], *args: Any) -> float:
     """Returns the least time of a call in seconds, after a warm-up call.
 
     Other load on the machine only makes calls slower.
@@ -273,12 +282,12 @@ def _fastest(function: Callable[..., Any], *args: Any) -> float:
     return min(seconds[1:])
 
 
-def _without(overhead: float, seconds: float) -> float:
+def _subtract_overhead(overhead: float, seconds: float) -> float:
     """Subtracts the overhead of a call, but keeps at least a tenth."""
     return max(seconds - overhead, seconds / 10)
 
 
-def _nothing() -> Callable[..., Any]:
+def _empty_function() -> Callable[..., Any]:
     """Returns a function that does nothing, to measure the overhead of a call."""
     specs = [tf.TensorSpec((), tf.float32)]
     return tf.function(tf.identity, autograph=False).get_concrete_function(*specs)

@@ -8,18 +8,23 @@ from typing import Any
 import keras
 
 from tfgpipe import schedules
-from tfgpipe._util import check_choice, check_num_microbatches, with_names_checked
+from tfgpipe._util import check_choice, check_num_microbatches, checks_argument_names
 from tfgpipe.capture import source_model
 from tfgpipe.devices import default_devices, make_mesh, sharding
 from tfgpipe.partition.configuration import check_num_stages, check_schedule, resolve
 from tfgpipe.partition.plans import Plan, make_plan
-from tfgpipe.partition.profiles import QUANTITIES, Quantity, Settings, check_feasible
-from tfgpipe.runtime import check_rows_are_independent
+from tfgpipe.partition.profiles import (
+    QUANTITIES,
+    PlanSettings,
+    Quantity,
+    check_feasible,
+)
+from tfgpipe.runtime import check_batch_independence
 from tfgpipe.schedules import Schedule
 from tfgpipe.stage import REMAT_MODES, TRANSFER_DTYPES, Remat, TransferDtype
 
 
-@with_names_checked()
+@checks_argument_names()
 def plan(
     model: keras.Model | Sequence[keras.layers.Layer],
     *,
@@ -86,17 +91,17 @@ def plan(
     check_choice("remat", remat, REMAT_MODES)
     check_choice("transfer_dtype", transfer_dtype, TRANSFER_DTYPES)
     check_num_microbatches(num_microbatches)
-    given = source_model.make(source_model.copied_if_unbuilt(model))
+    given = source_model.make_source(source_model.copy_unbuilt(model))
     chosen: Quantity | tuple[int, ...]
     if isinstance(balance, str):
         chosen = check_choice("balance", balance, QUANTITIES)
-        there = len(default_devices()) // sharding.count(given.calls)
+        there = len(default_devices()) // sharding.num_shards(given.calls)
         if isinstance(schedule, Schedule) and num_stages is None:
             num_stages = schedule.num_stages
         num_stages = max(there, 1) if num_stages is None else num_stages
-        check_feasible(given.calls, num_stages, given.closed)
+        check_feasible(given.calls, num_stages, given.opaque_calls)
     else:
-        chosen = given.counts(balance)
+        chosen = given.calls_per_stage(balance)
         check_num_stages(chosen, balance, num_stages)
         num_stages = len(chosen)
     if given.inputs is None and sample is None:
@@ -114,17 +119,17 @@ def plan(
             num_microbatches=num_microbatches,
             balance=balance,
             devices=None,
-            num_shards=sharding.count(given.calls),
+            num_shards=sharding.num_shards(given.calls),
         ).schedule
     mesh = make_mesh(num_stages=1, devices=device and [device])
-    inputs = source_model.symbolic(sample) if given.inputs is None else given.inputs
+    inputs = source_model.to_symbolic(sample) if given.inputs is None else given.inputs
     with keras.StatelessScope(initialize_variables=False):
-        recorded = given.record(inputs, {})
-        check_rows_are_independent(recorded, num_microbatches=num_microbatches)
+        recorded = given.capture(inputs, {})
+        check_batch_independence(recorded, num_microbatches=num_microbatches)
         return make_plan(
             recorded,
             chosen,
-            Settings(
+            PlanSettings(
                 num_stages=num_stages,
                 num_microbatches=num_microbatches,
                 remat=remat,
@@ -133,7 +138,9 @@ def plan(
                 transfer_dtype=transfer_dtype,
                 schedule=order,
             ),
-            sample=None if sample is None else [*given.feed(sample, {}).values()],
+            sample=None
+            if sample is None
+            else [*given.flatten_inputs(sample, {}).values()],
             batch_size=batch_size,
-            device=mesh.grid[0][0],
+            device=mesh.primary_devices[0][0],
         )

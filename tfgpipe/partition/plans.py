@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe._util import (
-    check_counts,
+    check_calls_per_stage,
     imbalance,
     layer_names,
     readable_bytes,
@@ -19,18 +19,18 @@ from tfgpipe._util import (
     stage_spans,
     text_table,
 )
-from tfgpipe.capture import Wire, tracer
+from tfgpipe.capture import TensorKey, tracer
 from tfgpipe.devices import short_name
 from tfgpipe.partition import costs, profiles, solver
-from tfgpipe.partition.costs import Work
-from tfgpipe.partition.profiles import Profile, Quantity, Settings
+from tfgpipe.partition.costs import CallCost
+from tfgpipe.partition.profiles import CallProfile, PlanSettings, Quantity
 from tfgpipe.simulation import Costs, simulate
-from tfgpipe.stage import Transfer, TransferDtype
+from tfgpipe.stage import BoundaryCodec, TransferDtype
 
 # Measured costs that differ by less are the same; fewer bytes then decide.
 _TIME_SLACK = 0.005
 # Limits on single stages that are tried where several share a device.
-_TRIES = 12
+_NUM_LIMITS_TRIED = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,19 +42,19 @@ class StagePlan:
         parameters: Numbers in its variables.
         cost: Of the plan's quantity.
         flops: Of one microbatch, forward, backward and recomputation.
-        memory: Bytes of weights, gradients, slots and activations, of as many
+        memory_bytes: Bytes of weights, gradients, slots and activations, of as many
             microbatches as the schedule has in flight; in shards, on the device that
             has most.
-        received: Bytes that come from other stages for one microbatch, compressed if
-            they are on their way.
+        received_bytes: Bytes that come from other stages for one microbatch, compressed
+            if they are on their way.
     """
 
     layers: tuple[str, ...]
     parameters: int
     cost: float
     flops: float
-    memory: float
-    received: float
+    memory_bytes: float
+    received_bytes: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,35 +62,35 @@ class Plan:
     """A partition into stages. `print` it for a table.
 
     Attributes:
-        counts: The number of calls in each stage, to be given as `balance`.
+        calls_per_stage: The number of calls in each stage, to be given as `balance`.
         quantity: What is balanced.
         settings: What it was made for.
-        note: How the costs were found.
+        cost_source: How the costs were found.
         profile: What each call costs.
     """
 
-    counts: tuple[int, ...]
+    calls_per_stage: tuple[int, ...]
     quantity: Quantity
-    settings: Settings
-    note: str
-    profile: Profile = dataclasses.field(repr=False)
+    settings: PlanSettings
+    cost_source: str
+    profile: CallProfile = dataclasses.field(repr=False)
 
     @functools.cached_property
     def stages(self) -> tuple[StagePlan, ...]:
         """What each stage holds and costs."""
         profile, settings = self.profile, self.settings
-        spans = stage_spans(self.counts)
-        work = profile.tables("flops", settings)
-        cost = profile.tables(self.quantity, settings)
-        memory = profile.memory(settings)
+        spans = stage_spans(self.calls_per_stage)
+        work = profile.stage_cost_tables("flops", settings)
+        cost = profile.stage_cost_tables(self.quantity, settings)
+        memory = profile.stage_memory_tables(settings)
         return tuple(
             StagePlan(
                 layers=tuple(profile.names[span]),
                 parameters=sum(w.parameters for w in profile.weights[span]),
                 cost=float(cost[k][span.start, span.stop]),
                 flops=float(work[k][span.start, span.stop]),
-                memory=float(memory[k][span.start, span.stop]),
-                received=float(profile.received[span.start, span.stop]),
+                memory_bytes=float(memory[k][span.start, span.stop]),
+                received_bytes=float(profile.received_bytes[span.start, span.stop]),
             )
             for k, span in enumerate(spans)
         )
@@ -98,7 +98,7 @@ class Plan:
     @functools.cached_property
     def device_bytes(self) -> tuple[float, ...]:
         """For each device the bytes that it needs, of all stages that it has."""
-        return self.profile.device_bytes(self.settings, self.counts)
+        return self.profile.device_bytes(self.settings, self.calls_per_stage)
 
     @property
     def imbalance(self) -> float:
@@ -117,7 +117,7 @@ class Plan:
             return 0.0
         forward, backward = ([part * c / 3 for c in cost] for part in (1, 2))
         costs = Costs(forward=forward, backward=backward)
-        return simulate(self.settings.order, costs).timeline.bubble
+        return simulate(self.settings.resolved_schedule, costs).timeline.bubble
 
     def rebalance(self, measured: Sequence[float]) -> Plan:
         """Returns the plan for measured stage times.
@@ -131,25 +131,27 @@ class Plan:
         Raises:
             ValueError: If there is not one positive number for each stage.
         """
-        if len(measured) != len(self.counts) or min(measured) <= 0:
+        if len(measured) != len(self.calls_per_stage) or min(measured) <= 0:
             raise ValueError(
                 "`measured` holds a positive time for each stage. Received "
-                f"{list(measured)} for {len(self.counts)} stages. Measure each stage, "
-                "forward and backward, over the same microbatches."
+                f"{list(measured)} for {len(self.calls_per_stage)} stages. Measure "
+                "each stage, forward and backward, over the same microbatches."
             )
-        planned = self.profile.work(
+        planned = self.profile.call_costs(
             "flops" if self.quantity == "memory" else self.quantity, self.settings
         )
         scaled: list[float] = []
-        for span, seconds in zip(stage_spans(self.counts), measured, strict=True):
+        for span, seconds in zip(
+            stage_spans(self.calls_per_stage), measured, strict=True
+        ):
             part = planned[span]
             total = sum(part)
             scaled += [
                 seconds * (cost / total if total else 1 / len(part)) for cost in part
             ]
-        work = tuple(Work(forward=0.0, backward=cost) for cost in scaled)
+        work = tuple(CallCost(forward=0.0, backward=cost) for cost in scaled)
         profile = dataclasses.replace(self.profile, seconds=work)
-        return best(
+        return best_plan(
             profile, "time", self.settings, note="balanced by measured stage times"
         )
 
@@ -165,8 +167,8 @@ class Plan:
                 layer_names(stage.layers),
                 f"{stage.parameters:,}",
                 f"{1e3 * stage.cost:.3g}" if timed else readable_count(stage.flops),
-                readable_bytes(stage.memory),
-                readable_bytes(stage.received),
+                readable_bytes(stage.memory_bytes),
+                readable_bytes(stage.received_bytes),
                 f"{100 * stage.cost / total:.1f}%" if total else "-",
             )
             for k, stage in enumerate(self.stages)
@@ -175,20 +177,20 @@ class Plan:
         limit = settings.memory_limit
         fits = "" if limit is None else f" of {readable_bytes(limit)}"
         sent = ""
-        if settings.order.name != "gpipe":
-            sent = f"schedule={settings.order.name}, "
+        if settings.resolved_schedule.name != "gpipe":
+            sent = f"schedule={settings.resolved_schedule.name}, "
         if settings.transfer_dtype is not None:
             sent += f"transfer_dtype={settings.transfer_dtype}, "
         shards = self.profile.num_shards
         each = f" in {shards} shards" if shards > 1 else ""
-        num_devices = settings.order.num_devices
+        num_devices = settings.resolved_schedule.num_devices
         if num_devices < settings.num_stages:
             each = f" on {num_devices} devices{each}"
         return "\n".join(
             [
                 f"{settings.num_stages} stages{each}, {settings.num_microbatches} "
                 f"microbatches of {rows_each} rows, remat={settings.remat}, "
-                f"{sent}{self.note}",
+                f"{sent}{self.cost_source}",
                 text_table(header, rows, left=("layers", "stage")),
                 f"imbalance {self.imbalance:.3f}, bubble {100 * self.bubble:.1f}%, "
                 f"{readable_bytes(most)}{fits} on the fullest device",
@@ -198,9 +200,9 @@ class Plan:
 
 
 def make_plan(
-    recorded: tracer.Recording,
+    recorded: tracer.CapturedModel,
     balance: Quantity | Sequence[int],
-    settings: Settings,
+    settings: PlanSettings,
     *,
     sample: Sequence[tf.Tensor | None] | None,
     batch_size: int,
@@ -220,23 +222,23 @@ def make_plan(
     Raises:
         ValueError: If the model cannot be cut so, or a size is not known.
     """
-    network = recorded.network
+    network = recorded.graph
     called = [call.layer for call in network.calls]
-    profiles.check_feasible(called, settings.num_stages, recorded.closed)
+    profiles.check_feasible(called, settings.num_stages, recorded.opaque_calls)
     inputs = example_microbatch(
         recorded, sample, batch_size, num_microbatches=settings.num_microbatches
     )
     sent = settings.transfer_dtype
     if not isinstance(balance, str):
         names = [layer.name for layer in called]
-        counts = check_counts(tuple(balance), names)
-        profile = profiles.profile(network, inputs, transfer_dtype=sent)
-        return _within(Plan(counts, "flops", settings, "cut as given", profile))
+        counts = check_calls_per_stage(tuple(balance), names)
+        profile = profiles.profile_calls(network, inputs, transfer_dtype=sent)
+        return _check_memory(Plan(counts, "flops", settings, "cut as given", profile))
     if balance != "time":
-        profile = profiles.profile(network, inputs, transfer_dtype=sent)
-        return best(profile, balance, settings, note=f"balanced by {balance}")
+        profile = profiles.profile_calls(network, inputs, transfer_dtype=sent)
+        return best_plan(profile, balance, settings, note=f"balanced by {balance}")
     bar = keras.utils.Progbar(len(network.calls), unit_name="layer")
-    profile = profiles.profile(
+    profile = profiles.profile_calls(
         network,
         inputs,
         transfer_dtype=sent,
@@ -245,24 +247,26 @@ def make_plan(
     )
     where = short_name(device)
     note = f"balanced by time, the best of {costs.REPEATS} runs of a layer on {where}"
-    return best(profile, balance, settings, note=note)
+    return best_plan(profile, balance, settings, note=note)
 
 
 def example_microbatch(
-    recorded: tracer.Recording,
+    recorded: tracer.CapturedModel,
     sample: Sequence[tf.Tensor | None] | None,
     batch_size: int,
     *,
     num_microbatches: int,
-) -> dict[Wire, tf.Tensor | tf.TensorSpec]:
+) -> dict[TensorKey, tf.Tensor | tf.TensorSpec]:
     """Returns the first microbatch of a sample, or what is known of one."""
-    numbers = recorded.network.inputs
+    numbers = recorded.graph.input_ids
     given = sample or [recorded.specs[number] for number in numbers]
-    tensors = {Wire(n): x for n, x in zip(numbers, given, strict=True) if x is not None}
+    tensors = {
+        TensorKey(n): x for n, x in zip(numbers, given, strict=True) if x is not None
+    }
     batch = next(iter(tensors.values())).shape[0] or batch_size
     rows = math.ceil(batch / num_microbatches)
     if sample is not None:
-        return {wire: x[:rows] for wire, x in tensors.items()}
+        return {key: x[:rows] for key, x in tensors.items()}
     for x in tensors.values():
         if None in x.shape[1:]:
             raise ValueError(
@@ -273,51 +277,52 @@ def example_microbatch(
     return {w: tf.TensorSpec([rows, *x.shape[1:]], x.dtype) for w, x in tensors.items()}
 
 
-def _within(plan: Plan) -> Plan:
+def _check_memory(plan: Plan) -> Plan:
     """Returns a plan after checking its memory against the limit."""
     limit = plan.settings.memory_limit
     need = max(plan.device_bytes)
     if limit is not None and need > limit:
         raise ValueError(
             f"This cut needs {need:,.0f} bytes on one device, {need - limit:,.0f} more "
-            f"than `memory_limit`. Received balance={list(plan.counts)} and "
+            f"than `memory_limit`. Received balance={list(plan.calls_per_stage)} and "
             f'memory_limit={limit:,.0f}. Use balance="memory", more stages, more '
             "microbatches, or remat."
         )
     return plan
 
 
-def best(
-    profile: Profile, quantity: Quantity, settings: Settings, *, note: str
+def best_plan(
+    profile: CallProfile, quantity: Quantity, settings: PlanSettings, *, note: str
 ) -> Plan:
     """Returns the plan with the least bottleneck of a quantity.
 
     Where stages share devices, the memory of a device is a sum over stages, of which no
-    table of single stages tells. The cut is then the best one found: see `_shared`.
+    table of single stages tells. The cut is then the best one found: see
+    `_search_shared_devices`.
     """
     adds_up = quantity != "memory" and settings.remat in ("none", "stage")
-    costs = profile.work if adds_up else profile.tables
+    costs = profile.call_costs if adds_up else profile.stage_cost_tables
     search = functools.partial(
-        solver.best_cut,
+        solver.best_partition,
         costs(quantity, settings),
         num_stages=settings.num_stages,
-        received=profile.received,
-        memory=profile.memory(settings),
+        received_bytes=profile.received_bytes,
+        memory=profile.stage_memory_tables(settings),
         may_start=profile.may_start,
         slack=_TIME_SLACK if quantity == "time" else 0.0,
     )
-    if settings.order.num_devices == settings.num_stages:
-        counts = search(limit=settings.memory_limit)
+    if settings.resolved_schedule.num_devices == settings.num_stages:
+        counts = search(memory_limit=settings.memory_limit)
     else:
-        counts = _shared(search, profile, quantity, settings)
+        counts = _search_shared_devices(search, profile, quantity, settings)
     return Plan(counts, quantity, settings, note, profile)
 
 
-def _shared(
+def _search_shared_devices(
     search: Callable[..., tuple[int, ...]],
-    profile: Profile,
+    profile: CallProfile,
     quantity: Quantity,
-    settings: Settings,
+    settings: PlanSettings,
 ) -> tuple[int, ...]:
     """Returns the best partition found whose devices, with several stages each, fit.
 
@@ -325,43 +330,45 @@ def _shared(
     leanest cut is found by moving calls between neighbours for as long as that helps
     the fullest device.
     """
-    limit, stages = settings.memory_limit, profile.stage_bytes(settings)
+    limit, stages = settings.memory_limit, profile.stage_memory(settings)
 
     def devices(counts: tuple[int, ...]) -> list[float]:
-        needs = profiles.device_bytes(stages, settings.order, counts)
+        needs = profiles.device_bytes(stages, settings.resolved_schedule, counts)
         return sorted(needs, reverse=True)
 
     if quantity != "memory":
         counts = search()
         if limit is None or devices(counts)[0] <= limit:
             return counts
-    lean = solver.best_cut(
-        profile.memory(settings),
+    lean = solver.best_partition(
+        profile.stage_memory_tables(settings),
         num_stages=settings.num_stages,
         may_start=profile.may_start,
     )
     tightest = max(
         table[span.start, span.stop]
-        for table, span in zip(profile.memory(settings), stage_spans(lean), strict=True)
+        for table, span in zip(
+            profile.stage_memory_tables(settings), stage_spans(lean), strict=True
+        )
     )
-    lean = solver.improved(lean, devices, may_start=profile.may_start)
+    lean = solver.local_search(lean, devices, may_start=profile.may_start)
     most = devices(lean)[0]
     if limit is None:
         return lean
     if most > limit:
         raise ValueError(
             f"No cut into {settings.num_stages} stages on "
-            f"{settings.order.num_devices} devices was found that stays within "
-            f"`memory_limit`. Received memory_limit={limit:,} bytes; the leanest cut "
-            f"found needs {math.ceil(most):,} bytes on one device. Try fewer stages on "
-            "each device, more microbatches, or remat."
+            f"{settings.resolved_schedule.num_devices} devices was found that stays "
+            f"within `memory_limit`. Received memory_limit={limit:,} bytes; the "
+            f"leanest cut found needs {math.ceil(most):,} bytes on one device. Try "
+            "fewer stages on each device, more microbatches, or remat."
         )
     if quantity == "memory":
         return lean
     counts, high = lean, limit
-    for _ in range(_TRIES):
+    for _ in range(_NUM_LIMITS_TRIED):
         middle = (tightest + high) / 2
-        found = search(limit=middle)
+        found = search(memory_limit=middle)
         if devices(found)[0] <= limit:
             counts, tightest = found, middle
         else:
@@ -370,22 +377,24 @@ def _shared(
 
 
 def plan_by_parameters(
-    recorded: tracer.Recording,
+    recorded: tracer.CapturedModel,
     num_stages: int,
     transfer_dtype: TransferDtype | None = None,
 ) -> tuple[int, ...]:
     """Returns the number of calls of each stage, parameters balanced.
 
-    The cut that `make` finds, without tracing anything: sizes of values are as they
-    were recorded, those that are not known counted as one.
+    The partition that `make_plan` finds, without tracing anything: sizes of values are
+    as they were recorded, those that are not known counted as one.
     """
-    network = recorded.network
+    network = recorded.graph
     called = [call.layer for call in network.calls]
-    profiles.check_feasible(called, num_stages, recorded.closed)
-    sizes = Transfer(transfer_dtype, network.outputs).sizes(recorded.specs)
-    return solver.best_cut(
+    profiles.check_feasible(called, num_stages, recorded.opaque_calls)
+    sizes = BoundaryCodec(transfer_dtype, network.output_ids).encoded_bytes(
+        recorded.specs
+    )
+    return solver.best_partition(
         [w.parameters for w in costs.call_weights(network)],
         num_stages=num_stages,
-        received=network.received(sizes),
+        received_bytes=network.received_bytes(sizes),
         may_start=profiles.may_start(network),
     )

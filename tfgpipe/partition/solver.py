@@ -1,10 +1,10 @@
 """Solver of the partitioning problem: splits a sequence of calls into stages.
 
-The slowest stage determines the speed of a pipeline, so `best_cut` first minimises the
-bottleneck. Many partitions have it, or nearly: among them it takes the one that sends
-the fewest bytes, and among those the one with the most even stages. It is exact,
-because the best way to fill k + 1 stages with the calls before e ends with one stage
-[s, e) and fills k stages with the calls before s in the best way:
+The slowest stage determines the speed of a pipeline, so `best_partition` first
+minimises the bottleneck. Many partitions have it, or nearly: among them it takes the
+one that sends the fewest bytes, and among those the one with the most even stages. It
+is exact, because the best way to fill k + 1 stages with the calls before e ends with
+one stage [s, e) and fills k stages with the calls before s in the best way:
 
       0 ········ s ····· e ········ L        best[k + 1][e] =
       ╰ k stages ╯╰ one ─╯                      min over s of  best[k][s] ⊕ [s, e)
@@ -36,19 +36,19 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Tables: TypeAlias = Any
 
 # Bottlenecks that differ by less, relatively, are the same but for rounding.
-TIE = 1e-9
+TIE_TOLERANCE = 1e-9
 # Weight of a stage's number of calls beside its cost when stages are evened out: enough
 # to spread weightless calls, too little to move others.
-CALLS_COUNT = 1e-9
+CALL_WEIGHT = 1e-9
 
 
-def best_cut(
+def best_partition(
     costs: Tables,
     *,
     num_stages: int,
-    received: npt.ArrayLike | None = None,
+    received_bytes: npt.ArrayLike | None = None,
     memory: Tables | None = None,
-    limit: float | None = None,
+    memory_limit: float | None = None,
     may_start: Sequence[bool] | None = None,
     slack: float = 0.0,
 ) -> tuple[int, ...]:
@@ -59,18 +59,18 @@ def best_cut(
     fewest bytes; of these, the one with the least sum of squared stage costs. Every
     stage gets at least one call. Calls that are all weightless cost one each.
 
-    >>> best_cut([10, 1, 1, 1], num_stages=2)
+    >>> best_partition([10, 1, 1, 1], num_stages=2)
     (1, 3)
-    >>> best_cut([1, 2, 3, 4, 5, 6], num_stages=2)
+    >>> best_partition([1, 2, 3, 4, 5, 6], num_stages=2)
     (4, 2)
-    >>> best_cut([0, 0, 0, 0], num_stages=2)
+    >>> best_partition([0, 0, 0, 0], num_stages=2)
     (2, 2)
 
     A cut after three calls is as even as one after two, (2, 3), and receives less:
 
-    >>> received = np.zeros((6, 6))
-    >>> received[2, 5], received[3, 5] = 4096, 64
-    >>> best_cut([1, 1, 1, 1, 1], num_stages=2, received=received)
+    >>> received_bytes = np.zeros((6, 6))
+    >>> received_bytes[2, 5], received_bytes[3, 5] = 4096, 64
+    >>> best_partition([1, 1, 1, 1, 1], num_stages=2, received_bytes=received_bytes)
     (3, 2)
 
     Args:
@@ -79,12 +79,13 @@ def best_cut(
             stage of the calls [s, e) costs at index `[s, e]`. Where stages cost
             differently, a list of K such arrays, one for each.
         num_stages: K, at least 1 and at most the number of stages that can be cut.
-        received: Array of shape `(L + 1, L + 1)`: bytes that a stage of the calls
+        received_bytes: Array of shape `(L + 1, L + 1)`: bytes that a stage of the calls
             [s, e) receives from other stages, at index `[s, e]`. Only s < e is read.
             Whole numbers, so that equal sums are equal. None if stages receive alike.
         memory: Array of the same shape, or a list of K: bytes that a stage of the calls
             [s, e) needs. It may grow and shrink with the stage.
-        limit: Bytes that one device has: no stage needs more. None for any number.
+        memory_limit: Bytes that one device has: no stage needs more. None for any
+            number.
         may_start: For each call whether a stage may start with it. The first stage
             starts with the first call in any case. None if all may.
         slack: How much worse than the least the bottleneck may be, relatively, where
@@ -94,14 +95,14 @@ def best_cut(
         ValueError: If so many stages cannot be cut, if no cut stays within the limit,
             or if an argument is malformed.
     """
-    cost = _cost_of_stages(costs, num_stages)
+    cost = _stage_cost_tables(costs, num_stages)
     num_calls = len(cost[0]) - 1
     if not 0 <= slack < math.inf:
         raise ValueError(
             "`slack` says how much worse than the least the bottleneck may be, as a "
             f"finite number of at least 0. Received slack={slack}. Use 0.05 for 5%."
         )
-    starts = _starts(may_start, num_calls)
+    starts = _start_mask(may_start, num_calls)
     possible = int(starts.sum())
     if not 1 <= num_stages <= possible:
         raise ValueError(
@@ -111,53 +112,57 @@ def best_cut(
             "stages, or split what holds them together."
         )
     stops = np.append(~starts, False)
-    cost = _each(lambda c: np.where(stops[:, None], math.inf, c), cost)
-    if limit is not None:
+    cost = _map_tables(lambda c: np.where(stops[:, None], math.inf, c), cost)
+    if memory_limit is not None:
         if memory is None:
             raise ValueError(
-                "`limit` needs `memory`, the bytes that each stage needs. Received "
-                f"limit={limit} and memory=None. Give both, or no limit."
+                "`memory_limit` needs `memory`, the bytes that each stage needs. "
+                f"Received memory_limit={memory_limit} and memory=None. Give both, or "
+                "no limit."
             )
-        need = _tables("memory", memory, num_calls, num_stages)
-        need = _each(lambda c, n: np.where(np.isinf(c), math.inf, n), cost, need)
+        need = _check_tables("memory", memory, num_calls, num_stages)
+        need = _map_tables(lambda c, n: np.where(np.isinf(c), math.inf, n), cost, need)
         most = _least_bottleneck(need)
-        if most > limit:
+        if most > memory_limit:
             enough = math.ceil(most)
             raise ValueError(
-                f"No cut into {num_stages} stages stays within `limit`, the memory of "
-                f"one device. Received limit={limit:,} bytes; the least limit that "
-                f"some cut satisfies is {enough:,} bytes, {enough - limit:,} bytes "
-                "more. Try more stages, more microbatches, or remat."
+                f"No cut into {num_stages} stages stays within `memory_limit`, the "
+                f"memory of one device. Received memory_limit={memory_limit:,} bytes; "
+                f"the least limit that some cut satisfies is {enough:,} bytes, "
+                f"{enough - memory_limit:,} bytes more. Try more stages, more "
+                "microbatches, or remat."
             )
-        cost = _each(lambda c, n: np.where(n > limit, math.inf, c), cost, need)
-    most = _least_bottleneck(cost) * (1 + slack) * (1 + TIE)
-    cost = _each(lambda c: np.where(c > most, math.inf, c), cost)
+        cost = _map_tables(
+            lambda c, n: np.where(n > memory_limit, math.inf, c), cost, need
+        )
+    most = _least_bottleneck(cost) * (1 + slack) * (1 + TIE_TOLERANCE)
+    cost = _map_tables(lambda c: np.where(c > most, math.inf, c), cost)
     bytes_in = np.zeros_like(cost[0])
-    if received is not None:
-        bytes_in = _table("received", received, num_calls)
+    if received_bytes is not None:
+        bytes_in = _check_table("received_bytes", received_bytes, num_calls)
     return _fewest_bytes(cost, bytes_in)
 
 
-def improved(
+def local_search(
     counts: Sequence[int],
-    needs: Callable[[tuple[int, ...]], Sequence[float]],
+    objective: Callable[[tuple[int, ...]], Sequence[float]],
     *,
     may_start: Sequence[bool],
-    max_cuts: int = 10_000,
+    max_partitions: int = 10_000,
 ) -> tuple[int, ...]:
     """Returns the partition with the smallest objective that a local search finds.
 
     Boundaries are moved, one at a time or two that are neighbours, for as long as that
     helps; then from where some are moved at random, the same ones at every call.
 
-    >>> improved((1, 4), lambda counts: sorted(counts)[::-1], may_start=[True] * 5)
+    >>> local_search((1, 4), lambda counts: sorted(counts)[::-1], may_start=[True] * 5)
     (2, 3)
 
     Args:
         counts: The cut to begin with.
-        needs: What is to be small, the most important first.
+        objective: What is to be small, the most important first.
         may_start: For each call whether a stage may start with it.
-        max_cuts: How many cuts to look at before it is enough.
+        max_partitions: How many cuts to look at before it is enough.
     """
     starts = [s for s, may in enumerate(may_start) if may or not s]
     ends = [0, *itertools.accumulate(counts)]
@@ -168,7 +173,7 @@ def improved(
     def need(at: Sequence[int]) -> list[float]:
         widths = tuple(places[b] - places[a] for a, b in itertools.pairwise(at))
         if widths not in known:
-            known[widths] = list(needs(widths))
+            known[widths] = list(objective(widths))
         return known[widths]
 
     def neighbours(at: Sequence[int]) -> Iterator[list[int]]:
@@ -191,7 +196,7 @@ def improved(
     best = at = descended(at)
     random = np.random.default_rng(0)
     for _ in range(30):
-        if len(at) == 2 or len(known) > max_cuts:
+        if len(at) == 2 or len(known) > max_partitions:
             break
         inner = random.choice(np.arange(1, len(starts)), len(at) - 2, replace=False)
         keep = random.random(len(at) - 2) < 0.5
@@ -215,7 +220,7 @@ def bottleneck(costs: Sequence[float], counts: Sequence[int]) -> float:
     return max(math.fsum(costs[span]) for span in stage_spans(counts))
 
 
-def _cost_of_stages(costs: Tables, num_stages: int) -> list[Floats]:
+def _stage_cost_tables(costs: Tables, num_stages: int) -> list[Floats]:
     """Returns for each stage what it costs of the calls [s, e), in units of the mean.
 
     A stage that holds no call, s >= e, costs infinity: it is not admissible.
@@ -223,10 +228,10 @@ def _cost_of_stages(costs: Tables, num_stages: int) -> list[Floats]:
     if len(costs) and np.ndim(costs[0]):
         of_stage = costs if np.ndim(costs[0]) == 1 else costs[0]
         num_calls = len(of_stage) - 1
-        tables = _tables("costs", costs, num_calls, num_stages)
+        tables = _check_tables("costs", costs, num_calls, num_stages)
         admissible = np.triu(np.ones_like(tables[0], np.bool_), 1)
         mean = np.mean([table[admissible].mean() for table in tables]) or 1.0
-        return _each(lambda c: np.where(admissible, c / mean, math.inf), tables)
+        return _map_tables(lambda c: np.where(admissible, c / mean, math.inf), tables)
     array = np.asarray(costs, np.float64)
     if array.ndim != 1 or not (np.isfinite(array) & (array >= 0)).all():
         raise ValueError(
@@ -241,7 +246,9 @@ def _cost_of_stages(costs: Tables, num_stages: int) -> list[Floats]:
     return [stages] * max(num_stages, 1)
 
 
-def _starts(may_start: Sequence[bool] | None, num_calls: int) -> npt.NDArray[np.bool_]:
+def _start_mask(
+    may_start: Sequence[bool] | None, num_calls: int
+) -> npt.NDArray[np.bool_]:
     """Returns for each call whether a stage may start with it, the first included."""
     if may_start is None:
         return np.ones(num_calls, np.bool_)
@@ -255,7 +262,7 @@ def _starts(may_start: Sequence[bool] | None, num_calls: int) -> npt.NDArray[np.
     return starts
 
 
-def _table(name: str, values: npt.ArrayLike, num_calls: int) -> Floats:
+def _check_table(name: str, values: npt.ArrayLike, num_calls: int) -> Floats:
     """Checks a user's table over stages, and returns a copy."""
     table = np.array(values, np.float64)
     shape = (num_calls + 1, num_calls + 1)
@@ -275,19 +282,21 @@ def _table(name: str, values: npt.ArrayLike, num_calls: int) -> Floats:
     return table
 
 
-def _tables(name: str, values: Tables, num_calls: int, num_stages: int) -> list[Floats]:
+def _check_tables(
+    name: str, values: Tables, num_calls: int, num_stages: int
+) -> list[Floats]:
     """Returns copies of a user's tables, one for each stage."""
     if np.ndim(values[0]) <= 1:
-        return [_table(name, values, num_calls)] * num_stages
+        return [_check_table(name, values, num_calls)] * num_stages
     if len(values) != num_stages:
         raise ValueError(
             f"`{name}` holds one table for all stages, or a list of one for each. "
             f"Received {len(values)} tables for {num_stages} stages. Give as many."
         )
-    return _each(lambda table: _table(name, table, num_calls), list(values))
+    return _map_tables(lambda table: _check_table(name, table, num_calls), list(values))
 
 
-def _each(make: Callable[..., Floats], *tables: Sequence[Floats]) -> list[Floats]:
+def _map_tables(make: Callable[..., Floats], *tables: Sequence[Floats]) -> list[Floats]:
     """Returns what is made of the tables of each stage, of the same ones once."""
     made: dict[tuple[int, ...], Floats] = {}
     keys = [tuple(map(id, each)) for each in zip(*tables, strict=True)]
@@ -310,7 +319,7 @@ def _fewest_bytes(costs: Sequence[Floats], received: Floats) -> tuple[int, ...]:
     """Returns the cut with the fewest bytes, then the evenest, of finite costs."""
     size = len(received)
     ends = np.arange(size)
-    counted = CALLS_COUNT * (ends[None, :] - ends[:, None]) ** 2  # [s, e]
+    counted = CALL_WEIGHT * (ends[None, :] - ends[:, None]) ** 2  # [s, e]
     fewest = np.full(size, math.inf)  # [e], for the calls before e
     fewest[0] = 0.0
     evenest = fewest

@@ -45,7 +45,7 @@ def _subject(arguments: argparse.Namespace) -> command.Subject:
     def model() -> keras.Model:
         from tfgpipe.capture import dtype_policies
 
-        with dtype_policies.made_under(arguments.policy):
+        with dtype_policies.default_policy_scope(arguments.policy):
             return make()
 
     def optimizer() -> keras.optimizers.Optimizer:

@@ -20,7 +20,7 @@ from tfgpipe._util import report_crash
 from tfgpipe.planner import devices, ranking, search_result
 from tfgpipe.planner.devices import Device
 from tfgpipe.planner.parallel_config import REMATS
-from tfgpipe.report import formats
+from tfgpipe.report import supported_formats
 
 if TYPE_CHECKING:
     import keras
@@ -182,7 +182,7 @@ def _check_picture(path: str | None) -> None:
             f"{path!r}."
         )
     try:
-        known = formats()
+        known = supported_formats()
     except ImportError as error:
         raise ValueError(str(error)) from None
     if Path(path).suffix.lower() not in known:

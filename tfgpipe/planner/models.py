@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import stage_spans
-from tfgpipe.capture import Wire, source_model, tracer
-from tfgpipe.partition import TracedParts, call_weights, may_start
+from tfgpipe.capture import TensorKey, source_model, tracer
+from tfgpipe.partition import SegmentProfiler, call_weights, may_start
 from tfgpipe.planner.workload import Layer, Workload
 
 # Rows that layers are traced on. What does not grow with them, such as a causal mask,
@@ -68,17 +68,17 @@ def read(
     """
     with without_weights():
         made = model if isinstance(model, keras.Model) else model()
-        given = source_model.make(source_model.copied_if_unbuilt(made))
+        given = source_model.make_source(source_model.copy_unbuilt(made))
         if given.inputs is None:
             raise ValueError(
                 "A plan needs the shapes of a model's inputs. Received model "
                 f"'{made.name}' without any. Begin with a `keras.Input`."
             )
-        recorded = given.record(given.inputs, {})
+        recorded = given.capture(given.inputs, {})
         layers = _layers(recorded)
     compute = next(
         call.layer.compute_dtype
-        for call in reversed(recorded.network.calls)
+        for call in reversed(recorded.graph.calls)
         if isinstance(call.layer, keras.layers.Layer)
     )
     return Workload(name=name or made.name, layers=layers, dtype=compute)
@@ -103,31 +103,31 @@ def num_slots(
         ]
         optimizer = make()
         optimizer.build(weights)
-    kept = keras_internals.slots(optimizer)
+    kept = keras_internals.optimizer_slots(optimizer)
     slots = [slot for weight in weights for slot in kept.get(id(weight), ())]
     trained = sum(math.prod(weight.shape) for weight in weights)
     return sum(math.prod(slot.shape) for slot in slots) / max(trained, 1)
 
 
-def _layers(recorded: tracer.Recording) -> tuple[Layer, ...]:
-    network = recorded.network
+def _layers(recorded: tracer.CapturedModel) -> tuple[Layer, ...]:
+    network = recorded.graph
     specs = {
-        Wire(number): tf.TensorSpec(
+        TensorKey(number): tf.TensorSpec(
             _known(recorded.specs[number]), recorded.specs[number].dtype
         )
-        for number in network.inputs
+        for number in network.input_ids
     }
-    traced = TracedParts(network, stage_spans([1] * len(network.calls)), specs)
-    sizes, values = traced.sizes(), traced.values()
-    received = network.received(sizes)
-    flops, moved = traced.flops(), traced.traffic()
-    kept, worked = traced.kept_bytes(), traced.workspace_bytes(recomputes=False)
+    traced = SegmentProfiler(network, stage_spans([1] * len(network.calls)), specs)
+    sizes, values = traced.value_bytes(), traced.value_specs()
+    received = network.received_bytes(sizes)
+    flops, moved = traced.flops(), traced.memory_traffic()
+    kept, worked = traced.saved_bytes(), traced.workspace_bytes(recomputes=False)
     weights, starts = call_weights(network), may_start(network)
     num_calls = len(network.calls)
     found = []
     for i, call in enumerate(network.calls):
-        output = sum(sizes[number] for number in call.makes)
-        reads = sum(sizes[number] for number in call.reads)
+        output = sum(sizes[number] for number in call.output_ids)
+        reads = sum(sizes[number] for number in call.input_ids)
         into = received[i][num_calls] if i else reads
         max_shards = call.layer.max_shards if isinstance(call.layer, Shardable) else 1
         whole = WHOLE_TENSORS * reads if max_shards > 1 else 0
@@ -135,16 +135,16 @@ def _layers(recorded: tracer.Recording) -> tuple[Layer, ...]:
             Layer(
                 name=call.layer.name,
                 parameters=weights[i].parameters,
-                trained=sum(weights[i].trained_bytes) / 4,
+                trained=sum(weights[i].trainable_bytes) / 4,
                 forward_flops=flops[i].forward / ROWS,
                 backward_flops=flops[i].backward / ROWS,
                 forward_traffic=moved[i].forward / ROWS,
                 backward_traffic=moved[i].backward / ROWS,
                 kept_bytes=sum(kept[i]) / ROWS,
-                work_bytes=max(worked[i] - sum(weights[i].trained_bytes), 0) / ROWS,
+                work_bytes=max(worked[i] - sum(weights[i].trainable_bytes), 0) / ROWS,
                 input_bytes=into / ROWS,
                 output_bytes=output / ROWS,
-                positions=_positions(values[call.makes[0]]),
+                positions=_positions(values[call.output_ids[0]]),
                 max_shards=max_shards,
                 whole_bytes=min(whole, sum(kept[i])) / ROWS,
                 may_start=starts[i],

@@ -7,14 +7,14 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
-from tfgpipe.partition import best_cut
+from tfgpipe.partition import best_partition
 from tfgpipe.planner import memory, step_time
 from tfgpipe.planner.devices import Device
 from tfgpipe.planner.memory import Memory
 from tfgpipe.planner.parallel_config import ParallelConfig
 from tfgpipe.planner.step_time import StepTime
 from tfgpipe.planner.workload import Layer, Workload
-from tfgpipe.report import plot_parts
+from tfgpipe.report import plot_memory_parts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,7 +58,7 @@ class Estimate:
         Raises:
             ImportError: If Matplotlib is not installed.
         """
-        return plot_parts(
+        return plot_memory_parts(
             [held.parts for held in self.memory],
             capacity=device.memory,
             title=f"{device.name}: {self.config}",
@@ -204,7 +204,7 @@ class PlanRequest:
         )
         if key not in self._partitions:
             layers = self.workload.layers
-            self._partitions[key] = best_cut(
+            self._partitions[key] = best_partition(
                 [cost(config, layer) for layer in layers],
                 num_stages=config.num_stages,
                 may_start=[layer.may_start for layer in layers],

@@ -25,7 +25,7 @@ from tfgpipe._util import stage_spans
 from tfgpipe.planner.devices import Device, Link, Pass
 from tfgpipe.planner.parallel_config import ParallelConfig
 from tfgpipe.planner.workload import Layer, Workload
-from tfgpipe.simulation import Costs, recomputed, simulate
+from tfgpipe.simulation import Costs, recompute_counts, simulate
 
 # Actions above which a step is simulated with fewer microbatches, and continued.
 MOST_ACTIONS = 4096
@@ -203,7 +203,7 @@ def stage_times(
     found = []
     for span in stage_spans(layers_per_stage):
         layers = workload.layers[span]
-        times = recomputed(config.remat, len(layers))
+        times = recompute_counts(config.remat, len(layers))
         forwards, backwards = (
             [
                 layer_seconds(

@@ -34,7 +34,7 @@ class LayerWrapper(keras.layers.Wrapper):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Applies the layer, building it first if need be."""
         if not self.layer.built:
-            args_like, kwargs_like = source_model.symbolic((args, kwargs))
+            args_like, kwargs_like = source_model.to_symbolic((args, kwargs))
             self.layer(*args_like, **self._inner_arguments(**kwargs_like))
         return super().__call__(*args, **kwargs)
 

@@ -74,7 +74,7 @@ def apply(
     )
     copier = _Copier(scheme or default_8bit(), which, schedule)
     given = model_or_layers
-    if keras_internals.graph_of(given) is not None:
+    if keras_internals.functional_graph(given) is not None:
         return copier.model(given, quantize_inputs=quantize_inputs)
     if isinstance(given, keras.Sequential):
         layers = copier.layers(given.layers, quantize_inputs=quantize_inputs)
@@ -102,14 +102,14 @@ class _Copier:
         calls: list[Call] = []
         for layer in layers:
             # Values of two models have indices of their own.
-            first = 1 + max((n for call in calls for n in call.makes), default=0)
-            graph = keras_internals.graph_of(layer)
+            first = 1 + max((n for call in calls for n in call.output_ids), default=0)
+            graph = keras_internals.functional_graph(layer)
             if graph is None:
-                before = calls[-1].makes if calls else (0,)
+                before = calls[-1].output_ids if calls else (0,)
                 calls.append(Call(layer, (), {}, before, (first,)))
             else:
-                calls += _reindexed(tracer.from_graph(graph).network.calls, first)
-        self._configure(calls, calls[-1].makes)
+                calls += _reindexed(tracer.capture_functional(graph).graph.calls, first)
+        self._configure(calls, calls[-1].output_ids)
         copies = [self._copy(layer) for layer in layers]
         for old, new in self._copies.values():
             if old.built and not new.built:
@@ -120,12 +120,16 @@ class _Copier:
 
     def model(self, model: keras.Model, *, quantize_inputs: bool) -> keras.Model:
         """Returns a quantized copy of a model, not compiled."""
-        network = tracer.from_graph(keras_internals.graph_of(model)).network
-        self._configure(network.calls, network.outputs)
+        network = tracer.capture_functional(
+            keras_internals.functional_graph(model)
+        ).graph
+        self._configure(network.calls, network.output_ids)
         quantized = [
             quantize_inputs
-            and all(_takes_rounded(call) for call in network.calls if n in call.reads)
-            for n in network.inputs
+            and all(
+                _takes_rounded(call) for call in network.calls if n in call.input_ids
+            )
+            for n in network.input_ids
         ]
         copy = self._copy_model(model, quantized)
         self._copy_weights()
@@ -149,7 +153,7 @@ class _Copier:
 
     def _copy(self, layer: Any) -> Any:
         """Returns the copy of a layer, or of a model among layers."""
-        if keras_internals.graph_of(layer) is None:
+        if keras_internals.functional_graph(layer) is None:
             return self._copy_layer(without_annotation(layer))
         if id(layer) not in self._models:
             # The inputs of an inner model are quantized where they are computed.
@@ -249,8 +253,8 @@ def _reindexed(calls: Sequence[Call], first: int) -> list[Call]:
     return [
         dataclasses.replace(
             call,
-            reads=tuple(first + n for n in call.reads),
-            makes=tuple(first + n for n in call.makes),
+            input_ids=tuple(first + n for n in call.input_ids),
+            output_ids=tuple(first + n for n in call.output_ids),
         )
         for call in calls
     ]

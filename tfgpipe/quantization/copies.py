@@ -61,7 +61,7 @@ def plain_copy(model: keras.Model) -> keras.Model:
 
     serialized = map_config(keras.saving.serialize_keras_object(unpipelined), plain)
     serialized.pop("compile_config", None)
-    with dtype_policies.made_under("float32"):
+    with dtype_policies.default_policy_scope("float32"):
         # A model of this process is trusted, and may hold lambdas.
         copy = keras.saving.deserialize_keras_object(
             serialized, custom_objects=classes, safe_mode=False
@@ -156,7 +156,7 @@ def _full_name(module: Any, name: str) -> str:
 
 def inputs_of(model: keras.Model) -> Any:
     """Returns what a Functional or Sequential model takes, in its structure."""
-    graph = keras_internals.graph_of(model)
+    graph = keras_internals.functional_graph(model)
     assert graph is not None  # What `plain_copy` returns is one of the two.
     return graph.input
 
@@ -192,7 +192,7 @@ def _without(layer: Any) -> Any:
 def _called(layer: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls what stands in for a layer; a pipeline's side inputs are inputs now."""
     sides = kwargs.keys() - {"training", "mask"}
-    if sides and keras_internals.graph_of(layer) is not None:
+    if sides and keras_internals.functional_graph(layer) is not None:
         return layer((args[0], {name: kwargs[name] for name in sides}))
     return layer(*args, **kwargs)
 
@@ -210,7 +210,7 @@ def _check(model: Any) -> None:
         )
     if (
         not isinstance(model, PipelinedModel)
-        and keras_internals.graph_of(model) is None
+        and keras_internals.functional_graph(model) is None
     ):
         raise TypeError(
             "What is exported is a Functional or Sequential model, whose calls Keras "

@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import check_choice
-from tfgpipe.capture import Accumulator, Scope
+from tfgpipe.capture import Accumulator, TracingScope
 from tfgpipe.quantization.ranges import Bounds, Range
 
 RangeUpdate = Literal["per_step", "per_call"]
@@ -287,7 +287,7 @@ class QuantContext:
             freeze_after=self.schedule.freeze_after,
         )
         scope = keras_internals.current_stateless_scope()
-        if isinstance(scope, Scope):
+        if isinstance(scope, TracingScope):
             scope.accumulators.append(accumulator)
             return
         stored = [tf.convert_to_tensor(v.value) for v in accumulator.variables]
@@ -323,17 +323,17 @@ class RangeAccumulator(Accumulator):
         flat.append(tf.cast(has_data, tf.float32)[None])
         self.values = [tf.concat(flat, axis=0)]
 
-    def merge(self, earlier: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def merge(self, previous: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the ranges that hold those of all microbatches so far."""
-        return [tf.maximum(earlier[0], self.values[0])]
+        return [tf.maximum(previous[0], self.values[0])]
 
     def update(
-        self, whole: Sequence[tf.Tensor], before: Sequence[tf.Tensor]
+        self, merged: Sequence[tf.Tensor], variable_values: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Returns the updated ranges, and the number of updates."""
         sizes = [math.prod(variable.shape) for variable in self.variables[:-1]]
-        *ends, has_data = tf.split(_maximum_over_replicas(whole[0]), [*sizes, 1])
-        *bounds, count = before
+        *ends, has_data = tf.split(_maximum_over_replicas(merged[0]), [*sizes, 1])
+        *bounds, count = variable_values
         counts = has_data[0] > 0
         after: list[tf.Tensor] = []
         for i, node in enumerate(self._nodes):

@@ -252,7 +252,7 @@ class FakeQuantize(keras.layers.Layer):
 
     def compute_output_spec(self, inputs: Any, **_: Any) -> Any:
         """Infers the outputs' shapes and dtypes: those of the inputs."""
-        return source_model.symbolic(inputs)
+        return source_model.to_symbolic(inputs)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""

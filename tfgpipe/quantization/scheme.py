@@ -160,8 +160,8 @@ def configs_of(
     """
     called = [c.layer for c in calls if isinstance(c.layer, layers.Layer)]
     times = collections.Counter(map(id, called))
-    readers = collections.Counter(n for c in calls for n in c.reads)
-    makers = {n: c for c in calls for n in c.makes}
+    readers = collections.Counter(n for c in calls for n in c.input_ids)
+    makers = {n: c for c in calls for n in c.output_ids}
     found = {
         id(layer): annotated.get(id(layer)) or scheme.config(layer) for layer in called
     }
@@ -170,7 +170,7 @@ def configs_of(
         """Returns the calls that can be fused with the one that reads their results."""
         return [
             makers[n]
-            for n in call.reads
+            for n in call.input_ids
             if n in makers
             and readers[n] == 1
             and n not in outputs

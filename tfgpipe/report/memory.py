@@ -18,7 +18,7 @@ from tfgpipe._util import readable_bytes, text_table
 
 
 @dataclasses.dataclass(frozen=True)
-class Holding:
+class DeviceMemory:
     """What one device holds for one stage.
 
     Attributes:
@@ -37,7 +37,7 @@ class Holding:
     def lines(self) -> tuple[str, ...]:
         """The device, what is there, and its size.
 
-        >>> Holding("CPU:1", "dense", 2048, 4096).lines
+        >>> DeviceMemory("CPU:1", "dense", 2048, 4096).lines
         ('CPU:1', 'dense', '2.0 KiB, slots 4.0 KiB')
         """
         size = readable_bytes(self.weight_bytes)
@@ -47,10 +47,10 @@ class Holding:
 
 
 # `[replica][stage][shard]`; a stage that is not sharded has one.
-Grid = Sequence[Sequence[Sequence[Holding]]]
+MemoryGrid = Sequence[Sequence[Sequence[DeviceMemory]]]
 
 
-def draw_memory(grid: Grid) -> str:
+def draw_memory(grid: MemoryGrid) -> str:
     """Draws a mesh as text: replicas down, stages across, shards below one another."""
     header = ["", *(f"stage {k}" for k in range(len(grid[0])))]
     rows = []

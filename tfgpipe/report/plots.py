@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from tfgpipe import schedules
 from tfgpipe._util import readable_bytes
-from tfgpipe.report.memory import Grid
+from tfgpipe.report.memory import MemoryGrid
 from tfgpipe.schedules import Schedule
 from tfgpipe.simulation import (
-    WORDS,
+    KIND_LABELS,
     Costs,
     Simulation,
     SpanKind,
     Timeline,
-    described,
+    describe_schedule,
     simulate,
 )
 
@@ -43,14 +43,14 @@ COLOURS: dict[SpanKind, str] = {
     "backward_weight": "#CC79A7",
 }
 # Of curves: colour, line, marker and its size. 1F1B lies on GPipe.
-LINES: dict[schedules.Name, tuple[str, str, str, int]] = {
+LINE_STYLES: dict[schedules.Name, tuple[str, str, str, int]] = {
     "gpipe": ("#0072B2", "-", "o", 10),
     "1f1b": ("#E69F00", "--", "s", 5),
     "interleaved": ("#009E73", "-", "^", 6),
     "zero_bubble": ("#CC79A7", "-", "D", 5),
 }
 # Of parts of memory: colour and hatch.
-PARTS: tuple[tuple[str, str], ...] = (
+PART_STYLES: tuple[tuple[str, str], ...] = (
     ("#0072B2", ""),
     ("#56B4E9", ""),
     ("#999999", ""),
@@ -100,9 +100,9 @@ def plot_schedule(
     ['time in forwards']
     """
     timeline = simulate(schedule, costs or Costs()).timeline
-    timeline = dataclasses.replace(timeline, title=described(schedule))
+    timeline = dataclasses.replace(timeline, title=describe_schedule(schedule))
     if costs is None:
-        return _written(_gantts([timeline], ("forwards", 1)), path)
+        return _save(_gantt_charts([timeline], ("forwards", 1)), path)
     return plot_timelines([timeline], path=path)
 
 
@@ -131,10 +131,10 @@ def plot_timelines(
             "simulation, a measured step, or both."
         )
     longest = max(timeline.step_time for timeline in timelines)
-    return _written(_gantts(timelines, _unit(longest)), path)
+    return _save(_gantt_charts(timelines, _unit(longest)), path)
 
 
-def plot_mesh(grid: Grid, *, path: PathLike | None = None) -> Figure:
+def plot_mesh(grid: MemoryGrid, *, path: PathLike | None = None) -> Figure:
     """Draws what each device of a mesh holds: replicas down, stages across.
 
     Args:
@@ -178,7 +178,7 @@ def plot_mesh(grid: Grid, *, path: PathLike | None = None) -> Figure:
                     va="center",
                     fontsize=LABEL_SIZES[0],
                 )
-    return _written(figure, path)
+    return _save(figure, path)
 
 
 def plot_memory(simulation: Simulation, *, path: PathLike | None = None) -> Figure:
@@ -195,7 +195,7 @@ def plot_memory(simulation: Simulation, *, path: PathLike | None = None) -> Figu
     timeline, fixed = simulation.timeline, simulation.fixed_bytes
     unit, per_second = _unit(timeline.step_time)
     in_bytes = any(simulation.peak_bytes)
-    courses = simulation.memory if in_bytes else timeline.live()
+    courses = simulation.memory if in_bytes else timeline.in_flight()
     what = "memory" if in_bytes else "microbatches in flight"
     spelled: Callable[[float], str] = readable_bytes if in_bytes else str
     num_rows, height = len(courses), 1.6 * ROW
@@ -220,12 +220,12 @@ def plot_memory(simulation: Simulation, *, path: PathLike | None = None) -> Figu
         axes.set_yticks([])
         axes.set_ylabel(f"device {p}", rotation=0, ha="right", va="center", fontsize=8)
         axes.tick_params(labelbottom=p + 1 == num_rows)
-        _beside(axes, 0.5, spelled(peaks[p]))
+        _write_beside(axes, 0.5, spelled(peaks[p]))
         if p == 0:
-            _headed(
+            _set_titles(
                 axes,
                 f"{timeline.title}: {what}",
-                described(timeline.schedule),
+                describe_schedule(timeline.schedule),
                 "peak",
             )
     axes.set_xlabel(f"time in {unit}", fontsize=8)
@@ -235,10 +235,10 @@ def plot_memory(simulation: Simulation, *, path: PathLike | None = None) -> Figu
         handles.append(_patch(facecolor="#999999"))
         names.append("weights, gradients, slots")
     _legend(figure, handles, names)
-    return _written(figure, path)
+    return _save(figure, path)
 
 
-def plot_parts(
+def plot_memory_parts(
     parts: Sequence[Mapping[str, float]],
     *,
     capacity: float,
@@ -261,7 +261,7 @@ def plot_parts(
     axes = _axes(figure, bottom=BELOW + 1.6 * LEGEND, height=height)
     unit = 2**30
     left = [0.0] * len(parts)
-    for name, (colour, hatch) in zip(parts[0], PARTS, strict=True):
+    for name, (colour, hatch) in zip(parts[0], PART_STYLES, strict=True):
         sizes = [each[name] / unit for each in parts]
         if not any(sizes):
             continue
@@ -278,17 +278,17 @@ def plot_parts(
         )
         left = [a + b for a, b in zip(left, sizes, strict=True)]
     for p, total in enumerate(left):
-        _beside(axes, 1 - (p + 0.5) / len(parts), f"{total:.1f}")
+        _write_beside(axes, 1 - (p + 0.5) / len(parts), f"{total:.1f}")
     axes.axvline(capacity / unit, color="black", linestyle="--", linewidth=1)
     axes.set_xlim(0, 1.05 * max(*left, capacity / unit))
     axes.set_ylim(len(parts) - 0.5, -0.5)
     axes.set_yticks(range(len(parts)), [f"device {p}" for p in range(len(parts))])
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("GiB; dashed: what a device has", fontsize=8)
-    _headed(axes, title, "memory by part", "GiB")
+    _set_titles(axes, title, "memory by part", "GiB")
     handles, names = axes.get_legend_handles_labels()
     _legend(figure, handles, names, columns=4)
-    return _written(figure, path)
+    return _save(figure, path)
 
 
 def plot_bubbles(
@@ -314,7 +314,7 @@ def plot_bubbles(
     P = num_devices
     Ms = sorted(num_microbatches) or [P * 2**power for power in range(5)]
     figure, axes = _curves()
-    for name, (colour, line, marker, size) in LINES.items():
+    for name, (colour, line, marker, size) in LINE_STYLES.items():
         v = 2 if name == "interleaved" else 1
         costs = Costs(forward=1 / v, backward=2 / v)
         bubbles = [
@@ -336,10 +336,10 @@ def plot_bubbles(
             markersize=size,
             label=label,
         )
-    _over_microbatches(axes, Ms)
-    _headed(axes, f"Bubble on {P} devices", "a backward takes two forwards")
+    _label_microbatch_axis(axes, Ms)
+    _set_titles(axes, f"Bubble on {P} devices", "a backward takes two forwards")
     _legend(figure, *axes.get_legend_handles_labels())
-    return _written(figure, path)
+    return _save(figure, path)
 
 
 def plot_gpipe_bubbles(
@@ -386,13 +386,13 @@ def plot_gpipe_bubbles(
             color=colour,
             markeredgecolor="black",
         )
-    _over_microbatches(axes, Ms)
+    _label_microbatch_axis(axes, Ms)
     numbers = "curves: (K - 1) / (M + K - 1); strokes across them: M = 4K"
     if measured:
         numbers += "; dots: measured"
-    _headed(axes, "GPipe's bubble over stages and microbatches", numbers)
+    _set_titles(axes, "GPipe's bubble over stages and microbatches", numbers)
     _legend(figure, *axes.get_legend_handles_labels())
-    return _written(figure, path)
+    return _save(figure, path)
 
 
 def plot_peaks(
@@ -440,9 +440,9 @@ def plot_peaks(
     axes.tick_params(axis="x", length=0)
     axes.set_ylim(top=1.1 * axes.get_ylim()[1])
     axes.set_ylabel("MiB", fontsize=8)
-    _headed(axes, title, "the most that is held at a time")
+    _set_titles(axes, title, "the most that is held at a time")
     _legend(figure, *axes.get_legend_handles_labels())
-    return _written(figure, path)
+    return _save(figure, path)
 
 
 def plot_differences(
@@ -504,9 +504,9 @@ def plot_differences(
     axes.set_axisbelow(True)
     axes.set_xlabel("relative difference", fontsize=8)
     numbers = f"largest {max(values):.1e}; dashed: the tolerance, {tolerance:.0e}"
-    _headed(axes, title, numbers)
+    _set_titles(axes, title, numbers)
     _legend(figure, *axes.get_legend_handles_labels())
-    return _written(figure, path)
+    return _save(figure, path)
 
 
 def _curves() -> tuple[Figure, Axes]:
@@ -515,7 +515,7 @@ def _curves() -> tuple[Figure, Axes]:
     return figure, _axes(figure, bottom=BELOW + LEGEND, height=CURVES)
 
 
-def _over_microbatches(axes: Axes, Ms: Sequence[int]) -> None:
+def _label_microbatch_axis(axes: Axes, Ms: Sequence[int]) -> None:
     """Says what curves of bubbles over microbatches mean."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(Ms, [str(M) for M in Ms])
@@ -531,7 +531,7 @@ def _unit(seconds: float) -> tuple[str, float]:
     return ("ms", 1e3) if seconds < 10 else ("s", 1)
 
 
-def _gantts(timelines: Sequence[Timeline], scale: tuple[str, float]) -> Figure:
+def _gantt_charts(timelines: Sequence[Timeline], scale: tuple[str, float]) -> Figure:
     """Draws timelines one above the other, in a unit of which so many make a second."""
     unit, per_second = scale
     shades = max(rank for t in timelines for rank in _ranks(t.schedule).values()) + 1
@@ -546,9 +546,9 @@ def _gantts(timelines: Sequence[Timeline], scale: tuple[str, float]) -> Figure:
         axes = _axes(figure, bottom=bottom, height=height)
         axes.set_xlim(0, per_second * longest)
         _draw_spans(axes, timeline, per_second, shades)
-        _number_spans(axes, timeline, per_second, shades, size, width)
+        _label_spans(axes, timeline, per_second, shades, size, width)
         axes.tick_params(labelbottom=timeline is timelines[-1])
-        _headed(
+        _set_titles(
             axes,
             timeline.title or timeline.schedule.name,
             f"step time {per_second * timeline.step_time:,.4g} {unit}, "
@@ -569,7 +569,7 @@ def _draw_spans(
     for p, share in enumerate(timeline.utilisation):
         step = (0, per_second * timeline.step_time)
         axes.broken_barh([step], (p - BOX / 2, BOX), **IDLE)
-        _beside(axes, 1 - (p + 0.5) / num_devices, f"{share:.1%}")
+        _write_beside(axes, 1 - (p + 0.5) / num_devices, f"{share:.1%}")
     boxes: dict[tuple[SpanKind, int, int], list[tuple[float, float]]] = {}
     for span in timeline.spans:
         start = per_second * (span.start - timeline.start)
@@ -589,7 +589,7 @@ def _draw_spans(
     axes.tick_params(axis="y", length=0)
 
 
-def _number_spans(
+def _label_spans(
     axes: Axes,
     timeline: Timeline,
     per_second: float,
@@ -650,8 +650,8 @@ def _legend_of_kinds(
     figure: Figure, timelines: Sequence[Timeline], num_shades: int
 ) -> None:
     """Says what colours mean: several stages of a device have one shade each."""
-    present = {kind for timeline in timelines for kind in timeline.kinds()}
-    kinds = [kind for kind in WORDS if kind in present]
+    present = {kind for timeline in timelines for kind in timeline.span_kinds()}
+    kinds = [kind for kind in KIND_LABELS if kind in present]
     handles: list[Any] = [
         tuple(
             _patch(facecolor=_shade(kind, rank, num_shades))
@@ -660,7 +660,7 @@ def _legend_of_kinds(
         for kind in kinds
     ]
     shades = "dark to light: first to last stage of a device" if num_shades > 1 else ""
-    names = [WORDS[kind][2:] for kind in kinds]
+    names = [KIND_LABELS[kind][2:] for kind in kinds]
     _legend(figure, [*handles, _patch(**IDLE)], [*names, "idle"], shades)
 
 
@@ -688,7 +688,7 @@ def _legend(
     )
 
 
-def _headed(axes: Axes, title: str, numbers: str, beside: str = "") -> None:
+def _set_titles(axes: Axes, title: str, numbers: str, beside: str = "") -> None:
     """Writes a title, numbers under it, and the name of what is beside the rows."""
     for text, x, points, weight in (
         (title, 0, (0, 18), "bold"),
@@ -706,7 +706,7 @@ def _headed(axes: Axes, title: str, numbers: str, beside: str = "") -> None:
         )
 
 
-def _beside(axes: Axes, height: float, text: str) -> None:
+def _write_beside(axes: Axes, height: float, text: str) -> None:
     """Writes a row's number at its right."""
     axes.annotate(
         text,
@@ -754,7 +754,7 @@ def _axes(figure: Figure, *, bottom: float, height: float, left: float = LEFT) -
     return axes
 
 
-def formats() -> tuple[str, ...]:
+def supported_formats() -> tuple[str, ...]:
     """Returns the endings of the files that a picture can be written to.
 
     Raises:
@@ -764,7 +764,7 @@ def formats() -> tuple[str, ...]:
     return tuple(f".{name}" for name in sorted(known))
 
 
-def _written(figure: Figure, path: PathLike | None) -> Figure:
+def _save(figure: Figure, path: PathLike | None) -> Figure:
     if path is not None:
         figure.savefig(path, dpi=150)
     return figure

@@ -121,35 +121,35 @@ def _rows(pipelined: PipelinedLayer) -> tuple[list[_Row], bool]:
         layers = dict.fromkeys(pipelined.layers)
         return [_Row(layer, layer.name, "?", "?", "?") for layer in layers], True
     pipeline = pipelined.pipeline
-    recorded, network = pipeline.captured, pipeline.captured.network
-    stage_of = [stage.index for stage in pipeline.stages for _ in stage.part.calls]
-    makers: dict[int, str] = {n: recorded.specs[n].name for n in network.inputs}
+    recorded, network = pipeline.captured, pipeline.captured.graph
+    stage_of = [stage.index for stage in pipeline.stages for _ in stage.segment.calls]
+    makers: dict[int, str] = {n: recorded.specs[n].name for n in network.input_ids}
     uses: dict[int, list[int]] = {}
-    before: tuple[int, ...] = network.inputs
+    before: tuple[int, ...] = network.input_ids
     is_chain = len(before) == 1
     for i, call in enumerate(network.calls):
-        makers.update(dict.fromkeys(call.makes, call.layer.name))
-        is_chain = is_chain and set(call.reads) == set(before)
+        makers.update(dict.fromkeys(call.output_ids, call.layer.name))
+        is_chain = is_chain and set(call.input_ids) == set(before)
         is_chain = is_chain and id(call.layer) not in uses
         uses.setdefault(id(call.layer), []).append(i)
-        before = call.makes
+        before = call.output_ids
     rows = []
     if not is_chain:
-        for n in network.inputs:
+        for n in network.input_ids:
             shape = _shape([recorded.specs[n].shape])
             rows.append(_Row(None, makers[n], "-", "-", shape))
     for places in uses.values():
         calls = [network.calls[i] for i in places]
         stages = sorted({stage_of[i] for i in places})
         layer = calls[0].layer
-        reads = dict.fromkeys(makers[n] for call in calls for n in call.reads)
+        reads = dict.fromkeys(makers[n] for call in calls for n in call.input_ids)
         rows.append(
             _Row(
                 layer,
                 layer.name,
                 ", ".join(map(str, stages)),
                 "; ".join(pipelined.mesh.short_names(k) for k in stages),
-                _shape([recorded.specs[n].shape for n in calls[0].makes]),
+                _shape([recorded.specs[n].shape for n in calls[0].output_ids]),
                 tuple(reads),
             )
         )

@@ -13,8 +13,8 @@ import keras
 from tfgpipe._util import layer_names, num_bytes, readable_bytes, text_table
 from tfgpipe.devices import sharding, short_name
 from tfgpipe.distribution import optimizer_slots, replica_context
-from tfgpipe.pipelined_layer import PipelinedLayer, pipelines_in
-from tfgpipe.report.memory import Grid, Holding
+from tfgpipe.pipelined_layer import PipelinedLayer, find_pipelines
+from tfgpipe.report.memory import DeviceMemory, MemoryGrid
 from tfgpipe.stage import owned_variables
 
 _HEADER = ("stage", "device", "layers", "parameters", "weights", "slots", "share")
@@ -56,7 +56,7 @@ def stage_table(
     """
     optimizer = _optimizer(model, optimizer)
     parts = []
-    for layer in _pipelines(model):
+    for layer in _find_pipelines(model):
         T = layer.mesh.num_shards
         title = (
             f"{layer.name}: {layer.num_stages} stages{f' in {T} shards' * (T > 1)}, "
@@ -64,7 +64,7 @@ def stage_table(
         )
         rows = _rows(layer, optimizer)
         table = text_table(_HEADER, rows, left=_WORDS)
-        sharded = sharding.table(layer.layers)
+        sharded = sharding.sharding_table(layer.layers)
         parts.append("\n".join(filter(None, (title, table, sharded))))
     return "\n\n".join(parts)
 
@@ -72,7 +72,7 @@ def stage_table(
 def device_memory(
     model: keras.Model | PipelinedLayer,
     optimizer: keras.optimizers.Optimizer | None = None,
-) -> Grid:
+) -> MemoryGrid:
     """Returns what each device of the first pipeline in a model holds.
 
     `tfgpipe.plot_mesh(grid)` draws it, `holdings.draw(grid)` as text.
@@ -87,7 +87,7 @@ def device_memory(
     Raises:
         ValueError, RuntimeError: As `stage_table` does.
     """
-    layer, *_ = _pipelines(model)
+    layer, *_ = _find_pipelines(model)
     optimizer = _optimizer(model, optimizer)
     stages = []
     strategy: Any = layer.pipeline.placement.strategy
@@ -97,13 +97,13 @@ def device_memory(
             names = layer_names([inner.name for inner in stage.layers])
             kept = None
             if optimizer is not None and optimizer.built:
-                kept = _by_device(optimizer_slots(optimizer, variables))
-            stages.append((names, _by_device(variables), kept))
+                kept = _bytes_by_device(optimizer_slots(optimizer, variables))
+            stages.append((names, _bytes_by_device(variables), kept))
 
-    def holding(k: int, device: str) -> Holding:
+    def holding(k: int, device: str) -> DeviceMemory:
         names, weights, kept = stages[k]
         count = None if kept is None else kept[device]
-        return Holding(short_name(device), names, weights[device], count)
+        return DeviceMemory(short_name(device), names, weights[device], count)
 
     return [
         [
@@ -114,17 +114,17 @@ def device_memory(
     ]
 
 
-def _by_device(variables: Sequence[keras.Variable]) -> collections.Counter[str]:
+def _bytes_by_device(variables: Sequence[keras.Variable]) -> collections.Counter[str]:
     """Returns the bytes that variables, all copies of them, take of each device."""
     held: collections.Counter[str] = collections.Counter()
     for variable in variables:
-        for copy in replica_context.copies_of(variable.value):
+        for copy in replica_context.replica_copies(variable.value):
             held[copy.device] += num_bytes(variable)
     return held
 
 
-def _pipelines(model: keras.Model | PipelinedLayer) -> list[PipelinedLayer]:
-    pipelines = pipelines_in(model)
+def _find_pipelines(model: keras.Model | PipelinedLayer) -> list[PipelinedLayer]:
+    pipelines = find_pipelines(model)
     if not pipelines:
         raise ValueError(
             f"`stage_table` shows pipelines. Received {type(model).__name__} "
@@ -156,7 +156,7 @@ def _rows(
             names.append(
                 f"{inner.name} (of stage {elsewhere[0]})" if elsewhere else inner.name
             )
-        numbers, T = stage.shards, layer.mesh.num_shards
+        numbers, T = stage.shard_indices, layer.mesh.num_shards
         of_shards = [[v for v in variables if numbers.get(v, 0) == t] for t in range(T)]
         rows.append(
             (

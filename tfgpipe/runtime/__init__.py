@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from tfgpipe.runtime.pipeline import make_stages as make_stages
     from tfgpipe.runtime.row_probes import check_added_losses as check_added_losses
     from tfgpipe.runtime.row_probes import (
-        check_rows_are_independent as check_rows_are_independent,
+        check_batch_independence as check_batch_independence,
     )
     from tfgpipe.runtime.state import VariableUpdate as VariableUpdate
-    from tfgpipe.runtime.timer import Clock as Clock
-    from tfgpipe.runtime.timer import Recorder as Recorder
+    from tfgpipe.runtime.timer import StepTimer as StepTimer
+    from tfgpipe.runtime.timer import TimingRecorder as TimingRecorder
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

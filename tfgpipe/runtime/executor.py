@@ -25,19 +25,19 @@ import tensorflow as tf
 
 from tfgpipe._compat import functions
 from tfgpipe._util import IdentityMap
-from tfgpipe.capture import Wire, differentiable
+from tfgpipe.capture import TensorKey, is_differentiable
 from tfgpipe.runtime import microbatch
 from tfgpipe.runtime.stage_run import StageRun
 from tfgpipe.runtime.state import InitialState, VariableUpdate, variable_updates
-from tfgpipe.runtime.timer import Clock
+from tfgpipe.runtime.timer import StepTimer
 from tfgpipe.schedules import Action, Schedule
-from tfgpipe.stage import Stage, TracedStage, Transfer, Values, total
+from tfgpipe.stage import BoundaryCodec, NamedTensors, Stage, TracedStage, sum_losses
 
-Tensors = dict[Wire, tf.Tensor]
+Tensors = dict[TensorKey, tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class StepResult:
     """The result of a forward pass over a mini-batch.
 
     Attributes:
@@ -52,15 +52,15 @@ class Result:
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainResult(Result):
+class TrainStepResult(StepResult):
     """The result of a forward and backward pass over a mini-batch.
 
     Attributes:
-        main_loss: The loss that the last stage computed.
+        compiled_loss: The loss that the last stage computed.
         gradients: The gradient of each weight, None where nothing depends on it.
     """
 
-    main_loss: tf.Tensor
+    compiled_loss: tf.Tensor
     gradients: IdentityMap[keras.Variable, tf.Tensor | None]
 
 
@@ -90,9 +90,9 @@ class Executor:
         split: microbatch.Split,
         outputs: Collection[int],
         per_step: Collection[int],
-        boundary: Transfer,
+        boundary: BoundaryCodec,
         starts_after: tf.Operation | None,
-        timer: Clock | None = None,
+        timer: StepTimer | None = None,
     ) -> None:
         self._stages = stages
         self._runs = runs
@@ -108,8 +108,8 @@ class Executor:
         # For each microbatch, the values made of it so far, what is sent of those that
         # are compressed, and gradients: one from each stage that reads the value.
         self._values: list[Tensors] = []
-        self._sent: list[dict[Wire, list[tf.Tensor]]] = [{} for _ in split.sizes]
-        self._grads: list[dict[Wire, list[tf.Tensor]]] = []
+        self._sent: list[dict[TensorKey, list[tf.Tensor]]] = [{} for _ in split.sizes]
+        self._grads: list[dict[TensorKey, list[tf.Tensor]]] = []
         self._added_losses: list[tf.Tensor] = []
         self._loss_grad: tf.Tensor | None = None
 
@@ -118,16 +118,16 @@ class Executor:
         """The stages, traced."""
         return [run.traced for run in self._runs]
 
-    def passed_through(self, inputs: Mapping[Wire, tf.Tensor]) -> Tensors:
+    def passed_through(self, inputs: Mapping[TensorKey, tf.Tensor]) -> Tensors:
         """Returns inputs that are outputs as well, and pass through no stage."""
-        return {wire: x for wire, x in inputs.items() if wire.number in self._wanted}
+        return {key: x for key, x in inputs.items() if key.value_id in self._wanted}
 
-    def forward(self, inputs: Mapping[Wire, tf.Tensor]) -> Result:
+    def forward(self, inputs: Mapping[TensorKey, tf.Tensor]) -> StepResult:
         """Emits the forward actions; returns what they make."""
         self._take(inputs)
         for action in self._schedule.actions("forward"):
             self._forward(action)
-        return Result(self._joined(), self._added_loss(), self._updates())
+        return StepResult(self._joined(), self._added_loss(), self._updates())
 
     def backward(
         self,
@@ -146,31 +146,31 @@ class Executor:
             Gradients of the inputs, then of the weights.
         """
         given = {
-            wire: tf.convert_to_tensor(gradient)
-            for (wire, y), gradient in zip(outputs.items(), output_grads, strict=True)
-            if differentiable(y) and gradient is not None
+            key: tf.convert_to_tensor(gradient)
+            for (key, y), gradient in zip(outputs.items(), output_grads, strict=True)
+            if is_differentiable(y) and gradient is not None
         }
         self._grads = [
-            {wire: [tensor] for wire, tensor in row.items()}
+            {key: [tensor] for key, tensor in row.items()}
             for row in self._split_over(given, self._makers())
         ]
         self._loss_grad = loss_grad
         # These gradients depend on the outputs, which come after all forwards.
         self._order = _DeviceOrder()
         self._begin_backward()
-        with functions.gradient():
+        with functions.gradient_calls():
             for action in self._schedule.actions("backward"):
                 self._backward(action)
         return [*self._input_grads(), *self._weight_grads().values()]
 
     def train(
         self,
-        inputs: Mapping[Wire, tf.Tensor],
+        inputs: Mapping[TensorKey, tf.Tensor],
         *,
-        loss: Wire,
+        loss: TensorKey,
         loss_grad: tf.Tensor,
         added_loss_grad: tf.Tensor,
-    ) -> TrainResult:
+    ) -> TrainStepResult:
         """Emits all actions, in the order of the schedule.
 
         Args:
@@ -195,19 +195,19 @@ class Executor:
         outputs = {**self.passed_through(inputs), **self._joined()}
         with tf.device(last):
             main_loss = tf.add_n([tf.reduce_sum(row[loss]) for row in self._values])
-        return TrainResult(
+        return TrainStepResult(
             outputs=outputs,
             loss=self._added_loss(),
             updates=self._updates(),
-            main_loss=main_loss,
+            compiled_loss=main_loss,
             gradients=self._weight_grads(),
         )
 
-    def _take(self, inputs: Mapping[Wire, tf.Tensor]) -> None:
+    def _take(self, inputs: Mapping[TensorKey, tf.Tensor]) -> None:
         """Splits the inputs, each at the first stage that reads it."""
         self._inputs = dict(inputs)
-        rows = {w: x for w, x in inputs.items() if w.number not in self._per_step}
-        whole = {w: x for w, x in inputs.items() if w.number in self._per_step}
+        rows = {w: x for w, x in inputs.items() if w.value_id not in self._per_step}
+        whole = {w: x for w, x in inputs.items() if w.value_id in self._per_step}
         self._values = self._split_over(rows, self._first_readers())
         for values in self._values:
             values.update(whole)
@@ -219,16 +219,18 @@ class Executor:
         values = {**run.carry.values(m), **self._received(k, m)}
         values.update(self._issue(action, values))
         run.saved[m] = values
-        for wire, name in zip(run.traced.makes, run.trace.forward.outputs, strict=True):
-            self._values[m][wire] = values[name]
-            if wire in self._compressed:
+        for key, name in zip(
+            run.traced.output_keys, run.trace.forward.outputs, strict=True
+        ):
+            self._values[m][key] = values[name]
+            if key in self._compressed:
                 with tf.device(run.device):
-                    self._sent[m][wire] = self._boundary.pack(values[name])
+                    self._sent[m][key] = self._boundary.encode(values[name])
         run.carry.advance(values)
         if run.trace.forward.loss is not None:
             with tf.device(run.device):
                 loss = values[run.trace.forward.loss]
-                weight = self._split.weight(m, loss.dtype)
+                weight = self._split.batch_fraction(m, loss.dtype)
                 self._added_losses.append(loss * weight)
 
     def _backward(self, action: Action) -> None:
@@ -241,12 +243,12 @@ class Executor:
         if action.kind == "backward_input":
             run.saved[m].update(made)
         names = run.trace.backward.input_grads
-        for wire, name in zip(run.traced.reads, names, strict=True):
+        for key, name in zip(run.traced.input_keys, names, strict=True):
             if name in made:
-                gradient = self._sent_back(k, wire, made[name])
-                self._grads[m].setdefault(wire, []).append(gradient)
+                gradient = self._sent_back(k, key, made[name])
+                self._grads[m].setdefault(key, []).append(gradient)
 
-    def _issue(self, action: Action, values: Values) -> Values:
+    def _issue(self, action: Action, values: NamedTensors) -> NamedTensors:
         """Emits the function of an action, behind the action before on its device.
 
         Args:
@@ -280,47 +282,52 @@ class Executor:
             self._order.record(p, done, is_sharded=run.trace.is_sharded)
         return made
 
-    def _received(self, k: int, m: int) -> Values:
+    def _received(self, k: int, m: int) -> NamedTensors:
         """Returns a stage's inputs for a microbatch, as they arrive on its device."""
         run = self._runs[k]
         received = {}
-        for wire, name in zip(run.traced.reads, run.trace.given.inputs, strict=True):
-            if wire not in self._compressed:
-                received[name] = self._values[m][wire]
+        for key, name in zip(
+            run.traced.input_keys, run.trace.given.inputs, strict=True
+        ):
+            if key not in self._compressed:
+                received[name] = self._values[m][key]
                 continue
             # Decoded when the stage runs: until then it is small.
             after = self._order.after(self._schedule.placement[k])
             with tf.device(run.device), after:
                 spec = run.trace.spec(name)
-                received[name] = self._boundary.unpack(self._sent[m][wire], spec)
+                received[name] = self._boundary.decode(self._sent[m][key], spec)
         return received
 
-    def _sent_back(self, k: int, wire: Wire, gradient: tf.Tensor) -> tf.Tensor:
+    def _sent_back(self, k: int, key: TensorKey, gradient: tf.Tensor) -> tf.Tensor:
         """Returns the gradient of a stage's input, as it arrives at its producer."""
-        if wire not in self._compressed:
+        if key not in self._compressed:
             return gradient
         with tf.device(self._runs[k].device):
-            packed = self._boundary.pack_gradient(gradient)
-        with tf.device(self._runs[self._compressed[wire]].device):
-            return self._boundary.unpack_gradient(packed, gradient.dtype)
+            packed = self._boundary.encode_gradient(gradient)
+        with tf.device(self._runs[self._compressed[key]].device):
+            return self._boundary.decode_gradient(packed, gradient.dtype)
 
-    def _output_grads(self, k: int, m: int) -> Values:
+    def _output_grads(self, k: int, m: int) -> NamedTensors:
         """Returns the gradients of a stage's outputs for a microbatch."""
         run = self._runs[k]
         forward, backward = run.trace.forward, run.trace.backward
         given = {}
         with tf.device(run.device):
-            for wire, output, name in zip(
-                run.traced.makes, forward.outputs, backward.output_grads, strict=True
+            for key, output, name in zip(
+                run.traced.output_keys,
+                forward.outputs,
+                backward.output_grads,
+                strict=True,
             ):
                 if name is not None:
-                    gradient = _sum(self._grads[m].pop(wire, []))
+                    gradient = _sum(self._grads[m].pop(key, []))
                     if gradient is None:  # No consumer has a gradient for it.
                         gradient = tf.zeros_like(run.saved[m][output])
                     given[name] = gradient
             if backward.loss_grad is not None:
                 dtype = run.trace.spec(backward.loss_grad).dtype
-                weight = self._split.weight(m, dtype)
+                weight = self._split.batch_fraction(m, dtype)
                 given[backward.loss_grad] = tf.cast(self._loss_grad, dtype) * weight
         return given
 
@@ -328,17 +335,19 @@ class Executor:
         """Returns the outputs that stages have made, `[B, ...]` each."""
         outputs = {}
         # A mask that a later stage removed is removed from the output as well.
-        gone = {Wire(n, is_mask=True) for t in self.traced for n in t.unmasked}
-        for wire, k in self._makers().items():
-            if wire.number in self._wanted and wire not in gone:
+        gone = {
+            TensorKey(n, is_mask=True) for t in self.traced for n in t.dropped_masks
+        }
+        for key, k in self._makers().items():
+            if key.value_id in self._wanted and key not in gone:
                 with tf.device(self._runs[k].device):
-                    tensors = [values[wire] for values in self._values]
-                    outputs[wire] = microbatch.join(tensors)
+                    tensors = [values[key] for values in self._values]
+                    outputs[key] = microbatch.join(tensors)
         return outputs
 
     def _added_loss(self) -> tf.Tensor | None:
         with tf.device(self._runs[-1].device):
-            return total(self._added_losses)
+            return sum_losses(self._added_losses)
 
     def _updates(self) -> list[VariableUpdate]:
         return variable_updates([run.carry for run in self._runs])
@@ -350,12 +359,12 @@ class Executor:
     def _input_grads(self) -> list[tf.Tensor | None]:
         readers = self._first_readers()
         results: list[tf.Tensor | None] = []
-        for wire in self._inputs:
-            if wire not in self._grads[0]:
+        for key in self._inputs:
+            if key not in self._grads[0]:
                 results.append(None)
                 continue
-            with tf.device(self._runs[readers[wire]].device):
-                sums = [_sum(row[wire]) for row in self._grads]
+            with tf.device(self._runs[readers[key]].device):
+                sums = [_sum(row[key]) for row in self._grads]
                 results.append(microbatch.join(sums))
         return results
 
@@ -375,36 +384,36 @@ class Executor:
         return results
 
     def _split_over(
-        self, tensors: Mapping[Wire, tf.Tensor], stages: Mapping[Wire, int]
+        self, tensors: Mapping[TensorKey, tf.Tensor], stages: Mapping[TensorKey, int]
     ) -> list[Tensors]:
         """Splits mini-batch tensors into microbatches, each at one of `stages`."""
         rows: list[Tensors] = [{} for _ in self._split.sizes]
-        for wire, tensor in tensors.items():
-            if wire in stages:
-                with tf.device(self._runs[stages[wire]].device):
-                    parts = self._split.cut(tensor)
+        for key, tensor in tensors.items():
+            if key in stages:
+                with tf.device(self._runs[stages[key]].device):
+                    parts = self._split.split(tensor)
                 for row, part in zip(rows, parts, strict=True):
-                    row[wire] = part
+                    row[key] = part
         return rows
 
-    def _makers(self) -> dict[Wire, int]:
+    def _makers(self) -> dict[TensorKey, int]:
         """Returns the stage that produces each value."""
-        return {wire: k for k, t in enumerate(self.traced) for wire in t.makes}
+        return {key: k for k, t in enumerate(self.traced) for key in t.output_keys}
 
-    def _first_readers(self) -> dict[Wire, int]:
+    def _first_readers(self) -> dict[TensorKey, int]:
         """Returns the first stage that reads each value."""
         stages = reversed(list(enumerate(self.traced)))
-        return {wire: k for k, stage in stages for wire in stage.reads}
+        return {key: k for k, stage in stages for key in stage.input_keys}
 
     @functools.cached_property
-    def _compressed(self) -> dict[Wire, int]:
+    def _compressed(self) -> dict[TensorKey, int]:
         """The values that are compressed at a boundary, with the producer of each."""
-        read = {wire for stage in self.traced for wire in stage.reads}
+        read = {key for stage in self.traced for key in stage.input_keys}
         return {
-            wire: k
+            key: k
             for k, stage in enumerate(self.traced)
-            for wire, spec in stage.output_specs.items()
-            if wire in read and self._boundary.packs(wire.number, spec)
+            for key, spec in stage.output_specs.items()
+            if key in read and self._boundary.compresses(key.value_id, spec)
         }
 
 

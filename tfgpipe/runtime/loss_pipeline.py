@@ -17,14 +17,14 @@ import keras
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe.capture import Call, Network, Value, Wire
+from tfgpipe.capture import Call, CallGraph, TensorKey, Value
 from tfgpipe.distribution import replica_context
 from tfgpipe.runtime import loss_probes, losses
-from tfgpipe.runtime.executor import Executor, Result, TrainResult
+from tfgpipe.runtime.executor import Executor, StepResult, TrainStepResult
 from tfgpipe.runtime.microbatch import check_equal_batches
 from tfgpipe.runtime.output_masks import OutputMasks
 from tfgpipe.runtime.pipeline import Pipeline
-from tfgpipe.runtime.timer import Clock
+from tfgpipe.runtime.timer import StepTimer
 from tfgpipe.schedules import Schedule
 
 
@@ -35,7 +35,7 @@ class LossPipeline:
         pipeline: The model, in stages.
         compiled: Its losses and metrics, built.
         targets: The targets it is made for: tensors, nested as Keras nests them.
-        weights: The sample weights it is made for, likewise, or None.
+        sample_weights: The sample weights it is made for, likewise, or None.
 
     Raises:
         ValueError: If a loss does not decompose over examples.
@@ -44,30 +44,33 @@ class LossPipeline:
     def __init__(
         self,
         pipeline: Pipeline,
-        compiled: keras_internals.Compiled,
+        compiled: keras_internals.CompiledState,
         targets: Any,
-        weights: Any,
+        sample_weights: Any,
     ) -> None:
         self._compiled = compiled
-        captured, network = pipeline.captured, pipeline.captured.network
+        captured, network = pipeline.captured, pipeline.captured.graph
         shapes = keras.tree.map_structure(
-            lambda value: captured.specs[value.number], captured.output
+            lambda value: captured.specs[value.id], captured.output_structure
         )
         self._shapes = shapes
-        self._kinds = loss_probes.kinds_of(compiled, targets, shapes)
-        self._whole = loss_probes.metrics_of_the_whole(compiled, targets, shapes)
-        if self._whole and replica_context.current_num_replicas() > 1:
+        self._reductions = loss_probes.probe_reductions(compiled, targets, shapes)
+        self._full_batch_metrics = loss_probes.full_batch_metrics(
+            compiled, targets, shapes
+        )
+        if self._full_batch_metrics and replica_context.current_num_replicas() > 1:
             raise ValueError(
                 "A metric that mixes the rows of a batch cannot be taken over "
                 "replicas, each of which has some of the rows. Received "
-                f"{', '.join(map(repr, self._whole.values()))}. Return a value for "
-                "each row, of which Keras takes the mean, or leave them out."
+                f"{', '.join(map(repr, self._full_batch_metrics.values()))}. Return a "
+                "value for each row, of which Keras takes the mean, or leave them out."
             )
-        if self._whole:
+        if self._full_batch_metrics:
             warnings.warn(
                 "Outputs of the whole mini-batch are kept for metrics that cannot be "
                 "taken of one microbatch after the other. Received "
-                f"{', '.join(map(repr, self._whole.values()))}, which mix rows or "
+                f"{', '.join(map(repr, self._full_batch_metrics.values()))}, which mix "
+                "rows or "
                 "weigh all batches alike. Leave them out to save that memory.",
                 stacklevel=2,
             )
@@ -78,41 +81,56 @@ class LossPipeline:
                 lambda x: None if x is None else Value(next(ids)), structure
             )
 
-        self._targets, self._weights = values_of(targets), values_of(weights)
-        self._denominators = Wire(next(ids))
-        self._loss, self._parts, self._masked = (Wire(next(ids)) for _ in range(3))
-        self._head = losses.Head(compiled, self._kinds, self._whole)
-        denominators = Value(self._denominators.number)
-        args = (self._targets, captured.output, self._weights, denominators)
+        self._targets, self._sample_weights = (
+            values_of(targets),
+            values_of(sample_weights),
+        )
+        self._denominators = TensorKey(next(ids))
+        self._loss, self._loss_terms, self._masked = (
+            TensorKey(next(ids)) for _ in range(3)
+        )
+        self._head = losses.LossHead(
+            compiled, self._reductions, self._full_batch_metrics
+        )
+        denominators = Value(self._denominators.value_id)
+        args = (
+            self._targets,
+            captured.output_structure,
+            self._sample_weights,
+            denominators,
+        )
         leaves = [x for x in keras.tree.flatten(args) if isinstance(x, Value)]
-        reads = tuple(dict.fromkeys(value.number for value in leaves))
-        made = (self._loss.number, self._parts.number, self._masked.number)
+        reads = tuple(dict.fromkeys(value.id for value in leaves))
+        made = (self._loss.value_id, self._loss_terms.value_id, self._masked.value_id)
         call = Call(self._head, args, {}, reads, made)
-        given = [n for n in reads if n not in network.outputs]
+        given = [n for n in reads if n not in network.output_ids]
         # Ids of what is returned of a step: outputs, only if metrics need them.
-        self._returned = (self._parts.number, *(network.outputs if self._whole else ()))
-        whole = Network(
+        self._returned = (
+            self._loss_terms.value_id,
+            *(network.output_ids if self._full_batch_metrics else ()),
+        )
+        whole = CallGraph(
             (*network.calls, call),
-            (*network.inputs, *given),
+            (*network.input_ids, *given),
             (*made, *self._returned[1:]),
         )
         last = pipeline.stages[-1]
-        first_call = len(network.calls) - len(last.part.calls)
-        part = whole.part(slice(first_call, len(whole.calls)))
-        stages = (*pipeline.stages[:-1], last.extended(part, compiled.variables))
+        first_call = len(network.calls) - len(last.segment.calls)
+        part = whole.segment(slice(first_call, len(whole.calls)))
+        stages = (*pipeline.stages[:-1], last.extend(part, compiled.variables))
         self._output_masks = OutputMasks(pipeline)
         self._pipeline = dataclasses.replace(pipeline, stages=stages)
 
     def train(
         self,
-        inputs: Mapping[Wire, tf.Tensor],
+        inputs: Mapping[TensorKey, tf.Tensor],
         targets: Any,
         weights: Any,
         *,
         schedule: Schedule,
         loss_grad: tf.Tensor,
-        timer: Clock | None = None,
-    ) -> TrainResult:
+        timer: StepTimer | None = None,
+    ) -> TrainStepResult:
         """Runs a mini-batch forward and backward, and updates metrics.
 
         Args:
@@ -127,7 +145,7 @@ class LossPipeline:
         step = self._begin(rows, schedule, self._returned, timer, training=True)
         denominators = self._found(step, inputs, targets, weights, training=True)
         loss_grad = tf.cast(loss_grad, self._head.dtype)
-        share = replica_context.share_of_rows(_first(inputs))
+        share = replica_context.batch_fraction(_first(inputs))
         result = step.train(
             {**rows, self._denominators: denominators},
             loss=self._loss,
@@ -139,7 +157,7 @@ class LossPipeline:
 
     def evaluate(
         self,
-        inputs: Mapping[Wire, tf.Tensor],
+        inputs: Mapping[TensorKey, tf.Tensor],
         targets: Any,
         weights: Any,
         *,
@@ -151,7 +169,7 @@ class LossPipeline:
             The loss, and what layers add to it, if any does.
         """
         rows = self._rows(inputs, targets, weights)
-        returned = (self._loss.number, *self._returned)
+        returned = (self._loss.value_id, *self._returned)
         step = self._begin(rows, schedule, returned, None, training=False)
         denominators = self._found(step, inputs, targets, weights, training=False)
         result = step.forward({**rows, self._denominators: denominators})
@@ -162,14 +180,14 @@ class LossPipeline:
 
     def _begin(
         self,
-        rows: Mapping[Wire, tf.Tensor],
+        rows: Mapping[TensorKey, tf.Tensor],
         schedule: Schedule,
         outputs: tuple[int, ...],
-        timer: Clock | None,
+        timer: StepTimer | None,
         *,
         training: bool,
     ) -> Executor:
-        spec = tf.TensorSpec([len(self._kinds)], tf.float64)
+        spec = tf.TensorSpec([len(self._reductions)], tf.float64)
         return self._pipeline.begin(
             rows,
             schedule=schedule,
@@ -180,27 +198,27 @@ class LossPipeline:
         )
 
     def _rows(
-        self, inputs: Mapping[Wire, tf.Tensor], targets: Any, weights: Any
-    ) -> dict[Wire, tf.Tensor]:
+        self, inputs: Mapping[TensorKey, tf.Tensor], targets: Any, weights: Any
+    ) -> dict[TensorKey, tf.Tensor]:
         """Returns what is split into microbatches: inputs, targets and weights."""
         named = {"an input": _first(inputs)}
         rows = dict(inputs)
         for name, values, tensors in (
             ("target", self._targets, targets),
-            ("sample weights", self._weights, weights),
+            ("sample weights", self._sample_weights, weights),
         ):
             flat = keras.tree.flatten(values), keras.tree.flatten(tensors)
             for number, (value, tensor) in enumerate(zip(*flat, strict=True)):
                 if value is not None:
-                    rows[Wire(value.number)] = tf.convert_to_tensor(tensor)
-                    named[f"{name} {number}"] = rows[Wire(value.number)]
+                    rows[TensorKey(value.id)] = tf.convert_to_tensor(tensor)
+                    named[f"{name} {number}"] = rows[TensorKey(value.id)]
         check_equal_batches(named)
         return rows
 
     def _found(
         self,
         step: Executor,
-        inputs: Mapping[Wire, tf.Tensor],
+        inputs: Mapping[TensorKey, tf.Tensor],
         targets: Any,
         weights: Any,
         *,
@@ -225,7 +243,7 @@ class LossPipeline:
 
         def placeholder(value: Value, like: keras.KerasTensor) -> tf.Tensor:
             """Returns zeros of an output's shape, with the output's mask on them."""
-            mask = masks.get(value.number)
+            mask = masks.get(value.id)
             sizes = [1 if n is None else n for n in like.shape]
             sizes[0] = rows
             if mask is not None:
@@ -236,18 +254,20 @@ class LossPipeline:
             return zeros
 
         outputs = keras.tree.map_structure(
-            placeholder, self._pipeline.captured.output, self._shapes
+            placeholder, self._pipeline.captured.output_structure, self._shapes
         )
         return losses.denominators(
             self._compiled,
-            self._kinds,
+            self._reductions,
             targets,
             outputs,
             weights,
             masks_values=masks_values,
         )
 
-    def _update(self, result: Result, targets: Any, weights: Any, rows: Any) -> None:
+    def _update(
+        self, result: StepResult, targets: Any, weights: Any, rows: Any
+    ) -> None:
         """Assigns changed variables, and updates full-batch metrics.
 
         Args:
@@ -265,16 +285,20 @@ class LossPipeline:
                 replica_context.sum_over_replicas(tf.constant(rows, self._head.dtype))
                 / number
             )
-        parts = tf.unstack(tf.reduce_sum(result.outputs[self._parts], 0))
+        parts = tf.unstack(tf.reduce_sum(result.outputs[self._loss_terms], 0))
         for tracker, part in zip(self._compiled.loss_trackers, parts, strict=False):
             # The metric adds up what all replicas give it.
             tracker.update_state(part * number, sample_weight=rows)
-        if self._whole:
+        if self._full_batch_metrics:
             outputs = self._pipeline.nest_outputs(result.outputs)
             losses.update_metrics(
-                self._compiled, targets, outputs, weights, lambda n: n in self._whole
+                self._compiled,
+                targets,
+                outputs,
+                weights,
+                lambda n: n in self._full_batch_metrics,
             )
 
 
-def _first(inputs: Mapping[Wire, tf.Tensor]) -> tf.Tensor:
+def _first(inputs: Mapping[TensorKey, tf.Tensor]) -> tf.Tensor:
     return next(iter(inputs.values()))

@@ -21,7 +21,7 @@ from tfgpipe._compat import keras_internals
 _T = TypeVar("_T")
 
 # What a loss returns: a value for each example, their mean, or their sum.
-Kind = Literal["values", "mean", "sum"]
+Reduction = Literal["values", "mean", "sum"]
 
 # Rows to try losses and metrics on, and of these the first part.
 _ROWS, _FIRST = 6, 4
@@ -30,7 +30,7 @@ _MOST_TEXT = 300
 
 
 @dataclasses.dataclass(frozen=True)
-class Unknown:
+class FailedProbe:
     """A probe that failed.
 
     Attributes:
@@ -42,8 +42,8 @@ class Unknown:
     reason: str
 
 
-def attempt(name: str, probe: Callable[[], _T]) -> _T | Unknown:
-    """Returns what a probe finds, or `Unknown` if it raises any error.
+def run_probe(name: str, probe: Callable[[], _T]) -> _T | FailedProbe:
+    """Returns what a probe finds, or `FailedProbe` if it raises any error.
 
     Code that works on data may well fail on noise, so its error says nothing about
     training.
@@ -56,17 +56,17 @@ def attempt(name: str, probe: Callable[[], _T]) -> _T | Unknown:
         return probe()
     except Exception as error:
         text = " ".join(str(error).split())
-        return Unknown(name, f"{type(error).__name__}: {text[:_MOST_TEXT]}")
+        return FailedProbe(name, f"{type(error).__name__}: {text[:_MOST_TEXT]}")
 
 
-def some(unknown: Sequence[Unknown]) -> str:
+def describe_failures(unknown: Sequence[FailedProbe]) -> str:
     """Names what could not be probed, with the first reason."""
     first, *others = unknown
     more = f" and {len(others)} more" if others else ""
     return f"'{first.name}'{more} ({first.reason})"
 
 
-def values_of(loss: keras.Loss, target: Any, output: Any) -> tf.Tensor:
+def unreduced_values(loss: keras.Loss, target: Any, output: Any) -> tf.Tensor:
     """Returns the values of a loss before they are reduced."""
     if type(loss).__call__ is not keras.Loss.__call__:
         return loss(target, output)
@@ -77,9 +77,9 @@ def values_of(loss: keras.Loss, target: Any, output: Any) -> tf.Tensor:
     return loss.call(*keras.tree.map_structure(converted, (target, output)))
 
 
-def kinds_of(
-    compiled: keras_internals.Compiled, targets: Any, outputs: Any
-) -> list[Kind]:
+def probe_reductions(
+    compiled: keras_internals.CompiledState, targets: Any, outputs: Any
+) -> list[Reduction]:
     """Returns what each loss returns, found by calling it on noise.
 
     Args:
@@ -90,8 +90,8 @@ def kinds_of(
     Raises:
         ValueError: If a loss couples examples, or does not reduce its values.
     """
-    found: list[Kind] = ["values"] * compiled.num_losses
-    unknown: list[Unknown] = []
+    found: list[Reduction] = ["values"] * compiled.num_losses
+    unknown: list[FailedProbe] = []
 
     def examine(number: int, loss: keras.Loss, y: Any, p: Any, w: Any) -> tf.Tensor:
         del w
@@ -101,7 +101,7 @@ def kinds_of(
                 f"Received loss '{loss.name}' with reduction=None, which gives no "
                 'number. Use reduction="sum_over_batch_size" or "sum".'
             )
-        kind = attempt(loss.name, lambda: _kind(loss, y, p))
+        kind = run_probe(loss.name, lambda: _reduction(loss, y, p))
         if kind is None:
             raise ValueError(
                 "A pipeline that owns its loss takes it of one microbatch at a time. "
@@ -111,7 +111,7 @@ def kinds_of(
                 "`tfgpipe.PipelinedLayer` in a model of your own, whose outputs are "
                 "whole."
             )
-        if isinstance(kind, Unknown):
+        if isinstance(kind, FailedProbe):
             unknown.append(kind)
         else:
             found[number] = kind
@@ -122,16 +122,17 @@ def kinds_of(
     if unknown:
         warnings.warn(
             "Whether each loss gives a value for each example of a batch could not be "
-            f"found out by trying it. Received {some(unknown)}. It is taken to do so. "
-            "If it mixes examples, training differs from that of the unpipelined "
+            f"found out by trying it. Received {describe_failures(unknown)}. It is "
+            "taken to do so. If it mixes examples, training differs from that of the "
+            "unpipelined "
             "model: compare them, or use `num_microbatches=1`.",
             stacklevel=2,
         )
     return found
 
 
-def metrics_of_the_whole(
-    compiled: keras_internals.Compiled, targets: Any, outputs: Any
+def full_batch_metrics(
+    compiled: keras_internals.CompiledState, targets: Any, outputs: Any
 ) -> dict[int, str]:
     """Returns positions and names of full-batch metrics.
 
@@ -144,45 +145,49 @@ def metrics_of_the_whole(
         outputs: Likewise of the outputs.
     """
     found = {}
-    unknown: list[Unknown] = []
+    unknown: list[FailedProbe] = []
     with tf.init_scope():
         terms = keras_internals.metric_terms(compiled, targets, outputs, None)
         for number, term in enumerate(terms):
             name = term.metric.name
-            needs = attempt(name, functools.partial(_needs_the_whole, term))
-            if isinstance(needs, Unknown):
+            needs = run_probe(name, functools.partial(_needs_full_batch, term))
+            if isinstance(needs, FailedProbe):
                 unknown.append(needs)
             elif needs:
                 found[number] = name
     if unknown:
         warnings.warn(
             "Whether each metric can be updated with one microbatch after another "
-            f"could not be found out by trying it. Received {some(unknown)}. It is "
-            "updated so. If it weighs batches equally or mixes examples, its result "
-            "differs from that of the unpipelined model: compare them, or use "
+            "could not be found out by trying it. Received "
+            f"{describe_failures(unknown)}. It is updated so. If it weighs batches "
+            "equally or mixes examples, its result differs from that of the "
+            "unpipelined model: compare them, or use "
             "`num_microbatches=1`. Training does not depend on it.",
             stacklevel=2,
         )
     return found
 
 
-def _kind(loss: keras.Loss, target: Any, output: Any) -> Kind | None:
+def _reduction(loss: keras.Loss, target: Any, output: Any) -> Reduction | None:
     """Returns what a loss returns, or None if it couples examples."""
     trials = [
-        [np.asarray(values_of(loss, *rows)) for rows in _trial(target, output, padded)]
+        [
+            np.asarray(unreduced_values(loss, *rows))
+            for rows in _probe_batches(target, output, padded)
+        ]
         for padded in (False, True)
     ]
-    for kind, holds in _KINDS.items():
+    for kind, holds in _REDUCTION_TESTS.items():
         if all(holds(*values) for values in trials):
             return kind
     return None
 
 
-def _needs_the_whole(term: keras_internals.MetricTerm) -> bool:
+def _needs_full_batch(term: keras_internals.MetricTerm) -> bool:
     metric = term.metric
     clean = [tf.zeros(v.shape, v.dtype) for v in metric.variables]
     for padded in (False, True):
-        whole, first, rest = _trial(term.target, term.output, padded)
+        whole, first, rest = _probe_batches(term.target, term.output, padded)
         once = metric.stateless_update_state(clean, *whole)
         twice = metric.stateless_update_state(clean, *first)
         twice = metric.stateless_update_state(twice, *rest)
@@ -191,7 +196,7 @@ def _needs_the_whole(term: keras_internals.MetricTerm) -> bool:
     return False
 
 
-def _trial(targets: Any, outputs: Any, padded: bool) -> list[tuple[Any, Any]]:
+def _probe_batches(targets: Any, outputs: Any, padded: bool) -> list[tuple[Any, Any]]:
     """Returns rows to try a loss or a metric on: all of them, the first, the rest.
 
     Floats are noise between 0 and 1, and integers 1. Targets and outputs go together
@@ -252,7 +257,7 @@ def _close(a: Any, b: Any) -> bool:
 
 
 # How to tell, from what a loss gives of all rows, of the first and of the rest.
-_KINDS: dict[Kind, Callable[..., bool]] = {
+_REDUCTION_TESTS: dict[Reduction, Callable[..., bool]] = {
     "values": _are_values,
     "mean": _is_mean,
     "sum": _is_sum,

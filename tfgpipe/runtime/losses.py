@@ -22,16 +22,16 @@ import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
 from tfgpipe.distribution import replica_context
-from tfgpipe.runtime.loss_probes import Kind, values_of
+from tfgpipe.runtime.loss_probes import Reduction, unreduced_values
 
 
-class Head:
+class LossHead:
     """The last call of the last stage: the loss of a microbatch, and its metrics.
 
     Args:
         compiled: The model's losses and metrics.
-        kinds: The kind of each loss.
-        whole: Positions of full-batch metrics, which are left out.
+        reductions: The kind of each loss.
+        full_batch_metrics: Positions of full-batch metrics, which are left out.
 
     Attributes:
         dtype: The type of the loss.
@@ -41,13 +41,13 @@ class Head:
 
     def __init__(
         self,
-        compiled: keras_internals.Compiled,
-        kinds: Sequence[Kind],
-        whole: Collection[int] = (),
+        compiled: keras_internals.CompiledState,
+        reductions: Sequence[Reduction],
+        full_batch_metrics: Collection[int] = (),
     ) -> None:
         self._compiled = compiled
-        self._kinds = kinds
-        self._whole = whole
+        self._reductions = reductions
+        self._full_batch_metrics = full_batch_metrics
         container = compiled.losses
         self.dtype = container.dtype if container else keras.config.floatx()
 
@@ -66,19 +66,19 @@ class Head:
             denominators: Of the mini-batch, one a loss, `[n]`.
         """
         rows = tf.shape(keras.tree.flatten(outputs)[0])[0]
-        masked = [(False, False)] * len(self._kinds)
+        masked = [(False, False)] * len(self._reductions)
 
         def part(number: int, loss: keras.Loss, y: Any, p: Any, w: Any) -> tf.Tensor:
-            if w is not None and self._kinds[number] != "values":
+            if w is not None and self._reductions[number] != "values":
                 raise ValueError(
                     "Sample weights weigh the rows of a loss. Received some for loss "
                     f"'{loss.name}', which returns one number for all rows. Return a "
                     "value for each row."
                 )
             given = keras_internals.get_mask(p)
-            own = keras_internals.get_mask(values_of(loss, y, p))
+            own = keras_internals.get_mask(unreduced_values(loss, y, p))
             masked[number] = given is not None, own is not None
-            mine = denominator(loss, self._kinds[number], [given, own], w, rows)
+            mine = denominator(loss, self._reductions[number], [given, own], w, rows)
             mean = loss(y, p, w)
             weight = tf.math.divide_no_nan(mine, denominators[number])
             return mean * tf.cast(weight, mean.dtype)
@@ -87,7 +87,11 @@ class Head:
             self._compiled, part, targets, outputs, weights
         )
         update_metrics(
-            self._compiled, targets, outputs, weights, lambda n: n not in self._whole
+            self._compiled,
+            targets,
+            outputs,
+            weights,
+            lambda n: n not in self._full_batch_metrics,
         )
         # They are for display; the gradient goes through the total.
         seen = [tf.stop_gradient(tf.cast(x, self.dtype)) for x in parts]
@@ -100,7 +104,7 @@ class Head:
 
 def denominator(
     loss: keras.Loss,
-    kind: Kind,
+    kind: Reduction,
     masks: Sequence[tf.Tensor | None],
     weights: tf.Tensor | None,
     rows: tf.Tensor,
@@ -136,13 +140,13 @@ def denominator(
     return tf.cast(rows, tf.float64) if counted is None else tf.reduce_sum(counted)
 
 
-def _is_sum(loss: keras.Loss, kind: Kind) -> bool:
+def _is_sum(loss: keras.Loss, kind: Reduction) -> bool:
     return kind == "sum" or (kind == "values" and loss.reduction == "sum")
 
 
 def denominators(
-    compiled: keras_internals.Compiled,
-    kinds: Sequence[Kind],
+    compiled: keras_internals.CompiledState,
+    kinds: Sequence[Reduction],
     targets: Any,
     outputs: Any,
     weights: Any,
@@ -166,7 +170,7 @@ def denominators(
 
     def measure(number: int, loss: keras.Loss, y: Any, p: Any, w: Any) -> tf.Tensor:
         own = (
-            keras_internals.get_mask(values_of(loss, y, p))
+            keras_internals.get_mask(unreduced_values(loss, y, p))
             if masks_values[number]
             else None
         )
@@ -182,14 +186,14 @@ def denominators(
 
 
 def update_metrics(
-    compiled: keras_internals.Compiled,
+    compiled: keras_internals.CompiledState,
     targets: Any,
     outputs: Any,
     weights: Any,
-    chosen: Callable[[int], bool],
+    selected: Callable[[int], bool],
 ) -> None:
     """Updates the metrics whose position is chosen."""
     terms = keras_internals.metric_terms(compiled, targets, outputs, weights)
     for number, term in enumerate(terms):
-        if chosen(number):
+        if selected(number):
             term.metric.update_state(term.target, term.output, term.weight)

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import tensorflow as tf
 
 # A number of rows: known when the graph is built, or only when it runs.
-Rows: TypeAlias = "int | tf.Tensor"
+NumRows: TypeAlias = "int | tf.Tensor"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Split:
 
     Attributes:
         sizes: Rows of each microbatch.
-        total: Rows of the mini-batch.
+        batch_size: Rows of the mini-batch.
     """
 
-    sizes: tuple[Rows, ...]
-    total: Rows
+    sizes: tuple[NumRows, ...]
+    batch_size: NumRows
 
     @property
     def static_size(self) -> int | None:
@@ -41,14 +41,14 @@ class Split:
     @property
     def may_be_empty(self) -> bool:
         """Whether some microbatch could turn out to have no rows."""
-        return not isinstance(self.total, int)
+        return not isinstance(self.batch_size, int)
 
-    def weight(self, m: int, dtype: tf.DType) -> tf.Tensor:
+    def batch_fraction(self, m: int, dtype: tf.DType) -> tf.Tensor:
         """Returns the fraction of the mini-batch's rows that are in microbatch `m`."""
-        total = tf.cast(self.total, dtype)
+        total = tf.cast(self.batch_size, dtype)
         return tf.math.divide_no_nan(tf.cast(self.sizes[m], dtype), total)
 
-    def cut(self, tensor: tf.Tensor) -> list[tf.Tensor]:
+    def split(self, tensor: tf.Tensor) -> list[tf.Tensor]:
         """Cuts `tensor` `[B, ...]` into M tensors `[b_m, ...]`."""
         if len(self.sizes) == 1:
             return [tensor]
@@ -57,24 +57,24 @@ class Split:
         return tf.split(tensor, tf.stack(self.sizes), num=len(self.sizes))
 
 
-def split_rows(
-    tensor: tf.Tensor, num_microbatches: int, *, any_size: bool = False
+def split_batch(
+    tensor: tf.Tensor, num_microbatches: int, *, dynamic: bool = False
 ) -> Split:
     """Decides the sizes of the microbatches of a mini-batch `[B, ...]`.
 
     Args:
         tensor: The mini-batch.
         num_microbatches: M.
-        any_size: Whether sizes are dynamic even if they are known.
+        dynamic: Whether sizes are dynamic even if they are known.
     """
     total = tensor.shape[0]
-    if total is None or any_size:
+    if total is None or dynamic:
         total = tf.shape(tensor)[0]
         count = num_microbatches
     else:
         count = max(1, min(num_microbatches, total))
     quotient, remainder = total // count, total % count
-    sizes = tuple(quotient + _one_if(m < remainder) for m in range(count))
+    sizes = tuple(quotient + _as_integer(m < remainder) for m in range(count))
     return Split(sizes, total)
 
 
@@ -97,7 +97,7 @@ def join(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.concat([first, *others], axis=0)
 
 
-def _one_if(condition: bool | tf.Tensor) -> Rows:
+def _as_integer(condition: bool | tf.Tensor) -> NumRows:
     if isinstance(condition, bool):
         return int(condition)
     return tf.cast(condition, tf.int32)

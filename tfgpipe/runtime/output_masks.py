@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping
 import tensorflow as tf
 
 from tfgpipe._util import unique
-from tfgpipe.capture import Interpreter, Part, Wire, layer_variables
+from tfgpipe.capture import Interpreter, Segment, TensorKey, layer_variables
 from tfgpipe.runtime.pipeline import Pipeline
 from tfgpipe.stage import GraphSource, platform_of, trace_joint
 
@@ -29,7 +29,7 @@ class OutputMasks:
         self._functions: dict[Hashable, Callable[..., dict[int, tf.Tensor]]] = {}
 
     def __call__(
-        self, inputs: Mapping[Wire, tf.Tensor], *, training: bool
+        self, inputs: Mapping[TensorKey, tf.Tensor], *, training: bool
     ) -> dict[int, tf.Tensor]:
         """Returns by id of each output that has a mask, the mask `[B, ...]`.
 
@@ -46,10 +46,10 @@ class OutputMasks:
             return self._functions[key](*inputs.values())
 
     def _function(
-        self, specs: Mapping[Wire, tf.TensorSpec], *, training: bool
+        self, specs: Mapping[TensorKey, tf.TensorSpec], *, training: bool
     ) -> Callable[..., dict[int, tf.Tensor]]:
-        network = self._pipeline.captured.network
-        part = Part(network.calls, network.inputs, network.outputs)
+        network = self._pipeline.captured.graph
+        part = Segment(network.calls, network.input_ids, network.output_ids)
         layers = [layer for stage in self._pipeline.stages for layer in stage.layers]
         trainable, others = layer_variables(layers)
         variables = unique([*trainable, *others])
@@ -61,9 +61,11 @@ class OutputMasks:
             non_differentiable=range(len(specs)),
         )
         names = dict(zip(trace.forward.keys, trace.forward.outputs, strict=True))
-        masks = {wire.number: name for wire, name in names.items() if wire.is_mask}
+        masks = {
+            tensor.value_id: name for tensor, name in names.items() if tensor.is_mask
+        }
         given = trace.given
-        excerpt = GraphSource(trace, on_one_device=True).excerpt(
+        subgraph = GraphSource(trace, on_one_device=True).extract(
             fetches=list(masks.values()), feeds=(*given.inputs, *given.state)
         )
         last = self._pipeline.placement.devices[-1]
@@ -73,11 +75,11 @@ class OutputMasks:
         def function(*tensors: tf.Tensor) -> dict[int, tf.Tensor]:
             values = dict(zip(given.inputs, tensors, strict=True))
             for variable, name in zip(variables, given.state, strict=True):
-                if name in excerpt.feeds:
+                if name in subgraph.feeds:
                     values[name] = tf.convert_to_tensor(variable.value)
             with tf.device(core):  # For XLA, which asks where each operation is.
-                made = excerpt.run(*(values[feed] for feed in excerpt.feeds))
-            found = dict(zip(excerpt.fetches, made, strict=True))
+                made = subgraph.run(*(values[feed] for feed in subgraph.feeds))
+            found = dict(zip(subgraph.fetches, made, strict=True))
             return {number: found[name] for number, name in masks.items()}
 
         return function

@@ -18,22 +18,22 @@ import tensorflow as tf
 
 from tfgpipe._compat import functions, keras_internals
 from tfgpipe._util import stage_spans
-from tfgpipe.capture import Network, Value, Wire, source_model, tracer
+from tfgpipe.capture import CallGraph, TensorKey, Value, source_model, tracer
 from tfgpipe.distribution import Placement, replica_context
 from tfgpipe.runtime import microbatch
-from tfgpipe.runtime.executor import Executor, Result, Tensors
+from tfgpipe.runtime.executor import Executor, StepResult, Tensors
 from tfgpipe.runtime.microbatch import check_equal_batches
 from tfgpipe.runtime.stage_run import StageRun
 from tfgpipe.runtime.state import Carry, InitialState, VariableUpdate, read_variables
-from tfgpipe.runtime.timer import Clock
+from tfgpipe.runtime.timer import StepTimer
 from tfgpipe.schedules import Schedule
 from tfgpipe.stage import (
+    BoundaryCodec,
     Remat,
     Stage,
     StageCache,
     StageOptions,
     TracedStage,
-    Transfer,
     TransferDtype,
     normalization,
     platform_of,
@@ -56,8 +56,8 @@ class Pipeline:
         transfer_dtype: What values are compressed to on their way to another stage.
     """
 
-    source: source_model.Original
-    captured: tracer.Recording
+    source: source_model.SourceModel
+    captured: tracer.CapturedModel
     stages: tuple[Stage, ...]
     placement: Placement
     remat: Remat = "stage"
@@ -65,27 +65,27 @@ class Pipeline:
     batch_norm: normalization.BatchNorm = "microbatch"
     transfer_dtype: TransferDtype | None = None
 
-    def repartition(self, counts: Sequence[int]) -> Pipeline:
+    def repartition(self, calls_per_stage: Sequence[int]) -> Pipeline:
         """Returns the same model in stages of these numbers of calls."""
-        stages = make_stages(self.captured.network, counts)
+        stages = make_stages(self.captured.graph, calls_per_stage)
         return dataclasses.replace(self, stages=stages)
 
     def flatten_inputs(
         self, inputs: Any, side_inputs: Mapping[str, tf.Tensor]
     ) -> Tensors:
         """Returns the inputs of the pipeline: tensors, and the masks on them."""
-        fed = self.source.feed(inputs, side_inputs)
+        fed = self.source.flatten_inputs(inputs, side_inputs)
         check_equal_batches({name: x for name, x in fed.items() if x is not None})
-        wires = {}
-        ids = self.captured.network.inputs
+        tensors = {}
+        ids = self.captured.graph.input_ids
         for number, x in zip(ids, fed.values(), strict=True):
             if x is None:
                 continue
-            wires[Wire(number)] = x
+            tensors[TensorKey(number)] = x
             mask = keras_internals.get_mask(x)
             if mask is not None:
-                wires[Wire(number, True)] = mask
-        return wires
+                tensors[TensorKey(number, True)] = mask
+        return tensors
 
     def static_output_spec(self, inputs: Any, side_inputs: Mapping[str, Any]) -> Any:
         """Returns shapes and dtypes of the outputs if they are known without tracing.
@@ -97,9 +97,9 @@ class Pipeline:
             inputs: Tensors, symbolic or not.
             side_inputs: Likewise.
         """
-        specs, network = self.captured.specs, self.captured.network
-        fed = list(self.source.feed(inputs, side_inputs).values())
-        for number, x in zip(network.inputs, fed, strict=True):
+        specs, network = self.captured.specs, self.captured.graph
+        fed = list(self.source.flatten_inputs(inputs, side_inputs).values())
+        for number, x in zip(network.input_ids, fed, strict=True):
             known = specs[number]
             if (
                 x is None
@@ -110,33 +110,34 @@ class Pipeline:
                 return None
         if any(
             keras_internals.get_mask(specs[number]) is not None
-            for number in network.outputs
+            for number in network.output_ids
         ):
             return None
         rows = next(x.shape[0] for x in fed if x is not None)
 
         def spec(value: Value) -> keras.KerasTensor:
-            known = specs[value.number]
+            known = specs[value.id]
             return keras.KerasTensor((rows, *known.shape[1:]), known.dtype)
 
-        return keras.tree.map_structure(spec, self.captured.output)
+        return keras.tree.map_structure(spec, self.captured.output_structure)
 
     def nest_outputs(self, outputs: Tensors) -> Any:
         """Returns outputs in the model's structure, with their masks on them."""
-        for wire, value in outputs.items():
-            if wire.is_mask:
-                keras_internals.set_mask(outputs[Wire(wire.number)], value)
+        for key, value in outputs.items():
+            if key.is_mask:
+                keras_internals.set_mask(outputs[TensorKey(key.value_id)], value)
         return keras.tree.map_structure(
-            lambda value: outputs.get(Wire(value.number)), self.captured.output
+            lambda value: outputs.get(TensorKey(value.id)),
+            self.captured.output_structure,
         )
 
     def run(
         self,
-        inputs: Mapping[Wire, tf.Tensor],
+        inputs: Mapping[TensorKey, tf.Tensor],
         *,
         schedule: Schedule,
         training: bool | None,
-    ) -> Result:
+    ) -> StepResult:
         """Runs a mini-batch through all stages, differentiably.
 
         Args:
@@ -148,9 +149,9 @@ class Pipeline:
             ValueError: If two stages share a variable that one of them changes.
             RuntimeError: If replicas are to meet one after the other.
         """
-        step, before = self._begin(inputs, schedule=schedule, training=training)
+        step, before = self._prepare(inputs, schedule=schedule, training=training)
         updates: list[VariableUpdate] = []
-        made: list[Wire] = []
+        made: list[TensorKey] = []
 
         @tf.custom_gradient
         def run(*tensors: tf.Tensor) -> Any:
@@ -176,17 +177,17 @@ class Pipeline:
             results = run(*inputs.values(), *before.weights())
         outputs = dict(zip(made, results, strict=False))
         loss = results[len(made)] if len(results) > len(made) else None
-        return Result({**step.passed_through(inputs), **outputs}, loss, updates)
+        return StepResult({**step.passed_through(inputs), **outputs}, loss, updates)
 
     def begin(
         self,
-        inputs: Mapping[Wire, tf.Tensor],
+        inputs: Mapping[TensorKey, tf.Tensor],
         *,
         schedule: Schedule,
         training: bool,
         outputs: Collection[int],
-        per_step: Mapping[Wire, tf.TensorSpec],
-        timer: Clock | None = None,
+        per_step: Mapping[TensorKey, tf.TensorSpec],
+        timer: StepTimer | None = None,
     ) -> Executor:
         """Traces the stages and reads their variables, for a step without a tape.
 
@@ -201,7 +202,7 @@ class Pipeline:
         Raises:
             ValueError, RuntimeError: As `run` does.
         """
-        step, _ = self._begin(
+        step, _ = self._prepare(
             inputs,
             schedule=schedule,
             training=training,
@@ -212,18 +213,18 @@ class Pipeline:
         )
         return step
 
-    def _begin(
+    def _prepare(
         self,
-        inputs: Mapping[Wire, tf.Tensor],
+        inputs: Mapping[TensorKey, tf.Tensor],
         *,
         schedule: Schedule,
         training: bool | None,
         outputs: Collection[int] | None = None,
-        per_step: Mapping[Wire, tf.TensorSpec] | None = None,
+        per_step: Mapping[TensorKey, tf.TensorSpec] | None = None,
         differentiable: bool = True,
-        timer: Clock | None = None,
+        timer: StepTimer | None = None,
     ) -> tuple[Executor, InitialState]:
-        devices, per_step = self.placement.shards, per_step or {}
+        devices, per_step = self.placement.shard_devices, per_step or {}
         platform = platform_of(self.placement.devices[-1])
         num_replicas = self._num_replicas() if training else 1
         first = next(iter(inputs.values()))
@@ -232,35 +233,35 @@ class Pipeline:
                 first.shape[0], num_replicas=num_replicas, timed=timer is not None
             )
         # Replicas sum at each microbatch, so all have as many of them.
-        split = microbatch.split_rows(
-            first, schedule.num_microbatches, any_size=num_replicas > 1
+        split = microbatch.split_batch(
+            first, schedule.num_microbatches, dynamic=num_replicas > 1
         )
         specs = {
-            wire: tf.TensorSpec([split.static_size, *x.shape[1:]], x.dtype)
-            for wire, x in inputs.items()
+            key: tf.TensorSpec([split.static_size, *x.shape[1:]], x.dtype)
+            for key, x in inputs.items()
         }
         options = [
             self._stage_options(device, split, training, num_replicas)
             for device in self.placement.devices
         ]
-        ids = {wire.number for wire in per_step}
+        ids = {key.value_id for key in per_step}
         traced = self._trace(
             {**specs, **per_step},
             options,
             split,
             non_differentiable=()
             if differentiable
-            else {w.number for w in specs} | ids,
+            else {w.value_id for w in specs} | ids,
             per_step=ids,
         )
         before = read_variables(self.stages, traced, devices)
-        schedule = schedule.first(len(split.sizes))
+        schedule = schedule.first_microbatches(len(split.sizes))
         keeps = self._keeps(schedule, training=training)
         runs = []
         for k, stage in enumerate(self.stages):
             carry = Carry(stage, traced[k], devices[k][0], split, before)
             runs.append(StageRun(traced[k], devices[k], carry, split, keeps(k)))
-        wanted = self.captured.network.outputs if outputs is None else outputs
+        wanted = self.captured.graph.output_ids if outputs is None else outputs
         executor = Executor(
             self.stages,
             runs,
@@ -269,9 +270,9 @@ class Pipeline:
             split=split,
             outputs=wanted,
             per_step=ids,
-            boundary=Transfer(self.transfer_dtype, self.captured.network.outputs),
+            boundary=BoundaryCodec(self.transfer_dtype, self.captured.graph.output_ids),
             # XLA has no `VariableV2`.
-            starts_after=functions.beginning()
+            starts_after=functions.clustering_stop()
             if training and platform != "tpu"
             else None,
             timer=timer,
@@ -306,7 +307,7 @@ class Pipeline:
 
     def _trace(
         self,
-        specs: Mapping[Wire, tf.TensorSpec],
+        specs: Mapping[TensorKey, tf.TensorSpec],
         options: Sequence[StageOptions],
         split: microbatch.Split,
         *,
@@ -339,7 +340,7 @@ class Pipeline:
         """
         number = replica_context.current_num_replicas()
         called = (layer for stage in self.stages for layer in stage.layers)
-        if number == 1 or not normalization.synchronizes(called):
+        if number == 1 or not normalization.any_synchronized(called):
             return 1
         if tf.executing_eagerly():
             raise RuntimeError(
@@ -359,15 +360,19 @@ class Pipeline:
         if self.remat == "none":
             return lambda k: lambda m: True
         last = schedule.num_microbatches - 1
-        return lambda k: lambda m: m == last or schedule.follows_at_once(k, m)
+        return lambda k: (
+            lambda m: m == last or schedule.backward_follows_immediately(k, m)
+        )
 
 
-def make_stages(network: Network, counts: Sequence[int]) -> tuple[Stage, ...]:
+def make_stages(
+    network: CallGraph, calls_per_stage: Sequence[int]
+) -> tuple[Stage, ...]:
     """Returns stages of these numbers of calls, which share equal functions."""
     cache = StageCache()
     return tuple(
-        Stage(k, network.part(span), cache)
-        for k, span in enumerate(stage_spans(counts))
+        Stage(k, network.segment(span), cache)
+        for k, span in enumerate(stage_spans(calls_per_stage))
     )
 
 

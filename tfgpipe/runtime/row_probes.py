@@ -23,9 +23,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe.capture import Interpreter, Part, Scope, Wire, layer_variables, tracer
+from tfgpipe.capture import (
+    Interpreter,
+    Segment,
+    TensorKey,
+    TracingScope,
+    layer_variables,
+    tracer,
+)
 from tfgpipe.runtime import examples, loss_probes
-from tfgpipe.stage import total
+from tfgpipe.stage import sum_losses
 
 # Examples that a layer is probed on, and half of them.
 _BATCH, _HALF = 6, 3
@@ -33,13 +40,13 @@ _BATCH, _HALF = 6, 3
 # powers of two.
 _UNKNOWN_SIZE = 8
 # The most weight entries of a layer for which values are made up: 64 MiB.
-_MOST_WEIGHTS = 2**24
+_MAX_WEIGHTS = 2**24
 # A stateful operation that a probe may run, since it has no side effects.
-_HARMLESS = {"ReadVariableOp"}
+_READ_ONLY_OPS = {"ReadVariableOp"}
 
 
-def check_rows_are_independent(
-    recorded: tracer.Recording, *, num_microbatches: int
+def check_batch_independence(
+    recorded: tracer.CapturedModel, *, num_microbatches: int
 ) -> None:
     """Refuses layers that change the batch size; warns of those that mix examples.
 
@@ -55,36 +62,38 @@ def check_rows_are_independent(
         ValueError: If a layer's output has another batch size than its input, or an
             output of the model has the batch size as another axis as well.
     """
-    network, specs = recorded.network, recorded.specs
+    network, specs = recorded.graph, recorded.specs
     seen: set[Hashable] = set()
-    unknown: list[loss_probes.Unknown] = []
+    unknown: list[loss_probes.FailedProbe] = []
     for position, call in enumerate(network.calls):
-        name, given = call.layer.name, [specs[number] for number in call.reads]
-        declared = [x.shape[:1] for x in (*given, *(specs[n] for n in call.makes))]
+        name, given = call.layer.name, [specs[number] for number in call.input_ids]
+        declared = [x.shape[:1] for x in (*given, *(specs[n] for n in call.output_ids))]
         if _is_of_keras(call.layer) and len(set(declared)) == 1:
             continue
-        kind = _kind(call.layer, given)
+        kind = _layer_kind(call.layer, given)
         if kind in seen:
             continue
         seen.add(kind)
-        part = network.part(slice(position, position + 1))
-        traced = _traced(name, part, given)
-        if isinstance(traced, loss_probes.Unknown):
+        segment = network.segment(slice(position, position + 1))
+        traced = _trace_probes(name, segment, given)
+        if isinstance(traced, loss_probes.FailedProbe):
             unknown.append(traced)
             continue
         is_constant = traced[0].broadcasts
-        if is_constant and not {*call.makes}.isdisjoint(network.outputs):
+        if is_constant and not {*call.output_ids}.isdisjoint(network.output_ids):
             raise _other_batch_size(name, traced[0])
         if num_microbatches == 1 and not is_constant:
             continue
-        mixes: bool | loss_probes.Unknown = _repeats_batch_size(*traced)
+        mixes: bool | loss_probes.FailedProbe = _repeats_batch_size(*traced)
         if mixes:
             _check_outputs(name, recorded)
-        elif is_constant or traced[0].num_weights <= _MOST_WEIGHTS:
-            mixes = loss_probes.attempt(name, functools.partial(_mixes, *traced))
+        elif is_constant or traced[0].num_weights <= _MAX_WEIGHTS:
+            mixes = loss_probes.run_probe(
+                name, functools.partial(_mixes_examples, *traced)
+            )
         if is_constant and mixes is True:
             raise _other_batch_size(name, traced[0])
-        if isinstance(mixes, loss_probes.Unknown):
+        if isinstance(mixes, loss_probes.FailedProbe):
             unknown.append(mixes)
         elif mixes:
             warnings.warn(
@@ -97,14 +106,17 @@ def check_rows_are_independent(
     if unknown and num_microbatches > 1:
         warnings.warn(
             "Whether each layer treats the examples of a batch independently could not "
-            f"be found out by trying it. Received {loss_probes.some(unknown)}. If "
-            "it does not, its results differ from those of the unpipelined model: "
+            "be found out by trying it. Received "
+            f"{loss_probes.describe_failures(unknown)}. If it does not, its results "
+            "differ from those of the unpipelined model: "
             "compare them, or use `num_microbatches=1`.",
             stacklevel=2,
         )
 
 
-def check_added_losses(recorded: tracer.Recording, *, num_microbatches: int) -> None:
+def check_added_losses(
+    recorded: tracer.CapturedModel, *, num_microbatches: int
+) -> None:
     """Warns of losses that layers add and that are no means over the batch.
 
     One layer of each kind is probed, in training.
@@ -115,24 +127,24 @@ def check_added_losses(recorded: tracer.Recording, *, num_microbatches: int) -> 
     """
     if num_microbatches == 1:
         return
-    network = recorded.network
+    network = recorded.graph
     seen: set[Hashable] = set()
-    unknown: list[loss_probes.Unknown] = []
+    unknown: list[loss_probes.FailedProbe] = []
     for position, call in enumerate(network.calls):
         inner = keras_internals.inner_layers(call.layer)
         if _is_of_keras(call.layer) and not any(x.activity_regularizer for x in inner):
             continue
-        given = [recorded.specs[number] for number in call.reads]
-        kind = _kind(call.layer, given)
+        given = [recorded.specs[number] for number in call.input_ids]
+        kind = _layer_kind(call.layer, given)
         if kind in seen:
             continue
         seen.add(kind)
-        part = network.part(slice(position, position + 1))
+        segment = network.segment(slice(position, position + 1))
         name = call.layer.name
-        is_mean = loss_probes.attempt(
-            name, functools.partial(_adds_a_mean, part, given)
+        is_mean = loss_probes.run_probe(
+            name, functools.partial(_adds_mean_loss, segment, given)
         )
-        if isinstance(is_mean, loss_probes.Unknown):
+        if isinstance(is_mean, loss_probes.FailedProbe):
             unknown.append(is_mean)
         elif not is_mean:
             warnings.warn(
@@ -148,17 +160,18 @@ def check_added_losses(recorded: tracer.Recording, *, num_microbatches: int) -> 
         warnings.warn(
             "Whether each loss that a layer adds is a mean over the examples of a "
             "batch could not be found out by trying it. Received "
-            f"{loss_probes.some(unknown)}. If it is not, training differs from that of "
+            f"{loss_probes.describe_failures(unknown)}. If it is not, training differs "
+            "from that of "
             "the unpipelined model: compare them, or use `num_microbatches=1`.",
             stacklevel=2,
         )
 
 
-class _Forward:
+class _ProbeCall:
     """A call of a layer, without its gradient, on a known number of examples.
 
     Args:
-        part: The call.
+        segment: The call.
         given: Its inputs.
         batch_size: The number of examples.
         training: Whether the layer is in training.
@@ -167,30 +180,30 @@ class _Forward:
         variables: Those of the layer.
         input_shapes: The shapes of its inputs.
         output_shapes: Those of its outputs.
-        draws: Whether it changes its variables, as drawing at random does.
+        is_random: Whether it changes its variables, as drawing at random does.
         adds_loss: Whether it adds a loss.
     """
 
     def __init__(
         self,
-        part: Part,
+        segment: Segment,
         given: Sequence[keras.KerasTensor],
         batch_size: int,
         *,
         training: bool,
     ) -> None:
-        wires = [Wire(number) for number in part.reads]
-        interpreter = Interpreter(part, wires, training=training, remat=False)
-        self.variables = [v for some in layer_variables(part.layers) for v in some]
+        keys = [TensorKey(number) for number in segment.input_ids]
+        interpreter = Interpreter(segment, keys, training=training, remat=False)
+        self.variables = [v for some in layer_variables(segment.layers) for v in some]
         drawn: list[bool] = []
 
         def forward(inputs: Any, values: Any) -> tuple[list[tf.Tensor], Any]:
-            with Scope(zip(self.variables, values, strict=True), None) as scope:
+            with TracingScope(zip(self.variables, values, strict=True), None) as scope:
                 made = interpreter.run(inputs)
             outputs = [x for x in made.values() if x is not None]
             after = [scope.get_current_value(v) for v in self.variables]
             drawn.append(any(a is not b for a, b in zip(values, after, strict=True)))
-            return outputs, total(scope.losses)
+            return outputs, sum_losses(scope.losses)
 
         self._inputs = [_spec(x, batch_size) for x in given]
         values = [tf.TensorSpec(v.shape, v.dtype) for v in self.variables]
@@ -198,7 +211,7 @@ class _Forward:
             traced = tf.function(forward, autograph=False)
             self._concrete = traced.get_concrete_function(self._inputs, values)
         outputs, loss = self._concrete.structured_outputs
-        self.draws = any(drawn)
+        self.is_random = any(drawn)
         self.input_shapes = [spec.shape for spec in self._inputs]
         self.output_shapes = [output.shape for output in outputs]
         self.adds_loss = loss is not None
@@ -223,10 +236,12 @@ class _Forward:
     def inputs(self) -> list[tf.Tensor]:
         """Returns noise, and of integers and booleans 0 and 1 in turns."""
         operations = self._concrete.graph.get_operations()
-        effects = {op.type for op in operations if op.op_def.is_stateful} - _HARMLESS
+        effects = {
+            op.type for op in operations if op.op_def.is_stateful
+        } - _READ_ONLY_OPS
         if effects:
             raise NotImplementedError(f"effects of {', '.join(sorted(effects))}")
-        return [_batch(spec) for spec in self._inputs]
+        return [_probe_batch(spec) for spec in self._inputs]
 
     def values(self) -> list[tf.Tensor]:
         """Returns random values of the variables, weights other than their own.
@@ -249,9 +264,9 @@ class _Forward:
         return [x.numpy() for x in outputs], None if loss is None else loss.numpy()
 
 
-def _traced(
-    name: str, part: Part, given: Sequence[keras.KerasTensor]
-) -> tuple[_Forward, _Forward] | loss_probes.Unknown:
+def _trace_probes(
+    name: str, segment: Segment, given: Sequence[keras.KerasTensor]
+) -> tuple[_ProbeCall, _ProbeCall] | loss_probes.FailedProbe:
     """Returns a call in inference, on the examples of a probe and on half of them.
 
     Raises:
@@ -259,11 +274,11 @@ def _traced(
     """
     found = []
     for batch_size in (_BATCH, _HALF):
-        forward = loss_probes.attempt(
+        forward = loss_probes.run_probe(
             name,
-            functools.partial(_Forward, part, given, batch_size, training=False),
+            functools.partial(_ProbeCall, segment, given, batch_size, training=False),
         )
-        if isinstance(forward, loss_probes.Unknown):
+        if isinstance(forward, loss_probes.FailedProbe):
             return forward
         if forward.changes_batch_size:
             raise _other_batch_size(name, forward)
@@ -271,7 +286,7 @@ def _traced(
     return found[0], found[1]
 
 
-def _mixes(whole: _Forward, half: _Forward) -> bool:
+def _mixes_examples(whole: _ProbeCall, half: _ProbeCall) -> bool:
     """Returns whether the results for an example depend on the others in its batch."""
 
     def unchanged(outputs: list[np.ndarray]) -> list[np.ndarray]:
@@ -279,39 +294,41 @@ def _mixes(whole: _Forward, half: _Forward) -> bool:
 
     with tf.init_scope():
         inputs, values = whole.inputs(), whole.values()
-        others = [tf.concat([_other(x[:1]), x[1:]], axis=0) for x in inputs]
+        others = [tf.concat([_different_example(x[:1]), x[1:]], axis=0) for x in inputs]
         made, _ = whole(inputs, values)
         made_of_others, _ = whole(others, values)
-        if not _alike(unchanged(made), unchanged(made_of_others)):
+        if not _nearly_equal(unchanged(made), unchanged(made_of_others)):
             return True
-        if whole.draws:  # Shapes of random draws differ, and so do their values.
+        if whole.is_random:  # Shapes of random draws differ, and so do their values.
             return False
         made_of_half, _ = half([x[:_HALF] for x in inputs], values)
-        return not _alike([x[:_HALF] for x in made], made_of_half)
+        return not _nearly_equal([x[:_HALF] for x in made], made_of_half)
 
 
-def _adds_a_mean(part: Part, given: Sequence[keras.KerasTensor]) -> bool:
+def _adds_mean_loss(segment: Segment, given: Sequence[keras.KerasTensor]) -> bool:
     """Returns whether the loss that a layer adds, if any, is a mean over examples."""
-    whole, half = (_Forward(part, given, n, training=True) for n in (_BATCH, _HALF))
+    whole, half = (
+        _ProbeCall(segment, given, n, training=True) for n in (_BATCH, _HALF)
+    )
     if not whole.adds_loss:
         return True
-    if whole.num_weights > _MOST_WEIGHTS:
+    if whole.num_weights > _MAX_WEIGHTS:
         raise NotImplementedError(f"as many as {whole.num_weights:,} weights")
     with tf.init_scope():
         inputs, values = whole.inputs(), whole.values()
         loss: Any = whole(inputs, values)[1]
-        if whole.draws:
+        if whole.is_random:
             # Seeds are integers.
             again = [x + 1 if x.dtype.is_integer else x for x in values]
-            if not _alike([loss], [whole(inputs, again)[1]]):
+            if not _nearly_equal([loss], [whole(inputs, again)[1]]):
                 raise NotImplementedError("a loss of random numbers")
         halves = [x[:_HALF] for x in inputs], [x[_HALF:] for x in inputs]
         mean = np.mean([half(some, values)[1] for some in halves])
-    tolerance = 1e-2 if "16" in part.layers[0].compute_dtype else 1e-4
+    tolerance = 1e-2 if "16" in segment.layers[0].compute_dtype else 1e-4
     return bool(np.isclose(loss, mean, rtol=tolerance, atol=0.0, equal_nan=True))
 
 
-def _other_batch_size(name: str, forward: _Forward) -> ValueError:
+def _other_batch_size(name: str, forward: _ProbeCall) -> ValueError:
     """Returns the error for a layer of which an output has another batch size."""
     return ValueError(
         "Every layer in a pipeline must keep the batch dimension, since it sees only "
@@ -322,13 +339,13 @@ def _other_batch_size(name: str, forward: _Forward) -> ValueError:
     )
 
 
-def _check_outputs(name: str, recorded: tracer.Recording) -> None:
+def _check_outputs(name: str, recorded: tracer.CapturedModel) -> None:
     """Raises ValueError if an axis but the first of an output is the batch size."""
-    network = recorded.network
-    part = Part(network.calls, network.inputs, network.outputs)
-    given = [recorded.specs[number] for number in network.inputs]
-    traced = loss_probes.attempt(name, lambda: _traced(name, part, given))
-    if isinstance(traced, loss_probes.Unknown):
+    network = recorded.graph
+    segment = Segment(network.calls, network.input_ids, network.output_ids)
+    given = [recorded.specs[number] for number in network.input_ids]
+    traced = loss_probes.run_probe(name, lambda: _trace_probes(name, segment, given))
+    if isinstance(traced, loss_probes.FailedProbe):
         return  # The layer is named in a warning.
     if _repeats_batch_size(*traced):
         shapes = ", ".join(str(tuple(x)) for x in traced[0].output_shapes)
@@ -341,7 +358,7 @@ def _check_outputs(name: str, recorded: tracer.Recording) -> None:
         )
 
 
-def _repeats_batch_size(whole: _Forward, half: _Forward) -> bool:
+def _repeats_batch_size(whole: _ProbeCall, half: _ProbeCall) -> bool:
     """Returns whether an axis but the first changes with the batch size."""
     return any(
         a.rank is not None and a.rank == b.rank and not a[1:].is_compatible_with(b[1:])
@@ -356,7 +373,7 @@ def _is_of_keras(layer: Any) -> bool:
     return is_layer and type(layer).__module__.startswith("keras.")
 
 
-def _kind(layer: Any, given: Sequence[keras.KerasTensor]) -> Hashable:
+def _layer_kind(layer: Any, given: Sequence[keras.KerasTensor]) -> Hashable:
     """Returns what layers that treat examples alike have in common."""
     if not isinstance(layer, keras.layers.Layer):
         return id(layer)  # An operation, such as a mean over any axis.
@@ -378,7 +395,7 @@ def _spec(given: keras.KerasTensor, batch_size: int) -> tf.TensorSpec:
     return tf.TensorSpec([batch_size, *sizes], given.dtype)
 
 
-def _batch(spec: tf.TensorSpec) -> tf.Tensor:
+def _probe_batch(spec: tf.TensorSpec) -> tf.Tensor:
     """Returns examples of which none has what its neighbours have."""
     noise = examples.example_tensor(spec, unknown_size=_UNKNOWN_SIZE)
     if spec.dtype.is_floating:
@@ -387,14 +404,14 @@ def _batch(spec: tf.TensorSpec) -> tf.Tensor:
     return tf.cast(tf.broadcast_to(number, tf.shape(noise)), spec.dtype)
 
 
-def _other(example: tf.Tensor) -> tf.Tensor:
+def _different_example(example: tf.Tensor) -> tf.Tensor:
     """Returns another example of the same type."""
     if example.dtype.is_bool:
         return tf.logical_not(example)
     return 5 * example + 1 if example.dtype.is_floating else example + 1
 
 
-def _alike(some: Sequence[Any], others: Sequence[Any]) -> bool:
+def _nearly_equal(some: Sequence[Any], others: Sequence[Any]) -> bool:
     """Returns whether arrays have the same shapes and nearly the same values."""
     return all(
         np.shape(a) == np.shape(b)

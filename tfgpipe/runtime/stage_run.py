@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tfgpipe.runtime import microbatch
 from tfgpipe.runtime.state import Carry
-from tfgpipe.schedules import Kind
-from tfgpipe.stage import StageFunction, StageFunctions, TracedStage, Values
+from tfgpipe.schedules import ActionKind
+from tfgpipe.stage import NamedTensors, StageFunction, StageFunctions, TracedStage
 
 
 class StageRun:
@@ -39,10 +39,10 @@ class StageRun:
         self.devices = tuple(devices)
         self.carry = carry
         self.keeps = keeps
-        self.saved: dict[int, Values] = {}
+        self.saved: dict[int, NamedTensors] = {}
         self._split = split
         # What is the same for all microbatches, as far as it has been made.
-        self._hoisted: Values = {}
+        self._hoisted: NamedTensors = {}
         self._sums: list[tf.Tensor] = []
         self._num_pending = len(split.sizes)
 
@@ -53,9 +53,9 @@ class StageRun:
 
     def begin_backward(self) -> None:
         """Makes the accumulators of weight gradients, which are zero."""
-        self._sums = self._functions(0).sums.begin(self.devices)
+        self._sums = self._functions(0).accumulation.begin(self.devices)
 
-    def feeds(self, kind: Kind, m: int, values: Values) -> Values:
+    def feeds(self, kind: ActionKind, m: int, values: NamedTensors) -> NamedTensors:
         """Returns what the function of an action takes.
 
         Args:
@@ -67,7 +67,9 @@ class StageRun:
         there = self._with_hoisted(function, m, values)
         return {name: there[name] for name in function.feeds}
 
-    def run(self, kind: Kind, m: int, feeds: Values) -> tuple[Values, list[tf.Tensor]]:
+    def run(
+        self, kind: ActionKind, m: int, feeds: NamedTensors
+    ) -> tuple[NamedTensors, list[tf.Tensor]]:
         """Runs the function of an action.
 
         Args:
@@ -88,7 +90,7 @@ class StageRun:
             return made, []
         self._sums = sums
         self._num_pending -= 1
-        if not self._num_pending and not self._functions(m).sums.is_final:
+        if not self._num_pending and not self._functions(m).accumulation.is_final:
             self._finalize(m)
         return made, self._sums
 
@@ -103,15 +105,17 @@ class StageRun:
         """Returns the gradients of the weights that have one, after the step."""
         return self._sums
 
-    def _with_hoisted(self, function: StageFunction, m: int, values: Values) -> Values:
+    def _with_hoisted(
+        self, function: StageFunction, m: int, values: NamedTensors
+    ) -> NamedTensors:
         """Returns values, and what a function takes of those that are hoisted."""
         there = {**values, **self._hoisted}
         self._hoisted.update(self._functions(m).hoisted(function, there, self.devices))
         return {**values, **self._hoisted}
 
-    def _function(self, kind: Kind, m: int) -> StageFunction:
+    def _function(self, kind: ActionKind, m: int) -> StageFunction:
         functions = self._functions(m)
-        by_kind: dict[Kind, Callable[[], StageFunction]] = {
+        by_kind: dict[ActionKind, Callable[[], StageFunction]] = {
             "forward": lambda: functions.forward,
             "backward": lambda: functions.backward,
             "backward_input": lambda: functions.backward_input,
@@ -120,4 +124,4 @@ class StageRun:
         return by_kind[kind]()
 
     def _functions(self, m: int) -> StageFunctions:
-        return self.traced.saving if self.keeps(m) else self.traced.recomputing
+        return self.traced.without_remat if self.keeps(m) else self.traced.with_remat

@@ -28,7 +28,7 @@ from tfgpipe._util import IdentityMap, unique
 from tfgpipe.devices import ordering_token
 from tfgpipe.distribution import replica_context
 from tfgpipe.runtime import microbatch
-from tfgpipe.stage import Stage, TracedStage, Values
+from tfgpipe.stage import NamedTensors, Stage, TracedStage
 
 # Odd and far from any small multiple of itself, within the range of a seed.
 _SEED_STRIDE = 0x1E3779B1
@@ -61,13 +61,13 @@ class VariableUpdate(NamedTuple):
     Attributes:
         variable: The variable.
         value: Its value after the last microbatch.
-        once: Whether it is updated once per step, by all microbatches together, rather
-            than by each microbatch.
+        once_per_step: Whether it is updated once per step, by all microbatches
+            together, rather than by each microbatch.
     """
 
     variable: keras.Variable
     value: tf.Tensor
-    once: bool
+    once_per_step: bool
 
 
 def read_variables(
@@ -88,13 +88,13 @@ def read_variables(
     users: IdentityMap[keras.Variable, list[int]] = IdentityMap()
     trainable = unique(variable for stage in stages for variable in stage.weights)
     before = InitialState(IdentityMap(), IdentityMap(), tuple(trainable), IdentityMap())
-    replica = replica_context.replica_number()
+    replica = replica_context.replica_index()
     layers = [layer for stage in stages for layer in stage.layers]
     if isinstance(replica, int) and replica == 0:
         layers = []  # Its seeds are those that there are.
-    seeds = IdentityMap((s, x) for x in layers for s in keras_internals.seeds(x))
+    seeds = IdentityMap((s, x) for x in layers for s in keras_internals.seed_states(x))
     for k, stage in enumerate(stages):
-        shards = stage.shards
+        shards = stage.shard_indices
         for variable in (*stage.weights, *stage.state):
             users.setdefault(variable, []).append(k)
             if variable in before.values:
@@ -142,7 +142,7 @@ class Carry:
         self._traced = traced
         self._device = device
         self._split = split
-        self._before = before
+        self._initial_state = before
         trace = traced.trace
         variables = (*stage.weights, *stage.state)
         names = (*trace.given.weights, *trace.given.state)
@@ -153,7 +153,7 @@ class Carry:
             # Orders the stage's sums over replicas.
             self._token = ordering_token("replicas") if trace.num_collectives else None
 
-    def values(self, m: int) -> Values:
+    def values(self, m: int) -> NamedTensors:
         """Returns what a microbatch takes beside its inputs."""
         return {**self._values, **self._collective_inputs(m)}
 
@@ -191,18 +191,20 @@ class Carry:
         for accumulation in self._traced.trace.accumulated:
             accumulator = accumulation.accumulator
             variables = accumulator.variables
-            with tf.device(self._before.devices[variables[0]]):
-                before = [latest.get(v, self._before.values[v]) for v in variables]
+            with tf.device(self._initial_state.devices[variables[0]]):
+                before = [
+                    latest.get(v, self._initial_state.values[v]) for v in variables
+                ]
                 merged = [self._values[name] for name in accumulation.values]
                 after = accumulator.update(merged, before)
             latest.update(zip(variables, after, strict=True))
 
     def _without_offset(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
         """Removes the replica's offset from a seed; returns other values unchanged."""
-        offset = self._before.seed_offsets.get(variable)
+        offset = self._initial_state.seed_offsets.get(variable)
         return value if offset is None else value - offset
 
-    def _collective_inputs(self, m: int) -> Values:
+    def _collective_inputs(self, m: int) -> NamedTensors:
         """Returns how a stage takes part in collectives on a microbatch, if it does."""
         trace, rows = self._traced.trace, self._split.sizes[m]
         if not trace.num_collectives:
@@ -222,7 +224,7 @@ class Carry:
         trace = self._traced.trace
         specs = map(trace.spec, (*trace.given.weights, *trace.given.state))
         return replica_context.stage_group_key(
-            self._traced.group, self._device, trace.num_collectives, specs
+            self._traced.group_key, self._device, trace.num_collectives, specs
         )
 
 
@@ -232,4 +234,7 @@ def variable_updates(carries: Sequence[Carry]) -> list[VariableUpdate]:
     latest: IdentityMap[keras.Variable, tf.Tensor] = IdentityMap()
     for carry in carries:
         carry.accumulate(latest)
-    return [*updates, *(VariableUpdate(v, x, once=True) for v, x in latest.items())]
+    return [
+        *updates,
+        *(VariableUpdate(v, x, once_per_step=True) for v, x in latest.items()),
+    ]

@@ -18,13 +18,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe.devices import device_kind, host_device, ordering_token
+from tfgpipe.devices import device_type, host_device, ordering_token
 from tfgpipe.schedules import Action, Schedule
 from tfgpipe.simulation import Span, Timeline
-from tfgpipe.stage import Values
+from tfgpipe.stage import NamedTensors
 
 
-class Clock:
+class StepTimer:
     """The clock readings of one step, while it is being emitted.
 
     Attributes:
@@ -37,8 +37,8 @@ class Clock:
         self._tokens: dict[str, tf.Tensor] = {}
 
     def start(
-        self, device: str, others: Sequence[str], feeds: Values
-    ) -> tuple[Values, tf.Tensor]:
+        self, device: str, others: Sequence[str], feeds: NamedTensors
+    ) -> tuple[NamedTensors, tf.Tensor]:
         """Reads the clock before an action, once its inputs are there.
 
         Args:
@@ -55,7 +55,7 @@ class Clock:
             with tf.device(tensor.device if tensor.device in devices else device):
                 here[name] = tf.identity(tensor)
         with tf.control_dependencies(list(here.values())):
-            return here, _now(self._token(device))
+            return here, _read_clock(self._token(device))
 
     def end(
         self,
@@ -75,12 +75,12 @@ class Clock:
             results: What it has made.
             recomputes: Whether it began with another forward.
         """
-        if device_kind(device) != "CPU":
+        if device_type(device) != "CPU":
             some = [tf.reshape(x, [-1])[:1] for x in results if x.dtype != tf.variant]
             with tf.device(host_device(device)):
                 results = [tf.identity(x) for x in some]
         with tf.control_dependencies(results):
-            end = _now(self._token(device))
+            end = _read_clock(self._token(device))
         self.actions[action] = recomputes
         self._readings += [start, end]
         return end
@@ -103,13 +103,13 @@ class Clock:
 
 
 @tf.function(autograph=False)
-def _now(token: tf.Tensor) -> tf.Tensor:
+def _read_clock(token: tf.Tensor) -> tf.Tensor:
     """Returns the time in seconds, and names a resource."""
     del token
     return tf.timestamp()
 
 
-class Recorder:
+class TimingRecorder:
     """Keeps the readings of the last step, of each replica in this process.
 
     A step may be traced several times: one of fewer rows has other actions. So what is
@@ -119,13 +119,13 @@ class Recorder:
     def __init__(self) -> None:
         self._traced: list[dict[Action, bool]] = []
         # By replica.
-        self._latest: dict[int, _Latest] = {}
+        self._latest: dict[int, _LatestReadings] = {}
 
-    def record(self, clock: Clock, replica: int) -> None:
+    def record(self, clock: StepTimer, replica: int) -> None:
         """Keeps the readings of a step, whenever it runs."""
         if replica not in self._latest:
             with tf.init_scope(), tf.device("CPU:0"):
-                self._latest[replica] = _Latest()
+                self._latest[replica] = _LatestReadings()
         if clock.actions not in self._traced:
             self._traced.append(clock.actions)
         index = self._traced.index(clock.actions)
@@ -140,10 +140,10 @@ class Recorder:
         if not self._latest:
             raise RuntimeError("No step has been timed yet. Train one.")
         index, readings = self._latest[min(self._latest)].read()
-        return timeline(schedule, self._traced[index], readings)
+        return make_timeline(schedule, self._traced[index], readings)
 
 
-class _Latest:
+class _LatestReadings:
     """Readings of the last step, and which trace they are of."""
 
     def __init__(self) -> None:
@@ -159,7 +159,7 @@ class _Latest:
         return int(self._index.numpy()), self._readings.numpy()
 
 
-def timeline(
+def make_timeline(
     schedule: Schedule, actions: Mapping[Action, bool], readings: np.ndarray
 ) -> Timeline:
     """Returns readings as a timeline that starts at zero.
@@ -173,7 +173,7 @@ def timeline(
         readings: Start and end of each, `[actions, 2]`, in seconds.
     """
     num_microbatches = 1 + max(action.microbatch for action in actions)
-    schedule = schedule.first(num_microbatches)
+    schedule = schedule.first_microbatches(num_microbatches)
     times = dict(zip(actions, readings - readings.min(), strict=True))
     spans = []
     for device, order in enumerate(schedule.orders):

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from tfgpipe.schedules.named import one_f_one_b as one_f_one_b
     from tfgpipe.schedules.named import zero_bubble as zero_bubble
     from tfgpipe.schedules.schedule import Action as Action
-    from tfgpipe.schedules.schedule import Kind as Kind
+    from tfgpipe.schedules.schedule import ActionKind as ActionKind
     from tfgpipe.schedules.schedule import Schedule as Schedule
+    from tfgpipe.schedules.schedule import action_labels as action_labels
     from tfgpipe.schedules.schedule import draw as draw
-    from tfgpipe.schedules.schedule import labelled as labelled
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

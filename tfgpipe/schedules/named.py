@@ -31,7 +31,7 @@ def gpipe(
         num_devices: P, which divides K. Stage k is on device k modulo P.
     """
     M = num_microbatches
-    stages = _dealt(num_stages, num_devices)
+    stages = _round_robin(num_stages, num_devices)
     orders = tuple(
         tuple(Action("forward", k, m) for k in mine for m in range(M))
         + tuple(
@@ -63,12 +63,12 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
         ValueError: If M is below K.
     """
     K, M = num_stages, num_microbatches
-    _check_fills("1f1b", M, K)
+    _check_num_microbatches("1f1b", M, K)
     orders = tuple(
-        _one_after_one(
+        _alternate(
             [Action("forward", k, m) for m in range(M)],
             [Action("backward", k, m) for m in range(M)],
-            lead=K - k,
+            num_warmup=K - k,
         )
         for k in range(K)
     )
@@ -96,8 +96,8 @@ def interleaved(
         ValueError: If P does not divide K, or M is below P.
     """  # noqa: E501
     K, M, P = num_stages, num_microbatches, num_devices
-    stages = _dealt(K, P)
-    _check_fills("interleaved", M, P)
+    stages = _round_robin(K, P)
+    _check_num_microbatches("interleaved", M, P)
     if K == P:
         return Schedule(K, M, one_f_one_b(K, M).orders, "interleaved")
     v = K // P
@@ -107,7 +107,7 @@ def interleaved(
     orders = []
     for p, mine in enumerate(stages):
         orders.append(
-            _one_after_one(
+            _alternate(
                 [Action("forward", k, m) for g in groups for k in mine for m in g],
                 [
                     Action("backward", k, m)
@@ -115,11 +115,11 @@ def interleaved(
                     for k in reversed(mine)
                     for m in g
                 ],
-                lead=2 * (P - 1 - p) + (v - 1) * P + 1,
+                num_warmup=2 * (P - 1 - p) + (v - 1) * P + 1,
             )
         )
     full = Schedule(K, len(groups) * P, tuple(orders), "interleaved")
-    return full.first(M)
+    return full.first_microbatches(M)
 
 
 def zero_bubble(num_stages: int, num_microbatches: int) -> Schedule:
@@ -145,14 +145,14 @@ def zero_bubble(num_stages: int, num_microbatches: int) -> Schedule:
         ValueError: If M is below K.
     """  # noqa: E501
     K, M = num_stages, num_microbatches
-    _check_fills("zero_bubble", M, K)
+    _check_num_microbatches("zero_bubble", M, K)
     orders = []
     for k in range(K):
         backwards: list[Action] = []
-        order = _one_after_one(
+        order = _alternate(
             [Action("forward", k, m) for m in range(M)],
             [Action("backward_input", k, m) for m in range(M)],
-            lead=K - k,
+            num_warmup=K - k,
         )
         for action in order:
             backwards.append(action)
@@ -165,7 +165,7 @@ def zero_bubble(num_stages: int, num_microbatches: int) -> Schedule:
     return Schedule(K, M, tuple(orders), "zero_bubble")
 
 
-def _dealt(num_stages: int, num_devices: int | None) -> list[range]:
+def _round_robin(num_stages: int, num_devices: int | None) -> list[range]:
     """Returns the stages of each device, dealt round robin."""
     P = num_stages if num_devices is None else num_devices
     if P < 1 or num_stages % P:
@@ -177,17 +177,17 @@ def _dealt(num_stages: int, num_devices: int | None) -> list[range]:
     return [range(p, num_stages, P) for p in range(P)]
 
 
-def _one_after_one(
-    forwards: list[Action], backwards: list[Action], *, lead: int
+def _alternate(
+    forwards: list[Action], backwards: list[Action], *, num_warmup: int
 ) -> tuple[Action, ...]:
-    """Returns forwards with a backward after each, from `lead` warm-up forwards on."""
-    order = forwards[: lead - 1]
-    for forward, backward in zip(forwards[lead - 1 :], backwards, strict=False):
+    """Returns forwards with a backward after each from `num_warmup` forwards on."""
+    order = forwards[: num_warmup - 1]
+    for forward, backward in zip(forwards[num_warmup - 1 :], backwards, strict=False):
         order += [forward, backward]
-    return (*order, *backwards[max(len(forwards) - lead + 1, 0) :])
+    return (*order, *backwards[max(len(forwards) - num_warmup + 1, 0) :])
 
 
-def _check_fills(name: str, num_microbatches: int, num_devices: int) -> None:
+def _check_num_microbatches(name: str, num_microbatches: int, num_devices: int) -> None:
     if num_microbatches < num_devices:
         raise ValueError(
             f"Schedule '{name}' needs at least as many microbatches as there are "

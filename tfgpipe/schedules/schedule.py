@@ -26,9 +26,9 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
+ActionKind = Literal["forward", "backward", "backward_input", "backward_weight"]
 
-_LETTERS: dict[Kind, str] = {
+_LETTERS: dict[ActionKind, str] = {
     "forward": "F",
     "backward": "B",
     "backward_input": "B",
@@ -52,7 +52,7 @@ class Action:
     'F3'
     """
 
-    kind: Kind
+    kind: ActionKind
     stage: int
     microbatch: int
 
@@ -64,7 +64,7 @@ class Action:
         """F, B or W."""
         return _LETTERS[self.kind]
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """Returns the action in words."""
         kind = self.kind.replace("_", " ")
         return f"{kind} of stage {self.stage}, microbatch {self.microbatch}"
@@ -119,9 +119,9 @@ class Schedule:
         own = Action("forward", k, m)
         if k + 1 == self.num_stages:
             return (own,)
-        return (own, self._gives_gradient(k + 1, m))
+        return (own, self._input_gradient_action(k + 1, m))
 
-    def first(self, num_microbatches: int) -> Schedule:
+    def first_microbatches(self, num_microbatches: int) -> Schedule:
         """Returns the schedule without any but the first microbatches."""
         if num_microbatches >= self.num_microbatches:
             return self
@@ -131,7 +131,7 @@ class Schedule:
         )
         return Schedule(self.num_stages, num_microbatches, tuple(orders), self.name)
 
-    def placed(self, placement: Sequence[int]) -> Schedule:
+    def with_placement(self, placement: Sequence[int]) -> Schedule:
         """Returns the same actions on the devices given for each stage.
 
         Each device runs those of its stages in the order of their time slots, so what
@@ -170,14 +170,14 @@ class Schedule:
                 )
             ]
             if not ready:
-                raise ValueError(self._deadlock(heads))
+                raise ValueError(self._describe_deadlock(heads))
             for device in ready:
                 slots[self.orders[device][heads[device]]] = slot
                 heads[device] += 1
             slot += 1
         return slots
 
-    def actions(self, *kinds: Kind) -> tuple[Action, ...]:
+    def actions(self, *kinds: ActionKind) -> tuple[Action, ...]:
         """Returns all actions of these kinds, dependencies first."""
         return tuple(action for action in self.slots if action.kind in kinds)
 
@@ -216,7 +216,7 @@ class Schedule:
                 most[action.stage] = max(most[action.stage], begun[action.stage])
         return tuple(most)
 
-    def follows_at_once(self, k: int, m: int) -> bool:
+    def backward_follows_immediately(self, k: int, m: int) -> bool:
         """Returns whether a backward is the next its device does after the forward."""
         order = self.orders[self.placement[k]]
         after = order[order.index(Action("forward", k, m)) + 1 :][:1]
@@ -266,7 +266,7 @@ class Schedule:
         for action in actions:
             if action in seen:
                 raise ValueError(
-                    f"Each action runs once. Received twice: {action.described()}."
+                    f"Each action runs once. Received twice: {action.describe()}."
                 )
             seen.add(action)
         for what, some in (
@@ -278,7 +278,7 @@ class Schedule:
                     "A schedule runs each stage forward and backward, or backward in "
                     "its two halves, on each microbatch. Received one of "
                     f"{K} stages and {M} microbatches that {what} "
-                    f"{some[0].described()}"
+                    f"{some[0].describe()}"
                     + (f", and {len(some) - 1} more." if some[1:] else ".")
                 )
 
@@ -288,7 +288,7 @@ class Schedule:
             return (Action("backward", k, m),)
         return (Action("backward_input", k, m), Action("backward_weight", k, m))
 
-    def _gives_gradient(self, k: int, m: int) -> Action:
+    def _input_gradient_action(self, k: int, m: int) -> Action:
         """Returns the action that makes the gradients of a stage's inputs."""
         return self._backwards(k, m)[0]
 
@@ -303,11 +303,11 @@ class Schedule:
     def _is_forward(action: Action, k: int) -> bool:
         return action.kind == "forward" and action.stage == k
 
-    def _deadlock(self, heads: list[int]) -> str:
+    def _describe_deadlock(self, positions: list[int]) -> str:
         """Says which actions wait for one another when none can go on."""
         waiting = {
             p: order[head]
-            for p, (head, order) in enumerate(zip(heads, self.orders, strict=True))
+            for p, (head, order) in enumerate(zip(positions, self.orders, strict=True))
             if head < len(order)
         }
         lines: list[str] = []
@@ -315,20 +315,20 @@ class Schedule:
         seen: set[int] = set()
         while p not in seen and p in waiting:
             seen.add(p)
-            missing = self._first_missing(waiting[p], heads)
+            missing = self._first_missing(waiting[p], positions)
             if missing not in self._all:
                 lines.append(
-                    f"the {waiting[p].described()}, waits for the "
-                    f"{missing.described()}, which no device runs"
+                    f"the {waiting[p].describe()}, waits for the "
+                    f"{missing.describe()}, which no device runs"
                 )
                 break
             place = next(q for q, o in enumerate(self.orders) if missing in o)
             lines.append(
-                f"the {waiting[p].described()}, waits for the {missing.described()}, "
+                f"the {waiting[p].describe()}, waits for the {missing.describe()}, "
                 f"which comes behind it on device {place}"
                 if place == p
-                else f"the {waiting[p].described()}, on device {p} waits for the "
-                f"{missing.described()}, on device {place}"
+                else f"the {waiting[p].describe()}, on device {p} waits for the "
+                f"{missing.describe()}, on device {place}"
             )
             p = place
         return (
@@ -357,7 +357,7 @@ def draw(schedule: Schedule) -> str:
     """
     slots = schedule.slots
     num_slots = max(slots.values(), default=-1) + 1
-    labels = labelled(schedule)
+    labels = action_labels(schedule)
     width = max(map(len, labels.values()), default=2)
     one_each = schedule.num_devices == schedule.num_stages
     lines = []
@@ -369,7 +369,7 @@ def draw(schedule: Schedule) -> str:
     return "\n".join(lines)
 
 
-def labelled(schedule: Schedule) -> dict[Action, str]:
+def action_labels(schedule: Schedule) -> dict[Action, str]:
     """Returns a short name for each action, such as F3, or F3b of a second stage."""
     labels = {}
     for order in schedule.orders:

@@ -25,12 +25,12 @@ from typing import Literal, TypeAlias
 from tfgpipe._util import readable_bytes
 from tfgpipe.schedules import Action, Schedule
 from tfgpipe.simulation.timeline import (
-    Course,
     Span,
     SpanKind,
     Timeline,
-    Transfer,
-    course,
+    TimeSeries,
+    TransferSpan,
+    time_series,
 )
 
 # One number for all stages, or one for each.
@@ -104,7 +104,7 @@ class Costs:
                 "`bandwidth` is a number of bytes a second above 0. Received "
                 f"bandwidth={self.bandwidth}. Leave it out for free transfers."
             )
-        for name, values in self._given().items():
+        for name, values in self._per_stage().items():
             if not all(0 <= value < math.inf for value in values):
                 raise ValueError(
                     f"`{name}` holds finite numbers of at least 0. Received "
@@ -115,20 +115,20 @@ class Costs:
         """Returns how long one kind of work takes stage k, in seconds."""
         match kind:
             case "forward":
-                return _of(self.forward, k)
+                return _for_stage(self.forward, k)
             case "recompute":
-                return _of(self.recompute, k)
+                return _for_stage(self.recompute, k)
             case "backward":
-                return _of(self.backward, k)
+                return _for_stage(self.backward, k)
             case "backward_input":
                 half = self.backward_input
             case "backward_weight":
                 half = self.backward_weight
-        return _of(self.backward, k) / 2 if half is None else _of(half, k)
+        return _for_stage(self.backward, k) / 2 if half is None else _for_stage(half, k)
 
-    def check_fit(self, schedule: Schedule) -> None:
+    def check_num_stages(self, schedule: Schedule) -> None:
         """Raises ValueError unless there are numbers for all stages of a schedule."""
-        for name in self._given():
+        for name in self._per_stage():
             value = getattr(self, name)
             between = name == "boundary_bytes"
             wanted = schedule.num_stages - between
@@ -142,7 +142,7 @@ class Costs:
                     "give one for all."
                 )
 
-    def _given(self) -> dict[str, tuple[float, ...]]:
+    def _per_stage(self) -> dict[str, tuple[float, ...]]:
         """Returns the numbers of each attribute but `bandwidth`, by its name."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for name in ("bandwidth", "recompute_when"):
@@ -172,28 +172,28 @@ class Simulation:
         schedule = self.timeline.schedule
         held = [0.0] * schedule.num_devices
         for k, p in enumerate(schedule.placement):
-            held[p] += _of(self.costs.fixed_bytes, k)
+            held[p] += _for_stage(self.costs.fixed_bytes, k)
         return tuple(held)
 
     @functools.cached_property
-    def memory(self) -> tuple[Course, ...]:
+    def memory(self) -> tuple[TimeSeries, ...]:
         """For each device the bytes that it holds over time.
 
         What is freed as something else begins makes room for it.
         """
         costs, base = self.costs, self.fixed_bytes
         changes: list[list[tuple[float, float]]] = [[] for _ in base]
-        for (k, _), spans in self.timeline.visits().items():
+        for (k, _), spans in self.timeline.spans_by_microbatch().items():
             forward, backward = spans[:2]
             end = max(span.end for span in spans)
             for since, held in (
-                (forward.start, _of(costs.kept_bytes, k)),
-                (backward.start, _of(costs.backward_bytes, k)),
+                (forward.start, _for_stage(costs.kept_bytes, k)),
+                (backward.start, _for_stage(costs.backward_bytes, k)),
             ):
                 changes[forward.device] += [(since, held), (end, -held)]
         start = self.timeline.start
         return tuple(
-            course(some, since=start, base=fixed)
+            time_series(some, start=start, base=fixed)
             for some, fixed in zip(changes, base, strict=True)
         )
 
@@ -237,14 +237,14 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
         ValueError: If there are costs of another number of stages, or the schedule
             deadlocks.
     """
-    costs.check_fit(schedule)
+    costs.check_num_stages(schedule)
     place = schedule.placement
     ends: dict[Action, float] = {}
     arrivals: dict[Action, float] = {}  # Of results that another stage reads, there.
     device_free: list[float] = [0] * schedule.num_devices
     link_free: dict[tuple[int, int], float] = collections.defaultdict(float)
     spans: list[Span] = []
-    transfers: list[Transfer] = []
+    transfers: list[TransferSpan] = []
     # All that goes over a link comes from one device, so that the order of actions is
     # that of transfers, too.
     for action in schedule.slots:
@@ -265,27 +265,27 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
             time = start + costs.seconds(kind, k)
             spans.append(Span(kind, k, m, p, start, time))
         ends[action] = arrivals[action] = device_free[p] = time
-        reader = _reader(action, schedule.num_stages)
+        reader = _consumer(action, schedule.num_stages)
         if reader is None or place[reader] == p:
             continue
         link = p, place[reader]
         start = max(time, link_free[link])
-        sent = _of(costs.boundary_bytes, min(k, reader)) / costs.bandwidth
+        sent = _for_stage(costs.boundary_bytes, min(k, reader)) / costs.bandwidth
         link_free[link] = start + sent
         arrivals[action] = link_free[link] + costs.latency
-        transfers.append(Transfer(k, reader, m, start, arrivals[action]))
+        transfers.append(TransferSpan(k, reader, m, start, arrivals[action]))
     title = f"{schedule.name}, simulated"
     return Simulation(Timeline(schedule, tuple(spans), tuple(transfers), title), costs)
 
 
-def recomputed(remat: str, num_layers: int) -> list[int]:
+def recompute_counts(remat: str, num_layers: int) -> list[int]:
     """Returns how often a backward computes the forward of each layer of its stage.
 
     `"stage"` computes the stage once, from its inputs. `"layer"` does so as well, for
     the inputs of its layers, and from these each layer once more as its turn comes.
     The output of the last layer is the input of none.
 
-    >>> recomputed("stage", 3), recomputed("layer", 3)
+    >>> recompute_counts("stage", 3), recompute_counts("layer", 3)
     ([1, 1, 1], [2, 2, 1])
 
     Args:
@@ -342,11 +342,11 @@ def costs_of(timeline: Timeline) -> Costs:
     )
 
 
-def _of(values: PerStage, k: int) -> float:
+def _for_stage(values: PerStage, k: int) -> float:
     return values[k] if isinstance(values, Sequence) else values
 
 
-def _reader(action: Action, num_stages: int) -> int | None:
+def _consumer(action: Action, num_stages: int) -> int | None:
     """Returns the stage to which the results of an action go, if there is one."""
     k = action.stage
     if action.kind == "forward":

@@ -20,13 +20,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeVar
 
 from tfgpipe._util import imbalance
-from tfgpipe.schedules import Action, Kind, Schedule, labelled
+from tfgpipe.schedules import Action, ActionKind, Schedule, action_labels
 
 SpanKind = Literal[
     "forward", "recompute", "backward", "backward_input", "backward_weight"
 ]
 # What a span's letter and its kind stand for, in the order of a microbatch's life.
-WORDS: dict[SpanKind, str] = {
+KIND_LABELS: dict[SpanKind, str] = {
     "forward": "F forward",
     "recompute": "r recompute",
     "backward": "B backward",
@@ -37,7 +37,7 @@ WORDS: dict[SpanKind, str] = {
 WIDTH = 100
 
 # A value that changes over time: from each time on, to the next, the value.
-Course = tuple[tuple[float, float], ...]
+TimeSeries = tuple[tuple[float, float], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +68,11 @@ class Span:
 
 
 @dataclasses.dataclass(frozen=True)
-class Transfer:
+class TransferSpan:
     """Activations or gradients on their way to another device.
 
     Attributes:
-        stage: The stage that made them.
+        from_stage: The stage that made them.
         to_stage: The stage that reads them: the next for activations, the one before
             for gradients.
         microbatch: m.
@@ -80,7 +80,7 @@ class Transfer:
         end: When they are there, in seconds.
     """
 
-    stage: int
+    from_stage: int
     to_stage: int
     microbatch: int
     start: float
@@ -119,7 +119,7 @@ class Timeline:
 
     schedule: Schedule
     spans: tuple[Span, ...]
-    transfers: tuple[Transfer, ...] = ()
+    transfers: tuple[TransferSpan, ...] = ()
     title: str = ""
 
     def __post_init__(self) -> None:
@@ -171,7 +171,7 @@ class Timeline:
         """The time the busiest device works over the mean: 1.0 is perfect."""
         return imbalance(self.busy)
 
-    def live(self) -> tuple[Course, ...]:
+    def in_flight(self) -> tuple[TimeSeries, ...]:
         """Returns for each device the number of microbatches in flight over time.
 
         A microbatch is in flight at a stage from the start of its forward to the end
@@ -181,32 +181,32 @@ class Timeline:
         changes: list[list[tuple[float, float]]] = [
             [] for _ in range(self.schedule.num_devices)
         ]
-        for spans in self.visits().values():
+        for spans in self.spans_by_microbatch().values():
             changes[spans[0].device] += [
                 (spans[0].start, 1),
                 (max(span.end for span in spans), -1),
             ]
-        return tuple(course(some, since=self.start) for some in changes)
+        return tuple(time_series(some, start=self.start) for some in changes)
 
     @property
-    def peak_live(self) -> tuple[int, ...]:
+    def peak_in_flight(self) -> tuple[int, ...]:
         """For each device the largest number of microbatches in flight."""
-        return tuple(int(max(n for _, n in steps)) for steps in self.live())
+        return tuple(int(max(n for _, n in steps)) for steps in self.in_flight())
 
-    def visits(self) -> dict[tuple[int, int], list[Span]]:
+    def spans_by_microbatch(self) -> dict[tuple[int, int], list[Span]]:
         """Returns the spans of each stage and microbatch, in the order they start."""
         visits: dict[tuple[int, int], list[Span]] = {}
         for span in sorted(self.spans, key=_by_start):
             visits.setdefault((span.stage, span.microbatch), []).append(span)
         return visits
 
-    def kinds(self) -> tuple[SpanKind, ...]:
+    def span_kinds(self) -> tuple[SpanKind, ...]:
         """Returns the kinds that occur, in the order of a microbatch's life."""
         present = {span.kind for span in self.spans}
-        return tuple(kind for kind in WORDS if kind in present)
+        return tuple(kind for kind in KIND_LABELS if kind in present)
 
     def __str__(self) -> str:
-        words = ", ".join(WORDS[kind] for kind in self.kinds())
+        words = ", ".join(KIND_LABELS[kind] for kind in self.span_kinds())
         lines = [
             *([self.title] if self.title else []),
             *_rows(self),
@@ -224,18 +224,18 @@ class Timeline:
         return tuple(seconds)
 
 
-def course(
-    changes: Iterable[tuple[float, float]], *, since: float, base: float = 0
-) -> Course:
+def time_series(
+    changes: Iterable[tuple[float, float]], *, start: float, base: float = 0
+) -> TimeSeries:
     """Returns a value over time from what is added to it when.
 
     What happens at one time is one change: what is freed as something else begins
     makes room for it.
 
-    >>> course([(1, 5), (2, -5), (2, 3)], since=0)
+    >>> time_series([(1, 5), (2, -5), (2, 3)], start=0)
     ((0, 0), (1, 5), (2, 3))
     """
-    sums: dict[float, float] = {since: 0}
+    sums: dict[float, float] = {start: 0}
     for time, change in changes:
         sums[time] = sums.get(time, 0) + change
     steps = []
@@ -263,7 +263,7 @@ def average_timelines(timelines: Sequence[Timeline]) -> Timeline:
         )
     first = timelines[0]
     if any(timeline.schedule != first.schedule for timeline in timelines):
-        kinds = sorted({described(timeline.schedule) for timeline in timelines})
+        kinds = sorted({describe_schedule(timeline.schedule) for timeline in timelines})
         raise ValueError(
             "Only timelines of one schedule have a mean. Received those of schedules "
             f"that differ: {'; '.join(kinds)}. Average the steps of each by themselves."
@@ -271,8 +271,8 @@ def average_timelines(timelines: Sequence[Timeline]) -> Timeline:
     origins = [timeline.start for timeline in timelines]
     return Timeline(
         first.schedule,
-        _means([timeline.spans for timeline in timelines], origins),
-        _means([timeline.transfers for timeline in timelines], origins),
+        _mean_times([timeline.spans for timeline in timelines], origins),
+        _mean_times([timeline.transfers for timeline in timelines], origins),
         first.title,
     )
 
@@ -291,22 +291,22 @@ def report_timelines(timeline: Timeline) -> dict[str, Any]:
         "imbalance": timeline.imbalance,
         "utilisation": list(timeline.utilisation),
         "busy_seconds": list(timeline.busy),
-        "peak_live": list(timeline.peak_live),
+        "peak_live": list(timeline.peak_in_flight),
     }
 
 
 def span_labels(timeline: Timeline) -> dict[Span, str]:
     """Returns a short name for each span, such as F3, or r3b of a second stage."""
-    names = labelled(timeline.schedule)
+    names = action_labels(timeline.schedule)
     labels = {}
     for span in timeline.spans:
-        kind: Kind = "forward" if span.kind == "recompute" else span.kind
+        kind: ActionKind = "forward" if span.kind == "recompute" else span.kind
         name = names[Action(kind, span.stage, span.microbatch)]
-        labels[span] = WORDS[span.kind][0] + name[1:]
+        labels[span] = KIND_LABELS[span.kind][0] + name[1:]
     return labels
 
 
-def described(schedule: Schedule) -> str:
+def describe_schedule(schedule: Schedule) -> str:
     """Returns a schedule's name and numbers in words."""
     return (
         f"{schedule.name}, {schedule.num_stages} stages on {schedule.num_devices} "
@@ -325,7 +325,7 @@ def _rows(timeline: Timeline) -> list[str]:
     for p, name in enumerate(names):
         mine = sorted((s for s in timeline.spans if s.device == p), key=_by_start)
         middles = (timeline.start + (c + 0.5) * column for c in range(num_columns))
-        runs = itertools.groupby(_running(mine, time) for time in middles)
+        runs = itertools.groupby(_span_at(mine, time) for time in middles)
         drawn = ""
         for span, run in runs:
             room = len(list(run))
@@ -335,7 +335,7 @@ def _rows(timeline: Timeline) -> list[str]:
     return rows
 
 
-def _running(spans: Sequence[Span], time: float) -> Span | None:
+def _span_at(spans: Sequence[Span], time: float) -> Span | None:
     """Returns the one of a device's spans, sorted, that runs at a time, if any."""
     before = bisect.bisect_right(spans, time, key=_by_start)
     return spans[before - 1] if before and spans[before - 1].end > time else None
@@ -345,10 +345,10 @@ def _by_start(span: Span) -> float:
     return span.start
 
 
-Timed = TypeVar("Timed", Span, Transfer)
+Timed = TypeVar("Timed", Span, TransferSpan)
 
 
-def _means(
+def _mean_times(
     steps: Sequence[tuple[Timed, ...]], origins: Sequence[float]
 ) -> tuple[Timed, ...]:
     """Returns what several steps hold, with the means of its times."""

@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from tfgpipe.stage import layer_checks as layer_checks
     from tfgpipe.stage import normalization as normalization
     from tfgpipe.stage.boundary import TRANSFER_DTYPES as TRANSFER_DTYPES
-    from tfgpipe.stage.boundary import Transfer as Transfer
+    from tfgpipe.stage.boundary import BoundaryCodec as BoundaryCodec
     from tfgpipe.stage.boundary import TransferDtype as TransferDtype
-    from tfgpipe.stage.empty_batches import Values as Values
+    from tfgpipe.stage.empty_batches import NamedTensors as NamedTensors
     from tfgpipe.stage.functions import StageFunction as StageFunction
     from tfgpipe.stage.functions import StageFunctions as StageFunctions
-    from tfgpipe.stage.joint import total as total
+    from tfgpipe.stage.joint import sum_losses as sum_losses
     from tfgpipe.stage.joint import trace_joint as trace_joint
     from tfgpipe.stage.normalization import (
         DeferredBatchNormalization as DeferredBatchNormalization,

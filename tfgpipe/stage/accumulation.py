@@ -29,11 +29,11 @@ import tensorflow as tf
 
 from tfgpipe.devices import sharding
 from tfgpipe.graph import matmul
-from tfgpipe.stage.joint import Gradient, Trace, zero
+from tfgpipe.stage.joint import GradientNames, JointGraph, zero_buffer
 from tfgpipe.stage.options import StageOptions
 
 
-class Sums:
+class GradientAccumulation:
     """Accumulates the weight gradients of a stage.
 
     Accumulators are a list of tensors, in buffers that are written in place: one for
@@ -45,55 +45,60 @@ class Sums:
         options: How it runs.
 
     Attributes:
-        names: Names of a microbatch's tensors that are stacked or added.
-        is_final: True if the accumulators are the gradients, so `end` does nothing.
+        addend_names: Names of a microbatch's tensors that are stacked or added.
+        is_final: True if the accumulators are the gradients, so `finalize` does
+            nothing.
     """
 
-    def __init__(self, trace: Trace, options: StageOptions) -> None:
+    def __init__(self, trace: JointGraph, options: StageOptions) -> None:
         self._add = _add if options.platform == "tpu" else _add_in_place
         num_microbatches = options.num_microbatches
         self._terms = [
-            _Term(trace.spec(name), gradient, trace.shards.get(name, 0))
+            _WeightGradient(
+                trace.spec(name), gradient, trace.shard_indices.get(name, 0)
+            )
             for name, gradient in zip(
                 trace.given.weights, trace.backward.weight_grads, strict=True
             )
             if gradient is not None
         ]
-        self._at_once = num_microbatches == 1
-        self._noted: dict[str, tf.TensorSpec] = {}
-        self._put_off: set[Gradient] = set()
+        self._single_microbatch = num_microbatches == 1
+        self._stacked: dict[str, tf.TensorSpec] = {}
+        self._deferred: set[GradientNames] = set()
         if (
             options.uses_cpu_kernels
             and num_microbatches is not None
-            and not self._at_once
+            and not self._single_microbatch
         ):
             for term in self._terms:
-                rows = _rows(trace, term.weight, term.gradient, num_microbatches)
-                self._noted.update(rows)
-                self._put_off.update({term.gradient} if rows else ())
-        self._added = [t for t in self._terms if t.gradient not in self._put_off]
+                rows = _stacked_specs(
+                    trace, term.weight, term.gradient, num_microbatches
+                )
+                self._stacked.update(rows)
+                self._deferred.update({term.gradient} if rows else ())
+        self._added = [t for t in self._terms if t.gradient not in self._deferred]
         added = [name for term in self._added for name in term.gradient.names]
-        self.names = tuple(dict.fromkeys((*added, *self._noted)))
+        self.addend_names = tuple(dict.fromkeys((*added, *self._stacked)))
         finalized = any(gradient.finalized for gradient in self.gradients)
-        self.is_final = not (self._put_off or finalized)
+        self.is_final = not (self._deferred or finalized)
         # Accumulators of shards are on their devices, stacked rows where they are made.
-        self._places = [term.shard for term in self._added]
-        self._places += [trace.shard(name) for name in self._noted]
-        self._places += [0] if self._noted else []  # Their count.
+        self._shard_indices = [term.shard for term in self._added]
+        self._shard_indices += [trace.shard_index(name) for name in self._stacked]
+        self._shard_indices += [0] if self._stacked else []  # Their count.
 
     @property
-    def gradients(self) -> list[Gradient]:
-        """Names of the gradients whose sums `end` returns."""
+    def gradients(self) -> list[GradientNames]:
+        """Names of the gradients whose sums `finalize` returns."""
         return [term.gradient for term in self._terms]
 
     @functools.cached_property
     def specs(self) -> list[tf.TensorSpec]:
         """Shapes and dtypes of the accumulators."""
-        if self._at_once:
+        if self._single_microbatch:
             return []
-        count = [tf.TensorSpec([1], tf.int32)] if self._noted else []
+        count = [tf.TensorSpec([1], tf.int32)] if self._stacked else []
         added = (term.weight for term in self._added)
-        return [*added, *self._noted.values(), *count]
+        return [*added, *self._stacked.values(), *count]
 
     def begin(self, devices: Sequence[str] = ()) -> list[tf.Tensor]:
         """Returns the accumulators before the first microbatch.
@@ -102,9 +107,9 @@ class Sums:
             devices: Those of the shards; nothing for all here.
         """
         sums = []
-        for spec, shard in zip(self.specs, self._places, strict=False):
+        for spec, shard in zip(self.specs, self._shard_indices, strict=False):
             with tf.device(devices[shard]) if devices else contextlib.nullcontext():
-                sums.append(zero(spec))
+                sums.append(zero_buffer(spec))
         return sums
 
     def add(
@@ -114,47 +119,51 @@ class Sums:
 
         Args:
             sums: Of the microbatches before.
-            values: The tensors of this one in `names`.
+            values: The tensors of this one in `addend_names`.
         """
-        if self._at_once:
-            return [self._alone(term, values) for term in self._terms]
+        if self._single_microbatch:
+            return [self._single(term, values) for term in self._terms]
         added = []
         for total, term in zip(sums, self._added, strict=False):
-            with sharding.at(term.shard):
+            with sharding.shard_scope(term.shard):
                 added.append(self._add(total, term.gradient, values))
-        if not self._noted:
+        if not self._stacked:
             return added
         *noted, count = sums[len(added) :]
-        places = self._places[len(added) :]
-        for i, (name, shard) in enumerate(zip(self._noted, places, strict=False)):
-            with sharding.at(shard):
-                noted[i] = _note(noted[i], values[name], count)
+        places = self._shard_indices[len(added) :]
+        for i, (name, shard) in enumerate(zip(self._stacked, places, strict=False)):
+            with sharding.shard_scope(shard):
+                noted[i] = _stack_rows(noted[i], values[name], count)
         # Not in place: whatever stacks rows has to see the count before.
         return [*added, *noted, count + 1]
 
-    def keep(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def skip_empty(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Leaves the accumulators as they are: the microbatch is empty."""
-        if self._at_once:
+        if self._single_microbatch:
             weights = [term.weight for term in self._terms]
             return [tf.zeros(weight.shape, weight.dtype) for weight in weights]
         return list(sums)
 
-    def _alone(self, term: _Term, values: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    def _single(
+        self, term: _WeightGradient, values: Mapping[str, tf.Tensor]
+    ) -> tf.Tensor:
         """Returns the gradient of a single microbatch, which is the sum."""
         if term.gradient.indices is None:
             return values[term.gradient.values]
-        with sharding.at(term.shard):
-            return self._add(zero(term.weight), term.gradient, values)
+        with sharding.shard_scope(term.shard):
+            return self._add(zero_buffer(term.weight), term.gradient, values)
 
-    def end(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def finalize(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the final gradients, after the last microbatch."""
         added = iter(sums)
-        rows = dict(zip(self._noted, sums[len(self._added) :], strict=False))
+        rows = dict(zip(self._stacked, sums[len(self._added) :], strict=False))
         gradients = []
         for term in self._terms:
-            if term.gradient in self._put_off:
-                with sharding.at(term.shard):
-                    x, dy = (_joined(rows[name]) for name in term.gradient.factors)
+            if term.gradient in self._deferred:
+                with sharding.shard_scope(term.shard):
+                    x, dy = (
+                        _flatten_stacked(rows[name]) for name in term.gradient.factors
+                    )
                     product = matmul.multiply(x, dy, transpose_a=True)
                     gradients.append(tf.reshape(product, term.weight.shape))
             else:
@@ -163,7 +172,7 @@ class Sums:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Term:
+class _WeightGradient:
     """A gradient to sum.
 
     Attributes:
@@ -173,7 +182,7 @@ class _Term:
     """
 
     weight: tf.TensorSpec
-    gradient: Gradient
+    gradient: GradientNames
     shard: int
 
 
@@ -190,7 +199,7 @@ def add_in_place(total: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
 
 
 def _add(
-    total: tf.Tensor, gradient: Gradient, values: Mapping[str, tf.Tensor]
+    total: tf.Tensor, gradient: GradientNames, values: Mapping[str, tf.Tensor]
 ) -> tf.Tensor:
     """Returns an accumulator plus a gradient, dense or indexed."""
     value = values[gradient.values]
@@ -202,7 +211,7 @@ def _add(
 
 
 def _add_in_place(
-    total: tf.Tensor, gradient: Gradient, values: Mapping[str, tf.Tensor]
+    total: tf.Tensor, gradient: GradientNames, values: Mapping[str, tf.Tensor]
 ) -> tf.Tensor:
     """Adds a gradient, dense or indexed, to an accumulator in place."""
     value = values[gradient.values]
@@ -215,8 +224,11 @@ def _add_in_place(
     return tf.raw_ops.InplaceAdd(x=total, i=tf.cast(rows, tf.int32), v=value)
 
 
-def _rows(
-    trace: Trace, weight: tf.TensorSpec, gradient: Gradient, num_microbatches: int
+def _stacked_specs(
+    trace: JointGraph,
+    weight: tf.TensorSpec,
+    gradient: GradientNames,
+    num_microbatches: int,
 ) -> dict[str, tf.TensorSpec]:
     """Returns the specs `[M, rows, width]` to stack if a gradient is to be deferred.
 
@@ -233,11 +245,11 @@ def _rows(
     return noted if numbers <= math.prod(weight.shape) else {}
 
 
-def _note(noted: tf.Tensor, rows: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+def _stack_rows(noted: tf.Tensor, rows: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     """Writes the rows of the next microbatch into the stack."""
     return tf.raw_ops.InplaceUpdate(x=noted, i=count, v=rows[None])
 
 
-def _joined(noted: tf.Tensor) -> tf.Tensor:
+def _flatten_stacked(noted: tf.Tensor) -> tf.Tensor:
     """Returns the rows of all microbatches, `[M * rows, width]`."""
     return tf.reshape(noted, [-1, noted.shape[-1]])

@@ -30,35 +30,35 @@ TRANSFER_DTYPES: tuple[TransferDtype | None, ...] = (None, *get_args(TransferDty
 
 Spec: TypeAlias = "tf.TensorSpec | keras.KerasTensor"
 
-_LARGEST = 127
+_MAX_INT8 = 127
 
 
 @dataclasses.dataclass(frozen=True)
-class Transfer:
+class BoundaryCodec:
     """How values cross from stage to stage.
 
     Attributes:
         dtype: What they are compressed to, or None for as they are.
-        exact: Ids of the values that are not compressed: the outputs of a model.
+        uncompressed: Ids of the values that are not compressed: the outputs of a model.
     """
 
     dtype: TransferDtype | None = None
-    exact: tuple[int, ...] = ()
+    uncompressed: tuple[int, ...] = ()
 
-    def packs(self, number: int, spec: Spec) -> bool:
+    def compresses(self, number: int, spec: Spec) -> bool:
         """Returns whether a value is compressed.
 
         Floating point numbers are, if that makes them smaller, and if there are some in
         each row.
         """
         dtype = tf.as_dtype(spec.dtype)
-        if self.dtype is None or number in self.exact or not dtype.is_floating:
+        if self.dtype is None or number in self.uncompressed or not dtype.is_floating:
             return False
         if self._is_cast:
             return dtype.size > self._cast.size
         return len(spec.shape) > 1
 
-    def pack(self, tensor: tf.Tensor) -> list[tf.Tensor]:
+    def encode(self, tensor: tf.Tensor) -> list[tf.Tensor]:
         """Encodes a value `[b, ...]`: returns the tensors to send."""
         if self._is_cast:
             return [tf.cast(tensor, self._cast)]
@@ -68,13 +68,13 @@ class Transfer:
         largest = tf.reduce_max(tf.abs(tensor), axis=list(axes), keepdims=True)
         largest = tf.maximum(largest, 0.0)  # Of no rows it is less.
         # Not divided by 127, which TensorFlow would do in this way in some graphs only.
-        scale = largest * (1 / _LARGEST)
+        scale = largest * (1 / _MAX_INT8)
         steps = tf.round(tf.math.divide_no_nan(tensor, scale))
         # Scales too small to be exact would make for more steps.
-        steps = tf.clip_by_value(steps, -_LARGEST, _LARGEST)
+        steps = tf.clip_by_value(steps, -_MAX_INT8, _MAX_INT8)
         return [tf.cast(steps, tf.int8), scale]
 
-    def unpack(self, packed: Sequence[tf.Tensor], spec: tf.TensorSpec) -> tf.Tensor:
+    def decode(self, packed: Sequence[tf.Tensor], spec: tf.TensorSpec) -> tf.Tensor:
         """Decodes a value of a shape and dtype."""
         if self._is_cast:
             return tf.cast(packed[0], spec.dtype)
@@ -82,20 +82,20 @@ class Transfer:
         tensor = tf.cast(tf.cast(steps, scale.dtype) * scale, spec.dtype)
         return tf.ensure_shape(tensor, spec.shape)
 
-    def pack_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
+    def encode_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
         """Encodes the gradient of a decoded value, to be sent back."""
         return tf.cast(gradient, self._cast) if self._is_cast else gradient
 
-    def unpack_gradient(self, packed: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    def decode_gradient(self, packed: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
         """Decodes a gradient to a dtype."""
         return tf.cast(packed, dtype)
 
-    def sizes(self, specs: Mapping[int, Spec]) -> dict[int, int]:
+    def encoded_bytes(self, specs: Mapping[int, Spec]) -> dict[int, int]:
         """Returns the bytes that are sent of each value; sizes not known are one."""
         return {number: self._num_bytes(number, spec) for number, spec in specs.items()}
 
     def _num_bytes(self, number: int, spec: Spec) -> int:
-        if not self.packs(number, spec):
+        if not self.compresses(number, spec):
             return num_bytes(spec)
         sizes = [n or 1 for n in spec.shape]
         if self._is_cast:

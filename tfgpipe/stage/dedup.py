@@ -1,8 +1,8 @@
-"""Structural deduplication: which parts of a network compute the same.
+"""Structural deduplication: which segments of a network compute the same.
 
 A deep model is mostly one block, many times over. Tracing a block takes TensorFlow a
-tenth of a second and more, and reading its configuration a thousandth. So parts whose
-calls are of layers of one class and one configuration share one trace.
+tenth of a second and more, and reading its configuration a thousandth. So segments
+whose calls are of layers of one class and one configuration share one trace.
 
 A configuration decides only where it is known to be all that a layer computes by. Of
 Keras' own layers it is, but for `Lambda` and preprocessing layers, which learn of data.
@@ -13,7 +13,7 @@ Any other class says so itself:
 
 It promises that layers of this class with equal `get_config()` and inputs compute the
 same on equal variables. Names do not count. A subclass does not inherit the promise,
-since it may compute by more. A part with any other layer, or with a function or an
+since it may compute by more. A segment with any other layer, or with a function or an
 object in a configuration, is traced by itself.
 """
 
@@ -31,55 +31,55 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe.capture import Part, Value
+from tfgpipe.capture import Segment, Value
 
 # What only makes variables, in layers of Keras.
-_INITIAL = ("initializer", "seed")
+_INITIALIZER_KEYS = ("initializer", "seed")
 # Methods that Keras puts functions of its own around.
-_WRAPPED = ("build", "quantize")
+_WRAPPED_METHODS = ("build", "quantize")
 
 
-def structure(part: Part) -> Hashable | None:
-    """Returns a key that is equal for parts that share a trace; None if unknown."""
+def structure(segment: Segment) -> Hashable | None:
+    """Returns a key that is equal for segments that share a trace; None if unknown."""
     try:
-        return _part(part)
-    except _UnknownError:
+        return _segment_key(segment)
+    except _NotDescribableError:
         return None
 
 
-def value_ids(part: Part) -> tuple[int, ...]:
-    """Returns the ids of a part's values, in an order that its structure decides."""
-    made = (number for call in part.calls for number in call.makes)
-    return tuple(dict.fromkeys((*part.reads, *made)))
+def value_ids(segment: Segment) -> tuple[int, ...]:
+    """Returns the ids of a segment's values, in an order that its structure decides."""
+    made = (number for call in segment.calls for number in call.output_ids)
+    return tuple(dict.fromkeys((*segment.input_ids, *made)))
 
 
-class _UnknownError(Exception):
-    """The configurations do not tell what a part computes."""
+class _NotDescribableError(Exception):
+    """The configurations do not tell what a segment computes."""
 
 
-def _part(part: Part) -> Hashable:
-    numbers = {number: i for i, number in enumerate(value_ids(part))}
-    positions = {id(layer): i for i, layer in enumerate(part.layers)}
+def _segment_key(segment: Segment) -> Hashable:
+    numbers = {number: i for i, number in enumerate(value_ids(segment))}
+    positions = {id(layer): i for i, layer in enumerate(segment.layers)}
     calls = []
-    for call in part.calls:
+    for call in segment.calls:
         arguments = (call.args, dict(call.kwargs))
         nesting = keras.tree.map_structure(lambda _: None, arguments)
         leaves = tuple(
-            ("value", numbers[leaf.number]) if isinstance(leaf, Value) else _plain(leaf)
+            ("value", numbers[leaf.id]) if isinstance(leaf, Value) else _hashable(leaf)
             for leaf in keras.tree.flatten(arguments)
         )
-        makes = tuple(numbers[n] for n in call.makes)
+        makes = tuple(numbers[n] for n in call.output_ids)
         calls.append((positions[id(call.layer)], repr(nesting), leaves, makes))
     return (
-        tuple(map(_layer, part.layers)),
-        _variables(part),
+        tuple(map(_layer_key, segment.layers)),
+        _variables_key(segment),
         tuple(calls),
-        tuple(numbers[n] for n in part.reads),
-        tuple(numbers[n] for n in part.makes),
+        tuple(numbers[n] for n in segment.input_ids),
+        tuple(numbers[n] for n in segment.output_ids),
     )
 
 
-def _variables(part: Part) -> Hashable:
+def _variables_key(segment: Segment) -> Hashable:
     """Describes the variables of each layer; the same variable has the same index."""
     indices: dict[int, int] = {}
     return tuple(
@@ -94,16 +94,16 @@ def _variables(part: Part) -> Hashable:
                 layer.trainable_variables, layer.non_trainable_variables
             )
         )
-        for layer in part.layers
+        for layer in segment.layers
         if isinstance(layer, keras.layers.Layer)
     )
 
 
-def _layer(layer: Any) -> Hashable:
+def _layer_key(layer: Any) -> Hashable:
     """Describes a layer and each layer inside it, or a Keras operation."""
     inner = keras_internals.inner_layers(layer) or [layer]
     if not all(map(_is_complete, inner)):
-        raise _UnknownError
+        raise _NotDescribableError
     classes = {(type(x).__module__, type(x).__name__) for x in inner}
     return tuple((type(x), *_configuration(x, classes)) for x in inner)
 
@@ -111,15 +111,15 @@ def _layer(layer: Any) -> Hashable:
 def _is_complete(layer: Any) -> bool:
     """Returns whether a layer computes by its configuration alone."""
     # Of an activation of the user's, a configuration has the name at most.
-    if any(map(_is_foreign, vars(layer).items())):
+    if any(map(_is_user_function, vars(layer).items())):
         return False
     declared = vars(type(layer)).get("config_is_complete", False)
-    return bool(declared) or keras_internals.has_complete_config(layer)
+    return bool(declared) or keras_internals.config_is_complete(layer)
 
 
-def _is_foreign(attribute: tuple[str, Any]) -> bool:
+def _is_user_function(attribute: tuple[str, Any]) -> bool:
     name, value = attribute
-    if name in _WRAPPED or not isinstance(value, types.FunctionType):
+    if name in _WRAPPED_METHODS or not isinstance(value, types.FunctionType):
         return False
     return not str(value.__module__).startswith("keras.")
 
@@ -131,25 +131,25 @@ def _configuration(layer: Any, classes: Collection[tuple[str, str]]) -> list[Has
             warnings.simplefilter("ignore")
             config = layer.get_config()
     except Exception as error:  # Whatever a `get_config` that is broken raises.
-        raise _UnknownError from error
-    is_keras = keras_internals.has_complete_config(layer)
-    described = [_plain(_of_call(config, is_keras=is_keras), classes)]
+        raise _NotDescribableError from error
+    is_keras = keras_internals.config_is_complete(layer)
+    described = [_hashable(_call_config(config, is_keras=is_keras), classes)]
     if isinstance(layer, keras.layers.Layer):
         shapes = layer.get_build_config()
-        described += [_plain(shapes), layer.trainable, layer.autocast]
+        described += [_hashable(shapes), layer.trainable, layer.autocast]
     return described
 
 
-def _of_call(config: Mapping[str, Any], *, is_keras: bool) -> dict[str, Any]:
+def _call_config(config: Mapping[str, Any], *, is_keras: bool) -> dict[str, Any]:
     """Returns what of a layer's configuration its `call` may depend on."""
     return {
         key: value
         for key, value in config.items()
-        if key != "name" and not (is_keras and key.endswith(_INITIAL))
+        if key != "name" and not (is_keras and key.endswith(_INITIALIZER_KEYS))
     }
 
 
-def _plain(x: Any, classes: Collection[tuple[str, str]] = ()) -> Hashable:
+def _hashable(x: Any, classes: Collection[tuple[str, str]] = ()) -> Hashable:
     """Describes a value of numbers and text.
 
     Args:
@@ -164,18 +164,18 @@ def _plain(x: Any, classes: Collection[tuple[str, str]] = ()) -> Hashable:
     if isinstance(x, tf.DType | np.dtype | np.generic | tf.TensorShape | type(...)):
         return (type(x), repr(x))
     if isinstance(x, slice):
-        return (slice, *(_plain(i, classes) for i in (x.start, x.stop, x.step)))
+        return (slice, *(_hashable(i, classes) for i in (x.start, x.stop, x.step)))
     if isinstance(x, np.ndarray) and x.dtype != object:
         digest = hashlib.sha256(x.tobytes()).digest()
         return ("array", str(x.dtype), x.shape, digest)
     if isinstance(x, tuple | list):
-        return (type(x), *(_plain(i, classes) for i in x))
+        return (type(x), *(_hashable(i, classes) for i in x))
     if isinstance(x, dict):
         if "class_name" in x:
             x = _serialized(x, classes)
-        items = ((_plain(k), _plain(v, classes)) for k, v in x.items())
+        items = ((_hashable(k), _hashable(v, classes)) for k, v in x.items())
         return (type(x), *items)
-    raise _UnknownError
+    raise _NotDescribableError
 
 
 def _serialized(
@@ -191,5 +191,5 @@ def _serialized(
     if is_keras and module != "keras.layers":
         return x
     if not is_keras and (module, x["class_name"]) not in classes:
-        raise _UnknownError
-    return {**x, "config": _of_call(x["config"], is_keras=is_keras)}
+        raise _NotDescribableError
+    return {**x, "config": _call_config(x["config"], is_keras=is_keras)}

@@ -16,22 +16,26 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfgpipe.capture import differentiable
-from tfgpipe.stage.joint import Trace, present
+from tfgpipe.capture import is_differentiable
+from tfgpipe.stage.joint import JointGraph, not_none
 
-Values = dict[str, tf.Tensor]
+NamedTensors = dict[str, tf.Tensor]
 # From values and accumulators to what is made, by name, and updated accumulators.
-Compute = Callable[[Values, Sequence[tf.Tensor]], tuple[Values, list[tf.Tensor]]]
+Compute = Callable[
+    [NamedTensors, Sequence[tf.Tensor]], tuple[NamedTensors, list[tf.Tensor]]
+]
 
 
 def guarded(
-    trace: Trace,
+    trace: JointGraph,
     compute: Compute,
     fetches: Sequence[str],
     keep: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
     *,
     always_runs: bool,
-) -> Callable[[tf.Tensor, Values, Sequence[tf.Tensor]], tuple[Values, list[tf.Tensor]]]:
+) -> Callable[
+    [tf.Tensor, NamedTensors, Sequence[tf.Tensor]], tuple[NamedTensors, list[tf.Tensor]]
+]:
     """Returns a stage function for any number of rows, which is its first argument.
 
     Args:
@@ -42,11 +46,11 @@ def guarded(
         always_runs: Whether it is to be run even without rows.
     """
     before = dict(zip(trace.new_carry, trace.carry, strict=True))
-    by_row = {*trace.forward.outputs, *present(*trace.backward.input_grads)}
+    by_row = {*trace.forward.outputs, *not_none(*trace.backward.input_grads)}
 
     def skip(
-        values: Values, sums: Sequence[tf.Tensor]
-    ) -> tuple[Values, list[tf.Tensor]]:
+        values: NamedTensors, sums: Sequence[tf.Tensor]
+    ) -> tuple[NamedTensors, list[tf.Tensor]]:
         made = {
             fetch: values[before[fetch]]
             if fetch in before
@@ -56,8 +60,8 @@ def guarded(
         return made, keep(sums)
 
     def padded(
-        rows: tf.Tensor, values: Values, sums: Sequence[tf.Tensor]
-    ) -> tuple[Values, list[tf.Tensor]]:
+        rows: tf.Tensor, values: NamedTensors, sums: Sequence[tf.Tensor]
+    ) -> tuple[NamedTensors, list[tf.Tensor]]:
         made, sums = compute(_with_a_row(trace, values, rows), sums)
         for fetch in fetches:
             if fetch in before:
@@ -67,8 +71,8 @@ def guarded(
         return made, sums
 
     def run_or_skip(
-        rows: tf.Tensor, values: Values, sums: Sequence[tf.Tensor]
-    ) -> tuple[Values, list[tf.Tensor]]:
+        rows: tf.Tensor, values: NamedTensors, sums: Sequence[tf.Tensor]
+    ) -> tuple[NamedTensors, list[tf.Tensor]]:
         def flat(function: Compute) -> list[tf.Tensor]:
             made, totals = function(values, sums)
             return [*(made[fetch] for fetch in fetches), *totals]
@@ -80,14 +84,16 @@ def guarded(
     return padded if always_runs else run_or_skip
 
 
-def _with_a_row(trace: Trace, values: Values, rows: tf.Tensor) -> Values:
+def _with_a_row(
+    trace: JointGraph, values: NamedTensors, rows: tf.Tensor
+) -> NamedTensors:
     """Returns values with one row made up where there is none."""
-    output_grads = present(*trace.backward.output_grads)
+    output_grads = not_none(*trace.backward.output_grads)
     by_row = {*trace.given.inputs, *trace.forward.outputs} - set(trace.per_step)
     return {
-        name: _filled(value, rows, 0)
+        name: _dummy_row(value, rows, 0)
         if name in output_grads
-        else _filled(value, rows, int(differentiable(value)))
+        else _dummy_row(value, rows, int(is_differentiable(value)))
         if name in by_row
         else value
         for name, value in values.items()
@@ -104,7 +110,7 @@ def _without_rows(spec: tf.TensorSpec) -> tf.Tensor:
     return tf.zeros([spec.shape[axis] or 0 for axis in range(rank)], spec.dtype)
 
 
-def _filled(tensor: tf.Tensor, rows: tf.Tensor, value: int) -> tf.Tensor:
+def _dummy_row(tensor: tf.Tensor, rows: tf.Tensor, value: int) -> tf.Tensor:
     """Returns a row of one value in place of a tensor without rows."""
 
     def row() -> tf.Tensor:

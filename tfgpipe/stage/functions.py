@@ -28,11 +28,11 @@ import tensorflow as tf
 from tfgpipe._compat import functions
 from tfgpipe.graph import MultiDeviceFunction, partitioner
 from tfgpipe.stage import empty_batches, masked_gradients
-from tfgpipe.stage.accumulation import Sums
-from tfgpipe.stage.empty_batches import Compute, Values
-from tfgpipe.stage.joint import Trace, present
+from tfgpipe.stage.accumulation import GradientAccumulation
+from tfgpipe.stage.empty_batches import Compute, NamedTensors
+from tfgpipe.stage.joint import JointGraph, not_none
 from tfgpipe.stage.options import StageOptions
-from tfgpipe.stage.subgraph import Excerpt, GraphSource
+from tfgpipe.stage.subgraph import GraphSource, SubgraphFunction
 
 
 class DeviceFunction(Protocol):
@@ -74,7 +74,7 @@ class StageFunction:
         sums: Sequence[tf.Tensor] = (),
         *rows: tf.Tensor,
         devices: Sequence[str] = (),
-    ) -> tuple[Values, list[tf.Tensor]]:
+    ) -> tuple[NamedTensors, list[tf.Tensor]]:
         """Returns what it makes, and the updated accumulators.
 
         Args:
@@ -99,14 +99,14 @@ class StageFunctions:
         cache: Functions to share. New ones are added.
 
     Attributes:
-        sums: How the gradients of the weights are summed over microbatches.
+        accumulation: How the gradients of the weights are summed over microbatches.
         hoistable: Names of tensors that are the same for all microbatches of a step.
         residuals: Names of the tensors that the forward saves for the backward.
     """
 
     def __init__(
         self,
-        trace: Trace,
+        trace: JointGraph,
         options: StageOptions,
         *,
         saves: bool,
@@ -120,19 +120,23 @@ class StageFunctions:
         self._options = options
         self._cache = cache
         self._key = (saves, options.code, source.fingerprint)
-        self.sums = Sums(trace, options)
+        self.accumulation = GradientAccumulation(trace, options)
         self._hoisted: dict[tuple[str, ...], StageFunction] = {}
         forward, backward = trace.forward, trace.backward
-        self._outputs = [*forward.outputs, *trace.changed_carry, *present(forward.loss)]
-        self._input_grads = present(*backward.input_grads)
-        self._gradients = [*self._input_grads, *self.sums.names]
-        self.hoistable = partitioner.lasting(
+        self._outputs = [
+            *forward.outputs,
+            *trace.changed_carry,
+            *not_none(forward.loss),
+        ]
+        self._input_grads = not_none(*backward.input_grads)
+        self._gradients = [*self._input_grads, *self.accumulation.addend_names]
+        self.hoistable = partitioner.hoistable_tensors(
             source.graph,
-            sources=self._invariant,
+            invariant=self._invariant,
             fetches=[*self._outputs, *self._gradients],
             constants=source.constants,
             stateful=source.stateful,
-            worthwhile=source.worthwhile,
+            hoistable_ops=source.hoistable_ops,
         )
         given = trace.given
         self._sources = (
@@ -149,11 +153,14 @@ class StageFunctions:
             "gradients": self._gradients,
         }
         if saves:
-            self.residuals = partitioner.saving(
-                source.graph, constants=source.constants, done=forward.effects, **ends
+            self.residuals = partitioner.saved_tensors(
+                source.graph,
+                constants=source.constants,
+                completed=forward.side_effects,
+                **ends,
             )
         else:
-            self.residuals = partitioner.recomputing(
+            self.residuals = partitioner.saved_tensors_under_remat(
                 source.graph, stateful=source.stateful, **ends
             )
 
@@ -161,22 +168,22 @@ class StageFunctions:
     def forward(self) -> StageFunction:
         """The forward."""
         trace = self._trace
-        excerpt = self._source.excerpt(
+        subgraph = self._source.extract(
             fetches=(*self._outputs, *self.residuals),
             feeds=self._sources,
-            effects=trace.forward.effects,
+            side_effects=trace.forward.side_effects,
         )
         # A microbatch without rows leaves the carry as it was, so that is fed as well.
         before = dict(zip(trace.new_carry, trace.carry, strict=True))
         kept = (before[after] for after in trace.changed_carry)
-        feeds = tuple(dict.fromkeys((*excerpt.feeds, *kept)))
-        return self._function("forward", self._run(excerpt), feeds, excerpt.fetches)
+        feeds = tuple(dict.fromkeys((*subgraph.feeds, *kept)))
+        return self._function("forward", self._run(subgraph), feeds, subgraph.fetches)
 
     @functools.cached_property
     def backward(self) -> StageFunction:
         """The whole backward."""
-        excerpt = self._backward_excerpt(self._gradients)
-        return self._backward("backward", excerpt, self._input_grads)
+        subgraph = self._backward_subgraph(self._gradients)
+        return self._backward("backward", subgraph, self._input_grads)
 
     @functools.cached_property
     def backward_input(self) -> StageFunction:
@@ -184,22 +191,24 @@ class StageFunctions:
 
         It recomputes what both halves need, and passes on what the second half reads.
         """
-        kept = [name for name in self._between if name not in self.residuals]
+        kept = [name for name in self._split_tensors if name not in self.residuals]
         made = tuple(dict.fromkeys([*self._input_grads, *kept]))
-        excerpt = self._backward_excerpt(made)
+        subgraph = self._backward_subgraph(made)
         return self._function(
-            "backward_input", self._run(excerpt), excerpt.feeds, made, rows=True
+            "backward_input", self._run(subgraph), subgraph.feeds, made, rows=True
         )
 
     @functools.cached_property
     def backward_weight(self) -> StageFunction:
         """The half of the backward that computes weight gradients."""
-        excerpt = self._backward_excerpt(self.sums.names, self._between)
-        return self._backward("backward_weight", excerpt, ())
+        subgraph = self._backward_subgraph(
+            self.accumulation.addend_names, self._split_tensors
+        )
+        return self._backward("backward_weight", subgraph, ())
 
     def hoisted(
-        self, run: StageFunction, values: Values, devices: Sequence[str] = ()
-    ) -> Values:
+        self, run: StageFunction, values: NamedTensors, devices: Sequence[str] = ()
+    ) -> NamedTensors:
         """Returns what a function takes of `hoistable`, but for what is there already.
 
         Args:
@@ -211,12 +220,12 @@ class StageFunctions:
         if not names:
             return {}
         if names not in self._hoisted:
-            excerpt = self._source.excerpt(fetches=names, feeds=self._invariant)
+            subgraph = self._source.extract(fetches=names, feeds=self._invariant)
             self._hoisted[names] = self._function(
                 "hoisted",
-                lambda values, sums: (_called(excerpt.run, excerpt, values), [*sums]),
-                excerpt.feeds,
-                excerpt.fetches,
+                lambda values, sums: (_called(subgraph.run, subgraph, values), [*sums]),
+                subgraph.feeds,
+                subgraph.fetches,
                 which=tuple(map(self.hoistable.index, names)),
                 rows=False,
             )
@@ -225,74 +234,76 @@ class StageFunctions:
     @functools.cached_property
     def finalize(self) -> StageFunction:
         """The function from the accumulators of all microbatches to the gradients."""
-        excerpt = masked_gradients.masked(
+        subgraph = masked_gradients.masked(
             self._trace, self._source, (*self.hoistable, *self._invariant)
         )
-        gradients = self.sums.gradients
+        gradients = self.accumulation.gradients
         summed = {gradient.values for gradient in gradients if gradient.finalized}
 
         def compute(
-            values: Values, sums: Sequence[tf.Tensor]
-        ) -> tuple[Values, list[tf.Tensor]]:
+            values: NamedTensors, sums: Sequence[tf.Tensor]
+        ) -> tuple[NamedTensors, list[tf.Tensor]]:
             totals = zip(
-                (g.values for g in gradients), self.sums.end(sums), strict=True
+                (g.values for g in gradients),
+                self.accumulation.finalize(sums),
+                strict=True,
             )
             values = {**values, **dict(totals)}
-            if excerpt.fetches:
-                values.update(_called(excerpt.run, excerpt, values))
+            if subgraph.fetches:
+                values.update(_called(subgraph.run, subgraph, values))
             return {}, [values[g.finalized or g.values] for g in gradients]
 
-        feeds = tuple(feed for feed in excerpt.feeds if feed not in summed)
+        feeds = tuple(feed for feed in subgraph.feeds if feed not in summed)
         return self._function("finalize", compute, feeds, (), rows=False, sums=True)
 
     def _backward(
-        self, name: str, excerpt: Excerpt, fetches: Sequence[str]
+        self, name: str, subgraph: SubgraphFunction, fetches: Sequence[str]
     ) -> StageFunction:
         """Makes a function that adds up gradients of weights."""
-        run = self._run(excerpt)
+        run = self._run(subgraph)
 
         def compute(
-            values: Values, sums: Sequence[tf.Tensor]
-        ) -> tuple[Values, list[tf.Tensor]]:
+            values: NamedTensors, sums: Sequence[tf.Tensor]
+        ) -> tuple[NamedTensors, list[tf.Tensor]]:
             made, _ = run(values, ())
-            return made, self.sums.add(sums, made)
+            return made, self.accumulation.add(sums, made)
 
-        return self._function(name, compute, excerpt.feeds, tuple(fetches), sums=True)
+        return self._function(name, compute, subgraph.feeds, tuple(fetches), sums=True)
 
-    def _backward_excerpt(
+    def _backward_subgraph(
         self, fetches: Sequence[str], between: Sequence[str] = ()
-    ) -> Excerpt:
+    ) -> SubgraphFunction:
         feeds = (*between, *self._trace.backward.given, *self.residuals, *self._sources)
-        return self._source.excerpt(
+        return self._source.extract(
             fetches=fetches,
             feeds=tuple(dict.fromkeys(feeds)),
-            done=self._trace.forward.effects,
+            completed=self._trace.forward.side_effects,
         )
 
     @functools.cached_property
-    def _between(self) -> tuple[str, ...]:
+    def _split_tensors(self) -> tuple[str, ...]:
         """Names of the tensors that cross between the halves of the backward."""
-        return partitioner.halves(
+        return partitioner.backward_split_tensors(
             self._source.graph,
             sources=self._known,
             outputs=self._outputs,
             input_grads=self._input_grads,
-            weight_grads=self.sums.names,
+            weight_grads=self.accumulation.addend_names,
             constants=self._source.constants,
-            done=self._trace.forward.effects,
+            completed=self._trace.forward.side_effects,
         )
 
-    def _run(self, excerpt: Excerpt) -> Compute:
-        """Returns an excerpt as a function of values by name, compiled if asked for."""
-        run: Callable[..., list[tf.Tensor]] = excerpt.run
+    def _run(self, subgraph: SubgraphFunction) -> Compute:
+        """Returns a subgraph as a function of values by name, compiled if asked for."""
+        run: Callable[..., list[tf.Tensor]] = subgraph.run
         # XLA compiles for one device, and what it compiles cannot take part in a
         # collective.
-        if self._options.jit_compile and not self._trace_meets:
+        if self._options.jit_compile and not self._spans_devices:
             run = tf.function(run, autograph=False, jit_compile=True)
-        return lambda values, sums: (_called(run, excerpt, values), list(sums))
+        return lambda values, sums: (_called(run, subgraph, values), list(sums))
 
     @property
-    def _trace_meets(self) -> bool:
+    def _spans_devices(self) -> bool:
         """Whether a microbatch takes part in collectives, or is on several devices."""
         return bool(self._trace.num_collectives or self._trace.is_sharded)
 
@@ -327,13 +338,16 @@ class StageFunctions:
             # would make TensorFlow compile a copy of the function for every value.
             guards = rows and self._options.may_be_empty
             specs = [tf.TensorSpec((), tf.int32)] if guards else []
-            specs += [*map(self._trace.spec, feeds), *(self.sums.specs if sums else ())]
+            specs += [
+                *map(self._trace.spec, feeds),
+                *(self.accumulation.specs if sums else ()),
+            ]
             guarded = empty_batches.guarded(
                 self._trace,
                 compute,
                 fetches,
-                self.sums.keep if sums else list,
-                always_runs=self._trace_meets,
+                self.accumulation.skip_empty if sums else list,
+                always_runs=self._spans_devices,
             )
 
             def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -357,22 +371,26 @@ class StageFunctions:
         specs: Sequence[tf.TensorSpec],
     ) -> DeviceFunction:
         core = self._options.tpu_core
-        placed = run if core is None else _on_core(core, run)
+        placed = run if core is None else _place_on_core(core, run)
         function = functions.make(placed, specs, name=f"program_{name}")
         if self._trace.is_sharded:
             return MultiDeviceFunction(f"stage_{name}", function, self._cache)
-        return functions.Callee(f"stage_{name}", function, on_tpu=core is not None)
+        return functions.GraphFunction(
+            f"stage_{name}", function, on_tpu=core is not None
+        )
 
 
 def _called(
-    run: Callable[..., list[tf.Tensor]], excerpt: Excerpt, values: Values
-) -> Values:
-    """Runs an excerpt on values by name."""
-    made = run(*(values[feed] for feed in excerpt.feeds))
-    return dict(zip(excerpt.fetches, made, strict=True))
+    run: Callable[..., list[tf.Tensor]],
+    subgraph: SubgraphFunction,
+    values: NamedTensors,
+) -> NamedTensors:
+    """Runs a subgraph on values by name."""
+    made = run(*(values[feed] for feed in subgraph.feeds))
+    return dict(zip(subgraph.fetches, made, strict=True))
 
 
-def _on_core(
+def _place_on_core(
     core: str, function: Callable[..., list[tf.Tensor]]
 ) -> Callable[..., list[tf.Tensor]]:
     """Returns a function all of whose operations are on one core of a TPU replica.
@@ -383,6 +401,6 @@ def _on_core(
 
     def placed(*tensors: tf.Tensor) -> list[tf.Tensor]:
         with tf.device(core):
-            return function(*functions.barrier(tensors))
+            return function(*functions.optimization_barrier(tensors))
 
     return placed

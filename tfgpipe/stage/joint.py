@@ -24,16 +24,21 @@ import tensorflow as tf
 
 from tfgpipe._compat import functions
 from tfgpipe._util import IdentityMap, unique
-from tfgpipe.capture import Accumulator, Scope, check_assignments, differentiable
+from tfgpipe.capture import (
+    Accumulator,
+    TracingScope,
+    check_assignments,
+    is_differentiable,
+)
 from tfgpipe.devices import sharding
-from tfgpipe.distribution import Replicas
+from tfgpipe.distribution import ReplicaGroup
 from tfgpipe.graph import matmul
 
-Body = Callable[[Sequence[tf.Tensor]], Mapping[Any, tf.Tensor | None]]
+ForwardFunction = Callable[[Sequence[tf.Tensor]], Mapping[Any, tf.Tensor | None]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Gradient:
+class GradientNames:
     """Names of the tensors that hold the gradient of one weight.
 
     Attributes:
@@ -83,8 +88,8 @@ class Forward:
         dropped: The keys of what was given and is taken away.
         new_state: For each state, its value afterwards; the same name if unchanged.
         loss: Sum of the losses that layers added, or None.
-        effects: Names of the stateful operations (a print, an assertion), which must
-            run though nothing may depend on them.
+        side_effects: Names of the stateful operations (a print, an assertion), which
+            must run though nothing may depend on them.
     """
 
     keys: tuple[Any, ...]
@@ -92,7 +97,7 @@ class Forward:
     dropped: tuple[Any, ...]
     new_state: tuple[str, ...]
     loss: str | None
-    effects: tuple[str, ...]
+    side_effects: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,12 +114,12 @@ class Backward:
     output_grads: tuple[str | None, ...]
     loss_grad: str | None
     input_grads: tuple[str | None, ...]
-    weight_grads: tuple[Gradient | None, ...]
+    weight_grads: tuple[GradientNames | None, ...]
 
     @property
     def given(self) -> tuple[str, ...]:
         """The gradients to be fed that there are."""
-        return present(*self.output_grads, self.loss_grad)
+        return not_none(*self.output_grads, self.loss_grad)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +138,7 @@ class Accumulation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trace:
+class JointGraph:
     """The joint graph of a stage. Strings are names of tensors in `graph`.
 
     Attributes:
@@ -146,8 +151,8 @@ class Trace:
         num_collectives: How many sums over replicas there are.
         replacements: By names of tensors in `graph`, those to use in their place. The
             names here are those to use.
-        shards: By names of weights and state that are parts of a weight, which shard
-            each is of.
+        shard_indices: By names of weights and state that are parts of a weight, which
+            shard each is of.
         per_step: Which of the inputs are given once a step, the same for all
             microbatches.
     """
@@ -160,19 +165,19 @@ class Trace:
     accumulated: tuple[Accumulation, ...]
     num_collectives: int
     replacements: dict[str, str]
-    shards: dict[str, int]
+    shard_indices: dict[str, int]
     per_step: tuple[str, ...] = ()
 
     @functools.cached_property
     def is_sharded(self) -> bool:
         """Whether it spans more than one device."""
         devices = {op.device for op in self.graph.get_operations()}
-        return any(sharding.shard_of(device) is not None for device in devices)
+        return any(sharding.shard_index(device) is not None for device in devices)
 
-    def shard(self, tensor: str) -> int:
+    def shard_index(self, tensor: str) -> int:
         """Returns the shard on whose device a tensor is made."""
         device = self.graph.get_tensor_by_name(tensor).op.device
-        return sharding.shard_of(device) or 0
+        return sharding.shard_index(device) or 0
 
     @property
     def carry(self) -> tuple[str, ...]:
@@ -200,9 +205,9 @@ class Trace:
         return (*self.given.weights, *unchanged)
 
     @property
-    def refers_outside(self) -> bool:
+    def has_captures(self) -> bool:
         """Whether it has captured tensors, so that it serves these layers alone."""
-        return bool(self.captures or self.accumulated or self.forward.effects)
+        return bool(self.captures or self.accumulated or self.forward.side_effects)
 
     def spec(self, tensor: str) -> tf.TensorSpec:
         """Returns the shape and type of a tensor."""
@@ -212,7 +217,7 @@ class Trace:
     def zeros(self) -> dict[str, tf.Tensor]:
         """Returns what is accumulated before the first microbatch: nothing."""
         names = itertools.chain(*(x.values for x in self.accumulated))
-        return {name: zero(self.spec(name)) for name in names}
+        return {name: zero_buffer(self.spec(name)) for name in names}
 
 
 class CapturedVariablesError(Exception):
@@ -230,7 +235,7 @@ class CapturedVariablesError(Exception):
 
 
 def trace_joint(
-    body: Body,
+    body: ForwardFunction,
     *,
     input_specs: Sequence[tf.TensorSpec],
     weights: Sequence[keras.Variable],
@@ -239,8 +244,8 @@ def trace_joint(
     non_differentiable: Collection[int] = (),
     per_step: Collection[int] = (),
     uses_cpu_kernels: bool = False,
-    shards: IdentityMap[keras.Variable, int] | None = None,
-) -> Trace:
+    shard_indices: IdentityMap[keras.Variable, int] | None = None,
+) -> JointGraph:
     """Traces `body` with variables replaced by explicit values, and its gradient.
 
     Args:
@@ -253,7 +258,7 @@ def trace_joint(
         non_differentiable: Positions of inputs that want no gradient.
         per_step: Positions of inputs that are the same for all microbatches.
         uses_cpu_kernels: Whether TensorFlow's own kernels for CPUs are to run it.
-        shards: Of each variable that is part of a weight, which shard.
+        shard_indices: Of each variable that is part of a weight, which shard.
 
     Raises:
         ValueError: If `body` assigns a variable that is in neither list, since that
@@ -262,18 +267,18 @@ def trace_joint(
     """
     variables = [*weights, *state]
 
-    def build() -> Trace:
+    def build() -> JointGraph:
         inputs = [_placeholder(spec) for spec in input_specs]
         values = [_placeholder(variable) for variable in variables]
         sources = [*inputs, *values[: len(weights)]]
         replicas, collective = _replicas(num_replicas)
-        scope = Scope(zip(variables, values, strict=True), replicas)
+        scope = TracingScope(zip(variables, values, strict=True), replicas)
         with tf.GradientTape() as tape:
             tape.watch(
                 [
                     source
                     for position, source in enumerate(sources)
-                    if differentiable(source) and position not in non_differentiable
+                    if is_differentiable(source) and position not in non_differentiable
                 ]
             )
             made, loss = _run(body, inputs, scope, variables)
@@ -282,12 +287,12 @@ def trace_joint(
         merged = [x.merge(b) for x, b in zip(scope.accumulators, before, strict=True)]
         graph = tf.compat.v1.get_default_graph()
         effects = [op.name for op in graph.get_operations() if op.op_def.is_stateful]
-        targets = [*outputs.values(), *present(loss)]
+        targets = [*outputs.values(), *not_none(loss)]
         target_grads, gradients = _differentiate(tape, targets, sources)
-        replacements = matmul.stand_ins(graph) if uses_cpu_kernels else {}
-        names = _Names(replacements)
-        shard_of = shards or IdentityMap()
-        return Trace(
+        replacements = matmul.faster_matmuls(graph) if uses_cpu_kernels else {}
+        names = _NameMap(replacements)
+        shard_of = shard_indices or IdentityMap()
+        return JointGraph(
             graph=graph,
             captures=functions.captures(graph),
             given=Given(
@@ -302,7 +307,7 @@ def trace_joint(
                 dropped=tuple(key for key, output in made.items() if output is None),
                 new_state=names.all(map(scope.get_current_value, state)),
                 loss=names(loss),
-                effects=tuple(effects),
+                side_effects=tuple(effects),
             ),
             backward=Backward(
                 names.all(target_grads[: len(outputs)]),
@@ -317,9 +322,9 @@ def trace_joint(
                 Accumulation(x, names.all(b), names.all(a))
                 for x, b, a in zip(scope.accumulators, before, merged, strict=True)
             ),
-            num_collectives=next(replicas.numbers) if replicas else 0,
+            num_collectives=next(replicas.instance_offsets) if replicas else 0,
             replacements=replacements,
-            shards={
+            shard_indices={
                 value.name: shard_of[variable]
                 for variable, value in zip(variables, values, strict=True)
                 if variable in shard_of
@@ -332,18 +337,18 @@ def trace_joint(
         return functions.trace_graph(build)
 
 
-def _replicas(num_replicas: int) -> tuple[Replicas | None, list[tf.Tensor]]:
+def _replicas(num_replicas: int) -> tuple[ReplicaGroup | None, list[tf.Tensor]]:
     """Returns the replicas to sum over, if any, and what is given to that end."""
     if num_replicas == 1:
         return None, []
-    parts = list(map(_placeholder, Replicas.specs()))
-    return Replicas(num_replicas, *parts), parts
+    parts = list(map(_placeholder, ReplicaGroup.specs()))
+    return ReplicaGroup(num_replicas, *parts), parts
 
 
 def _run(
-    body: Body,
+    body: ForwardFunction,
     inputs: Sequence[tf.Tensor],
-    scope: Scope,
+    scope: TracingScope,
     variables: Sequence[keras.Variable],
 ) -> tuple[Mapping[Any, tf.Tensor | None], tf.Tensor | None]:
     """Returns what a stage makes, and the sum of the losses that its layers add."""
@@ -352,14 +357,14 @@ def _run(
     check_assignments(scope, variables)
     if scope.captured_variables:
         raise CapturedVariablesError(unique(scope.captured_variables))
-    return made, total(scope.losses)
+    return made, sum_losses(scope.losses)
 
 
 def _differentiate(
     tape: tf.GradientTape, targets: Sequence[tf.Tensor], sources: Sequence[tf.Tensor]
 ) -> tuple[list[tf.Tensor | None], list[Any]]:
     """Returns the gradients of targets, to be fed, and those of sources by them."""
-    given = [_placeholder(x) if differentiable(x) else None for x in targets]
+    given = [_placeholder(x) if is_differentiable(x) else None for x in targets]
     pairs = [(x, g) for x, g in zip(targets, given, strict=True) if g is not None]
     if not pairs:
         return given, [None] * len(sources)
@@ -374,7 +379,7 @@ def _placeholder(like: tf.Tensor | tf.TensorSpec | keras.Variable) -> tf.Tensor:
     return tf.compat.v1.placeholder(like.dtype, like.shape)
 
 
-class _Names:
+class _NameMap:
     """Names of tensors, with those of replacements for what they replace."""
 
     def __init__(self, replacements: Mapping[str, str]) -> None:
@@ -390,16 +395,16 @@ class _Names:
 
     def gradient(
         self, gradient: tf.Tensor | tf.IndexedSlices | None
-    ) -> Gradient | None:
+    ) -> GradientNames | None:
         if gradient is None:
             return None
         if isinstance(gradient, tf.IndexedSlices):
-            return Gradient(self(gradient.values), self(gradient.indices))
-        factors = matmul.factors(gradient) or ()
-        return Gradient(self(gradient), factors=self.all(factors))
+            return GradientNames(self(gradient.values), self(gradient.indices))
+        factors = matmul.weight_gradient_factors(gradient) or ()
+        return GradientNames(self(gradient), factors=self.all(factors))
 
 
-def total(losses: Sequence[tf.Tensor]) -> tf.Tensor | None:
+def sum_losses(losses: Sequence[tf.Tensor]) -> tf.Tensor | None:
     """Returns the sum of losses, in at least single precision, or None of none."""
     if not losses:
         return None
@@ -407,7 +412,7 @@ def total(losses: Sequence[tf.Tensor]) -> tf.Tensor | None:
     return tf.add_n([tf.cast(tf.reduce_sum(loss), dtype) for loss in losses])
 
 
-def zero(spec: tf.TensorSpec) -> tf.Tensor:
+def zero_buffer(spec: tf.TensorSpec) -> tf.Tensor:
     """Returns zeros in a buffer of their own.
 
     `Empty` is stateful, so no optimizer shares or folds these buffers.
@@ -415,6 +420,6 @@ def zero(spec: tf.TensorSpec) -> tf.Tensor:
     return tf.raw_ops.Empty(shape=spec.shape, dtype=spec.dtype, init=True)
 
 
-def present(*values: Any | None) -> tuple[Any, ...]:
+def not_none(*values: Any | None) -> tuple[Any, ...]:
     """Returns those of some values that are not None."""
     return tuple(value for value in values if value is not None)

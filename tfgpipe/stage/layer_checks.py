@@ -56,7 +56,7 @@ def warn_of_state_per_microbatch(
     called = list(called)
     norms = [v for norm in normalization.batch_norms(called) for v in norm.variables]
     known = {id(v) for v in norms}
-    known.update(id(v) for layer in called for v in keras_internals.seeds(layer))
+    known.update(id(v) for layer in called for v in keras_internals.seed_states(layer))
     names = [v.path for v in changed if id(v) not in known]
     if names:
         warnings.warn(

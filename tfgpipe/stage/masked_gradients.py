@@ -16,8 +16,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from tfgpipe.graph import matmul, partitioner
-from tfgpipe.stage.joint import Gradient, Trace
-from tfgpipe.stage.subgraph import Excerpt, GraphSource
+from tfgpipe.stage.joint import GradientNames, JointGraph
+from tfgpipe.stage.subgraph import GraphSource, SubgraphFunction
 
 _MASKS = (
     "FakeQuantWithMinMaxVarsGradient",
@@ -25,29 +25,33 @@ _MASKS = (
 )
 
 
-def unmasked(trace: Trace, source: GraphSource) -> Trace:
+def unmasked(trace: JointGraph, source: GraphSource) -> JointGraph:
     """Returns a trace whose weight gradients are those to sum, before their masks.
 
     Args:
         trace: The stage.
-        source: The same, as excerpts are copied from it.
+        source: The same, as subgraphs are copied from it.
     """
     gradients = [g and _unmasked(g, trace, source) for g in trace.backward.weight_grads]
     backward = dataclasses.replace(trace.backward, weight_grads=tuple(gradients))
     return dataclasses.replace(trace, backward=backward)
 
 
-def masked(trace: Trace, source: GraphSource, invariant: Sequence[str]) -> Excerpt:
+def masked(
+    trace: JointGraph, source: GraphSource, invariant: Sequence[str]
+) -> SubgraphFunction:
     """Returns the function from sums, and what is invariant, to the gradients."""
     weight_grads = trace.backward.weight_grads
     gradients = [g for g in weight_grads if g is not None and g.finalized]
-    return source.excerpt(
+    return source.extract(
         fetches=[g.finalized for g in gradients if g.finalized],
         feeds=[*(g.values for g in gradients), *invariant],
     )
 
 
-def _unmasked(gradient: Gradient, trace: Trace, source: GraphSource) -> Gradient:
+def _unmasked(
+    gradient: GradientNames, trace: JointGraph, source: GraphSource
+) -> GradientNames:
     if gradient.indices is not None:
         return gradient
     op = trace.graph.get_tensor_by_name(gradient.values).op
@@ -55,14 +59,17 @@ def _unmasked(gradient: Gradient, trace: Trace, source: GraphSource) -> Gradient
         return gradient
     before, *others = op.inputs
     # With ranges that each microbatch moves the mask is not the same for all.
-    needed = partitioner.program(
+    needed = partitioner.subgraph(
         source.graph, fetches=[x.name for x in others], feeds=trace.invariant
     ).operations
     if needed & {*source.placeholders, *source.stateful}:
         return gradient
     replaced = trace.replacements
-    names = [replaced.get(x.name, x.name) for x in matmul.factors(before) or ()]
-    return Gradient(
+    names = [
+        replaced.get(x.name, x.name)
+        for x in matmul.weight_gradient_factors(before) or ()
+    ]
+    return GradientNames(
         replaced.get(before.name, before.name),
         factors=tuple(names),
         finalized=gradient.values,

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe.capture import Accumulator
-from tfgpipe.distribution import Replicas
+from tfgpipe.distribution import ReplicaGroup
 
 
 class BatchMoments(Accumulator):
@@ -45,7 +45,7 @@ class BatchMoments(Accumulator):
         axis: int,
         variables: Sequence[keras.Variable],
         momentum: float,
-        replicas: Replicas | None = None,
+        replicas: ReplicaGroup | None = None,
     ) -> None:
         self.variables = tuple(variables)
         self._momentum = momentum
@@ -54,27 +54,27 @@ class BatchMoments(Accumulator):
             rows = tf.size(x, out_type=tf.int64) // x.shape[axis]
             count = tf.cast(rows, x.dtype)
             # Keras divides by the count, and where there is a mask by a little more.
-            self._extra = 0.0
+            self._epsilon = 0.0
             self.mean, self.variance = keras.ops.moments(x, axes)
             if replicas:
-                count, self.mean, self.variance = _over_replicas(
+                count, self.mean, self.variance = _all_reduce_moments(
                     x, axis, axes, count, replicas
                 )
         else:
             counts = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(x))
             count = tf.reduce_sum(tf.cast(counts, x.dtype), axes)
-            self._extra = keras.config.epsilon()
-            number = count + self._extra
+            self._epsilon = keras.config.epsilon()
+            number = count + self._epsilon
             total = tf.reduce_sum(tf.where(counts, x, tf.zeros_like(x)), axes)
             self.mean = total / number
-            away = x - _along(self.mean, axis, len(x.shape))
+            away = x - _broadcast_along(self.mean, axis, len(x.shape))
             away = tf.where(counts, away, tf.zeros_like(x))
             self.variance = tf.reduce_sum(tf.square(away), axes) / number
-        self.values = self._from_keras(count)
+        self.values = self._to_count_mean_squares(count)
 
-    def merge(self, earlier: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def merge(self, previous: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns count, mean and sum of squares of all microbatches so far."""
-        count, mean, squares = earlier
+        count, mean, squares = previous
         more, mean_of_more, squares_of_more = self.values
         total = count + more
         share = tf.math.divide_no_nan(more, total)
@@ -86,7 +86,7 @@ class BatchMoments(Accumulator):
         ]
 
     def update(
-        self, whole: Sequence[tf.Tensor], before: Sequence[tf.Tensor]
+        self, merged: Sequence[tf.Tensor], variable_values: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Returns the moving averages, moved by the moments of the mini-batch."""
         return [
@@ -95,39 +95,47 @@ class BatchMoments(Accumulator):
                 + moment * (1.0 - self._momentum),
                 average.dtype,
             )
-            for average, moment in zip(before, self._to_keras(*whole), strict=True)
+            for average, moment in zip(
+                variable_values, self._to_mean_variance(*merged), strict=True
+            )
         ]
 
-    def _from_keras(self, count: tf.Tensor) -> list[tf.Tensor]:
+    def _to_count_mean_squares(self, count: tf.Tensor) -> list[tf.Tensor]:
         """Returns the count, the mean and the sum of squares of distances from it."""
-        number = count + self._extra
+        number = count + self._epsilon
         mean = tf.math.divide_no_nan(self.mean * number, count)
         squares = self.variance * number - count * tf.square(self.mean - mean)
         return [count, mean, squares]
 
-    def _to_keras(
+    def _to_mean_variance(
         self, count: tf.Tensor, mean: tf.Tensor, squares: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns mean and variance as Keras would have taken them."""
-        number = count + self._extra
+        number = count + self._epsilon
         mean_of_keras = tf.math.divide_no_nan(mean * count, number)
         squares += count * tf.square(mean_of_keras - mean)
         return mean_of_keras, tf.math.divide_no_nan(squares, number)
 
 
-def _over_replicas(
-    x: tf.Tensor, axis: int, axes: Sequence[int], count: tf.Tensor, replicas: Replicas
+def _all_reduce_moments(
+    x: tf.Tensor,
+    axis: int,
+    axes: Sequence[int],
+    count: tf.Tensor,
+    replicas: ReplicaGroup,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns count, mean and variance of the rows of all replicas."""
-    sums = replicas.sum(tf.concat([tf.reduce_sum(x, axes), count[None]], axis=0))
+    sums = replicas.all_reduce_sum(
+        tf.concat([tf.reduce_sum(x, axes), count[None]], axis=0)
+    )
     count = sums[-1]
     mean = tf.math.divide_no_nan(sums[:-1], count)
-    away = tf.square(x - _along(mean, axis, len(x.shape)))
-    squares = replicas.sum(tf.reduce_sum(away, axes))
+    away = tf.square(x - _broadcast_along(mean, axis, len(x.shape)))
+    squares = replicas.all_reduce_sum(tf.reduce_sum(away, axes))
     return count, mean, tf.math.divide_no_nan(squares, count)
 
 
-def _along(vector: tf.Tensor, axis: int, rank: int) -> tf.Tensor:
+def _broadcast_along(vector: tf.Tensor, axis: int, rank: int) -> tf.Tensor:
     """Returns a vector `[C]` shaped to be broadcast along an axis."""
     shape = [1] * rank
     shape[axis] = -1

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import some_of
-from tfgpipe.capture import Scope
+from tfgpipe.capture import TracingScope
 from tfgpipe.stage.moments import BatchMoments
 
 BatchNorm = Literal["microbatch", "deferred"]
@@ -93,7 +93,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
             mask: Which positions count, of one dimension less than the inputs.
         """
         scope = keras_internals.current_stateless_scope()
-        if not (isinstance(scope, Scope) and training and self.trainable):
+        if not (isinstance(scope, TracingScope) and training and self.trainable):
             return super().call(inputs, training=training, mask=mask)
         moments = BatchMoments(
             tf.cast(inputs, keras.backend.result_type(inputs.dtype, "float32")),
@@ -113,7 +113,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
         self._learn(moments, scope)
         return outputs
 
-    def _learn(self, moments: BatchMoments, scope: Scope) -> None:
+    def _learn(self, moments: BatchMoments, scope: TracingScope) -> None:
         """Defers the update of the moving averages to the end of the step."""
         scope.accumulators.append(moments)
 
@@ -124,7 +124,7 @@ class _SynchronizedBatchNormalization(BatchNormalization):
     In a traced stage `tf.distribute` does not sum over replicas, not even over one.
     """
 
-    def _learn(self, moments: BatchMoments, scope: Scope) -> None:
+    def _learn(self, moments: BatchMoments, scope: TracingScope) -> None:
         """Moves the moving averages at once."""
         before = [scope.get_current_value(v) for v in moments.variables]
         after = moments.update(moments.values, before)
@@ -137,14 +137,14 @@ class _SynchronizedBatchNormalization(BatchNormalization):
 DeferredBatchNormalization = BatchNormalization
 
 
-def converted(
+def deferred_batch_norms(
     layers: Iterable[Any], batch_norm: BatchNorm
 ) -> contextlib.AbstractContextManager[None]:
     """Has Keras' batch normalizations in layers do as pipelines need, for a while.
 
     However deep they are: Keras has no hook at calls inside a layer.
     """
-    handled = filter(is_handled, batch_norms(layers))
+    handled = filter(can_defer, batch_norms(layers))
     plain = [x for x in handled if not isinstance(x, BatchNormalization)]
     if batch_norm == "deferred":
         classes = [(norm, BatchNormalization) for norm in plain]
@@ -160,12 +160,12 @@ def batch_norms(layers: Iterable[Any]) -> list[keras.layers.BatchNormalization]:
     return [x for x in inner.values() if isinstance(x, keras.layers.BatchNormalization)]
 
 
-def synchronizes(layers: Iterable[Any]) -> bool:
+def any_synchronized(layers: Iterable[Any]) -> bool:
     """Returns whether a batch normalization synchronizes moments over replicas."""
     return any(norm.synchronized and norm.trainable for norm in batch_norms(layers))
 
 
-def is_handled(norm: keras.layers.BatchNormalization) -> bool:
+def can_defer(norm: keras.layers.BatchNormalization) -> bool:
     """Returns whether a layer is deferred, or can be converted."""
     if isinstance(norm, BatchNormalization):
         return True
@@ -181,7 +181,7 @@ def warn_of_batch_norm(calls: Iterable[Any], batch_norm: str) -> None:
     norms = [norm for norm in batch_norms(calls) if norm.trainable]
     moved = [x for x in norms if not isinstance(x, BatchNormalization)]
     if batch_norm == "deferred":
-        moved = [norm for norm in moved if not is_handled(norm)]
+        moved = [norm for norm in moved if not can_defer(norm)]
         way_out = (
             "These renormalise, or have a class of their own, which cannot be made to "
             "wait: let the class inherit from "
@@ -205,7 +205,7 @@ def warn_of_batch_norm(calls: Iterable[Any], batch_norm: str) -> None:
 def check_synchronized(calls: Iterable[Any]) -> None:
     """Raises ValueError for a layer that needs collectives and cannot have them."""
     for norm in batch_norms(calls):
-        if norm.synchronized and norm.trainable and not is_handled(norm):
+        if norm.synchronized and norm.trainable and not can_defer(norm):
             raise ValueError(
                 "Keras sums over replicas only outside a pipeline; inside, tfgpipe "
                 "does, for Keras' own layer. Received "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from tfgpipe.devices import device_kind
+from tfgpipe.devices import device_type
 from tfgpipe.stage.normalization import BatchNorm
 
 Platform = Literal["cpu", "gpu", "tpu"]
@@ -56,4 +56,4 @@ class StageOptions:
 def platform_of(device: str) -> Platform:
     """Returns what a device is; one that is neither CPU nor TPU counts as a GPU."""
     platforms: dict[str, Platform] = {"CPU": "cpu", "TPU": "tpu"}
-    return platforms.get(device_kind(device), "gpu")
+    return platforms.get(device_type(device), "gpu")

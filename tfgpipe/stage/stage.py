@@ -20,14 +20,14 @@ import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap, show_progress, unique
-from tfgpipe.capture import Interpreter, Part, Wire, layer_variables
+from tfgpipe.capture import Interpreter, Segment, TensorKey, layer_variables
 from tfgpipe.devices import sharding
 from tfgpipe.stage import dedup, layer_checks, normalization
 from tfgpipe.stage.functions import FunctionCache, StageFunctions
-from tfgpipe.stage.joint import CapturedVariablesError, Trace, trace_joint
+from tfgpipe.stage.joint import CapturedVariablesError, JointGraph, trace_joint
 from tfgpipe.stage.options import StageOptions
 
-Specs = Mapping[Wire, tf.TensorSpec]
+Specs = Mapping[TensorKey, tf.TensorSpec]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +36,11 @@ class StageCache:
 
     Attributes:
         functions: Their functions, by what they compute.
-        traced: Their traces, by the structure of their calls.
+        traces: Their traces, by the structure of their calls.
     """
 
     functions: FunctionCache = dataclasses.field(default_factory=dict)
-    traced: dict[Hashable, tuple[Part, TracedStage]] = dataclasses.field(
+    traces: dict[Hashable, tuple[Segment, TracedStage]] = dataclasses.field(
         default_factory=dict
     )
 
@@ -50,25 +50,25 @@ class TracedStage:
 
     Attributes:
         trace: The trace.
-        reads: What its inputs are.
-        makes: What its outputs are.
-        unmasked: Values that lose their mask here.
-        group: The key of the group that its replicas sum in.
+        input_keys: What its inputs are.
+        output_keys: What its outputs are.
+        dropped_masks: Values that lose their mask here.
+        group_key: The key of the group that its replicas sum in.
     """
 
     def __init__(
         self,
-        trace: Trace,
-        reads: Sequence[Wire],
+        trace: JointGraph,
+        reads: Sequence[TensorKey],
         options: StageOptions,
         group: int,
         cache: FunctionCache,
     ) -> None:
         self.trace = trace
-        self.group = group
-        self.reads = tuple(reads)
-        self.makes: tuple[Wire, ...] = trace.forward.keys
-        self.unmasked = tuple(wire.number for wire in trace.forward.dropped)
+        self.group_key = group
+        self.input_keys = tuple(reads)
+        self.output_keys: tuple[TensorKey, ...] = trace.forward.keys
+        self.dropped_masks = tuple(tensor.value_id for tensor in trace.forward.dropped)
         self._options = options
         self._cache = cache
         self._functions: dict[bool, StageFunctions] = {}
@@ -81,33 +81,33 @@ class TracedStage:
             ids: For the id of each value of this stage, that of the other.
         """
         stage = copy.copy(self)  # With the same dictionary of functions.
-        stage.group = group
-        stage.reads, stage.makes = (
-            tuple(Wire(ids[wire.number], wire.is_mask) for wire in wires)
-            for wires in (self.reads, self.makes)
+        stage.group_key = group
+        stage.input_keys, stage.output_keys = (
+            tuple(TensorKey(ids[tensor.value_id], tensor.is_mask) for tensor in tensors)
+            for tensors in (self.input_keys, self.output_keys)
         )
-        stage.unmasked = tuple(ids[number] for number in self.unmasked)
+        stage.dropped_masks = tuple(ids[number] for number in self.dropped_masks)
         return stage
 
     @property
-    def recomputing(self) -> StageFunctions:
+    def with_remat(self) -> StageFunctions:
         """Functions that keep only the stage's inputs for the backward."""
         return self._made(saves=False)
 
     @property
-    def saving(self) -> StageFunctions:
+    def without_remat(self) -> StageFunctions:
         """Functions that keep what spares the backward any recomputation."""
         return self._made(saves=True)
 
     @property
-    def output_specs(self) -> dict[Wire, tf.TensorSpec]:
+    def output_specs(self) -> dict[TensorKey, tf.TensorSpec]:
         """Shapes and types of what the stage makes."""
         specs = map(self.trace.spec, self.trace.forward.outputs)
-        return dict(zip(self.makes, specs, strict=True))
+        return dict(zip(self.output_keys, specs, strict=True))
 
-    def static_value(self, output: Wire) -> np.ndarray | None:
+    def static_value(self, output: TensorKey) -> np.ndarray | None:
         """Returns the value of an output that is a constant of the trace, or None."""
-        name = self.trace.forward.outputs[self.makes.index(output)]
+        name = self.trace.forward.outputs[self.output_keys.index(output)]
         tensor = self.trace.graph.get_tensor_by_name(name)
         while tensor.op.type in ("Identity", "IdentityN"):  # Of `tf.custom_gradient`.
             tensor = tensor.op.inputs[tensor.value_index]
@@ -131,29 +131,29 @@ class TracedStage:
 class _Request:
     """What a stage is traced for, beside the shapes of its inputs."""
 
-    reads: tuple[Wire, ...]
+    reads: tuple[TensorKey, ...]
     options: StageOptions
     non_differentiable: tuple[int, ...]
     per_step: tuple[int, ...]
 
 
 class Stage:
-    """A part of a model that runs on one device.
+    """A segment of a model that runs on one device.
 
     Attributes:
         index: k, counted from the pipeline's input.
-        part: Its calls.
+        segment: Its calls.
     """
 
     def __init__(
         self,
         index: int,
-        part: Part,
+        segment: Segment,
         cache: StageCache,
         captured: Sequence[keras.Variable] = (),
     ) -> None:
         self.index = index
-        self.part = part
+        self.segment = segment
         self._cache = cache
         self._traced: dict[Hashable, dict[tuple[tf.TensorSpec, ...], TracedStage]] = {}
         self._groups: dict[Hashable, int] = {}
@@ -164,7 +164,7 @@ class Stage:
     @property
     def layers(self) -> tuple[Any, ...]:
         """The layers, each once, in the order they are first called."""
-        return self.part.layers
+        return self.segment.layers
 
     @property
     def weights(self) -> list[keras.Variable]:
@@ -177,18 +177,18 @@ class Stage:
         return layer_variables(self.layers, self._captured)[1]
 
     @property
-    def shards(self) -> IdentityMap[keras.Variable, int]:
+    def shard_indices(self) -> IdentityMap[keras.Variable, int]:
         """Of each variable that is part of a weight, which shard."""
-        return sharding.numbers(self.layers)
+        return sharding.shard_indices(self.layers)
 
-    def extended(self, part: Part, captured: Sequence[keras.Variable]) -> Stage:
-        """Returns a stage that shares functions with this one, of a longer part.
+    def extend(self, segment: Segment, captured: Sequence[keras.Variable]) -> Stage:
+        """Returns a stage that shares functions with this one, of a longer segment.
 
         Args:
-            part: The calls, these among them.
+            segment: The calls, these among them.
             captured: Variables that the others use and that no layer owns.
         """
-        return Stage(self.index, part, self._cache, captured)
+        return Stage(self.index, segment, self._cache, captured)
 
     def traced(
         self,
@@ -197,7 +197,7 @@ class Stage:
         *,
         non_differentiable: Collection[int] = (),
         per_step: Collection[int] = (),
-        begins: Callable[[], None] = lambda: None,
+        on_trace: Callable[[], None] = lambda: None,
     ) -> TracedStage:
         """Returns the stage traced for these inputs, from the cache if possible.
 
@@ -210,14 +210,18 @@ class Stage:
             options: How it is to run.
             non_differentiable: Ids of values that want no gradient.
             per_step: Ids of values that are the same for all microbatches.
-            begins: Called before the stage is traced, if it is not known.
+            on_trace: Called before the stage is traced, if it is not known.
         """
-        reads = {wire: s for wire, s in specs.items() if wire.number in self.part.reads}
+        reads = {
+            tensor: s
+            for tensor, s in specs.items()
+            if tensor.value_id in self.segment.input_ids
+        }
         request = _Request(
             tuple(reads),
             options,
-            tuple(i for i, w in enumerate(reads) if w.number in non_differentiable),
-            tuple(i for i, w in enumerate(reads) if w.number in per_step),
+            tuple(i for i, w in enumerate(reads) if w.value_id in non_differentiable),
+            tuple(i for i, w in enumerate(reads) if w.value_id in per_step),
         )
         # Freezing a layer can change more than what is trained.
         frozen = tuple(keras_internals.is_trainable(layer) for layer in self.layers)
@@ -231,14 +235,14 @@ class Stage:
         if exact in known:
             return known[exact]
         if known and tf.executing_eagerly():
-            relaxed = functools.reduce(_relaxed, known, exact)
+            relaxed = functools.reduce(_relax_sizes, known, exact)
             if relaxed in known:
                 return known[relaxed]
             # A layer may need to know a size; then each is traced by itself.
             with contextlib.suppress(TypeError, ValueError):
-                traced = self._trace(request, relaxed, group, begins)
+                traced = self._trace(request, relaxed, group, on_trace)
                 return self._traced.setdefault(key, {}).setdefault(relaxed, traced)
-        traced = self._trace(request, exact, group, begins)
+        traced = self._trace(request, exact, group, on_trace)
         return self._traced.setdefault(key, {}).setdefault(exact, traced)
 
     def _trace(
@@ -246,14 +250,16 @@ class Stage:
         request: _Request,
         specs: Sequence[tf.TensorSpec],
         group: int,
-        begins: Callable[[], None],
+        on_trace: Callable[[], None],
     ) -> TracedStage:
         layer_checks.check_not_float8(self.layers)
-        structure = None if self._captured else dedup.structure(self.part)
+        structure = None if self._captured else dedup.structure(self.segment)
         key: Hashable = None
         if structure is not None:
-            ids = dedup.value_ids(self.part)
-            reads = [(ids.index(wire.number), wire.is_mask) for wire in request.reads]
+            ids = dedup.value_ids(self.segment)
+            reads = [
+                (ids.index(tensor.value_id), tensor.is_mask) for tensor in request.reads
+            ]
             # The same calls on values of other ids: where these are is all that counts.
             key = (
                 structure,
@@ -261,33 +267,35 @@ class Stage:
                 tuple(specs),
                 dataclasses.replace(request, reads=()),
             )
-            if key in self._cache.traced:
-                part, traced = self._cache.traced[key]
-                pairs = zip(dedup.value_ids(part), ids, strict=True)
+            if key in self._cache.traces:
+                segment, traced = self._cache.traces[key]
+                pairs = zip(dedup.value_ids(segment), ids, strict=True)
                 return traced.like(group, dict(pairs))
-        begins()
+        on_trace()
         trace = self._joint(request, specs)
         traced = TracedStage(
             trace, request.reads, request.options, group, self._cache.functions
         )
         # A trace that takes captured variables fits no other stage.
-        if key is not None and not (self._captured or trace.refers_outside):
-            self._cache.traced[key] = self.part, traced
+        if key is not None and not (self._captured or trace.has_captures):
+            self._cache.traces[key] = self.segment, traced
         return traced
 
-    def _joint(self, request: _Request, specs: Sequence[tf.TensorSpec]) -> Trace:
+    def _joint(self, request: _Request, specs: Sequence[tf.TensorSpec]) -> JointGraph:
         """Traces the layers, once more for each time that they turn out to capture."""
         options = request.options
         while True:
             interpreter = Interpreter(
-                self.part,
+                self.segment,
                 request.reads,
                 training=options.training,
                 remat=options.remat == "layer",
                 captured=self._captured,
             )
             try:
-                with normalization.converted(self.layers, options.batch_norm):
+                with normalization.deferred_batch_norms(
+                    self.layers, options.batch_norm
+                ):
                     return trace_joint(
                         interpreter.run,
                         input_specs=specs,
@@ -297,7 +305,7 @@ class Stage:
                         non_differentiable=request.non_differentiable,
                         per_step=request.per_step,
                         uses_cpu_kernels=options.uses_cpu_kernels,
-                        shards=self.shards,
+                        shard_indices=self.shard_indices,
                     )
             except CapturedVariablesError as error:
                 self._captured += error.variables
@@ -337,11 +345,11 @@ def trace_all(
                 options[k],
                 non_differentiable=non_differentiable,
                 per_step=per_step,
-                begins=functools.partial(begin, k + 1),
+                on_trace=functools.partial(begin, k + 1),
             )
             specs.update(traced.output_specs)
-            for number in traced.unmasked:
-                del specs[Wire(number, True)]
+            for number in traced.dropped_masks:
+                del specs[TensorKey(number, True)]
             results.append(traced)
     return results
 
@@ -359,7 +367,7 @@ def owned_variables(
     return owned
 
 
-def _relaxed(
+def _relax_sizes(
     specs: tuple[tf.TensorSpec, ...], others: tuple[tf.TensorSpec, ...]
 ) -> tuple[tf.TensorSpec, ...]:
     """Returns specs with the sizes left open in which they differ from others.

@@ -16,11 +16,11 @@ import tensorflow as tf
 from tfgpipe._compat import functions
 from tfgpipe.devices import sharding
 from tfgpipe.graph import partitioner
-from tfgpipe.stage.joint import Trace
+from tfgpipe.stage.joint import JointGraph
 
 # Types that are hoisted: copies of weights in another dtype, padded or quantized, and
 # the ranges to quantize with.
-_WORTHWHILE = (
+_HOISTABLE_OP_TYPES = (
     "Cast",
     "FakeQuantWithMinMaxVars",
     "FakeQuantWithMinMaxVarsPerChannel",
@@ -33,11 +33,11 @@ _WORTHWHILE = (
 
 # Element-wise operations that code unaware of sharding inserts on a weight shard: Keras
 # casts, `tf.recompute_grad` adds copies and a zero. They stay on the shard's device.
-_ONE_BY_ONE = ("AddV2", "Cast", "Identity")
+_ELEMENTWISE_OP_TYPES = ("AddV2", "Cast", "Identity")
 
 
 @dataclasses.dataclass(frozen=True)
-class Excerpt:
+class SubgraphFunction:
     """A function copied from part of a stage.
 
     Attributes:
@@ -56,64 +56,67 @@ class GraphSource:
 
     Args:
         trace: The stage.
-        on_one_device: Whether shards are all to be where excerpts are run.
+        on_one_device: Whether shards are all to be where subgraphs are run.
 
     Attributes:
-        graph: The stage as `cut` takes it apart, in an order in which it can run.
+        graph: The stage as `graph.partitioner` takes it apart, in an order in which it
+            can run.
         stateful: Names of its stateful operations.
         constants: Names of its constants.
         placeholders: Names of what is given to it.
-        worthwhile: Names of operations whose results are worth hoisting if they do
+        hoistable_ops: Names of operations whose results are worth hoisting if they do
             not change during a step.
     """
 
-    def __init__(self, trace: Trace, *, on_one_device: bool = False) -> None:
+    def __init__(self, trace: JointGraph, *, on_one_device: bool = False) -> None:
         self.trace = trace
         self._graph_def = trace.graph.as_graph_def()
         if on_one_device:
             for node in self._graph_def.node:
-                if sharding.shard_of(node.device) is not None:
+                if sharding.shard_index(node.device) is not None:
                     node.device = ""
         elif trace.is_sharded:
-            _follow_parts(trace, self._graph_def)
+            _colocate_with_shards(trace, self._graph_def)
         for node in self._graph_def.node:
             functions.forget_trace(node)
             node.input[:] = [
                 trace.replacements.get(partitioner.canonical(i), i) for i in node.input
             ]
-        self.graph = partitioner.ordered(
+        self.graph = partitioner.topological_order(
             {node.name: tuple(node.input) for node in self._graph_def.node}
         )
         operations = trace.graph.get_operations()
         self.stateful = [op.name for op in operations if op.op_def.is_stateful]
         self.constants = [op.name for op in operations if op.type == "Const"]
         self.placeholders = [op.name for op in operations if op.type == "Placeholder"]
-        self.worthwhile = [op.name for op in operations if op.type in _WORTHWHILE]
+        self.hoistable_ops = [
+            op.name for op in operations if op.type in _HOISTABLE_OP_TYPES
+        ]
 
-    def excerpt(
+    def extract(
         self,
         *,
         fetches: Sequence[str],
         feeds: Sequence[str],
-        effects: Sequence[str] = (),
-        done: Sequence[str] = (),
-    ) -> Excerpt:
+        side_effects: Sequence[str] = (),
+        completed: Sequence[str] = (),
+    ) -> SubgraphFunction:
         """Returns the function from those `feeds` that it needs to `fetches`.
 
         Args:
             fetches: Names of the tensors to compute.
             feeds: Names of the tensors that can be fed.
-            effects: Operations to run as well. (TensorFlow makes a function wait for
-                the stateful operations in it.)
-            done: Operations that have run before, for which nothing waits.
+            side_effects: Operations to run as well. (TensorFlow makes a function wait
+                for the stateful operations in it.)
+            completed: Operations that have run before, for which nothing waits.
         """
         fetches = tuple(dict.fromkeys(fetches))
         captures = self.trace.captures
-        piece = partitioner.program(
+        piece = partitioner.subgraph(
             self.graph,
-            fetches=(*fetches, *(f"^{name}" for name in effects)),
+            fetches=(*fetches, *(f"^{name}" for name in side_effects)),
             feeds=(*feeds, *captures),
-            done=done,
+            completed=completed,
         )
         taken = tuple(feed for feed in piece.feeds if feed not in captures)
         captured = {f: captures[f] for f in piece.feeds if f in captures}
@@ -137,7 +140,7 @@ class GraphSource:
             values.update(zip(computed, results, strict=True))
             return [values[fetch] for fetch in fetches]
 
-        return Excerpt(taken, fetches, run)
+        return SubgraphFunction(taken, fetches, run)
 
     @functools.cached_property
     def fingerprint(self) -> Hashable:
@@ -152,7 +155,7 @@ class GraphSource:
         def numbered(tensor: str) -> str:
             control = "^" if tensor.startswith("^") else ""
             _, colon, index = tensor.partition(":")
-            return control + numbers[partitioner.operation(tensor)] + colon + index
+            return control + numbers[partitioner.op_name(tensor)] + colon + index
 
         anonymous = self._copy(self.graph)
         for node in anonymous.node:
@@ -172,7 +175,7 @@ class GraphSource:
                 trace.forward.outputs,
                 trace.new_carry,
                 (trace.forward.loss, trace.backward.loss_grad),
-                trace.forward.effects,
+                trace.forward.side_effects,
                 trace.backward.output_grads,
                 trace.backward.input_grads,
                 [
@@ -198,35 +201,37 @@ class GraphSource:
                 added.input[:] = [
                     i
                     for i in node.input
-                    if not i.startswith("^") or partitioner.operation(i) in operations
+                    if not i.startswith("^") or partitioner.op_name(i) in operations
                 ]
         return copy
 
 
-def _follow_parts(trace: Trace, graph_def: tf.compat.v1.GraphDef) -> None:
+def _colocate_with_shards(trace: JointGraph, graph_def: tf.compat.v1.GraphDef) -> None:
     """Puts copies of a weight shard, and its gradient, on the shard's device.
 
     That is, operations without a device. All others run on the primary device, and each
     would send the shard there and back for every microbatch.
     """
-    held = {partitioner.operation(name): shard for name, shard in trace.shards.items()}
+    held = {
+        partitioner.op_name(name): shard for name, shard in trace.shard_indices.items()
+    }
     for weight, gradient in zip(
         trace.given.weights, trace.backward.weight_grads, strict=True
     ):
-        if weight in trace.shards and gradient is not None:
+        if weight in trace.shard_indices and gradient is not None:
             for name in gradient.names:
-                held[_maker(trace.graph.get_tensor_by_name(name))] = trace.shards[
-                    weight
-                ]
+                held[_producer(trace.graph.get_tensor_by_name(name))] = (
+                    trace.shard_indices[weight]
+                )
     for node in graph_def.node:
-        first = partitioner.operation(node.input[0]) if node.input else ""
-        if node.op in _ONE_BY_ONE and first in held:
+        first = partitioner.op_name(node.input[0]) if node.input else ""
+        if node.op in _ELEMENTWISE_OP_TYPES and first in held:
             held.setdefault(node.name, held[first])
         if node.name in held and not node.device:
-            node.device = sharding.stand_in(held[node.name])
+            node.device = sharding.placeholder_device(held[node.name])
 
 
-def _maker(tensor: tf.Tensor) -> str:
+def _producer(tensor: tf.Tensor) -> str:
     """Returns the operation that makes what `tf.custom_gradient` returns copies of."""
     while tensor.op.type == "IdentityN":
         tensor = tensor.op.inputs[tensor.value_index]

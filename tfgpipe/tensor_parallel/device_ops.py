@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfgpipe.capture import differentiable
+from tfgpipe.capture import is_differentiable
 
 
 def on(device: str, function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
@@ -35,7 +35,7 @@ def on(device: str, function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
     """
     with tf.device(device):
         tensors = tuple(map(tf.identity, tensors))
-        if not any(map(differentiable, tensors)):
+        if not any(map(is_differentiable, tensors)):
             return function(*tensors)
         return _with_gradient_on(device, function)(*tensors)
 
@@ -45,7 +45,7 @@ def copy(x: tf.Tensor, device: str, num: int) -> list[tf.Tensor]:
 
     Without that the tape of whoever trains would sum them on any device.
     """
-    if num == 1 or not differentiable(x):
+    if num == 1 or not is_differentiable(x):
         return [x] * num
     return on(device, lambda x: [tf.identity(x) for _ in range(num)], x)
 
@@ -82,7 +82,7 @@ def _with_gradient_on(device: str, function: Callable[..., Any]) -> Callable[...
     @tf.custom_gradient
     def run(*tensors: tf.Tensor) -> tuple[Any, Callable[..., Any]]:
         with tf.GradientTape(persistent=True) as tape:
-            tape.watch(list(filter(differentiable, tensors)))
+            tape.watch(list(filter(is_differentiable, tensors)))
             results = function(*tensors)
 
         def gradient(*upstream: Any) -> Any:

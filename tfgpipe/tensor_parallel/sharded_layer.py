@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe.capture import Scope
+from tfgpipe.capture import TracingScope
 from tfgpipe.devices import default_devices, make_mesh, sharding
 from tfgpipe.tensor_parallel import device_ops
 
@@ -62,8 +62,8 @@ class ShardedLayer(keras.layers.Layer, sharding.Sharded):
     @property
     def shard_devices(self) -> tuple[str, ...]:
         """The device of each shard where the layer is being called."""
-        if isinstance(keras_internals.current_stateless_scope(), Scope):
-            return tuple(map(sharding.stand_in, range(self.num_shards)))
+        if isinstance(keras_internals.current_stateless_scope(), TracingScope):
+            return tuple(map(sharding.placeholder_device, range(self.num_shards)))
         return self._devices
 
     def add_sharded_weight(
@@ -318,4 +318,4 @@ def choose_devices(
             "shards, or make logical devices before TensorFlow starts: "
             f"`tfgpipe.make_logical_cpus({T})`."
         )
-    return make_mesh(num_stages=T, devices=devices).grid[0]
+    return make_mesh(num_stages=T, devices=devices).primary_devices[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfgpipe.capture.ir import Call, Network, Part, Value
+from tfgpipe.capture.ir import Call, CallGraph, Segment, Value
 
 
 def call(layer, reads, makes):
@@ -19,7 +19,7 @@ CALLS = (
     call("d", [3, 1], [4, 5]),
     call("a", [4, 3], [6]),
 )
-NETWORK = Network(CALLS, inputs=(0, 9), outputs=(6, 1, 6))
+NETWORK = CallGraph(CALLS, input_ids=(0, 9), output_ids=(6, 1, 6))
 
 
 @pytest.mark.parametrize(
@@ -34,18 +34,18 @@ NETWORK = Network(CALLS, inputs=(0, 9), outputs=(6, 1, 6))
     ],
 )
 def test_a_part_reads_what_others_make_and_makes_what_others_need(span, reads, makes):
-    assert NETWORK.part(span) == Part(CALLS[span], reads, makes)
+    assert NETWORK.segment(span) == Segment(CALLS[span], reads, makes)
 
 
 def test_a_part_has_each_layer_once():
-    assert NETWORK.part(slice(0, 5)).layers == ("a", "b", "c", "d")
+    assert NETWORK.segment(slice(0, 5)).layers == ("a", "b", "c", "d")
 
 
 def test_received_bytes_count_each_value_once_and_inputs_not():
     sizes = {number: 10**number for number in range(10)}
-    received = NETWORK.received(sizes)
+    received = NETWORK.received_bytes(sizes)
     for start in range(5):
         for end in range(5 + 1):
-            reads = NETWORK.part(slice(start, max(start, end))).reads
+            reads = NETWORK.segment(slice(start, max(start, end))).input_ids
             expected = sum(sizes[number] for number in reads if number not in (0, 9))
             assert received[start][end] == expected

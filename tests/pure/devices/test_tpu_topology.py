@@ -51,7 +51,9 @@ def test_whatever_fits_has_neighbouring_stages_on_neighbouring_chips(
     mesh: tuple[tuple[int, ...], int, int],
 ) -> None:
     shape, num_stages, num_replicas = mesh
-    found = tpu_topology.paths(shape, num_stages=num_stages, num_replicas=num_replicas)
+    found = tpu_topology.assign_cores(
+        shape, num_stages=num_stages, num_replicas=num_replicas
+    )
     assert [len(path) for path in found] == [num_stages] * num_replicas
     _check(found, shape, (False, False, False))
 
@@ -66,7 +68,7 @@ def test_missing_cores_are_left_out(
     cores = list(itertools.product(*map(range, shape)))
     missing = data.draw(st.sets(st.sampled_from(cores), max_size=3))
     try:
-        found = tpu_topology.paths(
+        found = tpu_topology.assign_cores(
             shape,
             num_stages=num_stages,
             num_replicas=num_replicas,
@@ -88,19 +90,19 @@ def test_slices_that_there_are_hold_whole_numbers_of_pipelines(
     shape = SLICES[name]
     num_replicas = math.prod(shape) // num_stages
     if num_replicas:
-        found = tpu_topology.paths(
+        found = tpu_topology.assign_cores(
             shape, num_stages=num_stages, num_replicas=num_replicas
         )
         _check(found, shape, (False, False, False))
 
 
 def test_two_stages_of_a_v3_are_on_one_chip() -> None:
-    found = tpu_topology.paths(SLICES["v3-8"], num_stages=2, num_replicas=4)
+    found = tpu_topology.assign_cores(SLICES["v3-8"], num_stages=2, num_replicas=4)
     assert all(a[:3] == b[:3] for a, b in found)
 
 
 def test_stages_of_a_v4_are_on_chips_of_their_own() -> None:
-    (path,) = tpu_topology.paths(SLICES["v4-8"], num_stages=4)
+    (path,) = tpu_topology.assign_cores(SLICES["v4-8"], num_stages=4)
     assert path == ((0, 0, 0, 0), (1, 0, 0, 0), (1, 1, 0, 0), (0, 1, 0, 0))
 
 
@@ -108,8 +110,8 @@ def test_a_torus_is_used_where_it_is_said_to_be_one() -> None:
     # One row of four without its second chip: 0 . 2 3
     missing = [(1, 0, 0, 0)]
     with pytest.raises(ValueError, match="need 3 TPU cores"):
-        tpu_topology.paths((4, 1, 1, 1), num_stages=3, missing=missing)
-    (path,) = tpu_topology.paths(
+        tpu_topology.assign_cores((4, 1, 1, 1), num_stages=3, missing=missing)
+    (path,) = tpu_topology.assign_cores(
         (4, 1, 1, 1), num_stages=3, missing=missing, torus=(True, False, False)
     )
     assert [x for x, *_ in path] == [2, 3, 0]
@@ -120,7 +122,9 @@ def test_a_missing_chip_is_gone_around_along_another_axis() -> None:
     #   x  3
     #   .  2
     #   0  1
-    found = tpu_topology.paths((2, 3, 1, 1), num_stages=4, missing=[(0, 1, 0, 0)])
+    found = tpu_topology.assign_cores(
+        (2, 3, 1, 1), num_stages=4, missing=[(0, 1, 0, 0)]
+    )
     _check(found, (2, 3, 1, 1), (False, False, False))
 
 
@@ -129,7 +133,7 @@ def test_too_many_are_refused_with_the_numbers(
     num_stages: int, num_replicas: int
 ) -> None:
     with pytest.raises(ValueError, match=r"need \d+ TPU cores.*2 x 2 x 1 x 2.*8 cores"):
-        tpu_topology.paths(
+        tpu_topology.assign_cores(
             SLICES["v3-8"], num_stages=num_stages, num_replicas=num_replicas
         )
 
@@ -137,4 +141,6 @@ def test_too_many_are_refused_with_the_numbers(
 @pytest.mark.parametrize("numbers", [(0, 1), (1, 0), (-1, 2)])
 def test_numbers_below_one_are_refused(numbers: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="at least one stage and one replica"):
-        tpu_topology.paths((2, 2, 1, 1), num_stages=numbers[0], num_replicas=numbers[1])
+        tpu_topology.assign_cores(
+            (2, 2, 1, 1), num_stages=numbers[0], num_replicas=numbers[1]
+        )

@@ -19,13 +19,13 @@ SOURCES = ("x:0", "w:0")
 
 
 def test_a_program_holds_what_lies_between_feeds_and_fetches():
-    piece = partitioner.program(GRAPH, fetches=["f2:0"], feeds=SOURCES)
+    piece = partitioner.subgraph(GRAPH, fetches=["f2:0"], feeds=SOURCES)
     assert piece.operations == {"f1", "f2", "c"}
     assert piece.feeds == ("x:0", "w:0")
 
 
 def test_a_program_names_only_the_feeds_it_uses_in_the_order_given():
-    piece = partitioner.program(
+    piece = partitioner.subgraph(
         GRAPH, fetches=["b2"], feeds=("w:0", "dy:0", "x:0", "f1:0")
     )
     assert piece.operations == {"b2", "c"}
@@ -33,17 +33,17 @@ def test_a_program_names_only_the_feeds_it_uses_in_the_order_given():
 
 
 def test_a_fetch_that_is_fed_needs_no_operation():
-    piece = partitioner.program(GRAPH, fetches=["x:0"], feeds=SOURCES)
-    assert piece == partitioner.Cut(frozenset(), ("x:0",))
+    piece = partitioner.subgraph(GRAPH, fetches=["x:0"], feeds=SOURCES)
+    assert piece == partitioner.Subgraph(frozenset(), ("x:0",))
 
 
 def test_a_control_dependency_on_a_fed_operation_is_not_followed():
     feeds = ("x:0", "b2:0", "f2:1")
-    assert partitioner.program(GRAPH, fetches=["b1"], feeds=feeds).operations == {"b1"}
+    assert partitioner.subgraph(GRAPH, fetches=["b1"], feeds=feeds).operations == {"b1"}
 
 
 def test_saving_keeps_exactly_what_crosses_and_copies_constants():
-    residuals = partitioner.saving(
+    residuals = partitioner.saved_tensors(
         GRAPH,
         sources=(*SOURCES, "dy:0"),
         outputs=["f2:0"],
@@ -54,7 +54,7 @@ def test_saving_keeps_exactly_what_crosses_and_copies_constants():
 
 
 def test_saving_keeps_a_gradient_that_the_forward_already_has():
-    residuals = partitioner.saving(
+    residuals = partitioner.saved_tensors(
         GRAPH,
         sources=(*SOURCES, "dy:0"),
         outputs=["f2:0"],
@@ -70,21 +70,23 @@ def test_recomputing_keeps_nothing_unless_it_is_stateful():
         "outputs": ["f2:0"],
         "gradients": ["b1:0"],
     }
-    assert partitioner.recomputing(GRAPH, stateful=[], **arguments) == ()
-    assert partitioner.recomputing(GRAPH, stateful=["f1"], **arguments) == ("f1:0",)
+    assert partitioner.saved_tensors_under_remat(GRAPH, stateful=[], **arguments) == ()
+    assert partitioner.saved_tensors_under_remat(
+        GRAPH, stateful=["f1"], **arguments
+    ) == ("f1:0",)
 
 
 # -- lasting --------------------------------------------------------------------------
 
 
 def lasting(graph, *, fetches, worthwhile, stateful=()):
-    return partitioner.lasting(
-        partitioner.ordered(graph),
-        sources=("w:0",),
+    return partitioner.hoistable_tensors(
+        partitioner.topological_order(graph),
+        invariant=("w:0",),
         fetches=fetches,
         constants=["c"],
         stateful=stateful,
-        worthwhile=worthwhile,
+        hoistable_ops=worthwhile,
     )
 
 
@@ -104,7 +106,7 @@ COPIES = {
 
 
 def test_operations_are_ordered_behind_what_they_need():
-    order = list(partitioner.ordered(COPIES))
+    order = list(partitioner.topological_order(COPIES))
     assert sorted(order) == sorted(COPIES)
     for name, inputs in COPIES.items():
         assert all(order.index(i) < order.index(name) for i in inputs)
@@ -167,15 +169,17 @@ def halves(graph=LAYERS, weight_grads=("g1:0", "g2:0"), **arguments):
         "constants": ["c"],
         **arguments,
     }
-    return partitioner.halves(graph, weight_grads=weight_grads, **arguments)
+    return partitioner.backward_split_tensors(
+        graph, weight_grads=weight_grads, **arguments
+    )
 
 
 def programs(between, *, kept=(), input_grads=("b1:0",), weight_grads=("g1:0", "g2:0")):
     """Returns the operations of both halves, as `programs.Programs` makes them."""
     made = [*input_grads, *(x for x in between if x not in kept)]
     feeds = (*kept, *GIVEN)
-    chain = partitioner.program(LAYERS, fetches=made, feeds=feeds)
-    hanging = partitioner.program(
+    chain = partitioner.subgraph(LAYERS, fetches=made, feeds=feeds)
+    hanging = partitioner.subgraph(
         LAYERS, fetches=weight_grads, feeds=(*between, *feeds)
     )
     return chain.operations, hanging.operations
@@ -192,7 +196,7 @@ def test_the_chain_leads_to_the_inputs_and_weights_hang_off_it():
 def test_neither_half_repeats_anything_of_the_other_but_constants():
     chain, hanging = programs(halves(constants=[]))
     assert not chain & hanging
-    needed = partitioner.program(LAYERS, fetches=["b1:0", "g1:0", "g2:0"], feeds=GIVEN)
+    needed = partitioner.subgraph(LAYERS, fetches=["b1:0", "g1:0", "g2:0"], feeds=GIVEN)
     assert chain | hanging == needed.operations
 
 
@@ -228,7 +232,7 @@ def test_an_operation_that_makes_both_gradients_is_on_the_chain():
     between = halves(graph, weight_grads)
     assert sorted(between) == ["a2:0", "b1:1", "f1:0"]
     feeds = (*between, *GIVEN)
-    hanging = partitioner.program(graph, fetches=weight_grads, feeds=feeds)
+    hanging = partitioner.subgraph(graph, fetches=weight_grads, feeds=feeds)
     assert hanging.operations == {"g2"}
 
 
@@ -253,4 +257,4 @@ def test_a_gradient_that_the_chain_has_is_handed_on():
 
 def test_operations_that_have_run_are_waited_for_by_neither_half():
     graph = {**LAYERS, "print": ("f1",), "g2": ("f1", "a2", "^print")}
-    assert sorted(halves(graph, done=["print"])) == ["a1:0", "a2:0", "f1:0"]
+    assert sorted(halves(graph, completed=["print"])) == ["a1:0", "a2:0", "f1:0"]

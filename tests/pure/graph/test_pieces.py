@@ -30,7 +30,7 @@ def computations(draw):
 @given(computations())
 def test_any_computation_is_taken_apart_so_that_it_can_run(computation):
     graph, devices, copies = computation
-    split = pieces.split(graph, devices, copies=copies)
+    split = pieces.split_by_device(graph, devices, copies=copies)
     everything_is_in_one_piece_on_its_device(split, graph, devices)
     there_is_all_that_is_needed_before(split, graph)
     pieces_do_not_wait_for_one_another(split, graph)
@@ -46,7 +46,7 @@ def everything_is_in_one_piece_on_its_device(split, graph, devices):
 def there_is_all_that_is_needed_before(split, graph):
     there = set()
     for name in (name for piece in split for name in piece.operations):
-        before = {partitioner.operation(x) for x in graph[name]} & set(graph)
+        before = {partitioner.op_name(x) for x in graph[name]} & set(graph)
         assert before <= there
         there.add(name)
 
@@ -55,7 +55,7 @@ def pieces_do_not_wait_for_one_another(split, graph):
     number = {name: i for i, piece in enumerate(split) for name in piece.operations}
     waits = {i: set() for i in range(len(split))}
     for name, inputs in graph.items():
-        for x in map(partitioner.operation, inputs):
+        for x in map(partitioner.op_name, inputs):
             if x in graph and number[x] != number[name]:
                 waits[number[name]].add(number[x])
     graphlib.TopologicalSorter(waits).prepare()  # Raises if they go round.
@@ -63,9 +63,9 @@ def pieces_do_not_wait_for_one_another(split, graph):
 
 def moves_are_copies_of_something_elsewhere(split, graph, devices, copies):
     for piece in split:
-        if piece.moves:
+        if piece.is_copy:
             (name,) = piece.operations
-            inputs = {partitioner.operation(x) for x in graph[name]} & set(graph)
+            inputs = {partitioner.op_name(x) for x in graph[name]} & set(graph)
             assert name in copies
             assert inputs
             assert all(devices[x] != piece.device for x in inputs)
@@ -73,8 +73,8 @@ def moves_are_copies_of_something_elsewhere(split, graph, devices, copies):
 
 def test_one_device_is_one_piece():
     graph = {"a": (), "b": ("a",), "c": ("a", "^b")}
-    (piece,) = pieces.split(graph, dict.fromkeys(graph, 1), copies=["b"])
-    assert piece == pieces.Piece(1, ("a", "b", "c"))
+    (piece,) = pieces.split_by_device(graph, dict.fromkeys(graph, 1), copies=["b"])
+    assert piece == pieces.DevicePart(1, ("a", "b", "c"))
 
 
 def test_chunks_that_go_around_are_pieces_of_their_own():
@@ -91,12 +91,12 @@ def test_chunks_that_go_around_are_pieces_of_their_own():
         graph[f"moved{device}"] = (f"chunk{1 - device}",)
         graph[f"second{device}"] = (f"moved{device}", "weight")
         devices.update({f"moved{device}": device, f"second{device}": device})
-    split = pieces.split(graph, devices, copies=["moved0", "moved1"])
+    split = pieces.split_by_device(graph, devices, copies=["moved0", "moved1"])
     assert split == [
-        pieces.Piece(0, ("chunk0", "first0")),
-        pieces.Piece(1, ("chunk1", "first1")),
-        pieces.Piece(0, ("moved0",), moves=True),
-        pieces.Piece(1, ("moved1",), moves=True),
-        pieces.Piece(0, ("second0",)),
-        pieces.Piece(1, ("second1",)),
+        pieces.DevicePart(0, ("chunk0", "first0")),
+        pieces.DevicePart(1, ("chunk1", "first1")),
+        pieces.DevicePart(0, ("moved0",), is_copy=True),
+        pieces.DevicePart(1, ("moved1",), is_copy=True),
+        pieces.DevicePart(0, ("second0",)),
+        pieces.DevicePart(1, ("second1",)),
     ]

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tfgpipe._util.counts import check_counts, imbalance, stage_spans
-from tfgpipe.partition.solver import best_cut, bottleneck
+from tfgpipe._util.counts import check_calls_per_stage, imbalance, stage_spans
+from tfgpipe.partition.solver import best_partition, bottleneck
 
 # Costs with many ties: equal ones, weightless ones, and none that rounding can tell.
 COSTS = st.lists(
@@ -71,7 +71,7 @@ def problems_with_a_table(draw, largest=9):
 
 @given(problems())
 def test_no_cut_has_a_lighter_heaviest_stage(problem):
-    cut = best_cut(problem.costs, num_stages=problem.num_stages)
+    cut = best_partition(problem.costs, num_stages=problem.num_stages)
     assert len(cut) == problem.num_stages
     assert sum(cut) == len(problem.costs)
     assert all(type(count) is int and count >= 1 for count in cut)
@@ -80,7 +80,7 @@ def test_no_cut_has_a_lighter_heaviest_stage(problem):
 
 @given(problems())
 def test_of_the_cuts_that_tie_the_evenest_wins(problem):
-    cut = best_cut(problem.costs, num_stages=problem.num_stages)
+    cut = best_partition(problem.costs, num_stages=problem.num_stages)
     best = min((problem.heaviest(c), problem.squares(c)) for c in problem.cuts)
     assert (problem.heaviest(cut), problem.squares(cut)) == best
 
@@ -93,7 +93,9 @@ def test_of_the_cuts_that_tie_the_fewest_bytes_come_before_the_evenest(problem_t
         bytes_in = sum(entries(received, cut))
         return problem.heaviest(cut), bytes_in, problem.squares(cut)
 
-    cut = best_cut(problem.costs, num_stages=problem.num_stages, received=received)
+    cut = best_partition(
+        problem.costs, num_stages=problem.num_stages, received_bytes=received
+    )
     assert rank(cut) == min(map(rank, problem.cuts))
 
 
@@ -105,8 +107,11 @@ def test_slack_is_spent_on_bytes_and_never_exceeded(problem_table, slack):
     def rank(cut):
         return sum(entries(received, cut)), problem.squares(cut)
 
-    cut = best_cut(
-        problem.costs, num_stages=problem.num_stages, received=received, slack=slack
+    cut = best_partition(
+        problem.costs,
+        num_stages=problem.num_stages,
+        received_bytes=received,
+        slack=slack,
     )
     assert problem.heaviest(cut) <= bound
     assert rank(cut) == min(
@@ -122,8 +127,11 @@ def test_a_memory_limit_is_kept_or_the_least_one_named(problem_table, limit):
         return max(entries(memory, cut))
 
     def cut_within(limit):
-        return best_cut(
-            problem.costs, num_stages=problem.num_stages, memory=memory, limit=limit
+        return best_partition(
+            problem.costs,
+            num_stages=problem.num_stages,
+            memory=memory,
+            memory_limit=limit,
         )
 
     enough = min(map(need, problem.cuts))
@@ -146,7 +154,7 @@ def test_stages_start_only_where_they_may(problem, data):
     cuts = [c for c in problem.cuts if all(may_start[s] for s in starts(c))]
 
     def cut_there():
-        return best_cut(
+        return best_partition(
             problem.costs, num_stages=problem.num_stages, may_start=may_start
         )
 
@@ -177,18 +185,20 @@ def test_all_wishes_hold_together(problem_table, other, data):
     ]
     arguments = {
         "num_stages": problem.num_stages,
-        "received": received,
+        "received_bytes": received,
         "memory": memory,
-        "limit": 5,
+        "memory_limit": 5,
         "may_start": may_start,
         "slack": 0.25,
     }
     if not allowed:
-        with pytest.raises(ValueError, match=r"stages can be cut|stays within `limit`"):
-            best_cut(problem.costs, **arguments)
+        with pytest.raises(
+            ValueError, match=r"stages can be cut|stays within `memory_limit`"
+        ):
+            best_partition(problem.costs, **arguments)
         return
     bound = min(map(problem.heaviest, allowed)) * 1.25
-    assert rank(best_cut(problem.costs, **arguments)) == min(
+    assert rank(best_partition(problem.costs, **arguments)) == min(
         rank(cut) for cut in allowed if problem.heaviest(cut) <= bound
     )
 
@@ -209,25 +219,25 @@ def test_all_wishes_hold_together(problem_table, other, data):
     ],
 )
 def test_known_cuts(costs, num_stages, cut):
-    assert best_cut(costs, num_stages=num_stages) == cut
+    assert best_partition(costs, num_stages=num_stages) == cut
 
 
 @given(st.integers(1, 60), st.data())
 def test_weightless_calls_spread_evenly(num_calls, data):
     num_stages = data.draw(st.integers(1, num_calls))
-    cut = best_cut([0] * num_calls, num_stages=num_stages)
+    cut = best_partition([0] * num_calls, num_stages=num_stages)
     assert max(cut) - min(cut) <= 1
 
 
 def test_weightless_calls_beside_a_heavy_one_spread_evenly():
-    cut = best_cut([10] + [0] * 8, num_stages=3)
+    cut = best_partition([10] + [0] * 8, num_stages=3)
     assert cut == (3, 3, 3)
 
 
 def test_weightless_calls_stay_even_whatever_they_receive():
     received = np.ones((9, 9))
     received[1, 8] = 0  # One call and seven would receive nothing.
-    assert best_cut([0] * 8, num_stages=2, received=received) == (4, 4)
+    assert best_partition([0] * 8, num_stages=2, received_bytes=received) == (4, 4)
 
 
 @given(st.floats(5e-324, 2e307), st.sampled_from([3, 4]))
@@ -236,7 +246,7 @@ def test_rounding_does_not_break_ties(unit, count):
     received = np.ones((6, 6))
     received[count, 5] = 0
     costs = [1 * unit, 2 * unit, 3 * unit, 1 * unit, 6 * unit]
-    cut = best_cut(costs, num_stages=2, received=received)
+    cut = best_partition(costs, num_stages=2, received_bytes=received)
     assert cut == (count, 5 - count)
 
 
@@ -244,14 +254,16 @@ def test_rounding_does_not_break_ties(unit, count):
 def test_bottlenecks_tie_only_within_rounding(excess, cut):
     received = np.zeros((4, 4))
     received[1, 3] = 1  # The cut (2, 1) saves it, with a bottleneck that is heavier.
-    assert best_cut([2, excess, 1], num_stages=2, received=received) == cut
+    assert best_partition([2, excess, 1], num_stages=2, received_bytes=received) == cut
 
 
 def test_a_thousand_calls_take_seconds():
     random = np.random.default_rng(0)
     received = random.integers(0, 1000, (1001, 1001))
     start = time.process_time()
-    best_cut(random.random(1000), num_stages=64, received=received, slack=0.1)
+    best_partition(
+        random.random(1000), num_stages=64, received_bytes=received, slack=0.1
+    )
     assert time.process_time() - start < 8
 
 
@@ -259,17 +271,17 @@ def test_a_thousand_calls_take_seconds():
 def test_a_number_of_stages_that_calls_cannot_fill_is_refused(num_stages):
     words = rf"at most 3 stages can be cut.*num_stages={num_stages} for 3 calls"
     with pytest.raises(ValueError, match=words):
-        best_cut([1, 1, 1], num_stages=num_stages)
+        best_partition([1, 1, 1], num_stages=num_stages)
 
 
 def test_no_call_makes_no_stage():
     with pytest.raises(ValueError, match="at most 0 stages can be cut here"):
-        best_cut([], num_stages=1)
+        best_partition([], num_stages=1)
 
 
 def test_whether_the_first_call_may_start_a_stage_does_not_matter():
     may_start = np.array([False, False, True])
-    assert best_cut([1, 1, 1], num_stages=2, may_start=may_start) == (2, 1)
+    assert best_partition([1, 1, 1], num_stages=2, may_start=may_start) == (2, 1)
     assert not may_start[0]  # The caller's array is left as it was.
 
 
@@ -277,25 +289,32 @@ def test_the_memory_error_says_what_to_try():
     memory = np.full((4, 4), 3_000_000.0)
     memory[0, 1] = memory[1, 3] = 1_999_999.5  # Whole bytes are named.
     words = (
-        "No cut into 2 stages stays within `limit`, the memory of one device. Received "
-        "limit=1,500,000 bytes; the least limit that some cut satisfies is 2,000,000 "
-        "bytes, 500,000 bytes more. Try more stages, more microbatches, or remat."
+        "No cut into 2 stages stays within `memory_limit`, the memory of one device. "
+        "Received memory_limit=1,500,000 bytes; the least limit that some cut "
+        "satisfies is 2,000,000 bytes, 500,000 bytes more. Try more stages, more "
+        "microbatches, or remat."
     )
     with pytest.raises(ValueError, match=re.escape(words)):
-        best_cut([1, 1, 1], num_stages=2, memory=memory, limit=1_500_000)
-    within = best_cut([1, 1, 9], num_stages=2, memory=memory, limit=1_999_999.75)
+        best_partition([1, 1, 1], num_stages=2, memory=memory, memory_limit=1_500_000)
+    within = best_partition(
+        [1, 1, 9], num_stages=2, memory=memory, memory_limit=1_999_999.75
+    )
     assert within == (1, 2)
 
 
 def test_only_stages_of_at_least_one_call_are_read_of_a_table():
     table = np.where(np.triu(np.ones((4, 4)), 1), 1.0, math.nan)
-    cut = best_cut([1, 1, 2], num_stages=2, received=table, memory=table, limit=1)
+    cut = best_partition(
+        [1, 1, 2], num_stages=2, received_bytes=table, memory=table, memory_limit=1
+    )
     assert cut == (2, 1)
 
 
 def test_tables_are_left_as_they_were():
     memory, received = np.ones((4, 4)), np.ones((4, 4))
-    best_cut([1, 1, 2], num_stages=2, received=received, memory=memory, limit=1)
+    best_partition(
+        [1, 1, 2], num_stages=2, received_bytes=received, memory=memory, memory_limit=1
+    )
     assert (memory == 1).all()
     assert (received == 1).all()
 
@@ -313,7 +332,7 @@ def test_a_table_of_costs_that_do_not_add_up_has_the_least_bottleneck(data):
         return max(table[span.start, span.stop] for span in stage_spans(cut))
 
     cuts = Problem([1] * num_calls, num_stages).cuts
-    best = best_cut(table, num_stages=num_stages)
+    best = best_partition(table, num_stages=num_stages)
     assert heaviest(best) == min(map(heaviest, cuts))
 
 
@@ -335,11 +354,13 @@ def test_stages_may_differ_in_costs_and_memory(data):
     needs = [most(memory, cut) for cut in cuts]
     limit = data.draw(st.sampled_from(needs))
     within = [c for c, need in zip(cuts, needs, strict=True) if need <= limit]
-    best = best_cut(costs, num_stages=num_stages, memory=list(memory), limit=limit)
+    best = best_partition(
+        costs, num_stages=num_stages, memory=list(memory), memory_limit=limit
+    )
     assert best in within
     assert most(costs, best) == min(most(costs, cut) for cut in within)
-    additive = best_cut(
-        [1] * num_calls, num_stages=num_stages, memory=list(memory), limit=limit
+    additive = best_partition(
+        [1] * num_calls, num_stages=num_stages, memory=list(memory), memory_limit=limit
     )
     assert max(additive) == min(map(max, within))
 
@@ -361,21 +382,24 @@ def test_stages_may_differ_in_costs_and_memory(data):
         ({"slack": -0.5}, r"`slack`.*at least 0\. Received slack=-0\.5\. Use 0\.05"),
         ({"slack": math.nan}, "Received slack=nan"),
         ({"may_start": [True]}, r"one boolean for each call\. Received 1 for 3 calls"),
-        ({"limit": 5}, "`limit` needs `memory`.*limit=5 and memory=None"),
         (
-            {"received": np.ones((3, 3))},
-            r"`received` .*shape \(4, 4\) for 3 calls\. Received shape \(3, 3\)",
+            {"memory_limit": 5},
+            "`memory_limit` needs `memory`.*memory_limit=5 and memory=None",
         ),
         (
-            {"memory": np.ones(4), "limit": 1},
+            {"received_bytes": np.ones((3, 3))},
+            r"`received_bytes` .*shape \(4, 4\) for 3 calls\. Received shape \(3, 3\)",
+        ),
+        (
+            {"memory": np.ones(4), "memory_limit": 1},
             r"`memory` .*shape \(4, 4\) for 3 calls\. Received shape \(4,\)",
         ),
         (
-            {"received": np.full((4, 4), -2)},
-            r"`received` holds finite numbers.*Received values from -2\.0 to -2\.0",
+            {"received_bytes": np.full((4, 4), -2)},
+            r"`received_bytes` holds finite numbers.* values from -2\.0 to -2\.0",
         ),
         (
-            {"memory": np.full((4, 4), math.inf), "limit": 1},
+            {"memory": np.full((4, 4), math.inf), "memory_limit": 1},
             "`memory` holds finite numbers.*Received values from inf to inf",
         ),
     ],
@@ -383,7 +407,7 @@ def test_stages_may_differ_in_costs_and_memory(data):
 def test_malformed_arguments_are_named(arguments, words):
     costs = arguments.pop("costs", [1, 1, 1])
     with pytest.raises(ValueError, match=words):
-        best_cut(costs, num_stages=2, **arguments)
+        best_partition(costs, num_stages=2, **arguments)
 
 
 @given(problems())
@@ -412,17 +436,17 @@ def test_imbalance_is_the_largest_over_the_mean(stage_costs, ratio):
 )
 def test_a_balance_list_that_cannot_be_is_refused(counts, words):
     with pytest.raises(ValueError, match=words):
-        check_counts(counts, ["a", "b", "c"])
+        check_calls_per_stage(counts, ["a", "b", "c"])
 
 
 def test_a_balance_list_that_adds_up_is_taken_as_it_is():
-    assert check_counts([2, 1], ["a", "b", "c"]) == (2, 1)
+    assert check_calls_per_stage([2, 1], ["a", "b", "c"]) == (2, 1)
 
 
 def test_the_names_of_many_calls_are_told_in_part_and_as_cut_points():
     names = [f"layer_{i}" for i in range(43)]
     with pytest.raises(ValueError, match="for 43 calls: ") as raised:
-        check_counts([2, 2, 2, 2], names)
+        check_calls_per_stage([2, 2, 2, 2], names)
     message = str(raised.value)
     assert "layer_0, layer_1, " in message
     assert "layer_5, ... (32 more), layer_38, " in message

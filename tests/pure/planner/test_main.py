@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers.forks import interpret
+from tests.helpers.subprocesses import interpret
 from tfgpipe.planner import __main__, command
 from tfgpipe.planner import __main__ as program
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tfgpipe.report.memory import Holding, draw_memory
+from tfgpipe.report.memory import DeviceMemory, draw_memory
 
 
 def test_replicas_are_below_and_stages_beside_one_another() -> None:
     grid = [
-        [[Holding(f"CPU:{2 * d + k}", f"layer{k}", 2048, None)] for k in range(2)]
+        [[DeviceMemory(f"CPU:{2 * d + k}", f"layer{k}", 2048, None)] for k in range(2)]
         for d in range(2)
     ]
     assert draw_memory(grid).splitlines() == [
@@ -22,7 +22,7 @@ def test_replicas_are_below_and_stages_beside_one_another() -> None:
 
 
 def test_shards_of_a_stage_are_below_one_another() -> None:
-    shards = [Holding(f"CPU:{t}", "mlp", 1024, 2048) for t in range(2)]
+    shards = [DeviceMemory(f"CPU:{t}", "mlp", 1024, 2048) for t in range(2)]
     assert [line.split()[-1] for line in draw_memory([[shards]]).splitlines()] == [
         "0",
         "CPU:0",
@@ -35,6 +35,6 @@ def test_shards_of_a_stage_are_below_one_another() -> None:
 
 
 def test_a_stage_with_fewer_shards_leaves_the_rest_empty() -> None:
-    one, two = Holding("CPU:0", "a", 1, None), Holding("CPU:1", "b", 1, None)
+    one, two = DeviceMemory("CPU:0", "a", 1, None), DeviceMemory("CPU:1", "b", 1, None)
     lines = draw_memory([[[one], [one, two]]]).splitlines()
     assert lines[-3].split() == ["CPU:1"]

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from tests.helpers.forks import interpret
+from tests.helpers.subprocesses import interpret
 from tfgpipe import schedules
 from tfgpipe.report import plots
-from tfgpipe.report.memory import Holding
+from tfgpipe.report.memory import DeviceMemory
 from tfgpipe.report.plots import (
     plot_bubbles,
     plot_differences,
@@ -62,7 +62,7 @@ DIFFERENCES = {
 MESH = [
     [
         [
-            Holding(
+            DeviceMemory(
                 f"GPU:{4 * d + k + t}", f"layer_{k}0 .. layer_{k}9 (10)", 10**9, None
             )
             for t in range(2 if k == 2 else 1)

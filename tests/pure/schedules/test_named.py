@@ -133,7 +133,7 @@ def test_stages_are_dealt_round_robin(plan):
 
 @given(plans(), st.integers(1, 30))
 def test_the_first_microbatches_of_any_schedule_are_one(plan, num_microbatches):
-    fewer = plan.first(num_microbatches)
+    fewer = plan.first_microbatches(num_microbatches)
     assert fewer.validate() is fewer
     assert fewer.num_microbatches == min(num_microbatches, plan.num_microbatches)
     for order, full in zip(fewer.orders, plan.orders, strict=True):
@@ -194,7 +194,7 @@ def test_interleaved_takes_microbatches_that_leave_a_rest(P, v, groups, data):
     assert plan.num_microbatches == M
     # The rest is what the next full group would begin with.
     full = schedules.interleaved(v * P, (groups + 1) * P, num_devices=P)
-    assert plan.orders == full.first(M).orders
+    assert plan.orders == full.first_microbatches(M).orders
 
 
 @pytest.mark.parametrize("name", schedules.NAMES)

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tfgpipe import schedules
-from tfgpipe.schedules.schedule import Action, Schedule, draw, labelled
+from tfgpipe.schedules.schedule import Action, Schedule, action_labels, draw
 
 
 def actions(text):
@@ -65,15 +65,15 @@ def test_an_action_is_written_as_in_the_paper():
 
 
 def test_an_action_is_described_in_words():
-    words = Action("backward_weight", 1, 3).described()
+    words = Action("backward_weight", 1, 3).describe()
     assert words == "backward weight of stage 1, microbatch 3"
 
 
 def test_stages_that_share_a_device_are_told_apart():
-    labels = labelled(schedules.interleaved(4, 2, num_devices=2))
+    labels = action_labels(schedules.interleaved(4, 2, num_devices=2))
     assert labels[Action("forward", 1, 0)] == "F0a"
     assert labels[Action("forward", 3, 0)] == "F0b"
-    assert labelled(schedules.gpipe(2, 2))[Action("forward", 1, 0)] == "F0"
+    assert action_labels(schedules.gpipe(2, 2))[Action("forward", 1, 0)] == "F0"
 
 
 def test_an_empty_order_is_drawn():
@@ -98,7 +98,9 @@ def test_the_placement_is_where_the_actions_are():
 )
 def test_a_backward_that_follows_at_once_is_known(plan, at_once):
     forwards = [(a.stage, a.microbatch) for a in plan.actions("forward")]
-    assert {pair for pair in forwards if plan.follows_at_once(*pair)} == at_once
+    assert {
+        pair for pair in forwards if plan.backward_follows_immediately(*pair)
+    } == at_once
 
 
 def test_backwards_may_come_in_any_order():
@@ -213,6 +215,6 @@ def test_waiting_for_what_no_device_runs_is_a_deadlock():
 
 def test_fewer_microbatches_are_the_first_ones():
     plan = schedules.one_f_one_b(2, 4)
-    assert draw(plan.first(3)) == draw(schedules.one_f_one_b(2, 3))
-    assert plan.first(4) is plan
-    assert plan.first(9) is plan
+    assert draw(plan.first_microbatches(3)) == draw(schedules.one_f_one_b(2, 3))
+    assert plan.first_microbatches(4) is plan
+    assert plan.first_microbatches(9) is plan

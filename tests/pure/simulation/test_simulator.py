@@ -178,7 +178,7 @@ def test_one_microbatch_pays_for_both_ways():
         (1, 4),
         (7, 10),
     ]
-    assert [(t.stage, t.to_stage) for t in simulation.timeline.transfers] == [
+    assert [(t.from_stage, t.to_stage) for t in simulation.timeline.transfers] == [
         (0, 1),
         (1, 0),
     ]
@@ -315,7 +315,7 @@ def test_a_simulated_step_gives_back_its_costs(name, K, more, data):
     )
     timeline = simulate(plan, costs).timeline
     found = costs_of(timeline)
-    for kind in timeline.kinds():
+    for kind in timeline.span_kinds():
         for k in range(K):
             assert found.seconds(kind, k) == pytest.approx(costs.seconds(kind, k))
     assert simulate(plan, found).timeline.step_time == pytest.approx(timeline.step_time)

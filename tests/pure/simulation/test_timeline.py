@@ -15,11 +15,11 @@ from tfgpipe.simulation.simulator import Costs, simulate
 from tfgpipe.simulation.timeline import (
     Span,
     Timeline,
-    Transfer,
+    TransferSpan,
     average_timelines,
-    course,
     report_timelines,
     span_labels,
+    time_series,
 )
 
 # Two devices, one microbatch, with recomputation, on a clock that starts at 10:
@@ -37,7 +37,7 @@ BY_HAND = Timeline(
         Span("recompute", 0, 0, 0, 16.0, 17.0),
         Span("backward", 0, 0, 0, 17.0, 19.0),
     ),
-    (Transfer(0, 1, 0, 10.75, 11.0), Transfer(1, 0, 0, 15.5, 16.0)),
+    (TransferSpan(0, 1, 0, 10.75, 11.0), TransferSpan(1, 0, 0, 15.5, 16.0)),
     "by hand",
 )
 
@@ -72,22 +72,22 @@ def test_the_numbers_are_those_worked_out_by_hand():
 def test_the_order_of_spans_does_not_matter():
     backwards = dataclasses.replace(BY_HAND, spans=BY_HAND.spans[::-1])
     assert report_timelines(backwards) == report_timelines(BY_HAND)
-    assert backwards.live() == BY_HAND.live()
+    assert backwards.in_flight() == BY_HAND.in_flight()
     assert str(backwards) == str(BY_HAND)
 
 
 def test_a_microbatch_is_in_flight_from_its_forward_to_its_backward():
-    assert BY_HAND.live() == (
+    assert BY_HAND.in_flight() == (
         ((10, 1), (19, 0)),
         ((10, 0), (11, 1), (16, 0)),
     )
-    assert BY_HAND.peak_live == (1, 1)
+    assert BY_HAND.peak_in_flight == (1, 1)
 
 
 def test_a_split_backward_ends_with_its_later_half():
     timeline = simulated(schedules.zero_bubble(2, 2), forward=1, backward=2)
     # F0 F1 .. B0 W0 B1 W1 beside .. F0 B0 F1 B1 W0 W1
-    assert timeline.live() == (
+    assert timeline.in_flight() == (
         ((0, 1), (1, 2), (5, 1), (7, 0)),
         ((0, 0), (1, 1), (3, 2), (6, 1), (7, 0)),
     )
@@ -95,19 +95,21 @@ def test_a_split_backward_ends_with_its_later_half():
 
 def test_stages_of_one_device_count_each():
     timeline = simulated(schedules.gpipe(2, 2, num_devices=1))
-    assert timeline.peak_live == (4,)
+    assert timeline.peak_in_flight == (4,)
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 4])
 def test_the_most_in_flight_is_that_of_the_schedule(num_devices):
     P = num_devices
-    assert simulated(schedules.gpipe(P, 8)).peak_live == (8,) * P
-    assert simulated(schedules.one_f_one_b(P, 8)).peak_live == tuple(range(P, 0, -1))
+    assert simulated(schedules.gpipe(P, 8)).peak_in_flight == (8,) * P
+    assert simulated(schedules.one_f_one_b(P, 8)).peak_in_flight == tuple(
+        range(P, 0, -1)
+    )
 
 
 def test_what_ends_as_something_starts_makes_room():
     changes = [(2, 3), (1, 5), (2, -5)]
-    assert course(changes, since=0, base=7) == ((0, 7), (1, 12), (2, 10))
+    assert time_series(changes, start=0, base=7) == ((0, 7), (1, 12), (2, 10))
 
 
 @given(
@@ -197,7 +199,10 @@ def test_the_mean_of_steps_is_the_mean_of_their_times():
         ("recompute", 0): (6, 7),
         ("backward", 0): (7.5, 10.5),
     }
-    assert mean.transfers == (Transfer(0, 1, 0, 0.75, 1), Transfer(1, 0, 0, 5.5, 6))
+    assert mean.transfers == (
+        TransferSpan(0, 1, 0, 0.75, 1),
+        TransferSpan(1, 0, 0, 5.5, 6),
+    )
 
 
 def test_the_mean_of_one_step_is_that_step():
@@ -219,7 +224,7 @@ def test_the_mean_of_one_step_is_that_step():
         ),
         (
             dataclasses.replace(BY_HAND, transfers=BY_HAND.transfers[:1]),
-            "Received 1 times in 2 timelines: Transfer(stage=1, to_stage=0",
+            "Received 1 times in 2 timelines: TransferSpan(from_stage=1, to_stage=0",
         ),
     ],
 )

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tests.helpers import pairs
+from tests.helpers import pairwise
 
 FACTORS = {"a": (1, 2, 3, 4), "b": "xyz", "c": (None, True), "d": (1, 2, 3)}
 IMPOSSIBLE = (
@@ -29,10 +29,10 @@ def whole() -> list[tuple]:
 
 @pytest.mark.parametrize("strength", [2, 3])
 def test_all_that_can_meet_meets_in_few_cases_that_are_possible(strength):
-    cases = pairs.all_pairs(FACTORS, impossible=IMPOSSIBLE, strength=strength)
+    cases = pairwise.all_pairs(FACTORS, impossible=IMPOSSIBLE, strength=strength)
     assert set(cases) <= set(whole())
     wanted, met = (
-        set().union(*(pairs.meetings(FACTORS, case, strength) for case in some))
+        set().union(*(pairwise.meetings(FACTORS, case, strength) for case in some))
         for some in (whole(), cases)
     )
     assert met == wanted
@@ -40,5 +40,5 @@ def test_all_that_can_meet_meets_in_few_cases_that_are_possible(strength):
 
 
 def test_without_rules_every_pair_meets_by_as_few_cases_as_two_factors_have():
-    cases = pairs.all_pairs({"a": (1, 2, 3), "b": (1, 2), "c": (1, 2)})
+    cases = pairwise.all_pairs({"a": (1, 2, 3), "b": (1, 2), "c": (1, 2)})
     assert len(cases) == len({case[:2] for case in cases}) == 6

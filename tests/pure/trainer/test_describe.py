@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.helpers.forks import interpret
+from tests.helpers.subprocesses import interpret
 
 PROGRAM = """
 import sys

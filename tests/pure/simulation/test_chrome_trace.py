@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 from tests.pure.simulation.test_timeline import BY_HAND
-from tfgpipe.simulation.perfetto import trace_events
+from tfgpipe.simulation.chrome_trace import trace_events
 
 
 def test_a_trace_holds_every_span_and_transfer():

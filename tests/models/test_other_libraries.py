@@ -3,7 +3,7 @@
 The whole list is `docs/compared.md`: each behaviour of torchgpipe's, PyTorch's and
 Lingvo's suites with the test that checks it here. As everywhere, the reference is the
 plain Keras model of the same layers, weights and seeds. Each is here in a short form;
-`tests/nightly/test_rivals.py` has the numbers that their suites take.
+`tests/nightly/test_other_libraries.py` has the numbers that their suites take.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import tensorflow as tf
 import tfgpipe
 from params.transformer import Block, Positions
 from tests.helpers import compare, zoo
-from tests.helpers.stacks import STACKS, ResidualBlock, dense, dropped, normalised
+from tests.helpers.layer_stacks import STACKS, ResidualBlock, dense, dropped, normalised
 from tests.helpers.zoo import ZOO, floats, ids
 from tfgpipe.stage import normalization
 from tfgpipe.stage.options import REMAT_MODES
@@ -635,7 +635,7 @@ def test_a_skip_within_a_stage_is_no_concern_of_the_pipeline():
         zoo.skips(), num_microbatches=2, balance=[4, 1], jit_compile=False
     )
     # From the first call to the fourth, by its width of six; the fourth gives 8 + 6.
-    assert [len(stage.part.makes) for stage in layer.stages] == [1, 1]
+    assert [len(stage.segment.output_ids) for stage in layer.stages] == [1, 1]
     call = tf.function(layer).get_concrete_function(tf.TensorSpec([6, 5]))
     for op in Calls(call.graph).all:
         widths = [x.shape[-1] for x in (*op.inputs, *op.outputs) if x.shape.rank == 2]
@@ -696,7 +696,7 @@ def test_transparent_attention_language_models_and_translators(name, arguments):
     if "first" in arguments:  # So many calls of layers in the first stage.
         first = arguments["first"]
         whole = tfgpipe.plan(model, num_stages=1, num_microbatches=1, sample=x)
-        balance = [first, sum(whole.counts) - first]
+        balance = [first, sum(whole.calls_per_stage) - first]
         arguments = {"balance": balance, "num_microbatches": 2}
     pipelined = tfgpipe.pipeline(model, **arguments)
     compare.copy_state(plain, pipelined)
@@ -854,7 +854,7 @@ def test_layers_of_several_inputs_and_outputs_are_weighed(balance):
         balance=balance,
         sample=floats(4, 5, 3),
     )
-    assert sum(plan.counts) == 4
+    assert sum(plan.calls_per_stage) == 4
     assert all(stage.cost > 0 for stage in plan.stages)
     for a, v in zip(before, model.variables, strict=True):
         np.testing.assert_array_equal(a, v.numpy())

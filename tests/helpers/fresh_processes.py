@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.helpers.forks import ROOT, command, fork
+from tests.helpers.subprocesses import ROOT, command, fork
 
 
 def start(module: str, *arguments: str, log: Path, **variables: str) -> Program:

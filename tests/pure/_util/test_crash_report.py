@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfgpipe._util import crash
+from tfgpipe._util import crash_report
 
 GRAPH = """Graph execution error:
 
@@ -25,7 +25,7 @@ OOM when allocating tensor with shape[9,9]
     ],
 )
 def test_the_sentence_says_what_was_wrong(error, words, tmp_path):
-    said = crash.report_crash(error, argv=["trainer", "--flag"], folder=tmp_path)
+    said = crash_report.report_crash(error, argv=["trainer", "--flag"], folder=tmp_path)
     assert said.startswith(f"Crashed: {words}")
     (log,) = tmp_path.glob("crash-*.log")
     assert said.endswith(f"\nThe traceback is in {log}.")
@@ -36,7 +36,7 @@ def test_where_nothing_can_be_written_the_traceback_is_printed(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
-    said = crash.report_crash(
+    said = crash_report.report_crash(
         ValueError("A number."), argv=[], folder=tmp_path / "none"
     )
     assert said == "Crashed: ValueError: A number."

@@ -1,4 +1,4 @@
-"""`tests/models/test_rivals.py` with the rivals' own numbers."""
+"""`tests/models/test_other_libraries.py` with the rivals' own numbers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare
-from tests.helpers.stacks import STACKS
+from tests.helpers.layer_stacks import STACKS
 from tests.helpers.zoo import ids
-from tests.models import test_rivals as short
+from tests.models import test_other_libraries as short
 from tfgpipe.stage.options import REMAT_MODES
 
 # Numbers of stages and microbatches, as Lingvo takes them.

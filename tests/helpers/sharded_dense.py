@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe.capture.scope import Scope
+from tfgpipe.capture.scope import TracingScope
 from tfgpipe.devices import sharding
 
 
@@ -90,11 +90,11 @@ def _columns(sizes: tuple[int, ...], on: Callable[[int], Any]) -> Any:
 
 
 def _is_in_a_stage() -> bool:
-    return isinstance(keras_internals.current_stateless_scope(), Scope)
+    return isinstance(keras_internals.current_stateless_scope(), TracingScope)
 
 
 def _on_its_own(shard: int) -> contextlib.AbstractContextManager[Any]:
-    return tf.device(sharding.stand_in(shard))
+    return tf.device(sharding.placeholder_device(shard))
 
 
 def _here(shard: int) -> contextlib.AbstractContextManager[Any]:

@@ -54,7 +54,7 @@ def trace_events(timeline: Timeline) -> dict[str, Any]:
         both = {
             **shared,
             "id": number,
-            "name": f"stage {transfer.stage} to {transfer.to_stage}",
+            "name": f"stage {transfer.from_stage} to {transfer.to_stage}",
             "cat": "transfer",
         }
         args = {"microbatch": transfer.microbatch}

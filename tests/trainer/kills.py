@@ -1,10 +1,10 @@
 """A trainer that is killed again and again: a program, what starts it, what it shows.
 
-    python -m tests.trainer.lives NUM_KILLS SEED FLAGS...
+    python -m tests.trainer.kills NUM_KILLS SEED FLAGS...
 
-Each life is a fork of one process (see `tests.helpers.forks`). Lives alternate: one is
-killed from outside after a few steps, the next kills itself while a checkpoint is
-written, at one of the moments at which its files reach the disk. After NUM_KILLS of
+Each life is a fork of one process (see `tests.helpers.subprocesses`). Lives alternate:
+one is killed from outside after a few steps, the next kills itself while a checkpoint
+is written, at one of the moments at which its files reach the disk. After NUM_KILLS of
 them the last may live to the end of the run.
 """
 
@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.helpers import forks, programs
+from tests.helpers import fresh_processes, subprocesses
 from tests.trainer import runs
 
 _PATIENCE = 600.0
@@ -55,8 +55,8 @@ def check_that_kills_change_nothing(
     assert not list((killed / "checkpoints").glob(".writing*"))
 
 
-def _started(log: Path, num_kills: int, flags: list[str]) -> programs.Program:
-    return programs.start(__spec__.name, str(num_kills), "1", *flags, log=log)
+def _started(log: Path, num_kills: int, flags: list[str]) -> fresh_processes.Program:
+    return fresh_processes.start(__spec__.name, str(num_kills), "1", *flags, log=log)
 
 
 def _last_step(folder: Path) -> int:
@@ -98,7 +98,7 @@ def _main(num_kills: int, seed: int, flags: list[str]) -> None:
         dead = sum(kills.values())
         how = None if dead >= num_kills else ("steps", "write")[dead % 2]
         death = chance.randint(1, 12) if how == "write" else None
-        child = forks.fork(functools.partial(_live, flags, death))
+        child = subprocesses.fork(functools.partial(_live, flags, death))
         begun = _last_step(folder)
         if how == "steps":
             wanted = begun + chance.randint(1, 6)

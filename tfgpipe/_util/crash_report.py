@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 # Lines of TensorFlow's messages that are no words about what was wrong.
-_WHERE = re.compile(r"\s|Graph execution error|Detected at node|<stack traces|In call ")
+_LOCATION_LINES = re.compile(
+    r"\s|Graph execution error|Detected at node|<stack traces|In call "
+)
 
 
 def report_crash(
@@ -26,7 +28,7 @@ def report_crash(
         folder: Where to write `crash-*.log`; where that is not possible, and by
             default, it is the system's folder for temporary files.
     """
-    kind, words = type(error).__name__, _words(str(error))
+    kind, words = type(error).__name__, _message_line(str(error))
     said = f"{kind}: {words}" if words else kind
     trace = "".join(traceback.format_exception(error))
     now = datetime.datetime.now()
@@ -45,13 +47,15 @@ def report_crash(
     return f"Crashed: {said}"
 
 
-def _words(text: str) -> str:
+def _message_line(text: str) -> str:
     """Returns the first line of a message that says what was wrong.
 
-    >>> _words("{{function_node f}} OOM when allocating tensor [Op:MatMul]")
+    >>> _message_line("{{function_node f}} OOM when allocating tensor [Op:MatMul]")
     'OOM when allocating tensor [Op:MatMul]'
 
     TensorFlow has others before that, which say where.
     """
     lines = (re.sub(r"^\{\{.*?\}\} *", "", line) for line in text.splitlines())
-    return next((line.strip() for line in lines if line and not _WHERE.match(line)), "")
+    return next(
+        (line.strip() for line in lines if line and not _LOCATION_LINES.match(line)), ""
+    )
