@@ -471,6 +471,39 @@ def test_there_is_a_scope_of_no_strategy():
         assert tf.distribute.get_strategy() is strategy, MOVED
 
 
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_function_that_makes_variables_is_traced_twice(eager):
+    """And once if they are made outside of it."""
+    variables, traces = [], []
+    scope = tf_internals.eager_variables if eager else tf.init_scope
+
+    @tf.function
+    def step(x):
+        traces.append(x)
+        if not variables:
+            with scope():
+                variables.append(tf.Variable(2.0))
+        return x * variables[0]
+
+    assert step(tf.constant(3.0)) == 6
+    assert len(traces) == (1 if eager else 2), MOVED
+
+
+def test_variables_outside_of_functions_are_those_of_the_strategy():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    made = []
+
+    @tf.function
+    def step():
+        if not made:
+            with tf_internals.eager_variables(), strategy.scope():
+                made.append(tf.Variable(2.0))
+        return made[0] + 1.0
+
+    assert step() == 3
+    assert len(strategy.experimental_local_results(made[0])) == 2
+
+
 def test_a_strategy_makes_a_variable_on_one_replica_alone():
     strategy = tfgpipe.PipelineStrategy(num_stages=1, num_replicas=2)
     with strategy.scope(), strategy_lib.device_scope(("CPU:5",)):
@@ -670,7 +703,7 @@ def test_tensorflow_gives_silent_processes_up_when_it_is_told_to():
         "from tensorflow.python.eager import context\n"
         "from tfgpipe._compat import tf_internals\n"
         "resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()\n"
-        "tf_internals.give_up_after(resolver.cluster_spec(), 45.0)\n"
+        "tf_internals.set_heartbeat_timeout(resolver.cluster_spec(), 45.0)\n"
         "tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)\n"
         "found = context.context().config.experimental.coordination_config\n"
         "(job,) = found.coordinated_job_list\n"

@@ -22,7 +22,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.models.functional import Functional
 
-from tfgpipe._compat.tf_internals import without_strategy
+from tfgpipe._compat.tf_internals import eager_variables, without_strategy
 
 ScopeFactory = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -399,7 +399,7 @@ def build_compiled(model: keras.Model, data: Any) -> None:
     says that the model should be called before `fit`, which would meet the same one: so
     the error itself is raised.
     """
-    with tf.init_scope():
+    with eager_variables():
         try:
             model._symbolic_build(data_batch=data)
         except RuntimeError as error:

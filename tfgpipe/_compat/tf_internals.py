@@ -46,6 +46,26 @@ def without_strategy() -> Iterator[None]:
         distribute_lib._pop_per_thread_mode()
 
 
+@contextlib.contextmanager
+def eager_variables() -> Iterator[None]:
+    """Code inside runs eagerly, and its variables belong to no function being traced.
+
+    A `tf.function` that makes variables is traced a second time. It watches them made
+    by a creator of less priority than those of strategies, which `tf.init_scope` keeps.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    creators = graph._variable_creator_stack
+    graph._variable_creator_stack = [c for c in creators if c[0] != _OF_FUNCTIONS]
+    try:
+        with tf.init_scope():
+            yield
+    finally:
+        graph._variable_creator_stack = creators
+
+
+_OF_FUNCTIONS = 50  # The priority of the creators of functions.
+
+
 def colocation(devices: tuple[str, ...]) -> Any:
     """Returns a `colocate_with=` object that mirrors a variable over given devices.
 
