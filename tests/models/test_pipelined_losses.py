@@ -196,13 +196,15 @@ def mean_of_known_classes(y, p):
 
 @pytest.mark.parametrize("loss", [root_of_mean, contrast, mean_of_what_is_there])
 def test_a_loss_that_mixes_rows_is_refused(loss):
-    with pytest.raises(ValueError, match=f"loss '{loss.__name__}', which mixes the ro"):
+    with pytest.raises(
+        ValueError, match=f"loss '{loss.__name__}', which mixes the exa"
+    ):
         fitted(loss)
 
 
 def test_a_loss_that_divides_by_what_counts_is_refused():
     with pytest.raises(
-        ValueError, match=r"which mixes the rows .* `tfgpipe.PipelinedLayer` in"
+        ValueError, match=r"which mixes the examples .* `tfgpipe.PipelinedLayer` in"
     ):
         fitted(mean_of_known_classes, IDS_IN, IDS_OUT, make=tokens)
 
@@ -252,7 +254,9 @@ def of_the_whole():
 
 def test_metrics_that_mix_rows_are_plain_keras_and_named_in_a_warning():
     models = both(small, of_the_whole)
-    words = r"Received 'along_rows', 'distance', which mix rows .* to save that memory"
+    words = (
+        r"Received 'along_rows', 'distance', which mix examples .* to save that memory"
+    )
     with pytest.warns(UserWarning, match=words):
         assert_trains_the_same(models, X, Y, WEIGHTS)
 

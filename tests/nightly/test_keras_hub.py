@@ -42,7 +42,7 @@ def test_the_balance_of_experts_is_named_and_that_of_microbatches_exact():
 def test_embeddings_that_depend_on_the_batch_size_are_named():
     """XLNet reshapes positions and batch where it should transpose them."""
     result = compare(FAMILIES["xlnet"])
-    named = "Layer 'content_query_embedding' mixes the rows of a batch"
+    named = "Layer 'content_query_embedding' mixes the examples of a batch"
     assert any(named in warning for warning in result.warnings)
     assert result.microbatch_gradients < DOUBLE < result.gradients
 

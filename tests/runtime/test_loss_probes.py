@@ -105,7 +105,9 @@ def least(y, p):
     "loss", [root_of_mean, whitened, contrast, mean_of_what_is_there, least]
 )
 def test_a_loss_that_mixes_rows_is_none(loss):
-    words = rf"loss '{loss.__name__}', which mixes the rows of a batch: of 6 rows it g"
+    words = (
+        rf"loss '{loss.__name__}', which mixes the examples of a batch: of 6 it gives"
+    )
     with pytest.raises(ValueError, match=words):
         kind(loss)
 

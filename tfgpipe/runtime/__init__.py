@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from tfgpipe.runtime.microbatch import check_equal_batches as check_equal_batches
     from tfgpipe.runtime.pipeline import Pipeline as Pipeline
     from tfgpipe.runtime.pipeline import make_stages as make_stages
-    from tfgpipe.runtime.row_probes import check_added_losses as check_added_losses
-    from tfgpipe.runtime.row_probes import (
+    from tfgpipe.runtime.layer_probes import check_added_losses as check_added_losses
+    from tfgpipe.runtime.layer_probes import (
         check_batch_independence as check_batch_independence,
     )
     from tfgpipe.runtime.state import VariableUpdate as VariableUpdate

@@ -96,10 +96,11 @@ class Executor:
     ) -> None:
         self._stages = stages
         self._runs = runs
+        self._carries = [run.carry for run in runs]
         self._before = before
         self._schedule = schedule
         self._split = split
-        self._wanted = frozenset(outputs)
+        self._output_ids = frozenset(outputs)
         self._per_step = frozenset(per_step)
         self._boundary = boundary
         self._timer = timer
@@ -114,20 +115,27 @@ class Executor:
         self._loss_grad: tf.Tensor | None = None
 
     @property
+    def weights(self) -> list[tf.Tensor]:
+        """The weights, as they are before the step."""
+        return [self._before.values[variable] for variable in self._before.trainable]
+
+    @property
     def traced(self) -> list[TracedStage]:
         """The stages, traced."""
         return [run.traced for run in self._runs]
 
     def passed_through(self, inputs: Mapping[TensorKey, tf.Tensor]) -> Tensors:
         """Returns inputs that are outputs as well, and pass through no stage."""
-        return {key: x for key, x in inputs.items() if key.value_id in self._wanted}
+        return {key: x for key, x in inputs.items() if key.value_id in self._output_ids}
 
     def forward(self, inputs: Mapping[TensorKey, tf.Tensor]) -> StepResult:
         """Emits the forward actions; returns what they make."""
-        self._take(inputs)
+        self._split_inputs(inputs)
         for action in self._schedule.actions("forward"):
             self._forward(action)
-        return StepResult(self._joined(), self._added_loss(), self._updates())
+        return StepResult(
+            self._join_outputs(), self._added_loss(), variable_updates(self._carries)
+        )
 
     def backward(
         self,
@@ -152,12 +160,13 @@ class Executor:
         }
         self._grads = [
             {key: [tensor] for key, tensor in row.items()}
-            for row in self._split_over(given, self._makers())
+            for row in self._split_values(given, self._producers())
         ]
         self._loss_grad = loss_grad
         # These gradients depend on the outputs, which come after all forwards.
         self._order = _DeviceOrder()
-        self._begin_backward()
+        for run in self._runs:
+            run.begin_backward()
         with functions.gradient_calls():
             for action in self._schedule.actions("backward"):
                 self._backward(action)
@@ -179,12 +188,13 @@ class Executor:
             loss_grad: The gradient of the loss.
             added_loss_grad: The gradient of the losses that layers add.
         """
-        self._take(inputs)
+        self._split_inputs(inputs)
         last = self._runs[-1].device
         with tf.device(last):
             self._grads = [{loss: [loss_grad[None]]} for _ in self._values]
         self._loss_grad = added_loss_grad
-        self._begin_backward()
+        for run in self._runs:
+            run.begin_backward()
         for action in self._schedule.slots:
             if action.kind == "forward":
                 self._forward(action)
@@ -192,23 +202,23 @@ class Executor:
                 self._backward(action)
             if action.kind in ("backward", "backward_weight"):
                 del self._runs[action.stage].saved[action.microbatch]
-        outputs = {**self.passed_through(inputs), **self._joined()}
+        outputs = {**self.passed_through(inputs), **self._join_outputs()}
         with tf.device(last):
             main_loss = tf.add_n([tf.reduce_sum(row[loss]) for row in self._values])
         return TrainStepResult(
             outputs=outputs,
             loss=self._added_loss(),
-            updates=self._updates(),
+            updates=variable_updates(self._carries),
             compiled_loss=main_loss,
             gradients=self._weight_grads(),
         )
 
-    def _take(self, inputs: Mapping[TensorKey, tf.Tensor]) -> None:
+    def _split_inputs(self, inputs: Mapping[TensorKey, tf.Tensor]) -> None:
         """Splits the inputs, each at the first stage that reads it."""
         self._inputs = dict(inputs)
         rows = {w: x for w, x in inputs.items() if w.value_id not in self._per_step}
         whole = {w: x for w, x in inputs.items() if w.value_id in self._per_step}
-        self._values = self._split_over(rows, self._first_readers())
+        self._values = self._split_values(rows, self._first_consumers())
         for values in self._values:
             values.update(whole)
 
@@ -216,8 +226,8 @@ class Executor:
         """Emits a forward action."""
         k, m = action.stage, action.microbatch
         run = self._runs[k]
-        values = {**run.carry.values(m), **self._received(k, m)}
-        values.update(self._issue(action, values))
+        values = {**run.carry.values(m), **self._receive(k, m)}
+        values.update(self._emit(action, values))
         run.saved[m] = values
         for key, name in zip(
             run.traced.output_keys, run.trace.forward.outputs, strict=True
@@ -239,16 +249,16 @@ class Executor:
         run = self._runs[k]
         if action.kind != "backward_weight":
             run.saved[m] = {**run.saved[m], **self._output_grads(k, m)}
-        made = self._issue(action, run.saved[m])
+        made = self._emit(action, run.saved[m])
         if action.kind == "backward_input":
             run.saved[m].update(made)
         names = run.trace.backward.input_grads
         for key, name in zip(run.traced.input_keys, names, strict=True):
             if name in made:
-                gradient = self._sent_back(k, key, made[name])
+                gradient = self._receive_gradient(k, key, made[name])
                 self._grads[m].setdefault(key, []).append(gradient)
 
-    def _issue(self, action: Action, values: NamedTensors) -> NamedTensors:
+    def _emit(self, action: Action, values: NamedTensors) -> NamedTensors:
         """Emits the function of an action, behind the action before on its device.
 
         Args:
@@ -282,7 +292,7 @@ class Executor:
             self._order.record(p, done, is_sharded=run.trace.is_sharded)
         return made
 
-    def _received(self, k: int, m: int) -> NamedTensors:
+    def _receive(self, k: int, m: int) -> NamedTensors:
         """Returns a stage's inputs for a microbatch, as they arrive on its device."""
         run = self._runs[k]
         received = {}
@@ -299,7 +309,9 @@ class Executor:
                 received[name] = self._boundary.decode(self._sent[m][key], spec)
         return received
 
-    def _sent_back(self, k: int, key: TensorKey, gradient: tf.Tensor) -> tf.Tensor:
+    def _receive_gradient(
+        self, k: int, key: TensorKey, gradient: tf.Tensor
+    ) -> tf.Tensor:
         """Returns the gradient of a stage's input, as it arrives at its producer."""
         if key not in self._compressed:
             return gradient
@@ -331,15 +343,15 @@ class Executor:
                 given[backward.loss_grad] = tf.cast(self._loss_grad, dtype) * weight
         return given
 
-    def _joined(self) -> Tensors:
+    def _join_outputs(self) -> Tensors:
         """Returns the outputs that stages have made, `[B, ...]` each."""
         outputs = {}
         # A mask that a later stage removed is removed from the output as well.
         gone = {
             TensorKey(n, is_mask=True) for t in self.traced for n in t.dropped_masks
         }
-        for key, k in self._makers().items():
-            if key.value_id in self._wanted and key not in gone:
+        for key, k in self._producers().items():
+            if key.value_id in self._output_ids and key not in gone:
                 with tf.device(self._runs[k].device):
                     tensors = [values[key] for values in self._values]
                     outputs[key] = microbatch.join(tensors)
@@ -349,15 +361,8 @@ class Executor:
         with tf.device(self._runs[-1].device):
             return sum_losses(self._added_losses)
 
-    def _updates(self) -> list[VariableUpdate]:
-        return variable_updates([run.carry for run in self._runs])
-
-    def _begin_backward(self) -> None:
-        for run in self._runs:
-            run.begin_backward()
-
     def _input_grads(self) -> list[tf.Tensor | None]:
-        readers = self._first_readers()
+        readers = self._first_consumers()
         results: list[tf.Tensor | None] = []
         for key in self._inputs:
             if key not in self._grads[0]:
@@ -383,7 +388,7 @@ class Executor:
                 results[variable] = _sum(parts.get(variable, []))
         return results
 
-    def _split_over(
+    def _split_values(
         self, tensors: Mapping[TensorKey, tf.Tensor], stages: Mapping[TensorKey, int]
     ) -> list[Tensors]:
         """Splits mini-batch tensors into microbatches, each at one of `stages`."""
@@ -396,11 +401,11 @@ class Executor:
                     row[key] = part
         return rows
 
-    def _makers(self) -> dict[TensorKey, int]:
+    def _producers(self) -> dict[TensorKey, int]:
         """Returns the stage that produces each value."""
         return {key: k for k, t in enumerate(self.traced) for key in t.output_keys}
 
-    def _first_readers(self) -> dict[TensorKey, int]:
+    def _first_consumers(self) -> dict[TensorKey, int]:
         """Returns the first stage that reads each value."""
         stages = reversed(list(enumerate(self.traced)))
         return {key: k for k, stage in stages for key in stage.input_keys}

@@ -49,7 +49,7 @@ class LossPipeline:
         sample_weights: Any,
     ) -> None:
         self._compiled = compiled
-        captured, network = pipeline.captured, pipeline.captured.graph
+        captured, graph = pipeline.captured, pipeline.captured.graph
         shapes = keras.tree.map_structure(
             lambda value: captured.specs[value.id], captured.output_structure
         )
@@ -58,20 +58,20 @@ class LossPipeline:
         self._full_batch_metrics = loss_probes.full_batch_metrics(
             compiled, targets, shapes
         )
-        if self._full_batch_metrics and replica_context.current_num_replicas() > 1:
+        names = ", ".join(map(repr, self._full_batch_metrics.values()))
+        if names and replica_context.current_num_replicas() > 1:
             raise ValueError(
-                "A metric that mixes the rows of a batch cannot be taken over "
-                "replicas, each of which has some of the rows. Received "
-                f"{', '.join(map(repr, self._full_batch_metrics.values()))}. Return a "
-                "value for each row, of which Keras takes the mean, or leave them out."
+                "A metric that mixes the examples of a batch cannot be taken over "
+                "replicas, each of which has some of them. Received "
+                f"{names}. Return a value for each example, of which Keras takes the "
+                "mean, or leave them out."
             )
-        if self._full_batch_metrics:
+        if names:
             warnings.warn(
                 "Outputs of the whole mini-batch are kept for metrics that cannot be "
-                "taken of one microbatch after the other. Received "
-                f"{', '.join(map(repr, self._full_batch_metrics.values()))}, which mix "
-                "rows or "
-                "weigh all batches alike. Leave them out to save that memory.",
+                f"taken of one microbatch after the other. Received {names}, which mix "
+                "examples or weigh all batches alike. Leave them out to save that "
+                "memory.",
                 stacklevel=2,
             )
         ids = itertools.count(len(captured.specs))
@@ -81,10 +81,8 @@ class LossPipeline:
                 lambda x: None if x is None else Value(next(ids)), structure
             )
 
-        self._targets, self._sample_weights = (
-            values_of(targets),
-            values_of(sample_weights),
-        )
+        self._targets = values_of(targets)
+        self._sample_weights = values_of(sample_weights)
         self._denominators = TensorKey(next(ids))
         self._loss, self._loss_terms, self._masked = (
             TensorKey(next(ids)) for _ in range(3)
@@ -100,24 +98,26 @@ class LossPipeline:
             denominators,
         )
         leaves = [x for x in keras.tree.flatten(args) if isinstance(x, Value)]
-        reads = tuple(dict.fromkeys(value.id for value in leaves))
-        made = (self._loss.value_id, self._loss_terms.value_id, self._masked.value_id)
-        call = Call(self._head, args, {}, reads, made)
-        given = [n for n in reads if n not in network.output_ids]
+        input_ids = tuple(dict.fromkeys(value.id for value in leaves))
+        output_ids = tuple(
+            key.value_id for key in (self._loss, self._loss_terms, self._masked)
+        )
+        call = Call(self._head, args, {}, input_ids, output_ids)
+        new_inputs = [n for n in input_ids if n not in graph.output_ids]
         # Ids of what is returned of a step: outputs, only if metrics need them.
         self._returned = (
             self._loss_terms.value_id,
-            *(network.output_ids if self._full_batch_metrics else ()),
+            *(graph.output_ids if self._full_batch_metrics else ()),
         )
-        whole = CallGraph(
-            (*network.calls, call),
-            (*network.input_ids, *given),
-            (*made, *self._returned[1:]),
+        with_loss = CallGraph(
+            (*graph.calls, call),
+            (*graph.input_ids, *new_inputs),
+            (*output_ids, *self._returned[1:]),
         )
         last = pipeline.stages[-1]
-        first_call = len(network.calls) - len(last.segment.calls)
-        part = whole.segment(slice(first_call, len(whole.calls)))
-        stages = (*pipeline.stages[:-1], last.extend(part, compiled.variables))
+        first_call = len(graph.calls) - len(last.segment.calls)
+        segment = with_loss.segment(slice(first_call, len(with_loss.calls)))
+        stages = (*pipeline.stages[:-1], last.extend(segment, compiled.variables))
         self._output_masks = OutputMasks(pipeline)
         self._pipeline = dataclasses.replace(pipeline, stages=stages)
 
@@ -141,9 +141,11 @@ class LossPipeline:
             loss_grad: The gradient of the loss.
             timer: What to time the actions with, if at all.
         """
-        rows = self._rows(inputs, targets, weights)
+        rows = self._pipeline_inputs(inputs, targets, weights)
         step = self._begin(rows, schedule, self._returned, timer, training=True)
-        denominators = self._found(step, inputs, targets, weights, training=True)
+        denominators = self._loss_denominators(
+            step, inputs, targets, weights, training=True
+        )
         loss_grad = tf.cast(loss_grad, self._head.dtype)
         share = replica_context.batch_fraction(_first(inputs))
         result = step.train(
@@ -168,10 +170,12 @@ class LossPipeline:
         Returns:
             The loss, and what layers add to it, if any does.
         """
-        rows = self._rows(inputs, targets, weights)
+        rows = self._pipeline_inputs(inputs, targets, weights)
         returned = (self._loss.value_id, *self._returned)
         step = self._begin(rows, schedule, returned, None, training=False)
-        denominators = self._found(step, inputs, targets, weights, training=False)
+        denominators = self._loss_denominators(
+            step, inputs, targets, weights, training=False
+        )
         result = step.forward({**rows, self._denominators: denominators})
         outputs = {**step.passed_through(inputs), **result.outputs}
         result = dataclasses.replace(result, outputs=outputs)
@@ -194,10 +198,11 @@ class LossPipeline:
             training=training,
             outputs=outputs,
             per_step={self._denominators: spec},
+            differentiable=False,
             timer=timer,
         )
 
-    def _rows(
+    def _pipeline_inputs(
         self, inputs: Mapping[TensorKey, tf.Tensor], targets: Any, weights: Any
     ) -> dict[TensorKey, tf.Tensor]:
         """Returns what is split into microbatches: inputs, targets and weights."""
@@ -215,7 +220,7 @@ class LossPipeline:
         check_equal_batches(named)
         return rows
 
-    def _found(
+    def _loss_denominators(
         self,
         step: Executor,
         inputs: Mapping[TensorKey, tf.Tensor],

@@ -59,11 +59,25 @@ def run_probe(name: str, probe: Callable[[], _T]) -> _T | FailedProbe:
         return FailedProbe(name, f"{type(error).__name__}: {text[:_MOST_TEXT]}")
 
 
-def describe_failures(unknown: Sequence[FailedProbe]) -> str:
-    """Names what could not be probed, with the first reason."""
-    first, *others = unknown
+def warn_of_failures(
+    failures: Sequence[FailedProbe], question: str, otherwise: str
+) -> None:
+    """Warns of what could not be probed, with the first reason, if there is any.
+
+    Args:
+        failures: The probes that failed.
+        question: What they were to find out: "Whether each ...".
+        otherwise: What is assumed, and what if that is wrong.
+    """
+    if not failures:
+        return
+    first, *others = failures
     more = f" and {len(others)} more" if others else ""
-    return f"'{first.name}'{more} ({first.reason})"
+    warnings.warn(
+        f"{question} could not be found out by trying it. Received "
+        f"'{first.name}'{more} ({first.reason}). {otherwise}",
+        stacklevel=3,
+    )
 
 
 def unreduced_values(loss: keras.Loss, target: Any, output: Any) -> tf.Tensor:
@@ -105,8 +119,8 @@ def probe_reductions(
         if kind is None:
             raise ValueError(
                 "A pipeline that owns its loss takes it of one microbatch at a time. "
-                f"Received loss '{loss.name}', which mixes the rows of a batch: of "
-                f"{_ROWS} rows it gives neither the values, nor the mean, nor the sum "
+                f"Received loss '{loss.name}', which mixes the examples of a batch: of "
+                f"{_ROWS} it gives neither the values, nor the mean, nor the sum "
                 f"of what it gives of {_FIRST} and of {_ROWS - _FIRST} of them. Use "
                 "`tfgpipe.PipelinedLayer` in a model of your own, whose outputs are "
                 "whole."
@@ -119,15 +133,12 @@ def probe_reductions(
 
     with tf.init_scope():
         keras_internals.evaluate_loss(compiled, examine, targets, outputs, None)
-    if unknown:
-        warnings.warn(
-            "Whether each loss gives a value for each example of a batch could not be "
-            f"found out by trying it. Received {describe_failures(unknown)}. It is "
-            "taken to do so. If it mixes examples, training differs from that of the "
-            "unpipelined "
-            "model: compare them, or use `num_microbatches=1`.",
-            stacklevel=2,
-        )
+    warn_of_failures(
+        unknown,
+        "Whether each loss gives a value for each example of a batch",
+        "It is taken to do so. If it mixes examples, training differs from that of the "
+        "unpipelined model: compare them, or use `num_microbatches=1`.",
+    )
     return found
 
 
@@ -155,16 +166,13 @@ def full_batch_metrics(
                 unknown.append(needs)
             elif needs:
                 found[number] = name
-    if unknown:
-        warnings.warn(
-            "Whether each metric can be updated with one microbatch after another "
-            "could not be found out by trying it. Received "
-            f"{describe_failures(unknown)}. It is updated so. If it weighs batches "
-            "equally or mixes examples, its result differs from that of the "
-            "unpipelined model: compare them, or use "
-            "`num_microbatches=1`. Training does not depend on it.",
-            stacklevel=2,
-        )
+    warn_of_failures(
+        unknown,
+        "Whether each metric can be updated with one microbatch after another",
+        "It is updated so. If it weighs batches equally or mixes examples, its result "
+        "differs from that of the unpipelined model: compare them, or use "
+        "`num_microbatches=1`. Training does not depend on it.",
+    )
     return found
 
 

@@ -24,7 +24,7 @@ from tfgpipe.runtime import microbatch
 from tfgpipe.runtime.executor import Executor, StepResult, Tensors
 from tfgpipe.runtime.microbatch import check_equal_batches
 from tfgpipe.runtime.stage_run import StageRun
-from tfgpipe.runtime.state import Carry, InitialState, VariableUpdate, read_variables
+from tfgpipe.runtime.state import Carry, VariableUpdate, read_variables
 from tfgpipe.runtime.timer import StepTimer
 from tfgpipe.schedules import Schedule
 from tfgpipe.stage import (
@@ -78,29 +78,29 @@ class Pipeline:
         check_equal_batches({name: x for name, x in fed.items() if x is not None})
         tensors = {}
         ids = self.captured.graph.input_ids
-        for number, x in zip(ids, fed.values(), strict=True):
+        for value_id, x in zip(ids, fed.values(), strict=True):
             if x is None:
                 continue
-            tensors[TensorKey(number)] = x
+            tensors[TensorKey(value_id)] = x
             mask = keras_internals.get_mask(x)
             if mask is not None:
-                tensors[TensorKey(number, True)] = mask
+                tensors[TensorKey(value_id, True)] = mask
         return tensors
 
     def static_output_spec(self, inputs: Any, side_inputs: Mapping[str, Any]) -> Any:
         """Returns shapes and dtypes of the outputs if they are known without tracing.
 
-        They are if the inputs have the recorded shapes, apart from the batch size, and
+        They are if the inputs have the captured shapes, apart from the batch size, and
         none of them has a mask, since a mask could change the outputs.
 
         Args:
             inputs: Tensors, symbolic or not.
             side_inputs: Likewise.
         """
-        specs, network = self.captured.specs, self.captured.graph
+        specs, graph = self.captured.specs, self.captured.graph
         fed = list(self.source.flatten_inputs(inputs, side_inputs).values())
-        for number, x in zip(network.input_ids, fed, strict=True):
-            known = specs[number]
+        for value_id, x in zip(graph.input_ids, fed, strict=True):
+            known = specs[value_id]
             if (
                 x is None
                 or keras_internals.get_mask(x) is not None
@@ -109,8 +109,8 @@ class Pipeline:
             ):
                 return None
         if any(
-            keras_internals.get_mask(specs[number]) is not None
-            for number in network.output_ids
+            keras_internals.get_mask(specs[value_id]) is not None
+            for value_id in graph.output_ids
         ):
             return None
         rows = next(x.shape[0] for x in fed if x is not None)
@@ -149,9 +149,9 @@ class Pipeline:
             ValueError: If two stages share a variable that one of them changes.
             RuntimeError: If replicas are to meet one after the other.
         """
-        step, before = self._prepare(inputs, schedule=schedule, training=training)
+        step = self.begin(inputs, schedule=schedule, training=training)
         updates: list[VariableUpdate] = []
-        made: list[TensorKey] = []
+        keys: list[TensorKey] = []
 
         @tf.custom_gradient
         def run(*tensors: tf.Tensor) -> Any:
@@ -159,7 +159,7 @@ class Pipeline:
             outputs, loss = result.outputs, result.loss
             # Not differentiated, so they need not be results of this function.
             updates.extend(result.updates)
-            made.extend(outputs)
+            keys.extend(outputs)
 
             # TensorFlow passes `variables` if it finds one behind the results, such as
             # a frozen weight, and then wants a gradient for it.
@@ -174,46 +174,12 @@ class Pipeline:
             return [*outputs.values(), *([] if loss is None else [loss])], gradient
 
         with tf.device(self.placement.devices[-1]):
-            results = run(*inputs.values(), *before.weights())
-        outputs = dict(zip(made, results, strict=False))
-        loss = results[len(made)] if len(results) > len(made) else None
+            results = run(*inputs.values(), *step.weights)
+        outputs = dict(zip(keys, results, strict=False))
+        loss = results[len(keys)] if len(results) > len(keys) else None
         return StepResult({**step.passed_through(inputs), **outputs}, loss, updates)
 
     def begin(
-        self,
-        inputs: Mapping[TensorKey, tf.Tensor],
-        *,
-        schedule: Schedule,
-        training: bool,
-        outputs: Collection[int],
-        per_step: Mapping[TensorKey, tf.TensorSpec],
-        timer: StepTimer | None = None,
-    ) -> Executor:
-        """Traces the stages and reads their variables, for a step without a tape.
-
-        Args:
-            inputs: As for `run`; no gradients are wanted of them.
-            schedule: Likewise.
-            training: Likewise.
-            outputs: Ids of the values to return.
-            per_step: Inputs that are given whole to every microbatch, later.
-            timer: What to time the actions with, if at all.
-
-        Raises:
-            ValueError, RuntimeError: As `run` does.
-        """
-        step, _ = self._prepare(
-            inputs,
-            schedule=schedule,
-            training=training,
-            outputs=outputs,
-            per_step=per_step,
-            differentiable=False,
-            timer=timer,
-        )
-        return step
-
-    def _prepare(
         self,
         inputs: Mapping[TensorKey, tf.Tensor],
         *,
@@ -223,7 +189,21 @@ class Pipeline:
         per_step: Mapping[TensorKey, tf.TensorSpec] | None = None,
         differentiable: bool = True,
         timer: StepTimer | None = None,
-    ) -> tuple[Executor, InitialState]:
+    ) -> Executor:
+        """Traces the stages and reads their variables, for one step.
+
+        Args:
+            inputs: As for `run`.
+            schedule: Likewise.
+            training: Likewise.
+            outputs: Ids of the values to return. Defaults to those of the model.
+            per_step: Inputs that are given whole to every microbatch, later.
+            differentiable: Whether gradients of the inputs are wanted.
+            timer: What to time the actions with, if at all.
+
+        Raises:
+            ValueError, RuntimeError: As `run` does.
+        """
         devices, per_step = self.placement.shard_devices, per_step or {}
         platform = platform_of(self.placement.devices[-1])
         num_replicas = self._num_replicas() if training else 1
@@ -261,23 +241,22 @@ class Pipeline:
         for k, stage in enumerate(self.stages):
             carry = Carry(stage, traced[k], devices[k][0], split, before)
             runs.append(StageRun(traced[k], devices[k], carry, split, keeps(k)))
-        wanted = self.captured.graph.output_ids if outputs is None else outputs
-        executor = Executor(
+        output_ids = self.captured.graph.output_ids
+        return Executor(
             self.stages,
             runs,
             before=before,
             schedule=schedule,
             split=split,
-            outputs=wanted,
+            outputs=output_ids if outputs is None else outputs,
             per_step=ids,
-            boundary=BoundaryCodec(self.transfer_dtype, self.captured.graph.output_ids),
+            boundary=BoundaryCodec(self.transfer_dtype, output_ids),
             # XLA has no `VariableV2`.
             starts_after=functions.clustering_stop()
             if training and platform != "tpu"
             else None,
             timer=timer,
         )
-        return executor, before
 
     def _stage_options(
         self,
@@ -365,13 +344,11 @@ class Pipeline:
         )
 
 
-def make_stages(
-    network: CallGraph, calls_per_stage: Sequence[int]
-) -> tuple[Stage, ...]:
+def make_stages(graph: CallGraph, calls_per_stage: Sequence[int]) -> tuple[Stage, ...]:
     """Returns stages of these numbers of calls, which share equal functions."""
     cache = StageCache()
     return tuple(
-        Stage(k, network.segment(span), cache)
+        Stage(k, graph.segment(span), cache)
         for k, span in enumerate(stage_spans(calls_per_stage))
     )
 

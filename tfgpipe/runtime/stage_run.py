@@ -114,14 +114,8 @@ class StageRun:
         return {**values, **self._hoisted}
 
     def _function(self, kind: ActionKind, m: int) -> StageFunction:
-        functions = self._functions(m)
-        by_kind: dict[ActionKind, Callable[[], StageFunction]] = {
-            "forward": lambda: functions.forward,
-            "backward": lambda: functions.backward,
-            "backward_input": lambda: functions.backward_input,
-            "backward_weight": lambda: functions.backward_weight,
-        }
-        return by_kind[kind]()
+        function: StageFunction = getattr(self._functions(m), kind)
+        return function
 
     def _functions(self, m: int) -> StageFunctions:
         return self.traced.without_remat if self.keeps(m) else self.traced.with_remat

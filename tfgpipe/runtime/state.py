@@ -50,10 +50,6 @@ class InitialState:
     trainable: tuple[keras.Variable, ...]
     seed_offsets: IdentityMap[keras.Variable, tf.Tensor]
 
-    def weights(self) -> list[tf.Tensor]:
-        """Returns the values of the weights."""
-        return [self.values[variable] for variable in self.trainable]
-
 
 class VariableUpdate(NamedTuple):
     """The new value of a variable after a step.

@@ -46,7 +46,9 @@ MIXING = {
 
 @pytest.mark.parametrize("name", list(MIXING))
 def test_a_layer_that_mixes_rows_is_named_in_a_warning(name):
-    words = r"Layer 'mixer' mixes the rows.*one microbatch at a time.*outside the pipe"
+    words = (
+        r"Layer 'mixer' mixes the examples.*one microbatch at a time.*outside the pipe"
+    )
     with pytest.warns(UserWarning, match=words):
         build(keras.layers.Dense(4), Layer(MIXING[name], name="mixer"))
 
@@ -55,7 +57,7 @@ def test_an_operation_that_mixes_rows_is_named_too():
     inputs = keras.Input((4,))
     hidden = keras.layers.Dense(4)(inputs)
     model = keras.Model(inputs, ops.softmax(hidden, axis=0))
-    with pytest.warns(UserWarning, match="'softmax' mixes the rows"):
+    with pytest.warns(UserWarning, match="'softmax' mixes the examples"):
         tfgpipe.PipelinedLayer(model, num_stages=2, num_microbatches=2)
 
 
@@ -83,7 +85,7 @@ class Looks(keras.layers.Layer):
 
 def test_rows_that_stay_apart_give_no_warning():
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*mixes the rows")
+        warnings.filterwarnings("error", message=".*mixes the examples")
         build(ResidualBlock(4), Looks(), keras.layers.Lambda(lambda x: x * 2.0))
         for stack in STACKS.values():
             layers = stack.make()
@@ -148,7 +150,7 @@ def test_a_layer_with_a_broken_config_trains():
 
 def test_layers_without_a_config_are_each_probed():
     layers = [Layer(function) for function in (ops.tanh, MIXING["centred"])]
-    with pytest.warns(UserWarning, match=f"'{layers[1].name}' mixes the rows"):
+    with pytest.warns(UserWarning, match=f"'{layers[1].name}' mixes the examples"):
         build(*layers)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
 from tfgpipe.capture import (
+    Call,
     Interpreter,
     Segment,
     TensorKey,
@@ -46,7 +47,7 @@ _READ_ONLY_OPS = {"ReadVariableOp"}
 
 
 def check_batch_independence(
-    recorded: tracer.CapturedModel, *, num_microbatches: int
+    captured: tracer.CapturedModel, *, num_microbatches: int
 ) -> None:
     """Refuses layers that change the batch size; warns of those that mix examples.
 
@@ -55,38 +56,34 @@ def check_batch_independence(
     normalises batches. The shapes that layers declare are not trusted.
 
     Args:
-        recorded: The model, on symbolic tensors.
+        captured: The model, on symbolic tensors.
         num_microbatches: M. With one microbatch examples may mix.
 
     Raises:
         ValueError: If a layer's output has another batch size than its input, or an
             output of the model has the batch size as another axis as well.
     """
-    network, specs = recorded.graph, recorded.specs
-    seen: set[Hashable] = set()
     unknown: list[loss_probes.FailedProbe] = []
-    for position, call in enumerate(network.calls):
-        name, given = call.layer.name, [specs[number] for number in call.input_ids]
-        declared = [x.shape[:1] for x in (*given, *(specs[n] for n in call.output_ids))]
-        if _is_of_keras(call.layer) and len(set(declared)) == 1:
-            continue
-        kind = _layer_kind(call.layer, given)
-        if kind in seen:
-            continue
-        seen.add(kind)
-        segment = network.segment(slice(position, position + 1))
-        traced = _trace_probes(name, segment, given)
+
+    def keeps_examples_apart(call: Call) -> bool:
+        ids = (*call.input_ids, *call.output_ids)
+        declared = {captured.specs[number].shape[:1] for number in ids}
+        return _is_of_keras(call.layer) and len(declared) == 1
+
+    for name, segment, inputs in _layers_to_probe(captured, keeps_examples_apart):
+        traced = _trace_probes(name, segment, inputs)
         if isinstance(traced, loss_probes.FailedProbe):
             unknown.append(traced)
             continue
         is_constant = traced[0].broadcasts
-        if is_constant and not {*call.output_ids}.isdisjoint(network.output_ids):
+        outputs = set(segment.calls[0].output_ids)
+        if is_constant and not outputs.isdisjoint(captured.graph.output_ids):
             raise _other_batch_size(name, traced[0])
         if num_microbatches == 1 and not is_constant:
             continue
         mixes: bool | loss_probes.FailedProbe = _repeats_batch_size(*traced)
         if mixes:
-            _check_outputs(name, recorded)
+            _check_outputs(name, captured)
         elif is_constant or traced[0].num_weights <= _MAX_WEIGHTS:
             mixes = loss_probes.run_probe(
                 name, functools.partial(_mixes_examples, *traced)
@@ -97,52 +94,45 @@ def check_batch_independence(
             unknown.append(mixes)
         elif mixes:
             warnings.warn(
-                f"Layer '{name}' mixes the rows of a batch, and in a pipeline it sees "
-                "one microbatch at a time: its results differ from those of the "
+                f"Layer '{name}' mixes the examples of a batch, and in a pipeline it "
+                "sees one microbatch at a time: its results differ from those of the "
                 "unpipelined model. Keep it outside the pipeline, or use "
                 "`num_microbatches=1`.",
                 stacklevel=2,
             )
-    if unknown and num_microbatches > 1:
-        warnings.warn(
-            "Whether each layer treats the examples of a batch independently could not "
-            "be found out by trying it. Received "
-            f"{loss_probes.describe_failures(unknown)}. If it does not, its results "
-            "differ from those of the unpipelined model: "
+    if num_microbatches > 1:
+        loss_probes.warn_of_failures(
+            unknown,
+            "Whether each layer treats the examples of a batch independently",
+            "If it does not, its results differ from those of the unpipelined model: "
             "compare them, or use `num_microbatches=1`.",
-            stacklevel=2,
         )
 
 
 def check_added_losses(
-    recorded: tracer.CapturedModel, *, num_microbatches: int
+    captured: tracer.CapturedModel, *, num_microbatches: int
 ) -> None:
     """Warns of losses that layers add and that are no means over the batch.
 
     One layer of each kind is probed, in training.
 
     Args:
-        recorded: The model, on symbolic tensors.
+        captured: The model, on symbolic tensors.
         num_microbatches: M. With one microbatch any loss is exact.
     """
     if num_microbatches == 1:
         return
-    network = recorded.graph
-    seen: set[Hashable] = set()
     unknown: list[loss_probes.FailedProbe] = []
-    for position, call in enumerate(network.calls):
+
+    def adds_none(call: Call) -> bool:
         inner = keras_internals.inner_layers(call.layer)
-        if _is_of_keras(call.layer) and not any(x.activity_regularizer for x in inner):
-            continue
-        given = [recorded.specs[number] for number in call.input_ids]
-        kind = _layer_kind(call.layer, given)
-        if kind in seen:
-            continue
-        seen.add(kind)
-        segment = network.segment(slice(position, position + 1))
-        name = call.layer.name
+        return _is_of_keras(call.layer) and not any(
+            layer.activity_regularizer for layer in inner
+        )
+
+    for name, segment, inputs in _layers_to_probe(captured, adds_none):
         is_mean = loss_probes.run_probe(
-            name, functools.partial(_adds_mean_loss, segment, given)
+            name, functools.partial(_adds_mean_loss, segment, inputs)
         )
         if isinstance(is_mean, loss_probes.FailedProbe):
             unknown.append(is_mean)
@@ -156,15 +146,26 @@ def check_added_losses(
                 "are closer, and `num_microbatches=1` is exact.",
                 stacklevel=2,
             )
-    if unknown:
-        warnings.warn(
-            "Whether each loss that a layer adds is a mean over the examples of a "
-            "batch could not be found out by trying it. Received "
-            f"{loss_probes.describe_failures(unknown)}. If it is not, training differs "
-            "from that of "
-            "the unpipelined model: compare them, or use `num_microbatches=1`.",
-            stacklevel=2,
-        )
+    loss_probes.warn_of_failures(
+        unknown,
+        "Whether each loss that a layer adds is a mean over the examples of a batch",
+        "If it is not, training differs from that of the unpipelined model: compare "
+        "them, or use `num_microbatches=1`.",
+    )
+
+
+def _layers_to_probe(
+    captured: tracer.CapturedModel, is_known: Callable[[Call], bool]
+) -> Iterator[tuple[str, Segment, list[keras.KerasTensor]]]:
+    """Yields name, call and inputs of one layer of each kind that is not known."""
+    seen: set[Hashable] = set()
+    for position, call in enumerate(captured.graph.calls):
+        inputs = [captured.specs[number] for number in call.input_ids]
+        if is_known(call) or (kind := _layer_kind(call.layer, inputs)) in seen:
+            continue
+        seen.add(kind)
+        segment = captured.graph.segment(slice(position, position + 1))
+        yield call.layer.name, segment, inputs
 
 
 class _ProbeCall:
@@ -339,12 +340,12 @@ def _other_batch_size(name: str, forward: _ProbeCall) -> ValueError:
     )
 
 
-def _check_outputs(name: str, recorded: tracer.CapturedModel) -> None:
+def _check_outputs(name: str, captured: tracer.CapturedModel) -> None:
     """Raises ValueError if an axis but the first of an output is the batch size."""
-    network = recorded.graph
-    segment = Segment(network.calls, network.input_ids, network.output_ids)
-    given = [recorded.specs[number] for number in network.input_ids]
-    traced = loss_probes.run_probe(name, lambda: _trace_probes(name, segment, given))
+    graph = captured.graph
+    segment = Segment(graph.calls, graph.input_ids, graph.output_ids)
+    inputs = [captured.specs[number] for number in graph.input_ids]
+    traced = loss_probes.run_probe(name, lambda: _trace_probes(name, segment, inputs))
     if isinstance(traced, loss_probes.FailedProbe):
         return  # The layer is named in a warning.
     if _repeats_batch_size(*traced):
