@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from tfgpipe.runtime.examples import (
         example_variable_value as example_variable_value,
     )
-    from tfgpipe.runtime.loss_pipeline import LossPipeline as LossPipeline
-    from tfgpipe.runtime.microbatch import check_equal_batches as check_equal_batches
-    from tfgpipe.runtime.pipeline import Pipeline as Pipeline
-    from tfgpipe.runtime.pipeline import make_stages as make_stages
     from tfgpipe.runtime.layer_probes import check_added_losses as check_added_losses
     from tfgpipe.runtime.layer_probes import (
         check_batch_independence as check_batch_independence,
     )
+    from tfgpipe.runtime.loss_pipeline import LossPipeline as LossPipeline
+    from tfgpipe.runtime.microbatch import check_equal_batches as check_equal_batches
+    from tfgpipe.runtime.pipeline import Pipeline as Pipeline
+    from tfgpipe.runtime.pipeline import make_stages as make_stages
     from tfgpipe.runtime.state import VariableUpdate as VariableUpdate
     from tfgpipe.runtime.timer import StepTimer as StepTimer
     from tfgpipe.runtime.timer import TimingRecorder as TimingRecorder
