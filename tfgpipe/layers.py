@@ -1,6 +1,6 @@
 """The layers that users put into models."""
 
-from tfgpipe.stage import DeferredBatchNormalization
+from tfgpipe.stage import normalization
 from tfgpipe.tensor_parallel import (
     TPMLP,
     TPCrossEntropy,
@@ -9,6 +9,8 @@ from tfgpipe.tensor_parallel import (
     TPLayerNormalization,
     TPMultiHeadAttention,
 )
+
+DeferredBatchNormalization = normalization.DeferredBatchNormalization
 
 __all__ = [
     "TPMLP",

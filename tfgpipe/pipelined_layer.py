@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import keras
 import tensorflow as tf
@@ -40,8 +40,6 @@ from tfgpipe.runtime import (
 )
 from tfgpipe.schedules import Schedule
 from tfgpipe.stage import (
-    REMAT_MODES,
-    TRANSFER_DTYPES,
     Remat,
     Stage,
     TransferDtype,
@@ -172,7 +170,7 @@ class PipelinedLayer(keras.layers.Layer):
         layer_checks.check_not_float8(self._source.calls)
         self.num_microbatches = check_num_microbatches(num_microbatches)
         layer_checks.check_not_stateful(self._source.calls)
-        self.remat = check_choice("remat", remat, REMAT_MODES)
+        self.remat = check_choice("remat", remat, get_args(Remat))
         self.jit_compile = check_choice(
             "jit_compile", jit_compile, ("auto", True, False)
         )
@@ -180,7 +178,7 @@ class PipelinedLayer(keras.layers.Layer):
             "batch_norm", batch_norm, normalization.BATCH_NORM_MODES
         )
         self.transfer_dtype: TransferDtype | None = check_choice(
-            "transfer_dtype", transfer_dtype, TRANSFER_DTYPES
+            "transfer_dtype", transfer_dtype, (None, *get_args(TransferDtype))
         )
         self.devices = None if devices is None else tuple(devices)
         self.memory_limit = memory_limit

@@ -20,13 +20,16 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare, pairwise, train_steps, zoo
-from tests.helpers.layer_stacks import AddsLoss, ResidualBlock
+from tests.helpers.layer_stacks import (
+    REMAT_MODES,
+    TRANSFER_DTYPES,
+    AddsLoss,
+    ResidualBlock,
+)
 from tests.helpers.sharded_dense import Columns
 from tests.stage.test_normalization import Reference
 from tfgpipe import quantization, schedules
 from tfgpipe.quantization.fake_quant import RANGE_UPDATES
-from tfgpipe.stage.boundary import TRANSFER_DTYPES
-from tfgpipe.stage.options import REMAT_MODES
 
 layers = keras.layers
 Dense = Callable[..., keras.layers.Layer]

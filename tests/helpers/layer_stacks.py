@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import get_args
 
 import keras
 import numpy as np
 
+from tfgpipe.stage import Remat, TransferDtype
+
+REMAT_MODES = get_args(Remat)
+TRANSFER_DTYPES = (None, *get_args(TransferDtype))
 layers = keras.layers
 
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare, pairwise
-from tfgpipe.stage.options import REMAT_MODES
+from tests.helpers.layer_stacks import REMAT_MODES
 
 layers = keras.layers
 ops = keras.ops

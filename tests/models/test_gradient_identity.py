@@ -10,8 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers import compare
-from tests.helpers.layer_stacks import STACKS
-from tfgpipe.stage.options import REMAT_MODES
+from tests.helpers.layer_stacks import REMAT_MODES, STACKS
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare, zoo
+from tests.helpers.layer_stacks import REMAT_MODES
 from tests.helpers.zoo import ZOO, floats, ids, padded_ids
 from tfgpipe.capture import dtype_policies
-from tfgpipe.stage.options import REMAT_MODES
 
 layers = keras.layers
 

@@ -27,10 +27,16 @@ import tensorflow as tf
 import tfgpipe
 from params.transformer import Block, Positions
 from tests.helpers import compare, zoo
-from tests.helpers.layer_stacks import STACKS, ResidualBlock, dense, dropped, normalised
+from tests.helpers.layer_stacks import (
+    REMAT_MODES,
+    STACKS,
+    ResidualBlock,
+    dense,
+    dropped,
+    normalised,
+)
 from tests.helpers.zoo import ZOO, floats, ids
 from tfgpipe.stage import normalization
-from tfgpipe.stage.options import REMAT_MODES
 
 layers = keras.layers
 ROOT = Path(__file__).resolve().parents[2]

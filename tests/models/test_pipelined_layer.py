@@ -14,10 +14,9 @@ from keras.src import testing
 
 import tfgpipe
 from tests.helpers import compare
-from tests.helpers.layer_stacks import dense, normalised, regularised
+from tests.helpers.layer_stacks import REMAT_MODES, dense, normalised, regularised
 from tfgpipe._compat import keras_internals
 from tfgpipe.capture import dtype_policies
-from tfgpipe.stage.options import REMAT_MODES
 
 X = np.random.default_rng(0).standard_normal((12, 5), dtype=np.float32)
 Y = np.random.default_rng(1).standard_normal((12, 3), dtype=np.float32)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.helpers.layer_stacks import REMAT_MODES
 from tests.stage import test_normalization as short
-from tfgpipe.stage.options import REMAT_MODES
 
 # Every choice of recomputation, and every one of a few numbers of microbatches.
 WAYS = [("stage", 3), ("layer", 3), ("except_last", 2), ("none", 5), ("stage", 1)]

@@ -11,10 +11,9 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare
-from tests.helpers.layer_stacks import STACKS
+from tests.helpers.layer_stacks import REMAT_MODES, STACKS
 from tests.helpers.zoo import ids
 from tests.models import test_other_libraries as short
-from tfgpipe.stage.options import REMAT_MODES
 
 # Numbers of stages and microbatches, as Lingvo takes them.
 FEW = list(itertools.product((1, 2), (1, 2)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.devices import test_sharding as short
+from tests.helpers.layer_stacks import REMAT_MODES
 from tfgpipe import schedules
-from tfgpipe.stage.options import REMAT_MODES
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.helpers.layer_stacks import REMAT_MODES
 from tests.runtime import test_state as short
-from tfgpipe.stage.options import REMAT_MODES
 
 
 @pytest.mark.parametrize(

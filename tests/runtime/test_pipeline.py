@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
+from tests.helpers.layer_stacks import REMAT_MODES
 from tests.helpers.recording_layer import LOG, Logs
 from tfgpipe import schedules
-from tfgpipe.stage.options import REMAT_MODES
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare
-from tests.helpers.layer_stacks import STACKS
-from tfgpipe.stage.options import REMAT_MODES
+from tests.helpers.layer_stacks import REMAT_MODES, STACKS
 
 
 @pytest.mark.parametrize(

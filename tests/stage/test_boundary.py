@@ -18,10 +18,11 @@ import tensorflow as tf
 import tfgpipe
 from tests.helpers import compare, train_steps
 from tests.helpers.identity import Crosses
+from tests.helpers.layer_stacks import TRANSFER_DTYPES
 from tests.helpers.zoo import floats, padded_ids
 from tfgpipe import schedules
 from tfgpipe._util import sizes
-from tfgpipe.stage.boundary import TRANSFER_DTYPES, BoundaryCodec
+from tfgpipe.stage.boundary import BoundaryCodec
 
 layers = keras.layers
 CHOICES = TRANSFER_DTYPES[1:]

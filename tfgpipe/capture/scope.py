@@ -89,6 +89,14 @@ def is_differentiable(tensor: tf.Tensor) -> bool:
     return tensor.dtype.is_floating or tensor.dtype.is_complex
 
 
+def sum_losses(losses: Sequence[tf.Tensor]) -> tf.Tensor | None:
+    """Returns the sum of losses, in at least single precision, or None of none."""
+    if not losses:
+        return None
+    dtype = tf.float64 if tf.float64 in [loss.dtype for loss in losses] else tf.float32
+    return tf.add_n([tf.cast(tf.reduce_sum(loss), dtype) for loss in losses])
+
+
 def check_assignments(
     scope: keras.StatelessScope, known: Sequence[keras.Variable]
 ) -> None:

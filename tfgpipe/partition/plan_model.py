@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import keras
 
@@ -21,7 +21,7 @@ from tfgpipe.partition.profiles import (
 )
 from tfgpipe.runtime import check_batch_independence
 from tfgpipe.schedules import Schedule
-from tfgpipe.stage import REMAT_MODES, TRANSFER_DTYPES, Remat, TransferDtype
+from tfgpipe.stage import Remat, TransferDtype
 
 
 @checks_argument_names()
@@ -88,8 +88,8 @@ def plan(
             memory limit (by how much is said), or if a size is not known.
         TypeError: If `model` has a `call` of its own.
     """
-    check_choice("remat", remat, REMAT_MODES)
-    check_choice("transfer_dtype", transfer_dtype, TRANSFER_DTYPES)
+    check_choice("remat", remat, get_args(Remat))
+    check_choice("transfer_dtype", transfer_dtype, (None, *get_args(TransferDtype)))
     check_num_microbatches(num_microbatches)
     given = source_model.make_source(source_model.copy_unbuilt(model))
     chosen: Quantity | tuple[int, ...]

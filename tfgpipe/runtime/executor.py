@@ -25,13 +25,13 @@ import tensorflow as tf
 
 from tfgpipe._compat import functions
 from tfgpipe._util import IdentityMap
-from tfgpipe.capture import TensorKey, is_differentiable
+from tfgpipe.capture import TensorKey, is_differentiable, sum_losses
 from tfgpipe.runtime import microbatch
 from tfgpipe.runtime.stage_run import StageRun
 from tfgpipe.runtime.state import InitialState, VariableUpdate, variable_updates
 from tfgpipe.runtime.timer import StepTimer
 from tfgpipe.schedules import Action, Schedule
-from tfgpipe.stage import BoundaryCodec, NamedTensors, Stage, TracedStage, sum_losses
+from tfgpipe.stage import BoundaryCodec, NamedTensors, Stage, TracedStage
 
 Tensors = dict[TensorKey, tf.Tensor]
 

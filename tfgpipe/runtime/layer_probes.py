@@ -30,10 +30,10 @@ from tfgpipe.capture import (
     TensorKey,
     TracingScope,
     layer_variables,
+    sum_losses,
     tracer,
 )
 from tfgpipe.runtime import examples, loss_probes
-from tfgpipe.stage import sum_losses
 
 # Examples that a layer is probed on, and half of them.
 _BATCH, _HALF = 6, 3

@@ -22,10 +22,10 @@ from tfgpipe.distribution import replica_context
 from tfgpipe.runtime import loss_probes, losses
 from tfgpipe.runtime.executor import Executor, StepResult, TrainStepResult
 from tfgpipe.runtime.microbatch import check_equal_batches
-from tfgpipe.runtime.output_masks import OutputMasks
 from tfgpipe.runtime.pipeline import Pipeline
 from tfgpipe.runtime.timer import StepTimer
 from tfgpipe.schedules import Schedule
+from tfgpipe.stage import OutputMasks
 
 
 class LossPipeline:
@@ -118,7 +118,7 @@ class LossPipeline:
         first_call = len(graph.calls) - len(last.segment.calls)
         segment = with_loss.segment(slice(first_call, len(with_loss.calls)))
         stages = (*pipeline.stages[:-1], last.extend(segment, compiled.variables))
-        self._output_masks = OutputMasks(pipeline)
+        self._output_masks = OutputMasks(graph, pipeline.placement.devices[-1])
         self._pipeline = dataclasses.replace(pipeline, stages=stages)
 
     def train(

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -26,7 +26,6 @@ import tensorflow as tf
 from tfgpipe._util import num_bytes
 
 TransferDtype = Literal["bfloat16", "float16", "int8", "int8_channel"]
-TRANSFER_DTYPES: tuple[TransferDtype | None, ...] = (None, *get_args(TransferDtype))
 
 Spec: TypeAlias = "tf.TensorSpec | keras.KerasTensor"
 

@@ -29,6 +29,7 @@ from tfgpipe.capture import (
     TracingScope,
     check_assignments,
     is_differentiable,
+    sum_losses,
 )
 from tfgpipe.devices import sharding
 from tfgpipe.distribution import ReplicaGroup
@@ -402,14 +403,6 @@ class _NameMap:
             return GradientNames(self(gradient.values), self(gradient.indices))
         factors = matmul.weight_gradient_factors(gradient) or ()
         return GradientNames(self(gradient), factors=self.all(factors))
-
-
-def sum_losses(losses: Sequence[tf.Tensor]) -> tf.Tensor | None:
-    """Returns the sum of losses, in at least single precision, or None of none."""
-    if not losses:
-        return None
-    dtype = tf.float64 if tf.float64 in [loss.dtype for loss in losses] else tf.float32
-    return tf.add_n([tf.cast(tf.reduce_sum(loss), dtype) for loss in losses])
 
 
 def zero_buffer(spec: tf.TensorSpec) -> tf.Tensor:

@@ -10,7 +10,6 @@ from tfgpipe.stage.normalization import BatchNorm
 
 Platform = Literal["cpu", "gpu", "tpu"]
 Remat = Literal["stage", "layer", "except_last", "none"]
-REMAT_MODES: tuple[Remat, ...] = ("stage", "layer", "except_last", "none")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,20 +12,29 @@ from collections.abc import Callable, Hashable, Mapping
 import tensorflow as tf
 
 from tfgpipe._util import unique
-from tfgpipe.capture import Interpreter, Segment, TensorKey, layer_variables
-from tfgpipe.runtime.pipeline import Pipeline
-from tfgpipe.stage import GraphSource, platform_of, trace_joint
+from tfgpipe.capture import (
+    CallGraph,
+    Interpreter,
+    Segment,
+    TensorKey,
+    layer_variables,
+)
+from tfgpipe.stage.joint import trace_joint
+from tfgpipe.stage.options import platform_of
+from tfgpipe.stage.subgraph import GraphSource
 
 
 class OutputMasks:
     """The masks on the outputs of a model, as a function of its inputs.
 
     Args:
-        pipeline: The model.
+        graph: The model.
+        device: Where to compute them.
     """
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
+    def __init__(self, graph: CallGraph, device: str) -> None:
+        self._segment = Segment(graph.calls, graph.input_ids, graph.output_ids)
+        self._device = device
         self._functions: dict[Hashable, Callable[..., dict[int, tf.Tensor]]] = {}
 
     def __call__(
@@ -42,34 +51,31 @@ class OutputMasks:
         if key not in self._functions:
             with tf.init_scope():
                 self._functions[key] = self._function(specs, training=training)
-        with tf.device(self._pipeline.placement.devices[-1]):
+        with tf.device(self._device):
             return self._functions[key](*inputs.values())
 
     def _function(
         self, specs: Mapping[TensorKey, tf.TensorSpec], *, training: bool
     ) -> Callable[..., dict[int, tf.Tensor]]:
-        network = self._pipeline.captured.graph
-        part = Segment(network.calls, network.input_ids, network.output_ids)
-        layers = [layer for stage in self._pipeline.stages for layer in stage.layers]
-        trainable, others = layer_variables(layers)
+        trainable, others = layer_variables(self._segment.layers)
         variables = unique([*trainable, *others])
+        interpreter = Interpreter(
+            self._segment, list(specs), training=training, remat=False
+        )
         trace = trace_joint(
-            Interpreter(part, list(specs), training=training, remat=False).run,
+            interpreter.run,
             input_specs=list(specs.values()),
             weights=[],
             state=variables,
             non_differentiable=range(len(specs)),
         )
-        names = dict(zip(trace.forward.keys, trace.forward.outputs, strict=True))
-        masks = {
-            tensor.value_id: name for tensor, name in names.items() if tensor.is_mask
-        }
+        names = zip(trace.forward.keys, trace.forward.outputs, strict=True)
+        masks = {key.value_id: name for key, name in names if key.is_mask}
         given = trace.given
         subgraph = GraphSource(trace, on_one_device=True).extract(
             fetches=list(masks.values()), feeds=(*given.inputs, *given.state)
         )
-        last = self._pipeline.placement.devices[-1]
-        core = last if platform_of(last) == "tpu" else None
+        core = self._device if platform_of(self._device) == "tpu" else None
 
         @tf.function(autograph=False)
         def function(*tensors: tf.Tensor) -> dict[int, tf.Tensor]:
@@ -80,6 +86,6 @@ class OutputMasks:
             with tf.device(core):  # For XLA, which asks where each operation is.
                 made = subgraph.run(*(values[feed] for feed in subgraph.feeds))
             found = dict(zip(subgraph.fetches, made, strict=True))
-            return {number: found[name] for number, name in masks.items()}
+            return {value_id: found[name] for value_id, name in masks.items()}
 
         return function
