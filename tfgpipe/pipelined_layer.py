@@ -127,7 +127,7 @@ class PipelinedLayer(keras.layers.Layer):
     TensorShape([8, 16])
 
     Raises:
-        ValueError: If the layers cannot be cut as asked, or devices are missing.
+        ValueError: If the layers cannot be partitioned so, or devices are missing.
         TypeError: If `layers` holds something that is no layer.
     """
 
@@ -289,32 +289,32 @@ class PipelinedLayer(keras.layers.Layer):
             self._call_specs = _CallSpecs(*symbolic)
 
     def build(self, input_shape: Any) -> None:
-        """Cuts the layers into stages and makes their weights on their devices."""
+        """Partitions the layers into stages, and makes weights on their devices."""
         if self._call_specs is None:
             self._call_specs = _CallSpecs(self._specs(input_shape), {})
-        # Inside the scope variables get a shape but no value yet, so the cut can be
-        # decided on their sizes before any of them takes memory on a device.
+        # Inside the scope variables get a shape but no value yet, so the partition can
+        # be decided on their sizes before any of them takes memory on a device.
         with (
             keras.StatelessScope(),
             dtype_policies.default_policy_scope(self._requested_dtype),
         ):
-            recorded = self._source.capture(
+            captured = self._source.capture(
                 self._call_specs.inputs, self._call_specs.side_inputs
             )
-            check_batch_independence(recorded, num_microbatches=self.num_microbatches)
-            called = [call.layer for call in recorded.graph.calls]
+            check_batch_independence(captured, num_microbatches=self.num_microbatches)
+            called = [call.layer for call in captured.graph.calls]
             self._placement.check_shards(sharding.num_shards(called))
             if self._placement.strategy is not None:
                 normalization.check_synchronized(called)
             if self.num_microbatches > 1:
                 normalization.warn_of_batch_norm(called, self.batch_norm)
-            stages = make_stages(recorded.graph, self._calls_per_stage(recorded))
+            stages = make_stages(captured.graph, self._calls_per_stage(captured))
             self._placement.check_strategy(self.name)
             for stage, variables in owned_variables(stages):
                 self._place(stage, variables)
         self._pipeline = Pipeline(
             self._source,
-            recorded,
+            captured,
             stages,
             self._placement,
             remat=self.remat,
@@ -364,13 +364,13 @@ class PipelinedLayer(keras.layers.Layer):
             optimizer: The optimizer whose slots are to move along.
 
         Raises:
-            ValueError: If the layers cannot be cut so.
+            ValueError: If the layers cannot be partitioned so.
             RuntimeError: If the layer is not built.
         """
-        counts = self._source.calls_per_stage(balance)
-        if len(counts) != self.num_stages:
+        calls_per_stage = self._source.calls_per_stage(balance)
+        if len(calls_per_stage) != self.num_stages:
             raise ValueError(
-                "A new cut has as many stages as the old one. Received "
+                "A new partition has as many stages as the old one. Received "
                 f"balance={list(balance)} for {self.num_stages} stages. To change "
                 "their number, save the weights and load them into a new pipeline."
             )
@@ -380,14 +380,14 @@ class PipelinedLayer(keras.layers.Layer):
             for variable in variables
         )
         self._placement.check_strategy(self.name)
-        anew = self.pipeline.repartition(counts)
-        for stage, variables in owned_variables(anew.stages):
+        pipeline = self.pipeline.repartition(calls_per_stage)
+        for stage, variables in owned_variables(pipeline.stages):
             moved = [v for v in variables if before[v] != stage.index]
             self._place(stage, moved)
             if optimizer is not None and optimizer.built:
                 self._place_slots(stage, moved, optimizer)
-        self.balance = counts
-        self._pipeline = anew
+        self.balance = calls_per_stage
+        self._pipeline = pipeline
 
     def place_slots(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Moves an optimizer's slots to the devices of their weights."""
@@ -468,12 +468,11 @@ class PipelinedLayer(keras.layers.Layer):
         **kwargs: keras.KerasTensor,
     ) -> Any:
         """Infers the outputs' shapes and dtypes."""
-        known = None
         if self._pipeline is not None and mask is None:
             known = self._pipeline.static_output_spec(inputs, kwargs)
-        if known is None:
-            known = self._source.output_spec(inputs, kwargs)
-        return known
+            if known is not None:
+                return known
+        return self._source.output_spec(inputs, kwargs)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Infers the outputs' shapes."""
@@ -529,12 +528,9 @@ class PipelinedLayer(keras.layers.Layer):
         """Returns what `build_from_config` needs to build the layer again."""
         if self._call_specs is None:
             return None
-        given = {
-            "inputs": self._call_specs.inputs,
-            "side_inputs": self._call_specs.side_inputs,
-        }
         # Anew, without the memory of calls that Keras leaves on symbolic tensors.
-        return keras.saving.serialize_keras_object(source_model.to_symbolic(given))
+        specs = source_model.to_symbolic(vars(self._call_specs))
+        return keras.saving.serialize_keras_object(specs)
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Builds the layer as it was when it was saved."""
@@ -543,19 +539,18 @@ class PipelinedLayer(keras.layers.Layer):
         self.built = True
 
     def _check_num_stages(self, num_stages: int | None) -> None:
-        given = self._source
-        check_feasible(given.calls, num_stages, given.opaque_calls)
+        check_feasible(self._source.calls, num_stages, self._source.opaque_calls)
 
     def _gpipe(self) -> Schedule:
         """Returns the order in which the layer runs by itself."""
-        order = schedules.gpipe(self.num_stages, self.num_microbatches)
-        return order.with_placement(self.mesh.placement)
+        schedule = schedules.gpipe(self.num_stages, self.num_microbatches)
+        return schedule.with_placement(self.mesh.placement)
 
     def _place(self, stage: Stage, variables: Sequence[keras.Variable]) -> None:
         """Moves variables to a stage, shards to their devices."""
-        numbers = stage.shard_indices
+        shards = stage.shard_indices
         for variable in variables:
-            shard = numbers.get(variable, 0)
+            shard = shards.get(variable, 0)
             self._placement.place_variables(stage.index, [variable], shard)
 
     def _place_slots(
@@ -565,9 +560,9 @@ class PipelinedLayer(keras.layers.Layer):
         optimizer: keras.optimizers.Optimizer,
     ) -> None:
         """Moves an optimizer's slots for variables to the devices of these."""
-        numbers = stage.shard_indices
+        shards = stage.shard_indices
         for variable in variables:
-            shard = numbers.get(variable, 0)
+            shard = shards.get(variable, 0)
             self._placement.place_slots(stage.index, shard, variable, optimizer)
 
     def _specs(self, shapes: Any) -> Any:
@@ -579,20 +574,20 @@ class PipelinedLayer(keras.layers.Layer):
             lambda shape: keras.KerasTensor(shape, next(dtypes, default)), shapes
         )
 
-    def _calls_per_stage(self, recorded: tracer.CapturedModel) -> tuple[int, ...]:
+    def _calls_per_stage(self, captured: tracer.CapturedModel) -> tuple[int, ...]:
         """Returns the number of calls in each stage."""
         if self.memory_limit is None:
             if not isinstance(self.balance, str):
                 return self.balance
             if self.balance == "params":  # Which needs no tracing.
                 return plan_by_parameters(
-                    recorded, self.num_stages, self.transfer_dtype
+                    captured, self.num_stages, self.transfer_dtype
                 )
-        return self._plan(recorded, self.balance).calls_per_stage
+        return self._plan(captured, self.balance).calls_per_stage
 
     def _plan(
         self,
-        recorded: tracer.CapturedModel,
+        captured: tracer.CapturedModel,
         balance: Quantity | Sequence[int],
         *,
         sample: Any = None,
@@ -608,16 +603,13 @@ class PipelinedLayer(keras.layers.Layer):
             transfer_dtype=self.transfer_dtype,
             schedule=self._schedule or self._gpipe(),
         )
-        fed = (
-            None
-            if sample is None
-            else [*self._source.flatten_inputs(sample, {}).values()]
-        )
+        if sample is not None:
+            sample = [*self._source.flatten_inputs(sample, {}).values()]
         return make_plan(
-            recorded,
+            captured,
             balance,
             settings,
-            sample=fed,
+            sample=sample,
             batch_size=batch_size,
             device=self.mesh.primary_devices[0][0],
         )
@@ -672,13 +664,13 @@ def recut(model: keras.Model, balance: Sequence[int] | Sequence[str]) -> None:
             stage but the last.
 
     Raises:
-        ValueError: If the layers cannot be cut so, or the model does not hold exactly
-            one pipeline.
+        ValueError: If the layers cannot be partitioned so, or the model does not hold
+            exactly one pipeline.
     """
     pipelines = find_pipelines(model)
     if len(pipelines) != 1:
         raise ValueError(
-            "`recut` cuts the pipeline of a model anew. Received a model "
+            "`recut` partitions the pipeline of a model anew. Received a model "
             f"'{model.name}' that holds {len(pipelines)} of them. Use "
             "`PipelinedLayer.recut` on each."
         )

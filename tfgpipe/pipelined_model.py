@@ -22,7 +22,7 @@ from tfgpipe.distribution import (
 from tfgpipe.partition import Plan, Quantity, check_feasible, resolve
 from tfgpipe.pipelined_layer import PipelinedLayer
 from tfgpipe.report import SummaryOptions, show_summary, summary_text
-from tfgpipe.runtime import LossPipeline, StepTimer, TimingRecorder
+from tfgpipe.runtime import LossPipeline, Pipeline, StepTimer, TimingRecorder
 from tfgpipe.schedules import Action, Schedule
 from tfgpipe.stage import Remat, Stage, TransferDtype, normalization, owned_variables
 
@@ -151,7 +151,7 @@ class PipelinedModel(keras_internals.Replicated):
             # Losses and metrics go by these.
             self.output_names = list(graph.output_names)
             self.built = True
-        self._loss_pipelines: dict[Any, LossPipeline] = {}
+        self._loss_pipelines: dict[str, tuple[Pipeline, LossPipeline]] = {}
         self.recorder: TimingRecorder | None = None
 
     @property
@@ -279,7 +279,7 @@ class PipelinedModel(keras_internals.Replicated):
             self.unpipelined().export(str(filepath), *args, **kwargs)
 
     def build(self, input_shape: Any) -> None:
-        """Cuts the layers into stages and makes their weights on their devices."""
+        """Partitions the layers into stages, and makes weights on their devices."""
         if not self.pipelined.built:
             self.pipelined.build(input_shape)
 
@@ -332,7 +332,7 @@ class PipelinedModel(keras_internals.Replicated):
         keras_internals.build_compiled(self, data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         scale = self.optimizer.scale_loss(tf.ones([]))
-        clock = None if self.recorder is None else StepTimer()
+        timer = None if self.recorder is None else StepTimer()
         with keras_internals.without_autocast():
             result = self._loss_pipeline(y, sample_weight).train(
                 self.pipelined.pipeline.flatten_inputs(x, {}),
@@ -340,10 +340,10 @@ class PipelinedModel(keras_internals.Replicated):
                 sample_weight,
                 schedule=self.schedule,
                 loss_grad=scale,
-                timer=clock,
+                timer=timer,
             )
-        if self.recorder is not None and clock is not None:
-            self.recorder.record(clock, replica_context.static_replica_index())
+        if self.recorder is not None and timer is not None:
+            self.recorder.record(timer, replica_context.static_replica_index())
         metrics = IdentityMap(
             (v, None) for v in keras_internals.compiled(self).variables
         )
@@ -455,29 +455,25 @@ class PipelinedModel(keras_internals.Replicated):
                     f"{type(self).__name__}, which has one. Pass losses and metrics to "
                     "`compile`, or use `tfgpipe.PipelinedLayer` in a model of your own."
                 )
-        there = keras.tree.map_structure(lambda x: x is not None, (targets, weights))
-        key = (repr(there), id(self.pipelined.pipeline))
-        if key not in self._loss_pipelines:
-            current = self._loss_pipelines.items()
-            self._loss_pipelines = {k: v for k, v in current if k[1] == key[1]}
-            self._loss_pipelines[key] = LossPipeline(
-                self.pipelined.pipeline,
-                keras_internals.compiled(self),
-                targets,
-                weights,
-            )
-        return self._loss_pipelines[key]
+        pipeline = self.pipelined.pipeline
+        present = keras.tree.map_structure(lambda x: x is not None, (targets, weights))
+        known = self._loss_pipelines.get(repr(present))
+        if known is None or known[0] is not pipeline:
+            compiled = keras_internals.compiled(self)
+            known = pipeline, LossPipeline(pipeline, compiled, targets, weights)
+            self._loss_pipelines[repr(present)] = known
+        return known[1]
 
     def _weight_regularization(self) -> list[_WeightRegularization]:
         """Returns the losses of weights' regularizers, each on its weight's device."""
         penalties = []
-        places = self.pipelined.pipeline.placement.shard_devices
+        devices = self.pipelined.pipeline.placement.shard_devices
         for stage, variables in owned_variables(self.stages):
-            numbers = stage.shard_indices
+            shards = stage.shard_indices
             for variable in variables:
                 if variable.regularizer is None or not variable.trainable:
                     continue
-                with tf.device(places[stage.index][numbers.get(variable, 0)]):
+                with tf.device(devices[stage.index][shards.get(variable, 0)]):
                     value = tf.convert_to_tensor(variable.value)
                     with tf.GradientTape() as tape:
                         tape.watch(value)
@@ -500,11 +496,11 @@ class PipelinedModel(keras_internals.Replicated):
             others: Losses of layers and weights.
         """
         first = next(i for i in keras.tree.flatten(x) if i is not None)
-        # The mean over replicas weighs by rows.
-        whole = tf.math.divide_no_nan(
+        # The mean over replicas weighs by examples.
+        compiled_loss = tf.math.divide_no_nan(
             main, tf.cast(replica_context.batch_fraction(first), main.dtype)
         )
-        losses = [whole, *others]
+        losses = [compiled_loss, *others]
         total = tf.add_n([tf.cast(x, main.dtype) for x in losses if x is not None])
         keras_internals.compiled(self).tracker.update_state(
             total, sample_weight=tf.shape(first)[0]

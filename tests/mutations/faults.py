@@ -232,7 +232,7 @@ GRADIENTS = (
     Fault(
         "rows of deferred products overwrite those of the microbatch before",
         "tfgpipe/stage/accumulation.py",
-        "return [*added, *noted, count + 1]",
+        "return [*added, *stacked, count + 1]",
         "return [*added, *noted, count]",
         (
             "tests/stage/test_accumulation.py::test_all_forms_give_the_sum_of_the_gradients",

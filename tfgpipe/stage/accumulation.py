@@ -129,13 +129,13 @@ class GradientAccumulation:
                 added.append(self._add(total, term.gradient, values))
         if not self._stacked:
             return added
-        *noted, count = sums[len(added) :]
-        places = self._shard_indices[len(added) :]
-        for i, (name, shard) in enumerate(zip(self._stacked, places, strict=False)):
+        *stacked, count = sums[len(added) :]
+        shards = self._shard_indices[len(added) :]
+        for i, (name, shard) in enumerate(zip(self._stacked, shards, strict=False)):
             with sharding.shard_scope(shard):
-                noted[i] = _stack_rows(noted[i], values[name], count)
+                stacked[i] = _stack_rows(stacked[i], values[name], count)
         # Not in place: whatever stacks rows has to see the count before.
-        return [*added, *noted, count + 1]
+        return [*added, *stacked, count + 1]
 
     def skip_empty(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Leaves the accumulators as they are: the microbatch is empty."""
@@ -237,19 +237,19 @@ def _stacked_specs(
     specs = {name: trace.spec(name) for name in gradient.factors}
     if not specs or not all(s.shape.is_fully_defined() for s in specs.values()):
         return {}
-    noted = {
+    stacked = {
         name: tf.TensorSpec([num_microbatches, *spec.shape], spec.dtype)
         for name, spec in specs.items()
     }
-    numbers = sum(math.prod(spec.shape) for spec in noted.values())
-    return noted if numbers <= math.prod(weight.shape) else {}
+    num_entries = sum(math.prod(spec.shape) for spec in stacked.values())
+    return stacked if num_entries <= math.prod(weight.shape) else {}
 
 
-def _stack_rows(noted: tf.Tensor, rows: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+def _stack_rows(stacked: tf.Tensor, rows: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     """Writes the rows of the next microbatch into the stack."""
-    return tf.raw_ops.InplaceUpdate(x=noted, i=count, v=rows[None])
+    return tf.raw_ops.InplaceUpdate(x=stacked, i=count, v=rows[None])
 
 
-def _flatten_stacked(noted: tf.Tensor) -> tf.Tensor:
+def _flatten_stacked(stacked: tf.Tensor) -> tf.Tensor:
     """Returns the rows of all microbatches, `[M * rows, width]`."""
-    return tf.reshape(noted, [-1, noted.shape[-1]])
+    return tf.reshape(stacked, [-1, stacked.shape[-1]])

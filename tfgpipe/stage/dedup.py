@@ -1,4 +1,4 @@
-"""Structural deduplication: which segments of a network compute the same.
+"""Structural deduplication: which segments of a model compute the same.
 
 A deep model is mostly one block, many times over. Tracing a block takes TensorFlow a
 tenth of a second and more, and reading its configuration a thousandth. So segments
@@ -31,6 +31,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
+from tfgpipe._util import IdentityMap
 from tfgpipe.capture import Segment, Value
 
 # What only makes variables, in layers of Keras.
@@ -49,8 +50,8 @@ def structure(segment: Segment) -> Hashable | None:
 
 def value_ids(segment: Segment) -> tuple[int, ...]:
     """Returns the ids of a segment's values, in an order that its structure decides."""
-    made = (number for call in segment.calls for number in call.output_ids)
-    return tuple(dict.fromkeys((*segment.input_ids, *made)))
+    outputs = (value_id for call in segment.calls for value_id in call.output_ids)
+    return tuple(dict.fromkeys((*segment.input_ids, *outputs)))
 
 
 class _NotDescribableError(Exception):
@@ -58,34 +59,34 @@ class _NotDescribableError(Exception):
 
 
 def _segment_key(segment: Segment) -> Hashable:
-    numbers = {number: i for i, number in enumerate(value_ids(segment))}
-    positions = {id(layer): i for i, layer in enumerate(segment.layers)}
+    order = {value_id: i for i, value_id in enumerate(value_ids(segment))}
+    positions = IdentityMap((layer, i) for i, layer in enumerate(segment.layers))
     calls = []
     for call in segment.calls:
         arguments = (call.args, dict(call.kwargs))
         nesting = keras.tree.map_structure(lambda _: None, arguments)
         leaves = tuple(
-            ("value", numbers[leaf.id]) if isinstance(leaf, Value) else _hashable(leaf)
+            ("value", order[leaf.id]) if isinstance(leaf, Value) else _hashable(leaf)
             for leaf in keras.tree.flatten(arguments)
         )
-        makes = tuple(numbers[n] for n in call.output_ids)
-        calls.append((positions[id(call.layer)], repr(nesting), leaves, makes))
+        outputs = tuple(order[n] for n in call.output_ids)
+        calls.append((positions[call.layer], repr(nesting), leaves, outputs))
     return (
         tuple(map(_layer_key, segment.layers)),
         _variables_key(segment),
         tuple(calls),
-        tuple(numbers[n] for n in segment.input_ids),
-        tuple(numbers[n] for n in segment.output_ids),
+        tuple(order[n] for n in segment.input_ids),
+        tuple(order[n] for n in segment.output_ids),
     )
 
 
 def _variables_key(segment: Segment) -> Hashable:
     """Describes the variables of each layer; the same variable has the same index."""
-    indices: dict[int, int] = {}
+    indices: IdentityMap[keras.Variable, int] = IdentityMap()
     return tuple(
         tuple(
             (
-                indices.setdefault(id(v), len(indices)),
+                indices.setdefault(v, len(indices)),
                 tuple(v.shape),
                 v.dtype,
                 v.trainable,
@@ -157,7 +158,7 @@ def _hashable(x: Any, classes: Collection[tuple[str, str]] = ()) -> Hashable:
         classes: Module and name of the classes of layers that are described besides.
 
     Raises:
-        _UnknownError: If it holds anything else.
+        _NotDescribableError: If it holds anything else.
     """
     if x is None or isinstance(x, bool | int | float | complex | str | bytes):
         return (type(x), repr(x))

@@ -223,7 +223,10 @@ class StageFunctions:
             subgraph = self._source.extract(fetches=names, feeds=self._invariant)
             self._hoisted[names] = self._function(
                 "hoisted",
-                lambda values, sums: (_called(subgraph.run, subgraph, values), [*sums]),
+                lambda values, sums: (
+                    _run_by_name(subgraph.run, subgraph, values),
+                    [*sums],
+                ),
                 subgraph.feeds,
                 subgraph.fetches,
                 which=tuple(map(self.hoistable.index, names)),
@@ -250,7 +253,7 @@ class StageFunctions:
             )
             values = {**values, **dict(totals)}
             if subgraph.fetches:
-                values.update(_called(subgraph.run, subgraph, values))
+                values.update(_run_by_name(subgraph.run, subgraph, values))
             return {}, [values[g.finalized or g.values] for g in gradients]
 
         feeds = tuple(feed for feed in subgraph.feeds if feed not in summed)
@@ -300,7 +303,7 @@ class StageFunctions:
         # collective.
         if self._options.jit_compile and not self._spans_devices:
             run = tf.function(run, autograph=False, jit_compile=True)
-        return lambda values, sums: (_called(run, subgraph, values), list(sums))
+        return lambda values, sums: (_run_by_name(run, subgraph, values), list(sums))
 
     @property
     def _spans_devices(self) -> bool:
@@ -361,10 +364,10 @@ class StageFunctions:
                 )
                 return [*(made[fetch] for fetch in fetches), *totals]
 
-            self._cache[key] = self._made(name, run, specs)
+            self._cache[key] = self._make(name, run, specs)
         return StageFunction(feeds, fetches, self._cache[key])
 
-    def _made(
+    def _make(
         self,
         name: str,
         run: Callable[..., list[tf.Tensor]],
@@ -380,7 +383,7 @@ class StageFunctions:
         )
 
 
-def _called(
+def _run_by_name(
     run: Callable[..., list[tf.Tensor]],
     subgraph: SubgraphFunction,
     values: NamedTensors,

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import some_of
+from tfgpipe._util import IdentityMap, some_of
 from tfgpipe.stage import normalization
 
 
@@ -55,9 +55,9 @@ def warn_of_state_per_microbatch(
     """
     called = list(called)
     norms = [v for norm in normalization.batch_norms(called) for v in norm.variables]
-    known = {id(v) for v in norms}
-    known.update(id(v) for layer in called for v in keras_internals.seed_states(layer))
-    names = [v.path for v in changed if id(v) not in known]
+    seeds = (v for layer in called for v in keras_internals.seed_states(layer))
+    known = IdentityMap((v, None) for v in (*norms, *seeds))
+    names = [v.path for v in changed if v not in known]
     if names:
         warnings.warn(
             "Some layers change variables of their own whenever they are called, and "

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import IdentityMap, show_progress, unique
+from tfgpipe._util import IdentityMap, show_progress
 from tfgpipe.capture import Interpreter, Segment, TensorKey, layer_variables
 from tfgpipe.devices import sharding
 from tfgpipe.stage import dedup, layer_checks, normalization
@@ -59,45 +59,45 @@ class TracedStage:
     def __init__(
         self,
         trace: JointGraph,
-        reads: Sequence[TensorKey],
+        input_keys: Sequence[TensorKey],
         options: StageOptions,
-        group: int,
+        group_key: int,
         cache: FunctionCache,
     ) -> None:
         self.trace = trace
-        self.group_key = group
-        self.input_keys = tuple(reads)
+        self.group_key = group_key
+        self.input_keys = tuple(input_keys)
         self.output_keys: tuple[TensorKey, ...] = trace.forward.keys
         self.dropped_masks = tuple(tensor.value_id for tensor in trace.forward.dropped)
         self._options = options
         self._cache = cache
         self._functions: dict[bool, StageFunctions] = {}
 
-    def like(self, group: int, ids: Mapping[int, int]) -> TracedStage:
+    def like(self, group_key: int, ids: Mapping[int, int]) -> TracedStage:
         """Returns a structurally identical stage, traced.
 
         Args:
-            group: The key of the group that its replicas sum in.
+            group_key: The key of the group that its replicas sum in.
             ids: For the id of each value of this stage, that of the other.
         """
         stage = copy.copy(self)  # With the same dictionary of functions.
-        stage.group_key = group
+        stage.group_key = group_key
         stage.input_keys, stage.output_keys = (
             tuple(TensorKey(ids[tensor.value_id], tensor.is_mask) for tensor in tensors)
             for tensors in (self.input_keys, self.output_keys)
         )
-        stage.dropped_masks = tuple(ids[number] for number in self.dropped_masks)
+        stage.dropped_masks = tuple(ids[value_id] for value_id in self.dropped_masks)
         return stage
 
     @property
     def with_remat(self) -> StageFunctions:
         """Functions that keep only the stage's inputs for the backward."""
-        return self._made(saves=False)
+        return self._make_functions(saves=False)
 
     @property
     def without_remat(self) -> StageFunctions:
         """Functions that keep what spares the backward any recomputation."""
-        return self._made(saves=True)
+        return self._make_functions(saves=True)
 
     @property
     def output_specs(self) -> dict[TensorKey, tf.TensorSpec]:
@@ -119,7 +119,7 @@ class TracedStage:
         names = zip(state, before, after, strict=True)
         return [variable for variable, old, new in names if old != new]
 
-    def _made(self, *, saves: bool) -> StageFunctions:
+    def _make_functions(self, *, saves: bool) -> StageFunctions:
         if saves not in self._functions:
             self._functions[saves] = StageFunctions(
                 self.trace, self._options, saves=saves, cache=self._cache
@@ -131,7 +131,7 @@ class TracedStage:
 class _Request:
     """What a stage is traced for, beside the shapes of its inputs."""
 
-    reads: tuple[TensorKey, ...]
+    input_keys: tuple[TensorKey, ...]
     options: StageOptions
     non_differentiable: tuple[int, ...]
     per_step: tuple[int, ...]
@@ -212,16 +212,17 @@ class Stage:
             per_step: Ids of values that are the same for all microbatches.
             on_trace: Called before the stage is traced, if it is not known.
         """
-        reads = {
-            tensor: s
-            for tensor, s in specs.items()
-            if tensor.value_id in self.segment.input_ids
+        inputs = {
+            key: spec
+            for key, spec in specs.items()
+            if key.value_id in self.segment.input_ids
         }
+
+        def positions(ids: Collection[int]) -> tuple[int, ...]:
+            return tuple(i for i, key in enumerate(inputs) if key.value_id in ids)
+
         request = _Request(
-            tuple(reads),
-            options,
-            tuple(i for i, w in enumerate(reads) if w.value_id in non_differentiable),
-            tuple(i for i, w in enumerate(reads) if w.value_id in per_step),
+            tuple(inputs), options, positions(non_differentiable), positions(per_step)
         )
         # Freezing a layer can change more than what is trained.
         frozen = tuple(keras_internals.is_trainable(layer) for layer in self.layers)
@@ -230,8 +231,8 @@ class Stage:
         known = self._traced.get(key, {})
         # One for whatever sizes: those of replicas may differ. TensorFlow never forgets
         # a group key, so none may come twice: seeds, as of `random`, do not reach this.
-        group = self._groups.setdefault(key, secrets.randbits(31))
-        exact = tuple(reads.values())
+        group_key = self._groups.setdefault(key, secrets.randbits(31))
+        exact = tuple(inputs.values())
         if exact in known:
             return known[exact]
         if known and tf.executing_eagerly():
@@ -240,16 +241,16 @@ class Stage:
                 return known[relaxed]
             # A layer may need to know a size; then each is traced by itself.
             with contextlib.suppress(TypeError, ValueError):
-                traced = self._trace(request, relaxed, group, on_trace)
+                traced = self._trace(request, relaxed, group_key, on_trace)
                 return self._traced.setdefault(key, {}).setdefault(relaxed, traced)
-        traced = self._trace(request, exact, group, on_trace)
+        traced = self._trace(request, exact, group_key, on_trace)
         return self._traced.setdefault(key, {}).setdefault(exact, traced)
 
     def _trace(
         self,
         request: _Request,
         specs: Sequence[tf.TensorSpec],
-        group: int,
+        group_key: int,
         on_trace: Callable[[], None],
     ) -> TracedStage:
         layer_checks.check_not_float8(self.layers)
@@ -257,24 +258,21 @@ class Stage:
         key: Hashable = None
         if structure is not None:
             ids = dedup.value_ids(self.segment)
-            reads = [
-                (ids.index(tensor.value_id), tensor.is_mask) for tensor in request.reads
-            ]
             # The same calls on values of other ids: where these are is all that counts.
             key = (
                 structure,
-                tuple(reads),
+                tuple((ids.index(x.value_id), x.is_mask) for x in request.input_keys),
                 tuple(specs),
-                dataclasses.replace(request, reads=()),
+                dataclasses.replace(request, input_keys=()),
             )
             if key in self._cache.traces:
                 segment, traced = self._cache.traces[key]
                 pairs = zip(dedup.value_ids(segment), ids, strict=True)
-                return traced.like(group, dict(pairs))
+                return traced.like(group_key, dict(pairs))
         on_trace()
         trace = self._joint(request, specs)
         traced = TracedStage(
-            trace, request.reads, request.options, group, self._cache.functions
+            trace, request.input_keys, request.options, group_key, self._cache.functions
         )
         # A trace that takes captured variables fits no other stage.
         if key is not None and not (self._captured or trace.has_captures):
@@ -287,7 +285,7 @@ class Stage:
         while True:
             interpreter = Interpreter(
                 self.segment,
-                request.reads,
+                request.input_keys,
                 training=options.training,
                 remat=options.remat == "layer",
                 captured=self._captured,
@@ -335,9 +333,9 @@ def trace_all(
     """
     specs = dict(inputs)
     results = []
-    total = len(stages)
+    num_stages = len(stages)
     with show_progress(
-        f"tracing {unit}", f"traced {total} {unit}s", total, remark=remark
+        f"tracing {unit}", f"traced {num_stages} {unit}s", num_stages, remark=remark
     ) as begin:
         for k, stage in enumerate(stages):
             traced = stage.traced(
@@ -348,8 +346,8 @@ def trace_all(
                 on_trace=functools.partial(begin, k + 1),
             )
             specs.update(traced.output_specs)
-            for number in traced.dropped_masks:
-                del specs[TensorKey(number, True)]
+            for value_id in traced.dropped_masks:
+                del specs[TensorKey(value_id, True)]
             results.append(traced)
     return results
 
@@ -358,13 +356,11 @@ def owned_variables(
     stages: Sequence[Stage],
 ) -> list[tuple[Stage, list[keras.Variable]]]:
     """Returns the variables of each stage; shared ones belong to the first."""
-    owned = []
-    seen: IdentityMap[keras.Variable, int] = IdentityMap()
+    owners: IdentityMap[keras.Variable, Stage] = IdentityMap()
     for stage in stages:
-        mine = [v for v in unique((*stage.weights, *stage.state)) if v not in seen]
-        seen.update((variable, stage.index) for variable in mine)
-        owned.append((stage, mine))
-    return owned
+        for variable in (*stage.weights, *stage.state):
+            owners.setdefault(variable, stage)
+    return [(s, [v for v, owner in owners.items() if owner is s]) for s in stages]
 
 
 def _relax_sizes(
