@@ -233,7 +233,7 @@ GRADIENTS = (
         "rows of deferred products overwrite those of the microbatch before",
         "tfgpipe/stage/accumulation.py",
         "return [*added, *stacked, count + 1]",
-        "return [*added, *noted, count]",
+        "return [*added, *stacked, count]",
         (
             "tests/stage/test_accumulation.py::test_all_forms_give_the_sum_of_the_gradients",
         ),
