@@ -36,7 +36,7 @@ class TimelineCallback(keras.callbacks.Callback):
     The step shown is the mean of those timed; a step of fewer microbatches than the
     others is left out. Theory is `tfgpipe.simulate` with the mean measured time of each
     stage's forward and backward, and transfers that take no time: what the schedule
-    allows with these programs.
+    allows with these functions.
 
     Actions are timed by operations that read the host's clock before and after each
     (see `tfgpipe.clock`): some microseconds an action, in a train step traced for the

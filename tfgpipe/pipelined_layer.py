@@ -54,7 +54,7 @@ class PipelinedLayer(keras.layers.Layer):
     """Runs a stack of layers as a pipeline of stages on several devices.
 
     Outputs, gradients and state are those of the same layers in a plain Keras model.
-    Each mini-batch is cut into microbatches that follow one another through the
+    Each mini-batch is split into microbatches that follow one another through the
     stages, each stage on a device of its own (GPipe, Huang et al. 2019). Weights,
     optimizer slots and updates of a stage live on its device. What one stage makes goes
     straight to those that read it, skip connections and masks included.
@@ -71,9 +71,9 @@ class PipelinedLayer(keras.layers.Layer):
         num_stages: K, the number of stages. Defaults to the length of `balance` if
             that is a list, else to that of the `PipelineStrategy` in scope, else to
             as many as `devices`, or visible GPUs or logical CPUs, are enough for.
-        num_microbatches: M, into how many microbatches each mini-batch is cut. Should
+        num_microbatches: M, into how many microbatches each mini-batch is split. Should
             be several times K: devices idle for (K - 1) / (M + K - 1) of the time. A
-            mini-batch of fewer rows than M is cut into single rows.
+            mini-batch of fewer examples than M is split into single ones.
         balance: What of the stage that has most of it is to be least: `"params"`,
             `"flops"`, measured `"time"` or `"memory"`. Or a list with each stage's
             number of layers (calls of layers, in a model); or the names of the layers
@@ -85,7 +85,7 @@ class PipelinedLayer(keras.layers.Layer):
             never holding a whole stage's activations; `"except_last"` is `"stage"`
             except for the last microbatch, whose backward follows at once; `"none"`
             keeps all activations.
-        jit_compile: Whether XLA compiles each stage's programs. `"auto"` does so on
+        jit_compile: Whether XLA compiles each stage's functions. `"auto"` does so on
             GPUs and not on CPUs, nor those of stages in shards.
         batch_norm: When moving averages of Keras' `BatchNormalization` layers move,
             wherever these are: `"microbatch"` for once a microbatch, by its statistics,

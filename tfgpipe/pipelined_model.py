@@ -83,7 +83,7 @@ class PipelinedModel(keras_internals.Replicated):
     >>> history = model.fit(x, x, verbose=0)
 
     Raises:
-        ValueError: If the layers cannot be cut as asked, devices are missing, or the
+        ValueError: If the layers cannot be partitioned so, devices are missing, or the
             schedule is not for these stages and microbatches.
         TypeError: If `layers` holds something that is no layer.
     """
@@ -392,7 +392,7 @@ class PipelinedModel(keras_internals.Replicated):
         return self.pipelined.unpipelined()
 
     def plan(self, **arguments: Any) -> Plan:
-        """Returns the plan of the cut as it is, as `PipelinedLayer.plan` does."""
+        """Returns the plan of the partition as it is, as `PipelinedLayer.plan` does."""
         return self.pipelined.plan(**arguments)
 
     def get_config(self) -> dict[str, Any]:
@@ -530,12 +530,12 @@ def pipeline(
 
     Args:
         model: A Functional model, or a Sequential one that is built.
-        num_microbatches: M, into how many microbatches each mini-batch is cut.
+        num_microbatches: M, into how many microbatches each mini-batch is split.
         **arguments: The other arguments of `PipelinedModel`.
 
     Raises:
         TypeError: If `model` has a `call` of its own.
-        ValueError: If it cannot be cut as asked, or devices are missing.
+        ValueError: If it cannot be partitioned so, or devices are missing.
     """
     if isinstance(model, keras.Sequential) and not model.built:
         raise ValueError(

@@ -2,8 +2,8 @@
 
 A mini-batch of B rows becomes M microbatches of B // M or B // M + 1 rows, the larger
 ones first. Rows keep their order. When B is known only at run time the sizes are
-tensors, and if B < M the last M - B microbatches have no rows at all; programs of
-stages skip those (see `program`).
+tensors, and if B < M the last M - B microbatches have no rows at all; stage functions
+skip those (see `tfgpipe.stage.empty_batches`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NumRows: TypeAlias = "int | tf.Tensor"
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """How one mini-batch is cut.
+    """How one mini-batch is split.
 
     Attributes:
         sizes: Rows of each microbatch.
@@ -108,15 +108,15 @@ def check_equal_batches(tensors: Mapping[str, tf.Tensor]) -> None:
     for name, tensor in tensors.items():
         if len(tensor.shape) == 0:
             raise ValueError(
-                "All inputs of a pipeline are cut into microbatches, along their first "
-                f"axis. Received a scalar, of shape (), as {name}. Give it a batch "
+                "All inputs of a pipeline are split into microbatches, along their "
+                f"first axis. Received a scalar, of shape (), as {name}. Give it a batch "
                 "dimension, or keep it in a layer."
             )
     (first, batch), *others = [(name, x.shape[0]) for name, x in tensors.items()]
     for name, rows in others:
         if rows is not None and batch is not None and rows != batch:
             raise ValueError(
-                "All inputs of a pipeline are cut into microbatches together, so all "
+                "All inputs of a pipeline are split into microbatches together, so all "
                 f"have the same number of rows. Received {batch} rows of {first} and "
                 f"a shape {tuple(tensors[name].shape)} of {name}. Repeat {name} for "
                 "each row, `tf.repeat(x[None], rows, axis=0)`, or keep it in a layer."

@@ -164,7 +164,7 @@ def make_timeline(
 ) -> Timeline:
     """Returns readings as a timeline that starts at zero.
 
-    What an action recomputes is part of its program, and is taken to last as long as
+    What an action recomputes is part of its function, and is taken to last as long as
     the forward that it repeats.
 
     Args:

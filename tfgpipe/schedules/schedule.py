@@ -1,7 +1,7 @@
 """The order in which devices run the actions of a mini-batch, as a plain value.
 
-An *action* is one run of a program: the forward of a stage `k` on a microbatch `m`, its
-backward, or one half of a backward that is split: input gradients, which the previous
+An *action* is one run of a stage function: the forward of a stage `k` on a microbatch
+`m`, its backward, or one half of a backward that is split: input gradients, which the previous
 stage waits for, or weight gradients, which no other stage needs. A
 *schedule* is, for each device, the ordered list of its actions. Nothing here computes;
 `step` turns a schedule into TensorFlow operations, `simulation` into times.
@@ -38,7 +38,7 @@ _LETTERS: dict[ActionKind, str] = {
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Action:
-    """One run of a program of a stage on a microbatch.
+    """One run of a function of a stage on a microbatch.
 
     Attributes:
         kind: `"forward"`; `"backward"`, of inputs and weights; or one half of it,
