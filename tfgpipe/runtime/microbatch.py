@@ -109,8 +109,8 @@ def check_equal_batches(tensors: Mapping[str, tf.Tensor]) -> None:
         if len(tensor.shape) == 0:
             raise ValueError(
                 "All inputs of a pipeline are split into microbatches, along their "
-                f"first axis. Received a scalar, of shape (), as {name}. Give it a batch "
-                "dimension, or keep it in a layer."
+                f"first axis. Received a scalar, of shape (), as {name}. Give it a "
+                "batch dimension, or keep it in a layer."
             )
     (first, batch), *others = [(name, x.shape[0]) for name, x in tensors.items()]
     for name, rows in others:
