@@ -2,8 +2,9 @@
 
 An *action* is one run of a stage function: the forward of a stage `k` on a microbatch
 `m`, its backward, or one half of a backward that is split: input gradients, which the
-previous stage waits for, or weight gradients, which no other stage needs. A *schedule* is, for each device, the ordered list of its actions. Nothing here computes;
-`step` turns a schedule into TensorFlow operations, `simulation` into times.
+previous stage waits for, or weight gradients, which no other stage needs. A *schedule*
+is, for each device, the ordered list of its actions. Nothing here computes:
+`runtime.executor` turns a schedule into TensorFlow operations, `simulation` into times.
 
 What an action needs is the same in every schedule:
 
