@@ -573,7 +573,7 @@ def test_too_many_stages_are_refused_in_the_same_words_everywhere(make, num_stag
         make(encoder(), num_stages=num_stages, num_microbatches=2)
     assert str(raised.value) == (
         "Every stage holds at least one call of a layer. Received num_stages="
-        f"{num_stages} for a model of 2 calls, embed, encoder, of which at most 2 "
+        f"{num_stages} for a model of 2 calls, 'embed', 'encoder', of which at most 2 "
         "stages can be made. 'encoder' (Encoder) holds 3 layers and 75% of the "
         "parameters and is one call, since it is a model with a `call` of its own: "
         "only models are opened that do nothing but run the calls that Keras knows. To "

@@ -54,6 +54,7 @@ MOST_ENTRIES = 22
 PURE = (
     "_compat.backend",
     "_compat.native_logging",
+    "_util.command_line",
     "_util.counts",
     "_util.crash_report",
     "_util.lazy",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
+from tfgpipe._util import CommandParser
 from tfgpipe.cluster import server, supervisor, worker
 from tfgpipe.cluster.addresses import parse_addresses
 
@@ -37,16 +38,8 @@ def parse(arguments: Sequence[str]) -> tuple[Callable[[Any], int], Any]:
     return run, options(**values)
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser with a status of its own for wrong arguments: 2 has another meaning."""
-
-    def error(self, message: str) -> NoReturn:
-        """Prints what is wrong and ends with status 1."""
-        self.exit(1, f"{message}\nTry `{self.prog} --help`.\n")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = CommandParser(
         prog="python -m tfgpipe.cluster",
         description="Pipelines over several hosts.",
         epilog=_EPILOG,

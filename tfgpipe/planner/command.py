@@ -12,11 +12,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from tfgpipe import schedules
 from tfgpipe._compat import native_logging_off
-from tfgpipe._util import report_crash
+from tfgpipe._util import CommandParser, report_crash
 from tfgpipe.planner import devices, ranking, search_result
 from tfgpipe.planner.devices import Device
 from tfgpipe.planner.parallel_config import REMATS
@@ -82,16 +82,8 @@ def main(
     return 0 if result.best else 2
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser with a status of its own for wrong arguments: 2 has another meaning."""
-
-    def error(self, message: str) -> NoReturn:
-        """Prints what is wrong and ends with status 1."""
-        self.exit(1, f"{message}\nTry `{self.prog} --help`.\n")
-
-
 def _parser(subject: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = CommandParser(
         prog=subject.prog,
         description=subject.description,
         usage="%(prog)s [arguments]",
