@@ -173,8 +173,8 @@ PLANS = (
     Fault(
         "planned memory counts recomputed activations of zero bubble once too few",
         "tfgpipe/planner/memory.py",
-        "return min(k + 1, config.num_microbatches)",
-        "return min(max(k, 1), config.num_microbatches)",
+        "again *= min(k + 1, config.num_microbatches)",
+        "again *= min(max(k, 1), config.num_microbatches)",
         (
             "tests/pure/planner/test_memory.py::"
             "test_activations_and_what_is_recomputed_are_those_of_the_simulation",

@@ -1,16 +1,17 @@
-"""The best ways to spread a model over devices, and why the others lose.
+"""Search of parallel configurations: the fastest, and why the others are rejected.
 
-All configurations are enumerated and partitioned. Those that do not fit are out at
-once, since memory is a formula. The rest are simulated in the order of a bound that no
-step is faster than, until the bound says that none of those left is among the best:
-what comes out is what simulating all would give.
+All configurations are enumerated and partitioned. Those that do not fit are rejected
+first, since memory is a formula. The rest are simulated in the order of a lower bound
+of their step time, until none of those left can be among the best: the result is that
+of simulating all.
 """
 
 from __future__ import annotations
 
 import bisect
+import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tfgpipe import schedules
 from tfgpipe.planner import devices
@@ -28,13 +29,13 @@ from tfgpipe.planner.workload import Workload
 if TYPE_CHECKING:
     import keras
 
-# Groups of configurations, in the order in which rejected ones are explained.
-GROUPS: dict[str, Callable[[ParallelConfig], Any]] = {
-    "D": lambda config: config.num_replicas,
-    "K": lambda config: config.num_devices,
-    "T": lambda config: config.num_shards,
-    "schedule": lambda config: config.schedule,
-    "remat": lambda config: config.remat,
+# Attributes by which rejected configurations are grouped, in the order of the report.
+GROUPS = {
+    "D": "num_replicas",
+    "K": "num_devices",
+    "T": "num_shards",
+    "schedule": "schedule",
+    "remat": "remat",
 }
 
 
@@ -50,7 +51,7 @@ def search(
     microbatches: Sequence[int] | None = None,
     num_best: int = 5,
 ) -> SearchResult:
-    """Returns the fastest configurations that fit, and why the others lose.
+    """Returns the fastest configurations that fit, and why the others are rejected.
 
     Example:
 
@@ -83,7 +84,11 @@ def search(
         ValueError: If a number is below 1, no configuration divides the batch, or the
             device is not known.
     """
-    workload = _workload(model)
+    if not isinstance(model, Workload):
+        from tfgpipe.planner import models
+
+        model = models.read(model)
+    workload = model
     device = devices.find(device) if isinstance(device, str) else device
     request = PlanRequest(
         workload,
@@ -130,14 +135,6 @@ def search(
     )
 
 
-def _workload(model: Workload | keras.Model | Callable[[], keras.Model]) -> Workload:
-    if isinstance(model, Workload):
-        return model
-    from tfgpipe.planner import models
-
-    return models.read(model)
-
-
 def _fastest(
     request: PlanRequest, fitting: Sequence[tuple[float, ParallelConfig]], num_best: int
 ) -> list[Estimate]:
@@ -166,17 +163,18 @@ def _rejected(
             config=None,
             reason="no layer can be in a number of shards that divides the devices",
         )
-    for name, of in GROUPS.items():
-        there = {of(estimate.config) for estimate in best}
-        others = {of(config) for _, config in (*fitting, *misfits)} - there
+    for name, attribute in GROUPS.items():
+        group = operator.attrgetter(attribute)
+        among_best = {group(estimate.config) for estimate in best}
+        others = {group(config) for _, config in (*fitting, *misfits)} - among_best
         for value in sorted(others):
-            mine = [pair for pair in fitting if of(pair[1]) == value]
+            mine = [pair for pair in fitting if group(pair[1]) == value]
             if mine:
                 found = _fastest(request, mine, 1)[0]
                 reason = _slower(found, best[0])
             else:
-                lean = next(x for _, x in misfits if of(x) == value)
-                found = request.estimate(lean)
+                smallest = next(x for _, x in misfits if group(x) == value)
+                found = request.estimate(smallest)
                 reason = too_large(found, request.device)
             yield Rejected(name=f"{name}={value}", config=found.config, reason=reason)
 
@@ -186,14 +184,14 @@ def _slower(found: Estimate, best: Estimate) -> str:
     times = found.time.total / best.time.total
     shares, usual = found.time.shares, best.time.shares
     seconds = {
-        what: share * found.time.total - usual[what] * best.time.total
-        for what, share in shares.items()
+        what: found.time.total * shares[what] - best.time.total * usual[what]
+        for what in shares
     }
     # Small products are slow ones.
     seconds["the same arithmetic in smaller or more uneven pieces"] = (
         found.time.arithmetic - best.time.arithmetic
     )
     what = max(seconds, key=lambda each: seconds[each])
-    part = shares.get(what)
-    most = f"{100 * part:.0f}% of it is {what}" if part else f"most of that is {what}"
+    share = shares.get(what)
+    most = f"{100 * share:.0f}% of it is {what}" if share else f"most of that is {what}"
     return f"{times:.2f} x the best step; {most}"

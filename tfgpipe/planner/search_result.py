@@ -32,14 +32,14 @@ class Rejected:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """What a search found. `print` it for a table.
+    """The result of a search. `print` it for a table.
 
     Attributes:
-        request: What was asked.
+        request: The model and the devices.
         best: The fastest that fit, the first first; empty if nothing fits.
         rejected: Why the others are not among them.
-        closest: Of those that do not fit, what needs least; None if all fit.
-        num_configs: How many were looked at.
+        closest: Of those that do not fit, the one that needs least; None if all fit.
+        num_configs: How many there are.
         num_fitting: How many of them fit.
     """
 
@@ -58,7 +58,37 @@ class SearchResult:
         return self.closest.fullest.total - self.request.device.memory
 
     def __str__(self) -> str:
-        return _text(self)
+        request = self.request
+        workload, device = request.workload, request.device
+        lines = [
+            f"{workload.name} on {request.num_devices} x {device.name}: "
+            f"{readable_count(workload.parameters)} parameters, "
+            f"{readable_count(workload.flops * request.batch_size)}FLOP a step of "
+            f"{request.batch_size} rows in {workload.dtype}"
+        ]
+        if not self.best and self.closest is not None:
+            lines.append(
+                f"Nothing fits: the leanest of {self.num_configs:,} configurations "
+                f"lacks {self.missing_bytes / GIB:.1f} GiB on its fullest device. "
+                f"{self.closest.config} {too_large(self.closest, device)}. Try more "
+                "devices, a smaller batch, or half precision."
+            )
+        if not self.best:
+            return "\n".join(lines)
+        rows = [_row(each) for each in self.best]
+        width = max((len(each.name) for each in self.rejected), default=0)
+        lines += [
+            text_table(HEADER, rows, left=("schedule", "remat", "most of it")),
+            f"{self.num_fitting:,} of {self.num_configs:,} configurations fit into "
+            f"{device.memory / GIB:.0f} GiB.",
+            *(["Why others lose, each with its best configuration:"] if width else []),
+            *(
+                f"  {each.name:{width}}  {each.reason}"
+                + (f" ({each.config})" if each.config else "")
+                for each in self.rejected
+            ),
+        ]
+        return "\n".join(lines)
 
 
 def too_large(found: Estimate, device: Device) -> str:
@@ -69,49 +99,6 @@ def too_large(found: Estimate, device: Device) -> str:
     return (
         f"needs {held.total / GIB:.1f} GiB of {device.memory / GIB:.0f}, at the least: "
         f"{named}"
-    )
-
-
-def _text(result: SearchResult) -> str:
-    """Returns a result as people read it."""
-    request = result.request
-    lines = [_asked(request)]
-    if not result.best:
-        return "\n".join([*lines, _nothing_fits(result)])
-    lines.append(
-        text_table(
-            HEADER,
-            [_row(each) for each in result.best],
-            left=("schedule", "remat", "most of it"),
-        )
-    )
-    lines.append(
-        f"{result.num_fitting:,} of {result.num_configs:,} configurations fit into "
-        f"{request.device.memory / GIB:.0f} GiB."
-    )
-    if result.rejected:
-        width = max(len(each.name) for each in result.rejected)
-        lines += [
-            "Why others lose, each with its best configuration:",
-            *(
-                f"  {each.name:{width}}  {each.reason}"
-                + (f" ({each.config})" if each.config else "")
-                for each in result.rejected
-            ),
-        ]
-    return "\n".join(lines)
-
-
-def _nothing_fits(result: SearchResult) -> str:
-    """Returns by how much nothing fits, and what would need least."""
-    closest = result.closest
-    if closest is None:
-        return ""
-    return (
-        f"Nothing fits: the leanest of {result.num_configs:,} configurations lacks "
-        f"{result.missing_bytes / GIB:.1f} GiB on its fullest device. {closest.config} "
-        f"{too_large(closest, result.request.device)}. Try more devices, a smaller "
-        "batch, or half precision."
     )
 
 
@@ -129,16 +116,6 @@ def memory_table(estimate: Estimate) -> str:
             for p, held in enumerate(estimate.memory)
         ],
         left=(),
-    )
-
-
-def _asked(request: PlanRequest) -> str:
-    workload, device = request.workload, request.device
-    return (
-        f"{workload.name} on {request.num_devices} x {device.name}: "
-        f"{readable_count(workload.parameters)} parameters, "
-        f"{readable_count(workload.flops * request.batch_size)}FLOP a step of "
-        f"{request.batch_size} rows in {workload.dtype}"
     )
 
 
