@@ -1,4 +1,4 @@
-"""A worker: lends this host's devices to one client at a time.
+"""A worker: lends this host's devices to one client after the other.
 
     client  --- health port, HTTP ------->  worker (this process, without TensorFlow)
        |                                       |  starts, watches, ends
@@ -38,9 +38,9 @@ from tfgpipe.cluster.parent_watch import exit_with_parent
 LOOPBACK = ("127.0.0.1", "localhost")
 # A server that fails this often in a row will not come up.
 _MAX_FAILURES = 3
-# How many ask for health, or have a session, at a time; others are turned away.
+# Connections that are answered at a time; others are turned away.
 MAX_CONNECTIONS = 32
-# How long asking may take.
+# How long a request may take.
 _ASKING_SECONDS = 10.0
 
 
@@ -116,7 +116,7 @@ class _Server:
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """The id of the process."""
         return self._process.pid
 
     @property
@@ -186,7 +186,7 @@ class _Worker:
                 self._server.end()
 
     def status(self) -> Status:
-        """Returns how the worker is."""
+        """Returns the worker's status."""
         server = self._server
         ready = server is not None and bool(server.devices)
         return Status(
