@@ -18,8 +18,8 @@ from tfgpipe.simulation import (
     Timeline,
     average_timelines,
     costs_of,
-    report_timelines,
     simulate,
+    timeline_metrics,
     trace_events,
 )
 
@@ -175,8 +175,8 @@ class TimelineCallback(keras.callbacks.Callback):
         self.timeline, self.theory = measured, theory
         self._folder.mkdir(parents=True, exist_ok=True)
         report = {
-            "measured": report_timelines(measured),
-            "theory": report_timelines(theory),
+            "measured": timeline_metrics(measured),
+            "theory": timeline_metrics(theory),
         }
         for file, content in (
             ("timeline.json", trace_events(measured)),

@@ -112,8 +112,8 @@ SCHEDULES = (
     Fault(
         "simulated transfers on one link overlap",
         "tfgpipe/simulation/simulator.py",
-        "start = max(time, link_free[link])",
-        "start = time",
+        "start = max(end, link_free[link])",
+        "start = end",
         (
             "tests/pure/simulation/test_simulator.py::"
             "test_transfers_on_one_link_go_one_after_the_other",
