@@ -83,7 +83,7 @@ SCHEDULES = (
     Fault(
         "a backward does not wait for that of the stage after",
         "tfgpipe/schedules/schedule.py",
-        "return (own, self._input_gradient_action(k + 1, m))",
+        "return (own, self._backward(k + 1, m)[0])",
         "return (own,)",
         (
             "tests/pure/schedules/test_schedule.py::"
@@ -958,8 +958,8 @@ CLUSTER = (
     Fault(
         "any token opens a worker",
         "tfgpipe/cluster/worker.py",
-        "return not own or hmac.compare_digest(given.encode(), own.encode())",
-        "return not own or bool(given)",
+        "return not own or hmac.compare_digest(other.encode(), own.encode())",
+        "return not own or bool(other)",
         (
             "tests/cluster/test_worker.py::test_a_session_takes_the_token_of_the_cluster",
         ),

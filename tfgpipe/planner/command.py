@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tfgpipe import schedules
 from tfgpipe._compat import native_logging_off
 from tfgpipe._util import CommandParser, report_crash
-from tfgpipe.planner import devices, ranking, search_result
+from tfgpipe.planner import devices, ranking
 from tfgpipe.planner.devices import Device
 from tfgpipe.planner.parallel_config import REMATS
 from tfgpipe.report import supported_formats
@@ -113,7 +113,7 @@ def _parser(subject: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def _search(
     subject: Subject, device: Device, arguments: argparse.Namespace
-) -> search_result.SearchResult:
+) -> ranking.SearchResult:
     with native_logging_off():
         import tensorflow as tf
 
@@ -135,13 +135,13 @@ def _search(
     )
 
 
-def _show(result: search_result.SearchResult, arguments: argparse.Namespace) -> None:
+def _show(result: ranking.SearchResult, arguments: argparse.Namespace) -> None:
     sys.stdout.write(f"{result}\n")
     shown = result.best[0] if result.best else result.closest
     if shown is None:
         return
     if arguments.parts:
-        table = search_result.memory_table(shown)
+        table = ranking.memory_table(shown)
         sys.stdout.write(f"\nGiB of {shown.config}\n{table}\n")
     if arguments.picture is not None:
         shown.plot_memory(device=result.request.device, path=arguments.picture)
