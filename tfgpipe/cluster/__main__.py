@@ -87,7 +87,7 @@ def _add_launch(commands: Any) -> None:
     add("command", nargs="+", help="the program and its arguments, after `--`")
     add_one = parser.add_mutually_exclusive_group(required=True).add_argument
     cluster = "host:port,host:port of workers that run"
-    replicas = "processes of the command, with TF_CONFIG set, in place of workers"
+    replicas = "processes of the command, with TF_CONFIG set, instead of workers"
     add_one("--workers", type=_positive, metavar="N", help="workers to start")
     add_one("--cluster", type=_addresses, metavar="LIST", help=cluster)
     add_one("--replicas", type=_positive, metavar="N", help=replicas)
@@ -148,12 +148,10 @@ def _seconds(text: str) -> float:
     return _at_least(0.0, float(text))
 
 
-def _at_least(least: Any, number: Any) -> Any:
-    if not number >= least:
-        raise argparse.ArgumentTypeError(
-            f"expected at least {least}; received {number}"
-        )
-    return number
+def _at_least(least: Any, value: Any) -> Any:
+    if not value >= least:
+        raise argparse.ArgumentTypeError(f"expected at least {least}; received {value}")
+    return value
 
 
 if __name__ == "__main__":

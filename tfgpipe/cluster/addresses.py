@@ -9,7 +9,7 @@ import itertools
 import socket
 from collections.abc import Sequence
 
-# The environment variable that tells a supervised command its workers.
+# The environment variable with the workers of a supervised command.
 WORKERS_VARIABLE = "TFGPIPE_CLUSTER"
 
 # The environment variable of the secret that workers and their client share, if any.

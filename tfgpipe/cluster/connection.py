@@ -7,8 +7,8 @@
 TensorFlow moves the tensors. What it does not do is done here: to say within a limit
 which worker does not answer, since connecting to one that is down blocks; to refuse a
 TensorFlow of another version; to have a worker for oneself; and to know that a worker
-is gone, by the connection of its session, since TensorFlow tells it by whatever error
-it runs into, if at all.
+is gone, by the connection of its session, since TensorFlow raises whatever error it
+runs into, if any.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def connect(workers: str | Sequence[str], *, seconds: float = 120.0) -> Cluster:
     """Connects this process to workers, whose devices pipelines then run on.
 
     TensorFlow has one cluster a process: what is connected stays so to the end. Call
-    this before tensors, layers or datasets are made. Under `python -m tfgpipe.cluster
+    this before creating tensors, layers or datasets. Under `python -m tfgpipe.cluster
     launch` the process also ends, as by `Cluster.exit_when_lost`.
 
     Args:

@@ -206,7 +206,7 @@ class Deadline:
     """A point in time, so many seconds from now on.
 
     Attributes:
-        seconds: How far away it was when it was made.
+        seconds: How far away it was at first.
     """
 
     def __init__(self, seconds: float) -> None:

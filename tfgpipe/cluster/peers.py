@@ -1,10 +1,10 @@
 """The rendezvous of processes that are replicas, and their health afterwards.
 
-TensorFlow's runtime waits for processes that are not there, takes whatever list of
-processes each is told for granted, and ends in whatever error it runs into when one is
-gone. So before it starts, each process tells all before it who it is and what it was
-told, on the port after its own; and by these connections, which stay open, each knows
-within a second when another is gone, and by their heartbeats when one hangs.
+TensorFlow's runtime waits for processes that are not there, does not check that all
+have one list of processes, and ends in whatever error it runs into when one is gone.
+So before it starts, each process sends its index and its list to all before it, on the
+port after its own; and by these connections, which stay open, each knows within a
+second when another is gone, and by their heartbeats when one hangs.
 
     process 2  ── hello ──▶  process 1  ── hello ──▶  process 0
        └────────────────────── hello ────────────────────▲
@@ -59,7 +59,7 @@ def rendezvous(workers: Sequence[str], index: int, *, seconds: float = 120.0) ->
     Raises:
         ValueError: If the list is wrong.
         WorkerUnavailable: If one is not there by then.
-        ClusterError: If one was told another list, or runs another TensorFlow.
+        ClusterError: If one has another list, or runs another TensorFlow.
     """
     addresses = parse_addresses(workers)
     deadline = Deadline(seconds)
@@ -76,8 +76,17 @@ def rendezvous(workers: Sequence[str], index: int, *, seconds: float = 120.0) ->
         while len(connections) < len(addresses) - 1:
             _answer(listener, addresses, connections, ours, deadline)
     _Peers.current = peers = _Peers(connections, addresses)
-    _leave_on_errors()
     atexit.register(peers.leave, well=True)
+    show = sys.excepthook
+
+    def hook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        show(kind, error, trace)
+        await_loss(error)
+        leave(well=False)
+
+    sys.excepthook = hook
 
 
 @contextlib.contextmanager
@@ -139,20 +148,6 @@ def await_loss(error: BaseException) -> None:
         end_process(_lost(*peers.goodbyes[0], "it has ended"))
 
 
-def _leave_on_errors() -> None:
-    """Has an error that is not caught end the other processes as well."""
-    show = sys.excepthook
-
-    def hook(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        show(kind, error, trace)
-        await_loss(error)
-        leave(well=False)
-
-    sys.excepthook = hook
-
-
 class _Peers:
     """The other processes, after the rendezvous.
 
@@ -189,7 +184,7 @@ class _Peers:
         """Gives signs of life, by which the others know that this process runs."""
         while not self._has_left:
             for connection in self._connections:
-                with contextlib.suppress(OSError):  # It is gone, as `_watch` notes.
+                with contextlib.suppress(OSError):  # It is gone, as `_watch` sees.
                     connection.sendall(b"\n")
             time.sleep(health.BEAT_SECONDS)
 
@@ -204,7 +199,7 @@ class _Peers:
         except TimeoutError:
             reason = f"it has been silent for {health.SILENCE_SECONDS:.0f} s"
         except ConnectionError:
-            reason = "it closed the connection"  # Or the kernel did, in its place.
+            reason = "it closed the connection"  # Or the kernel did.
         except (OSError, ValueError) as error:
             reason = str(error)
         if self._has_left:

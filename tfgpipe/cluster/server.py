@@ -1,6 +1,6 @@
 """TensorFlow's gRPC server: the interface that it listens on, and a process with one.
 
-TensorFlow's runtime listens on all addresses of its host and can be told nothing else
+TensorFlow's runtime listens on all addresses of its host, which no option changes
 (`*:port` in `ss -ltn`, whatever the address in its cluster definition). Its sockets are
 this process' own, so `bind_server` sets the loopback interface on them once they are
 there: the kernel then answers other hosts that the port is closed.
@@ -22,8 +22,7 @@ import warnings
 from collections.abc import Iterator
 
 from tfgpipe.cluster import health
-from tfgpipe.cluster.errors import ClusterError
-from tfgpipe.cluster.parent_watch import exit_with_parent
+from tfgpipe.cluster.errors import ClusterError, exit_with_parent
 
 
 @contextlib.contextmanager

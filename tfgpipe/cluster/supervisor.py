@@ -1,6 +1,6 @@
 """Supervisor: workers and a command that uses them, restarted when one of them dies.
 
-A worker that dies is started again at once. The command cannot go on without it: it
+A worker that dies is started again. The command cannot go on without it: it
 ends, by `tfgpipe.cluster.connect` with status 75 at the latest, and is started again as
 well, as it is after status 42, that of a trainer which was asked to stop. What it has
 done until then it has to find in its own checkpoints.
@@ -46,9 +46,9 @@ class Options:
     Attributes:
         command: The program, and its arguments.
         workers: How many workers to start, or None.
-        replicas: How many processes of the command to start in place of workers, or
+        replicas: How many processes of the command to start instead of workers, or
             None: see `tfgpipe.MultiWorkerPipelineStrategy`.
-        cluster: Those that there are in place of them, or None.
+        cluster: The workers to use that run already, or None.
         devices: Into how many devices each worker splits its CPU.
         max_restarts: How often the command is started again.
         start_limit: Seconds for the workers to be ready.
@@ -258,15 +258,15 @@ class _Supervisor:
     def catching_signals(self) -> Iterator[None]:
         """Records SIGTERM and SIGINT, for `run` to see."""
 
-        def record(number: int, _: object) -> None:
-            self._signal = number
+        def record(signum: int, _: object) -> None:
+            self._signal = signum
 
         before = {n: signal.signal(n, record) for n in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
 
     def _start_workers(self, num_workers: int) -> None:
         options = self._options
@@ -333,7 +333,7 @@ class _Supervisor:
         return min(failed, default=0)
 
     def _variables(self) -> Iterator[dict[str, str]]:
-        """Yields what the environment tells each process of the command."""
+        """Yields the environment variables of each process of the command."""
         if self._options.replicas is None:
             yield {WORKERS_VARIABLE: ",".join(str(x.address) for x in self._workers)}
             return
@@ -358,18 +358,18 @@ class _Supervisor:
         for worker in self._workers:
             worker.check(restart=restart)
 
-    def _forward(self, number: int) -> int:
+    def _forward(self, signum: int) -> int:
         """Passes a signal on to the command, and returns the status to end with."""
-        _say(f"{signal.Signals(number).name}: ending everything.")
+        _say(f"{signal.Signals(signum).name}: ending everything.")
         for command in self._commands:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(command.pid, number)
+                os.killpg(command.pid, signum)
         grace = Deadline(_GRACE_SECONDS)
         while not grace.is_over and any(c.poll() is None for c in self._commands):
             time.sleep(_POLL_SECONDS)
         statuses = [command.poll() for command in self._commands]
         own = [status for status in statuses if status is not None and status >= 0]
-        return max(own) if own and len(own) == len(statuses) else 128 + number
+        return max(own) if own and len(own) == len(statuses) else 128 + signum
 
     def _num_failures(self) -> int:
         return sum(worker.num_failures for worker in self._workers)
@@ -385,7 +385,7 @@ class _Supervisor:
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process and all that it has started, at once."""
+    """Kills a process and all that it has started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

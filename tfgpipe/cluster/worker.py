@@ -32,8 +32,8 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 from tfgpipe.cluster import addresses, health
+from tfgpipe.cluster.errors import exit_with_parent
 from tfgpipe.cluster.health import Deadline, Status
-from tfgpipe.cluster.parent_watch import exit_with_parent
 
 LOOPBACK = ("127.0.0.1", "localhost")
 # A server that fails this often in a row will not come up.

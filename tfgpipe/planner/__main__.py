@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
         "--model",
         required=True,
         metavar="MODULE.NAME",
-        help="a function without arguments that makes it, such as my_models.large",
+        help="a function without arguments that returns it, such as my_models.large",
     )
     add("--batch_size", type=int, required=True, metavar="N", help="over all replicas")
     add("--optimizer", default="adam", metavar="NAME", help="its name in Keras (adam)")
@@ -40,13 +40,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _subject(arguments: argparse.Namespace) -> command.Subject:
-    make = _imported(arguments.model)
+    build_model = _imported(arguments.model)
 
     def model() -> keras.Model:
         from tfgpipe.capture import dtype_policies
 
         with dtype_policies.default_policy_scope(arguments.policy):
-            return make()
+            return build_model()
 
     def optimizer() -> keras.optimizers.Optimizer:
         import keras
@@ -80,7 +80,7 @@ def _imported(name: str) -> Any:
 def _sentence(name: str, reason: str) -> str:
     return (
         "Expected --model=MODULE.NAME, a function that can be imported from here and "
-        f"makes a model; received {name!r}: {reason}."
+        f"returns a model; received {name!r}: {reason}."
     )
 
 

@@ -1,6 +1,6 @@
 """The planner's command line, with arguments added for what is to be planned.
 
-`tfgpipe.planner` adds the name of a function that makes a Keras model; a program with
+`tfgpipe.planner` adds the name of a function that returns a Keras model; a program with
 experiments of its own, as `trainer.plan`, adds arguments for these.
 """
 
@@ -38,8 +38,8 @@ class Subject:
 
     Attributes:
         name: Its name in the table.
-        model: Makes the model, a Functional or Sequential one.
-        optimizer: Makes the optimizer.
+        model: Returns the model, a Functional or Sequential one.
+        optimizer: Returns the optimizer.
         batch_size: Rows of a mini-batch, over all replicas.
     """
 

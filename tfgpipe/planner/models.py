@@ -86,7 +86,7 @@ def read(
 
 
 def num_slots(
-    make: Callable[[], keras.optimizers.Optimizer], model: keras.Model
+    build: Callable[[], keras.optimizers.Optimizer], model: keras.Model
 ) -> float:
     """Returns the optimizer's slots for each trained weight, on average.
 
@@ -94,7 +94,7 @@ def num_slots(
     factored one is less than one. In a graph that is never run they take no memory.
 
     Args:
-        make: Returns the optimizer.
+        build: Returns the optimizer.
         model: The model to train. Its weights need no values.
     """
     with tf.Graph().as_default():
@@ -102,7 +102,7 @@ def num_slots(
             keras.Variable("zeros", shape=v.shape, dtype=v.dtype, name=v.name)
             for v in model.trainable_variables
         ]
-        optimizer = make()
+        optimizer = build()
         optimizer.build(weights)
     found = keras_internals.optimizer_slots(optimizer)
     slots = [slot for weight in weights for slot in found.get(id(weight), ())]
@@ -154,6 +154,6 @@ def _input_spec(tensor: keras.KerasTensor) -> tf.TensorSpec:
     if None in tensor.shape[1:]:
         raise ValueError(
             "A plan depends on all sizes but that of the batch. Received an input "
-            f"'{tensor.name}' of shape {tensor.shape}. Make the model for one size."
+            f"'{tensor.name}' of shape {tensor.shape}. Build the model for one size."
         )
     return tf.TensorSpec([ROWS, *tensor.shape[1:]], tensor.dtype)

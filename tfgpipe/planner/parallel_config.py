@@ -142,6 +142,5 @@ def _schedules(
             yield name, 1
 
 
-def _divisors(number: int, largest: int) -> list[int]:
-    """Returns the divisors of a number, up to a largest one."""
-    return [d for d in range(1, min(number, largest) + 1) if number % d == 0]
+def _divisors(n: int, largest: int) -> list[int]:
+    return [d for d in range(1, min(n, largest) + 1) if n % d == 0]

@@ -149,7 +149,7 @@ def search(
 
     Args:
         model: What to train: a workload, a Functional or Sequential Keras model, or a
-            function that makes one, which then never has weights: see
+            function that returns one, which then never has weights: see
             `tfgpipe.planner.read`.
         device: What it is to run on, or the name in `tfgpipe.planner.TABLE`.
         num_devices: D x K x T, replicas by stages by shards.

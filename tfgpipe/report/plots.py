@@ -98,7 +98,7 @@ def plot_schedule(
 def plot_timelines(
     timelines: Sequence[Timeline], *, path: PathLike | None = None
 ) -> Figure:
-    """Draws timelines one above the other, on one axis of time, with their numbers.
+    """Draws timelines one above the other, on one axis of time, with their metrics.
 
     The axis is in milliseconds, or in seconds where a step takes ten or more. Put
     theory first, what was measured below:
@@ -533,8 +533,8 @@ def _width(timelines: Sequence[Timeline], longest: float) -> tuple[float, float]
 
 def _ranks(schedule: Schedule) -> dict[int, int]:
     """Returns for each stage how many of its device's stages come before it."""
-    place = schedule.placement
-    return {k: place[:k].count(p) for k, p in enumerate(place)}
+    placement = schedule.placement
+    return {k: placement[:k].count(p) for k, p in enumerate(placement)}
 
 
 def _shade(kind: SpanKind, rank: int, num_shades: int) -> tuple[float, ...]:
@@ -648,10 +648,10 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _axes(figure: Figure, *, bottom: float, height: float, left: float = LEFT) -> Axes:
-    """Adds axes between the margins, at a place given in inches."""
+    """Adds axes between the margins, in inches."""
     width, total = figure.get_size_inches()
-    place = (left / width, bottom / total)
-    axes = figure.add_axes((*place, (width - left - RIGHT) / width, height / total))
+    x, y = left / width, bottom / total
+    axes = figure.add_axes((x, y, (width - left - RIGHT) / width, height / total))
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     return axes

@@ -116,7 +116,7 @@ def interleaved(
 def zero_bubble(num_stages: int, num_microbatches: int) -> Schedule:
     """Returns ZB-H1: 1F1B that fills the bubble with gradients of weights.
 
-    Qi et al. 2024 ("Zero Bubble Pipeline Parallelism", section 2.1). `B` makes the
+    Qi et al. 2024 ("Zero Bubble Pipeline Parallelism", section 2.1). `B` computes the
     gradients of the inputs alone, which the stage before waits for; `W`, those of the
     weights, comes when there is time: k microbatches later on stage k, so that no
     stage holds more than K. Where F, B and W take f, b and w, each device waits for
