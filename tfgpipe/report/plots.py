@@ -415,10 +415,9 @@ def plot_differences(
         colour = SERIES[i % len(SERIES)]
         axes.plot(list(some.values()), heights, "o", ms=4, color=colour, label=way)
     powers = range(round(math.log10(floor)), math.ceil(math.log10(tolerance)) + 1)
-    ticks = [10.0**power for power in powers][:: max(1, len(powers) // 8)]
-    axes.set_xticks(
-        [0, *ticks], ["0", *(f"$10^{{{round(math.log10(x))}}}$" for x in ticks)]
-    )
+    powers = powers[:: max(1, len(powers) // 8)]
+    ticks = {0.0: "0", **{10.0**x: f"$10^{{{x}}}$" for x in powers}}
+    axes.set_xticks(list(ticks), list(ticks.values()))
     axes.set_xlim(-floor, 3 * max(tolerance, *values))
     _name_rows(axes, names, LABEL_SIZES[1])
     axes.grid(color="#EEEEEE")

@@ -6,7 +6,9 @@ from typing import Literal, get_args
 
 from tfgpipe.schedules.schedule import Action, Schedule
 
+# The name of a schedule.
 Name = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+# The names of all schedules.
 NAMES: tuple[Name, ...] = get_args(Name)
 
 
