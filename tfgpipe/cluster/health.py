@@ -80,12 +80,7 @@ class Status:
         Raises:
             ValueError: If it holds anything else.
         """
-        try:
-            message = json.loads(line)
-        except ValueError:
-            message = None
-        if not isinstance(message, dict):
-            raise ValueError("its answer is no line of JSON")
+        message = parse_message(line)
         example = dataclasses.asdict(cls(worker="", state="ready"))
         values: dict[str, Any] = {name: message.get(name) for name in example}
         if (
@@ -97,6 +92,15 @@ class Status:
         ):
             raise ValueError("its answer is no status of a worker")
         return cls(**values)
+
+
+def parse_message(line: bytes) -> dict[str, Any]:
+    """Returns a JSON object; raises ValueError if the line holds anything else."""
+    with contextlib.suppress(ValueError):
+        message = json.loads(line)
+        if isinstance(message, dict):
+            return message
+    raise ValueError("its answer is no line of JSON")
 
 
 def version(distribution: str) -> str:

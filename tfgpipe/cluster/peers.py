@@ -244,13 +244,7 @@ def _receive(connection: socket.socket, *, after_beats: bool = False) -> dict[st
             line = b""
         if len(line) > _MAX_BYTES:
             break
-    try:
-        message = json.loads(line)
-    except ValueError:
-        message = None
-    if not isinstance(message, dict):
-        raise ValueError("what it says is no line of JSON")
-    return message
+    return health.parse_message(line)
 
 
 def _call(

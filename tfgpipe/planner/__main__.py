@@ -62,26 +62,19 @@ def _subject(arguments: argparse.Namespace) -> command.Subject:
 
 
 def _imported(name: str) -> Any:
-    """Returns the function of a dotted name.
-
-    Raises:
-        ValueError: If there is none.
-    """
+    """Returns the function of a dotted name; raises ValueError if there is none."""
     module, _, function = name.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), function)
+        reason = "" if callable(found) else f"it is a {type(found).__name__}"
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(_sentence(name, str(error))) from None
-    if not callable(found):
-        raise ValueError(_sentence(name, f"it is a {type(found).__name__}"))
+        reason = str(error)
+    if reason:
+        raise ValueError(
+            "Expected --model=MODULE.NAME, a function that can be imported from here "
+            f"and returns a model; received {name!r}: {reason}."
+        )
     return found
-
-
-def _sentence(name: str, reason: str) -> str:
-    return (
-        "Expected --model=MODULE.NAME, a function that can be imported from here and "
-        f"returns a model; received {name!r}: {reason}."
-    )
 
 
 if __name__ == "__main__":

@@ -66,12 +66,13 @@ class Estimate:
         )
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class PlanRequest:
     """A model and devices, for which it estimates any configuration.
 
-    Args:
+    Attributes:
         workload: The model.
-        device: What it is to run on.
+        device: The kind of device.
         num_devices: How many of them.
         batch_size: Rows of a mini-batch, over all replicas.
         num_slots: Optimizer slots of a trained weight: 2 for Adam, 1 for momentum.
@@ -81,31 +82,22 @@ class PlanRequest:
             the model computes in.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        *,
-        device: Device,
-        num_devices: int,
-        batch_size: int,
-        num_slots: float = 2,
-    ) -> None:
-        for name, value, least in (
-            ("num_devices", num_devices, 1),
-            ("batch_size", batch_size, 1),
-            ("num_slots", num_slots, 0),
-        ):
+    workload: Workload
+    _: dataclasses.KW_ONLY
+    device: Device
+    num_devices: int
+    batch_size: int
+    num_slots: float = 2
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_devices", 1), ("batch_size", 1), ("num_slots", 0)):
+            value = getattr(self, name)
             if value < least:
                 raise ValueError(
                     f"`{name}` is a number of at least {least}. Received "
                     f"{name}={value}."
                 )
-        device.peak(workload.dtype)
-        self.workload = workload
-        self.device = device
-        self.num_devices = num_devices
-        self.batch_size = batch_size
-        self.num_slots = num_slots
+        self.device.peak(self.workload.dtype)
         self._partitions: dict[tuple[object, ...], tuple[int, ...]] = {}
 
     def rows(self, config: ParallelConfig) -> float:
