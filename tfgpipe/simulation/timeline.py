@@ -12,7 +12,6 @@ over the mean one: what no schedule can make good.
 from __future__ import annotations
 
 import bisect
-import collections
 import dataclasses
 import functools
 import itertools
@@ -235,9 +234,9 @@ def time_series(
     >>> time_series([(1, 5), (2, -5), (2, 3)], start=0)
     ((0, 0), (1, 5), (2, 3))
     """
-    sums = collections.defaultdict(float, {start: base})
+    sums = {start: base}
     for time, change in changes:
-        sums[time] += change
+        sums[time] = sums.get(time, 0) + change
     times = sorted(sums)
     values = itertools.accumulate(sums[time] for time in times)
     return tuple(zip(times, values, strict=True))
