@@ -56,7 +56,6 @@ from sklearn import datasets
 
 import tfgpipe
 from tfgpipe import quantization, schedules
-from tfgpipe._util import readable_bytes, text_table
 from tfgpipe.report import device_memory
 from tfgpipe.schedules import draw
 
@@ -75,7 +74,7 @@ print(f"TensorFlow {tf.__version__}, Keras {keras.__version__}, {os.cpu_count()}
 #
 # *Which layers go to which device, and what has to travel between them?*
 #
-# A stage is a run of consecutive layers. `tfgpipe.plan` finds the best places to cut,
+# A stage is a run of consecutive layers. `tfgpipe.plan` finds the best partition,
 # before anything is on a device. Here are twelve equal layers for four devices:
 
 
@@ -93,7 +92,7 @@ print(plan)
 
 # %% [markdown]
 # What `receives` counts is all that a stage is ever sent for a microbatch: the output of
-# the layer before the cut, and on the way back as many bytes of gradient. Weights,
+# the layer before, and on the way back as many bytes of gradient. Weights,
 # their gradients and the optimizer's slots stay where they are. That is the paper's
 # point on communication: a few tensors between neighbours, no sum over all devices.
 # Beside it, what data parallelism moves for the same layers:
@@ -103,10 +102,8 @@ row_bytes = 256 * 4
 assert [s.received_bytes for s in plan.stages] == [0] + [64 // 8 * row_bytes] * 3
 boundary = 2 * 8 * sum(stage.received_bytes for stage in plan.stages)  # M each way.
 weights = 4 * sum(stage.parameters for stage in plan.stages)
-print(f"a step sends across the 3 cuts   {readable_bytes(boundary):>10}")
-print(
-    f"gradients to sum over replicas   {readable_bytes(weights):>10}, on each replica"
-)
+print(f"a step sends between the stages  {boundary / 2**20:6.2f} MiB")
+print(f"gradients to sum over replicas   {weights / 2**20:6.2f} MiB, on each replica")
 
 # %% [markdown]
 # `PipelinedLayer` is that plan as a Keras layer, to be used like any other. After a step
@@ -263,14 +260,10 @@ steps = [
     measured([Waiting() for _ in range(K)], num_stages=K, num_microbatches=M)
     for K, M in cases
 ]
-rows = []
+print("K   M  bubble in theory  measured  devices at work")
 for (K, M), step in zip(cases, steps, strict=True):
     theory, speedup = (K - 1) / (M + K - 1), K * (1 - step.bubble)
-    rows.append(
-        (str(K), str(M), f"{theory:.1%}", f"{step.bubble:.1%}", f"{speedup:.2f}")
-    )
-header = ("K", "M", "bubble in theory", "measured", "devices at work")
-print(text_table(header, rows, left=()))
+    print(f"{K}  {M:2}  {theory:16.1%}  {step.bubble:8.1%}  {speedup:15.2f}")
 
 # %% bubble-measured
 tfgpipe.plot_gpipe_bubbles((2, 4, 8), measured=steps)
@@ -312,7 +305,7 @@ tfgpipe.plot_timelines([timing.theory, timing.timeline])
 # further ado the activations of N rows in L layers wait in memory: O(N x L), whatever M
 # is. *Rematerialisation* keeps, of each microbatch, the input of the stage alone, and
 # runs the stage forward again right before its backward. The paper has the peak then at
-# O(N + L/K x N/M): the N inputs at the cut, and the activations of one microbatch in
+# O(N + L/K x N/M): the N inputs of a stage, and the activations of one microbatch in
 # one stage.
 #
 # A stack of 60 layers on four devices, 2048 rows in 8 microbatches. What `plan`
@@ -355,20 +348,21 @@ tfgpipe.plot_peaks(of_stages, title="60 layers in 4 stages: planned peak memory"
 # %% memory-formula
 kept = sum(plan.profile.saved_bytes[0])  # Of a layer, for a microbatch of N / M rows.
 weights = 2 * 4 * (L // K) * (width * width + width)  # And as many gradients.
-cut = N * width * 4  # What N rows take at a cut.
+boundary = N * width * 4  # What N rows take between two stages.
 for k in range(1, K):
-    assert planned["none"][k] == weights + cut + M * (L // K) * kept
-    assert planned["stage"][k] == weights + cut + (L // K) * kept
-whole, paper = M * L * kept, cut + (L // K) * kept
-print(f"a layer keeps {readable_bytes(M * kept)} of the mini-batch")
-print(f"without: N x L            {readable_bytes(whole):>10} on one device")
-print(f"with: N + L/K x N/M       {readable_bytes(paper):>10} on each of {K} devices")
+    assert planned["none"][k] == weights + boundary + M * (L // K) * kept
+    assert planned["stage"][k] == weights + boundary + (L // K) * kept
+none, paper = M * L * kept, boundary + (L // K) * kept
+MiB = 2**20
+print(f"a layer keeps {M * kept / MiB:.1f} MiB of the mini-batch")
+print(f"without: N x L            {none / MiB:6.1f} MiB on one device")
+print(f"with: N + L/K x N/M       {paper / MiB:6.1f} MiB on each of {K} devices")
 
 # %% [markdown]
 # Over a step: without rematerialisation activations pile up as forwards go by.
 
 # %% memory-kept
-inputs, activations = cut / M, (L // K) * kept  # Of a microbatch, in a stage.
+inputs, activations = boundary / M, (L // K) * kept  # Of a microbatch, in a stage.
 
 
 def over_time(title, **costs):
@@ -429,11 +423,11 @@ def step_memory(remat):
 peaks = {remat: step_memory(remat) for remat in REMATS}
 # Weights are there before a step.
 expected = {remat: sum(planned[remat]) - K * weights / 2 for remat in REMATS}
-rows = []
+print("remat    planned   measured  of none")
 for remat in REMATS:
-    numbers = [readable_bytes(each[remat]) for each in (expected, peaks)]
-    rows.append((remat, *numbers, f"{peaks[remat] / peaks['none']:.2f}"))
-print(text_table(("remat", "planned", "measured", "of none"), rows, left=("remat",)))
+    share = peaks[remat] / peaks["none"]
+    planned_mib, measured_mib = expected[remat] / MiB, peaks[remat] / MiB
+    print(f"{remat:5}  {planned_mib:5.1f} MiB  {measured_mib:5.1f} MiB  {share:7.2f}")
 assert peaks["stage"] < peaks["none"] / 2 and peaks["layer"] < peaks["none"] / 2
 
 # %% memory-picture
@@ -458,7 +452,7 @@ def most_layers(num_devices, remat):
     layer = 4 * (4 * width * width + 4 * width)  # Weight, gradient, two slots.
     if remat == "none":
         return num_devices * int(2**30 // (layer + M * kept))
-    return num_devices * int((2**30 - cut) // (layer + kept))
+    return num_devices * int((2**30 - boundary) // (layer + kept))
 
 
 print(f"one device, everything kept   {most_layers(1, 'none'):6,} layers")
@@ -472,7 +466,7 @@ for devices in (1, 2, 4, 8):
 #
 # *Does cutting, slicing or recomputing change what the model learns?*
 #
-# No. The gradient of a mini-batch is the sum of its microbatches', whatever the cut, and
+# No. The gradient of a mini-batch is the sum of its microbatches', whatever the partition, and
 # that is what is applied, once a step. In double precision, so that rounding does not
 # hide mistakes, every weight's gradient for five pipelines beside that of the plain
 # layers, the largest difference relative to the largest number; 26 rows, which no M
@@ -547,13 +541,13 @@ tfgpipe.plot_differences(differences, tolerance=TOLERANCE)
 # %% [markdown]
 # ## Layers that are not alike, and balancing
 #
-# *What does one slow stage cost, and who finds a better cut?*
+# *What does one slow stage cost, and who finds a better partition?*
 #
 # All stages go at the pace of the slowest. Here are four layers, equal in weights, of
 # which the last takes three times as long as each of the others. Balanced by
 # parameters, the default, there are two layers in each stage, and one stage takes twice
 # as long as the other. `balance="time"` runs each layer, forward and backward, and finds
-# the best cut:
+# the best partition:
 
 
 # %% balance-plans
@@ -589,9 +583,9 @@ tfgpipe.plot_timelines(timelines)
 
 # %% [markdown]
 # The paper balances by an estimate of each layer's cost and says itself that imbalance
-# costs AmoebaNet its linear speed-up. Here the cut is the best one for the costs given,
+# costs AmoebaNet its linear speed-up. Here the partition is the best one for the costs given,
 # which can be parameters, FLOPs, measured time or memory, within a `memory_limit` if there is one.
-# `tfgpipe.recut(model, plan.rebalance(measured).counts)` changes the partition of a model
+# `tfgpipe.recut(model, plan.rebalance(measured).calls_per_stage)` changes the partition of a model
 # that trains already, which goes on as it would have, to rounding.
 
 # %% [markdown]
@@ -626,13 +620,11 @@ for M, batch_norm in [(4, "microbatch"), (4, "deferred"), (1, "microbatch")]:
     if M == 1:
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 print("after one step of 32 rows")
-rows = []
+print(f"{'layers':17}  {'moving mean':31}  moving variance")
 for name, norm in averages.items():
     found = (norm.moving_mean.numpy(), norm.moving_variance.numpy())
-    rows.append(
-        (name, *(" ".join(f"{value:7.4f}" for value in each) for each in found))
-    )
-print(text_table(("layers", "moving mean", "moving variance"), rows, left=("layers",)))
+    mean, variance = (" ".join(f"{value:7.4f}" for value in each) for each in found)
+    print(f"{name:17}  {mean}  {variance}")
 for name in ("moving_mean", "moving_variance"):
     one, deferred, every = (
         getattr(averages[way], name)
@@ -802,7 +794,7 @@ y = x.sum(axis=1, keepdims=True)
 model.train_on_batch(x, y)
 crossing = model.plan(batch_size=64).stages[1].received_bytes
 print(f"computed in {layers[0].compute_dtype}, kept in {layers[0].kernel.dtype}")
-print(f"a microbatch sends {crossing:.0f} bytes across the cut")
+print(f"a microbatch sends {crossing:.0f} bytes between the stages")
 assert crossing == 16 * 64 * 2 and layers[0].kernel.dtype == "float32"
 
 before = model.get_weights()
@@ -882,10 +874,10 @@ assert compared.largest_difference <= 1 and compared.identical > 0.9
 # %% [markdown]
 # ## Checkpoint and resume
 #
-# *Does a saved run go on exactly, and must it go on in the same cut?*
+# *Does a saved run go on exactly, and must it go on in the same partition?*
 #
 # Exactly, and no. Stages are where weights are, not what they are: a checkpoint names
-# layers, and fits any cut (in another cut TensorFlow may fuse other operations, so that
+# layers, and fits any partition (in another TensorFlow may fuse other operations, so that
 # the last bit can differ). A run of four stages is saved, goes on for three steps, and
 # the same three steps are made by two stages that have loaded it, Adam's slots included:
 
@@ -975,7 +967,6 @@ tfgpipe.plot_mesh(device_memory(model))
 PROGRAM = """
 import os
 import keras, numpy as np, tfgpipe
-from tfgpipe.mesh import short_name
 
 def losses(**devices):
     keras.utils.set_random_seed(7)
@@ -986,7 +977,7 @@ def losses(**devices):
         model.compile("adam", "mse")
     x = np.random.default_rng(8).standard_normal((32, 16), dtype="float32")
     history = model.fit(x, x, batch_size=16, epochs=2, shuffle=False, verbose=0)
-    names = [short_name(device) for device in model.mesh.grid[0]]
+    names = [model.mesh.short_names(k) for k in range(2)]
     print("losses on", " and ".join(names), history.history["loss"])
     return history.history["loss"]
 
@@ -1024,7 +1015,7 @@ assert run.returncode == 0, run.stdout
 # | it is negligible from M = 4K on (2.3) | below a fifth for any K: 11% at K = 2, 16% at K = 4; zero bubble schedules have less |
 # | peak memory of activations is O(N + L/K x N/M) with rematerialisation, O(N x L) without (2.3) | [to the byte](#rematerialisation-and-the-memory-wall) in the plan; in measured steps, asserted to be less than half |
 # | gradients are consistent, whatever the number of stages (2.2) | to 1e-12 in double precision, [for every weight](#gradients-are-those-of-the-model-without-a-pipeline) |
-# | communication is low: only tensors at the cuts (2.3) | [the bytes are those](#cutting-a-model-into-stages); time on slow links between accelerators was not measured |
+# | communication is low: only tensors between stages (2.3) | [the bytes are those](#cutting-a-model-into-stages); time on slow links between accelerators was not measured |
 # | almost linear speed-up where stages are equal (3) | bounded: K (1 - bubble) on [devices that wait](#the-bubble-measured); 1.64 of 1.78 on two real cores, in a benchmark. No run on several accelerators; Tables 2 and 3 [predicted](planner.md#beside-gpipes-tables), cell by cell |
 # | batch statistics over microbatches, moving averages over mini-batches (2.2) | [`batch_norm="deferred"`](#batch-normalisation), equal to the unpipelined layer's |
 # | layers of uneven cost spoil the speed-up (3) | [shown, and mended](#layers-that-are-not-alike-and-balancing) |

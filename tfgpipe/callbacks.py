@@ -18,8 +18,8 @@ from tfgpipe.simulation import (
     Timeline,
     average_timelines,
     costs_of,
-    report_timelines,
     simulate,
+    timeline_metrics,
     trace_events,
 )
 
@@ -30,23 +30,23 @@ class TimelineCallback(keras.callbacks.Callback):
     Writes into `folder`:
 
     * `timeline.json`: the step, to open at https://ui.perfetto.dev;
-    * `pipeline.png`: a Gantt chart, theory above measurement, with their numbers;
-    * `report.json`: these numbers.
+    * `pipeline.png`: a Gantt chart, theory above measurement, with their metrics;
+    * `report.json`: these metrics.
 
     The step shown is the mean of those timed; a step of fewer microbatches than the
     others is left out. Theory is `tfgpipe.simulate` with the mean measured time of each
     stage's forward and backward, and transfers that take no time: what the schedule
-    allows with these functions.
+    allows with these stage functions.
 
     Actions are timed by operations that read the host's clock before and after each
-    (see `tfgpipe.clock`): some microseconds an action, in a train step traced for the
-    purpose. All others run as they do without this callback.
+    (see `tfgpipe.runtime.timer`): some microseconds an action, in a train step traced
+    for the purpose. All others run as they do without this callback.
 
     Args:
-        folder: Where to write. It is made if need be.
+        folder: Where to write. It is created if need be.
         steps: The first and the last step to time, counted from 1 as the optimizer
-            counts. One more before them is run in the same way and left out, since it
-            takes memory that later ones find there.
+            counts. One more before them is timed and left out, since it allocates
+            memory that later ones use.
 
     Example:
 
@@ -61,7 +61,7 @@ class TimelineCallback(keras.callbacks.Callback):
     'gpipe'
 
     Attributes:
-        timeline: What was measured, once the last step is through.
+        timeline: The measured timeline, after the last of the steps.
         theory: What the schedule allows with the times measured.
 
     Raises:
@@ -88,14 +88,10 @@ class TimelineCallback(keras.callbacks.Callback):
         self.theory: Timeline | None = None
 
     def set_model(self, model: keras.Model) -> None:
-        """Takes the model that is about to train.
-
-        Raises:
-            TypeError: If it does not own its loss.
-        """
+        """Sets the model to train; raises TypeError if it is no `PipelinedModel`."""
         if not isinstance(model, PipelinedModel):
             raise TypeError(
-                "A timeline is of a PipelinedModel, which runs a whole step in the "
+                "A timeline is of a PipelinedModel, which runs all of a step in the "
                 f"order of a schedule. Received '{model.name}' of type "
                 f"{type(model).__name__}. Make one of it with `tfgpipe.pipeline`."
             )
@@ -104,14 +100,14 @@ class TimelineCallback(keras.callbacks.Callback):
     def on_train_batch_begin(
         self, batch: int, logs: Mapping[str, Any] | None = None
     ) -> None:
-        """Has the step timed, if it is one to time."""
+        """Times the step, if it is one of those to time."""
         if self._first - 1 <= self._step + 1 <= self._last:
             self._time_next_step()
 
     def on_train_batch_end(
         self, batch: int, logs: Mapping[str, Any] | None = None
     ) -> None:
-        """Takes the times of the step; writes, if it was the last."""
+        """Records the times of the step; writes, if it was the last."""
         if not self._was_timed:
             return
         self._was_timed = False
@@ -136,7 +132,7 @@ class TimelineCallback(keras.callbacks.Callback):
 
     @property
     def _step(self) -> int:
-        """The number of steps that the optimizer has made."""
+        """The number of optimizer steps so far."""
         return int(tf.convert_to_tensor(self.model.optimizer.iterations))
 
     def _time_next_step(self) -> None:
@@ -164,8 +160,8 @@ class TimelineCallback(keras.callbacks.Callback):
 
     def _write(self) -> None:
         name = f"{self.model.schedule.name}, K={self.model.schedule.num_stages}"
-        whole = max(each.schedule.num_microbatches for each in self._measured)
-        alike = [x for x in self._measured if x.schedule.num_microbatches == whole]
+        largest = max(each.schedule.num_microbatches for each in self._measured)
+        alike = [x for x in self._measured if x.schedule.num_microbatches == largest]
         steps = f"{len(alike)} steps of {self.model.name}"
         measured = dataclasses.replace(
             average_timelines(alike), title=f"{name}: measured, {steps}"
@@ -174,14 +170,10 @@ class TimelineCallback(keras.callbacks.Callback):
         theory = dataclasses.replace(theory, title=f"{name}: theory, times as measured")
         self.timeline, self.theory = measured, theory
         self._folder.mkdir(parents=True, exist_ok=True)
-        report = {
-            "measured": report_timelines(measured),
-            "theory": report_timelines(theory),
-        }
-        for file, content in (
-            ("timeline.json", trace_events(measured)),
-            ("report.json", report),
-        ):
+        both = {"measured": measured, "theory": theory}
+        report = {which: timeline_metrics(each) for which, each in both.items()}
+        files = {"timeline.json": trace_events(measured), "report.json": report}
+        for file, content in files.items():
             text = json.dumps(content, indent=1) + "\n"
             (self._folder / file).write_text(text, encoding="utf-8")
         plot_timelines([theory, measured], path=self._folder / "pipeline.png")

@@ -21,7 +21,7 @@ from tfgpipe.distribution import (
 )
 from tfgpipe.partition import Plan, Quantity, check_feasible, resolve
 from tfgpipe.pipelined_layer import PipelinedLayer
-from tfgpipe.report import SummaryOptions, show_summary, summary_text
+from tfgpipe.report import print_summary
 from tfgpipe.runtime import LossPipeline, Pipeline, StepTimer, TimingRecorder
 from tfgpipe.schedules import Action, Schedule
 from tfgpipe.stage import Remat, Stage, TransferDtype, normalization, owned_variables
@@ -246,15 +246,15 @@ class PipelinedModel(keras_internals.Replicated):
             show_trainable: Whether a column tells which layers are trainable.
             layer_range: Names, or patterns of names, of the first and last layer.
         """
-        title = (
-            f"{self.pipelined.num_stages} stages, {self.pipelined.num_microbatches} "
-            f"microbatches, schedule {self.schedule.name}"
+        print_summary(
+            self,
+            line_length=line_length,
+            positions=positions,
+            print_fn=print_fn,
+            expand_nested=expand_nested,
+            show_trainable=show_trainable,
+            layer_range=layer_range,
         )
-        options = SummaryOptions(
-            line_length, positions, expand_nested, show_trainable, layer_range
-        )
-        text = summary_text(self, self.pipelined, title, options)
-        show_summary(text, print_fn)
 
     def export(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Writes the model for inference, as `keras.Model.export` does.

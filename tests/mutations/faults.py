@@ -83,7 +83,7 @@ SCHEDULES = (
     Fault(
         "a backward does not wait for that of the stage after",
         "tfgpipe/schedules/schedule.py",
-        "return (own, self._input_gradient_action(k + 1, m))",
+        "return (own, self._backward(k + 1, m)[0])",
         "return (own,)",
         (
             "tests/pure/schedules/test_schedule.py::"
@@ -112,8 +112,8 @@ SCHEDULES = (
     Fault(
         "simulated transfers on one link overlap",
         "tfgpipe/simulation/simulator.py",
-        "start = max(time, link_free[link])",
-        "start = time",
+        "start = max(end, link_free[link])",
+        "start = end",
         (
             "tests/pure/simulation/test_simulator.py::"
             "test_transfers_on_one_link_go_one_after_the_other",
@@ -173,8 +173,8 @@ PLANS = (
     Fault(
         "planned memory counts recomputed activations of zero bubble once too few",
         "tfgpipe/planner/memory.py",
-        "return min(k + 1, config.num_microbatches)",
-        "return min(max(k, 1), config.num_microbatches)",
+        "again *= min(k + 1, config.num_microbatches)",
+        "again *= min(max(k, 1), config.num_microbatches)",
         (
             "tests/pure/planner/test_memory.py::"
             "test_activations_and_what_is_recomputed_are_those_of_the_simulation",
@@ -958,8 +958,8 @@ CLUSTER = (
     Fault(
         "any token opens a worker",
         "tfgpipe/cluster/worker.py",
-        "return not own or hmac.compare_digest(given.encode(), own.encode())",
-        "return not own or bool(given)",
+        "return not own or hmac.compare_digest(other.encode(), own.encode())",
+        "return not own or bool(other)",
         (
             "tests/cluster/test_worker.py::test_a_session_takes_the_token_of_the_cluster",
         ),

@@ -573,7 +573,7 @@ def test_too_many_stages_are_refused_in_the_same_words_everywhere(make, num_stag
         make(encoder(), num_stages=num_stages, num_microbatches=2)
     assert str(raised.value) == (
         "Every stage holds at least one call of a layer. Received num_stages="
-        f"{num_stages} for a model of 2 calls, embed, encoder, of which at most 2 "
+        f"{num_stages} for a model of 2 calls, 'embed', 'encoder', of which at most 2 "
         "stages can be made. 'encoder' (Encoder) holds 3 layers and 75% of the "
         "parameters and is one call, since it is a model with a `call` of its own: "
         "only models are opened that do nothing but run the calls that Keras knows. To "
@@ -586,7 +586,9 @@ def test_too_many_stages_are_refused_in_the_same_words_everywhere(make, num_stag
 def test_a_model_in_a_list_is_one_call_and_is_named(make):
     inner = keras.Sequential([keras.Input((8,)), *Encoder().inside], name="inner")
     listed = [keras.layers.Dense(8, name="first"), inner]
-    with pytest.raises(ValueError, match=r"2 calls, first, inner, .* at most 2") as e:
+    with pytest.raises(
+        ValueError, match=r"2 calls, 'first', 'inner', .* at most 2"
+    ) as e:
         make(listed, num_stages=4, num_microbatches=2)
     assert "'inner' (Sequential) holds 3 layers" in str(e.value)
     assert "since it is a model in a list of layers:" in str(e.value)

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from tfgpipe._util.arguments import check_choice as check_choice
     from tfgpipe._util.arguments import check_num_microbatches as check_num_microbatches
     from tfgpipe._util.arguments import checks_argument_names as checks_argument_names
+    from tfgpipe._util.command_line import CommandParser as CommandParser
     from tfgpipe._util.counts import check_calls_per_stage as check_calls_per_stage
-    from tfgpipe._util.counts import counts_text as counts_text
     from tfgpipe._util.counts import imbalance as imbalance
     from tfgpipe._util.counts import stage_spans as stage_spans
     from tfgpipe._util.crash_report import report_crash as report_crash

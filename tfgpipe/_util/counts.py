@@ -45,14 +45,14 @@ def check_calls_per_stage(
             "A `balance` list adds up to the number of calls of layers and operations, "
             "inputs not counted, those in models inside one by one. Received "
             f"balance={list(counts)}, which adds up to {sum(counts)}, for "
-            f"{len(names)} calls: {counts_text(names)}. Correct the list, use "
+            f"{len(names)} calls: {_names_text(names)}. Correct the list, use "
             f'balance="params", or name the layers that end each stage but the last'
             f"{_example_names(names, len(counts))}."
         )
     return tuple(counts)
 
 
-def counts_text(names: Sequence[str]) -> str:
+def _names_text(names: Sequence[str]) -> str:
     """Returns names, the middle of a long list left out."""
     if len(names) <= 12:
         return ", ".join(names)

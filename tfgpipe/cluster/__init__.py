@@ -4,11 +4,10 @@ addresses     addresses and ports of workers
 health        a worker's status and sessions, over HTTP
 worker        lends a host's devices to one client at a time
 server        TensorFlow's gRPC server, and the interface that it listens on
-parent_watch  a process that ends with its parent
 connection    this process as the client of workers
 peers         the other processes, where each is a replica
 supervisor    workers and a command, restarted when one of them dies
-errors        exceptions and exit codes
+errors        exceptions, exit codes, a process that ends with its parent
 
 Neither a worker nor the supervisor needs TensorFlow in its own process, so names are
 loaded on first use.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
+from tfgpipe._util import CommandParser
 from tfgpipe.cluster import server, supervisor, worker
 from tfgpipe.cluster.addresses import parse_addresses
 
@@ -27,26 +28,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse(arguments: Sequence[str]) -> tuple[Callable[[Any], int], Any]:
-    """Returns what a command line runs, and its options.
-
-    Raises:
-        SystemExit: As of `main`.
-    """
+    """Returns the function that a command line names, and its options."""
     values = vars(_parser().parse_args(arguments))
     run, options = values.pop("run"), values.pop("options")
     return run, options(**values)
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser with a status of its own for wrong arguments: 2 has another meaning."""
-
-    def error(self, message: str) -> NoReturn:
-        """Prints what is wrong and ends with status 1."""
-        self.exit(1, f"{message}\nTry `{self.prog} --help`.\n")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = CommandParser(
         prog="python -m tfgpipe.cluster",
         description="Pipelines over several hosts.",
         epilog=_EPILOG,
@@ -76,8 +65,8 @@ def _add_worker(commands: Any) -> None:
         "inside a private network, with TFGPIPE_TOKEN=SECRET set for workers and client"
     )
     add("--host", type=_host, default="127.0.0.1", help=host)
-    add("--devices", type=_positive, default=1, metavar="N", help="parts of the CPU")
-    # Given by the supervisor.
+    add("--devices", type=_positive, default=1, metavar="N", help="devices of the CPU")
+    # Passed by the supervisor.
     add("--exit_with_parent", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -98,28 +87,24 @@ def _add_launch(commands: Any) -> None:
     add("command", nargs="+", help="the program and its arguments, after `--`")
     add_one = parser.add_mutually_exclusive_group(required=True).add_argument
     cluster = "host:port,host:port of workers that run"
-    replicas = "processes of the command, with TF_CONFIG set, in place of workers"
+    replicas = "processes of the command, with TF_CONFIG set, instead of workers"
     add_one("--workers", type=_positive, metavar="N", help="workers to start")
-    add_one("--cluster", type=_list, metavar="LIST", help=cluster)
+    add_one("--cluster", type=_addresses, metavar="LIST", help=cluster)
     add_one("--replicas", type=_positive, metavar="N", help=replicas)
-    for name, kind, default, metavar, text in (
-        ("--devices", _positive, 1, "N", "parts of each worker's CPU (1)"),
-        ("--max_restarts", _count, 10, "N", "restarts of the command (10)"),
-        (
-            "--start_limit",
-            _seconds,
-            120.0,
-            "SECONDS",
-            "limit for workers to be ready (120)",
-        ),
-        ("--time_limit", _seconds, 0.0, "SECONDS", "limit for everything (0: none)"),
-        ("--log_dir", str, None, "DIR", "the workers' logs (a new temporary one)"),
+    defaults = supervisor.Options(command=())
+    for name, kind, metavar, text in (
+        ("devices", _positive, "N", "devices of each worker's CPU (1)"),
+        ("max_restarts", _count, "N", "restarts of the command (10)"),
+        ("start_limit", _seconds, "SECONDS", "limit for workers to be ready (120)"),
+        ("time_limit", _seconds, "SECONDS", "limit for everything (0: none)"),
+        ("log_dir", str, "DIR", "the workers' logs (a new temporary one)"),
     ):
-        add(name, type=kind, default=default, metavar=metavar, help=text)
+        default = getattr(defaults, name)
+        add(f"--{name}", type=kind, default=default, metavar=metavar, help=text)
 
 
 def _add_server(commands: Any) -> None:
-    """Adds what a worker runs for each client; no user does."""
+    """Adds the command that a worker runs for each client, and no user."""
     parser = commands.add_parser("server", allow_abbrev=False)
     parser.set_defaults(run=server.run, options=server.Options)
     parser.add_argument("--port", type=_port, required=True)
@@ -128,20 +113,15 @@ def _add_server(commands: Any) -> None:
 
 
 def _port(text: str) -> int:
-    (address,) = _parsed(f"127.0.0.1:{text}")
-    return int(address.port)
+    return int(_addresses(f"127.0.0.1:{text}").rpartition(":")[2])
 
 
-def _list(text: str) -> str:
-    _parsed(text)
-    return text
-
-
-def _parsed(text: str) -> Any:
+def _addresses(text: str) -> str:
     try:
-        return parse_addresses(text)
+        parse_addresses(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _host(text: str) -> str:
@@ -168,12 +148,10 @@ def _seconds(text: str) -> float:
     return _at_least(0.0, float(text))
 
 
-def _at_least(least: Any, number: Any) -> Any:
-    if not number >= least:
-        raise argparse.ArgumentTypeError(
-            f"expected at least {least}; received {number}"
-        )
-    return number
+def _at_least(least: Any, value: Any) -> Any:
+    if not value >= least:
+        raise argparse.ArgumentTypeError(f"expected at least {least}; received {value}")
+    return value
 
 
 if __name__ == "__main__":

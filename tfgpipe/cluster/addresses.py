@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import ipaddress
+import itertools
 import socket
 from collections.abc import Sequence
 
-# The environment variable that tells a supervised command its workers.
+# The environment variable with the workers of a supervised command.
 WORKERS_VARIABLE = "TFGPIPE_CLUSTER"
 
 # The environment variable of the secret that workers and their client share, if any.
@@ -66,13 +68,12 @@ def parse_addresses(workers: str | Sequence[str]) -> tuple[Address, ...]:
     addresses = tuple(_address(name.strip()) for name in names)
     if not addresses:
         raise ValueError("A cluster needs a worker. Received an empty list.")
-    for number, address in enumerate(addresses):
-        for other in addresses[:number]:
-            if address.host == other.host and abs(address.port - other.port) < 2:
-                raise ValueError(
-                    "Each worker has two ports of its own, that of its address and "
-                    f"the next. Received {other} and {address}. Leave a port between."
-                )
+    for other, address in itertools.combinations(addresses, 2):
+        if address.host == other.host and abs(address.port - other.port) < 2:
+            raise ValueError(
+                "Each worker has two ports of its own, that of its address and the "
+                f"next. Received {other} and {address}. Leave a port between."
+            )
     loopback = [address for address in addresses if address.is_loopback]
     if loopback and len(loopback) < len(addresses):
         raise ValueError(
@@ -86,45 +87,28 @@ def parse_addresses(workers: str | Sequence[str]) -> tuple[Address, ...]:
 def free_ports(num_workers: int) -> list[int]:
     """Returns ports of this host that are free, as are the ports after them."""
     found: list[int] = []
-    held: list[socket.socket] = []
-    try:
+    with contextlib.ExitStack() as stack:
         while len(found) < num_workers:
-            first = _bound(0)
-            held.append(first)
-            port = first.getsockname()[1]
-            if port > _LAST:
-                continue
-            try:
-                held.append(_bound(port + 1))
-            except OSError:
-                continue
-            found.append(port)
-    finally:
-        for each in held:
-            each.close()
+            port = stack.enter_context(_bind(0)).getsockname()[1]
+            if port <= _LAST:
+                with contextlib.suppress(OSError):
+                    stack.enter_context(_bind(port + 1))
+                    found.append(port)
     return found
 
 
 def is_taken(port: int) -> bool:
     """Returns whether another program listens on a port of this host."""
     try:
-        _bound(port).close()
+        _bind(port).close()
     except OSError:
         return True
     return False
 
 
-def _bound(port: int) -> socket.socket:
-    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    # As servers do, so that connections that have just ended do not count.
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        made.bind(("", port))
-        made.listen(1)
-    except OSError:
-        made.close()
-        raise
-    return made
+def _bind(port: int) -> socket.socket:
+    # On POSIX with SO_REUSEADDR, so that connections that have just ended do not count.
+    return socket.create_server(("", port), backlog=1)
 
 
 def _address(name: str) -> Address:

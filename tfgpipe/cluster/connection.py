@@ -7,8 +7,8 @@
 TensorFlow moves the tensors. What it does not do is done here: to say within a limit
 which worker does not answer, since connecting to one that is down blocks; to refuse a
 TensorFlow of another version; to have a worker for oneself; and to know that a worker
-is gone, by the connection of its session, since TensorFlow tells it by whatever error
-it runs into, if at all.
+is gone, by the connection of its session, since TensorFlow raises whatever error it
+runs into, if any.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def connect(workers: str | Sequence[str], *, seconds: float = 120.0) -> Cluster:
     """Connects this process to workers, whose devices pipelines then run on.
 
     TensorFlow has one cluster a process: what is connected stays so to the end. Call
-    this before tensors, layers or datasets are made. Under `python -m tfgpipe.cluster
+    this before creating tensors, layers or datasets. Under `python -m tfgpipe.cluster
     launch` the process also ends, as by `Cluster.exit_when_lost`.
 
     Args:
@@ -122,8 +122,9 @@ def connect(workers: str | Sequence[str], *, seconds: float = 120.0) -> Cluster:
         known = Cluster.current.addresses
         if known != addresses:
             raise RuntimeError(
-                f"A process has one cluster. Received {_listed(addresses)} when it was "
-                f"connected to {_listed(known)}. Start another process."
+                f"A process has one cluster. Received {','.join(map(str, addresses))} "
+                f"when it was connected to {','.join(map(str, known))}. Start another "
+                "process."
             )
         return Cluster.current
     sessions = _sessions(addresses, Deadline(seconds))
@@ -162,13 +163,11 @@ def _sessions(addresses: Sequence[Address], deadline: Deadline) -> list[Session]
     for index, address in enumerate(addresses):
         wait_until_ready(index, address, deadline)
     sessions: list[Session] = []
-    try:
+    with contextlib.ExitStack() as stack:
         for index, address in enumerate(addresses):
             sessions.append(_session(index, address, sessions, deadline))
-    except BaseException:
-        for session in sessions:
-            session.close()
-        raise
+            stack.callback(sessions[-1].close)
+        stack.pop_all()
     return sessions
 
 
@@ -196,7 +195,3 @@ def _session(
                     "it once."
                 )
         wait_until_ready(index, address, deadline)
-
-
-def _listed(addresses: Sequence[Address]) -> str:
-    return ",".join(map(str, addresses))

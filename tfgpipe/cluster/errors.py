@@ -1,10 +1,12 @@
-"""Errors between hosts, and exit codes that ask for a restart."""
+"""Errors between hosts, exit codes that ask for a restart, parent-death watch."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
+import threading
 from typing import NoReturn
 
 # Exit code of a temporary failure, as in sysexits.h: the same command goes on.
@@ -26,7 +28,7 @@ class WorkerLost(ClusterError):  # noqa: N818
 
 
 def end_process(error: ClusterError) -> NoReturn:
-    """Prints an error and ends this process at once, with status 75.
+    """Prints an error and ends this process with status 75, without cleaning up.
 
     Python's own way out waits for TensorFlow, which waits for the lost worker.
     """
@@ -35,3 +37,19 @@ def end_process(error: ClusterError) -> NoReturn:
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()
     os._exit(EX_TEMPFAIL)
+
+
+def exit_with_parent() -> None:
+    """Ends this process once its standard input closes.
+
+    The kernel closes it when the parent is gone, also by `kill -9`, which no signal
+    handler sees. Ctrl-C is left to the parent.
+    """
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 1024):
+            pass
+        os._exit(0)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=wait, daemon=True, name="parent watch").start()

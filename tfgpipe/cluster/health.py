@@ -23,7 +23,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from tfgpipe.cluster.addresses import Address
 from tfgpipe.cluster.errors import ClusterError, WorkerUnavailable
@@ -80,29 +80,27 @@ class Status:
         Raises:
             ValueError: If it holds anything else.
         """
-        try:
-            message = json.loads(line)
-        except ValueError:
-            message = None
-        if not isinstance(message, dict):
-            raise ValueError("its answer is no line of JSON")
-        texts = ("worker", "state", "tensorflow", "tfgpipe", "python", "client")
-        counts = ("starts", "failures")
-        devices = message.get("devices")
+        message = parse_message(line)
+        example = dataclasses.asdict(cls(worker="", state="ready"))
+        values: dict[str, Any] = {name: message.get(name) for name in example}
         if (
-            any(not isinstance(message.get(name), str) for name in texts)
-            or message["state"] not in get_args(State)
-            or any(type(message.get(name)) is not int for name in counts)
-            or not isinstance(devices, dict)
-            or any(type(count) is not int for count in devices.values())
+            any(
+                type(values[name]) is not type(value) for name, value in example.items()
+            )
+            or values["state"] not in get_args(State)
+            or any(type(count) is not int for count in values["devices"].values())
         ):
             raise ValueError("its answer is no status of a worker")
-        return cls(
-            **{name: message[name] for name in (*texts, *counts)},
-            granted=message.get("granted") is True,
-            refused=message.get("refused") is True,
-            devices=devices,
-        )
+        return cls(**values)
+
+
+def parse_message(line: bytes) -> dict[str, Any]:
+    """Returns a JSON object; raises ValueError if the line holds anything else."""
+    with contextlib.suppress(ValueError):
+        message = json.loads(line)
+        if isinstance(message, dict):
+            return message
+    raise ValueError("its answer is no line of JSON")
 
 
 def version(distribution: str) -> str:
@@ -120,8 +118,7 @@ def ask(address: Address, *, seconds: float) -> Status:
         OSError: If nothing answers within `seconds`.
         ValueError: If what answers is no worker.
     """
-    connection = _connection(address, seconds)
-    with contextlib.closing(connection):
+    with contextlib.closing(_connection(address, seconds)) as connection:
         connection.request("GET", HEALTH_PATH)
         with _response(connection) as response:
             return _status(response)
@@ -174,7 +171,7 @@ class Session:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _watch(self) -> None:
-        """Notes the end, which is when no more beats come."""
+        """Waits for the end, which is when no more beats come."""
         with self._response as response:
             try:
                 self._socket.settimeout(SILENCE_SECONDS)
@@ -213,7 +210,7 @@ class Deadline:
     """A point in time, so many seconds from now on.
 
     Attributes:
-        seconds: How far away it was when it was made.
+        seconds: How far away it was at first.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -259,10 +256,18 @@ def wait_until_ready(
         except OSError as error:
             reason = error.strerror or str(error)
         else:
-            _check_version(index, address, status)
+            ours = version("tensorflow")
+            if status.tensorflow != ours:
+                raise ClusterError(
+                    f"Worker {index} at {address} has TensorFlow {status.tensorflow}; "
+                    f"this process has {ours}. Graphs go from one to the other, so "
+                    "install the same version on both."
+                )
             if status.state == "ready":
                 return status
-            reason = _REASONS[status.state].format(client=status.client)
+            reason = f"it works for the client at {status.client}"
+            if status.state == "starting":
+                reason = "TensorFlow is starting in it"
         if deadline.is_over:
             raise WorkerUnavailable(
                 f"Worker {index} at {address} is not ready after "
@@ -271,19 +276,3 @@ def wait_until_ready(
                 f"{address.port} and {address.health_port} open between the hosts?"
             )
         time.sleep(min(_POLL_SECONDS, deadline.left))
-
-
-_REASONS = {
-    "starting": "TensorFlow is starting in it",
-    "taken": "it works for the client at {client}",
-}
-
-
-def _check_version(index: int, address: Address, status: Status) -> None:
-    ours = version("tensorflow")
-    if status.tensorflow != ours:
-        raise ClusterError(
-            f"Worker {index} at {address} has TensorFlow {status.tensorflow}; this "
-            f"process has {ours}. Graphs go from one to the other, so install the same "
-            "version on both."
-        )

@@ -1,10 +1,10 @@
-"""The rendezvous of processes that are replicas, and what each knows of the others.
+"""The rendezvous of processes that are replicas, and their health afterwards.
 
-TensorFlow's runtime waits for processes that are not there, takes whatever list of
-processes each is told for granted, and ends in whatever error it runs into when one is
-gone. So before it starts, each process tells all before it who it is and what it was
-told, on the port after its own; and by these connections, which stay open, each knows
-within a second when another is gone, and by their heartbeats when one hangs.
+TensorFlow's runtime waits for processes that are not there, does not check that all
+have one list of processes, and ends in whatever error it runs into when one is gone.
+So before it starts, each process sends its index and its list to all before it, on the
+port after its own; and by these connections, which stay open, each knows within a
+second when another is gone, and by their heartbeats when one hangs.
 
     process 2  ── hello ──▶  process 1  ── hello ──▶  process 0
        └────────────────────── hello ────────────────────▲
@@ -38,12 +38,6 @@ from tfgpipe.cluster.errors import (
 from tfgpipe.cluster.health import Deadline
 
 _POLL_SECONDS = 0.2
-# A machine that is down is noticed after half a minute.
-_KEEP_ALIVE = {
-    socket.TCP_KEEPIDLE: 10,
-    socket.TCP_KEEPINTVL: 5,
-    socket.TCP_KEEPCNT: 4,
-}
 # So that a process that ends well is not taken for one that is gone.
 _GOODBYE = {"ends": "well"}
 # How long an error may precede the news of the lost process that caused it.
@@ -65,23 +59,34 @@ def rendezvous(workers: Sequence[str], index: int, *, seconds: float = 120.0) ->
     Raises:
         ValueError: If the list is wrong.
         WorkerUnavailable: If one is not there by then.
-        ClusterError: If one was told another list, or runs another TensorFlow.
+        ClusterError: If one has another list, or runs another TensorFlow.
     """
     addresses = parse_addresses(workers)
-    deadline, ours = Deadline(seconds), _hello(addresses, index)
+    deadline = Deadline(seconds)
+    ours = {
+        "process": index,
+        "workers": ",".join(map(str, addresses)),
+        "tensorflow": health.version("tensorflow"),
+    }
     connections: dict[int, socket.socket] = {}
     own = addresses[index]
     with _listener(own) as listener:
         for other in range(index):
             connections[other] = _call(other, addresses[other], ours, deadline)
         while len(connections) < len(addresses) - 1:
-            other, connection = _answer(
-                listener, addresses, connections, ours, deadline
-            )
-            connections[other] = connection
+            _answer(listener, addresses, connections, ours, deadline)
     _Peers.current = peers = _Peers(connections, addresses)
-    _leave_on_errors()
     atexit.register(peers.leave, well=True)
+    show = sys.excepthook
+
+    def hook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        show(kind, error, trace)
+        await_loss(error)
+        leave(well=False)
+
+    sys.excepthook = hook
 
 
 @contextlib.contextmanager
@@ -143,20 +148,6 @@ def await_loss(error: BaseException) -> None:
         end_process(_lost(*peers.goodbyes[0], "it has ended"))
 
 
-def _leave_on_errors() -> None:
-    """Has an error that is not caught end the other processes as well."""
-    show = sys.excepthook
-
-    def hook(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        show(kind, error, trace)
-        await_loss(error)
-        leave(well=False)
-
-    sys.excepthook = hook
-
-
 class _Peers:
     """The other processes, after the rendezvous.
 
@@ -193,16 +184,13 @@ class _Peers:
         """Gives signs of life, by which the others know that this process runs."""
         while not self._has_left:
             for connection in self._connections:
-                with contextlib.suppress(OSError):  # It is gone, as `_watch` notes.
+                with contextlib.suppress(OSError):  # It is gone, as `_watch` sees.
                     connection.sendall(b"\n")
             time.sleep(health.BEAT_SECONDS)
 
     def _watch(self, other: int, address: Address, connection: socket.socket) -> None:
         """Ends this process when another is gone without a good-bye."""
         connection.settimeout(health.SILENCE_SECONDS)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, seconds in _KEEP_ALIVE.items():
-            connection.setsockopt(socket.IPPROTO_TCP, option, seconds)
         try:
             if _receive(connection, after_beats=True) == _GOODBYE:
                 self.goodbyes.append((other, address))
@@ -211,20 +199,12 @@ class _Peers:
         except TimeoutError:
             reason = f"it has been silent for {health.SILENCE_SECONDS:.0f} s"
         except ConnectionError:
-            reason = "it closed the connection"  # Or the kernel did, in its place.
+            reason = "it closed the connection"  # Or the kernel did.
         except (OSError, ValueError) as error:
             reason = str(error)
         if self._has_left:
             return  # This process is about to end by itself.
         end_process(_lost(other, address, reason))
-
-
-def _hello(addresses: Sequence[Address], index: int) -> dict[str, Any]:
-    return {
-        "process": index,
-        "workers": ",".join(map(str, addresses)),
-        "tensorflow": health.version("tensorflow"),
-    }
 
 
 def _listener(own: Address) -> socket.socket:
@@ -264,13 +244,7 @@ def _receive(connection: socket.socket, *, after_beats: bool = False) -> dict[st
             line = b""
         if len(line) > _MAX_BYTES:
             break
-    try:
-        message = json.loads(line)
-    except ValueError:
-        message = None
-    if not isinstance(message, dict):
-        raise ValueError("what it says is no line of JSON")
-    return message
+    return health.parse_message(line)
 
 
 def _call(
@@ -298,34 +272,29 @@ def _call(
 def _answer(
     listener: socket.socket,
     addresses: Sequence[Address],
-    known: Mapping[int, socket.socket],
+    connections: dict[int, socket.socket],
     ours: Mapping[str, Any],
     deadline: Deadline,
-) -> tuple[int, socket.socket]:
-    """Returns the index of a process that calls, and the connection to it."""
-    while True:
-        listener.settimeout(deadline.left)
-        try:
-            connection, _ = listener.accept()
-        except TimeoutError as error:
-            missing = next(
-                n
-                for n in range(len(addresses))
-                if n != ours["process"] and n not in known
-            )
-            reason = "it has not called"
-            raise _missing(missing, addresses[missing], deadline, reason) from error
-        connection.settimeout(deadline.left)
-        try:
-            theirs = _receive(connection)
-            _send(connection, ours)
-        except (OSError, ValueError):
-            connection.close()  # Whoever it was, it is none of us.
-            continue
-        said = theirs.get("process")
-        other = said if isinstance(said, int) and 0 <= said < len(addresses) else 0
-        _check(other, addresses[other], theirs, ours)
-        return other, connection
+) -> None:
+    """Waits for a caller, and adds the connection if it is one of the processes."""
+    listener.settimeout(deadline.left)
+    try:
+        connection, _ = listener.accept()
+    except TimeoutError as error:
+        missing = min({*range(len(addresses))} - {ours["process"], *connections})
+        reason = "it has not called"
+        raise _missing(missing, addresses[missing], deadline, reason) from error
+    connection.settimeout(deadline.left)
+    try:
+        theirs = _receive(connection)
+        _send(connection, ours)
+    except (OSError, ValueError):
+        connection.close()  # Whoever it was, it is none of us.
+        return
+    index = theirs.get("process")
+    other = index if isinstance(index, int) and 0 <= index < len(addresses) else 0
+    _check(other, addresses[other], theirs, ours)
+    connections[other] = connection
 
 
 def _check(

@@ -1,6 +1,6 @@
 """TensorFlow's gRPC server: the interface that it listens on, and a process with one.
 
-TensorFlow's runtime listens on all addresses of its host and can be told nothing else
+TensorFlow's runtime listens on all addresses of its host, which no option changes
 (`*:port` in `ss -ltn`, whatever the address in its cluster definition). Its sockets are
 this process' own, so `bind_server` sets the loopback interface on them once they are
 there: the kernel then answers other hosts that the port is closed.
@@ -22,8 +22,7 @@ import warnings
 from collections.abc import Iterator
 
 from tfgpipe.cluster import health
-from tfgpipe.cluster.errors import ClusterError
-from tfgpipe.cluster.parent_watch import exit_with_parent
+from tfgpipe.cluster.errors import ClusterError, exit_with_parent
 
 
 @contextlib.contextmanager
@@ -48,20 +47,23 @@ def bind_server(port: int, *, loopback: bool) -> Iterator[None]:
             stacklevel=4,
         )
     yield
-    if loopback:
-        _bind_to_loopback(port)
-
-
-def _bind_to_loopback(port: int) -> None:
+    if not loopback:
+        return
     try:
         found = 0
         for listener in _listeners(port):
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
             found += 1
+        if not found:
+            raise OSError("no such socket was found")
     except (AttributeError, OSError) as error:
-        raise ClusterError(_sentence(port, str(error))) from error
-    if not found:
-        raise ClusterError(_sentence(port, "no such socket was found"))
+        raise ClusterError(
+            f"TensorFlow listens on port {port} of all addresses of this host, and "
+            f"could not be kept to this machine alone: {error}. Run all processes in a "
+            "network namespace of their own, as a container has one, or behind a "
+            "firewall that closes this port, with addresses of that network in place "
+            "of 127.0.0.1."
+        ) from error
 
 
 def _listeners(port: int) -> Iterator[socket.socket]:
@@ -76,15 +78,6 @@ def _listeners(port: int) -> Iterator[socket.socket]:
                 accepts = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
                 if internet and accepts and found.getsockname()[1] == port:
                     yield found
-
-
-def _sentence(port: int, reason: str) -> str:
-    return (
-        f"TensorFlow listens on port {port} of all addresses of this host, and could "
-        f"not be kept to this machine alone: {reason}. Run all processes in a network "
-        "namespace of their own, as a container has one, or behind a firewall that "
-        "closes this port, with addresses of that network in place of 127.0.0.1."
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

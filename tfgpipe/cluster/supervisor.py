@@ -1,6 +1,6 @@
 """Supervisor: workers and a command that uses them, restarted when one of them dies.
 
-A worker that dies is started again at once. The command cannot go on without it: it
+A worker that dies is started again. The command cannot go on without it: it
 ends, by `tfgpipe.cluster.connect` with status 75 at the latest, and is started again as
 well, as it is after status 42, that of a trainer which was asked to stop. What it has
 done until then it has to find in its own checkpoints.
@@ -46,9 +46,9 @@ class Options:
     Attributes:
         command: The program, and its arguments.
         workers: How many workers to start, or None.
-        replicas: How many processes of the command to start in place of workers, or
+        replicas: How many processes of the command to start instead of workers, or
             None: see `tfgpipe.MultiWorkerPipelineStrategy`.
-        cluster: Those that there are in place of them, or None.
+        cluster: The workers to use that run already, or None.
         devices: Into how many devices each worker splits its CPU.
         max_restarts: How often the command is started again.
         start_limit: Seconds for the workers to be ready.
@@ -103,64 +103,59 @@ class _Backoff:
 
 
 class _Worker:
-    """The health of a worker.
+    """The health of a worker, and its process if it is started here.
+
+    Args:
+        index: Its index among all.
+        address: Its address.
+        devices: Into how many devices it splits the CPU.
+        log: The file of its output; None for a worker that others start.
 
     Attributes:
         index: Its index among all.
         address: Its address.
-        answered: When it last told its health.
-        failures: How many of its TensorFlow servers have died by themselves.
     """
 
-    def __init__(self, index: int, address: Address) -> None:
+    def __init__(
+        self, index: int, address: Address, *, devices: int = 1, log: Path | None = None
+    ) -> None:
         self.index = index
         self.address = address
-        self.answered = time.monotonic()
-        self.failures = 0
+        self._devices = devices
+        self._log = log
+        self._backoff = _Backoff()
+        self._started = self._due = self._answered = 0.0
+        self._restarts = self._server_failures = 0
+        self._process: subprocess.Popen[bytes] | None = None
 
     def __str__(self) -> str:
         return f"Worker {self.index} at {self.address}"
+
+    @property
+    def num_failures(self) -> int:
+        """How often it, or a TensorFlow server in it, has died."""
+        return self._restarts + self._server_failures
 
     def ask(self) -> None:
         """Asks for its health."""
         with contextlib.suppress(OSError, ValueError):
             status = health.ask(self.address, seconds=5.0)
-            self.answered = time.monotonic()
-            self.failures = status.failures
-
-
-class _WorkerProcess:
-    """The process of a worker on this host, restarted when it dies.
-
-    Args:
-        worker: Its health.
-        devices: Into how many devices it splits the CPU.
-        log: The file of its output.
-
-    Attributes:
-        deaths: How often it has died.
-    """
-
-    def __init__(self, worker: _Worker, *, devices: int, log: Path) -> None:
-        self.deaths = 0
-        self._worker = worker
-        self._devices = devices
-        self._log = log
-        self._backoff = _Backoff()
-        self._started = self._due = 0.0
-        self._process: subprocess.Popen[bytes] | None = None
+            self._answered = time.monotonic()
+            self._server_failures = status.failures
 
     def check(self, *, restart: bool) -> None:
-        """Starts it if it is not there, or has died.
+        """Starts its process, if it is one of ours that has not started or has died.
 
         Raises:
             ClusterError: If it has died and is not to be restarted.
         """
+        if self._log is None:
+            return
         if self._process is None:
             if time.monotonic() >= self._due:
-                self._process = self._start()
+                self._process = self._start(self._log)
             return
-        silence = time.monotonic() - self._worker.answered
+        silence = time.monotonic() - self._answered
         if self._process.poll() is not None:
             how = _ending(self._process.returncode)
         elif silence >= health.SILENCE_SECONDS:
@@ -169,40 +164,35 @@ class _WorkerProcess:
             return
         self.end()
         if not restart:
-            raise ClusterError(
-                f"{self._worker} {how} before it was ready.{self._last_words()}"
-            )
-        self.deaths += 1
+            lines = self._log.read_text("utf-8", "replace").split("\n")
+            last = next((line for line in reversed(lines) if line.strip()), "")
+            printed = f" It said: {last} (in {self._log})" if last else ""
+            raise ClusterError(f"{self} {how} before it was ready.{printed}")
+        self._restarts += 1
         delay = self._backoff.next(time.monotonic() - self._started)
         self._due = time.monotonic() + delay
-        _say(f"{self._worker} {how}: starting it again{_in(delay)}.")
+        _say(f"{self} {how}: starting it again{_in(delay)}.")
 
     def end(self) -> None:
-        """Ends it, and what it has started."""
+        """Ends its process, and what that has started."""
         if self._process is not None:
             _end_group(self._process)
             self._process = None
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._started = self._worker.answered = time.monotonic()
-        port = self._worker.address.port
-        with self._log.open("ab") as log:
+    def _start(self, log: Path) -> subprocess.Popen[bytes]:
+        self._started = self._answered = time.monotonic()
+        with log.open("ab") as output:
             return subprocess.Popen(
                 [
                     *(sys.executable, "-m", "tfgpipe.cluster", "worker"),
-                    *(f"--port={port}", f"--devices={self._devices}"),
+                    *(f"--port={self.address.port}", f"--devices={self._devices}"),
                     "--exit_with_parent",
                 ],
                 stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
             )
-
-    def _last_words(self) -> str:
-        lines = self._log.read_text("utf-8", "replace").split("\n")
-        said = [line for line in lines if line.strip()]
-        return f" It said: {said[-1]} (in {self._log})" if said else ""
 
 
 class _Supervisor:
@@ -216,8 +206,6 @@ class _Supervisor:
         self._commands: list[subprocess.Popen[bytes]] = []
         self._backoff = _Backoff()
         self._workers: list[_Worker] = []
-        # Of workers that are started here.
-        self._processes: list[_WorkerProcess] = []
 
     def run(self) -> int:
         """Returns the exit status of the command."""
@@ -227,16 +215,18 @@ class _Supervisor:
         elif options.cluster is not None:
             found = addresses.parse_addresses(options.cluster)
             self._workers.extend(_Worker(*each) for each in enumerate(found))
-        threading.Thread(target=self._ask, daemon=True, name="health").start()
+        threading.Thread(target=self._poll, daemon=True, name="health").start()
         # Later the command waits for the workers itself, and starts meanwhile.
         self._wait_until_ready()
         restarts = 0
         while True:
-            troubles = self._troubles()
+            failures = self._num_failures()
             started = time.monotonic()
             status = self._attempt()
-            in_vain = self._troubles(ask=status not in (0, *_RESTARTED)) > troubles
-            if not (status in _RESTARTED or status < 0 or (status and in_vain)):
+            if status not in (0, *_RESTARTED):
+                self._ask()
+            worker_failed = self._num_failures() > failures
+            if not (status in _RESTARTED or status < 0 or (status and worker_failed)):
                 return status
             how = _ending(status)
             if restarts == options.max_restarts:
@@ -256,8 +246,8 @@ class _Supervisor:
     def end(self) -> None:
         """Ends everything that was started."""
         self._end_commands()
-        for process in self._processes:
-            process.end()
+        for worker in self._workers:
+            worker.end()
 
     def _end_commands(self) -> None:
         for command in self._commands:
@@ -266,30 +256,28 @@ class _Supervisor:
 
     @contextlib.contextmanager
     def catching_signals(self) -> Iterator[None]:
-        """Notes SIGTERM and SIGINT, for `run` to see."""
+        """Records SIGTERM and SIGINT, for `run` to see."""
 
-        def note(number: int, _: object) -> None:
-            self._signal = number
+        def record(signum: int, _: object) -> None:
+            self._signal = signum
 
-        before = {n: signal.signal(n, note) for n in (signal.SIGTERM, signal.SIGINT)}
+        before = {n: signal.signal(n, record) for n in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
 
-    def _start_workers(self, number: int) -> None:
+    def _start_workers(self, num_workers: int) -> None:
         options = self._options
         folder = Path(options.log_dir or tempfile.mkdtemp(prefix="tfgpipe-launch-"))
         folder.mkdir(parents=True, exist_ok=True)
-        _say(f"Starting {number} workers; their logs are in {folder}.")
-        for index, port in enumerate(addresses.free_ports(number)):
-            worker = _Worker(index, Address("127.0.0.1", port))
-            log = folder / f"worker-{index}.log"
-            process = _WorkerProcess(worker, devices=options.devices, log=log)
+        _say(f"Starting {num_workers} workers; their logs are in {folder}.")
+        for index, port in enumerate(addresses.free_ports(num_workers)):
+            address, log = Address("127.0.0.1", port), folder / f"worker-{index}.log"
+            worker = _Worker(index, address, devices=options.devices, log=log)
             self._workers.append(worker)
-            self._processes.append(process)
-            process.check(restart=False)
+            worker.check(restart=False)
 
     def _wait_until_ready(self) -> None:
         deadline = Deadline(self._options.start_limit)
@@ -301,10 +289,9 @@ class _Supervisor:
                 deadline,
                 check=lambda: self._check(restart=False),
             )
-        took = time.monotonic() - before
-        if not self._workers:
-            return
-        _say(f"{len(self._workers)} workers are ready, after {took:.1f} s.")
+        if self._workers:
+            seconds = time.monotonic() - before
+            _say(f"{len(self._workers)} workers are ready, after {seconds:.1f} s.")
 
     def _attempt(self) -> int:
         """Runs the command once, and returns its exit status, negative for a signal.
@@ -339,20 +326,16 @@ class _Supervisor:
             self._check()
             time.sleep(_POLL_SECONDS)
         if failed and None in ended:
-            number = ended.index(min(failed))
-            _say(f"Replica {number} {_ending(ended[number] or 0)}: ending the others.")
+            replica = ended.index(min(failed))
+            _say(f"Replica {replica} {_ending(min(failed))}: ending the others.")
         self._end_commands()
         # One that is killed goes before those that fail because of it.
         return min(failed, default=0)
 
     def _variables(self) -> Iterator[dict[str, str]]:
-        """Yields what the environment tells each process of the command."""
+        """Yields the environment variables of each process of the command."""
         if self._options.replicas is None:
-            yield {
-                WORKERS_VARIABLE: ",".join(
-                    str(worker.address) for worker in self._workers
-                )
-            }
+            yield {WORKERS_VARIABLE: ",".join(str(x.address) for x in self._workers)}
             return
         ports = addresses.free_ports(self._options.replicas)
         cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
@@ -372,39 +355,37 @@ class _Supervisor:
         if self._limit is not None and self._limit.is_over:
             _say(f"--time_limit={self._limit.seconds:.0f} is over: ending everything.")
             raise _Stop(124)
-        for process in self._processes:
-            process.check(restart=restart)
+        for worker in self._workers:
+            worker.check(restart=restart)
 
-    def _forward(self, number: int) -> int:
+    def _forward(self, signum: int) -> int:
         """Passes a signal on to the command, and returns the status to end with."""
-        _say(f"{signal.Signals(number).name}: ending everything.")
+        _say(f"{signal.Signals(signum).name}: ending everything.")
         for command in self._commands:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(command.pid, number)
+                os.killpg(command.pid, signum)
         grace = Deadline(_GRACE_SECONDS)
         while not grace.is_over and any(c.poll() is None for c in self._commands):
             time.sleep(_POLL_SECONDS)
         statuses = [command.poll() for command in self._commands]
         own = [status for status in statuses if status is not None and status >= 0]
-        return max(own) if own and len(own) == len(statuses) else 128 + number
+        return max(own) if own and len(own) == len(statuses) else 128 + signum
 
-    def _troubles(self, *, ask: bool = False) -> int:
-        """Returns how often workers, or servers in them, have died."""
-        if ask:
-            for worker in self._workers:
-                worker.ask()
-        failures = sum(worker.failures for worker in self._workers)
-        return failures + sum(process.deaths for process in self._processes)
+    def _num_failures(self) -> int:
+        return sum(worker.num_failures for worker in self._workers)
 
     def _ask(self) -> None:
+        for worker in self._workers:
+            worker.ask()
+
+    def _poll(self) -> None:
         while True:
-            for worker in self._workers:
-                worker.ask()
+            self._ask()
             time.sleep(_HEALTH_SECONDS)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process and all that it has started, at once."""
+    """Kills a process and all that it has started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,4 +1,4 @@
-"""A worker: lends this host's devices to one client at a time.
+"""A worker: lends this host's devices to one client after the other.
 
     client  --- health port, HTTP ------->  worker (this process, without TensorFlow)
        |                                       |  starts, watches, ends
@@ -32,15 +32,15 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 from tfgpipe.cluster import addresses, health
+from tfgpipe.cluster.errors import exit_with_parent
 from tfgpipe.cluster.health import Deadline, Status
-from tfgpipe.cluster.parent_watch import exit_with_parent
 
 LOOPBACK = ("127.0.0.1", "localhost")
 # A server that fails this often in a row will not come up.
 _MAX_FAILURES = 3
-# How many ask for health, or have a session, at a time; others are turned away.
+# Connections that are answered at a time; others are turned away.
 MAX_CONNECTIONS = 32
-# How long asking may take.
+# How long a request may take.
 _ASKING_SECONDS = 10.0
 
 
@@ -116,7 +116,7 @@ class _Server:
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """The id of the process."""
         return self._process.pid
 
     @property
@@ -130,7 +130,7 @@ class _Server:
         return self._process.poll()
 
     def end(self) -> None:
-        """Ends it at once."""
+        """Kills it."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -153,25 +153,25 @@ class _Worker:
         self._name = uuid.uuid4().hex
         # Reasons to end a server, or with None the worker.
         self._events: queue.Queue[tuple[_Server | None, str]] = queue.Queue()
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
         self._client = ""
         self._starts = self._failures = 0
         self._server: _Server | None = None
         self._health = _HealthServer((options.host, options.port + 1), self)
 
     def run(self) -> int:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, lambda *_: self._events.put((None, "")))
+        for each in (signal.SIGTERM, signal.SIGINT):
+            if signal.getsignal(each) is not signal.SIG_IGN:
+                signal.signal(each, lambda *_: self._events.put((None, "")))
         threading.Thread(target=self._health.serve_forever, daemon=True).start()
         failures = 0
         try:
             while True:
-                with self._guard:
+                with self._lock:
                     self._starts += 1
                     server = self._server = _Server(self._options)
                 reason = self._watch(server)
-                with self._guard:
+                with self._lock:
                     self._server = None  # Which ends the session.
                 server.end()
                 if reason is None:
@@ -186,7 +186,7 @@ class _Worker:
                 self._server.end()
 
     def status(self) -> Status:
-        """Returns how the worker is."""
+        """Returns the worker's status."""
         server = self._server
         ready = server is not None and bool(server.devices)
         return Status(
@@ -200,7 +200,7 @@ class _Worker:
 
     def grant(self, client: str) -> tuple[Status, _Server | None]:
         """Gives the server to a client, if it is ready and nobody's."""
-        with self._guard:
+        with self._lock:
             status = self.status()
             if status.state != "ready":
                 return status, None
@@ -217,7 +217,7 @@ class _Worker:
 
     def take_back(self, server: _Server) -> None:
         """Ends a session."""
-        with self._guard:
+        with self._lock:
             client, self._client = self._client, ""
             if self._server is server:
                 self._server = None  # No other client gets it.
@@ -264,9 +264,9 @@ class _HealthServer(socketserver.ThreadingTCPServer):
 
     def accepts(self, token: object) -> bool:
         """Returns whether a client's token is the worker's own, if it has one."""
-        given = token if isinstance(token, str) else ""
+        other = token if isinstance(token, str) else ""
         own = self._token
-        return not own or hmac.compare_digest(given.encode(), own.encode())
+        return not own or hmac.compare_digest(other.encode(), own.encode())
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answers in a thread, if one is free."""
@@ -302,7 +302,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def setup(self) -> None:
         """Has a request end after some kilobytes."""
         super().setup()
-        self.rfile = _Limited(self.rfile, 4 * health.MAX_BYTES)
+        self.rfile = io.BufferedReader(_Limited(self.rfile, 4 * health.MAX_BYTES))
 
     def do_GET(self) -> None:
         """Answers with the status."""
@@ -356,31 +356,28 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Keeps requests out of the worker's log."""
 
 
-class _Limited(io.BufferedIOBase):
+class _Limited(io.RawIOBase):
     """A stream that ends after some bytes."""
 
     def __init__(self, stream: io.BufferedIOBase, size: int) -> None:
         self._stream, self._left = stream, size
 
-    def readline(self, size: int | None = -1) -> bytes:
-        return self._counted(self._stream.readline(self._most(size)))
+    def readable(self) -> bool:
+        return True
 
-    def read(self, size: int | None = -1) -> bytes:
-        return self._counted(self._stream.read(self._most(size)))
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read1(min(len(buffer), self._left))
+        buffer[: len(data)] = data
+        self._left -= len(data)
+        return len(data)
 
     def close(self) -> None:
+        super().close()
         self._stream.close()
-
-    def _most(self, size: int | None) -> int:
-        return self._left if size is None or size < 0 else min(size, self._left)
-
-    def _counted(self, data: bytes) -> bytes:
-        self._left -= len(data)
-        return data
 
 
 def _count(devices: Mapping[str, int]) -> str:
-    return ", ".join(f"{number} {kind}" for kind, number in devices.items())
+    return ", ".join(f"{count} {kind}" for kind, count in devices.items())
 
 
 def _failed(sentence: str) -> int:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfgpipe import schedules
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import counts_text, stage_spans
+from tfgpipe._util import some_of, stage_spans
 from tfgpipe.capture import CallGraph, TensorKey
 from tfgpipe.devices import sharding
 from tfgpipe.partition import costs
@@ -334,7 +334,7 @@ def check_feasible(
     )
     raise ValueError(
         "Every stage holds at least one call of a layer. Received num_stages="
-        f"{num_stages} for a model of {len(called)} calls, {counts_text(names)}, "
+        f"{num_stages} for a model of {len(called)} calls, {some_of(names)}, "
         f"of which at most {possible} stages can be made.{together}"
         f"{_describe_largest_opaque(called, opaque)} Use num_stages={possible} or "
         "fewer."

@@ -4,12 +4,11 @@ devices          accelerators: peaks, memory, links; a table to extend
 workload         a model as layers in a row, each with its FLOPs and bytes
 transformers     the workload of a transformer, from its sizes
 models           the workload of a Keras model, without its weights
-parallel_config  replicas x stages x shards x microbatches x schedule x remat
-memory           the memory of a device, part by part
+parallel_config  devices as replicas x stages x shards; microbatches, schedule, remat
+memory           the memory of a device, by what it is for
 step_time        the time of a step
 plan_request     the estimate of one configuration
-ranking          the best configurations, and why the others are rejected
-search_result    the result of a search, as a table
+ranking          the search: the fastest, and why the others are rejected, as a table
 command          the command line
 
 All but `models` decide on plain values and need no TensorFlow; names are loaded on
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
     from tfgpipe.planner.parallel_config import Remat as Remat
     from tfgpipe.planner.plan_request import Estimate as Estimate
     from tfgpipe.planner.plan_request import PlanRequest as PlanRequest
+    from tfgpipe.planner.ranking import SearchResult as SearchResult
     from tfgpipe.planner.ranking import search as search
-    from tfgpipe.planner.search_result import SearchResult as SearchResult
     from tfgpipe.planner.transformers import transformer as transformer
     from tfgpipe.planner.workload import Layer as Layer
     from tfgpipe.planner.workload import Workload as Workload

@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
         "--model",
         required=True,
         metavar="MODULE.NAME",
-        help="a function without arguments that makes it, such as my_models.large",
+        help="a function without arguments that returns it, such as my_models.large",
     )
     add("--batch_size", type=int, required=True, metavar="N", help="over all replicas")
     add("--optimizer", default="adam", metavar="NAME", help="its name in Keras (adam)")
@@ -40,13 +40,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _subject(arguments: argparse.Namespace) -> command.Subject:
-    make = _imported(arguments.model)
+    build_model = _imported(arguments.model)
 
     def model() -> keras.Model:
         from tfgpipe.capture import dtype_policies
 
         with dtype_policies.default_policy_scope(arguments.policy):
-            return make()
+            return build_model()
 
     def optimizer() -> keras.optimizers.Optimizer:
         import keras
@@ -62,26 +62,19 @@ def _subject(arguments: argparse.Namespace) -> command.Subject:
 
 
 def _imported(name: str) -> Any:
-    """Returns the function of a dotted name.
-
-    Raises:
-        ValueError: If there is none.
-    """
+    """Returns the function of a dotted name; raises ValueError if there is none."""
     module, _, function = name.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), function)
+        reason = "" if callable(found) else f"it is a {type(found).__name__}"
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(_sentence(name, str(error))) from None
-    if not callable(found):
-        raise ValueError(_sentence(name, f"it is a {type(found).__name__}"))
+        reason = str(error)
+    if reason:
+        raise ValueError(
+            "Expected --model=MODULE.NAME, a function that can be imported from here "
+            f"and returns a model; received {name!r}: {reason}."
+        )
     return found
-
-
-def _sentence(name: str, reason: str) -> str:
-    return (
-        "Expected --model=MODULE.NAME, a function that can be imported from here and "
-        f"makes a model; received {name!r}: {reason}."
-    )
 
 
 if __name__ == "__main__":

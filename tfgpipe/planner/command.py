@@ -1,23 +1,24 @@
-"""The planner's command line, whatever says what is to be planned.
+"""The planner's command line, with arguments added for what is to be planned.
 
-`tfgpipe.planner` takes the name of a function that makes a Keras model; a program with
-experiments of its own, as `trainer.plan`, adds its arguments to the same command line.
+`tfgpipe.planner` adds the name of a function that returns a Keras model; a program with
+experiments of its own, as `trainer.plan`, adds arguments for these.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from tfgpipe import schedules
 from tfgpipe._compat import native_logging_off
-from tfgpipe._util import report_crash
-from tfgpipe.planner import devices, ranking, search_result
+from tfgpipe._util import CommandParser, report_crash
+from tfgpipe.planner import devices, ranking
 from tfgpipe.planner.devices import Device
 from tfgpipe.planner.parallel_config import REMATS
 from tfgpipe.report import supported_formats
@@ -36,9 +37,9 @@ class Subject:
     """What is to be planned.
 
     Attributes:
-        name: What to call it.
-        model: Makes the model, a Functional or Sequential one.
-        optimizer: Makes the optimizer.
+        name: Its name in the table.
+        model: Returns the model, a Functional or Sequential one.
+        optimizer: Returns the optimizer.
         batch_size: Rows of a mini-batch, over all replicas.
     """
 
@@ -53,13 +54,13 @@ def main(
     parser: argparse.ArgumentParser,
     subject: Callable[[argparse.Namespace], Subject],
 ) -> int:
-    """Plans what a command line says and returns the exit status.
+    """Runs a command line and returns the exit status.
 
     Args:
         argv: The command line, program first.
-        parser: Has `prog`, a description and the arguments that say what is to be
-            planned; made with `add_help=False`. The planner's are added.
-        subject: Returns what these arguments say.
+        parser: Has `prog`, a description and the arguments of what is to be planned;
+            made with `add_help=False`. The planner's are added.
+        subject: Returns what these arguments name.
 
     Raises:
         SystemExit: After `--help`, with status 0; for wrong arguments, with 1.
@@ -67,7 +68,8 @@ def main(
     parser = _parser(parser)
     arguments = parser.parse_args(argv[1:])
     try:
-        _check_picture(arguments.picture)
+        if arguments.picture is not None:
+            _check_picture(Path(arguments.picture))
         device = _device(arguments.device, arguments.device_file)
         result = _search(subject(arguments), device, arguments)
         _show(result, arguments)
@@ -82,16 +84,8 @@ def main(
     return 0 if result.best else 2
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser with a status of its own for wrong arguments: 2 has another meaning."""
-
-    def error(self, message: str) -> NoReturn:
-        """Prints what is wrong and ends with status 1."""
-        self.exit(1, f"{message}\nTry `{self.prog} --help`.\n")
-
-
 def _parser(subject: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = CommandParser(
         prog=subject.prog,
         description=subject.description,
         usage="%(prog)s [arguments]",
@@ -109,7 +103,7 @@ def _parser(subject: argparse.ArgumentParser) -> argparse.ArgumentParser:
     add("--microbatches", type=_list_of(_positive), metavar="M,...", help=powers)
     for name, choices in (("--schedules", schedules.NAMES), ("--remats", REMATS)):
         every = ",".join(choices)
-        kind = _list_of(_one_of(choices))
+        kind = _list_of(functools.partial(_one_of, choices))
         add(name, type=kind, default=every, metavar="NAME,...", help=f"({every})")
     add("--best", type=_positive, default=5, metavar="N", help="how many to print (5)")
     add("--parts", action="store_true", help="print the memory of each device by part")
@@ -119,7 +113,7 @@ def _parser(subject: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def _search(
     subject: Subject, device: Device, arguments: argparse.Namespace
-) -> search_result.SearchResult:
+) -> ranking.SearchResult:
     with native_logging_off():
         import tensorflow as tf
 
@@ -141,13 +135,13 @@ def _search(
     )
 
 
-def _show(result: search_result.SearchResult, arguments: argparse.Namespace) -> None:
+def _show(result: ranking.SearchResult, arguments: argparse.Namespace) -> None:
     sys.stdout.write(f"{result}\n")
     shown = result.best[0] if result.best else result.closest
     if shown is None:
         return
     if arguments.parts:
-        table = search_result.memory_table(shown)
+        table = ranking.memory_table(shown)
         sys.stdout.write(f"\nGiB of {shown.config}\n{table}\n")
     if arguments.picture is not None:
         shown.plot_memory(device=result.request.device, path=arguments.picture)
@@ -155,11 +149,6 @@ def _show(result: search_result.SearchResult, arguments: argparse.Namespace) -> 
 
 
 def _device(name: str, path: str | None) -> Device:
-    """Returns a device of the table, or of a file.
-
-    Raises:
-        ValueError: If there is none.
-    """
     try:
         table = devices.TABLE if path is None else devices.read(path)
         return devices.find(name, table)
@@ -167,28 +156,22 @@ def _device(name: str, path: str | None) -> Device:
         raise ValueError(str(error)) from None
 
 
-def _check_picture(path: str | None) -> None:
-    """Refuses a picture that could not be written once it is drawn.
-
-    Raises:
-        ValueError: If it could not.
-    """
-    if path is None:
-        return
-    folder = Path(path).parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK) or Path(path).is_dir():
+def _check_picture(path: Path) -> None:
+    """Raises ValueError for a picture that could not be written once it is drawn."""
+    folder = path.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK) or path.is_dir():
         raise ValueError(
             "Expected --picture=FILE in a folder that can be written to; received "
-            f"{path!r}."
+            f"'{path}'."
         )
     try:
         known = supported_formats()
     except ImportError as error:
         raise ValueError(str(error)) from None
-    if Path(path).suffix.lower() not in known:
+    if path.suffix.lower() not in known:
         raise ValueError(
             f"Expected --picture=FILE that ends in one of {', '.join(known)}; received "
-            f"{path!r}."
+            f"'{path}'."
         )
 
 
@@ -198,15 +181,12 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    def check(text: str) -> str:
-        if text not in choices:
-            raise argparse.ArgumentTypeError(
-                f"expected some of {', '.join(choices)}; received {text!r}"
-            )
-        return text
-
-    return check
+def _one_of(choices: Sequence[str], text: str) -> str:
+    if text not in choices:
+        raise argparse.ArgumentTypeError(
+            f"expected some of {', '.join(choices)}; received {text!r}"
+        )
+    return text
 
 
 def _list_of(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import itertools
 import json
-import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 Pass = Literal["forward", "backward"]
 
@@ -55,7 +55,7 @@ class Device:
     """A kind of accelerator.
 
     Attributes:
-        name: What it is called.
+        name: Its name.
         flops: Peak FLOP/s of products, by the type they are computed in.
         memory: Bytes that it has.
         bandwidth: Bytes a second that it reads or writes.
@@ -63,10 +63,10 @@ class Device:
         network: The way to those beyond.
         group: How many devices the fast link connects.
         efficiency: The share of the peak that large products reach.
-        fusion_factor: Of the bytes that element-wise operations read and write when
-            each is by itself, the share left after a compiler has fused them: 1
-            without a compiler. (XLA brings gelu's time from 47 to 17 ms on a CPU.)
-        reserved: Bytes that the runtime keeps for itself.
+        fusion_factor: Of the memory traffic of element-wise operations, the share left
+            after a compiler has fused them: 1 without a compiler. (XLA brings gelu's
+            time from 47 to 17 ms on a CPU.)
+        reserved: Bytes that the runtime reserves.
         overhead: Seconds that an action takes beside its arithmetic.
         rates: Measured FLOP/s of a pass's products, by their number of rows, in place
             of peak and efficiency; reading the weights is then part of them.
@@ -126,7 +126,7 @@ class Device:
             dtype: What they are computed in.
         """
         if self.rates is not None:
-            return flops / _between(self.rates[which], rows)
+            return flops / _interpolate(self.rates[which], rows)
         reached = self.peak(dtype) * self.efficiency
         return flops / reached + weights / self.bandwidth
 
@@ -135,20 +135,14 @@ class Device:
         return self.link if span <= self.group else self.network
 
 
-def _between(points: tuple[tuple[float, float], ...], rows: float) -> float:
+def _interpolate(points: tuple[tuple[float, float], ...], rows: float) -> float:
     """Returns the rate at some rows: linear in their logarithm, constant outside.
 
-    >>> _between(((64, 30.0), (256, 60.0)), 128)
+    >>> _interpolate(((64, 30.0), (256, 60.0)), 128)
     45.0
     """
-    points = tuple(sorted(points))
-    if rows <= points[0][0]:
-        return points[0][1]
-    for (low, slow), (high, fast) in itertools.pairwise(points):
-        if rows <= high:
-            share = math.log(rows / low) / math.log(high / low)
-            return slow + share * (fast - slow)
-    return points[-1][1]
+    known_rows, rates = zip(*sorted(points), strict=True)
+    return float(np.interp(np.log(rows), np.log(known_rows), rates))
 
 
 def _check_positive(thing: Any, *names: str) -> None:
@@ -302,11 +296,11 @@ def _described(
         }
     if like is not None:
         return dataclasses.replace(find(like, table), name=name, **values)
-    needed = ("flops", "memory", "bandwidth", "link", "network")
-    lacks = [each for each in needed if each not in values]
-    if lacks:
+    required = ("flops", "memory", "bandwidth", "link", "network")
+    missing = ", ".join(each for each in required if each not in values)
+    if missing:
         raise ValueError(
-            f"Device '{name}' needs {', '.join(needed)}. It lacks {', '.join(lacks)}. "
+            f"Device '{name}' needs {', '.join(required)}. It lacks {missing}. "
             'Add them, or `like = "h100-80g"` for a device that is nearly the same.'
         )
     return Device(name=name, **values)

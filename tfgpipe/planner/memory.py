@@ -1,4 +1,4 @@
-"""What a device holds, part by part.
+"""The memory of a device, by what it is for.
 
 Of a device with the stages S, in shares of T shards where layers are sharded, r rows to
 a microbatch, P trained parameters of N:
@@ -76,15 +76,15 @@ def devices(
     num_slots: float,
     device: Device,
 ) -> tuple[Memory, ...]:
-    """Returns what each device of a pipeline holds.
+    """Returns the memory of each device of a pipeline.
 
     Args:
         workload: The model.
-        config: How it is spread.
+        config: The configuration.
         layers_per_stage: The number of layers in each stage.
         rows: r, rows of a microbatch.
         num_slots: Optimizer slots of a trained weight.
-        device: What they are.
+        device: The kind of device.
     """
     T, P = config.num_shards, config.num_devices
     flight = in_flight(
@@ -103,17 +103,18 @@ def devices(
         copies = 0 if workload.dtype == "float32" else 2
         inputs = activations = recomputed = 0.0
         for k in mine:
-            kept = rows * sum(x.kept_bytes * x.share(T) for x in stages[k])
-            received = rows * stages[k][0].input_bytes
+            saved = [rows * x.kept_bytes * x.share(T) for x in stages[k]]
+            first, *others = (rows * x.input_bytes for x in stages[k])
             if config.remat == "none":
-                activations += flight[k] * kept
+                activations += flight[k] * sum(saved)
                 continue
-            inputs += flight[k] * received
-            again = kept
+            inputs += flight[k] * first
+            again = sum(saved)
             if config.remat == "layer":
-                most = max(x.kept_bytes * x.share(T) for x in stages[k])
-                again = rows * (most + sum(x.input_bytes for x in stages[k][1:]))
-            recomputed = max(recomputed, again * _late(config, k))
+                again = max(saved) + sum(others)
+            if config.schedule == "zero_bubble":  # Until its weight gradients.
+                again *= min(k + 1, config.num_microbatches)
+            recomputed = max(recomputed, again)
         found.append(
             Memory(
                 weights=(4 + copies) * parameters,
@@ -130,13 +131,6 @@ def devices(
             )
         )
     return tuple(found)
-
-
-def _late(config: ParallelConfig, k: int) -> int:
-    """Returns for how many microbatches at a time what was recomputed is held."""
-    if config.schedule != "zero_bubble":
-        return 1
-    return min(k + 1, config.num_microbatches)
 
 
 @functools.lru_cache(maxsize=4096)

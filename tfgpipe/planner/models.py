@@ -1,8 +1,9 @@
 """A Keras model as a workload, traced layer by layer and never executed.
 
 In a scope without state, weights have shapes and no values, so a model of a billion of
-them takes no more memory than its graph. FLOPs, bytes moved and bytes kept are counted
-in the traced forward and gradient of each layer, on a few rows, and divided by them.
+them takes no more memory than its graph. FLOPs, memory traffic and saved tensors are
+counted in the traced forward and gradient of each layer, for a few examples, and
+divided by their number.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from tfgpipe.capture import TensorKey, source_model, tracer
 from tfgpipe.partition import SegmentProfiler, call_weights, may_start
 from tfgpipe.planner.workload import Layer, Workload
 
-# Rows that layers are traced on. What does not grow with them, such as a causal mask,
-# is counted with each row, so these are more than one.
+# Examples that layers are traced on. What does not grow with them, such as a causal
+# mask, is counted with each, so these are more than one.
 ROWS = 4
-# Of what a transformer's block keeps, every shard holds so many tensors of its input's
+# Of the tensors that a transformer's block saves, each shard has so many of the input's
 # size: input, two norms, their sum, an output (Korthikanti et al. 2022, section 4.2.1).
 WHOLE_TENSORS = 5
 
@@ -40,7 +41,7 @@ class Shardable(Protocol):
 
 @contextlib.contextmanager
 def without_weights() -> Iterator[None]:
-    """Inside, weights of layers that are made have shapes and no values."""
+    """Creates weights with shapes and no values inside."""
     with keras.StatelessScope(initialize_variables=False):
         yield
 
@@ -48,7 +49,7 @@ def without_weights() -> Iterator[None]:
 def read(
     model: keras.Model | Callable[[], keras.Model], *, name: str | None = None
 ) -> Workload:
-    """Returns what there is to train in a model.
+    """Returns the workload of a Keras model.
 
     Example:
 
@@ -58,111 +59,100 @@ def read(
     (36.0, 68.0)
 
     Args:
-        model: A Functional or Sequential model; or a function that makes one, which
+        model: A Functional or Sequential model; or a function that returns one, which
             then never has weights, so that any size will do.
-        name: What to call it. None for the model's name.
+        name: Its name in the table. None for the model's name.
 
     Raises:
         ValueError: If a size other than the batch's is not known.
         TypeError: If it is a model with a `call` of its own.
     """
     with without_weights():
-        made = model if isinstance(model, keras.Model) else model()
-        given = source_model.make_source(source_model.copy_unbuilt(made))
-        if given.inputs is None:
+        model = model if isinstance(model, keras.Model) else model()
+        source = source_model.make_source(source_model.copy_unbuilt(model))
+        if source.inputs is None:
             raise ValueError(
                 "A plan needs the shapes of a model's inputs. Received model "
-                f"'{made.name}' without any. Begin with a `keras.Input`."
+                f"'{model.name}' without any. Begin with a `keras.Input`."
             )
-        recorded = given.capture(given.inputs, {})
-        layers = _layers(recorded)
+        captured = source.capture(source.inputs, {})
+        layers = _layers(captured)
     compute = next(
         call.layer.compute_dtype
-        for call in reversed(recorded.graph.calls)
+        for call in reversed(captured.graph.calls)
         if isinstance(call.layer, keras.layers.Layer)
     )
-    return Workload(name=name or made.name, layers=layers, dtype=compute)
+    return Workload(name=name or model.name, layers=layers, dtype=compute)
 
 
 def num_slots(
-    make: Callable[[], keras.optimizers.Optimizer], model: keras.Model
+    build: Callable[[], keras.optimizers.Optimizer], model: keras.Model
 ) -> float:
-    """Returns how many numbers an optimizer keeps for each trained weight, on average.
+    """Returns the optimizer's slots for each trained weight, on average.
 
-    Moments, sums of gradients and averaged weights, as the optimizer makes them: what
-    it factors is less than one. In a graph that nobody runs they take no memory.
+    Moments, sums of gradients and averaged weights, as the optimizer makes them; a
+    factored one is less than one. In a graph that is never run they take no memory.
 
     Args:
-        make: Makes the optimizer.
-        model: What it is to train. Its weights need no values.
+        build: Returns the optimizer.
+        model: The model to train. Its weights need no values.
     """
     with tf.Graph().as_default():
         weights = [
             keras.Variable("zeros", shape=v.shape, dtype=v.dtype, name=v.name)
             for v in model.trainable_variables
         ]
-        optimizer = make()
+        optimizer = build()
         optimizer.build(weights)
-    kept = keras_internals.optimizer_slots(optimizer)
-    slots = [slot for weight in weights for slot in kept.get(id(weight), ())]
+    slots = [s for x in keras_internals.optimizer_slots(optimizer).values() for s in x]
     trained = sum(math.prod(weight.shape) for weight in weights)
     return sum(math.prod(slot.shape) for slot in slots) / max(trained, 1)
 
 
-def _layers(recorded: tracer.CapturedModel) -> tuple[Layer, ...]:
-    network = recorded.graph
-    specs = {
-        TensorKey(number): tf.TensorSpec(
-            _known(recorded.specs[number]), recorded.specs[number].dtype
-        )
-        for number in network.input_ids
-    }
-    traced = SegmentProfiler(network, stage_spans([1] * len(network.calls)), specs)
-    sizes, values = traced.value_bytes(), traced.value_specs()
-    received = network.received_bytes(sizes)
-    flops, moved = traced.flops(), traced.memory_traffic()
-    kept, worked = traced.saved_bytes(), traced.workspace_bytes(recomputes=False)
-    weights, starts = call_weights(network), may_start(network)
-    num_calls = len(network.calls)
-    found = []
-    for i, call in enumerate(network.calls):
-        output = sum(sizes[number] for number in call.output_ids)
-        reads = sum(sizes[number] for number in call.input_ids)
-        into = received[i][num_calls] if i else reads
+def _layers(captured: tracer.CapturedModel) -> tuple[Layer, ...]:
+    graph = captured.graph
+    specs = {TensorKey(n): _input_spec(captured.specs[n]) for n in graph.input_ids}
+    profiler = SegmentProfiler(graph, stage_spans([1] * len(graph.calls)), specs)
+    sizes, values = profiler.value_bytes(), profiler.value_specs()
+    received = graph.received_bytes(sizes)
+    flops, traffic = profiler.flops(), profiler.memory_traffic()
+    saved = [sum(each) for each in profiler.saved_bytes()]
+    workspace = profiler.workspace_bytes(recomputes=False)
+    weights, starts = call_weights(graph), may_start(graph)
+    layers = []
+    for i, call in enumerate(graph.calls):
+        inputs = sum(sizes[n] for n in call.input_ids)
         max_shards = call.layer.max_shards if isinstance(call.layer, Shardable) else 1
-        whole = WHOLE_TENSORS * reads if max_shards > 1 else 0
-        found.append(
+        unsharded = WHOLE_TENSORS * inputs if max_shards > 1 else 0
+        trained = sum(weights[i].trainable_bytes)
+        layers.append(
             Layer(
                 name=call.layer.name,
                 parameters=weights[i].parameters,
-                trained=sum(weights[i].trainable_bytes) / 4,
+                trained=trained / 4,
                 forward_flops=flops[i].forward / ROWS,
                 backward_flops=flops[i].backward / ROWS,
-                forward_traffic=moved[i].forward / ROWS,
-                backward_traffic=moved[i].backward / ROWS,
-                kept_bytes=sum(kept[i]) / ROWS,
-                work_bytes=max(worked[i] - sum(weights[i].trainable_bytes), 0) / ROWS,
-                input_bytes=into / ROWS,
-                output_bytes=output / ROWS,
-                positions=_positions(values[call.output_ids[0]]),
+                forward_traffic=traffic[i].forward / ROWS,
+                backward_traffic=traffic[i].backward / ROWS,
+                kept_bytes=saved[i] / ROWS,
+                work_bytes=max(workspace[i] - trained, 0) / ROWS,
+                input_bytes=(received[i][len(graph.calls)] if i else inputs) / ROWS,
+                output_bytes=sum(sizes[n] for n in call.output_ids) / ROWS,
+                # Rows of its products for each example.
+                positions=float(math.prod(values[call.output_ids[0]].shape[1:-1])),
                 max_shards=max_shards,
-                whole_bytes=min(whole, sum(kept[i])) / ROWS,
+                whole_bytes=min(unsharded, saved[i]) / ROWS,
                 may_start=starts[i],
             )
         )
-    return tuple(found)
+    return tuple(layers)
 
 
-def _known(tensor: keras.KerasTensor) -> list[int]:
-    """Returns the shape of an input of a few rows."""
+def _input_spec(tensor: keras.KerasTensor) -> tf.TensorSpec:
+    """Returns the spec of a few examples of an input."""
     if None in tensor.shape[1:]:
         raise ValueError(
             "A plan depends on all sizes but that of the batch. Received an input "
-            f"'{tensor.name}' of shape {tensor.shape}. Make the model for one size."
+            f"'{tensor.name}' of shape {tensor.shape}. Build the model for one size."
         )
-    return [ROWS, *tensor.shape[1:]]
-
-
-def _positions(spec: tf.TensorSpec) -> float:
-    """Returns the rows of a layer's products for each row of the batch."""
-    return float(math.prod(spec.shape[1:-1]))
+    return tf.TensorSpec([ROWS, *tensor.shape[1:]], tensor.dtype)

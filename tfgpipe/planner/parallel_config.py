@@ -1,8 +1,10 @@
-"""One way to spread a model over devices, and all of those that there are."""
+"""Parallel configurations: D x K x T devices, microbatches, schedule, remat."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
@@ -87,39 +89,35 @@ def enumerate_configs(
     Args:
         num_devices: D x K x T.
         batch_size: Rows of a mini-batch, over all replicas.
-        max_stages: How many stages the model can be cut into.
+        max_stages: The most stages that the model allows.
         max_shards: T divides it.
         names: The schedules to try.
-        remats: What to try to recompute.
+        remats: The values of `remat` to try.
         microbatches: The values of M to try. None for all powers of two.
     """
-    # The model bounds T and K, so what is tried does not grow with the devices.
-    for T in _divisors(num_devices, max_shards):
-        if max_shards % T:
-            continue
+    # The model bounds T and K, so their number does not grow with the devices.
+    for T in _divisors(math.gcd(num_devices, max_shards), max_shards):
         for K in _divisors(num_devices // T, max_stages):
             D = num_devices // T // K
             if batch_size % D:
                 continue
             rows = batch_size // D
             Ms = microbatches or [2**i for i in range(rows.bit_length())]
-            for M in Ms:
-                if rows % M:
-                    continue
-                for name, v in _orders(K, M, max_stages, names):
-                    for remat in remats:
-                        yield ParallelConfig(
-                            num_replicas=D,
-                            num_devices=K,
-                            num_shards=T,
-                            num_microbatches=M,
-                            schedule=name,
-                            remat=remat,
-                            stages_per_device=v,
-                        )
+            for M in (M for M in Ms if rows % M == 0):
+                kinds = itertools.product(_schedules(K, M, max_stages, names), remats)
+                for (name, v), remat in kinds:
+                    yield ParallelConfig(
+                        num_replicas=D,
+                        num_devices=K,
+                        num_shards=T,
+                        num_microbatches=M,
+                        schedule=name,
+                        remat=remat,
+                        stages_per_device=v,
+                    )
 
 
-def _orders(
+def _schedules(
     num_devices: int,
     num_microbatches: int,
     max_stages: int,
@@ -144,6 +142,5 @@ def _orders(
             yield name, 1
 
 
-def _divisors(number: int, largest: int) -> list[int]:
-    """Returns the divisors of a number, up to a largest one."""
-    return [d for d in range(1, min(number, largest) + 1) if number % d == 0]
+def _divisors(n: int, largest: int) -> list[int]:
+    return [d for d in range(1, min(n, largest) + 1) if n % d == 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tfgpipe.partition import best_partition
 from tfgpipe.planner import memory, step_time
@@ -24,12 +24,12 @@ Cost: TypeAlias = Callable[[ParallelConfig, Layer], float]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What a configuration takes and holds.
+    """Time and memory of a configuration.
 
     Attributes:
         config: The configuration.
         layers_per_stage: The number of layers in each stage.
-        time: What a step takes.
+        time: The time of a step.
         memory: What each device of a pipeline holds.
         mfu: Model FLOPs utilisation: what a step has to do, recomputation aside, of
             what all devices could at their peak (Chowdhery et al. 2022, appendix B).
@@ -49,7 +49,7 @@ class Estimate:
     def plot_memory(
         self, *, device: Device, path: str | os.PathLike[str] | None = None
     ) -> Figure:
-        """Draws what each device of a pipeline is to hold, beside what it has.
+        """Draws the memory of each device of a pipeline, beside what it has.
 
         Args:
             device: What the devices are, such as `result.request.device`.
@@ -66,20 +66,13 @@ class Estimate:
         )
 
 
-class _Given(TypedDict):
-    """What time and memory depend on beside model, configuration and partition."""
-
-    rows: float
-    num_slots: float
-    device: Device
-
-
+@dataclasses.dataclass(eq=False, repr=False)
 class PlanRequest:
-    """What is asked: it estimates any configuration.
+    """A model and devices, for which it estimates any configuration.
 
-    Args:
+    Attributes:
         workload: The model.
-        device: What it is to run on.
+        device: The kind of device.
         num_devices: How many of them.
         batch_size: Rows of a mini-batch, over all replicas.
         num_slots: Optimizer slots of a trained weight: 2 for Adam, 1 for momentum.
@@ -89,48 +82,36 @@ class PlanRequest:
             the model computes in.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        *,
-        device: Device,
-        num_devices: int,
-        batch_size: int,
-        num_slots: float = 2,
-    ) -> None:
-        for name, value, least in (
-            ("num_devices", num_devices, 1),
-            ("batch_size", batch_size, 1),
-            ("num_slots", num_slots, 0),
-        ):
+    workload: Workload
+    _: dataclasses.KW_ONLY
+    device: Device
+    num_devices: int
+    batch_size: int
+    num_slots: float = 2
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_devices", 1), ("batch_size", 1), ("num_slots", 0)):
+            value = getattr(self, name)
             if value < least:
                 raise ValueError(
                     f"`{name}` is a number of at least {least}. Received "
                     f"{name}={value}."
                 )
-        device.peak(workload.dtype)
-        self.workload = workload
-        self.device = device
-        self.num_devices = num_devices
-        self.batch_size = batch_size
-        self.num_slots = num_slots
+        self.device.peak(self.workload.dtype)
         self._partitions: dict[tuple[object, ...], tuple[int, ...]] = {}
 
     def rows(self, config: ParallelConfig) -> float:
         """Returns the rows of a microbatch."""
         return self.batch_size / config.num_replicas / config.num_microbatches
 
-    def _given(self, config: ParallelConfig) -> _Given:
-        return {
-            "rows": self.rows(config),
-            "num_slots": self.num_slots,
-            "device": self.device,
-        }
+    def _settings(self, config: ParallelConfig) -> dict[str, Any]:
+        rows = self.rows(config)
+        return {"rows": rows, "num_slots": self.num_slots, "device": self.device}
 
     def estimate(
         self, config: ParallelConfig, layers_per_stage: Sequence[int] | None = None
     ) -> Estimate:
-        """Returns what one configuration takes and holds, whether it fits or not.
+        """Returns time and memory of one configuration, whether it fits or not.
 
         Args:
             config: The configuration.
@@ -138,12 +119,8 @@ class PlanRequest:
                 partition.
         """
         chosen = tuple(layers_per_stage or self.partition(config))
-        time = step_time.step_time(
-            self.workload,
-            config,
-            chosen,
-            **self._given(config),
-        )
+        settings = self._settings(config)
+        time = step_time.step_time(self.workload, config, chosen, **settings)
         peak = self.device.peak(self.workload.dtype) * config.total_devices
         return Estimate(
             config=config,
@@ -157,23 +134,16 @@ class PlanRequest:
         self, config: ParallelConfig, layers_per_stage: Sequence[int]
     ) -> float:
         """Returns what no step of a configuration is faster than."""
-        return step_time.least_seconds(
-            self.workload,
-            config,
-            layers_per_stage,
-            **self._given(config),
-        )
+        settings = self._settings(config)
+        workload = self.workload
+        return step_time.least_seconds(workload, config, layers_per_stage, **settings)
 
     def memory(
         self, config: ParallelConfig, layers_per_stage: Sequence[int]
     ) -> tuple[Memory, ...]:
         """Returns what each device of a pipeline holds."""
-        return memory.devices(
-            self.workload,
-            config,
-            layers_per_stage,
-            **self._given(config),
-        )
+        settings = self._settings(config)
+        return memory.devices(self.workload, config, layers_per_stage, **settings)
 
     def fits(self, held: Sequence[Memory]) -> bool:
         """Returns whether the fullest device has room."""
@@ -196,11 +166,8 @@ class PlanRequest:
         self, config: ParallelConfig, cost: Cost, what: str
     ) -> tuple[int, ...]:
         key = (
-            what,
-            config.num_stages,
-            config.num_shards,
-            config.remat,
-            self.rows(config),
+            *(what, config.num_stages, config.num_shards),
+            *(config.remat, self.rows(config)),
         )
         if key not in self._partitions:
             layers = self.workload.layers

@@ -1,20 +1,23 @@
-"""The best ways to spread a model over devices, and why the others lose.
+"""Search of parallel configurations: the fastest, and why the others are rejected.
 
-All configurations are enumerated and partitioned. Those that do not fit are out at
-once, since memory is a formula. The rest are simulated in the order of a bound that no
-step is faster than, until the bound says that none of those left is among the best:
-what comes out is what simulating all would give.
+All configurations are enumerated and partitioned. Those that do not fit are rejected
+first, since memory is a formula. The rest are simulated in the order of a lower bound
+of their step time, until none of those left can be among the best: the result is that
+of simulating all.
 """
 
 from __future__ import annotations
 
 import bisect
+import dataclasses
+import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tfgpipe import schedules
+from tfgpipe._util import readable_count, text_table
 from tfgpipe.planner import devices
-from tfgpipe.planner.devices import Device
+from tfgpipe.planner.devices import GIB, Device
 from tfgpipe.planner.parallel_config import (
     REMATS,
     ParallelConfig,
@@ -22,20 +25,99 @@ from tfgpipe.planner.parallel_config import (
     enumerate_configs,
 )
 from tfgpipe.planner.plan_request import Estimate, PlanRequest, fullest
-from tfgpipe.planner.search_result import Rejected, SearchResult, too_large
 from tfgpipe.planner.workload import Workload
 
 if TYPE_CHECKING:
     import keras
 
-# Groups of configurations, in the order in which rejected ones are explained.
-GROUPS: dict[str, Callable[[ParallelConfig], Any]] = {
-    "D": lambda config: config.num_replicas,
-    "K": lambda config: config.num_devices,
-    "T": lambda config: config.num_shards,
-    "schedule": lambda config: config.schedule,
-    "remat": lambda config: config.remat,
+# Attributes by which rejected configurations are grouped, in the order of the report.
+GROUPS = {
+    "D": "num_replicas",
+    "K": "num_devices",
+    "T": "num_shards",
+    "schedule": "schedule",
+    "remat": "remat",
 }
+HEADER = (
+    *("D", "K", "T", "M", "schedule", "remat"),
+    *("step ms", "MFU", "bubble", "GiB a device", "most of it"),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rejected:
+    """A group of configurations of which none is among the best.
+
+    Attributes:
+        name: Such as `"T=8"`.
+        config: The best of them; or the leanest, if none fits; None if there is none.
+        reason: What is wrong with it.
+    """
+
+    name: str
+    config: ParallelConfig | None
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchResult:
+    """The result of a search. `print` it for a table.
+
+    Attributes:
+        request: The model and the devices.
+        best: The fastest that fit, the first first; empty if nothing fits.
+        rejected: Why the others are not among them.
+        closest: Of those that do not fit, the one that needs least; None if all fit.
+        num_configs: How many there are.
+        num_fitting: How many of them fit.
+    """
+
+    request: PlanRequest
+    best: tuple[Estimate, ...]
+    rejected: tuple[Rejected, ...]
+    closest: Estimate | None
+    num_configs: int
+    num_fitting: int
+
+    @property
+    def missing_bytes(self) -> float:
+        """By how much nothing fits: bytes that a device lacks, 0 if something fits."""
+        if self.best or self.closest is None:
+            return 0.0
+        return self.closest.fullest.total - self.request.device.memory
+
+    def __str__(self) -> str:
+        request = self.request
+        workload, device = request.workload, request.device
+        lines = [
+            f"{workload.name} on {request.num_devices} x {device.name}: "
+            f"{readable_count(workload.parameters)} parameters, "
+            f"{readable_count(workload.flops * request.batch_size)}FLOP a step of "
+            f"{request.batch_size} rows in {workload.dtype}"
+        ]
+        if not self.best and self.closest is not None:
+            lines.append(
+                f"Nothing fits: the leanest of {self.num_configs:,} configurations "
+                f"lacks {self.missing_bytes / GIB:.1f} GiB on its fullest device. "
+                f"{self.closest.config} {_too_large(self.closest, device)}. Try more "
+                "devices, a smaller batch, or half precision."
+            )
+        if not self.best:
+            return "\n".join(lines)
+        rows = [_row(each) for each in self.best]
+        width = max((len(each.name) for each in self.rejected), default=0)
+        lines += [
+            text_table(HEADER, rows, left=("schedule", "remat", "most of it")),
+            f"{self.num_fitting:,} of {self.num_configs:,} configurations fit into "
+            f"{device.memory / GIB:.0f} GiB.",
+            *(["Why others lose, each with its best configuration:"] if width else []),
+            *(
+                f"  {each.name:{width}}  {each.reason}"
+                + (f" ({each.config})" if each.config else "")
+                for each in self.rejected
+            ),
+        ]
+        return "\n".join(lines)
 
 
 def search(
@@ -50,7 +132,7 @@ def search(
     microbatches: Sequence[int] | None = None,
     num_best: int = 5,
 ) -> SearchResult:
-    """Returns the fastest configurations that fit, and why the others lose.
+    """Returns the fastest configurations that fit, and why the others are rejected.
 
     Example:
 
@@ -67,7 +149,7 @@ def search(
 
     Args:
         model: What to train: a workload, a Functional or Sequential Keras model, or a
-            function that makes one, which then never has weights: see
+            function that returns one, which then never has weights: see
             `tfgpipe.planner.read`.
         device: What it is to run on, or the name in `tfgpipe.planner.TABLE`.
         num_devices: D x K x T, replicas by stages by shards.
@@ -83,7 +165,11 @@ def search(
         ValueError: If a number is below 1, no configuration divides the batch, or the
             device is not known.
     """
-    workload = _workload(model)
+    if not isinstance(model, Workload):
+        from tfgpipe.planner import models
+
+        model = models.read(model)
+    workload = model
     device = devices.find(device) if isinstance(device, str) else device
     request = PlanRequest(
         workload,
@@ -130,14 +216,6 @@ def search(
     )
 
 
-def _workload(model: Workload | keras.Model | Callable[[], keras.Model]) -> Workload:
-    if isinstance(model, Workload):
-        return model
-    from tfgpipe.planner import models
-
-    return models.read(model)
-
-
 def _fastest(
     request: PlanRequest, fitting: Sequence[tuple[float, ParallelConfig]], num_best: int
 ) -> list[Estimate]:
@@ -166,18 +244,19 @@ def _rejected(
             config=None,
             reason="no layer can be in a number of shards that divides the devices",
         )
-    for name, of in GROUPS.items():
-        there = {of(estimate.config) for estimate in best}
-        others = {of(config) for _, config in (*fitting, *misfits)} - there
+    for name, attribute in GROUPS.items():
+        group = operator.attrgetter(attribute)
+        among_best = {group(estimate.config) for estimate in best}
+        others = {group(config) for _, config in (*fitting, *misfits)} - among_best
         for value in sorted(others):
-            mine = [pair for pair in fitting if of(pair[1]) == value]
+            mine = [pair for pair in fitting if group(pair[1]) == value]
             if mine:
                 found = _fastest(request, mine, 1)[0]
                 reason = _slower(found, best[0])
             else:
-                lean = next(x for _, x in misfits if of(x) == value)
-                found = request.estimate(lean)
-                reason = too_large(found, request.device)
+                smallest = next(x for _, x in misfits if group(x) == value)
+                found = request.estimate(smallest)
+                reason = _too_large(found, request.device)
             yield Rejected(name=f"{name}={value}", config=found.config, reason=reason)
 
 
@@ -186,14 +265,59 @@ def _slower(found: Estimate, best: Estimate) -> str:
     times = found.time.total / best.time.total
     shares, usual = found.time.shares, best.time.shares
     seconds = {
-        what: share * found.time.total - usual[what] * best.time.total
-        for what, share in shares.items()
+        what: found.time.total * shares[what] - best.time.total * usual[what]
+        for what in shares
     }
     # Small products are slow ones.
     seconds["the same arithmetic in smaller or more uneven pieces"] = (
         found.time.arithmetic - best.time.arithmetic
     )
     what = max(seconds, key=lambda each: seconds[each])
-    part = shares.get(what)
-    most = f"{100 * part:.0f}% of it is {what}" if part else f"most of that is {what}"
+    share = shares.get(what)
+    most = f"{100 * share:.0f}% of it is {what}" if share else f"most of that is {what}"
     return f"{times:.2f} x the best step; {most}"
+
+
+def _too_large(found: Estimate, device: Device) -> str:
+    """Says what an estimate needs that the device does not have."""
+    held = found.fullest
+    parts = sorted(held.parts.items(), key=lambda part: -part[1])[:2]
+    named = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts)
+    return (
+        f"needs {held.total / GIB:.1f} GiB of {device.memory / GIB:.0f}, at the least: "
+        f"{named}"
+    )
+
+
+def memory_table(estimate: Estimate) -> str:
+    """Returns a table of what each device of a pipeline holds, in GiB."""
+    names = list(estimate.fullest.parts)
+    return text_table(
+        ("device", *names, "total"),
+        [
+            (
+                str(p),
+                *(f"{size / GIB:.2f}" for size in held.parts.values()),
+                f"{held.total / GIB:.2f}",
+            )
+            for p, held in enumerate(estimate.memory)
+        ],
+        left=(),
+    )
+
+
+def _row(estimate: Estimate) -> tuple[str, ...]:
+    config, time, held = estimate.config, estimate.time, estimate.fullest
+    return (
+        str(config.num_replicas),
+        str(config.num_devices),
+        str(config.num_shards),
+        str(config.num_microbatches),
+        config.order,
+        config.remat,
+        f"{1e3 * time.total:,.1f}",
+        f"{100 * estimate.mfu:.1f}%",
+        f"{100 * time.bubble:.1f}%",
+        f"{held.total / GIB:.1f}",
+        held.largest,
+    )

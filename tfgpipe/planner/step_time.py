@@ -16,10 +16,10 @@ and writing weight, gradient and slots once.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Sequence
-from typing import get_args
 
 from tfgpipe._util import stage_spans
 from tfgpipe.planner.devices import Device, Link, Pass
@@ -52,36 +52,14 @@ class PassTimes:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StageTimes:
+class StageTimes(PassTimes):
     """Seconds of one stage on one microbatch.
 
     Attributes:
-        arithmetic: All but the all-reduces among shards.
-        reductions: These.
+        reductions: Those of them in all-reduces among shards.
     """
 
-    arithmetic: PassTimes
     reductions: PassTimes
-
-    @property
-    def forward(self) -> float:
-        """The forward."""
-        return self.arithmetic.forward + self.reductions.forward
-
-    @property
-    def backward(self) -> float:
-        """The backward, recomputation aside."""
-        return self.arithmetic.backward + self.reductions.backward
-
-    @property
-    def recompute(self) -> float:
-        """What is computed again, inside the backward."""
-        return self.arithmetic.recompute + self.reductions.recompute
-
-    @property
-    def total(self) -> float:
-        """All that a microbatch takes."""
-        return self.arithmetic.total + self.reductions.total
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -203,39 +181,30 @@ def stage_times(
     found = []
     for span in stage_spans(layers_per_stage):
         layers = workload.layers[span]
-        times = recompute_counts(config.remat, len(layers))
-        forwards, backwards = (
-            [
-                layer_seconds(
-                    which,
-                    layer,
-                    rows=rows,
-                    num_shards=T,
-                    device=device,
-                    dtype=workload.dtype,
-                )
-                for layer in layers
-            ]
-            for which in get_args(Pass)
+        repeats = recompute_counts(config.remat, len(layers))
+        seconds = functools.partial(
+            layer_seconds, rows=rows, num_shards=T, device=device, dtype=workload.dtype
         )
+        forwards = [seconds("forward", layer) for layer in layers]
         reductions = [
             layer.num_reductions * ring_seconds(rows * layer.output_bytes, T, link)
             if layer.shards(T) > 1
             else 0.0
             for layer in layers
         ]
+        reduced = PassTimes(
+            forward=sum(reductions),
+            backward=sum(reductions),
+            recompute=sum(map(operator.mul, repeats, reductions)),
+        )
         found.append(
             StageTimes(
-                arithmetic=PassTimes(
-                    forward=sum(forwards) + device.overhead,
-                    backward=sum(backwards) + device.overhead,
-                    recompute=sum(map(operator.mul, times, forwards)),
-                ),
-                reductions=PassTimes(
-                    forward=sum(reductions),
-                    backward=sum(reductions),
-                    recompute=sum(map(operator.mul, times, reductions)),
-                ),
+                forward=sum(forwards) + device.overhead + reduced.forward,
+                backward=sum(seconds("backward", layer) for layer in layers)
+                + device.overhead
+                + reduced.backward,
+                recompute=sum(map(operator.mul, repeats, forwards)) + reduced.recompute,
+                reductions=reduced,
             )
         )
     return found
@@ -265,11 +234,13 @@ def least_seconds(
         if config.schedule in ("gpipe", "1f1b"):
             before += stages[p].backward
     return least + sum(
-        after(workload, config, layers_per_stage, num_slots=num_slots, device=device)
+        update_times(
+            workload, config, layers_per_stage, num_slots=num_slots, device=device
+        )
     )
 
 
-def after(
+def update_times(
     workload: Workload,
     config: ParallelConfig,
     layers_per_stage: Sequence[int],
@@ -277,10 +248,10 @@ def after(
     num_slots: float,
     device: Device,
 ) -> tuple[float, float]:
-    """Returns the seconds of what follows the pipeline: all-reduce and update."""
+    """Returns the seconds of the all-reduce of gradients and of the weights' update."""
     D, P, T = config.num_replicas, config.num_devices, config.num_shards
     spans = stage_spans(layers_per_stage)
-    held = max(
+    trained = max(
         sum(
             layer.num_trained / layer.shards(T)
             for span in spans[p::P]
@@ -289,9 +260,9 @@ def after(
         for p in range(P)
     )
     # Of weights and slots each is read and written, of gradients read.
-    moved = 4 * held * (1 + 2 * (1 + num_slots))
+    traffic = 4 * trained * (1 + 2 * (1 + num_slots))
     link = device.link_across(D * P * T)
-    return ring_seconds(4 * held, D, link), moved / device.bandwidth
+    return ring_seconds(4 * trained, D, link), traffic / device.bandwidth
 
 
 def pipeline(
@@ -301,15 +272,15 @@ def pipeline(
     boundary_bytes: Sequence[float],
     link: Link,
 ) -> tuple[float, float]:
-    """Returns how long a pipeline takes, in seconds, and the share that is bubble.
+    """Returns the seconds of a pipeline, and the share of them that is bubble.
 
     Long ones are simulated with fewer microbatches, of which each further group takes
     as long as the one before.
 
     Args:
         config: How it runs.
-        stages: What its stages take.
-        boundary_bytes: What each but the last sends on, for a microbatch.
+        stages: The times of its stages.
+        boundary_bytes: What each stage but the last sends on, for a microbatch.
         link: Between neighbours.
     """
     costs = Costs(
@@ -322,21 +293,21 @@ def pipeline(
         latency=link.latency,
     )
     M, P = config.num_microbatches, config.num_devices
-    few = 3 * P
     if P == 1:
         return M * sum(stage.total for stage in stages), 0.0
-    if 2 * M * len(stages) <= MOST_ACTIONS or few + P >= M:
-        seconds = _simulated(config, M, costs)
+
+    def simulated(num_microbatches: int) -> float:
+        schedule = config.make_schedule(num_microbatches)
+        return simulate(schedule, costs).timeline.step_time
+
+    few, more = 3 * P, 4 * P
+    if 2 * M * len(stages) <= MOST_ACTIONS or more >= M:
+        seconds = simulated(M)
     else:
-        short, longer = (_simulated(config, m, costs) for m in (few, few + P))
-        seconds = longer + (M - few - P) * (longer - short) / P
+        short, longer = simulated(few), simulated(more)
+        seconds = longer + (M - more) * (longer - short) / P
     busy = M * math.fsum(stage.total for stage in stages)
     return seconds, 1 - busy / (P * seconds)
-
-
-def _simulated(config: ParallelConfig, num_microbatches: int, costs: Costs) -> float:
-    schedule = config.make_schedule(num_microbatches)
-    return simulate(schedule, costs).timeline.step_time
 
 
 def step_time(
@@ -348,7 +319,7 @@ def step_time(
     num_slots: float,
     device: Device,
 ) -> StepTime:
-    """Returns what a step takes.
+    """Returns the time of a step.
 
     Args:
         workload: The model.
@@ -365,7 +336,7 @@ def step_time(
     seconds, bubble = pipeline(
         config, stages, boundary_bytes=inputs[1:], link=device.link_across(P * T)
     )
-    replicas, update = after(
+    replicas, update = update_times(
         workload, config, layers_per_stage, num_slots=num_slots, device=device
     )
     M = config.num_microbatches
@@ -373,13 +344,14 @@ def step_time(
         (stages[p::P] for p in range(P)),
         key=lambda some: sum(stage.total for stage in some),
     )
-    arithmetic = [stage.arithmetic for stage in busiest]
+    reductions = sum(stage.reductions.total for stage in busiest)
+    recompute = sum(x.recompute - x.reductions.recompute for x in busiest)
     return StepTime(
         pipeline=seconds,
         bubble=bubble,
-        arithmetic=M * sum(x.forward + x.backward for x in arithmetic),
-        recompute=M * sum(x.recompute for x in arithmetic),
-        reductions=M * sum(stage.reductions.total for stage in busiest),
+        arithmetic=M * (sum(x.total for x in busiest) - reductions - recompute),
+        recompute=M * recompute,
+        reductions=M * reductions,
         replicas=replicas,
         update=update,
     )

@@ -1,13 +1,13 @@
 """A decoder-only transformer as a workload, from its sizes alone.
 
 For models too large to make, and to check the planner on paper. A block of width w, on
-n positions with a heads, a perceptron of width h inside, in numbers for a row:
+n positions with a heads, a perceptron of width h inside, for a row:
 
     parameters   4 w^2 + 2 w h + 9 w + h          biases and two norms included
     forward      2 n (4 w^2 + 2 w h) + 4 n^2 w    FLOPs; a backward takes twice that
-    kept         n (8 w + 2 h) + 2 a n^2          what the backward reads
+    saved        n (8 w + 2 h) + 2 a n^2          for the backward
 
-Kept are, of width w: the input, both norms' outputs, q, k, v, the attention's output
+Saved are, of width w: the input, both norms' outputs, q, k, v, the attention's output
 and the sum after it; of width h: the perceptron before and after its activation; and
 the attention's scores after softmax and dropout (Korthikanti et al. 2022, section 4.1,
 count the same tensors).
@@ -55,32 +55,32 @@ def transformer(
     w, h, n, a = width, mlp_width, length, num_heads
     size = 4 if dtype == "float32" else 2
     products = 2 * n * (4 * w * w + 2 * w * h) + 4 * n * n * w
-    kept = size * (n * (8 * w + 2 * h) + 2 * a * n * n)
-    moved = size * n * w
+    saved = size * (n * (8 * w + 2 * h) + 2 * a * n * n)
+    crossing = size * n * w
     block = Layer(
         name="block",
         parameters=4 * w * w + 2 * w * h + 9 * w + h,
         forward_flops=products,
         backward_flops=2 * products,
-        # Each kept tensor is written once and read once, in the backward twice.
-        forward_traffic=2 * kept,
-        backward_traffic=4 * kept,
-        kept_bytes=kept,
+        # Each saved tensor is written once and read once, in the backward twice.
+        forward_traffic=2 * saved,
+        backward_traffic=4 * saved,
+        kept_bytes=saved,
         # Of the softmax, or the perceptron, the gradients of output and input.
         work_bytes=2 * size * max(n * h, a * n * n),
-        input_bytes=moved,
-        output_bytes=moved,
+        input_bytes=crossing,
+        output_bytes=crossing,
         positions=n,
         max_shards=a,
-        whole_bytes=5 * moved,
+        whole_bytes=5 * crossing,
     )
     embedding = Layer(
         name="embedding",
         parameters=vocabulary * w,
-        forward_traffic=2 * moved,
-        backward_traffic=2 * moved,
+        forward_traffic=2 * crossing,
+        backward_traffic=2 * crossing,
         input_bytes=4 * n,
-        output_bytes=moved,
+        output_bytes=crossing,
         positions=n,
     )
     logits = size * n * vocabulary
@@ -91,9 +91,9 @@ def transformer(
         backward_flops=4 * n * w * vocabulary,
         forward_traffic=4 * logits,
         backward_traffic=4 * logits,
-        kept_bytes=moved + logits,
+        kept_bytes=crossing + logits,
         work_bytes=logits,
-        input_bytes=moved,
+        input_bytes=crossing,
         output_bytes=logits,
         positions=n,
     )

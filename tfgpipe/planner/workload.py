@@ -1,4 +1,4 @@
-"""What there is to train: layers in a row, with what each does and holds for a row.
+"""Workloads: layers in a row, with the FLOPs and bytes of each.
 
 A *row* is one example of a mini-batch. All that grows with a microbatch is per row, so
 a layer of r rows does r times as much; weights are there once.
@@ -12,26 +12,26 @@ import math
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer, or several that are not cut apart.
+    """One layer, or several that are always in one stage.
 
     Attributes:
-        name: What it is called.
-        parameters: Numbers in its weights.
-        trained: Those of them that are trained. None for all.
-        forward_flops: What its forward does, per row.
-        backward_flops: What its backward does, per row, recomputation aside.
-        forward_traffic: Bytes that operations on single elements read and write in the
-            forward, per row, each by itself.
+        name: Its name.
+        parameters: The size of its weights.
+        trained: The size of its trained weights. None for all.
+        forward_flops: FLOPs of its forward, per row.
+        backward_flops: FLOPs of its backward, per row, recomputation aside.
+        forward_traffic: Bytes that element-wise operations of the forward read and
+            write, per row, without fusion.
         backward_traffic: Likewise in the backward.
-        kept_bytes: What its backward needs of its forward, per row.
-        work_bytes: The most that its backward holds of its own at a time, per row.
-        input_bytes: What a stage that begins with it receives, per row.
-        output_bytes: What it returns, per row.
+        kept_bytes: Bytes that its forward saves for its backward, per row.
+        work_bytes: The workspace of its backward, per row.
+        input_bytes: Bytes that a stage that begins with it receives, per row.
+        output_bytes: Bytes that it returns, per row.
         positions: Rows of its products, per row: the length of a sequence.
         max_shards: T must divide it; 1 for a layer that cannot be sharded.
-        num_reductions: All-reduces of what it returns, in each pass, when sharded: 2
-            for an attention followed by a perceptron (Shoeybi et al. 2019).
-        whole_bytes: Of `kept_bytes`, what every shard holds, per row.
+        num_reductions: All-reduces of its output, in each pass, when sharded: 2 for
+            an attention followed by a perceptron (Shoeybi et al. 2019).
+        whole_bytes: Of `kept_bytes`, those that every shard has, per row.
         may_start: Whether a stage may begin with it.
     """
 
@@ -82,7 +82,7 @@ class Workload:
     """A model as layers in a row.
 
     Attributes:
-        name: What it is called.
+        name: Its name.
         layers: From input to loss.
         dtype: What products are computed in: `"float32"`, `"bfloat16"` or `"float16"`.
             Weights are in float32 in any case, and copied for the halves.
@@ -100,19 +100,19 @@ class Workload:
 
     @property
     def parameters(self) -> float:
-        """Numbers in all weights."""
+        """The size of all weights."""
         return math.fsum(layer.parameters for layer in self.layers)
 
     @property
     def flops(self) -> float:
-        """What a step has to do, per row: forward and backward, nothing twice."""
+        """FLOPs of a step, per row: forward and backward, without recomputation."""
         return math.fsum(
             layer.forward_flops + layer.backward_flops for layer in self.layers
         )
 
     @property
     def max_stages(self) -> int:
-        """How many stages there can be."""
+        """The most stages that there can be."""
         return 1 + sum(layer.may_start for layer in self.layers[1:])
 
     @property

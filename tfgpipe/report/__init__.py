@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from tfgpipe.report.plots import plot_schedule as plot_schedule
     from tfgpipe.report.plots import plot_timelines as plot_timelines
     from tfgpipe.report.plots import supported_formats as supported_formats
-    from tfgpipe.report.summary import SummaryOptions as SummaryOptions
-    from tfgpipe.report.summary import show_summary as show_summary
-    from tfgpipe.report.summary import summary_text as summary_text
+    from tfgpipe.report.summary import print_summary as print_summary
     from tfgpipe.report.tables import device_memory as device_memory
     from tfgpipe.report.tables import stage_table as stage_table
 

@@ -1,4 +1,4 @@
-"""Memory report: what each device of a mesh holds, as text.
+"""Memory report: the bytes of each device of a mesh, as text.
 
            stage 0                stage 1
 replica 0  CPU:0                  CPU:1
@@ -56,6 +56,6 @@ def draw_memory(grid: MemoryGrid) -> str:
     rows = []
     for d, replica in enumerate(grid):
         cells = [[line for shard in stage for line in shard.lines] for stage in replica]
-        for number, lines in enumerate(itertools.zip_longest(*cells, fillvalue="")):
-            rows.append(("" if number else f"replica {d}", *lines))
+        for i, lines in enumerate(itertools.zip_longest(*cells, fillvalue="")):
+            rows.append(("" if i else f"replica {d}", *lines))
     return text_table(header, rows, left=header)

@@ -42,32 +42,21 @@ COLOURS: dict[SpanKind, str] = {
     "backward_input": "#009E73",
     "backward_weight": "#CC79A7",
 }
-# Of curves: colour, line, marker and its size. 1F1B lies on GPipe.
-LINE_STYLES: dict[schedules.Name, tuple[str, str, str, int]] = {
-    "gpipe": ("#0072B2", "-", "o", 10),
-    "1f1b": ("#E69F00", "--", "s", 5),
-    "interleaved": ("#009E73", "-", "^", 6),
-    "zero_bubble": ("#CC79A7", "-", "D", 5),
+# Of curves: colour, marker with line, size of the marker. 1F1B lies on GPipe.
+LINE_STYLES: dict[schedules.Name, tuple[str, str, int]] = {
+    "gpipe": ("#0072B2", "o-", 10),
+    "1f1b": ("#E69F00", "s--", 5),
+    "interleaved": ("#009E73", "^-", 6),
+    "zero_bubble": ("#CC79A7", "D-", 5),
 }
-# Of parts of memory: colour and hatch.
-PART_STYLES: tuple[tuple[str, str], ...] = (
-    ("#0072B2", ""),
-    ("#56B4E9", ""),
-    ("#999999", ""),
-    ("#009E73", ""),
-    ("#E69F00", ""),
-    ("#D55E00", ""),
-    ("#CC79A7", ""),
-    ("#000000", "///"),
+# Of parts of memory; the last, which is black, is hatched.
+PART_COLOURS = (
+    *("#0072B2", "#56B4E9", "#999999", "#009E73"),
+    *("#E69F00", "#D55E00", "#CC79A7", "#000000"),
 )
 # Of whatever comes in a series.
 SERIES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
-IDLE: dict[str, Any] = {
-    "facecolor": "#FFFFFF",
-    "edgecolor": "#BBBBBB",
-    "hatch": "////",
-    "linewidth": 0,
-}
+IDLE: dict[str, Any] = {"fc": "#FFFFFF", "ec": "#BBBBBB", "hatch": "////", "lw": 0}
 
 # Inches.
 LEFT, RIGHT, ABOVE, BELOW, LEGEND = 0.9, 0.85, 0.62, 0.55, 0.4
@@ -102,14 +91,14 @@ def plot_schedule(
     timeline = simulate(schedule, costs or Costs()).timeline
     timeline = dataclasses.replace(timeline, title=describe_schedule(schedule))
     if costs is None:
-        return _save(_gantt_charts([timeline], ("forwards", 1)), path)
+        return _save(_gantt_charts([timeline], "forwards", 1), path)
     return plot_timelines([timeline], path=path)
 
 
 def plot_timelines(
     timelines: Sequence[Timeline], *, path: PathLike | None = None
 ) -> Figure:
-    """Draws timelines one above the other, on one axis of time, with their numbers.
+    """Draws timelines one above the other, on one axis of time, with their metrics.
 
     The axis is in milliseconds, or in seconds where a step takes ten or more. Put
     theory first, what was measured below:
@@ -131,53 +120,40 @@ def plot_timelines(
             "simulation, a measured step, or both."
         )
     longest = max(timeline.step_time for timeline in timelines)
-    return _save(_gantt_charts(timelines, _unit(longest)), path)
+    return _save(_gantt_charts(timelines, *_unit(longest)), path)
 
 
 def plot_mesh(grid: MemoryGrid, *, path: PathLike | None = None) -> Figure:
     """Draws what each device of a mesh holds: replicas down, stages across.
 
     Args:
-        grid: What they hold, such as `tfgpipe.reports.holdings(model)`.
+        grid: What they hold, as of `tfgpipe.report.device_memory`.
         path: Where to write the picture.
 
     Raises:
         ImportError: If Matplotlib is not installed.
     """
-    lines = [
-        line for row in grid for cell in row for shard in cell for line in shard.lines
-    ]
-    width = max(map(len, lines)) * DIGIT * LABEL_SIZES[0] / 72 + 2 * ROW
-    height = max(len(cell) for row in grid for cell in row) * 3 * ROW * 0.75 + ROW
-    figure = _figure(LEFT + width * len(grid[0]) + RIGHT, ABOVE + height * len(grid))
-    axes = _axes(figure, bottom=0.1, height=height * len(grid))
-    axes.set(xlim=(0, len(grid[0])), ylim=(len(grid), 0))
+    D, K, size = len(grid), len(grid[0]), LABEL_SIZES[0]
+    cells = [(d, k, grid[d][k]) for d in range(D) for k in range(K)]
+    longest = max(len(line) for *_, cell in cells for x in cell for line in x.lines)
+    width = longest * DIGIT * size / 72 + 2 * ROW
+    height = max(len(cell) for *_, cell in cells) * 3 * ROW * 0.75 + ROW
+    figure = _figure(LEFT + width * K + RIGHT, ABOVE + height * D)
+    axes = _axes(figure, bottom=0.1, height=height * D)
+    _name_rows(axes, [f"replica {d}" for d in range(D)])
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.tick_params(length=0)
     axes.xaxis.tick_top()
-    axes.set_xticks([k + 0.5 for k in range(len(grid[0]))])
-    axes.set_xticklabels([f"stage {k}" for k in range(len(grid[0]))])
-    axes.set_yticks([d + 0.5 for d in range(len(grid))])
-    axes.set_yticklabels([f"replica {d}" for d in range(len(grid))])
-    for d, row in enumerate(grid):
-        for k, cell in enumerate(row):
-            share = BOX / len(cell)
-            for t, shard in enumerate(cell):
-                top = d + (1 - BOX) / 2 + t * share
-                look = {"facecolor": SERIES[k % len(SERIES)], "alpha": 0.15}
-                axes.add_patch(
-                    _rectangle(
-                        (k + 0.05, top), 0.9, share * 0.95, edgecolor="k", **look
-                    )
-                )
-                axes.text(
-                    k + 0.5,
-                    top + share * 0.475,
-                    "\n".join(shard.lines),
-                    ha="center",
-                    va="center",
-                    fontsize=LABEL_SIZES[0],
-                )
+    axes.set_xlim(-0.5, K - 0.5)
+    axes.set_xticks(range(K), [f"stage {k}" for k in range(K)])
+    for d, k, cell in cells:
+        share = BOX / len(cell)
+        look: dict[str, Any] = {"fc": SERIES[k % len(SERIES)], "alpha": 0.15, "ec": "k"}
+        for t, shard in enumerate(cell):
+            top = d + (t - len(cell) / 2) * share
+            axes.bar(k, 0.95 * share, 0.9, top, **look)
+            middle, text = top + 0.475 * share, "\n".join(shard.lines)
+            axes.text(k, middle, text, ha="center", va="center", fontsize=size)
     return _save(figure, path)
 
 
@@ -206,14 +182,13 @@ def plot_memory(simulation: Simulation, *, path: PathLike | None = None) -> Figu
     for p, course in enumerate(courses):
         bottom = BELOW + LEGEND + (num_rows - 1 - p) * height
         axes = _axes(figure, bottom=bottom, height=0.85 * height)
-        times = [per_second * (time - timeline.start) for time, _ in course]
-        times.append(per_second * timeline.step_time)
-        held = [value for _, value in course]
-        held.append(held[-1])
-        axes.fill_between(times, held, step="post", color="#56B4E9", linewidth=0)
-        axes.fill_between(
-            times, [fixed[p]] * len(times), step="post", color="#999999", linewidth=0
-        )
+        times, held = zip(*course, (timeline.end, course[-1][1]), strict=True)
+        times = tuple(per_second * (time - timeline.start) for time in times)
+        name = "activations" if in_bytes else what
+        axes.fill_between(times, held, step="post", fc="#56B4E9", lw=0, label=name)
+        if any(fixed):
+            name = "weights, gradients, slots"
+            axes.fill_between(times, fixed[p], fc="#999999", lw=0, label=name)
         axes.step(times, held, where="post", color="#0072B2", linewidth=1)
         axes.set_xlim(0, times[-1])
         axes.set_ylim(0, 1.08 * max(peaks))
@@ -229,13 +204,7 @@ def plot_memory(simulation: Simulation, *, path: PathLike | None = None) -> Figu
                 "peak",
             )
     axes.set_xlabel(f"time in {unit}", fontsize=8)
-    handles = [_patch(facecolor="#56B4E9", edgecolor="#0072B2")]
-    names = ["activations" if in_bytes else what]
-    if any(fixed):
-        handles.append(_patch(facecolor="#999999"))
-        names.append("weights, gradients, slots")
-    _legend(figure, handles, names)
-    return _save(figure, path)
+    return _save(_legend(figure), path)
 
 
 def plot_memory_parts(
@@ -256,39 +225,26 @@ def plot_memory_parts(
     Raises:
         ImportError: If Matplotlib is not installed.
     """
-    height = ROW * len(parts)
-    figure = _figure(LEFT + NARROWEST + RIGHT, ABOVE + height + BELOW + 1.6 * LEGEND)
-    axes = _axes(figure, bottom=BELOW + 1.6 * LEGEND, height=height)
-    unit = 2**30
+    figure, axes = _single(ROW * len(parts), legend=1.6 * LEGEND)
+    unit, rows = 2**30, range(len(parts))
     left = [0.0] * len(parts)
-    for name, (colour, hatch) in zip(parts[0], PART_STYLES, strict=True):
+    for name, colour in zip(parts[0], PART_COLOURS, strict=True):
         sizes = [each[name] / unit for each in parts]
         if not any(sizes):
             continue
-        axes.barh(
-            range(len(parts)),
-            sizes,
-            BOX,
-            left=left,
-            facecolor=colour,
-            edgecolor="white",
-            hatch=hatch,
-            linewidth=0,
-            label=name,
-        )
+        hatch = "///" if colour == PART_COLOURS[-1] else ""
+        bars = axes.barh(rows, sizes, BOX, left=left, label=name, fc=colour, lw=0)
+        for bar in bars:
+            bar.set(edgecolor="white", hatch=hatch)
         left = [a + b for a, b in zip(left, sizes, strict=True)]
     for p, total in enumerate(left):
         _write_beside(axes, 1 - (p + 0.5) / len(parts), f"{total:.1f}")
     axes.axvline(capacity / unit, color="black", linestyle="--", linewidth=1)
     axes.set_xlim(0, 1.05 * max(*left, capacity / unit))
-    axes.set_ylim(len(parts) - 0.5, -0.5)
-    axes.set_yticks(range(len(parts)), [f"device {p}" for p in range(len(parts))])
-    axes.tick_params(axis="y", length=0)
+    _name_rows(axes, [f"device {p}" for p in rows])
     axes.set_xlabel("GiB; dashed: what a device has", fontsize=8)
     _set_titles(axes, title, "memory by part", "GiB")
-    handles, names = axes.get_legend_handles_labels()
-    _legend(figure, handles, names, columns=4)
-    return _save(figure, path)
+    return _save(_legend(figure, columns=4), path)
 
 
 def plot_bubbles(
@@ -299,8 +255,8 @@ def plot_bubbles(
 ) -> Figure:
     """Draws the bubble of each named schedule over the number of microbatches.
 
-    The same model is cut for the same devices, and a backward takes two forwards.
-    `interleaved` places two stages on each device, half as long each.
+    One model is partitioned for all; a backward takes two forwards. `interleaved` has
+    two stages on each device, half as long each.
 
     Args:
         num_devices: P, at least 1.
@@ -313,33 +269,20 @@ def plot_bubbles(
     """
     P = num_devices
     Ms = sorted(num_microbatches) or [P * 2**power for power in range(5)]
-    figure, axes = _curves()
-    for name, (colour, line, marker, size) in LINE_STYLES.items():
+    figure, axes = _single(CURVES)
+    for name, (colour, line, size) in LINE_STYLES.items():
         v = 2 if name == "interleaved" else 1
         costs = Costs(forward=1 / v, backward=2 / v)
-        bubbles = [
-            simulate(
-                schedules.make(
-                    name, num_stages=v * P, num_microbatches=M, num_devices=P
-                ),
-                costs,
-            ).timeline.bubble
+        plans = (
+            schedules.make(name, num_stages=v * P, num_microbatches=M, num_devices=P)
             for M in Ms
-        ]
-        label = f"{name}, 2 stages a device" if v == 2 else name
-        axes.plot(
-            Ms,
-            [100 * bubble for bubble in bubbles],
-            color=colour,
-            linestyle=line,
-            marker=marker,
-            markersize=size,
-            label=label,
         )
+        bubbles = [100 * simulate(plan, costs).timeline.bubble for plan in plans]
+        label = f"{name}, 2 stages a device" if v == 2 else name
+        axes.plot(Ms, bubbles, line, color=colour, markersize=size, label=label)
     _label_microbatch_axis(axes, Ms)
     _set_titles(axes, f"Bubble on {P} devices", "a backward takes two forwards")
-    _legend(figure, *axes.get_legend_handles_labels())
-    return _save(figure, path)
+    return _save(_legend(figure), path)
 
 
 def plot_gpipe_bubbles(
@@ -372,27 +315,21 @@ def plot_gpipe_bubbles(
             f"K={min(strange)}, and num_stages={tuple(num_stages)}. Add that K."
         )
     Ms = sorted(num_microbatches)
-    figure, axes = _curves()
+    figure, axes = _single(CURVES)
     for K, colour in zip(num_stages, itertools.cycle(SERIES)):
         bubbles = [100 * (K - 1) / (M + K - 1) for M in Ms]
         axes.plot(Ms, bubbles, color=colour, label=f"K = {K}")
         if Ms[0] <= 4 * K <= Ms[-1]:
             axes.plot(4 * K, 100 * (K - 1) / (5 * K - 1), "|", color=colour, ms=14)
-        steps = [each for each in measured if each.schedule.num_stages == K]
-        axes.plot(
-            [each.schedule.num_microbatches for each in steps],
-            [100 * each.bubble for each in steps],
-            "o",
-            color=colour,
-            markeredgecolor="black",
-        )
+        for step in (each for each in measured if each.schedule.num_stages == K):
+            M, bubble = step.schedule.num_microbatches, 100 * step.bubble
+            axes.plot(M, bubble, "o", color=colour, markeredgecolor="black")
     _label_microbatch_axis(axes, Ms)
-    numbers = "curves: (K - 1) / (M + K - 1); strokes across them: M = 4K"
+    key = "curves: (K - 1) / (M + K - 1); strokes across them: M = 4K"
     if measured:
-        numbers += "; dots: measured"
-    _set_titles(axes, "GPipe's bubble over stages and microbatches", numbers)
-    _legend(figure, *axes.get_legend_handles_labels())
-    return _save(figure, path)
+        key += "; dots: measured"
+    _set_titles(axes, "GPipe's bubble over stages and microbatches", key)
+    return _save(_legend(figure), path)
 
 
 def plot_peaks(
@@ -401,48 +338,41 @@ def plot_peaks(
     title: str = "Peak memory",
     path: PathLike | None = None,
 ) -> Figure:
-    """Draws the most bytes held in several places, in several ways, side by side.
+    """Draws peak memory as bars, side by side for several ways to run.
 
     Args:
-        peaks: For each way, such as a choice of `remat`, the bytes of each place, such
-            as a stage.
+        peaks: For each way to run, such as a choice of `remat`, bytes by name, such as
+            that of a stage.
         title: What to call the picture.
         path: Where to write the picture.
 
     Raises:
         ImportError: If Matplotlib is not installed.
-        ValueError: If the ways are not of the same places, or there are none.
+        ValueError: If not all have the same names, or there are none.
     """
-    places = list(next(iter(peaks.values()), ()))
-    if not places or any(list(held) != places for held in peaks.values()):
+    names = list(next(iter(peaks.values()), ()))
+    if not names or any(list(held) != names for held in peaks.values()):
         raise ValueError(
-            "Bars side by side are of the same places. Received "
-            f"{[list(held) for held in peaks.values()]}. Give each way a number for "
-            "every place, in one order."
+            "Bars side by side have the same names. Received "
+            f"{[list(held) for held in peaks.values()]}. Give each way to run a value "
+            "for every name, in one order."
         )
-    figure, axes = _curves()
+    figure, axes = _single(CURVES)
     width = BOX / len(peaks)
     for i, (way, held) in enumerate(peaks.items()):
-        lefts = [k - BOX / 2 + i * width for k in range(len(places))]
+        lefts = [k - BOX / 2 + i * width for k in range(len(names))]
         heights = [value / 2**20 for value in held.values()]
         colour = SERIES[i % len(SERIES)]
-        axes.bar(lefts, heights, 0.94 * width, align="edge", color=colour, label=way)
-        for left, height, value in zip(lefts, heights, held.values(), strict=True):
-            axes.annotate(
-                readable_bytes(value).replace(" ", "\n"),
-                (left + 0.47 * width, height),
-                xytext=(0, 2),
-                textcoords="offset points",
-                ha="center",
-                fontsize=LABEL_SIZES[-1],
-            )
-    axes.set_xticks(range(len(places)), places)
+        bars = axes.bar(lefts, heights, 0.94 * width, align="edge", color=colour)
+        bars.set_label(way)
+        labels = [readable_bytes(value).replace(" ", "\n") for value in held.values()]
+        axes.bar_label(bars, labels, padding=2, fontsize=LABEL_SIZES[-1])
+    axes.set_xticks(range(len(names)), names)
     axes.tick_params(axis="x", length=0)
     axes.set_ylim(top=1.1 * axes.get_ylim()[1])
     axes.set_ylabel("MiB", fontsize=8)
     _set_titles(axes, title, "the most that is held at a time")
-    _legend(figure, *axes.get_legend_handles_labels())
-    return _save(figure, path)
+    return _save(_legend(figure), path)
 
 
 def plot_differences(
@@ -452,7 +382,7 @@ def plot_differences(
     title: str = "Gradients, beside those of the unpipelined model",
     path: PathLike | None = None,
 ) -> Figure:
-    """Draws how far numbers are from what they should be, one row for each of them.
+    """Draws relative differences from expected values, a row for each name.
 
     Args:
         differences: For each way, such as a K and an M, the relative difference of each
@@ -473,9 +403,7 @@ def plot_differences(
             "weight."
         )
     left = DIGIT * LABEL_SIZES[1] * max(map(len, names)) / 72 + 0.2
-    height = 0.55 * ROW * len(names)
-    figure = _figure(left + NARROWEST + RIGHT, ABOVE + height + BELOW + LEGEND)
-    axes = _axes(figure, bottom=BELOW + LEGEND, height=height, left=left)
+    figure, axes = _single(0.55 * ROW * len(names), left=left)
     least = min([value for value in values if value > 0], default=tolerance / 10)
     floor = 10 ** math.floor(math.log10(min(least, tolerance / 10)))
     axes.set_xscale("symlog", linthresh=floor, linscale=0.5)
@@ -483,40 +411,24 @@ def plot_differences(
     for i, (way, some) in enumerate(differences.items()):
         # Beside one another where they are equal.
         shift = BOX * ((i + 0.5) / len(differences) - 0.5)
-        axes.plot(
-            list(some.values()),
-            [names.index(name) + shift for name in some],
-            "o",
-            markersize=4,
-            color=SERIES[i % len(SERIES)],
-            label=way,
-        )
+        heights = [names.index(name) + shift for name in some]
+        colour = SERIES[i % len(SERIES)]
+        axes.plot(list(some.values()), heights, "o", ms=4, color=colour, label=way)
     powers = range(round(math.log10(floor)), math.ceil(math.log10(tolerance)) + 1)
-    ticks = [10.0**power for power in powers][:: max(1, len(powers) // 8)]
-    axes.set_xticks(
-        [0, *ticks], ["0", *(f"$10^{{{round(math.log10(x))}}}$" for x in ticks)]
-    )
+    powers = powers[:: max(1, len(powers) // 8)]
+    ticks = {0.0: "0", **{10.0**x: f"$10^{{{x}}}$" for x in powers}}
+    axes.set_xticks(list(ticks), list(ticks.values()))
     axes.set_xlim(-floor, 3 * max(tolerance, *values))
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_yticks(range(len(names)), names, fontsize=LABEL_SIZES[1])
-    axes.tick_params(axis="y", length=0)
+    _name_rows(axes, names, LABEL_SIZES[1])
     axes.grid(color="#EEEEEE")
     axes.set_axisbelow(True)
     axes.set_xlabel("relative difference", fontsize=8)
-    numbers = f"largest {max(values):.1e}; dashed: the tolerance, {tolerance:.0e}"
-    _set_titles(axes, title, numbers)
-    _legend(figure, *axes.get_legend_handles_labels())
-    return _save(figure, path)
-
-
-def _curves() -> tuple[Figure, Axes]:
-    """Returns a figure with axes for curves or bars."""
-    figure = _figure(LEFT + NARROWEST + RIGHT, ABOVE + CURVES + BELOW + LEGEND)
-    return figure, _axes(figure, bottom=BELOW + LEGEND, height=CURVES)
+    key = f"largest {max(values):.1e}; dashed: the tolerance, {tolerance:.0e}"
+    _set_titles(axes, title, key)
+    return _save(_legend(figure), path)
 
 
 def _label_microbatch_axis(axes: Axes, Ms: Sequence[int]) -> None:
-    """Says what curves of bubbles over microbatches mean."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(Ms, [str(M) for M in Ms])
     axes.set_ylim(bottom=0)
@@ -531,9 +443,10 @@ def _unit(seconds: float) -> tuple[str, float]:
     return ("ms", 1e3) if seconds < 10 else ("s", 1)
 
 
-def _gantt_charts(timelines: Sequence[Timeline], scale: tuple[str, float]) -> Figure:
+def _gantt_charts(
+    timelines: Sequence[Timeline], unit: str, per_second: float
+) -> Figure:
     """Draws timelines one above the other, in a unit of which so many make a second."""
-    unit, per_second = scale
     shades = max(rank for t in timelines for rank in _ranks(t.schedule).values()) + 1
     longest = max(timeline.step_time for timeline in timelines)
     width, size = _width(timelines, longest)
@@ -545,8 +458,7 @@ def _gantt_charts(timelines: Sequence[Timeline], scale: tuple[str, float]) -> Fi
         bottom -= ABOVE + height
         axes = _axes(figure, bottom=bottom, height=height)
         axes.set_xlim(0, per_second * longest)
-        _draw_spans(axes, timeline, per_second, shades)
-        _label_spans(axes, timeline, per_second, shades, size, width)
+        _draw_spans(axes, timeline, per_second, shades, size, width)
         axes.tick_params(labelbottom=timeline is timelines[-1])
         _set_titles(
             axes,
@@ -557,39 +469,10 @@ def _gantt_charts(timelines: Sequence[Timeline], scale: tuple[str, float]) -> Fi
             "utilisation",
         )
     axes.set_xlabel(f"time in {unit}", fontsize=8)
-    _legend_of_kinds(figure, timelines, shades)
-    return figure
+    return _legend_of_kinds(figure, timelines, shades)
 
 
 def _draw_spans(
-    axes: Axes, timeline: Timeline, per_second: float, num_shades: int
-) -> None:
-    """Draws a row for each device, with a box for each span and its utilisation."""
-    num_devices = timeline.schedule.num_devices
-    for p, share in enumerate(timeline.utilisation):
-        step = (0, per_second * timeline.step_time)
-        axes.broken_barh([step], (p - BOX / 2, BOX), **IDLE)
-        _write_beside(axes, 1 - (p + 0.5) / num_devices, f"{share:.1%}")
-    boxes: dict[tuple[SpanKind, int, int], list[tuple[float, float]]] = {}
-    for span in timeline.spans:
-        start = per_second * (span.start - timeline.start)
-        box = (start, per_second * span.duration)
-        boxes.setdefault((span.kind, span.stage, span.device), []).append(box)
-    ranks = _ranks(timeline.schedule)
-    for (kind, k, p), some in boxes.items():
-        axes.broken_barh(
-            some,
-            (p - BOX / 2, BOX),
-            facecolor=_shade(kind, ranks[k], num_shades),
-            edgecolor="white",
-            linewidth=0.5,
-        )
-    axes.set_ylim(num_devices - 0.5, -0.5)
-    axes.set_yticks(range(num_devices), [f"device {p}" for p in range(num_devices)])
-    axes.tick_params(axis="y", length=0)
-
-
-def _label_spans(
     axes: Axes,
     timeline: Timeline,
     per_second: float,
@@ -597,19 +480,30 @@ def _label_spans(
     size: float,
     inches: float,
 ) -> None:
-    """Writes microbatch numbers into the boxes that have room for them."""
-    ranks = _ranks(timeline.schedule)
+    """Draws a row for each device: its spans as boxes, and its utilisation.
+
+    Microbatch indices are written into the boxes that have room for them.
+    """
+    num_devices, ranks = timeline.schedule.num_devices, _ranks(timeline.schedule)
+    for p, share in enumerate(timeline.utilisation):
+        step = (0, per_second * timeline.step_time)
+        axes.broken_barh([step], (p - BOX / 2, BOX), **IDLE)
+        _write_beside(axes, 1 - (p + 0.5) / num_devices, f"{share:.1%}")
+    # One collection for the boxes of a kind, of which there may be thousands.
+    boxes: dict[tuple[SpanKind, int, int], list[tuple[float, float]]] = {}
     points = 72 * inches / axes.get_xlim()[1]  # Of a unit of time.
     for span in timeline.spans:
+        start = per_second * (span.start - timeline.start)
+        duration = per_second * span.duration
+        key = span.kind, span.stage, span.device
+        boxes.setdefault(key, []).append((start, duration))
         text = str(span.microbatch)
-        room = points * per_second * span.duration
-        if room < DIGIT * size * len(text) + MARGIN:
+        if points * duration < DIGIT * size * len(text) + MARGIN:
             continue
-        middle = (span.start + span.end) / 2 - timeline.start
         red, green, blue = _shade(span.kind, ranks[span.stage], num_shades)
         dark = 0.21 * red + 0.72 * green + 0.07 * blue < 0.42
         axes.text(
-            per_second * middle,
+            start + duration / 2,
             span.device,
             text,
             ha="center",
@@ -617,6 +511,10 @@ def _label_spans(
             fontsize=size,
             color="white" if dark else "black",
         )
+    for (kind, k, p), some in boxes.items():
+        colour, rows = _shade(kind, ranks[k], num_shades), (p - BOX / 2, BOX)
+        axes.broken_barh(some, rows, fc=colour, ec="white", lw=0.5)
+    _name_rows(axes, [f"device {p}" for p in range(num_devices)])
 
 
 def _width(timelines: Sequence[Timeline], longest: float) -> tuple[float, float]:
@@ -634,8 +532,8 @@ def _width(timelines: Sequence[Timeline], longest: float) -> tuple[float, float]
 
 def _ranks(schedule: Schedule) -> dict[int, int]:
     """Returns for each stage how many of its device's stages come before it."""
-    place = schedule.placement
-    return {k: place[:k].count(p) for k, p in enumerate(place)}
+    placement = schedule.placement
+    return {k: placement[:k].count(p) for k, p in enumerate(placement)}
 
 
 def _shade(kind: SpanKind, rank: int, num_shades: int) -> tuple[float, ...]:
@@ -648,31 +546,32 @@ def _shade(kind: SpanKind, rank: int, num_shades: int) -> tuple[float, ...]:
 
 def _legend_of_kinds(
     figure: Figure, timelines: Sequence[Timeline], num_shades: int
-) -> None:
+) -> Figure:
     """Says what colours mean: several stages of a device have one shade each."""
+    from matplotlib.patches import Patch
+
     present = {kind for timeline in timelines for kind in timeline.span_kinds()}
-    kinds = [kind for kind in KIND_LABELS if kind in present]
-    handles: list[Any] = [
-        tuple(
-            _patch(facecolor=_shade(kind, rank, num_shades))
-            for rank in range(num_shades)
-        )
-        for kind in kinds
+    entries: list[tuple[Any, str]] = [
+        (tuple(Patch(fc=_shade(kind, r, num_shades)) for r in range(num_shades)), x[2:])
+        for kind, x in KIND_LABELS.items()
+        if kind in present
     ]
     shades = "dark to light: first to last stage of a device" if num_shades > 1 else ""
-    names = [KIND_LABELS[kind][2:] for kind in kinds]
-    _legend(figure, [*handles, _patch(**IDLE)], [*names, "idle"], shades)
+    return _legend(figure, [*entries, (Patch(**IDLE), "idle")], title=shades)
 
 
 def _legend(
     figure: Figure,
-    handles: Sequence[Any],
-    names: Sequence[str],
+    entries: Sequence[tuple[Any, str]] = (),
+    *,
     title: str = "",
     columns: int | None = None,
-) -> None:
+) -> Figure:
+    """Adds a legend, by default of what has a label in the last axes."""
     from matplotlib.legend_handler import HandlerTuple
 
+    labelled = zip(*figure.axes[-1].get_legend_handles_labels(), strict=True)
+    handles, names = zip(*(entries or labelled), strict=True)
     figure.legend(
         handles,
         names,
@@ -686,49 +585,52 @@ def _legend(
         columnspacing=1.5,
         handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
     )
+    return figure
 
 
-def _set_titles(axes: Axes, title: str, numbers: str, beside: str = "") -> None:
-    """Writes a title, numbers under it, and the name of what is beside the rows."""
-    for text, x, points, weight in (
-        (title, 0, (0, 18), "bold"),
-        (numbers, 0, (0, 5), "normal"),
-        (beside, 1, (6, 5), "normal"),
-    ):
-        axes.annotate(
-            text,
-            xy=(x, 1),
-            xycoords="axes fraction",
-            xytext=points,
-            textcoords="offset points",
-            fontsize=10 if weight == "bold" else 8,
-            fontweight=weight,
-        )
+def _set_titles(axes: Axes, title: str, figures: str, beside: str = "") -> None:
+    """Writes a title, figures under it, and the name of what is beside the rows."""
+    _annotate(axes, title, (0, 1), (0, 18), fontsize=10, fontweight="bold")
+    _annotate(axes, figures, (0, 1), (0, 5))
+    _annotate(axes, beside, (1, 1), (6, 5))
 
 
 def _write_beside(axes: Axes, height: float, text: str) -> None:
     """Writes a row's number at its right."""
+    _annotate(axes, text, (1, height), (6, 0), va="center_baseline")
+
+
+def _annotate(
+    axes: Axes,
+    text: str,
+    corner: tuple[float, float],
+    points: tuple[float, float],
+    **look: Any,
+) -> None:
+    """Writes a text some points from a corner, which is a fraction of the axes."""
     axes.annotate(
         text,
-        xy=(1, height),
-        xycoords="axes fraction",
-        xytext=(6, 0),
-        textcoords="offset points",
-        va="center_baseline",
-        fontsize=8,
+        corner,
+        points,
+        "axes fraction",
+        "offset points",
+        **{"fontsize": 8, **look},
     )
 
 
-def _patch(**look: Any) -> Any:
-    from matplotlib.patches import Patch
+def _name_rows(axes: Axes, names: Sequence[str], fontsize: float = 8) -> None:
+    """Has axes show a row for each name, the first at the top."""
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_yticks(range(len(names)), names, fontsize=fontsize)
+    axes.tick_params(axis="y", length=0)
 
-    return Patch(**look)
 
-
-def _rectangle(corner: tuple[float, float], *size: float, **look: Any) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(corner, *size, **look)
+def _single(
+    height: float, *, left: float = LEFT, legend: float = LEGEND
+) -> tuple[Figure, Axes]:
+    """Returns a figure with axes of a height in inches, and room for a legend."""
+    figure = _figure(left + NARROWEST + RIGHT, ABOVE + height + BELOW + legend)
+    return figure, _axes(figure, bottom=BELOW + legend, height=height, left=left)
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -745,10 +647,10 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _axes(figure: Figure, *, bottom: float, height: float, left: float = LEFT) -> Axes:
-    """Adds axes between the margins, at a place given in inches."""
+    """Adds axes between the margins, in inches."""
     width, total = figure.get_size_inches()
-    place = (left / width, bottom / total)
-    axes = figure.add_axes((*place, (width - left - RIGHT) / width, height / total))
+    x, y = left / width, bottom / total
+    axes = figure.add_axes((x, y, (width - left - RIGHT) / width, height / total))
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     return axes

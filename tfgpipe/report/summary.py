@@ -21,29 +21,8 @@ import rich.markup
 import rich.table
 from absl import logging
 
-from tfgpipe._util import num_bytes, readable_bytes
+from tfgpipe._util import IdentityMap, num_bytes, readable_bytes
 from tfgpipe.pipelined_layer import PipelinedLayer
-
-_HEADER = ("Layer (type)", "Stage", "Device", "Output Shape", "Param #")
-
-
-@dataclasses.dataclass(frozen=True)
-class SummaryOptions:
-    """What `keras.Model.summary` takes.
-
-    Attributes:
-        line_length: Width of the table. Defaults to that of the terminal, at most 100.
-        positions: Where each column ends, as a fraction of the width.
-        expand_nested: Whether layers inside layers have rows of their own.
-        show_trainable: Whether a column tells which layers are trainable.
-        layer_range: Names, or patterns, of the first and last layer to show.
-    """
-
-    line_length: int | None = None
-    positions: Sequence[float] | None = None
-    expand_nested: bool = False
-    show_trainable: bool = False
-    layer_range: Sequence[str] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +34,8 @@ class _Row:
         name: Its name.
         stage: The stages that call it.
         device: Their devices.
-        shape: Shapes of what it gives.
-        connected: Names of what it reads.
+        shape: Shapes of its outputs.
+        connected: Names of the layers that it takes inputs of.
     """
 
     layer: Any
@@ -64,31 +43,45 @@ class _Row:
     stage: str
     device: str
     shape: str
-    connected: tuple[str, ...] = ()
+    connected: str = ""
 
 
-def summary_text(
-    model: keras.Model, pipelined: PipelinedLayer, title: str, options: SummaryOptions
-) -> str:
-    """Returns the summary of a model that is one pipeline.
+def print_summary(
+    model: keras.Model,
+    *,
+    line_length: int | None = None,
+    positions: Sequence[float] | None = None,
+    print_fn: Callable[[str], Any] | None = None,
+    expand_nested: bool = False,
+    show_trainable: bool = False,
+    layer_range: Sequence[str] | None = None,
+) -> None:
+    """Prints the summary of a `PipelinedModel`; logs it where Keras logs.
 
     Args:
         model: The model.
-        pipelined: The pipeline in it.
-        title: The line below the model's name.
-        options: As `keras.Model.summary` takes them.
+        line_length: As for `keras.Model.summary`, as are all that follow.
+        positions: Where each column ends, as a fraction of the width.
+        print_fn: What to call with the text.
+        expand_nested: Whether layers inside layers have rows of their own.
+        show_trainable: Whether a column tells which layers are trainable.
+        layer_range: Names, or patterns, of the first and last layer to show.
     """
+    pipelined = model.pipelined
+    title = (
+        f"{pipelined.num_stages} stages, {pipelined.num_microbatches} microbatches, "
+        f"schedule {model.schedule.name}"
+    )
     rows, is_chain = _rows(pipelined)
-    rows = rows[_range([row.name for row in rows], options.layer_range)]
-    header = list(_HEADER)
-    if not is_chain:
-        header.append("Connected to")
-    if options.show_trainable:
-        header.append("Trainable")
-    width = options.line_length or min(100, shutil.get_terminal_size().columns - 4)
-    widths = _widths(width, options.positions, header)
+    rows = rows[_range([row.name for row in rows], layer_range)]
+    header = [
+        *("Layer (type)", "Stage", "Device", "Output Shape", "Param #"),
+        *([] if is_chain else ["Connected to"]),
+        *(["Trainable"] if show_trainable else []),
+    ]
+    width = line_length or min(100, shutil.get_terminal_size().columns - 4)
     table = rich.table.Table(show_lines=True)
-    for name, column in zip(header, widths, strict=True):
+    for name, column in zip(header, _widths(width, positions, header), strict=True):
         table.add_column(
             name,
             justify="right" if name == "Param #" else "left",
@@ -97,107 +90,92 @@ def summary_text(
             overflow="fold",
         )
     for row in rows:
-        for cells in _cells(row, options, connected=not is_chain):
-            table.add_row(*map(rich.markup.escape, cells))
+        for cells in _cells(row, row.layer, 0 if expand_nested else None):
+            shown = [cells[name] for name in header]
+            table.add_row(*map(rich.markup.escape, shown))
     console = rich.console.Console(highlight=False, color_system=None, width=width)
     with console.capture() as capture:
         console.print(rich.markup.escape(f'Model: "{model.name}"'))
         console.print(rich.markup.escape(title))
         console.print(table)
-    return capture.get() + "\n".join(_totals(model))
-
-
-def show_summary(summary: str, print_fn: Callable[[str], Any] | None) -> None:
-    """Prints a summary as Keras does: by `print_fn`, or logs it where Keras logs."""
     if print_fn is None:
         interactive = keras.config.is_interactive_logging_enabled()
-        print_fn = rich.console.Console(highlight=False).out if interactive else None
-    (print_fn or logging.info)(summary)
+        out = rich.console.Console(highlight=False).out
+        print_fn = out if interactive else logging.info
+    print_fn(capture.get() + "\n".join(_totals(model)))
 
 
 def _rows(pipelined: PipelinedLayer) -> tuple[list[_Row], bool]:
-    """Returns a row for each layer, and whether each reads the one before alone."""
+    """Returns a row for each layer, and whether each takes the one before alone."""
     if not pipelined.built:
         layers = dict.fromkeys(pipelined.layers)
         return [_Row(layer, layer.name, "?", "?", "?") for layer in layers], True
     pipeline = pipelined.pipeline
-    recorded, network = pipeline.captured, pipeline.captured.graph
+    specs, graph = pipeline.captured.specs, pipeline.captured.graph
     stage_of = [stage.index for stage in pipeline.stages for _ in stage.segment.calls]
-    makers: dict[int, str] = {n: recorded.specs[n].name for n in network.input_ids}
-    uses: dict[int, list[int]] = {}
-    before: tuple[int, ...] = network.input_ids
+    sources = {n: specs[n].name for n in graph.input_ids}
+    calls: IdentityMap[Any, list[int]] = IdentityMap()
+    before = graph.input_ids
     is_chain = len(before) == 1
-    for i, call in enumerate(network.calls):
-        makers.update(dict.fromkeys(call.output_ids, call.layer.name))
+    for i, call in enumerate(graph.calls):
+        sources.update(dict.fromkeys(call.output_ids, call.layer.name))
         is_chain = is_chain and set(call.input_ids) == set(before)
-        is_chain = is_chain and id(call.layer) not in uses
-        uses.setdefault(id(call.layer), []).append(i)
+        is_chain = is_chain and call.layer not in calls
+        calls.setdefault(call.layer, []).append(i)
         before = call.output_ids
     rows = []
     if not is_chain:
-        for n in network.input_ids:
-            shape = _shape([recorded.specs[n].shape])
-            rows.append(_Row(None, makers[n], "-", "-", shape))
-    for places in uses.values():
-        calls = [network.calls[i] for i in places]
-        stages = sorted({stage_of[i] for i in places})
-        layer = calls[0].layer
-        reads = dict.fromkeys(makers[n] for call in calls for n in call.input_ids)
+        for n in graph.input_ids:
+            rows.append(_Row(None, sources[n], "-", "-", _shape([specs[n].shape])))
+    for layer, indices in calls.items():
+        stages = sorted({stage_of[i] for i in indices})
+        inputs = dict.fromkeys(
+            sources[n] for i in indices for n in graph.calls[i].input_ids
+        )
         rows.append(
             _Row(
                 layer,
                 layer.name,
                 ", ".join(map(str, stages)),
                 "; ".join(pipelined.mesh.short_names(k) for k in stages),
-                _shape([recorded.specs[n].shape for n in calls[0].output_ids]),
-                tuple(reads),
+                _shape([specs[n].shape for n in graph.calls[indices[0]].output_ids]),
+                ", ".join(inputs),
             )
         )
     return rows, is_chain
 
 
-def _cells(
-    row: _Row,
-    options: SummaryOptions,
-    *,
-    connected: bool,
-    inner: Any = None,
-    depth: int = 0,
-) -> Iterator[list[str]]:
-    """Yields the cells of a row, then those of the layers inside if they are to show.
+def _cells(row: _Row, layer: Any, depth: int | None) -> Iterator[dict[str, str]]:
+    """Yields the cells of a layer by column, then those of the layers inside.
 
     Args:
-        row: The row.
-        options: What the table shows.
-        connected: Whether there is a column of what is read.
-        inner: A layer inside the row's layer.
-        depth: How far inside.
+        row: The row, whose layer has this one inside if `depth` is above 0.
+        layer: The layer.
+        depth: How far inside; None to leave the layers inside out.
     """
-    layer = inner if depth else row.layer
-    name = layer.name if depth else row.name
-    kind = "InputLayer" if layer is None else type(layer).__name__
     is_layer = isinstance(layer, keras.layers.Layer)
-    params = "0" if not is_layer or layer.built else "0 (unbuilt)"
+    params = "0 (unbuilt)" if is_layer else "0"
     if is_layer and layer.built:
         params = f"{layer.count_params():,}"
-    prefix = "   " * depth + "└ " if depth else ""
-    shape = _output_shape(layer) if depth else row.shape
-    cells = [f"{prefix}{name} ({kind})", row.stage, row.device, shape, params]
-    if connected:
-        cells.append("-" if depth else ", ".join(row.connected) or "-")
-    if options.show_trainable:
-        has_weights = is_layer and layer.weights
-        cells.append(("Y" if layer.trainable else "N") if has_weights else "-")
-    yield cells
-    inside = getattr(layer, "layers", None) if options.expand_nested else None
-    for each in inside or ():
-        yield from _cells(
-            row, options, connected=connected, inner=each, depth=depth + 1
-        )
+    name = f"{'   ' * depth}└ {layer.name}" if depth else row.name
+    kind = "InputLayer" if layer is None else type(layer).__name__
+    has_weights = is_layer and layer.weights
+    yield {
+        "Layer (type)": f"{name} ({kind})",
+        "Stage": row.stage,
+        "Device": row.device,
+        "Output Shape": _output_shape(layer) if depth else row.shape,
+        "Param #": params,
+        "Connected to": "-" if depth else row.connected or "-",
+        "Trainable": ("Y" if layer.trainable else "N") if has_weights else "-",
+    }
+    if depth is not None:
+        for inner in getattr(layer, "layers", None) or ():
+            yield from _cells(row, inner, depth + 1)
 
 
 def _output_shape(layer: Any) -> str:
-    """Returns the shapes of what a layer inside another gave, if Keras knows."""
+    """Returns the output shapes of a layer inside another, if Keras knows them."""
     try:
         outputs = layer.output
     except AttributeError:  # It has not been called on symbolic tensors.
@@ -230,17 +208,17 @@ def _range(names: Sequence[str], layer_range: Sequence[str] | None) -> slice:
     """Returns which layers to show, both ends included, as Keras does."""
     if layer_range is None:
         return slice(None)
-    places = [
+    matches = [
         [i for i, name in enumerate(names) if re.match(pattern, name)]
         for pattern in layer_range
     ]
-    if len(places) != 2 or not all(places):
+    if len(matches) != 2 or not all(matches):
         raise ValueError(
             "`layer_range` holds the names, or patterns of names, of the first and the "
             f"last layer to show. Received {list(layer_range)}; the layers are "
             f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}."
         )
-    first, last = sorted((min(places[0]), max(places[1])))
+    first, last = sorted((min(matches[0]), max(matches[1])))
     return slice(first, last + 1)
 
 
@@ -253,9 +231,9 @@ def _totals(model: keras.Model) -> list[str]:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and optimizer.built:
         counted["Optimizer"] = optimizer.variables
-    everything = [v for some in counted.values() for v in some]
+    total = [v for some in counted.values() for v in some]
     return [
         f" {name} params: {sum(math.prod(v.shape) for v in some):,} "
         f"({readable_bytes(sum(map(num_bytes, some)))})"
-        for name, some in {"Total": everything, **counted}.items()
+        for name, some in {"Total": total, **counted}.items()
     ]

@@ -1,4 +1,4 @@
-"""Reports on a built model: the stage table, what each device holds."""
+"""Reports on a built model: the stage table, the memory of each device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from typing import Any
 
 import keras
 
-from tfgpipe._util import layer_names, num_bytes, readable_bytes, text_table
+from tfgpipe._util import (
+    IdentityMap,
+    layer_names,
+    num_bytes,
+    readable_bytes,
+    text_table,
+)
 from tfgpipe.devices import sharding, short_name
 from tfgpipe.distribution import optimizer_slots, replica_context
 from tfgpipe.pipelined_layer import PipelinedLayer, find_pipelines
@@ -18,7 +24,6 @@ from tfgpipe.report.memory import DeviceMemory, MemoryGrid
 from tfgpipe.stage import owned_variables
 
 _HEADER = ("stage", "device", "layers", "parameters", "weights", "slots", "share")
-_WORDS = ("stage", "device", "layers")
 
 
 def stage_table(
@@ -29,8 +34,8 @@ def stage_table(
 
     One line a stage: its device, layers, number of parameters, bytes of weights and of
     the optimizer's slots for them, and its share of the parameters. A weight that
-    stages share counts at the first, its owner, which the others name. Of a stage in
-    shards devices and bytes are told one by one, and weights in parts follow below.
+    stages share counts at the first, its owner, which the others name. A sharded stage
+    has devices and bytes listed shard by shard, and its sharded weights below.
 
     Args:
         model: A built model, or a built `PipelinedLayer`.
@@ -54,19 +59,18 @@ def stage_table(
     0      CPU:0   dense_0, dense_1         144    576 B      -  50.0%
     1      CPU:1   dense_2, dense_3         144    576 B      -  50.0%
     """
-    optimizer = _optimizer(model, optimizer)
-    parts = []
+    tables = []
     for layer in _find_pipelines(model):
         T = layer.mesh.num_shards
         title = (
             f"{layer.name}: {layer.num_stages} stages{f' in {T} shards' * (T > 1)}, "
             f"{layer.num_microbatches} microbatches, remat={layer.remat}"
         )
-        rows = _rows(layer, optimizer)
-        table = text_table(_HEADER, rows, left=_WORDS)
+        rows = _rows(layer, _built_optimizer(model, optimizer))
+        table = text_table(_HEADER, rows, left=("stage", "device", "layers"))
         sharded = sharding.sharding_table(layer.layers)
-        parts.append("\n".join(filter(None, (title, table, sharded))))
-    return "\n\n".join(parts)
+        tables.append("\n".join(filter(None, (title, table, sharded))))
+    return "\n\n".join(tables)
 
 
 def device_memory(
@@ -75,7 +79,7 @@ def device_memory(
 ) -> MemoryGrid:
     """Returns what each device of the first pipeline in a model holds.
 
-    `tfgpipe.plot_mesh(grid)` draws it, `holdings.draw(grid)` as text.
+    `tfgpipe.plot_mesh(grid)` draws it, `tfgpipe.report.draw_memory(grid)` as text.
 
     Args:
         model: As for `stage_table`.
@@ -88,28 +92,26 @@ def device_memory(
         ValueError, RuntimeError: As `stage_table` does.
     """
     layer, *_ = _find_pipelines(model)
-    optimizer = _optimizer(model, optimizer)
-    stages = []
+    optimizer = _built_optimizer(model, optimizer)
+    names, weights, slots = [], [], []
     strategy: Any = layer.pipeline.placement.strategy
     # Outside the scope only the copies of one replica are visible.
     with strategy.scope() if strategy else contextlib.nullcontext():
         for stage, variables in owned_variables(layer.stages):
-            names = layer_names([inner.name for inner in stage.layers])
-            kept = None
-            if optimizer is not None and optimizer.built:
-                kept = _bytes_by_device(optimizer_slots(optimizer, variables))
-            stages.append((names, _bytes_by_device(variables), kept))
+            names.append(layer_names([inner.name for inner in stage.layers]))
+            weights.append(_bytes_by_device(variables))
+            if optimizer is not None:
+                of_stage = optimizer_slots(optimizer, variables)
+                slots.append(_bytes_by_device(of_stage))
 
-    def holding(k: int, device: str) -> DeviceMemory:
-        names, weights, kept = stages[k]
-        count = None if kept is None else kept[device]
-        return DeviceMemory(short_name(device), names, weights[device], count)
+    def memory(k: int, device: str) -> DeviceMemory:
+        slot_bytes = slots[k][device] if slots else None
+        return DeviceMemory(
+            short_name(device), names[k], weights[k][device], slot_bytes
+        )
 
     return [
-        [
-            [holding(k, device) for device in devices]
-            for k, devices in enumerate(replica)
-        ]
+        [[memory(k, device) for device in devices] for k, devices in enumerate(replica)]
         for replica in layer.mesh.devices
     ]
 
@@ -133,60 +135,53 @@ def _find_pipelines(model: keras.Model | PipelinedLayer) -> list[PipelinedLayer]
     return pipelines
 
 
-def _optimizer(
+def _built_optimizer(
     model: keras.Model | PipelinedLayer,
     optimizer: keras.optimizers.Optimizer | None,
 ) -> keras.optimizers.Optimizer | None:
-    return getattr(model, "optimizer", None) if optimizer is None else optimizer
+    """Returns the optimizer, or the model's own, if it is built."""
+    found = getattr(model, "optimizer", None) if optimizer is None else optimizer
+    return found if found is not None and found.built else None
 
 
 def _rows(
     layer: PipelinedLayer, optimizer: keras.optimizers.Optimizer | None
 ) -> list[tuple[str, ...]]:
     owned = [variables for _, variables in owned_variables(layer.stages)]
-    parameters = [_parameters(layer, variables) for variables in owned]
-    total = sum(parameters)
-    owners = {id(v): k for k, variables in enumerate(owned) for v in variables}
+    owners = IdentityMap((v, k) for k, variables in enumerate(owned) for v in variables)
+    weights = IdentityMap((v, math.prod(v.shape)) for v in layer.weights)
+    # Seeds are no weights.
+    parameters = [sum(weights.get(v, 0) for v in variables) for variables in owned]
+    total, num_shards = sum(parameters), layer.mesh.num_shards
     rows: list[tuple[str, ...]] = []
     for stage, variables, mine in zip(layer.stages, owned, parameters, strict=True):
         names = []
         for inner in stage.layers:
-            places = {owners[id(v)] for v in getattr(inner, "variables", ())}
-            elsewhere = sorted(places - {stage.index})
-            names.append(
-                f"{inner.name} (of stage {elsewhere[0]})" if elsewhere else inner.name
-            )
-        numbers, T = stage.shard_indices, layer.mesh.num_shards
-        of_shards = [[v for v in variables if numbers.get(v, 0) == t] for t in range(T)]
+            others = {owners[v] for v in getattr(inner, "variables", ())}
+            others.discard(stage.index)
+            remark = f" (of stage {min(others)})" if others else ""
+            names.append(f"{inner.name}{remark}")
+        shards = [
+            [v for v in variables if stage.shard_indices.get(v, 0) == t]
+            for t in range(num_shards)
+        ]
+        slots = "-"
+        if optimizer is not None:
+            slots = _bytes([optimizer_slots(optimizer, some) for some in shards])
         rows.append(
             (
                 str(stage.index),
                 layer.mesh.short_names(stage.index),
                 layer_names(names),
                 f"{mine:,}",
-                " + ".join(_bytes(some) for some in of_shards),
-                _slots(of_shards, optimizer),
+                _bytes(shards),
+                slots,
                 f"{100 * mine / total:.1f}%" if total else "-",
             )
         )
     return rows
 
 
-def _parameters(layer: PipelinedLayer, variables: Sequence[keras.Variable]) -> int:
-    weights = set(map(id, layer.weights))  # Which seeds are not among.
-    return sum(math.prod(v.shape) for v in variables if id(v) in weights)
-
-
-def _slots(
-    of_shards: Sequence[Sequence[keras.Variable]],
-    optimizer: keras.optimizers.Optimizer | None,
-) -> str:
-    if optimizer is None or not optimizer.built:
-        return "-"
-    return " + ".join(
-        _bytes(optimizer_slots(optimizer, variables)) for variables in of_shards
-    )
-
-
-def _bytes(variables: Sequence[keras.Variable]) -> str:
-    return readable_bytes(sum(map(num_bytes, variables)))
+def _bytes(shards: Sequence[Sequence[keras.Variable]]) -> str:
+    """Returns the bytes of the variables of each shard."""
+    return " + ".join(readable_bytes(sum(map(num_bytes, some))) for some in shards)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal, get_args
 
 from tfgpipe.schedules.schedule import Action, Schedule
 
-# What a schedule is called.
+# The name of a schedule.
 Name = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
-# The names that there are.
+# The names of all schedules.
 NAMES: tuple[Name, ...] = get_args(Name)
 
 
@@ -104,28 +103,22 @@ def interleaved(
     # Full groups, of which the last may hold microbatches that there are not. Without
     # these a small last group would deadlock.
     groups = [range(start, start + P) for start in range(0, M, P)]
-    orders = []
-    for p, mine in enumerate(stages):
-        orders.append(
-            _alternate(
-                [Action("forward", k, m) for g in groups for k in mine for m in g],
-                [
-                    Action("backward", k, m)
-                    for g in groups
-                    for k in reversed(mine)
-                    for m in g
-                ],
-                num_warmup=2 * (P - 1 - p) + (v - 1) * P + 1,
-            )
+    orders = tuple(
+        _alternate(
+            [Action("forward", k, m) for g in groups for k in mine for m in g],
+            [Action("backward", k, m) for g in groups for k in mine[::-1] for m in g],
+            num_warmup=2 * (P - 1 - p) + (v - 1) * P + 1,
         )
-    full = Schedule(K, len(groups) * P, tuple(orders), "interleaved")
+        for p, mine in enumerate(stages)
+    )
+    full = Schedule(K, len(groups) * P, orders, "interleaved")
     return full.first_microbatches(M)
 
 
 def zero_bubble(num_stages: int, num_microbatches: int) -> Schedule:
     """Returns ZB-H1: 1F1B that fills the bubble with gradients of weights.
 
-    Qi et al. 2024 ("Zero Bubble Pipeline Parallelism", section 2.1). `B` makes the
+    Qi et al. 2024 ("Zero Bubble Pipeline Parallelism", section 2.1). `B` computes the
     gradients of the inputs alone, which the stage before waits for; `W`, those of the
     weights, comes when there is time: k microbatches later on stage k, so that no
     stage holds more than K. Where F, B and W take f, b and w, each device waits for
@@ -148,20 +141,18 @@ def zero_bubble(num_stages: int, num_microbatches: int) -> Schedule:
     _check_num_microbatches("zero_bubble", M, K)
     orders = []
     for k in range(K):
-        backwards: list[Action] = []
-        order = _alternate(
+        order: list[Action] = []
+        for action in _alternate(
             [Action("forward", k, m) for m in range(M)],
             [Action("backward_input", k, m) for m in range(M)],
             num_warmup=K - k,
-        )
-        for action in order:
-            backwards.append(action)
+        ):
+            order.append(action)
             late = action.microbatch - k
             if action.kind == "backward_input" and late >= 0:
-                backwards.append(Action("backward_weight", k, late))
+                order.append(Action("backward_weight", k, late))
         rest = range(max(M - k, 0), M)
-        backwards += [Action("backward_weight", k, m) for m in rest]
-        orders.append(tuple(backwards))
+        orders.append((*order, *(Action("backward_weight", k, m) for m in rest)))
     return Schedule(K, M, tuple(orders), "zero_bubble")
 
 
@@ -218,24 +209,20 @@ def make(
     Raises:
         ValueError: If there is none of this name, or none for these numbers.
     """
-    P = num_stages if num_devices is None else num_devices
-    if name == "gpipe":
-        return gpipe(num_stages, num_microbatches, num_devices=P)
-    if name == "interleaved":
-        return interleaved(num_stages, num_microbatches, num_devices=P)
-    makers: dict[str, Callable[[int, int], Schedule]] = {
-        "1f1b": one_f_one_b,
-        "zero_bubble": zero_bubble,
-    }
-    if name not in makers:
+    K, M = num_stages, num_microbatches
+    P = K if num_devices is None else num_devices
+    if name not in NAMES:
         raise ValueError(
             f"`schedule` must be one of {', '.join(map(repr, NAMES))}, or a "
             f"`tfgpipe.Schedule` of your own. Received {name!r}."
         )
-    if num_stages != P:
+    if name == "gpipe":
+        return gpipe(K, M, num_devices=P)
+    if name == "interleaved":
+        return interleaved(K, M, num_devices=P)
+    if K != P:
         raise ValueError(
-            f"Schedule '{name}' has one stage a device. Received {num_stages} stages "
-            f'for {P} devices. Use schedule="interleaved", which places several on '
-            "each."
+            f"Schedule '{name}' has one stage a device. Received {K} stages for {P} "
+            'devices. Use schedule="interleaved", which places several on each.'
         )
-    return makers[name](num_stages, num_microbatches)
+    return one_f_one_b(K, M) if name == "1f1b" else zero_bubble(K, M)

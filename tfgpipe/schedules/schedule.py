@@ -1,12 +1,12 @@
 """The order in which devices run the actions of a mini-batch, as a plain value.
 
 An *action* is one run of a stage function: the forward of a stage `k` on a microbatch
-`m`, its backward, or one half of a backward that is split: input gradients, which the
-previous stage waits for, or weight gradients, which no other stage needs. A *schedule*
-is, for each device, the ordered list of its actions. Nothing here computes:
-`runtime.executor` turns a schedule into TensorFlow operations, `simulation` into times.
+`m`, its backward, or one half of a split backward: input gradients, which the previous
+stage waits for, or weight gradients, which no other stage needs. A *schedule* is, for
+each device, the ordered list of its actions. Nothing here computes; `tfgpipe.runtime`
+turns a schedule into TensorFlow operations, `tfgpipe.simulation` into times.
 
-What an action needs is the same in every schedule:
+The dependencies of an action are the same in every schedule:
 
     F k-1, m ─▶ F k, m ─▶ F k+1, m        forward: of the stage before
                   │
@@ -15,15 +15,14 @@ What an action needs is the same in every schedule:
                   │
                   ▼
                 W k, m                    gradients of weights, where B is split
-
-`schedules` holds those that have a name.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 ActionKind = Literal["forward", "backward", "backward_input", "backward_weight"]
@@ -38,7 +37,7 @@ _LETTERS: dict[ActionKind, str] = {
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Action:
-    """One run of a function of a stage on a microbatch.
+    """One run of a stage function on a microbatch.
 
     Attributes:
         kind: `"forward"`; `"backward"`, of inputs and weights; or one half of it,
@@ -57,12 +56,7 @@ class Action:
     microbatch: int
 
     def __str__(self) -> str:
-        return f"{self.letter}{self.microbatch}"
-
-    @property
-    def letter(self) -> str:
-        """F, B or W."""
-        return _LETTERS[self.kind]
+        return f"{_LETTERS[self.kind]}{self.microbatch}"
 
     def describe(self) -> str:
         """Returns the action in words."""
@@ -105,12 +99,12 @@ class Schedule:
 
     @functools.cached_property
     def placement(self) -> tuple[int, ...]:
-        """For each stage, the number of its device."""
-        places = {a.stage: p for p, order in enumerate(self.orders) for a in order}
-        return tuple(places[k] for k in range(self.num_stages))
+        """For each stage, the index of its device."""
+        devices = {a.stage: p for p, order in enumerate(self.orders) for a in order}
+        return tuple(devices[k] for k in range(self.num_stages))
 
     def dependencies(self, action: Action) -> tuple[Action, ...]:
-        """Returns the actions whose results `action` needs."""
+        """Returns the actions whose results an action needs."""
         k, m = action.stage, action.microbatch
         if action.kind == "forward":
             return (Action("forward", k - 1, m),) if k > 0 else ()
@@ -119,7 +113,7 @@ class Schedule:
         own = Action("forward", k, m)
         if k + 1 == self.num_stages:
             return (own,)
-        return (own, self._input_gradient_action(k + 1, m))
+        return (own, self._backward(k + 1, m)[0])
 
     def first_microbatches(self, num_microbatches: int) -> Schedule:
         """Returns the schedule without any but the first microbatches."""
@@ -132,10 +126,10 @@ class Schedule:
         return Schedule(self.num_stages, num_microbatches, tuple(orders), self.name)
 
     def with_placement(self, placement: Sequence[int]) -> Schedule:
-        """Returns the same actions on the devices given for each stage.
+        """Returns the same actions with stage k on device `placement[k]`.
 
-        Each device runs those of its stages in the order of their time slots, so what
-        could be run still can be.
+        Each device runs those of its stages in the order of their time slots, so a
+        schedule that runs still does.
         """
         if tuple(placement) == self.placement:
             return self
@@ -158,22 +152,21 @@ class Schedule:
         slots: dict[Action, int] = {}
         heads = [0] * len(self.orders)
         slot = 0
-        while any(head < len(o) for head, o in zip(heads, self.orders, strict=True)):
+        while waiting := {
+            p: order[head]
+            for p, (order, head) in enumerate(zip(self.orders, heads, strict=True))
+            if head < len(order)
+        }:
             ready = [
-                device
-                for device, (head, order) in enumerate(
-                    zip(heads, self.orders, strict=True)
-                )
-                if head < len(order)
-                and all(
-                    slots.get(d, slot) < slot for d in self.dependencies(order[head])
-                )
+                (p, action)
+                for p, action in waiting.items()
+                if all(slots.get(d, slot) < slot for d in self.dependencies(action))
             ]
             if not ready:
-                raise ValueError(self._describe_deadlock(heads))
-            for device in ready:
-                slots[self.orders[device][heads[device]]] = slot
-                heads[device] += 1
+                raise ValueError(self._describe_deadlock(waiting, slots))
+            for p, action in ready:
+                slots[action] = slot
+                heads[p] += 1
             slot += 1
         return slots
 
@@ -183,28 +176,28 @@ class Schedule:
 
     @functools.cached_property
     def in_flight(self) -> tuple[int, ...]:
-        """For each stage how many microbatches it holds when its device holds most.
+        """For each stage its microbatches in flight when its device has most.
 
-        A stage holds a microbatch from its forward to the end of its backward.
+        A microbatch is in flight from its forward to the end of its backward.
         """
         most = [0] * self.num_stages
         for order in self.orders:
-            held = {action.stage: 0 for action in order}
+            counts = {action.stage: 0 for action in order}
             largest = 0
             for action in order:
                 if action.kind == "forward":
-                    held[action.stage] += 1
+                    counts[action.stage] += 1
                 elif action.kind != "backward_input":
-                    held[action.stage] -= 1
-                if sum(held.values()) > largest:
-                    largest = sum(held.values())
-                    for k, number in held.items():
-                        most[k] = number
+                    counts[action.stage] -= 1
+                if sum(counts.values()) > largest:
+                    largest = sum(counts.values())
+                    for k, count in counts.items():
+                        most[k] = count
         return tuple(most)
 
     @functools.cached_property
     def in_backward(self) -> tuple[int, ...]:
-        """For each stage of how many microbatches at a time a backward has begun."""
+        """For each stage the most microbatches whose backward is under way."""
         most = [1] * self.num_stages
         begun = [0] * self.num_stages
         for order in self.orders:
@@ -217,22 +210,21 @@ class Schedule:
         return tuple(most)
 
     def backward_follows_immediately(self, k: int, m: int) -> bool:
-        """Returns whether a backward is the next its device does after the forward."""
+        """Returns whether a backward is its device's next action after the forward."""
         order = self.orders[self.placement[k]]
         after = order[order.index(Action("forward", k, m)) + 1 :][:1]
         return any((a.stage, a.microbatch) == (k, m) for a in after)
 
     def validate(self) -> Schedule:
-        """Returns the schedule itself if it can be run, and gives all gradients.
+        """Returns the schedule itself if it can be run and computes all gradients.
 
         Raises:
             ValueError: If actions are missing, come twice or are of no stage or
                 microbatch; if a stage is on two devices; if the forwards of a stage do
                 not come in the order of microbatches, in which statistics and seeds
-                move; or if actions wait for each other.
+                are carried; or if actions wait for each other.
         """
-        actions = [action for order in self.orders for action in order]
-        self._check_complete(actions)
+        self._check_complete()
         for p, order in enumerate(self.orders):
             for action in order:
                 if self.placement[action.stage] != p:
@@ -243,7 +235,9 @@ class Schedule:
                     )
         for k in range(self.num_stages):
             order = self.orders[self.placement[k]]
-            forwards = [a.microbatch for a in order if self._is_forward(a, k)]
+            forwards = [
+                a.microbatch for a in order if (a.kind, a.stage) == ("forward", k)
+            ]
             if forwards != sorted(forwards):
                 raise ValueError(
                     "The forwards of a stage go in the order of microbatches, since "
@@ -254,24 +248,23 @@ class Schedule:
         _ = self.slots  # Raises where it would deadlock.
         return self
 
-    def _check_complete(self, actions: list[Action]) -> None:
+    def _check_complete(self) -> None:
         K, M = self.num_stages, self.num_microbatches
-        wanted = {
+        counts = collections.Counter(a for order in self.orders for a in order)
+        twice = next((action for action, count in counts.items() if count > 1), None)
+        if twice is not None:
+            raise ValueError(
+                f"Each action runs once. Received twice: {twice.describe()}."
+            )
+        expected = {
             action
             for k in range(K)
             for m in range(M)
-            for action in (Action("forward", k, m), *self._backwards(k, m))
+            for action in (Action("forward", k, m), *self._backward(k, m))
         }
-        seen: set[Action] = set()
-        for action in actions:
-            if action in seen:
-                raise ValueError(
-                    f"Each action runs once. Received twice: {action.describe()}."
-                )
-            seen.add(action)
         for what, some in (
-            ("lacks", sorted(wanted - seen)),
-            ("has beside all that is needed", sorted(seen - wanted)),
+            ("lacks", sorted(expected - self._all)),
+            ("has beside all that is needed", sorted(self._all - expected)),
         ):
             if some:
                 raise ValueError(
@@ -282,68 +275,43 @@ class Schedule:
                     + (f", and {len(some) - 1} more." if some[1:] else ".")
                 )
 
-    def _backwards(self, k: int, m: int) -> tuple[Action, ...]:
-        """Returns what makes up the backward of a stage on a microbatch."""
-        if not self._is_split(k, m):
-            return (Action("backward", k, m),)
-        return (Action("backward_input", k, m), Action("backward_weight", k, m))
-
-    def _input_gradient_action(self, k: int, m: int) -> Action:
-        """Returns the action that makes the gradients of a stage's inputs."""
-        return self._backwards(k, m)[0]
-
-    def _is_split(self, k: int, m: int) -> bool:
-        return Action("backward_input", k, m) in self._all
+    def _backward(self, k: int, m: int) -> tuple[Action, ...]:
+        """Returns the backward, or its halves, that of the inputs first."""
+        inputs = Action("backward_input", k, m)
+        if inputs in self._all:
+            return (inputs, Action("backward_weight", k, m))
+        return (Action("backward", k, m),)
 
     @functools.cached_property
     def _all(self) -> frozenset[Action]:
         return frozenset(action for order in self.orders for action in order)
 
-    @staticmethod
-    def _is_forward(action: Action, k: int) -> bool:
-        return action.kind == "forward" and action.stage == k
-
-    def _describe_deadlock(self, positions: list[int]) -> str:
+    def _describe_deadlock(
+        self, waiting: Mapping[int, Action], finished: Collection[Action]
+    ) -> str:
         """Says which actions wait for one another when none can go on."""
-        waiting = {
-            p: order[head]
-            for p, (head, order) in enumerate(zip(positions, self.orders, strict=True))
-            if head < len(order)
-        }
         lines: list[str] = []
         p = next(iter(waiting))
         seen: set[int] = set()
         while p not in seen and p in waiting:
             seen.add(p)
-            missing = self._first_missing(waiting[p], positions)
-            if missing not in self._all:
-                lines.append(
-                    f"the {waiting[p].describe()}, waits for the "
-                    f"{missing.describe()}, which no device runs"
-                )
+            action = waiting[p]
+            missing = next(d for d in self.dependencies(action) if d not in finished)
+            here, there = f"{action.describe()},", missing.describe()
+            other = next((q for q, o in enumerate(self.orders) if missing in o), None)
+            if other is None:
+                lines.append(f"the {here} waits for the {there}, which no device runs")
                 break
-            place = next(q for q, o in enumerate(self.orders) if missing in o)
-            lines.append(
-                f"the {waiting[p].describe()}, waits for the {missing.describe()}, "
-                f"which comes behind it on device {place}"
-                if place == p
-                else f"the {waiting[p].describe()}, on device {p} waits for the "
-                f"{missing.describe()}, on device {place}"
-            )
-            p = place
+            if other == p:
+                there += f", which comes behind it on device {p}"
+            else:
+                here, there = f"{here} on device {p}", f"{there}, on device {other}"
+            lines.append(f"the {here} waits for the {there}")
+            p = other
         return (
-            "The schedule deadlocks: "
-            + "; ".join(lines)
-            + ". Put each action behind those it needs."
+            f"The schedule deadlocks: {'; '.join(lines)}. Put each action behind those "
+            "it needs."
         )
-
-    def _first_missing(self, action: Action, heads: list[int]) -> Action:
-        run = {
-            a
-            for head, order in zip(heads, self.orders, strict=True)
-            for a in order[:head]
-        }
-        return next(d for d in self.dependencies(action) if d not in run)
 
 
 def draw(schedule: Schedule) -> str:

@@ -19,6 +19,6 @@ if TYPE_CHECKING:
     from tfgpipe.simulation.timeline import Timeline as Timeline
     from tfgpipe.simulation.timeline import average_timelines as average_timelines
     from tfgpipe.simulation.timeline import describe_schedule as describe_schedule
-    from tfgpipe.simulation.timeline import report_timelines as report_timelines
+    from tfgpipe.simulation.timeline import timeline_metrics as timeline_metrics
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

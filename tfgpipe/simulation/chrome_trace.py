@@ -23,42 +23,31 @@ def trace_events(timeline: Timeline) -> dict[str, Any]:
     def microseconds(seconds: float) -> float:
         return 1e6 * (seconds - timeline.start)
 
-    shared = {"pid": 0}
+    events: list[dict[str, Any]] = []
+
+    def add(phase: str, name: str, **fields: Any) -> None:
+        events.append({"pid": 0, "ph": phase, "name": name, **fields})
+
     name = timeline.title or timeline.schedule.name
-    events: list[dict[str, Any]] = [
-        {**shared, "ph": "M", "name": "process_name", "args": {"name": name}}
-    ]
-    for device in range(timeline.schedule.num_devices):
-        row = {**shared, "tid": device, "ph": "M"}
-        title = {"name": f"device {device}"}
-        events.append({**row, "name": "thread_name", "args": title})
-        events.append(
-            {**row, "name": "thread_sort_index", "args": {"sort_index": device}}
+    add("M", "process_name", args={"name": name})
+    for p in range(timeline.schedule.num_devices):
+        add("M", "thread_name", tid=p, args={"name": f"device {p}"})
+        add("M", "thread_sort_index", tid=p, args={"sort_index": p})
+    for span, label in span_labels(timeline).items():
+        add(
+            "X",
+            label,
+            tid=span.device,
+            cat=span.kind,
+            ts=microseconds(span.start),
+            dur=1e6 * span.duration,
+            args={"stage": span.stage, "microbatch": span.microbatch},
         )
-    labels = span_labels(timeline)
-    for span in timeline.spans:
-        events.append(
-            {
-                **shared,
-                "tid": span.device,
-                "ph": "X",
-                "name": labels[span],
-                "cat": span.kind,
-                "ts": microseconds(span.start),
-                "dur": 1e6 * span.duration,
-                "args": {"stage": span.stage, "microbatch": span.microbatch},
-            }
-        )
-    for number, transfer in enumerate(timeline.transfers):
-        # Of an asynchronous kind: several can be on their way at a time.
-        both = {
-            **shared,
-            "id": number,
-            "name": f"stage {transfer.from_stage} to {transfer.to_stage}",
-            "cat": "transfer",
-        }
+    for i, transfer in enumerate(timeline.transfers):
+        # Asynchronous events: several transfers can run at a time.
+        name = f"stage {transfer.from_stage} to {transfer.to_stage}"
+        ids = {"id": i, "cat": "transfer"}
         args = {"microbatch": transfer.microbatch}
-        start, end = microseconds(transfer.start), microseconds(transfer.end)
-        events.append({**both, "ph": "b", "ts": start, "args": args})
-        events.append({**both, "ph": "e", "ts": end})
+        add("b", name, **ids, ts=microseconds(transfer.start), args=args)
+        add("e", name, **ids, ts=microseconds(transfer.end))
     return {"traceEvents": events, "displayTimeUnit": "ms"}

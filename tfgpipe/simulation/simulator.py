@@ -1,4 +1,4 @@
-"""What a schedule does with given costs: its times, its bubble, its memory.
+"""Simulation of a schedule with given costs: times, bubble, memory.
 
 Each device runs its actions in their order. An action starts when its device is free
 and what it needs has arrived; results travel while devices compute. On the link from
@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from tfgpipe._util import readable_bytes
 from tfgpipe.schedules import Action, Schedule
@@ -113,40 +113,29 @@ class Costs:
 
     def seconds(self, kind: SpanKind, k: int) -> float:
         """Returns how long one kind of work takes stage k, in seconds."""
-        match kind:
-            case "forward":
-                return _for_stage(self.forward, k)
-            case "recompute":
-                return _for_stage(self.recompute, k)
-            case "backward":
-                return _for_stage(self.backward, k)
-            case "backward_input":
-                half = self.backward_input
-            case "backward_weight":
-                half = self.backward_weight
-        return _for_stage(self.backward, k) / 2 if half is None else _for_stage(half, k)
+        values = getattr(self, kind)
+        if values is None:  # Half of a split backward.
+            return _for_stage(self.backward, k) / 2
+        return _for_stage(values, k)
 
     def check_num_stages(self, schedule: Schedule) -> None:
         """Raises ValueError unless there are numbers for all stages of a schedule."""
         for name in self._per_stage():
             value = getattr(self, name)
-            between = name == "boundary_bytes"
-            wanted = schedule.num_stages - between
-            if isinstance(value, Sequence) and len(value) != wanted:
-                what = (
-                    "boundary between stages" if name == "boundary_bytes" else "stage"
-                )
+            expected, what = schedule.num_stages, "stage"
+            if name == "boundary_bytes":
+                expected, what = expected - 1, "boundary between stages"
+            if isinstance(value, Sequence) and len(value) != expected:
                 raise ValueError(
-                    f"`{name}` is one number, or one for each {what}: {wanted} here. "
+                    f"`{name}` is one number, or one for each {what}: {expected} here. "
                     f"Received {len(value)}: {name}={value}. Add or drop numbers, or "
                     "give one for all."
                 )
 
     def _per_stage(self) -> dict[str, tuple[float, ...]]:
-        """Returns the numbers of each attribute but `bandwidth`, by its name."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        for name in ("bandwidth", "recompute_when"):
-            del values[name]
+        """Returns the values of each attribute of the stages by its name."""
+        values = dict(vars(self))
+        del values["bandwidth"], values["recompute_when"]
         return {
             name: tuple(value) if isinstance(value, Sequence) else (value,)
             for name, value in values.items()
@@ -160,7 +149,7 @@ class Simulation:
 
     Attributes:
         timeline: What each device does when.
-        costs: What that was computed from.
+        costs: The costs of its actions and transfers.
     """
 
     timeline: Timeline
@@ -219,7 +208,7 @@ class Simulation:
 
 
 def simulate(schedule: Schedule, costs: Costs) -> Simulation:
-    """Returns when a schedule does what, and what it holds, with given costs.
+    """Simulates a schedule: when each action runs, and what devices hold.
 
     >>> from tfgpipe import Costs, simulate
     >>> from tfgpipe.schedules import gpipe, one_f_one_b
@@ -230,17 +219,17 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
     [4096.0, 8192.0]
 
     Args:
-        schedule: The order of each device.
-        costs: What actions and transfers take.
+        schedule: The ordered actions of each device.
+        costs: The costs of actions and transfers.
 
     Raises:
         ValueError: If there are costs of another number of stages, or the schedule
             deadlocks.
     """
     costs.check_num_stages(schedule)
-    place = schedule.placement
+    placement = schedule.placement
     ends: dict[Action, float] = {}
-    arrivals: dict[Action, float] = {}  # Of results that another stage reads, there.
+    arrivals: dict[Action, float] = {}  # Of results at the stage that needs them.
     device_free: list[float] = [0] * schedule.num_devices
     link_free: dict[tuple[int, int], float] = collections.defaultdict(float)
     spans: list[Span] = []
@@ -248,32 +237,29 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
     # All that goes over a link comes from one device, so that the order of actions is
     # that of transfers, too.
     for action in schedule.slots:
-        k, m, p = action.stage, action.microbatch, place[action.stage]
+        k, m, p = action.stage, action.microbatch, placement[action.stage]
         needed = [
             ends[d] if d.stage == k else arrivals[d]
             for d in schedule.dependencies(action)
         ]
-        ready = max([device_free[p], *needed])
+        ready = time = max([device_free[p], *needed])
         recomputes = action.kind in ("backward", "backward_input")
-        kinds: tuple[SpanKind, ...] = (action.kind,)
-        if recomputes and costs.seconds("recompute", k):
-            kinds = ("recompute", action.kind)
-        early = len(kinds) > 1 and costs.recompute_when == "early"
-        time = device_free[p] if early else ready
-        for kind in kinds:
-            start = time if kind == "recompute" else max(time, ready)
-            time = start + costs.seconds(kind, k)
-            spans.append(Span(kind, k, m, p, start, time))
-        ends[action] = arrivals[action] = device_free[p] = time
-        reader = _consumer(action, schedule.num_stages)
-        if reader is None or place[reader] == p:
+        if recomputes and (recompute := costs.seconds("recompute", k)):
+            start = device_free[p] if costs.recompute_when == "early" else ready
+            spans.append(Span("recompute", k, m, p, start, start + recompute))
+            time = max(start + recompute, ready)
+        end = time + costs.seconds(action.kind, k)
+        spans.append(Span(action.kind, k, m, p, time, end))
+        ends[action] = arrivals[action] = device_free[p] = end
+        receiver = k + {"forward": 1, "backward_weight": 0}.get(action.kind, -1)
+        if not 0 <= receiver < schedule.num_stages or placement[receiver] == p:
             continue
-        link = p, place[reader]
-        start = max(time, link_free[link])
-        sent = _for_stage(costs.boundary_bytes, min(k, reader)) / costs.bandwidth
-        link_free[link] = start + sent
+        link = p, placement[receiver]
+        start = max(end, link_free[link])
+        seconds = _for_stage(costs.boundary_bytes, min(k, receiver)) / costs.bandwidth
+        link_free[link] = start + seconds
         arrivals[action] = link_free[link] + costs.latency
-        transfers.append(TransferSpan(k, reader, m, start, arrivals[action]))
+        transfers.append(TransferSpan(k, receiver, m, start, arrivals[action]))
     title = f"{schedule.name}, simulated"
     return Simulation(Timeline(schedule, tuple(spans), tuple(transfers), title), costs)
 
@@ -297,9 +283,9 @@ def recompute_counts(remat: str, num_layers: int) -> list[int]:
 
 
 def costs_of(timeline: Timeline) -> Costs:
-    """Returns what a step took, so that it can be simulated: transfers are free.
+    """Returns the costs of a step, to simulate it with transfers that are free.
 
-    Each stage takes what it took on average over microbatches. So does recomputation,
+    Those of a stage are means over its microbatches. So are those of recomputation,
     though it may have been of some of them only.
 
     Args:
@@ -317,7 +303,7 @@ def costs_of(timeline: Timeline) -> Costs:
         some = seconds[kind, k]
         return sum(some) / len(some) if some else None
 
-    rows: list[tuple[float, float, float, float, float]] = []
+    rows = []
     for k in range(schedule.num_stages):
         forward, whole = mean("forward", k), mean("backward", k)
         of_inputs, of_weights = mean("backward_input", k), mean("backward_weight", k)
@@ -332,25 +318,10 @@ def costs_of(timeline: Timeline) -> Costs:
         both = of_inputs + of_weights if whole is None else whole
         again = sum(seconds["recompute", k]) / schedule.num_microbatches
         rows.append((forward, both, of_inputs, of_weights, again))
-    columns = list(zip(*rows, strict=True))
-    return Costs(
-        forward=columns[0],
-        backward=columns[1],
-        backward_input=columns[2],
-        backward_weight=columns[3],
-        recompute=columns[4],
-    )
+    kinds = ("forward", "backward", "backward_input", "backward_weight", "recompute")
+    columns: list[Any] = list(zip(*rows, strict=True))
+    return Costs(**dict(zip(kinds, columns, strict=True)))
 
 
 def _for_stage(values: PerStage, k: int) -> float:
     return values[k] if isinstance(values, Sequence) else values
-
-
-def _consumer(action: Action, num_stages: int) -> int | None:
-    """Returns the stage to which the results of an action go, if there is one."""
-    k = action.stage
-    if action.kind == "forward":
-        return k + 1 if k + 1 < num_stages else None
-    if action.kind == "backward_weight":
-        return None
-    return k - 1 if k > 0 else None

@@ -1,4 +1,4 @@
-"""What each device does at what time, in a step that was measured or simulated.
+"""Timelines: when each device does what, in a measured or simulated step.
 
     device 0  F0-F1-F2-F3-..................B0---B1---B2---B3---
     device 1  ...F0-F1-F2-F3-..........B0---B1---B2---B3---.....
@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -25,7 +26,7 @@ from tfgpipe.schedules import Action, ActionKind, Schedule, action_labels
 SpanKind = Literal[
     "forward", "recompute", "backward", "backward_input", "backward_weight"
 ]
-# What a span's letter and its kind stand for, in the order of a microbatch's life.
+# A span's letter and kind in words, in the order in which a microbatch has them.
 KIND_LABELS: dict[SpanKind, str] = {
     "forward": "F forward",
     "recompute": "r recompute",
@@ -35,6 +36,7 @@ KIND_LABELS: dict[SpanKind, str] = {
 }
 # Columns of a terminal that a timeline as text takes at most.
 WIDTH = 100
+_START = operator.attrgetter("start")
 
 # A value that changes over time: from each time on, to the next, the value.
 TimeSeries = tuple[tuple[float, float], ...]
@@ -42,14 +44,14 @@ TimeSeries = tuple[tuple[float, float], ...]
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """A device at work on one thing.
+    """One entry of a timeline: a device at work on one stage and microbatch.
 
     Attributes:
-        kind: What it does: an action's kind, or `"recompute"`, which makes activations
-            anew right before the backward that needs them.
+        kind: An action's kind, or `"recompute"`, of the activations right before the
+            backward that needs them.
         stage: k.
         microbatch: m.
-        device: The number of the device.
+        device: The index of the device.
         start: When it starts, in seconds.
         end: When it ends, in seconds.
     """
@@ -72,8 +74,8 @@ class TransferSpan:
     """Activations or gradients on their way to another device.
 
     Attributes:
-        from_stage: The stage that made them.
-        to_stage: The stage that reads them: the next for activations, the one before
+        from_stage: The stage that computed them.
+        to_stage: The stage that needs them: the next for activations, the one before
             for gradients.
         microbatch: m.
         start: When they leave, in seconds.
@@ -108,10 +110,10 @@ class Timeline:
     step time 6.00 ms, bubble 50.0%, efficiency 50.0%, imbalance 1.00
 
     Attributes:
-        schedule: What the devices follow.
-        spans: What they do, in any order.
-        transfers: What is sent between them, as far as it is known.
-        title: What to call it.
+        schedule: The schedule of the devices.
+        spans: Their work, in any order.
+        transfers: Transfers between them, as far as they are known.
+        title: A title for text and pictures.
 
     Raises:
         ValueError: If there are no spans, or they take no time.
@@ -178,14 +180,11 @@ class Timeline:
         of its backward, the later half where it is split, and counts once for each
         stage of the device.
         """
-        changes: list[list[tuple[float, float]]] = [
-            [] for _ in range(self.schedule.num_devices)
-        ]
-        for spans in self.spans_by_microbatch().values():
-            changes[spans[0].device] += [
-                (spans[0].start, 1),
-                (max(span.end for span in spans), -1),
-            ]
+        P = self.schedule.num_devices
+        changes: list[list[tuple[float, float]]] = [[] for _ in range(P)]
+        for first, *others in self.spans_by_microbatch().values():
+            end = max(span.end for span in (first, *others))
+            changes[first.device] += [(first.start, 1), (end, -1)]
         return tuple(time_series(some, start=self.start) for some in changes)
 
     @property
@@ -196,12 +195,12 @@ class Timeline:
     def spans_by_microbatch(self) -> dict[tuple[int, int], list[Span]]:
         """Returns the spans of each stage and microbatch, in the order they start."""
         visits: dict[tuple[int, int], list[Span]] = {}
-        for span in sorted(self.spans, key=_by_start):
+        for span in sorted(self.spans, key=_START):
             visits.setdefault((span.stage, span.microbatch), []).append(span)
         return visits
 
     def span_kinds(self) -> tuple[SpanKind, ...]:
-        """Returns the kinds that occur, in the order of a microbatch's life."""
+        """Returns the kinds that occur, in the order in which a microbatch has them."""
         present = {span.kind for span in self.spans}
         return tuple(kind for kind in KIND_LABELS if kind in present)
 
@@ -235,15 +234,12 @@ def time_series(
     >>> time_series([(1, 5), (2, -5), (2, 3)], start=0)
     ((0, 0), (1, 5), (2, 3))
     """
-    sums: dict[float, float] = {start: 0}
+    sums = {start: base}
     for time, change in changes:
         sums[time] = sums.get(time, 0) + change
-    steps = []
-    value = base
-    for time in sorted(sums):
-        value += sums[time]
-        steps.append((time, value))
-    return tuple(steps)
+    times = sorted(sums)
+    values = itertools.accumulate(sums[time] for time in times)
+    return tuple(zip(times, values, strict=True))
 
 
 def average_timelines(timelines: Sequence[Timeline]) -> Timeline:
@@ -277,8 +273,8 @@ def average_timelines(timelines: Sequence[Timeline]) -> Timeline:
     )
 
 
-def report_timelines(timeline: Timeline) -> dict[str, Any]:
-    """Returns the numbers of a timeline by name, as JSON can hold them."""
+def timeline_metrics(timeline: Timeline) -> dict[str, Any]:
+    """Returns the metrics of a timeline by name, for JSON."""
     schedule = timeline.schedule
     return {
         "schedule": schedule.name,
@@ -323,7 +319,7 @@ def _rows(timeline: Timeline) -> list[str]:
     column = timeline.step_time / num_columns
     rows = []
     for p, name in enumerate(names):
-        mine = sorted((s for s in timeline.spans if s.device == p), key=_by_start)
+        mine = sorted((s for s in timeline.spans if s.device == p), key=_START)
         middles = (timeline.start + (c + 0.5) * column for c in range(num_columns))
         runs = itertools.groupby(_span_at(mine, time) for time in middles)
         drawn = ""
@@ -337,12 +333,8 @@ def _rows(timeline: Timeline) -> list[str]:
 
 def _span_at(spans: Sequence[Span], time: float) -> Span | None:
     """Returns the one of a device's spans, sorted, that runs at a time, if any."""
-    before = bisect.bisect_right(spans, time, key=_by_start)
+    before = bisect.bisect_right(spans, time, key=_START)
     return spans[before - 1] if before and spans[before - 1].end > time else None
-
-
-def _by_start(span: Span) -> float:
-    return span.start
 
 
 Timed = TypeVar("Timed", Span, TransferSpan)
@@ -351,10 +343,8 @@ Timed = TypeVar("Timed", Span, TransferSpan)
 def _mean_times(
     steps: Sequence[tuple[Timed, ...]], origins: Sequence[float]
 ) -> tuple[Timed, ...]:
-    """Returns what several steps hold, with the means of its times."""
-    times: dict[Timed, list[tuple[float, float]]] = {
-        dataclasses.replace(one, start=0, end=0): [] for one in steps[0]
-    }
+    """Returns the entries of several steps, with the means of their times."""
+    times: dict[Timed, list[tuple[float, float]]] = {}
     for step, origin in zip(steps, origins, strict=True):
         for one in step:
             key = dataclasses.replace(one, start=0, end=0)

@@ -424,8 +424,8 @@ def test_peaks_are_written_on_their_bars(drawn):
 
 
 @pytest.mark.parametrize("peaks", [{}, {"a": {}}, {"a": {"x": 1}, "b": {"y": 1}}])
-def test_bars_side_by_side_are_of_the_same_places(peaks):
-    with pytest.raises(ValueError, match=r"the same places\. Received .* Give each"):
+def test_bars_side_by_side_have_the_same_names(peaks):
+    with pytest.raises(ValueError, match=r"the same names\. Received .* Give each"):
         plot_peaks(peaks)
 
 

@@ -17,9 +17,9 @@ from tfgpipe.simulation.timeline import (
     Timeline,
     TransferSpan,
     average_timelines,
-    report_timelines,
     span_labels,
     time_series,
+    timeline_metrics,
 )
 
 # Two devices, one microbatch, with recomputation, on a clock that starts at 10:
@@ -71,7 +71,7 @@ def test_the_numbers_are_those_worked_out_by_hand():
 
 def test_the_order_of_spans_does_not_matter():
     backwards = dataclasses.replace(BY_HAND, spans=BY_HAND.spans[::-1])
-    assert report_timelines(backwards) == report_timelines(BY_HAND)
+    assert timeline_metrics(backwards) == timeline_metrics(BY_HAND)
     assert backwards.in_flight() == BY_HAND.in_flight()
     assert str(backwards) == str(BY_HAND)
 
@@ -242,7 +242,7 @@ def test_a_timeline_without_time_is_refused(spans):
 
 
 def test_a_report_is_json():
-    assert json.loads(json.dumps(report_timelines(BY_HAND))) == {
+    assert json.loads(json.dumps(timeline_metrics(BY_HAND))) == {
         "schedule": "gpipe",
         "num_stages": 2,
         "num_microbatches": 1,
