@@ -120,9 +120,9 @@ def test_weights_of_plain_layers_can_be_set_and_taken():
     set_full_weights(layer, dense.get_weights())
     for a, b in zip(dense.get_weights(), full_weights(layer), strict=True):
         np.testing.assert_array_equal(a, b)
-    with pytest.raises(ValueError, match="has 2 weights, each counted whole"):
+    with pytest.raises(ValueError, match=r"has 2 full weights\. Received 1\."):
         set_full_weights(layer, dense.get_weights()[:1])
-    with pytest.raises(ValueError, match=r"'kernel' .* \(4, 6\) as a whole. Received"):
+    with pytest.raises(ValueError, match=r"'kernel' .* full shape \(4, 6\)\. Received"):
         set_full_weights(layer, [np.ones((5, 6)), np.ones(6)])
 
 
@@ -132,6 +132,6 @@ def test_a_file_of_another_layer_is_refused(tmp_path):
     keras.Sequential([keras.Input((3,)), sharded]).save_weights(path)
     other = keras.Sequential([keras.Input((3,)), TPDense(4, num_shards=2)])
     with pytest.raises(
-        ValueError, match=r"has 2 weights, whole ones .* Received a file with 1"
+        ValueError, match=r"has 2 full weights\. Received a file with 1"
     ):
         other.load_weights(path)

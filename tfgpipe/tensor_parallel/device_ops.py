@@ -40,6 +40,24 @@ def on(device: str, function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
         return _with_gradient_on(device, function)(*tensors)
 
 
+def on_each(
+    devices: Sequence[str],
+    function: Callable[..., Any],
+    *tensors: Sequence[tf.Tensor],
+) -> list[Any]:
+    """Returns a function of the tensors of each device, computed there.
+
+    Args:
+        devices: T devices.
+        function: As of `on`.
+        *tensors: Its arguments, T of each.
+    """
+    return [
+        on(device, function, *each)
+        for device, *each in zip(devices, *tensors, strict=True)
+    ]
+
+
 def copy(x: tf.Tensor, device: str, num: int) -> list[tf.Tensor]:
     """Returns copies of a tensor on its device, whose gradients are summed there.
 
