@@ -198,7 +198,7 @@ def test_guests_move_their_ranges_themselves(guest):
     quantizer = tfmot.library().quantizers.LastValueQuantizer(8, False, True, True)
     config = quantization.QuantizeConfig(weights={"kernel": from_tfmot(quantizer)})
     layer = quantization.QuantizeWrapper(keras.layers.Dense(2, name="d"), config)
-    with pytest.raises(ValueError, match=r"'kernel' of layer 'd'.*\"per_call\""):
+    with pytest.raises(ValueError, match=r"'kernel' of layer 'quant_d'.*\"per_call\""):
         layer(np.ones((1, 2), "float32"))
 
 

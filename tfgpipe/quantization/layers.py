@@ -13,12 +13,12 @@ import keras
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
+from tfgpipe._util import IdentityMap
 from tfgpipe.capture import dtype_policies, source_model
 from tfgpipe.quantization.activations import QuantizedActivation
 from tfgpipe.quantization.annotation import LayerWrapper
 from tfgpipe.quantization.config import INPUTS, QuantizeConfig
 from tfgpipe.quantization.fake_quant import (
-    ExternalQuantizer,
     FakeQuantNode,
     Observer,
     QuantContext,
@@ -88,7 +88,19 @@ class QuantizeWrapper(LayerWrapper):
         freeze_after: int | None = None,
         **kwargs: Any,
     ) -> None:
-        _check(layer, config)
+        if not isinstance(layer, keras.layers.Layer):
+            raise TypeError(
+                f"What is quantized is a Keras layer. Received {layer!r} of type "
+                f"{type(layer).__name__}."
+            )
+        if not isinstance(config, QuantizeConfig):
+            raise TypeError(
+                "A layer is quantized by a `tfgpipe.quantization.QuantizeConfig`. "
+                f"Received {config!r} of type {type(config).__name__} for layer "
+                f"'{layer.name}'. `tfgpipe.quantization.from_tfmot(config)` makes one "
+                "of tfmot's."
+            )
+        check_unquantized(layer)
         kwargs.setdefault("name", f"quant_{layer.name}")
         super().__init__(layer, config, **kwargs)
         self.schedule = QuantSchedule(
@@ -107,7 +119,6 @@ class QuantizeWrapper(LayerWrapper):
         def make(
             name: str, observer: Observer, shape: Any = None, *, is_weight: bool = False
         ) -> FakeQuantNode:
-            self._check_waits(observer, name)
             unique = f"{name}_{counts[name]}" if counts[name] else name
             counts[name] += 1
             node = make_node(self, unique, observer, shape, is_weight=is_weight)
@@ -128,12 +139,7 @@ class QuantizeWrapper(LayerWrapper):
     def call(self, *args: Any, training: bool | None = None, **kwargs: Any) -> Any:
         """Applies the layer on quantized weights, and quantizes what it computes."""
         with keras_internals.without_autocast():
-            context = QuantContext(
-                self.num_updates,
-                self.schedule,
-                updates_ranges=bool(training) and self.trainable,
-                inputs=(args, kwargs),
-            )
+            context = QuantContext(self, training=training, inputs=(args, kwargs))
             weights = [
                 (v, node.fake_quantize(tf.convert_to_tensor(v.value), context))
                 for v, node in self._nodes.weights
@@ -150,13 +156,14 @@ class QuantizeWrapper(LayerWrapper):
     @property
     def needs_data(self) -> bool:
         """Whether a range of an activation is unknown before training."""
-        return any(node.needs_data for node in self._nodes.of_activations)
+        nodes = [node for each in self._nodes.activations for node in each.nodes]
+        return any(node.needs_data for node in [*nodes, self._nodes.output] if node)
 
     @property
     def is_per_channel(self) -> bool:
         """Whether a weight has a range for each channel."""
-        ranges = [node.variables for _, node in self._nodes.weights]
-        return any(len(v.shape) > 0 for pair in ranges for v in pair)
+        weights = self._nodes.weights
+        return any(len(v.shape) > 0 for _, node in weights for v in node.variables)
 
     def set_weight_ranges(self) -> None:
         """Sets the ranges of weights by their values, as the next step will."""
@@ -167,16 +174,6 @@ class QuantizeWrapper(LayerWrapper):
         """Returns the constructor's arguments."""
         return {**super().get_config(), **self.schedule.get_config()}
 
-    def _check_waits(self, observer: Observer, name: str) -> None:
-        per_step = self.schedule.range_update == "per_step"
-        if per_step and isinstance(observer, ExternalQuantizer):
-            raise ValueError(
-                "A quantizer of tfmot's updates its range itself, in each call. "
-                f"Received one for '{name}' of layer '{self.layer.name}' with "
-                'range_update="per_step". Use range_update="per_call", or an observer '
-                "of `tfgpipe.quantization`, which can wait for the end of the step."
-            )
-
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
 class FakeQuantize(keras.layers.Layer):
@@ -185,7 +182,7 @@ class FakeQuantize(keras.layers.Layer):
     Put before the first layer it makes a model take integers once it is exported.
 
     Args:
-        observer: What finds the range. Defaults to that of all observations.
+        observer: The observer. Defaults to `AllValuesRange()`.
         range_update: As of `QuantizeWrapper`.
         delay: Likewise.
         freeze_after: Likewise.
@@ -235,12 +232,7 @@ class FakeQuantize(keras.layers.Layer):
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns the inputs fake-quantized."""
         with keras_internals.without_autocast():
-            context = QuantContext(
-                self.num_updates,
-                self.schedule,
-                updates_ranges=bool(training) and self.trainable,
-                inputs=inputs,
-            )
+            context = QuantContext(self, training=training, inputs=inputs)
             outputs = fake_quantize_all(self._node, inputs, context)
             context.commit()
         return outputs
@@ -311,12 +303,6 @@ class _Nodes:
     activations: list[QuantizedActivation] = dataclasses.field(default_factory=list)
     output: FakeQuantNode | None = None
 
-    @property
-    def of_activations(self) -> list[FakeQuantNode]:
-        """The nodes of activations and of the outputs."""
-        nodes = [node for each in self.activations for node in each.nodes]
-        return nodes if self.output is None else [*nodes, self.output]
-
 
 @contextlib.contextmanager
 def _substituted(
@@ -346,27 +332,12 @@ def _substituted(
                 del mapping[id(variable)]
             mapping.update(before)
         return
-    substituted = {id(variable) for variable, _ in pairs}
+    substituted = IdentityMap(pairs)
     with keras.StatelessScope(list(pairs), collect_losses=True) as scope:
         yield
     for variable in owner.variables:
         value = scope.get_current_value(variable)
-        if value is not None and id(variable) not in substituted:
+        if value is not None and variable not in substituted:
             variable.assign(value)
     for loss in scope.losses:
         owner.add_loss(loss)
-
-
-def _check(layer: Any, config: Any) -> None:
-    if not isinstance(layer, keras.layers.Layer):
-        raise TypeError(
-            f"What is quantized is a Keras layer. Received {layer!r} of type "
-            f"{type(layer).__name__}."
-        )
-    if not isinstance(config, QuantizeConfig):
-        raise TypeError(
-            "A layer is quantized by a `tfgpipe.quantization.QuantizeConfig`. Received "
-            f"{config!r} of type {type(config).__name__} for layer '{layer.name}'. "
-            "`tfgpipe.quantization.from_tfmot(config)` makes one of tfmot's."
-        )
-    check_unquantized(layer)
