@@ -767,7 +767,7 @@ QUANTIZATION = (
     Fault(
         "a model that has seen no range is exported",
         "tfgpipe/quantization/export.py",
-        "    _check_ranges(copy)\n",
+        "    _check_ranges(copy, calibrated=representative is not None)\n",
         "",
         (
             "tests/quantization/test_export.py::test_a_model_that_has_seen_no_range_is_refused",

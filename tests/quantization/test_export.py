@@ -179,7 +179,7 @@ def _refused(error: type[Exception], words: str, model, file, *args) -> None:
 def test_a_model_that_has_seen_no_range_is_refused(file):
     words = (
         r"^Activations are quantized by ranges that were seen in training\. Received "
-        r"layers 'fake_quantize', 'quant_dense', 'quant_dense_1', 'quant_dense_2', "
+        r"layers 'fake_quantize', 'quant_dense', 'quant_dense_1' and 1 more, "
         r"which have seen none\. Train the model, or run `model\(x, training=True\)`"
     )
     model = apply(keras.Sequential(dense()))

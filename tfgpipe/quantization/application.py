@@ -75,12 +75,11 @@ def apply(
     copier = _Copier(scheme or default_8bit(), which, schedule)
     if keras_internals.functional_graph(model_or_layers) is not None:
         return copier.model(model_or_layers, quantize_inputs=quantize_inputs)
-    is_model = isinstance(model_or_layers, keras.Sequential)
-    layers = source_model.check_layer_list(
-        model_or_layers.layers if is_model else model_or_layers
-    )
-    copies = copier.layers(layers, quantize_inputs=quantize_inputs)
-    return keras.Sequential(copies, name=model_or_layers.name) if is_model else copies
+    if isinstance(model_or_layers, keras.Sequential):
+        layers = copier.layers(model_or_layers.layers, quantize_inputs=quantize_inputs)
+        return keras.Sequential(layers, name=model_or_layers.name)
+    layers = source_model.check_layer_list(model_or_layers)
+    return copier.layers(layers, quantize_inputs=quantize_inputs)
 
 
 class _Copier:

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from tfgpipe._compat import keras_internals
+from tfgpipe._util import unique
 from tfgpipe.quantization.fake_quant import Observer
 from tfgpipe.quantization.ranges import (
     AllValuesRange,
@@ -59,13 +60,12 @@ class QuantizeConfig:
     ) -> None:
         if isinstance(output, bool):
             output = ACTIVATIONS if output else None
-        values = {
-            "weights": _observers("weights", weights, WEIGHTS),
-            "activations": _observers("activations", activations, ACTIVATIONS),
-            "output": output,
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        # It is frozen.
+        weights = _observers("weights", weights, WEIGHTS)
+        object.__setattr__(self, "weights", weights)
+        activations = _observers("activations", activations, ACTIVATIONS)
+        object.__setattr__(self, "activations", activations)
+        object.__setattr__(self, "output", output)
         for observer in (*self.weights.values(), *self.activations.values(), output):
             if observer is not None and not isinstance(observer, Observer):
                 raise TypeError(
@@ -84,14 +84,15 @@ class QuantizeConfig:
             ValueError: If there is no variable of a name.
         """
         inner = keras_internals.inner_layers(layer)
-        variables = {id(v): v for each in inner for v in each.variables}.values()
+        variables = unique(v for each in inner for v in each.variables)
+        names = [v.name for v in variables]
         for name in self.weights:
-            if name not in {v.name for v in variables}:
+            if name not in names:
                 raise ValueError(
                     f"A weight to quantize is a variable of the layer. Received "
                     f"'{name}' for layer '{layer.name}' of type "
                     f"{type(layer).__name__}, whose variables are "
-                    f"{', '.join(v.name for v in variables) or 'none'}."
+                    f"{', '.join(names) or 'none'}."
                 )
         return [(v, self.weights[v.name]) for v in variables if v.name in self.weights]
 
@@ -124,21 +125,21 @@ class QuantizeConfig:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> QuantizeConfig:
-        """Makes this again from what `get_config` returned."""
+        """Makes a configuration from what `get_config` returned."""
         return cls(**keras.saving.deserialize_keras_object(config))
 
 
 def _observers(
-    argument: str, given: Mapping[str, Observer] | Sequence[str], default: Observer
+    argument: str, value: Mapping[str, Observer] | Sequence[str], default: Observer
 ) -> dict[str, Observer]:
-    if isinstance(given, str):
+    if isinstance(value, str):
         raise TypeError(
             f"`{argument}` is a list of names, or a dictionary of observers by name. "
-            f"Received {given!r}. Use [{given!r}]."
+            f"Received {value!r}. Use [{value!r}]."
         )
-    if isinstance(given, Mapping):
-        return dict(given)
-    return dict.fromkeys(given, default)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return dict.fromkeys(value, default)
 
 
 # Of a layer that stays as it is.

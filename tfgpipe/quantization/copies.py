@@ -42,7 +42,7 @@ def plain_copy(model: keras.Model) -> keras.Model:
             of its layers have one name.
     """
     _check(model)
-    unpipelined = without_pipelines(model)
+    unpipelined = _without_pipelines(model)
     any_batch = unpipelined is not model
     classes = _classes(unpipelined)
 
@@ -59,7 +59,7 @@ def plain_copy(model: keras.Model) -> keras.Model:
         name = _full_name(thing.get("module"), thing["class_name"])
         return {**thing, "registered_name": name} if name in classes else thing
 
-    serialized = map_config(keras.saving.serialize_keras_object(unpipelined), plain)
+    serialized = _map_config(keras.saving.serialize_keras_object(unpipelined), plain)
     serialized.pop("compile_config", None)
     with dtype_policies.default_policy_scope("float32"):
         # A model of this process is trusted, and may hold lambdas.
@@ -109,7 +109,7 @@ def quantize_after_training(
     return copy
 
 
-def map_config(
+def _map_config(
     config: Any, function: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> Any:
     """Returns a serialized configuration with each object in it replaced.
@@ -120,10 +120,10 @@ def map_config(
             replaced already.
     """
     if isinstance(config, dict):
-        mapped = {key: map_config(value, function) for key, value in config.items()}
+        mapped = {key: _map_config(value, function) for key, value in config.items()}
         return function(mapped) if {"class_name", "config"} <= mapped.keys() else mapped
     if isinstance(config, list | tuple):
-        return type(config)(map_config(value, function) for value in config)
+        return type(config)(_map_config(value, function) for value in config)
     return config
 
 
@@ -154,14 +154,7 @@ def _full_name(module: Any, name: str) -> str:
     return f"{module}>{name}"
 
 
-def inputs_of(model: keras.Model) -> Any:
-    """Returns what a Functional or Sequential model takes, in its structure."""
-    graph = keras_internals.functional_graph(model)
-    assert graph is not None  # What `plain_copy` returns is one of the two.
-    return graph.input
-
-
-def without_pipelines(model: keras.Model) -> keras.Model:
+def _without_pipelines(model: keras.Model) -> keras.Model:
     """Returns a model of the same layers, weights shared, none of them in a pipeline.
 
     The model itself if that is so already.
@@ -185,7 +178,7 @@ def _without(layer: Any) -> Any:
     if isinstance(layer, PipelinedLayer | PipelinedModel):
         return layer.unpipelined()
     if isinstance(layer, keras.Model):
-        return without_pipelines(layer)
+        return _without_pipelines(layer)
     return layer
 
 

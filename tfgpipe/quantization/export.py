@@ -14,7 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe.quantization.copies import inputs_of, plain_copy
+from tfgpipe._util import some_of
+from tfgpipe.quantization.copies import plain_copy
 from tfgpipe.quantization.layers import QuantizeWrapper, quantizing_layers
 from tfgpipe.quantization.tflite import Interpreter, batches, without_deprecation
 
@@ -70,13 +71,11 @@ def export_int8(
             f"A model in 8 bits is written to a file `*{SUFFIX}`. Received '{path}'."
         )
     copy = plain_copy(model)
-    if representative is None:
-        _check_quantizing(copy)
-    _check_ranges(copy)
+    _check_ranges(copy, calibrated=representative is not None)
     options: dict[str, Any] = {}
     if representative is not None:
         options["representative_dataset"] = lambda: _samples(copy, representative)
-    with replacing(path) as temporary, without_deprecation():
+    with _replacing(path) as temporary, without_deprecation():
         try:
             copy.export(
                 str(temporary),  # Keras 3.13 takes no path here.
@@ -96,7 +95,7 @@ def export_int8(
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def _replacing(path: Path) -> Iterator[Path]:
     """Yields a path to write to, which replaces `path` at the end if nothing failed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
@@ -111,62 +110,46 @@ def _samples(copy: keras.Model, representative: Any) -> Iterator[Any]:
         representative = representative.map(
             lambda *batch: keras.utils.unpack_x_y_sample_weight(batch)[0]
         )
-    inputs = keras.tree.flatten(inputs_of(copy))
+    inputs = copy.inputs
     for arrays in batches(representative, size=inputs[0].shape[0] or 1):
         row = [np.asarray(x, i.dtype) for x, i in zip(arrays, inputs, strict=True)]
         named = {i.name: x for i, x in zip(inputs, row, strict=True)}
         yield row if len(row) == 1 else named
 
 
-def _check_quantizing(copy: keras.Model) -> None:
-    if not quantizing_layers(copy):
+def _check_ranges(copy: keras.Model, *, calibrated: bool) -> None:
+    layers = quantizing_layers(copy)
+    if not (layers or calibrated):
         raise ValueError(
             "Numbers become integers by the ranges that they are in. Received "
             f"'{copy.name}', which was not trained with any, and representative=None. "
             "Train what `tfgpipe.quantization.apply(model)` returns, or pass some "
             "hundred inputs as `representative`."
         )
-
-
-def _check_ranges(copy: keras.Model) -> None:
-    missing = [
-        layer
-        for layer in quantizing_layers(copy)
-        if layer.needs_data and not int(layer.num_updates)
-    ]
+    missing = [x.name for x in layers if x.needs_data and not int(x.num_updates)]
     if missing:
-        names = ", ".join(f"'{layer.name}'" for layer in missing[:4])
-        more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
         raise ValueError(
             "Activations are quantized by ranges that were seen in training. Received "
-            f"layers {names}{more}, which have seen none. Train the model, or run "
+            f"layers {some_of(missing)}, which have seen none. Train the model, or run "
             "`model(x, training=True)` on a few batches."
         )
 
 
 def _check_ends(copy: keras.Model, path: Path) -> None:
     """Checks that floats have become integers where they go in and come out."""
-    names = [x.name for x in keras.tree.flatten(inputs_of(copy))]
-    file = Interpreter(path, input_names=names)
-    for what, tensors, remedy in (
-        (
-            "takes",
-            file.inputs,
-            "Have `tfgpipe.quantization.apply` quantize the inputs, or begin with a "
-            "`tfgpipe.quantization.FakeQuantize()`",
-        ),
-        (
-            "gives",
-            file.outputs,
-            "End with a layer that is quantized, or with a "
-            "`tfgpipe.quantization.FakeQuantize()`",
-        ),
+    file = Interpreter(path, input_names=[x.name for x in copy.inputs])
+    begin = "Have `tfgpipe.quantization.apply` quantize the inputs, or begin"
+    end = "End with a layer that is quantized, or"
+    for verb, tensors, remedy in (
+        ("takes", file.inputs, begin),
+        ("gives", file.outputs, end),
     ):
         if any(np.issubdtype(tensor.dtype, np.floating) for tensor in tensors):
             raise ValueError(
                 f"A file in 8 bits takes and gives integers. Received '{copy.name}', "
-                f"which {what} floats that are not quantized. {remedy}; or pass some "
-                "hundred inputs as `representative`."
+                f"which {verb} floats that are not quantized. {remedy} with a "
+                "`tfgpipe.quantization.FakeQuantize()`; or pass some hundred inputs "
+                "as `representative`."
             )
 
 

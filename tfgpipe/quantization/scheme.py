@@ -164,8 +164,7 @@ def configs_of(
     num_readers = collections.Counter(n for c in calls for n in c.input_ids)
     producers = {n: c for c in calls for n in c.output_ids}
     configs = IdentityMap(
-        (x, annotated.get(x) or scheme.config(x))
-        for x in unique(called)
+        (x, annotated.get(x) or scheme.config(x)) for x in unique(called)
     )
 
     def may_fuse(call: Call) -> bool:
