@@ -76,8 +76,8 @@ def apply(
     if keras_internals.functional_graph(model_or_layers) is not None:
         return copier.model(model_or_layers, quantize_inputs=quantize_inputs)
     if isinstance(model_or_layers, keras.Sequential):
-        layers = copier.layers(model_or_layers.layers, quantize_inputs=quantize_inputs)
-        return keras.Sequential(layers, name=model_or_layers.name)
+        copies = copier.layers(model_or_layers.layers, quantize_inputs=quantize_inputs)
+        return keras.Sequential(copies, name=model_or_layers.name)
     layers = source_model.check_layer_list(model_or_layers)
     return copier.layers(layers, quantize_inputs=quantize_inputs)
 

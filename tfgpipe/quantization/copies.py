@@ -154,36 +154,28 @@ def _full_name(module: Any, name: str) -> str:
     return f"{module}>{name}"
 
 
-def _without_pipelines(model: keras.Model) -> keras.Model:
-    """Returns a model of the same layers, weights shared, none of them in a pipeline.
+def _without_pipelines(layer: Any) -> Any:
+    """Returns a layer or model of the same layers, weights shared, without pipelines.
 
-    The model itself if that is so already.
+    The layer itself if there are none in it.
     """
-    if isinstance(model, PipelinedModel):
-        return model.unpipelined()
-    inner = keras_internals.inner_layers(model)
-    if not any(isinstance(x, PipelinedLayer | PipelinedModel) for x in inner):
-        return model
-    if isinstance(model, keras.Sequential):
-        entry = keras.Input(batch_shape=model.input_shape, dtype=model.inputs[0].dtype)
-        layers = [_without(layer) for layer in model.layers]
-        return keras.Sequential([entry, *layers], name=model.name)
+    if isinstance(layer, PipelinedLayer | PipelinedModel):
+        return layer.unpipelined()
+    inner = keras_internals.inner_layers(layer)
+    has_pipelines = any(isinstance(x, PipelinedLayer | PipelinedModel) for x in inner)
+    if not (has_pipelines and isinstance(layer, keras.Model)):
+        return layer
+    if isinstance(layer, keras.Sequential):
+        entry = keras.Input(batch_shape=layer.input_shape, dtype=layer.inputs[0].dtype)
+        layers = map(_without_pipelines, layer.layers)
+        return keras.Sequential([entry, *layers], name=layer.name)
     return keras.models.clone_model(
-        model, clone_function=_without, call_function=_called
+        layer, clone_function=_without_pipelines, call_function=_call_without_pipeline
     )
 
 
-def _without(layer: Any) -> Any:
-    """Returns a layer, a pipeline or one that holds pipelines as a plain model."""
-    if isinstance(layer, PipelinedLayer | PipelinedModel):
-        return layer.unpipelined()
-    if isinstance(layer, keras.Model):
-        return _without_pipelines(layer)
-    return layer
-
-
-def _called(layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls what stands in for a layer; a pipeline's side inputs are inputs now."""
+def _call_without_pipeline(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls a layer's replacement; the side inputs of a pipeline are inputs of it."""
     sides = kwargs.keys() - {"training", "mask"}
     if sides and keras_internals.functional_graph(layer) is not None:
         return layer((args[0], {name: kwargs[name] for name in sides}))

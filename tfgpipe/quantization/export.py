@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -72,10 +71,12 @@ def export_int8(
         )
     copy = plain_copy(model)
     _check_ranges(copy, calibrated=representative is not None)
-    options: dict[str, Any] = {}
-    if representative is not None:
-        options["representative_dataset"] = lambda: _samples(copy, representative)
-    with _replacing(path) as temporary, without_deprecation():
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder,
+        without_deprecation(),
+    ):
+        temporary = Path(folder) / path.name
         try:
             copy.export(
                 str(temporary),  # Keras 3.13 takes no path here.
@@ -87,34 +88,28 @@ def export_int8(
                 # By itself Keras allows TensorFlow's operations too, which the
                 # interpreters of devices lack.
                 target_spec={"supported_ops": [tf.lite.OpsSet.TFLITE_BUILTINS]},
-                **options,
+                representative_dataset=None
+                if representative is None
+                else lambda: _samples(copy, representative),
             )
         except Exception as error:
             raise RuntimeError(_failure(copy, error)) from error
         _check_ends(copy, temporary)
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Yields a path to write to, which replaces `path` at the end if nothing failed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
-        temporary = Path(folder) / path.name
-        yield temporary
         temporary.replace(path)
 
 
 def _samples(copy: keras.Model, representative: Any) -> Iterator[Any]:
-    """Yields one row after another, as the converter takes them."""
+    """Yields one example after another, as the converter takes them."""
     if isinstance(representative, tf.data.Dataset):
         representative = representative.map(
             lambda *batch: keras.utils.unpack_x_y_sample_weight(batch)[0]
         )
     inputs = copy.inputs
     for arrays in batches(representative, size=inputs[0].shape[0] or 1):
-        row = [np.asarray(x, i.dtype) for x, i in zip(arrays, inputs, strict=True)]
-        named = {i.name: x for i, x in zip(inputs, row, strict=True)}
-        yield row if len(row) == 1 else named
+        named = {
+            i.name: np.asarray(x, i.dtype) for i, x in zip(inputs, arrays, strict=True)
+        }
+        yield named if len(named) > 1 else [*named.values()]
 
 
 def _check_ranges(copy: keras.Model, *, calibrated: bool) -> None:
