@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfgpipe._util import lazy_exports
-from tfgpipe.quantization.annotation import annotate as annotate
 from tfgpipe.quantization.config import QuantizeConfig as QuantizeConfig
+from tfgpipe.quantization.config import annotate as annotate
 from tfgpipe.quantization.layers import FakeQuantize as FakeQuantize
 from tfgpipe.quantization.layers import QuantizeWrapper as QuantizeWrapper
 from tfgpipe.quantization.ranges import (

@@ -1,4 +1,4 @@
-"""Quantizing a whole model, or a list of layers.
+"""Quantized copies of models and lists of layers.
 
 The user's model stays as it is. The result is a copy, with the same weights, each layer
 in a wrapper of its own.
@@ -17,8 +17,12 @@ from tfgpipe._util import IdentityMap, check_choice
 from tfgpipe.capture import Call, source_model, tracer
 from tfgpipe.pipelined_layer import PipelinedLayer
 from tfgpipe.pipelined_model import PipelinedModel
-from tfgpipe.quantization.annotation import QuantizeAnnotation, without_annotation
-from tfgpipe.quantization.config import NOTHING, QuantizeConfig
+from tfgpipe.quantization.config import (
+    NOTHING,
+    QuantizeAnnotation,
+    QuantizeConfig,
+    without_annotation,
+)
 from tfgpipe.quantization.fake_quant import QuantSchedule, RangeUpdate
 from tfgpipe.quantization.layers import FakeQuantize, QuantizeWrapper, check_unquantized
 from tfgpipe.quantization.scheme import Scheme, configs_of, default_8bit

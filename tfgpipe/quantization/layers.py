@@ -16,8 +16,7 @@ from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap
 from tfgpipe.capture import dtype_policies, source_model
 from tfgpipe.quantization.activations import QuantizedActivation
-from tfgpipe.quantization.annotation import LayerWrapper
-from tfgpipe.quantization.config import INPUTS, QuantizeConfig
+from tfgpipe.quantization.config import INPUTS, LayerWrapper, QuantizeConfig
 from tfgpipe.quantization.fake_quant import (
     FakeQuantNode,
     Observer,
@@ -47,7 +46,7 @@ class QuantizeWrapper(LayerWrapper):
             ranges are only observed: they should fit before anything is rounded to
             them.
         freeze_after: The number of steps after which ranges stay as they are, so that
-            the last steps train the numbers that are deployed. None for never.
+            the last steps train the values that are deployed. None for never.
         **kwargs: Of the base layer. `name` defaults to `quant_` and the layer's.
 
     Attributes:
@@ -147,7 +146,7 @@ class QuantizeWrapper(LayerWrapper):
         with contextlib.ExitStack() as stack:
             stack.enter_context(_substituted(self, weights))
             for activation in self._nodes.activations:
-                stack.enter_context(activation.in_place(context))
+                stack.enter_context(activation.replacing_function(context))
             outputs = super().call(*args, training=training, **kwargs)
         outputs = fake_quantize_all(self._nodes.output, outputs, context)
         context.commit()
@@ -306,17 +305,17 @@ class _Nodes:
 
 @contextlib.contextmanager
 def _substituted(
-    owner: keras.layers.Layer, pairs: Sequence[tuple[keras.Variable, tf.Tensor]]
+    wrapper: keras.layers.Layer, pairs: Sequence[tuple[keras.Variable, tf.Tensor]]
 ) -> Iterator[None]:
-    """Has variables read as other values, wherever in a layer they are read.
+    """Variables read as other values inside, wherever in a layer they are read.
 
     Keras has no hook at the weights of a layer that is called. But inside a
-    `keras.StatelessScope` reading a variable yields what the scope maps it to. What
-    layers assign meanwhile is assigned as ever, and losses they add are added.
+    `keras.StatelessScope` a variable reads as the value that the scope maps it to.
+    Assignments and losses of layers inside take effect as usual.
 
     Args:
-        owner: The layer that takes on losses.
-        pairs: Variables, and what they read as.
+        wrapper: The layer that losses are added to.
+        pairs: Variables, each with the value that it reads as.
     """
     outer = keras_internals.current_stateless_scope()
     if outer is not None:
@@ -335,9 +334,9 @@ def _substituted(
     substituted = IdentityMap(pairs)
     with keras.StatelessScope(list(pairs), collect_losses=True) as scope:
         yield
-    for variable in owner.variables:
+    for variable in wrapper.variables:
         value = scope.get_current_value(variable)
         if value is not None and variable not in substituted:
             variable.assign(value)
     for loss in scope.losses:
-        owner.add_loss(loss)
+        wrapper.add_loss(loss)

@@ -130,8 +130,8 @@ class Comparison:
     """The outputs of a file in 8 bits beside those of its model.
 
     Attributes:
-        num_outputs: How many numbers were compared.
-        num_identical: How many are the same integer.
+        num_outputs: The number of values that were compared.
+        num_identical: The number of those that are the same integer.
         largest_difference: The largest difference in steps of the integer (LSB).
         accuracy: Share of labels that the model gives, or None without labels.
         int8_accuracy: Share of labels that the file gives, or None.

@@ -157,12 +157,18 @@ class MultiHeadAttention(ShardedLayer):
             use_causal_mask: Whether positions attend to none after them.
         """
         devices = self.shard_devices
-        mask = _joint_mask(
-            query, value, (query_mask, value_mask, key_mask), attention_mask
-        )
         if use_causal_mask:
-            causal = _causal(query, value)
-            mask = causal if mask is None else mask & causal
+            shape = (tf.shape(query)[1], tf.shape(value)[1])
+            causal = tf.linalg.band_part(tf.ones(shape, tf.bool), -1, 0)[None]
+        terms = [
+            None if query_mask is None else query_mask[:, :, None],
+            *(m if m is None else m[:, None, :] for m in (value_mask, key_mask)),
+            attention_mask,
+            causal if use_causal_mask else None,
+        ]
+        # [batch, length of query, length of value]
+        masks = [keras.ops.cast(term, "bool") for term in terms if term is not None]
+        masks = [functools.reduce(tf.logical_and, masks)] if masks else []
         key = value if key is None else key
         query, key, value = _copied((query, key, value), devices[0])
         projected = (
@@ -171,8 +177,11 @@ class MultiHeadAttention(ShardedLayer):
             self.value_dense(value),
         )
         drops = bool(training) and self.dropout > 0
-        masks = [] if mask is None else [mask]
-        seeds = [_seed(self._dropout_layer.seed_generator)] if drops else []
+        seeds = []
+        if drops:  # As Keras passes it to TensorFlow.
+            seed = self._dropout_layer.seed_generator.next()
+            seed = tf.cast(tf.math.floormod(seed, tf.int32.max - 1), tf.int32)
+            seeds = [seed]
         num_heads = self.num_heads // self.num_shards
 
         def attention(t: int) -> Callable[..., tf.Tensor]:
@@ -238,29 +247,3 @@ def _copied(tensors: Sequence[tf.Tensor], device: str) -> list[tf.Tensor]:
         for x in unique(tensors)
     )
     return [copies[x].pop() for x in tensors]
-
-
-def _joint_mask(
-    query: tf.Tensor,
-    value: tf.Tensor,
-    masks: Sequence[tf.Tensor | None],
-    attention_mask: tf.Tensor | None,
-) -> tf.Tensor | None:
-    """Returns the attention mask, `[batch, length of query, length of value]`."""
-    of_query, *others = masks
-    terms = [None if of_query is None else of_query[:, :, None]]
-    terms += [None if mask is None else mask[:, None, :] for mask in others]
-    terms.append(attention_mask)
-    masks = [keras.ops.cast(term, "bool") for term in terms if term is not None]
-    return functools.reduce(tf.logical_and, masks) if masks else None
-
-
-def _causal(query: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """Returns the causal mask, `[1, queries, values]`."""
-    shape = (tf.shape(query)[1], tf.shape(value)[1])
-    return tf.linalg.band_part(tf.ones(shape, tf.bool), -1, 0)[None]
-
-
-def _seed(generator: keras.random.SeedGenerator) -> tf.Tensor:
-    """Returns the next seed, as Keras gives it to TensorFlow."""
-    return tf.cast(tf.math.floormod(generator.next(), tf.int32.max - 1), tf.int32)

@@ -220,9 +220,9 @@ def set_full_weights(layer: keras.layers.Layer, weights: Sequence[np.ndarray]) -
 
 def check_divides(what: str, size: int, num_shards: int, name: str) -> None:
     """Raises ValueError if the number of shards does not divide a size."""
-    share, rest = divmod(size, num_shards)
-    if rest:
-        near = [n * num_shards for n in (share, share + 1) if n]
+    below = size - size % num_shards
+    if below != size:
+        near = [n for n in (below, below + num_shards) if n]
         raise ValueError(
             f"Each shard gets as many {what} as the others. Received {size} {what} and "
             f"num_shards={num_shards} in layer '{name}'. The nearest numbers of {what} "
