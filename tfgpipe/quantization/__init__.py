@@ -13,18 +13,10 @@ from tfgpipe.quantization.config import QuantizeConfig as QuantizeConfig
 from tfgpipe.quantization.config import annotate as annotate
 from tfgpipe.quantization.layers import FakeQuantize as FakeQuantize
 from tfgpipe.quantization.layers import QuantizeWrapper as QuantizeWrapper
-from tfgpipe.quantization.ranges import (
-    AllValuesRange as AllValuesRange,
-)
-from tfgpipe.quantization.ranges import (
-    FixedRange as FixedRange,
-)
-from tfgpipe.quantization.ranges import (
-    LastValueRange as LastValueRange,
-)
-from tfgpipe.quantization.ranges import (
-    MovingAverageRange as MovingAverageRange,
-)
+from tfgpipe.quantization.ranges import AllValuesRange as AllValuesRange
+from tfgpipe.quantization.ranges import FixedRange as FixedRange
+from tfgpipe.quantization.ranges import LastValueRange as LastValueRange
+from tfgpipe.quantization.ranges import MovingAverageRange as MovingAverageRange
 from tfgpipe.quantization.tfmot import from_tfmot as from_tfmot
 
 if TYPE_CHECKING:

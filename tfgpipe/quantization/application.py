@@ -188,7 +188,7 @@ class _Copier:
         if isinstance(model, keras.Sequential):
             shape, dtype = model.input_shape, model.inputs[0].dtype
             inputs = keras.Input(batch_shape=shape, dtype=dtype)
-            quantizes = quantized[0] and _is_floating(inputs)
+            quantizes = quantized[0] and keras.backend.is_float_dtype(dtype)
             first = self._input_layers() if quantizes else []
             copies = [self._copy(layer) for layer in model.layers]
             return keras.Sequential([inputs, *first, *copies], name=model.name)
@@ -199,7 +199,7 @@ class _Copier:
         replacements = IdentityMap(
             (x, layer(x))
             for x, quantizes in zip(keras.tree.flatten(inputs), quantized, strict=True)
-            if quantizes and _is_floating(x)
+            if quantizes and keras.backend.is_float_dtype(x.dtype)
             for layer in self._input_layers()
         )
 
@@ -256,7 +256,3 @@ def _renumbered(calls: Sequence[Call], first: int) -> list[Call]:
 def _takes_rounded(call: Call) -> bool:
     """Returns whether rounded inputs give a layer's outputs, but for the rounding."""
     return not isinstance(without_annotation(call.layer), _COMPARES_VALUES)
-
-
-def _is_floating(x: keras.KerasTensor) -> bool:
-    return keras.backend.is_float_dtype(x.dtype)

@@ -135,55 +135,54 @@ def make_node(
         ValueError: If the range is per channel and the number of channels is not known,
             or the observer does not fit the schedule.
     """
-    if isinstance(observer, Range):
-        return RangeNode(layer, name, observer, shape, is_weight=is_weight)
-    if layer.schedule.range_update == "per_step":
-        raise ValueError(
-            "A quantizer of tfmot's updates its range itself, in each call. Received "
-            f"one for '{name}' of layer '{layer.name}' with range_update=\"per_step\". "
-            'Use range_update="per_call", or an observer of `tfgpipe.quantization`, '
-            "which can wait for the end of the step."
+    if isinstance(observer, ExternalQuantizer):
+        if layer.schedule.range_update == "per_step":
+            raise ValueError(
+                "A quantizer of tfmot's updates its range itself, in each call. "
+                f"Received one for '{name}' of layer '{layer.name}' with "
+                'range_update="per_step". Use range_update="per_call", or an observer '
+                "of `tfgpipe.quantization`, which can wait for the end of the step."
+            )
+        return observer.make_node(layer, name, shape)
+    sizes: tuple[int, ...] = ()
+    if observer.axis is not None:
+        size = None if shape is None else tuple(shape)[observer.axis]
+        if size is None:
+            raise ValueError(
+                "A range for each channel needs the number of channels. Received "
+                f"axis={observer.axis} for '{name}' of layer '{layer.name}', "
+                f"whose shape is {shape}. Use axis=None for activations; weights "
+                "have known shapes."
+            )
+        sizes = (size,)
+    variables = tuple(
+        layer.add_weight(
+            name=f"{name}_{end}",
+            shape=sizes,
+            initializer=keras.initializers.Constant(value),
+            dtype="float32",
+            trainable=False,
+            autocast=False,
         )
-    return observer.make_node(layer, name, shape)
+        for end, value in zip(("min", "max"), observer.initial, strict=True)
+    )
+    return RangeNode(observer, variables, is_weight=is_weight)
 
 
 class RangeNode(FakeQuantNode):
-    """A node with an observed range. Arguments and errors are those of `make_node`."""
+    """A node with an observed range."""
 
     def __init__(
         self,
-        layer: keras.layers.Layer,
-        name: str,
         observer: Range,
-        shape: Any,
+        variables: tuple[keras.Variable, ...],
         *,
         is_weight: bool,
     ) -> None:
-        self.needs_data = not observer.is_fixed
         self.observer = observer
+        self.variables = variables
+        self.needs_data = not observer.is_fixed
         self._is_weight = is_weight
-        sizes: tuple[int, ...] = ()
-        if observer.axis is not None:
-            size = None if shape is None else tuple(shape)[observer.axis]
-            if size is None:
-                raise ValueError(
-                    "A range for each channel needs the number of channels. Received "
-                    f"axis={observer.axis} for '{name}' of layer '{layer.name}', "
-                    f"whose shape is {shape}. Use axis=None for activations; weights "
-                    "have known shapes."
-                )
-            sizes = (size,)
-        self.variables = tuple(
-            layer.add_weight(
-                name=f"{name}_{end}",
-                shape=sizes,
-                initializer=keras.initializers.Constant(value),
-                dtype="float32",
-                trainable=False,
-                autocast=False,
-            )
-            for end, value in zip(("min", "max"), observer.initial, strict=True)
-        )
 
     def fake_quantize(self, x: tf.Tensor, context: QuantContext) -> tf.Tensor:
         """Returns the tensor rounded to the levels of the range, in its own type."""

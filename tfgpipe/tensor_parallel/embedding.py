@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -103,8 +103,8 @@ class Embedding(ShardedLayer):
             return device_ops.gather(self.logits(inputs), self.shard_devices[0])
         tokens = keras.ops.cast(inputs, "int32")
         embeddings = [
-            device_ops.on(device, self._look_up(start, size), self._table(t), tokens)
-            for t, (device, start, size) in enumerate(self._vocabulary)
+            device_ops.on(device, self._look_up(start, size), table, tokens)
+            for device, start, size, table in self._tables()
         ]
         return device_ops.reduce(embeddings, self.shard_devices[0])
 
@@ -123,8 +123,8 @@ class Embedding(ShardedLayer):
             return lambda x, table: keras.ops.matmul(x, tf.transpose(table[:size]))
 
         return tuple(
-            device_ops.on(device, multiply(size), copies[t], self._table(t))
-            for t, (device, _, size) in enumerate(self._vocabulary)
+            device_ops.on(device, multiply(size), x, table)
+            for x, (device, _, size, table) in zip(copies, self._tables(), strict=True)
         )
 
     def compute_output_spec(
@@ -157,14 +157,10 @@ class Embedding(ShardedLayer):
 
         return look_up
 
-    def _table(self, t: int) -> tf.Tensor:
-        """Returns a part of the table in the type that it is stored in."""
-        return self.value(self.table[t], self.shard_devices[t], self.variable_dtype)
-
-    @property
-    def _vocabulary(self) -> list[tuple[str, int, int]]:
-        """The device, first token and number of tokens of each shard."""
+    def _tables(self) -> Iterator[tuple[str, int, int, tf.Tensor]]:
+        """Yields the device, first token, number of tokens and table of each shard."""
         rows = -(-self.input_dim // self.num_shards)
         starts = range(0, rows * self.num_shards, rows)
         sizes = [min(rows, max(0, self.input_dim - start)) for start in starts]
-        return list(zip(self.shard_devices, starts, sizes, strict=True))
+        tables = self.values(self.table, self.variable_dtype)
+        return zip(self.shard_devices, starts, sizes, tables, strict=True)

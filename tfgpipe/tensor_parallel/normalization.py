@@ -104,7 +104,11 @@ class LayerNormalization(ShardedLayer):
         moments = device_ops.on_each(devices, _moments, x)
         mean, inverse = device_ops.on(primary, self._joint, *itertools.chain(*moments))
         joint = [device_ops.copy(each, primary, T) for each in (mean, inverse)]
-        weights = zip(*map(self._weights, range(T)), strict=True)
+        weights = []
+        if self.scale:
+            weights.append(self.values(self.gamma_parts, self.variable_dtype))
+        if self.center:
+            weights.append(self.values(self.beta_parts, self.variable_dtype))
         outputs = tuple(
             device_ops.on_each(devices, self._normalize, y, *joint, *weights)
         )
@@ -116,13 +120,6 @@ class LayerNormalization(ShardedLayer):
         if self.gather_output:
             return (*before, features)
         return ((*before, features // self.num_shards),) * self.num_shards
-
-    def _weights(self, t: int) -> list[tf.Tensor]:
-        """Returns a shard's part of gamma and of beta, of those that there are."""
-        parts = [self.gamma_parts] if self.scale else []
-        parts += [self.beta_parts] if self.center else []
-        device, stored = self.shard_devices[t], self.variable_dtype
-        return [self.value(part[t], device, stored) for part in parts]
 
     def _joint(self, *moments: tf.Tensor) -> list[tf.Tensor]:
         """Returns mean and inverse deviation of all features, of those of the parts."""

@@ -123,17 +123,19 @@ class ShardedLayer(keras.layers.Layer, sharding.Sharded):
         self.layout.weights.append(_Weight(name, (variable,), 0, tuple(shape)))
         return variable
 
-    def values(self, parts: Sequence[keras.Variable]) -> list[tf.Tensor]:
-        """Returns weights in the type to compute in, each on its device."""
+    def values(
+        self, parts: Sequence[keras.Variable], dtype: str | None = None
+    ) -> list[tf.Tensor]:
+        """Returns the parts of a weight as `value` does, each on its device."""
         return [
-            self.value(variable, device)
+            self.value(variable, device, dtype)
             for variable, device in zip(parts, self.shard_devices, strict=True)
         ]
 
     def value(
         self, variable: keras.Variable, device: str, dtype: str | None = None
     ) -> tf.Tensor:
-        """Returns a weight in the type to compute in, cast where it is.
+        """Returns a weight in a type, by default that to compute in, cast where it is.
 
         By itself Keras casts it, and its gradient back, on no device in particular.
         """
