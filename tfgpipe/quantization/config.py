@@ -117,12 +117,7 @@ class QuantizeConfig:
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        serialize = keras.saving.serialize_keras_object
-        return {
-            "weights": {n: serialize(x) for n, x in self.weights.items()},
-            "activations": {n: serialize(x) for n, x in self.activations.items()},
-            "output": self.output and serialize(self.output),
-        }
+        return keras.saving.serialize_keras_object(dict(vars(self)))
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> QuantizeConfig:
@@ -191,7 +186,7 @@ class LayerWrapper(keras.layers.Wrapper):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        config = self.config and keras.saving.serialize_keras_object(self.config)
+        config = keras.saving.serialize_keras_object(self.config)
         return {**super().get_config(), "config": config}
 
     @classmethod
@@ -230,7 +225,7 @@ def annotate(
 ) -> keras.layers.Layer:
     """Returns a layer with a configuration for `apply`.
 
-    Until then it does what it did.
+    It computes as the layer does.
 
     Example:
 
