@@ -93,7 +93,6 @@ INNER = {
     "apply_gradients",
     "check_num_stages",
     "check_state",
-    "is_per_channel",
     "needs_data",
     "metrics_result",
     "remember_specs",

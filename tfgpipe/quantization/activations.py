@@ -36,7 +36,7 @@ class QuantizedActivation:
         layer: The layer.
         path: The attribute that holds the function, such as `activation` or
             `cell.activation`.
-        make_node: Makes a node by its name.
+        make_node: Creates a node by its name.
     """
 
     def __init__(

@@ -87,7 +87,7 @@ def apply(
 
 
 class _Copier:
-    """Makes quantized copies of layers, one of each, and of models of them."""
+    """Creates quantized copies of layers, one of each, and of models of them."""
 
     def __init__(self, scheme: Scheme, which: Which, schedule: QuantSchedule) -> None:
         self._scheme = scheme

@@ -121,7 +121,7 @@ class QuantizeConfig:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> QuantizeConfig:
-        """Makes a configuration from what `get_config` returned."""
+        """Creates a configuration from what `get_config` returned."""
         return cls(**keras.saving.deserialize_keras_object(config))
 
 
@@ -193,7 +193,7 @@ class LayerWrapper(keras.layers.Wrapper):
     def from_config(
         cls, config: dict[str, Any], custom_objects: Any = None
     ) -> LayerWrapper:
-        """Makes a layer from what `get_config` returned."""
+        """Creates a layer from what `get_config` returned."""
         deserialized = {
             key: keras.saving.deserialize_keras_object(
                 config[key], custom_objects=custom_objects

@@ -8,7 +8,7 @@ What is exported, or quantized after training, is never the user's model but a c
     delay=200                 delay=0: a graph with nothing conditional in it
 
 Weights and ranges have the same values. The configuration that Keras would save is
-rewritten, and the copy is made from it.
+rewritten, and the copy is created from it.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ def _classes(model: keras.Model) -> dict[str, type]:
         other = classes.setdefault(_full_name(kind.__module__, name), kind)
         if other is not kind:
             raise ValueError(
-                "What is exported is made again from its configuration, in which "
-                "layers are known by the names of their classes. Received two classes "
+                "What is exported is copied by its configuration, in which layers are "
+                "known by the names of their classes. Received two classes "
                 f"'{name}', {other.__module__}.{other.__qualname__} and "
                 f"{kind.__module__}.{kind.__qualname__}. Rename one, or register it "
                 "with `keras.saving.register_keras_serializable(package=...)`."
@@ -186,7 +186,7 @@ def _check(model: Any) -> None:
     if not isinstance(model, keras.Model):
         raise TypeError(
             f"What is exported is a Keras model. Received {model!r} of type "
-            f"{type(model).__name__}. Make one of layers: `keras.Sequential(layers)`."
+            f"{type(model).__name__}. Build one of layers: `keras.Sequential(layers)`."
         )
     if not model.built:
         raise ValueError(

@@ -18,8 +18,6 @@ from tfgpipe.quantization.copies import plain_copy
 from tfgpipe.quantization.layers import QuantizeWrapper, quantizing_layers
 from tfgpipe.quantization.tflite import Interpreter, batches, without_deprecation
 
-SUFFIX = ".tflite"
-
 
 def export_int8(
     model: keras.Model, path: str | os.PathLike[str], representative: Any = None
@@ -52,8 +50,8 @@ def export_int8(
         model: A built Keras model, pipelined or not; best what
             `tfgpipe.quantization.apply` returned, trained.
         path: The file, `*.tflite`.
-        representative: Inputs to find the ranges with that training has not: arrays
-            in the structure that the model takes, some hundred rows, or a dataset as
+        representative: Some hundred inputs, by which ranges are found that training has
+            not: arrays in the structure that the model takes, or a dataset as
             `model.predict` takes it. A model that was not trained for it needs them. In
             one that was they turn layers which would compute with floats, such as
             attention, to integers as well, at some cost in accuracy.
@@ -65,9 +63,9 @@ def export_int8(
         RuntimeError: If TFLite cannot express it.
     """
     path = Path(path)
-    if path.suffix != SUFFIX:
+    if path.suffix != ".tflite":
         raise ValueError(
-            f"A model in 8 bits is written to a file `*{SUFFIX}`. Received '{path}'."
+            f"A model in 8 bits is written to a file `*.tflite`. Received '{path}'."
         )
     copy = plain_copy(model)
     _check_ranges(copy, calibrated=representative is not None)
@@ -169,7 +167,8 @@ def _failure(copy: keras.Model, error: Exception) -> str:
 def _is_suspect(layer: keras.layers.Layer) -> bool:
     if isinstance(layer, QuantizeWrapper):
         two_dimensional = (keras.layers.Conv2D, keras.layers.SeparableConv2D)
-        return layer.is_per_channel and not isinstance(layer.layer, two_dimensional)
+        is_per_channel = any(len(v.shape) > 0 for v in layer.ranges)
+        return is_per_channel and not isinstance(layer.layer, two_dimensional)
     if isinstance(layer, keras.layers.RNN):
         return not layer.unroll
     is_library = type(layer).__module__.startswith(("keras.", "tfgpipe."))

@@ -108,7 +108,7 @@ class ExternalQuantizer(abc.ABC):
     def make_node(
         self, layer: keras.layers.Layer, name: str, shape: Any
     ) -> FakeQuantNode:
-        """Makes a node; arguments as of the function `make_node`."""
+        """Creates a node; arguments as of the function `make_node`."""
 
 
 Observer: TypeAlias = Range | ExternalQuantizer
@@ -122,7 +122,7 @@ def make_node(
     *,
     is_weight: bool = False,
 ) -> FakeQuantNode:
-    """Makes a fake-quant node.
+    """Creates a fake-quant node.
 
     Args:
         layer: The layer that has the variables of the range, with a `schedule`.

@@ -109,7 +109,7 @@ class QuantizeWrapper(LayerWrapper):
         self.ranges: tuple[keras.Variable, ...] = ()
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the ranges, and first the layer's weights if it has none."""
+        """Creates the ranges, and first the layer's weights if it has none."""
         super().build(input_shape)
         layer, config, nodes = self.layer, self.config, self._nodes
         self.num_updates = self.schedule.add_counter(self)
@@ -157,12 +157,6 @@ class QuantizeWrapper(LayerWrapper):
         """Whether a range of an activation is unknown before training."""
         nodes = [node for each in self._nodes.activations for node in each.nodes]
         return any(node.needs_data for node in [*nodes, self._nodes.output] if node)
-
-    @property
-    def is_per_channel(self) -> bool:
-        """Whether a weight has a range for each channel."""
-        weights = self._nodes.weights
-        return any(len(v.shape) > 0 for _, node in weights for v in node.variables)
 
     def set_weight_ranges(self) -> None:
         """Sets the ranges of weights by their values, as the next step will."""
@@ -221,7 +215,7 @@ class FakeQuantize(keras.layers.Layer):
         self.supports_masking = True
 
     def build(self, input_shape: Any) -> None:
-        """Makes the range."""
+        """Creates the range."""
         self.num_updates = self.schedule.add_counter(self)
         shapes = keras.tree.map_shape_structure(tuple, input_shape)
         shape = shapes if isinstance(shapes, tuple) else None
@@ -255,7 +249,7 @@ class FakeQuantize(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> FakeQuantize:
-        """Makes a layer from what `get_config` returned."""
+        """Creates a layer from what `get_config` returned."""
         observer = keras.saving.deserialize_keras_object(config["observer"])
         return cls(**{**config, "observer": observer})
 

@@ -131,7 +131,7 @@ class Range(abc.ABC):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Range:
-        """Makes an observer from what `get_config` returned."""
+        """Creates an observer from what `get_config` returned."""
         return cls(**{**config, "initial": tuple(config["initial"])})
 
 

@@ -218,7 +218,7 @@ def compare(model: keras.Model, path: str | os.PathLike[str], data: Any) -> Comp
                 counts["right"] += int(right.sum())
                 counts["int8 right"] += int(_right_classes(labels, dequantized).sum())
     if not counts["outputs"]:
-        raise ValueError("A comparison takes data. Received none: no row at all.")
+        raise ValueError("A comparison takes data. Received no examples.")
     has_labels = counts["labels"] > 0
     return Comparison(
         num_outputs=counts["outputs"],

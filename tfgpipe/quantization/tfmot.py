@@ -109,7 +109,7 @@ class TfmotQuantizer(ExternalQuantizer):
     def make_node(
         self, layer: keras.layers.Layer, name: str, shape: Any
     ) -> FakeQuantNode:
-        """Makes a node."""
+        """Creates a node."""
         shape = None if shape is None else tf.TensorShape(shape)
         variables = self.quantizer.build(shape, name, _LayerAdapter(layer))
         return _TfmotNode(self.quantizer, variables or {})
@@ -120,7 +120,7 @@ class TfmotQuantizer(ExternalQuantizer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TfmotQuantizer:
-        """Makes an observer from what `get_config` returned."""
+        """Creates an observer from what `get_config` returned."""
         return cls(_deserialized(config["quantizer"], library().quantizers.Quantizer))
 
 
@@ -171,7 +171,7 @@ class TfmotConfig(QuantizeConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TfmotConfig:
-        """Makes a configuration from what `get_config` returned."""
+        """Creates a configuration from what `get_config` returned."""
         return cls(_deserialized(config["config"], library().QuantizeConfig))
 
 
@@ -274,7 +274,7 @@ def _serialized(thing: Any) -> dict[str, Any]:
 
 
 def _deserialized(config: Any, base: Any) -> Any:
-    """Makes a quantizer or a configuration from what a file says.
+    """Creates a quantizer or a configuration from what a file says.
 
     A file is not trusted: a class is looked up among those of tfmot's that are loaded,
     or that are registered with Keras, and no module is imported. Only then does its

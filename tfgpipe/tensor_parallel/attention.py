@@ -101,7 +101,7 @@ class MultiHeadAttention(ShardedLayer):
         self._softmax = keras.layers.Softmax(axis=-1, dtype=self.dtype_policy)
 
     def build(self, query_shape: Any, value_shape: Any, key_shape: Any = None) -> None:
-        """Makes the projections."""
+        """Creates the projections."""
         for shape in (query_shape, value_shape):
             if len(shape) != 3:
                 raise ValueError(

@@ -114,7 +114,7 @@ class Dense(ShardedLayer):
         return sum(part.shape[0] for part in self.kernel_parts)
 
     def build(self, input_shape: Any) -> None:
-        """Makes the weights."""
+        """Creates the weights."""
         features = linear.width(input_shape)
         split_rows = self.partition == "row"
         if split_rows:
@@ -180,7 +180,7 @@ class TPMLP(ShardedLayer):
     """A dense layer of columns, an activation, and a dense layer of rows.
 
     It computes what `keras.layers.Dense(hidden_units, activation)` followed by
-    `keras.layers.Dense(units)` does. Each device keeps its part of the hidden units:
+    `keras.layers.Dense(units)` does. Each device has its part of the hidden units:
     there is one exchange before and one after (Megatron-LM, Shoeybi et al. 2019).
 
     Args:
@@ -266,7 +266,7 @@ class TPMLP(ShardedLayer):
         return self.inner.max_shards
 
     def build(self, input_shape: Any) -> None:
-        """Makes the layers' weights."""
+        """Creates the layers' weights."""
         self.inner.build(input_shape)
         self.outer.build(self.inner.compute_output_shape(input_shape))
 

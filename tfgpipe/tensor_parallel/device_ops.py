@@ -29,7 +29,7 @@ def on(device: str, function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
 
     Args:
         device: Where the function is computed, and its gradient.
-        function: Makes a tensor, or a list of tensors, of the tensors alone. What is
+        function: Returns a tensor, or a list of tensors, of the tensors alone. What is
             differentiable comes of arguments that are.
         *tensors: Its arguments, on any device.
     """

@@ -34,7 +34,7 @@ class Embedding(ShardedLayer):
     >>> x, y = np.array([[1, 2, 3]]), np.array([[2, 3, 4]])
     >>> _ = model.fit([x, y], y, verbose=0)
 
-    The parts of the table are equal: the last is padded with rows that nobody reads.
+    The parts of the table are equal: the last is padded with rows that are never read.
 
     Args:
         input_dim: Size of the vocabulary. T need not divide it.
@@ -79,7 +79,7 @@ class Embedding(ShardedLayer):
         self.supports_masking = mask_zero
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the table."""
+        """Creates the table."""
         self.table = self.add_sharded_weight(
             "embeddings",
             (self.input_dim, self.output_dim),

@@ -82,7 +82,7 @@ class LayerNormalization(ShardedLayer):
         self.autocast = False  # It computes in single precision at least.
 
     def build(self, input_shape: Any) -> None:
-        """Makes the weights."""
+        """Creates the weights."""
         features = linear.width(input_shape)
         check_divides("features", features, self.num_shards, self.name)
         if self.scale:

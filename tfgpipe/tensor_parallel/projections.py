@@ -69,7 +69,7 @@ class InputToHeads(_Projection):
         self.num_heads, self.size = num_heads, size
 
     def build(self, input_shape: Any) -> None:
-        """Makes the weights."""
+        """Creates the weights."""
         self.kernel_parts = self.add_sharded_weight(
             "kernel",
             (input_shape[-1], self.num_heads, self.size),
@@ -128,7 +128,7 @@ class HeadsToOutput(_Projection):
         self.units = units
 
     def build(self, input_shape: Any) -> None:
-        """Makes the weights."""
+        """Creates the weights."""
         *_, heads, size = input_shape[0]
         self.kernel_parts = self.add_sharded_weight(
             "kernel",

@@ -183,7 +183,7 @@ class ShardedLayer(keras.layers.Layer, sharding.Sharded):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> ShardedLayer:
-        """Makes a layer from what `get_config` returned."""
+        """Creates a layer from what `get_config` returned."""
         return cls(**linear.with_collective(config))
 
 
