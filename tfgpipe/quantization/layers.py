@@ -111,7 +111,7 @@ class QuantizeWrapper(LayerWrapper):
     def build(self, input_shape: Any = None) -> None:
         """Creates the ranges, and first the layer's weights if it has none."""
         super().build(input_shape)
-        layer, config, nodes = self.layer, self.config, self._nodes
+        layer, config = self.layer, self.config
         self.num_updates = self.schedule.add_counter(self)
         counts: collections.Counter[str] = collections.Counter()
 
@@ -125,15 +125,17 @@ class QuantizeWrapper(LayerWrapper):
             self.ranges = (*self.ranges, *node.variables)
             return node
 
-        for variable, observer in config.weight_observers(layer):
-            node = make(variable.name, observer, variable.shape, is_weight=True)
-            nodes.weights.append((variable, node))
-        for path, observer in config.activation_observers(layer).items():
-            make_around = functools.partial(make, observer=observer)
-            nodes.activations.append(QuantizedActivation(layer, path, make_around))
+        weights = [
+            (variable, make(variable.name, observer, variable.shape, is_weight=True))
+            for variable, observer in config.weight_observers(layer)
+        ]
+        activations = [
+            QuantizedActivation(layer, path, functools.partial(make, observer=observer))
+            for path, observer in config.activation_observers(layer).items()
+        ]
         output = config.output_observer(layer)
-        if output is not None:
-            nodes.output = make("output", output)
+        node = None if output is None else make("output", output)
+        self._nodes = _Nodes(weights, activations, node)
 
     def call(self, *args: Any, training: bool | None = None, **kwargs: Any) -> Any:
         """Applies the layer on quantized weights, and quantizes what it computes."""
@@ -277,7 +279,7 @@ def check_unquantized(layer: keras.layers.Layer) -> None:
     )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class _Nodes:
     """The fake-quant nodes of a layer, where Keras does not look for variables.
 
@@ -290,10 +292,8 @@ class _Nodes:
         output: The node of the outputs, or None.
     """
 
-    weights: list[tuple[keras.Variable, FakeQuantNode]] = dataclasses.field(
-        default_factory=list
-    )
-    activations: list[QuantizedActivation] = dataclasses.field(default_factory=list)
+    weights: Sequence[tuple[keras.Variable, FakeQuantNode]] = ()
+    activations: Sequence[QuantizedActivation] = ()
     output: FakeQuantNode | None = None
 
 

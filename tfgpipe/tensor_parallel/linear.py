@@ -30,21 +30,6 @@ Parts: TypeAlias = Sequence[tf.Tensor]
 MaybeSharded: TypeAlias = tf.Tensor | Parts
 
 
-def with_collective(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns a configuration, of files before version 0.2 as well.
-
-    These have `mode`, "sync" or "ring", and `ring`, "one_way" or "both_ways".
-    """
-    config = dict(config)
-    mode, ring = config.pop("mode", None), config.pop("ring", None)
-    if mode == "ring":
-        both = ring == "both_ways"
-        config["collective"] = "bidirectional_ring" if both else "ring"
-    elif mode is not None:
-        config["collective"] = "gather"
-    return config
-
-
 def is_sharded(x: Any) -> TypeGuard[Parts]:
     """Returns whether it is the parts of a tensor rather than the tensor."""
     return isinstance(x, (tuple, list))

@@ -183,8 +183,17 @@ class ShardedLayer(keras.layers.Layer, sharding.Sharded):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> ShardedLayer:
-        """Creates a layer from what `get_config` returned."""
-        return cls(**linear.with_collective(config))
+        """Creates a layer from what `get_config` returned.
+
+        Files before version 0.2 have `mode`, "sync" or "ring", and `ring`, "one_way" or
+        "both_ways", in place of `collective`.
+        """
+        config = dict(config)
+        mode, ring = config.pop("mode", None), config.pop("ring", None)
+        if mode is not None:
+            ring = "bidirectional_ring" if ring == "both_ways" else "ring"
+            config["collective"] = ring if mode == "ring" else "gather"
+        return cls(**config)
 
 
 def full_weights(layer: keras.layers.Layer) -> list[np.ndarray]:
