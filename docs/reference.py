@@ -82,9 +82,9 @@ MODULES = (
 # Classes that users are given, in modules of these packages.
 GIVEN = {
     "tfgpipe.quantization": (
-        "comparison.Comparison",
         "ranges.Range",
         "scheme.Scheme",
+        "tflite.Comparison",
     ),
 }
 # Members that other packages of the library call, not users.
@@ -93,7 +93,6 @@ INNER = {
     "apply_gradients",
     "check_num_stages",
     "check_state",
-    "is_per_channel",
     "needs_data",
     "metrics_result",
     "remember_specs",

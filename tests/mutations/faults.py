@@ -701,8 +701,8 @@ REPLICAS = (
     Fault(
         "the heads of all shards drop what those of the first do",
         "tfgpipe/tensor_parallel/attention.py",
-        "scores *= kept[:, t * share : (t + 1) * share]",
-        "scores *= kept[:, :share]",
+        "scores *= dropped[:, t * num_heads : (t + 1) * num_heads]",
+        "scores *= dropped[:, :num_heads]",
         (
             "tests/tensor_parallel/test_identity.py::"
             "test_outputs_and_gradients_are_those_without_shards"
@@ -767,7 +767,7 @@ QUANTIZATION = (
     Fault(
         "a model that has seen no range is exported",
         "tfgpipe/quantization/export.py",
-        "    _check_ranges(copy)\n",
+        "    _check_ranges(copy, calibrated=representative is not None)\n",
         "",
         (
             "tests/quantization/test_export.py::test_a_model_that_has_seen_no_range_is_refused",

@@ -5,18 +5,22 @@ from __future__ import annotations
 import pytest
 
 from tests.helpers.subprocesses import interpret
-from tests.quantization import guests
+from tests.quantization.external_quantizers import (
+    MODELS,
+    assert_external_quantizers_train_as_tfmot,
+    assert_trains_as_tfmot,
+)
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])
-@pytest.mark.parametrize("model", guests.MODELS)
+@pytest.mark.parametrize("model", MODELS)
 def test_a_hundred_steps_are_those_of_tfmot(model, num_stages):
-    guests.assert_trains_as_tfmot(model, num_stages=num_stages, num_steps=100)
+    assert_trains_as_tfmot(model, num_stages=num_stages, num_steps=100)
 
 
 @pytest.mark.parametrize("kind", ["configurations", "quantizers"])
-def test_its_own_quantizers_do_the_same_as_guests(kind):
-    guests.assert_guests_train_as_tfmot(kind, num_steps=100)
+def test_external_quantizers_do_the_same(kind):
+    assert_external_quantizers_train_as_tfmot(kind, num_steps=100)
 
 
 def test_the_library_stays_out_until_it_is_asked_for_and_leaves_nothing_behind():

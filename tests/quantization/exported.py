@@ -17,7 +17,7 @@ from tfgpipe.quantization import (
     default_8bit,
     plain_copy,
 )
-from tfgpipe.quantization.comparison import Comparison
+from tfgpipe.quantization.tflite import Comparison
 
 layers = keras.layers
 

@@ -18,7 +18,7 @@ def chain(*given: layers.Layer) -> list[QuantizeConfig]:
     """Returns what is quantized of layers one after another."""
     calls = [Call(x, (), {}, (i,), (i + 1,)) for i, x in enumerate(given)]
     found = configs_of(calls, [len(given)], default_8bit(), {})
-    return [found[id(x)] for x in given]
+    return [found[x] for x in given]
 
 
 def parts(config: QuantizeConfig) -> str:
@@ -93,15 +93,15 @@ def test_what_is_read_twice_is_not_fused():
         Call(other, (), {}, (1, 2), (3,)),
     ]
     found = configs_of(calls, [3], default_8bit(), {})
-    assert parts(found[id(product)]) == "wa"
+    assert parts(found[product]) == "wa"
 
 
 def test_annotated_layers_are_quantized_as_they_say_and_never_fused():
     product, relu = layers.Dense(2), layers.ReLU()
     calls = [Call(product, (), {}, (0,), (1,)), Call(relu, (), {}, (1,), (2,))]
     own = QuantizeConfig(output=True)
-    found = configs_of(calls, [2], default_8bit(), {id(product): own})
-    assert found[id(product)] is own
+    found = configs_of(calls, [2], default_8bit(), {product: own})
+    assert found[product] is own
 
 
 def test_a_layer_without_a_rule_is_named_with_two_ways_to_give_one():

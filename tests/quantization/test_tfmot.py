@@ -1,4 +1,4 @@
-"""tensorflow-model-optimization as the oracle, and as a guest.
+"""tensorflow-model-optimization as the oracle, and as an external quantizer.
 
 A few steps; a hundred are in tests/nightly/test_tfmot.py.
 """
@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.quantization.guests import (
-    assert_guests_train_as_tfmot,
+from tests.quantization.external_quantizers import (
+    assert_external_quantizers_train_as_tfmot,
     assert_trains_as_tfmot,
     library_keras,
     perceptron,
@@ -29,7 +29,7 @@ from tfgpipe.quantization.scheme import configs_of, default_8bit
 
 
 @pytest.fixture(scope="module")
-def guest():
+def tf_keras():
     """The library, and the Keras of old."""
     return library_keras()
 
@@ -41,12 +41,12 @@ def test_steps_are_those_of_tfmot(model, num_stages):
     assert_trains_as_tfmot(model, num_stages=num_stages, num_steps=12)
 
 
-def test_its_own_quantizers_do_the_same_as_guests():
-    assert_guests_train_as_tfmot("quantizers", num_steps=12)
+def test_external_quantizers_do_the_same():
+    assert_external_quantizers_train_as_tfmot("quantizers", num_steps=12)
 
 
-def test_guests_are_saved_and_loaded(guest, tmp_path):
-    model = tfmot.library().quantize_model(perceptron(guest))
+def test_external_quantizers_are_saved_and_loaded(tf_keras, tmp_path):
+    model = tfmot.library().quantize_model(perceptron(tf_keras))
     config = model.layers[1].quantize_config
     layers = [
         quantization.annotate(keras.layers.Dense(4, activation="relu"), x)
@@ -66,12 +66,12 @@ def test_guests_are_saved_and_loaded(guest, tmp_path):
     np.testing.assert_array_equal(loaded(x), model(x))
 
 
-def test_a_quantizer_of_ones_own_needs_its_class_to_be_loaded(guest, tmp_path):
+def test_a_quantizer_of_ones_own_needs_its_class_to_be_loaded(tf_keras, tmp_path):
     class Clips(tfmot.library().quantizers.Quantizer):
         """As the guide of tfmot has it."""
 
         def build(self, tensor_shape, name, layer):
-            initializer = guest.initializers.Constant(2.0)
+            initializer = tf_keras.initializers.Constant(2.0)
             variable = layer.add_weight(
                 name + "_range", initializer=initializer, trainable=False
             )
@@ -117,7 +117,7 @@ def _payload(tf_keras: Any, marker: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def saved(guest, tmp_path_factory):
+def saved(tf_keras, tmp_path_factory):
     """A file with a quantizer; what is put in its place, and what that would make."""
     quantizer = tfmot.library().quantizers.LastValueQuantizer(8, False, True, True)
     layer = quantization.QuantizeWrapper(
@@ -128,7 +128,7 @@ def saved(guest, tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
     genuine, marker = folder / "genuine.keras", folder / "ran"
     keras.Sequential([keras.Input((3,)), layer]).save(genuine)
-    return genuine, _payload(guest, marker), marker
+    return genuine, _payload(tf_keras, marker), marker
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_file_reaches_nothing_but_quantizers(module, name, saved, tmp_path):
 
 
 @pytest.mark.parametrize("registered", [False, True])
-def test_a_class_of_tfmots_name_is_not_taken_for_one(registered, guest):
+def test_a_class_of_tfmots_name_is_not_taken_for_one(registered, tf_keras):
     class LastValueQuantizer:
         """It only has the name."""
 
@@ -194,26 +194,26 @@ def test_a_class_of_tfmots_name_is_not_taken_for_one(registered, guest):
         tfmot.TfmotQuantizer.from_config({"quantizer": config})
 
 
-def test_guests_move_their_ranges_themselves(guest):
+def test_external_quantizers_update_their_ranges_themselves(tf_keras):
     quantizer = tfmot.library().quantizers.LastValueQuantizer(8, False, True, True)
     config = quantization.QuantizeConfig(weights={"kernel": from_tfmot(quantizer)})
     layer = quantization.QuantizeWrapper(keras.layers.Dense(2, name="d"), config)
-    with pytest.raises(ValueError, match=r"'kernel' of layer 'd'.*\"per_call\""):
+    with pytest.raises(ValueError, match=r"'kernel' of layer 'quant_d'.*\"per_call\""):
         layer(np.ones((1, 2), "float32"))
 
 
-def test_only_guests_are_taken():
+def test_only_quantizers_of_tfmot_are_taken():
     with pytest.raises(TypeError, match=r"Received 8 of type int"):
         from_tfmot(8)
 
 
-def test_the_library_leaves_the_keras_of_tensorflow(guest):
+def test_the_library_leaves_the_keras_of_tensorflow(tf_keras):
     """That it stays out until it is asked for is in tests/nightly/test_tfmot.py."""
     assert "TF_USE_LEGACY_KERAS" not in os.environ
     assert tf.keras.Model is keras.Model
 
 
-def test_guests_say_themselves_what_is_quantized(guest):
+def test_configurations_of_tfmot_choose_what_is_quantized(tf_keras):
     """Where layers are fused, or joined, a configuration of tfmot's stays whole."""
 
     class Config(tfmot.library().QuantizeConfig):
@@ -240,4 +240,4 @@ def test_guests_say_themselves_what_is_quantized(guest):
     product = keras.layers.Dense(2)
     for after in (keras.layers.ReLU(), keras.layers.Concatenate()):
         calls = [Call(product, (), {}, (0,), (1,)), Call(after, (), {}, (1,), (2,))]
-        assert configs_of(calls, [2], scheme, {})[id(product)] is config
+        assert configs_of(calls, [2], scheme, {})[product] is config

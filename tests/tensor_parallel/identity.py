@@ -10,17 +10,17 @@ import numpy as np
 
 import tfgpipe
 from tests.helpers import compare, pairwise
-from tests.tensor_parallel.models import TWINS, WAYS, assert_same
+from tests.tensor_parallel.models import CASES, WAYS, assert_same
 from tfgpipe.tensor_parallel import OutputLoss, full_weights, set_full_weights
 
 # Half precision rounds sums of parts, which a whole sum does not have. Relative to the
 # largest value.
 HALF = {"mixed_float16": 8e-3, "mixed_bfloat16": 6e-2}
 
-GRID = pairwise.all_pairs({"twins": [*TWINS], "T": [1, 2, 3, 4], "ways": [*WAYS]})
+GRID = pairwise.all_pairs({"case": [*CASES], "T": [1, 2, 3, 4], "ways": [*WAYS]})
 HALF_GRID = [
     *zip(
-        TWINS,
+        CASES,
         itertools.cycle(HALF),
         itertools.cycle(["sync", "both_ways", "both_ways", "sync"]),
         strict=False,
@@ -28,7 +28,7 @@ HALF_GRID = [
 ]
 STAGES = pairwise.all_pairs(
     {
-        "twins": ["mlp", "all_in_parts", "language_model"],
+        "case": ["mlp", "all_in_parts", "language_model"],
         "remat": ["none", "stage", "layer"],
         "ways": [*WAYS],
     }
@@ -36,7 +36,7 @@ STAGES = pairwise.all_pairs(
 
 
 def assert_equal(
-    twins: str,
+    case: str,
     T: int,
     ways: str,
     *,
@@ -47,88 +47,88 @@ def assert_equal(
     """Asserts that outputs, masks and every gradient are those without shards.
 
     Args:
-        twins: One of `TWINS`.
+        case: One of `CASES`.
         T: Shards.
         ways: One of `WAYS`.
         dtype: Which `keras.config.floatx` is.
         unknown_sizes: Whether the number of rows is, in the trace; it is one then.
         graph: Whether the step is traced.
     """
-    plain, sharded = TWINS[twins].pair(T, **WAYS[ways])
+    plain, sharded = CASES[case].pair(T, **WAYS[ways])
     rtol, atol = compare.TOLERANCES[dtype]
-    x = TWINS[twins].data(1 if unknown_sizes else 3)
+    x = CASES[case].data(1 if unknown_sizes else 3)
     specs = compare.unknown_sizes(x) if unknown_sizes else None
     assert_same(plain, sharded, x, rtol=rtol, atol=atol, specs=specs, graph=graph)
 
 
-def assert_equal_in_half_precision(twins: str, policy: str, ways: str) -> None:
+def assert_equal_in_half_precision(case: str, policy: str, ways: str) -> None:
     """Asserts the same of three shards, within what half precision loses."""
     keras.config.set_dtype_policy(policy)
     try:
-        plain, sharded = TWINS[twins].pair(3, **WAYS[ways])
+        plain, sharded = CASES[case].pair(3, **WAYS[ways])
     finally:
         keras.config.set_dtype_policy("float32")
-    x, tolerance = TWINS[twins].data(3), HALF[policy]
+    x, tolerance = CASES[case].data(3), HALF[policy]
     assert {w.dtype for w in sharded.trainable_weights} == {"float32"}
     assert_same(plain, sharded, x, rtol=tolerance, atol=tolerance)
 
 
-def assert_equal_weights_of_a_seed(twins: str) -> None:
+def assert_equal_weights_of_a_seed(case: str) -> None:
     """Asserts that a seed draws the weights of the model without shards."""
     keras.utils.set_random_seed(5)
-    plain = TWINS[twins].make(None)
+    plain = CASES[case].make(None)
     compare.fresh_names()
     keras.utils.set_random_seed(5)
-    sharded = TWINS[twins].make(4)
-    x = TWINS[twins].data(3)
+    sharded = CASES[case].make(4)
+    x = CASES[case].data(3)
     rtol, atol = compare.TOLERANCES["float32"]
     assert_same(plain, sharded, x, rtol=rtol, atol=atol, training=False)
 
 
-def assert_trains_equally(twins: str, ways: str, *, epochs: int) -> None:
+def assert_trains_equally(case: str, ways: str, *, epochs: int) -> None:
     """Asserts that `fit` with Adam gives the weights of the model without shards.
 
     Args:
-        twins: "columns_and_rows" or "classifier".
+        case: "columns_and_rows" or "classifier".
         ways: One of `WAYS`.
         epochs: Each of three steps, the last one of fewer rows.
     """
-    plain, sharded = TWINS[twins].pair(4, **WAYS[ways])
-    x = TWINS[twins].data(12)
+    plain, sharded = CASES[case].pair(4, **WAYS[ways])
+    x = CASES[case].data(12)
     losses = {"columns_and_rows": "mse", "classifier": OutputLoss()}
-    y = np.ones((12, 12)) if twins == "columns_and_rows" else x[1]
+    y = np.ones((12, 12)) if case == "columns_and_rows" else x[1]
     for model in (plain, sharded):
-        model.compile(keras.optimizers.Adam(0.01), losses[twins])
+        model.compile(keras.optimizers.Adam(0.01), losses[case])
         model.fit(x, y, batch_size=5, epochs=epochs, shuffle=False, verbose=0)
     for a, b in zip(plain.get_weights(), full_weights(sharded), strict=True):
         compare.close(a, b, "weights", 1e-10, 1e-12)
 
 
 def pipelined(
-    twins: str, plain: keras.Model, *, T: int, ways: str, **arguments: Any
+    case: str, plain: keras.Model, *, T: int, ways: str, **arguments: Any
 ) -> keras.Model:
     """Returns a pipeline of a sharded model, with the weights of the plain one."""
     compare.fresh_names()
-    model = tfgpipe.pipeline(TWINS[twins].make(T, **WAYS[ways]), **arguments)
+    model = tfgpipe.pipeline(CASES[case].make(T, **WAYS[ways]), **arguments)
     set_full_weights(model, plain.get_weights())
     return model
 
 
-def assert_equal_in_stages(twins: str, remat: str, ways: str) -> None:
+def assert_equal_in_stages(case: str, remat: str, ways: str) -> None:
     """Asserts that outputs and gradients of a pipeline are those without shards."""
-    plain, _ = TWINS[twins].pair(1)
+    plain, _ = CASES[case].pair(1)
     model = pipelined(
-        twins, plain, T=2, ways=ways, num_stages=2, num_microbatches=2, remat=remat
+        case, plain, T=2, ways=ways, num_stages=2, num_microbatches=2, remat=remat
     )
     rtol, atol = compare.TOLERANCES["float64"]
-    x = TWINS[twins].data(4)
+    x = CASES[case].data(4)
     # Microbatches draw different masks of dropout.
-    assert_same(plain, model, x, rtol=rtol, atol=atol, training=twins != "mlp")
+    assert_same(plain, model, x, rtol=rtol, atol=atol, training=case != "mlp")
 
 
 def assert_schedule_trains_equally(schedule: str) -> None:
     """Asserts that a schedule trains to the weights of the model without shards."""
-    plain, _ = TWINS["classifier"].pair(1)
+    plain, _ = CASES["classifier"].pair(1)
     interleaved = {"devices": [f"CPU:{i}" for i in range(4)], "num_stages": 2}
     arguments = interleaved if schedule == "interleaved" else {"num_stages": 2}
     model = pipelined(
@@ -140,7 +140,7 @@ def assert_schedule_trains_equally(schedule: str) -> None:
         schedule=schedule,
         **arguments,
     )
-    x = TWINS["classifier"].data(12)
+    x = CASES["classifier"].data(12)
     for each in (plain, model):
         optimizer = keras.optimizers.Adam(0.01)
         each.compile(optimizer, OutputLoss(), jit_compile=False)

@@ -32,7 +32,7 @@ VOCABULARY = 11  # T = 2, 3, 4 pad it.
 
 
 @dataclasses.dataclass(frozen=True)
-class Twins:
+class Case:
     """A model without shards and the same with.
 
     Attributes:
@@ -168,20 +168,20 @@ def tokens(rows: int) -> list[np.ndarray]:
     return list(rng.integers(0, VOCABULARY, (2, rows, 5), dtype=np.int32))
 
 
-TWINS = {
-    "columns_and_rows": Twins(columns_and_rows, normal((12,))),
-    "all_in_parts": Twins(all_in_parts, normal((5, 12))),
-    "mlp": Twins(mlp, normal((5, 7))),
-    "attention": Twins(attention, normal((5, 6), (7, 8))),
-    "classifier": Twins(classifier, features_and_targets),
-    "language_model": Twins(language_model, tokens),
+CASES = {
+    "columns_and_rows": Case(columns_and_rows, normal((12,))),
+    "all_in_parts": Case(all_in_parts, normal((5, 12))),
+    "mlp": Case(mlp, normal((5, 7))),
+    "attention": Case(attention, normal((5, 6), (7, 8))),
+    "classifier": Case(classifier, features_and_targets),
+    "language_model": Case(language_model, tokens),
 }
 
 # Of single layers of Keras': its files name groups after classes.
-TWINS_IN_FILES = ("columns_and_rows", "all_in_parts", "attention", "classifier")
+CASES_IN_FILES = ("columns_and_rows", "all_in_parts", "attention", "classifier")
 
 
-def whole(model: keras.Model, values: Sequence[Any]) -> list[Any]:
+def full_gradients(model: keras.Model, values: Sequence[Any]) -> list[Any]:
     """Returns values of trainable weights, those of parts put together.
 
     Padding is left on them, and has to be zero.
@@ -214,7 +214,7 @@ def assert_same(
     """Asserts that outputs, masks, every gradient and the state are equal."""
     a = compare.run(plain, x, **{**arguments, "graph": False})
     b = compare.run(sharded, x, **arguments)
-    gradients = whole(sharded, list(b.weight_grads.values()))
+    gradients = full_gradients(sharded, list(b.weight_grads.values()))
     merged = {}
     for (name, expected), found in zip(a.weight_grads.items(), gradients, strict=True):
         kept = tuple(map(slice, expected.shape))

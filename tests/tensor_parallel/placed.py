@@ -1,4 +1,4 @@
-"""Where the operations of a sharded model are: products, copies, stand-ins."""
+"""Devices of the operations of a sharded model: products and copies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 import tensorflow as tf
 
-from tests.tensor_parallel.models import TWINS, WAYS, gradients
+from tests.tensor_parallel.models import CASES, WAYS, gradients
 from tfgpipe.devices import sharding
 from tfgpipe.stage import joint
 
@@ -20,13 +20,13 @@ def device_number(device: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def traced(twins: str, ways: str) -> tf.Graph:
-    """Returns the graph of both passes of twins in four shards."""
-    sharded = TWINS[twins].make(4, **WAYS[ways])
-    return gradients(sharded, TWINS[twins].data(3)).graph
+def traced(case: str, ways: str) -> tf.Graph:
+    """Returns the graph of both passes of a case in four shards."""
+    sharded = CASES[case].make(4, **WAYS[ways])
+    return gradients(sharded, CASES[case].data(3)).graph
 
 
-def assert_work_is_split_evenly(twins: str, graph: tf.Graph) -> None:
+def assert_work_is_split_evenly(case: str, graph: tf.Graph) -> None:
     """Asserts that each device does a quarter of each kind of heavy operation."""
     work = {}
     for op in graph.get_operations():
@@ -34,10 +34,10 @@ def assert_work_is_split_evenly(twins: str, graph: tf.Graph) -> None:
             number = device_number(op.device)
             work.setdefault(op.type, []).append(number)
     products = work["MatMul"]
-    assert products.count(None) == WHOLE.get(twins, 0)
+    assert products.count(None) == WHOLE.get(case, 0)
     work["MatMul"] = [number for number in products if number is not None]
     for kind, numbers in work.items():
-        if kind == "Softmax" and twins == "columns_and_rows":
+        if kind == "Softmax" and case == "columns_and_rows":
             assert set(numbers) == {0}  # Over all units.
             continue
         assert set(numbers) == {0, 1, 2, 3}, kind
@@ -57,10 +57,10 @@ def assert_copies_are_operations(graph: tf.Graph) -> None:
         assert sources <= {device_number(op.device)}, (op.name, op.type, sources)
 
 
-def assert_stand_ins_are_named(twins: str, ways: str) -> None:
+def assert_placeholder_devices_are_named(case: str, ways: str) -> None:
     """Asserts that a stage names shards, not devices, and that work is split."""
-    sharded = TWINS[twins].make(4, **WAYS[ways])
-    data = TWINS[twins].data(3)
+    sharded = CASES[case].make(4, **WAYS[ways])
+    data = CASES[case].data(3)
     specs = [
         tf.TensorSpec(x.shape, x.dtype)
         for x in (data if isinstance(data, list) else [data])
@@ -81,7 +81,7 @@ def assert_stand_ins_are_named(twins: str, ways: str) -> None:
     assert {sharding.shard_index(device) for device in named} == {0, 1, 2, 3}
     heavy = [op for op in stage.graph.get_operations() if op.type == "MatMul"]
     where = [sharding.shard_index(op.device) for op in heavy]
-    split = len(where) - WHOLE.get(twins, 0)
+    split = len(where) - WHOLE.get(case, 0)
     assert [where.count(t) for t in range(4)] == [split / 4] * 4
     # Gradients of parts come from where the parts are.
     numbers = sharding.shard_indices([sharded])
@@ -90,5 +90,5 @@ def assert_stand_ins_are_named(twins: str, ways: str) -> None:
     ):
         op = stage.graph.get_tensor_by_name(gradient.values).op
         shard = sharding.shard_index(op.device) if op.device else 0
-        tied = twins == "language_model" and "embeddings" in variable.path
+        tied = case == "language_model" and "embeddings" in variable.path
         assert tied or shard == numbers.get(variable, 0), variable.path

@@ -8,17 +8,17 @@ import pytest
 import tensorflow as tf
 
 from tests.tensor_parallel import placed
-from tests.tensor_parallel.models import TWINS, WAYS
+from tests.tensor_parallel.models import CASES, WAYS
 from tests.tensor_parallel.placed import device_number
 from tfgpipe.tensor_parallel import TPDense, device_ops
 
 
 @pytest.mark.parametrize(
-    ("twins", "ways"), list(zip(TWINS, itertools.cycle(WAYS), strict=False))
+    ("case", "ways"), list(zip(CASES, itertools.cycle(WAYS), strict=False))
 )
-def test_work_is_split_evenly_and_what_crosses_is_copied(twins, ways):
-    graph = placed.traced(twins, ways)
-    placed.assert_work_is_split_evenly(twins, graph)
+def test_work_is_split_evenly_and_what_crosses_is_copied(case, ways):
+    graph = placed.traced(case, ways)
+    placed.assert_work_is_split_evenly(case, graph)
     placed.assert_copies_are_operations(graph)
 
 
@@ -52,8 +52,8 @@ def test_a_fork_sums_gradients_where_it_is():
 
 
 @pytest.mark.parametrize(
-    ("twins", "ways"),
+    ("case", "ways"),
     [("attention", "both_ways"), ("language_model", "ring")],
 )
-def test_in_a_stage_stand_ins_are_named_and_no_device(twins, ways):
-    placed.assert_stand_ins_are_named(twins, ways)
+def test_in_a_stage_placeholder_devices_are_named(case, ways):
+    placed.assert_placeholder_devices_are_named(case, ways)

@@ -1,6 +1,6 @@
 """Sharded layers against Keras' own: outputs, masks, and every gradient.
 
-Each pair of twins once; all of them in tests/nightly/test_tensor_parallel.py.
+Each case once; all of them in tests/nightly/test_tensor_parallel.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tests.tensor_parallel import identity
 
 
 @pytest.mark.parametrize(
-    ("twins", "T", "ways", "unknown_sizes"),
+    ("case", "T", "ways", "unknown_sizes"),
     [
         ("columns_and_rows", 3, "both_ways", False),
         ("all_in_parts", 4, "ring", False),
@@ -22,21 +22,21 @@ from tests.tensor_parallel import identity
     ],
 )
 def test_outputs_and_gradients_are_those_without_shards(
-    floatx, twins, T, ways, unknown_sizes
+    floatx, case, T, ways, unknown_sizes
 ):
     floatx("float64")
-    identity.assert_equal(twins, T, ways, unknown_sizes=unknown_sizes)
+    identity.assert_equal(case, T, ways, unknown_sizes=unknown_sizes)
 
 
 @pytest.mark.parametrize(
-    ("twins", "policy", "ways"),
+    ("case", "policy", "ways"),
     [
         ("mlp", "mixed_float16", "both_ways"),
         ("language_model", "mixed_bfloat16", "both_ways"),
     ],
 )
-def test_half_precision(twins, policy, ways):
-    identity.assert_equal_in_half_precision(twins, policy, ways)
+def test_half_precision(case, policy, ways):
+    identity.assert_equal_in_half_precision(case, policy, ways)
 
 
 def test_eagerly(floatx):
@@ -44,6 +44,6 @@ def test_eagerly(floatx):
     identity.assert_equal("all_in_parts", 3, "ring", graph=False)
 
 
-@pytest.mark.parametrize("twins", ["mlp", "attention", "language_model"])
-def test_a_seed_draws_the_same_weights(twins):
-    identity.assert_equal_weights_of_a_seed(twins)
+@pytest.mark.parametrize("case", ["mlp", "attention", "language_model"])
+def test_a_seed_draws_the_same_weights(case):
+    identity.assert_equal_weights_of_a_seed(case)

@@ -69,7 +69,7 @@ REFUSED = {
         ),
         r"\(None, 3, 4, 5\). Reshape it to one axis of positions",
     ),
-    "whole logits": (
+    "full logits": (
         lambda: TPCrossEntropy(num_shards=2).build((None, 10), (None,)),
         r"a tuple of one part for each shard.*Received the shape \(None, 10\)",
     ),

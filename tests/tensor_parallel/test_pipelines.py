@@ -8,15 +8,15 @@ from tests.tensor_parallel import identity
 
 
 @pytest.mark.parametrize(
-    ("twins", "remat", "ways"),
+    ("case", "remat", "ways"),
     [
         ("all_in_parts", "none", "both_ways"),
         ("language_model", "layer", "ring"),
     ],
 )
-def test_outputs_and_gradients_are_those_without_shards(floatx, twins, remat, ways):
+def test_outputs_and_gradients_are_those_without_shards(floatx, case, remat, ways):
     floatx("float64")
-    identity.assert_equal_in_stages(twins, remat, ways)
+    identity.assert_equal_in_stages(case, remat, ways)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,16 +27,16 @@ _CONTEXT: contextvars.ContextVar[QuantContext] = contextvars.ContextVar("context
 class QuantizedActivation:
     """An activation function of a layer, with nodes before and after it.
 
-    It takes the function's place in the layer while the layer is called, and not for
-    good: configurations hold the function itself, and files name weights of a function
-    that is a layer, such as `PReLU`, by the attribute that holds it. Replicas take
-    turns within a call, so it stays until the last of them has left.
+    It replaces the function in the layer during calls of the layer only:
+    configurations hold the function itself, and files name weights of a function that
+    is a layer, such as `PReLU`, by the attribute that holds it. Replicas interleave
+    within a call, so the last of them to return restores the function.
 
     Args:
         layer: The layer.
         path: The attribute that holds the function, such as `activation` or
             `cell.activation`.
-        make_node: Makes the node of a name.
+        make_node: Creates a node by its name.
     """
 
     def __init__(
@@ -44,26 +45,17 @@ class QuantizedActivation:
         path: str,
         make_node: Callable[[str], FakeQuantNode],
     ) -> None:
-        *owners, self._attribute = path.split(".")
-        self._owner: Any = layer
-        for owner in owners:
-            self._owner = getattr(self._owner, owner)
-        self._function = getattr(self._owner, self._attribute)
+        parent, _, self._attribute = path.rpartition(".")
+        self._parent = operator.attrgetter(parent)(layer) if parent else layer
+        self._function = getattr(self._parent, self._attribute)
         self._num_calls = 0
-        name = _name(self._function)
-        self._before = (
-            make_node("pre_activation") if name in _QUANTIZED_ARGUMENT else None
-        )
-        self._after = (
-            make_node("post_activation")
-            if has_quantized_result(self._function)
-            else None
-        )
-
-    @property
-    def nodes(self) -> list[FakeQuantNode]:
-        """The nodes that there are."""
-        return [node for node in (self._before, self._after) if node is not None]
+        self._before: FakeQuantNode | None = None
+        self._after: FakeQuantNode | None = None
+        if _name(self._function) in _QUANTIZED_ARGUMENT:
+            self._before = make_node("pre_activation")
+        if has_quantized_result(self._function):
+            self._after = make_node("post_activation")
+        self.nodes = [node for node in (self._before, self._after) if node]
 
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
         """Applies the function, with fake quantization around it."""
@@ -76,8 +68,8 @@ class QuantizedActivation:
         return x
 
     @contextlib.contextmanager
-    def in_place(self, context: QuantContext) -> Iterator[None]:
-        """Puts it in place of the function for one call of the layer."""
+    def replacing_function(self, context: QuantContext) -> Iterator[None]:
+        """Replaces the function for one call of the layer."""
         token = _CONTEXT.set(context)
         self._num_calls += 1
         self._set(self)
@@ -91,7 +83,7 @@ class QuantizedActivation:
 
     def _set(self, function: Callable[..., Any]) -> None:
         # Not by Keras' own way, which tracks what is set.
-        object.__setattr__(self._owner, self._attribute, function)
+        object.__setattr__(self._parent, self._attribute, function)
 
 
 def has_quantized_result(function: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Quantizing a whole model, or a list of layers.
+"""Quantized copies of models and lists of layers.
 
 The user's model stays as it is. The result is a copy, with the same weights, each layer
 in a wrapper of its own.
@@ -13,12 +13,16 @@ from typing import Any, Literal, TypeAlias
 import keras
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import check_choice
+from tfgpipe._util import IdentityMap, check_choice
 from tfgpipe.capture import Call, source_model, tracer
 from tfgpipe.pipelined_layer import PipelinedLayer
 from tfgpipe.pipelined_model import PipelinedModel
-from tfgpipe.quantization.annotation import QuantizeAnnotation, without_annotation
-from tfgpipe.quantization.config import NOTHING, QuantizeConfig
+from tfgpipe.quantization.config import (
+    NOTHING,
+    QuantizeAnnotation,
+    QuantizeConfig,
+    without_annotation,
+)
 from tfgpipe.quantization.fake_quant import QuantSchedule, RangeUpdate
 from tfgpipe.quantization.layers import FakeQuantize, QuantizeWrapper, check_unquantized
 from tfgpipe.quantization.scheme import Scheme, configs_of, default_8bit
@@ -73,27 +77,25 @@ def apply(
         range_update=range_update, delay=delay, freeze_after=freeze_after
     )
     copier = _Copier(scheme or default_8bit(), which, schedule)
-    given = model_or_layers
-    if keras_internals.functional_graph(given) is not None:
-        return copier.model(given, quantize_inputs=quantize_inputs)
-    if isinstance(given, keras.Sequential):
-        layers = copier.layers(given.layers, quantize_inputs=quantize_inputs)
-        return keras.Sequential(layers, name=given.name)
-    return copier.layers(
-        source_model.check_layer_list(given), quantize_inputs=quantize_inputs
-    )
+    if keras_internals.functional_graph(model_or_layers) is not None:
+        return copier.model(model_or_layers, quantize_inputs=quantize_inputs)
+    if isinstance(model_or_layers, keras.Sequential):
+        copies = copier.layers(model_or_layers.layers, quantize_inputs=quantize_inputs)
+        return keras.Sequential(copies, name=model_or_layers.name)
+    layers = source_model.check_layer_list(model_or_layers)
+    return copier.layers(layers, quantize_inputs=quantize_inputs)
 
 
 class _Copier:
-    """Makes quantized copies of layers, one of each, and of models of them."""
+    """Creates quantized copies of layers, one of each, and of models of them."""
 
     def __init__(self, scheme: Scheme, which: Which, schedule: QuantSchedule) -> None:
         self._scheme = scheme
         self._which = which
         self._schedule = schedule.get_config()
-        self._configs: dict[int, QuantizeConfig] = {}
-        self._copies: dict[int, tuple[keras.layers.Layer, keras.layers.Layer]] = {}
-        self._models: dict[int, keras.Model] = {}
+        self._configs: IdentityMap[keras.layers.Layer, QuantizeConfig] = IdentityMap()
+        self._copies: IdentityMap[Any, Any] = IdentityMap()
+        self._models: IdentityMap[keras.Model, keras.Model] = IdentityMap()
 
     def layers(
         self, layers: Sequence[keras.layers.Layer], *, quantize_inputs: bool
@@ -101,17 +103,19 @@ class _Copier:
         """Returns quantized copies of layers, and of models among them."""
         calls: list[Call] = []
         for layer in layers:
-            # Values of two models have indices of their own.
+            # Values of two models have ids of their own.
             first = 1 + max((n for call in calls for n in call.output_ids), default=0)
             graph = keras_internals.functional_graph(layer)
             if graph is None:
                 before = calls[-1].output_ids if calls else (0,)
                 calls.append(Call(layer, (), {}, before, (first,)))
             else:
-                calls += _reindexed(tracer.capture_functional(graph).graph.calls, first)
+                calls += _renumbered(
+                    tracer.capture_functional(graph).graph.calls, first
+                )
         self._configure(calls, calls[-1].output_ids)
         copies = [self._copy(layer) for layer in layers]
-        for old, new in self._copies.values():
+        for old, new in self._copies.items():
             if old.built and not new.built:
                 new.build_from_config(old.get_build_config())
         self._copy_weights()
@@ -120,16 +124,12 @@ class _Copier:
 
     def model(self, model: keras.Model, *, quantize_inputs: bool) -> keras.Model:
         """Returns a quantized copy of a model, not compiled."""
-        network = tracer.capture_functional(
-            keras_internals.functional_graph(model)
-        ).graph
-        self._configure(network.calls, network.output_ids)
+        graph = tracer.capture_functional(keras_internals.functional_graph(model)).graph
+        self._configure(graph.calls, graph.output_ids)
         quantized = [
             quantize_inputs
-            and all(
-                _takes_rounded(call) for call in network.calls if n in call.input_ids
-            )
-            for n in network.input_ids
+            and all(_takes_rounded(call) for call in graph.calls if n in call.input_ids)
+            for n in graph.input_ids
         ]
         copy = self._copy_model(model, quantized)
         self._copy_weights()
@@ -137,14 +137,21 @@ class _Copier:
 
     def _configure(self, calls: Sequence[Call], outputs: Sequence[int]) -> None:
         """Finds the configuration of each layer."""
-        annotated: dict[int, QuantizeConfig] = {}
+        annotated: IdentityMap[keras.layers.Layer, QuantizeConfig] = IdentityMap()
         for layer in (call.layer for call in calls):
-            _check(layer)
+            if isinstance(layer, PipelinedLayer | PipelinedModel):
+                raise ValueError(
+                    "Layers are quantized before they are pipelined. Received "
+                    f"'{layer.name}' of type {type(layer).__name__}. Pipeline what "
+                    "`tfgpipe.quantization.apply` returns for its layers, or for its "
+                    "`unpipelined()` model."
+                )
+            check_unquantized(layer)
             if isinstance(layer, QuantizeAnnotation):
                 if layer.config is not None:
-                    annotated[id(layer.layer)] = layer.config
+                    annotated[layer.layer] = layer.config
             elif self._which == "annotated":
-                annotated[id(layer)] = NOTHING
+                annotated[layer] = NOTHING
         bare = [
             dataclasses.replace(call, layer=without_annotation(call.layer))
             for call in calls
@@ -153,27 +160,23 @@ class _Copier:
 
     def _copy(self, layer: Any) -> Any:
         """Returns the copy of a layer, or of a model among layers."""
-        if keras_internals.functional_graph(layer) is None:
-            return self._copy_layer(without_annotation(layer))
-        if id(layer) not in self._models:
-            # The inputs of an inner model are quantized where they are computed.
-            unquantized = [False] * len(layer.inputs)
-            self._models[id(layer)] = self._copy_model(layer, unquantized)
-        return self._models[id(layer)]
-
-    def _copy_layer(self, layer: Any) -> Any:
-        """Returns the copy of a layer; of an operation, itself."""
+        if keras_internals.functional_graph(layer) is not None:
+            if layer not in self._models:
+                # The inputs of an inner model are quantized where they are computed.
+                unquantized = [False] * len(layer.inputs)
+                self._models[layer] = self._copy_model(layer, unquantized)
+            return self._models[layer]
+        layer = without_annotation(layer)
         if not isinstance(layer, keras.layers.Layer):
             return layer
-        if isinstance(layer, keras.layers.InputLayer):
-            return type(layer).from_config(layer.get_config())
-        if id(layer) not in self._copies:
+        if layer not in self._copies:
             copy = type(layer).from_config(layer.get_config())
-            config = self._configs[id(layer)]
-            if config != NOTHING:
-                copy = QuantizeWrapper(copy, config, **self._schedule)
-            self._copies[id(layer)] = (layer, copy)
-        return self._copies[id(layer)][1]
+            if isinstance(layer, keras.layers.InputLayer):
+                return copy
+            if self._configs[layer] != NOTHING:
+                copy = QuantizeWrapper(copy, self._configs[layer], **self._schedule)
+            self._copies[layer] = copy
+        return self._copies[layer]
 
     def _copy_model(self, model: keras.Model, quantized: Sequence[bool]) -> keras.Model:
         """Returns the copy of a model whose calls Keras knows.
@@ -185,7 +188,7 @@ class _Copier:
         if isinstance(model, keras.Sequential):
             shape, dtype = model.input_shape, model.inputs[0].dtype
             inputs = keras.Input(batch_shape=shape, dtype=dtype)
-            quantizes = quantized[0] and _is_floating(inputs)
+            quantizes = quantized[0] and keras.backend.is_float_dtype(dtype)
             first = self._input_layers() if quantizes else []
             copies = [self._copy(layer) for layer in model.layers]
             return keras.Sequential([inputs, *first, *copies], name=model.name)
@@ -193,16 +196,16 @@ class _Copier:
             lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name),
             model.input,
         )
-        replaced = {
-            id(x): layer(x)
+        replacements = IdentityMap(
+            (x, layer(x))
             for x, quantizes in zip(keras.tree.flatten(inputs), quantized, strict=True)
-            if quantizes and _is_floating(x)
+            if quantizes and keras.backend.is_float_dtype(x.dtype)
             for layer in self._input_layers()
-        }
+        )
 
         def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
             args, kwargs = keras.tree.map_structure(
-                lambda x: replaced.get(id(x), x), (args, kwargs)
+                lambda x: replacements.get(x, x), (args, kwargs)
             )
             outputs = operation(*args, **kwargs)
             is_layer = isinstance(operation, keras.layers.Layer)
@@ -221,14 +224,15 @@ class _Copier:
         )
 
     def _copy_weights(self) -> None:
-        for old, new in self._copies.values():
+        for old, new in self._copies.items():
+            if not old.built:
+                continue
             wrapped = isinstance(new, QuantizeWrapper)
-            if old.built:
-                target = new.layer if wrapped else new
-                for a, b in zip(old.variables, target.variables, strict=True):
-                    b.assign(a)
-                if wrapped:
-                    new.set_weight_ranges()
+            target = new.layer if wrapped else new
+            for a, b in zip(old.variables, target.variables, strict=True):
+                b.assign(a)
+            if wrapped:
+                new.set_weight_ranges()
 
     def _input_layers(self) -> list[FakeQuantize]:
         """Returns a new layer that quantizes inputs, if the scheme does."""
@@ -237,19 +241,8 @@ class _Copier:
         return [FakeQuantize(self._scheme.inputs, **self._schedule)]
 
 
-def _check(layer: Any) -> None:
-    if isinstance(layer, PipelinedLayer | PipelinedModel):
-        raise ValueError(
-            "Layers are quantized before they are pipelined. Received "
-            f"'{layer.name}' of type {type(layer).__name__}. Pipeline what "
-            "`tfgpipe.quantization.apply` returns for its layers, or for its "
-            "`unpipelined()` model."
-        )
-    check_unquantized(layer)
-
-
-def _reindexed(calls: Sequence[Call], first: int) -> list[Call]:
-    """Returns calls with the indices of their values counted from another one."""
+def _renumbered(calls: Sequence[Call], first: int) -> list[Call]:
+    """Returns calls with the ids of their values counted from `first`."""
     return [
         dataclasses.replace(
             call,
@@ -263,7 +256,3 @@ def _reindexed(calls: Sequence[Call], first: int) -> list[Call]:
 def _takes_rounded(call: Call) -> bool:
     """Returns whether rounded inputs give a layer's outputs, but for the rounding."""
     return not isinstance(without_annotation(call.layer), _COMPARES_VALUES)
-
-
-def _is_floating(x: keras.KerasTensor) -> bool:
-    return keras.backend.is_float_dtype(x.dtype)

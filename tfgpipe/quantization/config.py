@@ -1,4 +1,4 @@
-"""What of a layer is quantized, and how."""
+"""What of a layer is quantized: configurations, and layers annotated with one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import keras
 
 from tfgpipe._compat import keras_internals
+from tfgpipe._util import unique
+from tfgpipe.capture import source_model
 from tfgpipe.quantization.fake_quant import Observer
 from tfgpipe.quantization.ranges import (
     AllValuesRange,
@@ -59,13 +61,12 @@ class QuantizeConfig:
     ) -> None:
         if isinstance(output, bool):
             output = ACTIVATIONS if output else None
-        values = {
-            "weights": _observers("weights", weights, WEIGHTS),
-            "activations": _observers("activations", activations, ACTIVATIONS),
-            "output": output,
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        # It is frozen.
+        weights = _observers("weights", weights, WEIGHTS)
+        object.__setattr__(self, "weights", weights)
+        activations = _observers("activations", activations, ACTIVATIONS)
+        object.__setattr__(self, "activations", activations)
+        object.__setattr__(self, "output", output)
         for observer in (*self.weights.values(), *self.activations.values(), output):
             if observer is not None and not isinstance(observer, Observer):
                 raise TypeError(
@@ -84,14 +85,15 @@ class QuantizeConfig:
             ValueError: If there is no variable of a name.
         """
         inner = keras_internals.inner_layers(layer)
-        variables = {id(v): v for each in inner for v in each.variables}.values()
+        variables = unique(v for each in inner for v in each.variables)
+        names = [v.name for v in variables]
         for name in self.weights:
-            if name not in {v.name for v in variables}:
+            if name not in names:
                 raise ValueError(
                     f"A weight to quantize is a variable of the layer. Received "
                     f"'{name}' for layer '{layer.name}' of type "
                     f"{type(layer).__name__}, whose variables are "
-                    f"{', '.join(v.name for v in variables) or 'none'}."
+                    f"{', '.join(names) or 'none'}."
                 )
         return [(v, self.weights[v.name]) for v in variables if v.name in self.weights]
 
@@ -115,31 +117,158 @@ class QuantizeConfig:
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        serialize = keras.saving.serialize_keras_object
-        return {
-            "weights": {n: serialize(x) for n, x in self.weights.items()},
-            "activations": {n: serialize(x) for n, x in self.activations.items()},
-            "output": self.output and serialize(self.output),
-        }
+        return keras.saving.serialize_keras_object(dict(vars(self)))
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> QuantizeConfig:
-        """Makes this again from what `get_config` returned."""
+        """Creates a configuration from what `get_config` returned."""
         return cls(**keras.saving.deserialize_keras_object(config))
 
 
 def _observers(
-    argument: str, given: Mapping[str, Observer] | Sequence[str], default: Observer
+    argument: str, value: Mapping[str, Observer] | Sequence[str], default: Observer
 ) -> dict[str, Observer]:
-    if isinstance(given, str):
+    if isinstance(value, str):
         raise TypeError(
             f"`{argument}` is a list of names, or a dictionary of observers by name. "
-            f"Received {given!r}. Use [{given!r}]."
+            f"Received {value!r}. Use [{value!r}]."
         )
-    if isinstance(given, Mapping):
-        return dict(given)
-    return dict.fromkeys(given, default)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return dict.fromkeys(value, default)
 
 
 # Of a layer that stays as it is.
 NOTHING = QuantizeConfig()
+
+
+class LayerWrapper(keras.layers.Wrapper):
+    """A layer around another that is called, masked, cast and built like it.
+
+    Args:
+        layer: The layer.
+        config: What of it is quantized, and how.
+        **kwargs: Of the base layer.
+    """
+
+    def __init__(
+        self, layer: keras.layers.Layer, config: QuantizeConfig | None, **kwargs: Any
+    ) -> None:
+        kwargs.setdefault("dtype", layer.dtype_policy)
+        # The layer casts for itself.
+        super().__init__(layer, autocast=False, **kwargs)
+        keras_internals.take_call_arguments_of(self, layer)
+        self.config = config
+        # The layer puts the right masks on its outputs.
+        self.supports_masking = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Applies the layer, building it first if need be."""
+        if not self.layer.built:
+            args_like, kwargs_like = source_model.to_symbolic((args, kwargs))
+            self.layer(*args_like, **self._inner_arguments(**kwargs_like))
+        return super().__call__(*args, **kwargs)
+
+    def call(self, *args: Any, training: bool | None = None, **kwargs: Any) -> Any:
+        """Applies the layer; arguments as of its own `call`, and `training`."""
+        return self.layer(*args, **self._inner_arguments(training=training, **kwargs))
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        """Infers the outputs' shapes and dtypes: those of the layer."""
+        return self.layer.compute_output_spec(*args, **self._inner_arguments(**kwargs))
+
+    def compute_output_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Infers the outputs' shapes: those of the layer."""
+        return self.layer.compute_output_shape(*args, **kwargs)
+
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
+        """Returns None: the layer has put the right masks on its outputs."""
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        config = keras.saving.serialize_keras_object(self.config)
+        return {**super().get_config(), "config": config}
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> LayerWrapper:
+        """Creates a layer from what `get_config` returned."""
+        deserialized = {
+            key: keras.saving.deserialize_keras_object(
+                config[key], custom_objects=custom_objects
+            )
+            for key in ("layer", "config")
+        }
+        return cls(**{**config, **deserialized})
+
+    def _inner_arguments(self, **kwargs: Any) -> dict[str, Any]:
+        """Returns keyword arguments as the layer takes them."""
+        if "training" not in self.layer.call_signature_parameters:
+            kwargs.pop("training", None)
+        return kwargs
+
+
+@keras.saving.register_keras_serializable(package="tfgpipe", name="Annotated")
+class QuantizeAnnotation(LayerWrapper):
+    """A layer with the configuration that `apply` is to use. See `annotate`."""
+
+    def __init__(
+        self, layer: keras.layers.Layer, config: QuantizeConfig | None, **kwargs: Any
+    ) -> None:
+        kwargs.setdefault("name", f"annotated_{layer.name}")
+        super().__init__(layer, config, **kwargs)
+
+
+def annotate(
+    layer: keras.layers.Layer, config: QuantizeConfig | None = None
+) -> keras.layers.Layer:
+    """Returns a layer with a configuration for `apply`.
+
+    It computes as the layer does.
+
+    Example:
+
+    >>> output = keras.layers.Dense(10)
+    >>> layers = [
+    ...     keras.layers.Dense(16),
+    ...     tfgpipe.quantization.annotate(
+    ...         output, tfgpipe.quantization.QuantizeConfig()
+    ...     ),
+    ... ]
+    >>> quantized = tfgpipe.quantization.apply(layers)  # All but the last.
+    >>> [layer.name.partition("_")[0] for layer in quantized]
+    ['fake', 'quant', 'dense']
+
+    Args:
+        layer: Any layer.
+        config: What of it is quantized, and how; an empty one for nothing. None for
+            what the scheme says.
+
+    Raises:
+        TypeError: If it is no layer, or `config` is no configuration.
+        ValueError: If it is annotated already.
+    """
+    if not isinstance(layer, keras.layers.Layer) or isinstance(layer, keras.Model):
+        raise TypeError(
+            "What is annotated is a layer. Received "
+            f"{layer!r} of type {type(layer).__name__}. `apply` takes models as they "
+            "are."
+        )
+    if not isinstance(config, QuantizeConfig | None):
+        raise TypeError(
+            "A layer is annotated with a `tfgpipe.quantization.QuantizeConfig`. "
+            f"Received {config!r} of type {type(config).__name__} for layer "
+            f"'{layer.name}'."
+        )
+    if isinstance(layer, QuantizeAnnotation):
+        raise ValueError(
+            f"Layer '{layer.layer.name}' is annotated already. Received it with "
+            f"{layer.config}. Annotate the layer itself."
+        )
+    return QuantizeAnnotation(layer, config)
+
+
+def without_annotation(layer: Any) -> Any:
+    """Returns the layer inside an annotation, or the layer itself."""
+    return layer.layer if isinstance(layer, QuantizeAnnotation) else layer

@@ -8,7 +8,7 @@ What is exported, or quantized after training, is never the user's model but a c
     delay=200                 delay=0: a graph with nothing conditional in it
 
 Weights and ranges have the same values. The configuration that Keras would save is
-rewritten, and the copy is made from it.
+rewritten, and the copy is created from it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def plain_copy(model: keras.Model) -> keras.Model:
             of its layers have one name.
     """
     _check(model)
-    unpipelined = without_pipelines(model)
+    unpipelined = _without_pipelines(model)
     any_batch = unpipelined is not model
     classes = _classes(unpipelined)
 
@@ -59,7 +59,7 @@ def plain_copy(model: keras.Model) -> keras.Model:
         name = _full_name(thing.get("module"), thing["class_name"])
         return {**thing, "registered_name": name} if name in classes else thing
 
-    serialized = map_config(keras.saving.serialize_keras_object(unpipelined), plain)
+    serialized = _map_config(keras.saving.serialize_keras_object(unpipelined), plain)
     serialized.pop("compile_config", None)
     with dtype_policies.default_policy_scope("float32"):
         # A model of this process is trusted, and may hold lambdas.
@@ -109,7 +109,7 @@ def quantize_after_training(
     return copy
 
 
-def map_config(
+def _map_config(
     config: Any, function: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> Any:
     """Returns a serialized configuration with each object in it replaced.
@@ -120,10 +120,10 @@ def map_config(
             replaced already.
     """
     if isinstance(config, dict):
-        mapped = {key: map_config(value, function) for key, value in config.items()}
+        mapped = {key: _map_config(value, function) for key, value in config.items()}
         return function(mapped) if {"class_name", "config"} <= mapped.keys() else mapped
     if isinstance(config, list | tuple):
-        return type(config)(map_config(value, function) for value in config)
+        return type(config)(_map_config(value, function) for value in config)
     return config
 
 
@@ -141,8 +141,8 @@ def _classes(model: keras.Model) -> dict[str, type]:
         other = classes.setdefault(_full_name(kind.__module__, name), kind)
         if other is not kind:
             raise ValueError(
-                "What is exported is made again from its configuration, in which "
-                "layers are known by the names of their classes. Received two classes "
+                "What is exported is copied by its configuration, in which layers are "
+                "known by the names of their classes. Received two classes "
                 f"'{name}', {other.__module__}.{other.__qualname__} and "
                 f"{kind.__module__}.{kind.__qualname__}. Rename one, or register it "
                 "with `keras.saving.register_keras_serializable(package=...)`."
@@ -154,43 +154,28 @@ def _full_name(module: Any, name: str) -> str:
     return f"{module}>{name}"
 
 
-def inputs_of(model: keras.Model) -> Any:
-    """Returns what a Functional or Sequential model takes, in its structure."""
-    graph = keras_internals.functional_graph(model)
-    assert graph is not None  # What `plain_copy` returns is one of the two.
-    return graph.input
+def _without_pipelines(layer: Any) -> Any:
+    """Returns a layer or model of the same layers, weights shared, without pipelines.
 
-
-def without_pipelines(model: keras.Model) -> keras.Model:
-    """Returns a model of the same layers, weights shared, none of them in a pipeline.
-
-    The model itself if that is so already.
+    The layer itself if there are none in it.
     """
-    if isinstance(model, PipelinedModel):
-        return model.unpipelined()
-    inner = keras_internals.inner_layers(model)
-    if not any(isinstance(x, PipelinedLayer | PipelinedModel) for x in inner):
-        return model
-    if isinstance(model, keras.Sequential):
-        entry = keras.Input(batch_shape=model.input_shape, dtype=model.inputs[0].dtype)
-        layers = [_without(layer) for layer in model.layers]
-        return keras.Sequential([entry, *layers], name=model.name)
+    if isinstance(layer, PipelinedLayer | PipelinedModel):
+        return layer.unpipelined()
+    inner = keras_internals.inner_layers(layer)
+    has_pipelines = any(isinstance(x, PipelinedLayer | PipelinedModel) for x in inner)
+    if not (has_pipelines and isinstance(layer, keras.Model)):
+        return layer
+    if isinstance(layer, keras.Sequential):
+        entry = keras.Input(batch_shape=layer.input_shape, dtype=layer.inputs[0].dtype)
+        layers = map(_without_pipelines, layer.layers)
+        return keras.Sequential([entry, *layers], name=layer.name)
     return keras.models.clone_model(
-        model, clone_function=_without, call_function=_called
+        layer, clone_function=_without_pipelines, call_function=_call_without_pipeline
     )
 
 
-def _without(layer: Any) -> Any:
-    """Returns a layer, a pipeline or one that holds pipelines as a plain model."""
-    if isinstance(layer, PipelinedLayer | PipelinedModel):
-        return layer.unpipelined()
-    if isinstance(layer, keras.Model):
-        return without_pipelines(layer)
-    return layer
-
-
-def _called(layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls what stands in for a layer; a pipeline's side inputs are inputs now."""
+def _call_without_pipeline(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls a layer's replacement; the side inputs of a pipeline are inputs of it."""
     sides = kwargs.keys() - {"training", "mask"}
     if sides and keras_internals.functional_graph(layer) is not None:
         return layer((args[0], {name: kwargs[name] for name in sides}))
@@ -201,7 +186,7 @@ def _check(model: Any) -> None:
     if not isinstance(model, keras.Model):
         raise TypeError(
             f"What is exported is a Keras model. Received {model!r} of type "
-            f"{type(model).__name__}. Make one of layers: `keras.Sequential(layers)`."
+            f"{type(model).__name__}. Build one of layers: `keras.Sequential(layers)`."
         )
     if not model.built:
         raise ValueError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -14,11 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe.quantization.copies import inputs_of, plain_copy
+from tfgpipe._util import some_of
+from tfgpipe.quantization.copies import plain_copy
 from tfgpipe.quantization.layers import QuantizeWrapper, quantizing_layers
 from tfgpipe.quantization.tflite import Interpreter, batches, without_deprecation
-
-SUFFIX = ".tflite"
 
 
 def export_int8(
@@ -52,8 +50,8 @@ def export_int8(
         model: A built Keras model, pipelined or not; best what
             `tfgpipe.quantization.apply` returned, trained.
         path: The file, `*.tflite`.
-        representative: Inputs to find the ranges with that training has not: arrays
-            in the structure that the model takes, some hundred rows, or a dataset as
+        representative: Some hundred inputs, by which ranges are found that training has
+            not: arrays in the structure that the model takes, or a dataset as
             `model.predict` takes it. A model that was not trained for it needs them. In
             one that was they turn layers which would compute with floats, such as
             attention, to integers as well, at some cost in accuracy.
@@ -65,18 +63,18 @@ def export_int8(
         RuntimeError: If TFLite cannot express it.
     """
     path = Path(path)
-    if path.suffix != SUFFIX:
+    if path.suffix != ".tflite":
         raise ValueError(
-            f"A model in 8 bits is written to a file `*{SUFFIX}`. Received '{path}'."
+            f"A model in 8 bits is written to a file `*.tflite`. Received '{path}'."
         )
     copy = plain_copy(model)
-    if representative is None:
-        _check_quantizing(copy)
-    _check_ranges(copy)
-    options: dict[str, Any] = {}
-    if representative is not None:
-        options["representative_dataset"] = lambda: _samples(copy, representative)
-    with replacing(path) as temporary, without_deprecation():
+    _check_ranges(copy, calibrated=representative is not None)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder,
+        without_deprecation(),
+    ):
+        temporary = Path(folder) / path.name
         try:
             copy.export(
                 str(temporary),  # Keras 3.13 takes no path here.
@@ -88,85 +86,63 @@ def export_int8(
                 # By itself Keras allows TensorFlow's operations too, which the
                 # interpreters of devices lack.
                 target_spec={"supported_ops": [tf.lite.OpsSet.TFLITE_BUILTINS]},
-                **options,
+                representative_dataset=None
+                if representative is None
+                else lambda: _samples(copy, representative),
             )
         except Exception as error:
             raise RuntimeError(_failure(copy, error)) from error
         _check_ends(copy, temporary)
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yields a path to write to, which replaces `path` at the end if nothing failed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
-        temporary = Path(folder) / path.name
-        yield temporary
         temporary.replace(path)
 
 
 def _samples(copy: keras.Model, representative: Any) -> Iterator[Any]:
-    """Yields one row after another, as the converter takes them."""
+    """Yields one example after another, as the converter takes them."""
     if isinstance(representative, tf.data.Dataset):
         representative = representative.map(
             lambda *batch: keras.utils.unpack_x_y_sample_weight(batch)[0]
         )
-    inputs = keras.tree.flatten(inputs_of(copy))
+    inputs = copy.inputs
     for arrays in batches(representative, size=inputs[0].shape[0] or 1):
-        row = [np.asarray(x, i.dtype) for x, i in zip(arrays, inputs, strict=True)]
-        named = {i.name: x for i, x in zip(inputs, row, strict=True)}
-        yield row if len(row) == 1 else named
+        named = {
+            i.name: np.asarray(x, i.dtype) for i, x in zip(inputs, arrays, strict=True)
+        }
+        yield named if len(named) > 1 else [*named.values()]
 
 
-def _check_quantizing(copy: keras.Model) -> None:
-    if not quantizing_layers(copy):
+def _check_ranges(copy: keras.Model, *, calibrated: bool) -> None:
+    layers = quantizing_layers(copy)
+    if not (layers or calibrated):
         raise ValueError(
             "Numbers become integers by the ranges that they are in. Received "
             f"'{copy.name}', which was not trained with any, and representative=None. "
             "Train what `tfgpipe.quantization.apply(model)` returns, or pass some "
             "hundred inputs as `representative`."
         )
-
-
-def _check_ranges(copy: keras.Model) -> None:
-    missing = [
-        layer
-        for layer in quantizing_layers(copy)
-        if layer.needs_data and not int(layer.num_updates)
-    ]
+    missing = [x.name for x in layers if x.needs_data and not int(x.num_updates)]
     if missing:
-        names = ", ".join(f"'{layer.name}'" for layer in missing[:4])
-        more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
         raise ValueError(
             "Activations are quantized by ranges that were seen in training. Received "
-            f"layers {names}{more}, which have seen none. Train the model, or run "
+            f"layers {some_of(missing)}, which have seen none. Train the model, or run "
             "`model(x, training=True)` on a few batches."
         )
 
 
 def _check_ends(copy: keras.Model, path: Path) -> None:
     """Checks that floats have become integers where they go in and come out."""
-    names = [x.name for x in keras.tree.flatten(inputs_of(copy))]
-    file = Interpreter(path, input_names=names)
-    for what, tensors, remedy in (
-        (
-            "takes",
-            file.inputs,
-            "Have `tfgpipe.quantization.apply` quantize the inputs, or begin with a "
-            "`tfgpipe.quantization.FakeQuantize()`",
-        ),
-        (
-            "gives",
-            file.outputs,
-            "End with a layer that is quantized, or with a "
-            "`tfgpipe.quantization.FakeQuantize()`",
-        ),
+    file = Interpreter(path, input_names=[x.name for x in copy.inputs])
+    begin = "Have `tfgpipe.quantization.apply` quantize the inputs, or begin"
+    end = "End with a layer that is quantized, or"
+    for verb, tensors, remedy in (
+        ("takes", file.inputs, begin),
+        ("gives", file.outputs, end),
     ):
         if any(np.issubdtype(tensor.dtype, np.floating) for tensor in tensors):
             raise ValueError(
                 f"A file in 8 bits takes and gives integers. Received '{copy.name}', "
-                f"which {what} floats that are not quantized. {remedy}; or pass some "
-                "hundred inputs as `representative`."
+                f"which {verb} floats that are not quantized. {remedy} with a "
+                "`tfgpipe.quantization.FakeQuantize()`; or pass some hundred inputs "
+                "as `representative`."
             )
 
 
@@ -191,7 +167,8 @@ def _failure(copy: keras.Model, error: Exception) -> str:
 def _is_suspect(layer: keras.layers.Layer) -> bool:
     if isinstance(layer, QuantizeWrapper):
         two_dimensional = (keras.layers.Conv2D, keras.layers.SeparableConv2D)
-        return layer.is_per_channel and not isinstance(layer.layer, two_dimensional)
+        is_per_channel = any(len(v.shape) > 0 for v in layer.ranges)
+        return is_per_channel and not isinstance(layer.layer, two_dimensional)
     if isinstance(layer, keras.layers.RNN):
         return not layer.unroll
     is_library = type(layer).__module__.startswith(("keras.", "tfgpipe."))

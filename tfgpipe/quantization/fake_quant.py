@@ -108,74 +108,81 @@ class ExternalQuantizer(abc.ABC):
     def make_node(
         self, layer: keras.layers.Layer, name: str, shape: Any
     ) -> FakeQuantNode:
-        """Makes a node; arguments as of the function `make_node`."""
+        """Creates a node; arguments as of the function `make_node`."""
 
 
 Observer: TypeAlias = Range | ExternalQuantizer
 
 
 def make_node(
-    layer: keras.layers.Layer,
+    layer: Any,
     name: str,
     observer: Observer,
     shape: Any = None,
     *,
     is_weight: bool = False,
 ) -> FakeQuantNode:
-    """Makes a fake-quant node.
+    """Creates a fake-quant node.
 
     Args:
-        layer: The layer that keeps the range.
+        layer: The layer that has the variables of the range, with a `schedule`.
         name: The name of the tensor.
-        observer: What finds the range.
+        observer: The observer.
         shape: The shape of the tensor, or None if it is not known.
         is_weight: Whether the tensor is the same for all microbatches of a step.
 
     Raises:
-        ValueError: If the range is per channel and the number of channels is not known.
+        ValueError: If the range is per channel and the number of channels is not known,
+            or the observer does not fit the schedule.
     """
-    if isinstance(observer, Range):
-        return RangeNode(layer, name, observer, shape, is_weight=is_weight)
-    return observer.make_node(layer, name, shape)
+    if isinstance(observer, ExternalQuantizer):
+        if layer.schedule.range_update == "per_step":
+            raise ValueError(
+                "A quantizer of tfmot's updates its range itself, in each call. "
+                f"Received one for '{name}' of layer '{layer.name}' with "
+                'range_update="per_step". Use range_update="per_call", or an observer '
+                "of `tfgpipe.quantization`, which can wait for the end of the step."
+            )
+        return observer.make_node(layer, name, shape)
+    sizes: tuple[int, ...] = ()
+    if observer.axis is not None:
+        size = None if shape is None else tuple(shape)[observer.axis]
+        if size is None:
+            raise ValueError(
+                "A range for each channel needs the number of channels. Received "
+                f"axis={observer.axis} for '{name}' of layer '{layer.name}', "
+                f"whose shape is {shape}. Use axis=None for activations; weights "
+                "have known shapes."
+            )
+        sizes = (size,)
+    variables = tuple(
+        layer.add_weight(
+            name=f"{name}_{end}",
+            shape=sizes,
+            initializer=keras.initializers.Constant(value),
+            dtype="float32",
+            trainable=False,
+            autocast=False,
+        )
+        for end, value in zip(("min", "max"), observer.initial, strict=True)
+    )
+    return RangeNode(observer, variables, is_weight=is_weight)
 
 
 class RangeNode(FakeQuantNode):
-    """A node with an observed range. Arguments and errors are those of `make_node`."""
+    """A node with an observed range."""
 
     def __init__(
         self,
-        layer: keras.layers.Layer,
-        name: str,
         observer: Range,
-        shape: Any,
+        variables: tuple[keras.Variable, ...],
         *,
         is_weight: bool,
     ) -> None:
+        self.observer = observer
+        self.variables = variables
         self.needs_data = not observer.is_fixed
-        self._observer = observer
         self._is_weight = is_weight
-        sizes: tuple[int, ...] = ()
-        if observer.axis is not None:
-            size = None if shape is None else tuple(shape)[observer.axis]
-            if size is None:
-                raise ValueError(
-                    "A range for each channel needs the number of channels. Received "
-                    f"axis={observer.axis} for '{name}' of layer '{layer.name}', "
-                    f"whose shape is {shape}. Use axis=None for activations; weights "
-                    "have known shapes."
-                )
-            sizes = (size,)
-        self.variables = tuple(
-            layer.add_weight(
-                name=f"{name}_{end}",
-                shape=sizes,
-                initializer=keras.initializers.Constant(value),
-                dtype="float32",
-                trainable=False,
-                autocast=False,
-            )
-            for end, value in zip(("min", "max"), observer.initial, strict=True)
-        )
 
     def fake_quantize(self, x: tf.Tensor, context: QuantContext) -> tf.Tensor:
         """Returns the tensor rounded to the levels of the range, in its own type."""
@@ -183,60 +190,36 @@ class RangeNode(FakeQuantNode):
             return x
         bounds = Bounds(*(tf.convert_to_tensor(v.value) for v in self.variables))
         if context.updates_ranges and self.needs_data:
-            observed = self._observer.observe(tf.stop_gradient(tf.cast(x, tf.float32)))
+            observed = self.observer.observe(tf.stop_gradient(tf.cast(x, tf.float32)))
             updated = context.observe(self, observed, stored=bounds)
             if self._is_weight or context.schedule.range_update == "per_call":
                 bounds = updated
-        return context.delayed(self._observer.fake_quantize(x, bounds), x)
+        return context.delayed(self.observer.fake_quantize(x, bounds), x)
 
     def set_range(self, x: tf.Tensor) -> None:
         """Sets the range to that of a tensor."""
         if self.needs_data:
-            observed = self._observer.observe(tf.cast(x, tf.float32))
+            observed = self.observer.observe(tf.cast(x, tf.float32))
             for variable, end in zip(self.variables, observed, strict=True):
                 variable.assign(end)
 
-    def update(
-        self,
-        stored: Bounds,
-        observed: Bounds,
-        count: tf.Tensor,
-        freeze_after: int | None,
-    ) -> Bounds:
-        """Returns the range after an observation.
 
-        An observation that is not finite does not count, as of a step that overflows in
-        half precision: a moving average would never recover from it.
-        """
-        finite = [tf.reduce_all(tf.math.is_finite(end)) for end in observed]
-        counts = tf.logical_and(*finite)
-        if freeze_after is not None:
-            counts = tf.logical_and(counts, count < freeze_after)
-        return _where(counts, self._observer.update(stored, observed, count), stored)
+class QuantContext(Accumulator):
+    """One call of a layer: when its nodes quantize, and the ranges that they observe.
 
-
-class QuantContext:
-    """One call of a layer: when its nodes quantize, and what they observe.
+    With `"per_step"` it is also the accumulator of these ranges over microbatches.
 
     Args:
-        num_updates: The variable that counts the updates of the layer's ranges.
-        schedule: When it quantizes and when ranges are updated.
-        updates_ranges: Whether ranges are updated, as in training.
+        layer: The layer, with a `schedule` and the counter `num_updates`.
+        training: As of the call: whether ranges are updated.
         inputs: The inputs of the call. An empty batch observes nothing.
     """
 
-    def __init__(
-        self,
-        num_updates: keras.Variable,
-        schedule: QuantSchedule,
-        *,
-        updates_ranges: bool,
-        inputs: Any,
-    ) -> None:
-        self.schedule = schedule
-        self.updates_ranges = updates_ranges
-        self._num_updates = num_updates
-        self._count = tf.convert_to_tensor(num_updates.value)
+    def __init__(self, layer: Any, *, training: bool | None, inputs: Any) -> None:
+        self.schedule: QuantSchedule = layer.schedule
+        self.updates_ranges = bool(training) and layer.trainable
+        self._num_updates = layer.num_updates
+        self._count = tf.convert_to_tensor(self._num_updates.value)
         tensors = [x for x in keras.tree.flatten(inputs) if keras.ops.is_tensor(x)]
         self._has_data = tf.size(tensors[0]) > 0 if tensors else tf.constant(True)
         self._observed: list[tuple[RangeNode, Bounds]] = []
@@ -256,8 +239,7 @@ class QuantContext:
                 "recurrent layer with `unroll=True`, or quantize its weights and its "
                 "output alone."
             )
-        freeze_after = self.schedule.freeze_after
-        updated = node.update(stored, observed, self._count, freeze_after)
+        updated = self._updated(node, stored, observed, self._count)
         if self.schedule.range_update == "per_step":
             self._observed.append((node, observed))
             return updated
@@ -280,48 +262,21 @@ class QuantContext:
             increment = tf.cast(self._has_data, self._count.dtype)
             self._num_updates.assign(self._count + increment)
             return
-        accumulator = RangeAccumulator(
-            self._observed,
-            has_data=self._has_data,
-            num_updates=self._num_updates,
-            freeze_after=self.schedule.freeze_after,
-        )
+        ranges = (v for node, _ in self._observed for v in node.variables)
+        self.variables = (*ranges, self._num_updates)
+        # Every range holds zero: zeros are neutral, and the widest is the maximum.
+        ends = [end for _, (low, high) in self._observed for end in (-low, high)]
+        flat = [tf.reshape(end, [-1]) for end in ends]
+        flat.append(tf.cast(self._has_data, tf.float32)[None])
+        self.values = [tf.concat(flat, axis=0)]
         scope = keras_internals.current_stateless_scope()
         if isinstance(scope, TracingScope):
-            scope.accumulators.append(accumulator)
+            scope.accumulators.append(self)
             return
-        stored = [tf.convert_to_tensor(v.value) for v in accumulator.variables]
-        updated = accumulator.update(accumulator.values, stored)
-        for variable, value in zip(accumulator.variables, updated, strict=True):
+        stored = [tf.convert_to_tensor(v.value) for v in self.variables]
+        updated = self.update(self.values, stored)
+        for variable, value in zip(self.variables, updated, strict=True):
             variable.assign(value)
-
-
-class RangeAccumulator(Accumulator):
-    """The ranges that one call of a layer has observed, accumulated over microbatches.
-
-    Args:
-        observed: Nodes, each with the range of its tensor.
-        has_data: Whether the batch was not empty.
-        num_updates: The variable that counts the updates.
-        freeze_after: As of `QuantSchedule`.
-    """
-
-    def __init__(
-        self,
-        observed: Sequence[tuple[RangeNode, Bounds]],
-        *,
-        has_data: tf.Tensor,
-        num_updates: keras.Variable,
-        freeze_after: int | None,
-    ) -> None:
-        self._nodes = [node for node, _ in observed]
-        self._freeze_after = freeze_after
-        self.variables = (*(v for n in self._nodes for v in n.variables), num_updates)
-        # Every range holds zero: zeros are neutral, and the widest is the maximum.
-        ends = [end for _, (low, high) in observed for end in (-low, high)]
-        flat = [tf.reshape(end, [-1]) for end in ends]
-        flat.append(tf.cast(has_data, tf.float32)[None])
-        self.values = [tf.concat(flat, axis=0)]
 
     def merge(self, previous: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the ranges that hold those of all microbatches so far."""
@@ -336,16 +291,31 @@ class RangeAccumulator(Accumulator):
         *bounds, count = variable_values
         counts = has_data[0] > 0
         after: list[tf.Tensor] = []
-        for i, node in enumerate(self._nodes):
+        for i, (node, _) in enumerate(self._observed):
             pair = slice(2 * i, 2 * i + 2)
             stored = Bounds(*bounds[pair])
             low, high = (
                 tf.reshape(end, b.shape)
                 for end, b in zip(ends[pair], stored, strict=True)
             )
-            new = node.update(stored, Bounds(-low, high), count, self._freeze_after)
+            new = self._updated(node, stored, Bounds(-low, high), count)
             after += _where(counts, new, stored)
         return [*after, count + tf.cast(counts, count.dtype)]
+
+    def _updated(
+        self, node: RangeNode, stored: Bounds, observed: Bounds, count: tf.Tensor
+    ) -> Bounds:
+        """Returns the range of a node after an observation.
+
+        An observation that is not finite does not count, as of a step that overflows in
+        half precision: a moving average would never recover from it.
+        """
+        finite = [tf.reduce_all(tf.math.is_finite(end)) for end in observed]
+        counts = tf.logical_and(*finite)
+        freeze_after = self.schedule.freeze_after
+        if freeze_after is not None:
+            counts = tf.logical_and(counts, count < freeze_after)
+        return _where(counts, node.observer.update(stored, observed, count), stored)
 
 
 def fake_quantize_all(
@@ -364,7 +334,7 @@ def fake_quantize_all(
 
 
 def _maximum_over_replicas(values: tf.Tensor) -> tf.Tensor:
-    """Returns the maximum over replicas, each of which has observed other rows."""
+    """Returns the maximum over replicas, each of which has observed other examples."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return values
@@ -382,5 +352,5 @@ def _where(condition: tf.Tensor, new: Bounds, old: Bounds) -> Bounds:
 
 
 def _graph() -> tf.Graph | None:
-    """Returns the graph being built, None if operations run at once."""
+    """Returns the graph being built, None in eager execution."""
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

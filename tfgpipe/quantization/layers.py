@@ -13,12 +13,11 @@ import keras
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
+from tfgpipe._util import IdentityMap
 from tfgpipe.capture import dtype_policies, source_model
 from tfgpipe.quantization.activations import QuantizedActivation
-from tfgpipe.quantization.annotation import LayerWrapper
-from tfgpipe.quantization.config import INPUTS, QuantizeConfig
+from tfgpipe.quantization.config import INPUTS, LayerWrapper, QuantizeConfig
 from tfgpipe.quantization.fake_quant import (
-    ExternalQuantizer,
     FakeQuantNode,
     Observer,
     QuantContext,
@@ -47,7 +46,7 @@ class QuantizeWrapper(LayerWrapper):
             ranges are only observed: they should fit before anything is rounded to
             them.
         freeze_after: The number of steps after which ranges stay as they are, so that
-            the last steps train the numbers that are deployed. None for never.
+            the last steps train the values that are deployed. None for never.
         **kwargs: Of the base layer. `name` defaults to `quant_` and the layer's.
 
     Attributes:
@@ -88,7 +87,19 @@ class QuantizeWrapper(LayerWrapper):
         freeze_after: int | None = None,
         **kwargs: Any,
     ) -> None:
-        _check(layer, config)
+        if not isinstance(layer, keras.layers.Layer):
+            raise TypeError(
+                f"What is quantized is a Keras layer. Received {layer!r} of type "
+                f"{type(layer).__name__}."
+            )
+        if not isinstance(config, QuantizeConfig):
+            raise TypeError(
+                "A layer is quantized by a `tfgpipe.quantization.QuantizeConfig`. "
+                f"Received {config!r} of type {type(config).__name__} for layer "
+                f"'{layer.name}'. `tfgpipe.quantization.from_tfmot(config)` makes one "
+                "of tfmot's."
+            )
+        check_unquantized(layer)
         kwargs.setdefault("name", f"quant_{layer.name}")
         super().__init__(layer, config, **kwargs)
         self.schedule = QuantSchedule(
@@ -98,16 +109,15 @@ class QuantizeWrapper(LayerWrapper):
         self.ranges: tuple[keras.Variable, ...] = ()
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the ranges, and first the layer's weights if it has none."""
+        """Creates the ranges, and first the layer's weights if it has none."""
         super().build(input_shape)
-        layer, config, nodes = self.layer, self.config, self._nodes
+        layer, config = self.layer, self.config
         self.num_updates = self.schedule.add_counter(self)
         counts: collections.Counter[str] = collections.Counter()
 
         def make(
             name: str, observer: Observer, shape: Any = None, *, is_weight: bool = False
         ) -> FakeQuantNode:
-            self._check_waits(observer, name)
             unique = f"{name}_{counts[name]}" if counts[name] else name
             counts[name] += 1
             node = make_node(self, unique, observer, shape, is_weight=is_weight)
@@ -115,25 +125,22 @@ class QuantizeWrapper(LayerWrapper):
             self.ranges = (*self.ranges, *node.variables)
             return node
 
-        for variable, observer in config.weight_observers(layer):
-            node = make(variable.name, observer, variable.shape, is_weight=True)
-            nodes.weights.append((variable, node))
-        for path, observer in config.activation_observers(layer).items():
-            make_around = functools.partial(make, observer=observer)
-            nodes.activations.append(QuantizedActivation(layer, path, make_around))
+        weights = [
+            (variable, make(variable.name, observer, variable.shape, is_weight=True))
+            for variable, observer in config.weight_observers(layer)
+        ]
+        activations = [
+            QuantizedActivation(layer, path, functools.partial(make, observer=observer))
+            for path, observer in config.activation_observers(layer).items()
+        ]
         output = config.output_observer(layer)
-        if output is not None:
-            nodes.output = make("output", output)
+        node = None if output is None else make("output", output)
+        self._nodes = _Nodes(weights, activations, node)
 
     def call(self, *args: Any, training: bool | None = None, **kwargs: Any) -> Any:
         """Applies the layer on quantized weights, and quantizes what it computes."""
         with keras_internals.without_autocast():
-            context = QuantContext(
-                self.num_updates,
-                self.schedule,
-                updates_ranges=bool(training) and self.trainable,
-                inputs=(args, kwargs),
-            )
+            context = QuantContext(self, training=training, inputs=(args, kwargs))
             weights = [
                 (v, node.fake_quantize(tf.convert_to_tensor(v.value), context))
                 for v, node in self._nodes.weights
@@ -141,7 +148,7 @@ class QuantizeWrapper(LayerWrapper):
         with contextlib.ExitStack() as stack:
             stack.enter_context(_substituted(self, weights))
             for activation in self._nodes.activations:
-                stack.enter_context(activation.in_place(context))
+                stack.enter_context(activation.replacing_function(context))
             outputs = super().call(*args, training=training, **kwargs)
         outputs = fake_quantize_all(self._nodes.output, outputs, context)
         context.commit()
@@ -150,13 +157,8 @@ class QuantizeWrapper(LayerWrapper):
     @property
     def needs_data(self) -> bool:
         """Whether a range of an activation is unknown before training."""
-        return any(node.needs_data for node in self._nodes.of_activations)
-
-    @property
-    def is_per_channel(self) -> bool:
-        """Whether a weight has a range for each channel."""
-        ranges = [node.variables for _, node in self._nodes.weights]
-        return any(len(v.shape) > 0 for pair in ranges for v in pair)
+        nodes = [node for each in self._nodes.activations for node in each.nodes]
+        return any(node.needs_data for node in [*nodes, self._nodes.output] if node)
 
     def set_weight_ranges(self) -> None:
         """Sets the ranges of weights by their values, as the next step will."""
@@ -167,16 +169,6 @@ class QuantizeWrapper(LayerWrapper):
         """Returns the constructor's arguments."""
         return {**super().get_config(), **self.schedule.get_config()}
 
-    def _check_waits(self, observer: Observer, name: str) -> None:
-        per_step = self.schedule.range_update == "per_step"
-        if per_step and isinstance(observer, ExternalQuantizer):
-            raise ValueError(
-                "A quantizer of tfmot's updates its range itself, in each call. "
-                f"Received one for '{name}' of layer '{self.layer.name}' with "
-                'range_update="per_step". Use range_update="per_call", or an observer '
-                "of `tfgpipe.quantization`, which can wait for the end of the step."
-            )
-
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
 class FakeQuantize(keras.layers.Layer):
@@ -185,7 +177,7 @@ class FakeQuantize(keras.layers.Layer):
     Put before the first layer it makes a model take integers once it is exported.
 
     Args:
-        observer: What finds the range. Defaults to that of all observations.
+        observer: The observer. Defaults to `AllValuesRange()`.
         range_update: As of `QuantizeWrapper`.
         delay: Likewise.
         freeze_after: Likewise.
@@ -225,7 +217,7 @@ class FakeQuantize(keras.layers.Layer):
         self.supports_masking = True
 
     def build(self, input_shape: Any) -> None:
-        """Makes the range."""
+        """Creates the range."""
         self.num_updates = self.schedule.add_counter(self)
         shapes = keras.tree.map_shape_structure(tuple, input_shape)
         shape = shapes if isinstance(shapes, tuple) else None
@@ -235,12 +227,7 @@ class FakeQuantize(keras.layers.Layer):
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns the inputs fake-quantized."""
         with keras_internals.without_autocast():
-            context = QuantContext(
-                self.num_updates,
-                self.schedule,
-                updates_ranges=bool(training) and self.trainable,
-                inputs=inputs,
-            )
+            context = QuantContext(self, training=training, inputs=inputs)
             outputs = fake_quantize_all(self._node, inputs, context)
             context.commit()
         return outputs
@@ -264,7 +251,7 @@ class FakeQuantize(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> FakeQuantize:
-        """Makes a layer from what `get_config` returned."""
+        """Creates a layer from what `get_config` returned."""
         observer = keras.saving.deserialize_keras_object(config["observer"])
         return cls(**{**config, "observer": observer})
 
@@ -292,7 +279,7 @@ def check_unquantized(layer: keras.layers.Layer) -> None:
     )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class _Nodes:
     """The fake-quant nodes of a layer, where Keras does not look for variables.
 
@@ -305,32 +292,24 @@ class _Nodes:
         output: The node of the outputs, or None.
     """
 
-    weights: list[tuple[keras.Variable, FakeQuantNode]] = dataclasses.field(
-        default_factory=list
-    )
-    activations: list[QuantizedActivation] = dataclasses.field(default_factory=list)
+    weights: Sequence[tuple[keras.Variable, FakeQuantNode]] = ()
+    activations: Sequence[QuantizedActivation] = ()
     output: FakeQuantNode | None = None
-
-    @property
-    def of_activations(self) -> list[FakeQuantNode]:
-        """The nodes of activations and of the outputs."""
-        nodes = [node for each in self.activations for node in each.nodes]
-        return nodes if self.output is None else [*nodes, self.output]
 
 
 @contextlib.contextmanager
 def _substituted(
-    owner: keras.layers.Layer, pairs: Sequence[tuple[keras.Variable, tf.Tensor]]
+    wrapper: keras.layers.Layer, pairs: Sequence[tuple[keras.Variable, tf.Tensor]]
 ) -> Iterator[None]:
-    """Has variables read as other values, wherever in a layer they are read.
+    """Variables read as other values inside, wherever in a layer they are read.
 
     Keras has no hook at the weights of a layer that is called. But inside a
-    `keras.StatelessScope` reading a variable yields what the scope maps it to. What
-    layers assign meanwhile is assigned as ever, and losses they add are added.
+    `keras.StatelessScope` a variable reads as the value that the scope maps it to.
+    Assignments and losses of layers inside take effect as usual.
 
     Args:
-        owner: The layer that takes on losses.
-        pairs: Variables, and what they read as.
+        wrapper: The layer that losses are added to.
+        pairs: Variables, each with the value that it reads as.
     """
     outer = keras_internals.current_stateless_scope()
     if outer is not None:
@@ -346,27 +325,12 @@ def _substituted(
                 del mapping[id(variable)]
             mapping.update(before)
         return
-    substituted = {id(variable) for variable, _ in pairs}
+    substituted = IdentityMap(pairs)
     with keras.StatelessScope(list(pairs), collect_losses=True) as scope:
         yield
-    for variable in owner.variables:
+    for variable in wrapper.variables:
         value = scope.get_current_value(variable)
-        if value is not None and id(variable) not in substituted:
+        if value is not None and variable not in substituted:
             variable.assign(value)
     for loss in scope.losses:
-        owner.add_loss(loss)
-
-
-def _check(layer: Any, config: Any) -> None:
-    if not isinstance(layer, keras.layers.Layer):
-        raise TypeError(
-            f"What is quantized is a Keras layer. Received {layer!r} of type "
-            f"{type(layer).__name__}."
-        )
-    if not isinstance(config, QuantizeConfig):
-        raise TypeError(
-            "A layer is quantized by a `tfgpipe.quantization.QuantizeConfig`. Received "
-            f"{config!r} of type {type(config).__name__} for layer '{layer.name}'. "
-            "`tfgpipe.quantization.from_tfmot(config)` makes one of tfmot's."
-        )
-    check_unquantized(layer)
+        wrapper.add_loss(loss)

@@ -131,7 +131,7 @@ class Range(abc.ABC):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Range:
-        """Makes an observer from what `get_config` returned."""
+        """Creates an observer from what `get_config` returned."""
         return cls(**{**config, "initial": tuple(config["initial"])})
 
 
@@ -170,8 +170,8 @@ class MovingAverageRange(Range):
         """Returns the range a step nearer to the observation."""
         step: Any = 1.0 - self.decay
         if self.ramp:
-            number = tf.cast(count, tf.float32)
-            step = 1.0 - tf.minimum(self.decay, number / (number + 9.0))
+            n = tf.cast(count, tf.float32)
+            step = 1.0 - tf.minimum(self.decay, n / (n + 9.0))
         # In this order `tf.train.ExponentialMovingAverage` rounds.
         return Bounds(
             *(b - (b - s) * step for b, s in zip(before, observed, strict=True))

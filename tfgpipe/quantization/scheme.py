@@ -19,6 +19,7 @@ from typing import Any
 import keras
 from keras import layers
 
+from tfgpipe._util import IdentityMap, unique
 from tfgpipe.capture import Call
 from tfgpipe.quantization.activations import has_quantized_result
 from tfgpipe.quantization.config import (
@@ -145,59 +146,48 @@ def configs_of(
     calls: Sequence[Call],
     outputs: Collection[int],
     scheme: Scheme,
-    annotated: Mapping[int, QuantizeConfig],
-) -> dict[int, QuantizeConfig]:
-    """Returns the configuration of each layer, by its `id`.
+    annotated: Mapping[keras.layers.Layer, QuantizeConfig],
+) -> IdentityMap[keras.layers.Layer, QuantizeConfig]:
+    """Returns the configuration of each layer.
 
     Args:
         calls: The calls of layers and operations, in order.
-        outputs: Indices of values that are outputs.
+        outputs: Ids of values that are outputs.
         scheme: The rules.
-        annotated: Configurations of annotated layers, by `id`.
+        annotated: Configurations of annotated layers.
 
     Raises:
         ValueError: If there is no rule for a layer.
     """
     called = [c.layer for c in calls if isinstance(c.layer, layers.Layer)]
-    times = collections.Counter(map(id, called))
-    readers = collections.Counter(n for c in calls for n in c.input_ids)
-    makers = {n: c for c in calls for n in c.output_ids}
-    found = {
-        id(layer): annotated.get(id(layer)) or scheme.config(layer) for layer in called
-    }
+    num_calls = collections.Counter(map(id, called))
+    num_readers = collections.Counter(n for c in calls for n in c.input_ids)
+    producers = {n: c for c in calls for n in c.output_ids}
+    configs = IdentityMap(
+        (x, annotated.get(x) or scheme.config(x)) for x in unique(called)
+    )
 
-    def producers(call: Call) -> list[Call]:
-        """Returns the calls that can be fused with the one that reads their results."""
-        return [
-            makers[n]
-            for n in call.input_ids
-            if n in makers
-            and readers[n] == 1
-            and n not in outputs
-            and times[id(makers[n].layer)] == 1
-            and id(makers[n].layer) not in annotated
-        ]
+    def may_fuse(call: Call) -> bool:
+        return num_calls[id(call.layer)] == 1 and call.layer not in annotated
 
-    def fuse(call: Call) -> None:
-        found[id(call.layer)] = found[id(call.layer)].weights_only()
-
-    normalized: set[int] = set()  # Calls that normalize a product.
-    for call in calls:
-        if times[id(call.layer)] != 1 or id(call.layer) in annotated:
-            continue
-        for other in producers(call):
+    normalized: set[int] = set()  # Values that are normalized products.
+    for call in filter(may_fuse, calls):
+        for n in call.input_ids:
+            other = producers.get(n)
+            if num_readers[n] > 1 or n in outputs or not (other and may_fuse(other)):
+                continue
             is_product = _is_product(other)
-            is_sum = isinstance(other.layer, layers.Add)
+            config = configs[other.layer]
             if isinstance(call.layer, layers.BatchNormalization) and is_product:
-                fuse(other)
-                normalized.add(id(call))
-            elif _is_relu(call) and (is_product or is_sum or id(other) in normalized):
-                fuse(other)
-            elif (
-                isinstance(call.layer, layers.Concatenate) and id(other.layer) in found
+                configs[other.layer] = config.weights_only()
+                normalized.update(call.output_ids)
+            elif _is_relu(call) and (
+                is_product or isinstance(other.layer, layers.Add) or n in normalized
             ):
-                found[id(other.layer)] = found[id(other.layer)].without_output()
-    return found
+                configs[other.layer] = config.weights_only()
+            elif isinstance(call.layer, layers.Concatenate):
+                configs[other.layer] = config.without_output()
+    return configs
 
 
 def _is_product(call: Call) -> bool:
@@ -229,7 +219,7 @@ _PER_CHANNEL = (layers.Conv2D, layers.DepthwiseConv2D)
 _SEPARABLE = (layers.SeparableConv1D, layers.SeparableConv2D)
 _ATTENTION = (layers.MultiHeadAttention, layers.GroupQueryAttention)
 _RECURRENT = (layers.SimpleRNN, layers.LSTM, layers.GRU)
-# Layers of arithmetic without weights to quantize.
+# Layers of arithmetic, without weights to quantize.
 _OUTPUT_ALONE = (
     *(layers.ReLU, layers.LeakyReLU, layers.PReLU, layers.ELU),
     *(layers.Add, layers.Subtract, layers.Multiply, layers.Average),

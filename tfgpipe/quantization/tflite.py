@@ -1,4 +1,4 @@
-"""TFLite files: an interpreter, and a list of operations.
+"""TFLite files: an interpreter, the operations of a file, its comparison with a model.
 
 Operations of a file are named like the TensorFlow operations they come from,
 `model/quant_dense_1/dense_1/MatMul`, each part a layer or a name scope within one.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import os
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,7 +20,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe._compat import tflite
+from tfgpipe._compat import keras_internals, tflite
+from tfgpipe._util import readable_bytes
+from tfgpipe.quantization.copies import plain_copy
 
 # They convert between integers and floats, and compute nothing.
 _CONVERSIONS = frozenset({"QUANTIZE", "DEQUANTIZE"})
@@ -72,10 +75,10 @@ class Interpreter:
         self._runner = _interpreter(path, delegates=True).get_signature_runner()
         inputs = self._runner.get_input_details()
         outputs = self._runner.get_output_details()
-        names = list(inputs) if len(inputs) == 1 else list(input_names)
+        names = inputs if len(inputs) == 1 else input_names
         self.inputs = [_tensor(name, inputs[name]) for name in names]
-        order = sorted(outputs, key=lambda name: int(re.sub(r"\D", "", name) or 0))
-        self.outputs = [_tensor(name, outputs[name]) for name in order]
+        names = sorted(outputs, key=lambda name: int(re.sub(r"\D", "", name) or 0))
+        self.outputs = [_tensor(name, outputs[name]) for name in names]
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Returns outputs in the file's types, of inputs as real values."""
@@ -113,13 +116,152 @@ def operations(path: str | Path, layers: Collection[str]) -> Operations:
         path: The file.
         layers: Names of the model's layers.
     """
-    found = tflite.lite_operations(_interpreter(path, delegates=False))
+    all_operations = tflite.lite_operations(_interpreter(path, delegates=False))
     floats: dict[str, collections.Counter[str]] = {}
-    for operation in found:
+    for operation in all_operations:
         if operation.kind not in _CONVERSIONS and np.float32 in operation.dtypes:
             layer = layer_of(operation.name, layers)
             floats.setdefault(layer, collections.Counter())[operation.kind] += 1
-    return Operations(len(found), floats)
+    return Operations(len(all_operations), floats)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The outputs of a file in 8 bits beside those of its model.
+
+    Attributes:
+        num_outputs: The number of values that were compared.
+        num_identical: The number of those that are the same integer.
+        largest_difference: The largest difference in steps of the integer (LSB).
+        accuracy: Share of labels that the model gives, or None without labels.
+        int8_accuracy: Share of labels that the file gives, or None.
+        operations: What the file computes with.
+        num_bytes: Size of the file.
+    """
+
+    num_outputs: int
+    num_identical: int
+    largest_difference: int
+    accuracy: float | None
+    int8_accuracy: float | None
+    operations: Operations
+    num_bytes: int
+
+    @property
+    def identical(self) -> float:
+        """The share of outputs that are the same integer."""
+        return self.num_identical / self.num_outputs
+
+    def __str__(self) -> str:
+        rows = [
+            ("identical outputs", f"{self.num_identical} of {self.num_outputs}"),
+            ("", f"{self.identical:.2%}"),
+            ("largest difference", f"{self.largest_difference} LSB"),
+        ]
+        if self.accuracy is not None:
+            rows.append(("accuracy of the model", f"{self.accuracy:.2%}"))
+        if self.int8_accuracy is not None:
+            rows.append(("accuracy of the file", f"{self.int8_accuracy:.2%}"))
+        rows.append(("file", readable_bytes(self.num_bytes)))
+        done = self.operations
+        floats = f"{done.num_floats} of {done.num_operations}"
+        rows.append(("operations with floats", floats))
+        for layer, kinds in done.floats.items():
+            counted = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+            rows.append((f"  {layer or '(elsewhere)'}", counted))
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:{width}}  {text}" for name, text in rows)
+
+
+def compare(model: keras.Model, path: str | os.PathLike[str], data: Any) -> Comparison:
+    """Runs a file of `tfgpipe.export_int8`, and its model, on the same inputs.
+
+    The model is run in float32, unpipelined, in inference. Its outputs are rounded to
+    the integers of the file's.
+
+    Args:
+        model: The model that was exported.
+        path: The file.
+        data: Inputs, arrays in the structure that the model takes; or `(inputs,
+            labels)`; or a dataset of batches of either. Labels are indices of
+            classes, or one-hot.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If there are no data.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(
+            f"There is no file to compare with: '{path}'. `tfgpipe.export_int8(model, "
+            "path)` writes it."
+        )
+    copy = plain_copy(model)
+    structure = copy.inputs[0] if isinstance(copy, keras.Sequential) else copy.input
+    file = Interpreter(path, input_names=[x.name for x in copy.inputs])
+    counts: collections.Counter[str] = collections.Counter()
+    largest = 0
+    for inputs, labels in _batches(data):
+        outputs = copy(keras.tree.pack_sequence_as(structure, inputs))
+        expected = [np.asarray(x) for x in keras.tree.flatten(outputs)]
+        received = file.run(inputs)
+        for tensor, a, b in zip(file.outputs, expected, received, strict=True):
+            difference = np.abs(tensor.quantize(a).astype(np.int64) - b)
+            counts["outputs"] += difference.size
+            counts["identical"] += int((difference == 0).sum())
+            largest = max(largest, int(difference.max(initial=0)))
+        if labels is not None and len(expected) == 1:
+            right = _right_classes(labels, expected[0])
+            if right is not None:
+                dequantized = file.outputs[0].dequantize(received[0])
+                counts["labels"] += right.size
+                counts["right"] += int(right.sum())
+                counts["int8 right"] += int(_right_classes(labels, dequantized).sum())
+    if not counts["outputs"]:
+        raise ValueError("A comparison takes data. Received no examples.")
+    has_labels = counts["labels"] > 0
+    return Comparison(
+        num_outputs=counts["outputs"],
+        num_identical=counts["identical"],
+        largest_difference=largest,
+        accuracy=counts["right"] / counts["labels"] if has_labels else None,
+        int8_accuracy=counts["int8 right"] / counts["labels"] if has_labels else None,
+        operations=operations(
+            path, {x.name for x in keras_internals.inner_layers(copy)}
+        ),
+        num_bytes=path.stat().st_size,
+    )
+
+
+def _right_classes(labels: np.ndarray, outputs: np.ndarray) -> Any:
+    """Returns which outputs are largest at the label, None if they are no classes.
+
+    >>> _right_classes(np.array([1, 0]), np.array([[0.1, 0.9], [0.3, 0.7]]))
+    array([ True, False])
+
+    Args:
+        labels: Indices of classes, `[...]` or `[..., 1]`, or one-hot, `[..., C]`.
+        outputs: `[..., C]`.
+    """
+    if outputs.shape[-1] < 2:
+        return None
+    if labels.shape == outputs.shape:
+        labels = labels.argmax(axis=-1)
+    if labels.shape == (*outputs.shape[:-1], 1):
+        labels = labels[..., 0]
+    if labels.shape != outputs.shape[:-1]:
+        return None
+    return outputs.argmax(axis=-1) == labels
+
+
+def _batches(data: Any) -> Iterator[tuple[Sequence[np.ndarray], np.ndarray | None]]:
+    """Yields inputs, in flat order, and labels or None."""
+    is_dataset = isinstance(data, tf.data.Dataset)
+    for batch in data.as_numpy_iterator() if is_dataset else [data]:
+        # Not as Keras unpacks them, to which a list of two inputs is one with labels.
+        has_labels = isinstance(batch, tuple) and len(batch) > 1
+        for arrays in batches(batch[:2] if has_labels else batch, size=256):
+            yield (arrays[:-1], arrays[-1]) if has_labels else (arrays, None)
 
 
 def layer_of(name: str, layers: Collection[str]) -> str:
@@ -131,8 +273,8 @@ def layer_of(name: str, layers: Collection[str]) -> str:
     'dense'
 
     Args:
-        name: Parts of a path, the last the operation's own. Of operations that became
-            one, after another, the first counts.
+        name: A path that ends in the operation's own name. Of the names of fused
+            operations, separated by semicolons, the first counts.
         layers: Names of layers.
     """
     for part in reversed(name.partition(";")[0].split("/")[:-1]):
@@ -147,7 +289,7 @@ def batches(x: Any, *, size: int) -> Iterator[list[np.ndarray]]:
 
     Args:
         x: Arrays in any structure, or a dataset of batches of them.
-        size: The most rows of a batch.
+        size: The largest number of examples in a batch.
     """
     if isinstance(x, tf.data.Dataset):
         for batch in x.as_numpy_iterator():

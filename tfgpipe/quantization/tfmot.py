@@ -1,9 +1,9 @@
 """Quantizers and configurations of tensorflow-model-optimization (tfmot).
 
 That library is written for Keras 2, `tf_keras`: its quantizers make variables with
-`add_weight` of a layer, and assign them. Here they are given an adapter of the layer,
-and for each variable a tensor that hands on what is assigned to it, so that they run in
-a Keras 3 layer, in a pipeline and under recomputation as they are.
+`add_weight` of a layer, and assign them. Here they get an adapter of the layer, and for
+each variable a tensor that assigns to it, so that they run unchanged in a Keras 3
+layer, in a pipeline and under recomputation.
 
 This is the only module that imports that library or `tf_keras`, and does so when it is
 asked to, since importing them has side effects: see `library`.
@@ -30,7 +30,7 @@ from tfgpipe.quantization.fake_quant import (
 
 _LEGACY = "TF_USE_LEGACY_KERAS"
 _NAME = "tensorflow_model_optimization"
-# Configurations around another one, which `tf_keras` would make of what a file says.
+# Configurations around another one, which `tf_keras` would deserialize by itself.
 _OF_ANOTHER = frozenset({"FixedQuantizeConfig", "OutputOnlyConfig"})
 
 
@@ -45,13 +45,13 @@ def library() -> Any:
     before = os.environ.get(_LEGACY)
     _ = tf.keras.layers  # Looked up once, and then it stays.
     try:
-        found = importlib.import_module(_NAME)
+        module = importlib.import_module(_NAME)
     finally:
         if before is None:
             os.environ.pop(_LEGACY, None)
         else:
             os.environ[_LEGACY] = before
-    return found.quantization.keras
+    return module.quantization.keras
 
 
 def from_tfmot(config_or_quantizer: Any) -> Any:
@@ -84,15 +84,14 @@ def from_tfmot(config_or_quantizer: Any) -> Any:
     Raises:
         TypeError: If it is neither.
     """
-    given = config_or_quantizer
-    if isinstance(given, library().QuantizeConfig):
-        return TfmotConfig(given)
-    if isinstance(given, library().quantizers.Quantizer):
-        return TfmotQuantizer(given)
+    if isinstance(config_or_quantizer, library().QuantizeConfig):
+        return TfmotConfig(config_or_quantizer)
+    if isinstance(config_or_quantizer, library().quantizers.Quantizer):
+        return TfmotQuantizer(config_or_quantizer)
     raise TypeError(
         "`from_tfmot` takes a `QuantizeConfig` or a `Quantizer` of "
-        f"tensorflow-model-optimization. Received {given!r} of type "
-        f"{type(given).__name__}."
+        f"tensorflow-model-optimization. Received {config_or_quantizer!r} of type "
+        f"{type(config_or_quantizer).__name__}."
     )
 
 
@@ -110,9 +109,9 @@ class TfmotQuantizer(ExternalQuantizer):
     def make_node(
         self, layer: keras.layers.Layer, name: str, shape: Any
     ) -> FakeQuantNode:
-        """Makes a node."""
-        known = None if shape is None else tf.TensorShape(shape)
-        variables = self.quantizer.build(known, name, _LayerAdapter(layer))
+        """Creates a node."""
+        shape = None if shape is None else tf.TensorShape(shape)
+        variables = self.quantizer.build(shape, name, _LayerAdapter(layer))
         return _TfmotNode(self.quantizer, variables or {})
 
     def get_config(self) -> dict[str, Any]:
@@ -121,7 +120,7 @@ class TfmotQuantizer(ExternalQuantizer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TfmotQuantizer:
-        """Makes this again from what `get_config` returned."""
+        """Creates an observer from what `get_config` returned."""
         return cls(_deserialized(config["quantizer"], library().quantizers.Quantizer))
 
 
@@ -172,7 +171,7 @@ class TfmotConfig(QuantizeConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TfmotConfig:
-        """Makes this again from what `get_config` returned."""
+        """Creates a configuration from what `get_config` returned."""
         return cls(_deserialized(config["config"], library().QuantizeConfig))
 
 
@@ -249,12 +248,11 @@ def _attributes(layer: keras.layers.Layer, activations: Sequence[Any]) -> list[s
     """
     names: list[str] = []
     for activation in activations:
-        held = [
-            name
-            for name, value in vars(layer).items()
-            if value is activation and name not in names
+        attributes = [
+            name for name, value in vars(layer).items() if value is activation
         ]
-        if not held:
+        name = next((name for name in attributes if name not in names), None)
+        if name is None:
             raise ValueError(
                 "A configuration of tfmot's quantizes activations that attributes of "
                 f"the layer hold. Received {activation!r} for layer '{layer.name}' of "
@@ -262,7 +260,7 @@ def _attributes(layer: keras.layers.Layer, activations: Sequence[Any]) -> list[s
                 "path of attributes with `tfgpipe.quantization.QuantizeConfig("
                 "activations=[path])`."
             )
-        names.append(held[0])
+        names.append(name)
     return names
 
 
@@ -276,10 +274,10 @@ def _serialized(thing: Any) -> dict[str, Any]:
 
 
 def _deserialized(config: Any, base: Any) -> Any:
-    """Makes a quantizer or a configuration again from what a file says.
+    """Creates a quantizer or a configuration from what a file says.
 
     A file is not trusted: a class is looked up among those of tfmot's that are loaded,
-    or that Keras has been given by name, and no module is imported. Only then does its
+    or that are registered with Keras, and no module is imported. Only then does its
     `from_config` run.
 
     Args:
@@ -289,11 +287,12 @@ def _deserialized(config: Any, base: Any) -> Any:
     Raises:
         ValueError: If it is of another class.
     """
-    given = config if isinstance(config, dict) else {}
-    module, name = given.get("module"), given.get("class_name")
+    config = config if isinstance(config, dict) else {}
+    module, name = config.get("module"), config.get("class_name")
     kind = None
     if isinstance(name, str):
-        kind = keras.saving.get_registered_object(name) or _own(module, name, base)
+        registered = keras.saving.get_registered_object(name)
+        kind = registered or _library_class(module, name, base)
     if not (isinstance(kind, type) and issubclass(kind, base)):
         raise ValueError(
             "A saved quantizer of tensorflow-model-optimization is of a subclass of "
@@ -301,19 +300,15 @@ def _deserialized(config: Any, base: Any) -> Any:
             "class is your own, load the model in "
             f"`with keras.saving.custom_object_scope({{{name!r}: ...}}):`."
         )
-    return cast(Any, kind).from_config(given.get("config", {}))
+    return cast(Any, kind).from_config(config.get("config", {}))
 
 
-def _own(module: Any, name: str, base: Any) -> Any:
-    """Returns a class of tfmot's that a file may name, by its module and name."""
-    known = [base]
-    for kind in known:
-        known += kind.__subclasses__()
-    for kind in known[1:]:
-        if (
-            (kind.__module__, kind.__name__) == (module, name)
-            and kind.__module__.partition(".")[0] == _NAME
-            and name not in _OF_ANOTHER
-        ):
+def _library_class(module: Any, name: str, base: Any) -> Any:
+    """Returns a class of tfmot's that a file may name, or None."""
+    subclasses = list(base.__subclasses__())
+    for kind in subclasses:  # It grows as it is read.
+        subclasses += kind.__subclasses__()
+        found = (kind.__module__, kind.__name__) == (module, name)
+        if found and module.partition(".")[0] == _NAME and name not in _OF_ANOTHER:
             return kind
     return None

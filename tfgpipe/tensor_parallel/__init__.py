@@ -5,9 +5,9 @@ Importing this package registers the layers with Keras, so that files with them 
 
 from tfgpipe.tensor_parallel.attention import MultiHeadAttention as TPMultiHeadAttention
 from tfgpipe.tensor_parallel.cross_entropy import OutputLoss, TPCrossEntropy
+from tfgpipe.tensor_parallel.dense import TPMLP
 from tfgpipe.tensor_parallel.dense import Dense as TPDense
 from tfgpipe.tensor_parallel.embedding import Embedding as TPEmbedding
-from tfgpipe.tensor_parallel.mlp import TPMLP
 from tfgpipe.tensor_parallel.normalization import (
     LayerNormalization as TPLayerNormalization,
 )

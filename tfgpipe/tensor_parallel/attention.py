@@ -9,17 +9,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe._util import check_choice
-from tfgpipe.tensor_parallel import device_ops, linear
+from tfgpipe._util import IdentityMap, check_choice, unique
+from tfgpipe.tensor_parallel import device_ops
 from tfgpipe.tensor_parallel.linear import DIRECTIONS, Collective
 from tfgpipe.tensor_parallel.projections import HeadsToOutput, InputToHeads
-from tfgpipe.tensor_parallel.sharded_layer import choose_devices, even
+from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer, check_divides
 
 
 @keras.saving.register_keras_serializable(
     package="tfgpipe", name="TPMultiHeadAttention"
 )
-class MultiHeadAttention(keras.layers.Layer):
+class MultiHeadAttention(ShardedLayer):
     """Multi-head attention with some of the heads on each of T devices.
 
     It computes what `keras.layers.MultiHeadAttention` does on sequences, and its files
@@ -28,7 +28,7 @@ class MultiHeadAttention(keras.layers.Layer):
     (Megatron-LM, Shoeybi et al. 2019).
 
     Args:
-        num_heads: How many heads there are. T divides it.
+        num_heads: The number of heads. T divides it.
         key_dim: Size of each head's queries and keys.
         value_dim: Size of each head's values. Defaults to `key_dim`.
         dropout: The share of attention that is dropped in training. Every device draws
@@ -65,6 +65,10 @@ class MultiHeadAttention(keras.layers.Layer):
     """
 
     config_is_complete = True
+    config_names = (
+        *("num_heads", "key_dim", "value_dim", "dropout", "use_bias", "output_dim"),
+        *("collective", "kernel_initializer", "bias_initializer", "seed"),
+    )
 
     def __init__(
         self,
@@ -83,8 +87,7 @@ class MultiHeadAttention(keras.layers.Layer):
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
-        self.supports_jit = False  # XLA compiles for one device.
+        super().__init__(num_shards=num_shards, devices=devices, **kwargs)
         self.supports_masking = True
         self.num_heads, self.key_dim = num_heads, key_dim
         self.value_dim = value_dim or key_dim
@@ -93,15 +96,12 @@ class MultiHeadAttention(keras.layers.Layer):
         self.seed = seed
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.devices = None if devices is None else tuple(devices)
-        self._devices = choose_devices(num_shards, devices)
-        self.num_shards = len(self._devices)
-        even("heads", num_heads, self.num_shards, self.name)
+        check_divides("heads", num_heads, self.num_shards, self.name)
         self.dropout = dropout
         self._softmax = keras.layers.Softmax(axis=-1, dtype=self.dtype_policy)
 
     def build(self, query_shape: Any, value_shape: Any, key_shape: Any = None) -> None:
-        """Makes the projections."""
+        """Creates the projections."""
         for shape in (query_shape, value_shape):
             if len(shape) != 3:
                 raise ValueError(
@@ -113,9 +113,9 @@ class MultiHeadAttention(keras.layers.Layer):
         key_shape = value_shape if key_shape is None else key_shape
 
         def into_heads(name: str, size: int, shape: Any) -> InputToHeads:
-            made = InputToHeads(self.num_heads, size=size, **self._common(name))
-            made.build(shape)
-            return made
+            projection = InputToHeads(self.num_heads, size=size, **self._common(name))
+            projection.build(shape)
+            return projection
 
         # By these names `keras.layers.MultiHeadAttention` finds them in files.
         self.query_dense = into_heads("query", self.key_dim, query_shape)
@@ -156,84 +156,36 @@ class MultiHeadAttention(keras.layers.Layer):
             training: Whether dropout applies.
             use_causal_mask: Whether positions attend to none after them.
         """
-        devices = self.query_dense.shard_devices
-        mask = _joint_mask(
-            query, value, (query_mask, value_mask, key_mask), attention_mask
-        )
+        devices = self.shard_devices
         if use_causal_mask:
-            causal = _causal(query, value)
-            mask = causal if mask is None else mask & causal
+            shape = (tf.shape(query)[1], tf.shape(value)[1])
+            causal = tf.linalg.band_part(tf.ones(shape, tf.bool), -1, 0)[None]
+        terms = [
+            None if query_mask is None else query_mask[:, :, None],
+            *(m if m is None else m[:, None, :] for m in (value_mask, key_mask)),
+            attention_mask,
+            causal if use_causal_mask else None,
+        ]
+        # [batch, length of query, length of value]
+        masks = [keras.ops.cast(term, "bool") for term in terms if term is not None]
+        masks = [functools.reduce(tf.logical_and, masks)] if masks else []
         key = value if key is None else key
         query, key, value = _copied((query, key, value), devices[0])
-        heads = zip(
-            devices,
+        projected = (
             self.query_dense(query),
             self.key_dense(key),
             self.value_dense(value),
-            strict=True,
         )
-        attend = self._attention(mask, training=bool(training))
-        found = [attend(t, *parts) for t, parts in enumerate(heads)]
-        return self.output_dense(tuple(found))
+        drops = bool(training) and self.dropout > 0
+        seeds = []
+        if drops:  # As Keras passes it to TensorFlow.
+            seed = self._dropout_layer.seed_generator.next()
+            seed = tf.cast(tf.math.floormod(seed, tf.int32.max - 1), tf.int32)
+            seeds = [seed]
+        num_heads = self.num_heads // self.num_shards
 
-    @property
-    def max_shards(self) -> int:
-        """T divides it: the heads."""
-        return int(self.num_heads)
-
-    def compute_output_shape(
-        self, query_shape: Any, value_shape: Any, key_shape: Any = None
-    ) -> Any:
-        """Returns the shape of the output."""
-        return (*query_shape[:-1], self.output_dim or query_shape[-1])
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "key_dim": self.key_dim,
-            "value_dim": self.value_dim,
-            "dropout": self.dropout,
-            "use_bias": self.use_bias,
-            "output_dim": self.output_dim,
-            "collective": self.collective,
-            "num_shards": self.num_shards,
-            "devices": None if self.devices is None else list(self.devices),
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
-            "seed": self.seed,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> MultiHeadAttention:
-        """Makes a layer from what `get_config` returned."""
-        return cls(**linear.with_collective(config))
-
-    def _common(self, name: str) -> dict[str, Any]:
-        """Returns the arguments that the projections share."""
-        return {
-            "collective": self.collective,
-            "num_shards": self.num_shards,
-            "devices": self.devices,
-            "use_bias": self.use_bias,
-            "kernel_initializer": self.kernel_initializer.clone(),
-            "bias_initializer": self.bias_initializer.clone(),
-            "dtype": self.dtype_policy,
-            "name": name,
-        }
-
-    def _attention(
-        self, mask: tf.Tensor | None, *, training: bool
-    ) -> Callable[..., tf.Tensor]:
-        """Returns the function that attends with the heads of a shard."""
-        share = self.num_heads // self.num_shards
-        drops = training and self.dropout > 0
-        seeds = [_seed(self._dropout_layer.seed_generator)] if drops else []
-        masks = [] if mask is None else [mask]
-
-        def attend(t: int, device: str, *heads: tf.Tensor) -> tf.Tensor:
-            def function(q: Any, k: Any, v: Any, *rest: tf.Tensor) -> tf.Tensor:
+        def attention(t: int) -> Callable[..., tf.Tensor]:
+            def attend(q: Any, k: Any, v: Any, *rest: tf.Tensor) -> tf.Tensor:
                 mask = rest[0][:, None] if masks else None
                 scale = self.key_dim**-0.5
                 if not self.dropout:
@@ -249,45 +201,49 @@ class MultiHeadAttention(keras.layers.Layer):
                     shape = tf.unstack(tf.shape(scores))
                     shape[1] = self.num_heads
                     ones = tf.ones(shape, scores.dtype)
-                    kept = tf.nn.experimental.stateless_dropout(
+                    dropped = tf.nn.experimental.stateless_dropout(
                         ones, self.dropout, seed=rest[-1]
                     )
-                    scores *= kept[:, t * share : (t + 1) * share]
+                    scores *= dropped[:, t * num_heads : (t + 1) * num_heads]
                 return keras.ops.einsum("acbe,aecd->abcd", scores, v)
 
-            return device_ops.on(device, function, *heads, *masks, *seeds)
+            return attend
 
-        return attend
+        outputs = [
+            device_ops.on(devices[t], attention(t), *qkv, *masks, *seeds)
+            for t, qkv in enumerate(zip(*projected, strict=True))
+        ]
+        return self.output_dense(tuple(outputs))
+
+    @property
+    def max_shards(self) -> int:
+        """T divides it: the heads."""
+        return int(self.num_heads)
+
+    def compute_output_shape(
+        self, query_shape: Any, value_shape: Any, key_shape: Any = None
+    ) -> Any:
+        """Returns the shape of the output."""
+        return (*query_shape[:-1], self.output_dim or query_shape[-1])
+
+    def _common(self, name: str) -> dict[str, Any]:
+        """Returns the arguments that the projections share."""
+        return {
+            "collective": self.collective,
+            "num_shards": self.num_shards,
+            "devices": self.devices,
+            "use_bias": self.use_bias,
+            "kernel_initializer": self.kernel_initializer.clone(),
+            "bias_initializer": self.bias_initializer.clone(),
+            "dtype": self.dtype_policy,
+            "name": name,
+        }
 
 
 def _copied(tensors: Sequence[tf.Tensor], device: str) -> list[tf.Tensor]:
     """Returns tensors of which some may be the same, each a copy to be read once."""
-    same = [id(x) for x in tensors]
-    copies = {id(x): device_ops.copy(x, device, same.count(id(x))) for x in tensors}
-    return [copies[id(x)].pop() for x in tensors]
-
-
-def _joint_mask(
-    query: tf.Tensor,
-    value: tf.Tensor,
-    masks: Sequence[tf.Tensor | None],
-    attention_mask: tf.Tensor | None,
-) -> tf.Tensor | None:
-    """Returns the attention mask, `[batch, length of query, length of value]`."""
-    of_query, *others = masks
-    terms = [None if of_query is None else of_query[:, :, None]]
-    terms += [None if mask is None else mask[:, None, :] for mask in others]
-    terms.append(attention_mask)
-    found = [keras.ops.cast(term, "bool") for term in terms if term is not None]
-    return functools.reduce(tf.logical_and, found) if found else None
-
-
-def _causal(query: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """Returns the causal mask, `[1, queries, values]`."""
-    shape = (tf.shape(query)[1], tf.shape(value)[1])
-    return tf.linalg.band_part(tf.ones(shape, tf.bool), -1, 0)[None]
-
-
-def _seed(generator: keras.random.SeedGenerator) -> tf.Tensor:
-    """Returns the next seed, as Keras gives it to TensorFlow."""
-    return tf.cast(tf.math.floormod(generator.next(), tf.int32.max - 1), tf.int32)
+    copies = IdentityMap(
+        (x, device_ops.copy(x, device, sum(x is y for y in tensors)))
+        for x in unique(tensors)
+    )
+    return [copies[x].pop() for x in tensors]

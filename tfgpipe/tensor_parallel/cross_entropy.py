@@ -126,13 +126,15 @@ def cross_entropy(
     """
     primary = devices[0]
     # A shard may be all padding.
-    present = [(d, x) for d, x in zip(devices, logits, strict=True) if x.shape[-1]]
-    largest = [device_ops.on(d, _largest, x) for d, x in present]
+    shards = [(d, x) for d, x in zip(devices, logits, strict=True) if x.shape[-1]]
+    devices, logits = zip(*shards, strict=True)
+    maxima = device_ops.on_each(devices, _maximum, logits)
     with tf.device(primary):
-        largest = tf.stop_gradient(device_ops.on(primary, _largest_of, *largest))
+        maximum = device_ops.on(primary, lambda *m: tf.reduce_max(m, axis=0), *maxima)
+        maximum = tf.stop_gradient(maximum)
     start, terms = 0, []
-    for device, x in present:
-        terms.append(device_ops.on(device, _terms_from(start), x, largest, targets))
+    for device, x in shards:
+        terms.append(device_ops.on(device, _terms_from(start), x, maximum, targets))
         start += x.shape[-1]
     sums, chosen = zip(*terms, strict=True)
     return device_ops.on(primary, _loss, *sums, *chosen)
@@ -143,19 +145,15 @@ def precise(dtype: Any) -> str:
     return keras.backend.result_type(dtype, "float32")
 
 
-def _largest(x: tf.Tensor) -> tf.Tensor:
+def _maximum(x: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.reduce_max(x, axis=-1), precise(x.dtype))
 
 
-def _largest_of(*largest: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_max(tf.stack(largest), axis=0)
-
-
 def _terms_from(start: int) -> Callable[..., list[tf.Tensor]]:
-    """Returns what a shard contributes whose first token is `start`."""
+    """Returns the function of a shard's terms, whose first token is `start`."""
 
-    def terms(x: tf.Tensor, largest: tf.Tensor, targets: tf.Tensor) -> list[tf.Tensor]:
-        x = tf.cast(x, largest.dtype) - tf.stop_gradient(largest)[..., None]
+    def terms(x: tf.Tensor, maximum: tf.Tensor, targets: tf.Tensor) -> list[tf.Tensor]:
+        x = tf.cast(x, maximum.dtype) - tf.stop_gradient(maximum)[..., None]
         local = tf.cast(targets, tf.int32) - start
         inside = (local >= 0) & (local < x.shape[-1])
         chosen = tf.gather(
@@ -170,6 +168,6 @@ def _terms_from(start: int) -> Callable[..., list[tf.Tensor]]:
 
 
 def _loss(*terms: tf.Tensor) -> tf.Tensor:
-    """Returns the loss of the shards' sums, and of what each has of the target."""
+    """Returns the loss of the shards' sums and of their logits of the target."""
     half = len(terms) // 2
     return tf.math.log(tf.add_n(terms[:half])) - tf.add_n(terms[half:])

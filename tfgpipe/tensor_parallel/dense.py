@@ -1,8 +1,8 @@
-"""A dense layer whose columns, or rows, are on T devices."""
+"""Dense layers whose columns or rows are sharded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import keras
@@ -11,11 +11,11 @@ import tensorflow as tf
 from tfgpipe._util import check_choice
 from tfgpipe.tensor_parallel import device_ops, linear
 from tfgpipe.tensor_parallel.linear import DIRECTIONS, Collective, MaybeSharded
-from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer, even
+from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer, check_divides
 
 Partition = Literal["column", "row"]
 
-# Those that look at all units at once.
+# Activations that look at all units.
 _NOT_BY_UNIT = ("softmax", "log_softmax", "sparsemax", "glu")
 
 
@@ -65,6 +65,10 @@ class Dense(ShardedLayer):
     """
 
     config_is_complete = True
+    config_names = (
+        *("units", "partition", "collective", "gather_output", "activation"),
+        *("use_bias", "kernel_initializer", "bias_initializer"),
+    )
 
     def __init__(
         self,
@@ -92,7 +96,7 @@ class Dense(ShardedLayer):
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.supports_masking = True
         if partition == "column" or not gather_output:
-            even("units", units, self.num_shards, self.name)
+            check_divides("units", units, self.num_shards, self.name)
         self._by_unit = _is_by_unit(self.activation)
         if not (gather_output or self._by_unit):
             raise ValueError(
@@ -110,11 +114,11 @@ class Dense(ShardedLayer):
         return sum(part.shape[0] for part in self.kernel_parts)
 
     def build(self, input_shape: Any) -> None:
-        """Makes the weights."""
-        features = width(input_shape)
+        """Creates the weights."""
+        features = linear.width(input_shape)
         split_rows = self.partition == "row"
         if split_rows:
-            even("input features", features, self.num_shards, self.name)
+            check_divides("input features", features, self.num_shards, self.name)
         self.kernel_parts = self.add_sharded_weight(
             "kernel",
             (features, self.units),
@@ -139,14 +143,13 @@ class Dense(ShardedLayer):
         )
         terms = list(outputs) if linear.is_sharded(outputs) else [outputs]
         biases = self._biases(len(terms))
-        finish = _add_and(self.activation if self._by_unit else _unchanged)
-        made = [
-            device_ops.on(device, finish, *given)
-            for device, *given in zip(
-                devices[: len(terms)], terms, *biases, strict=True
-            )
-        ]
-        outputs = made if linear.is_sharded(outputs) else made[0]
+
+        def finish(y: tf.Tensor, *bias: tf.Tensor) -> tf.Tensor:
+            y = keras.ops.add(y, *bias) if bias else y
+            return self.activation(y) if self._by_unit else y
+
+        results = device_ops.on_each(devices[: len(terms)], finish, terms, *biases)
+        outputs = results if linear.is_sharded(outputs) else results[0]
         if not self.gather_output:
             return tuple(linear.scatter(outputs, devices))
         outputs = linear.full(outputs, devices)
@@ -156,34 +159,10 @@ class Dense(ShardedLayer):
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the shape of the output, or of each of its parts."""
-        before = outer(input_shape)
+        before = linear.outer(input_shape)
         if self.gather_output:
             return (*before, self.units)
         return ((*before, self.units // self.num_shards),) * self.num_shards
-
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """Passes a mask on, for each part if the output is sharded."""
-        mask = previous_mask[0] if linear.is_sharded(inputs) else previous_mask
-        return mask if self.gather_output else (mask,) * self.num_shards
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return {
-            **super().get_config(),
-            "units": self.units,
-            "partition": self.partition,
-            "collective": self.collective,
-            "gather_output": self.gather_output,
-            "activation": keras.activations.serialize(self.activation),
-            "use_bias": self.use_bias,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Dense:
-        """Makes a layer from what `get_config` returned."""
-        return cls(**linear.with_collective(config))
 
     def _biases(self, num: int) -> list[list[tf.Tensor]]:
         """Returns the bias in a list of `num` parts, or nothing."""
@@ -196,18 +175,122 @@ class Dense(ShardedLayer):
         return [device_ops.split(bias, device, device_ops.part_sizes(self.units, num))]
 
 
-def width(shape: Any) -> int:
-    """Returns the size of the last axis of a tensor, full or sharded."""
-    return sum(s[-1] for s in shape) if _of_parts(shape) else shape[-1]
+@keras.saving.register_keras_serializable(package="tfgpipe")
+class TPMLP(ShardedLayer):
+    """A dense layer of columns, an activation, and a dense layer of rows.
 
+    It computes what `keras.layers.Dense(hidden_units, activation)` followed by
+    `keras.layers.Dense(units)` does. Each device has its part of the hidden units:
+    there is one exchange before and one after (Megatron-LM, Shoeybi et al. 2019).
 
-def outer(shape: Any) -> tuple[int | None, ...]:
-    """Returns the sizes of the other axes."""
-    return tuple(shape[0][:-1] if _of_parts(shape) else shape[:-1])
+    Args:
+        hidden_units: Size of the output of the first layer. T divides it.
+        units: Size of the output.
+        activation: Of the hidden units, one by one: by name, or of `keras.activations`.
+        dropout: The share of outputs that is dropped in training, on the first device,
+            so that the same are dropped whatever T is.
+        seed: Of the dropout.
+        collective: As of `TPDense`.
+        num_shards: T. Defaults to the number of devices.
+        devices: Names of devices. Defaults to the first T there are; in a pipeline
+            it decides.
+        use_bias: Whether the layers have biases.
+        kernel_initializer: As of `keras.layers.Dense`: it draws full kernels.
+        bias_initializer: Likewise.
+        **kwargs: Of the base layer.
 
+    Attributes:
+        inner: The layer of columns, a `TPDense`.
+        outer: The layer of rows, likewise.
 
-def _of_parts(shape: Any) -> bool:
-    return isinstance(shape[0], (tuple, list))
+    Input shape:
+        `(batch, ..., features)`, or a tuple of T parts of it.
+
+    Output shape:
+        `(batch, ..., units)`.
+
+    Example:
+
+    >>> mlp = tfgpipe.layers.TPMLP(16, units=6, num_shards=2)
+    >>> tuple(mlp(np.ones((3, 6), "float32")).shape)
+    (3, 6)
+    >>> [weight.name for weight in mlp.weights]
+    ['kernel_0', 'kernel_1', 'bias_0', 'bias_1', 'kernel_0', 'kernel_1', 'bias']
+
+    Raises:
+        ValueError: As of `TPDense`.
+    """
+
+    config_is_complete = True
+
+    def __init__(
+        self,
+        hidden_units: int,
+        *,
+        units: int,
+        activation: Any = "gelu",
+        dropout: float = 0.0,
+        seed: int | None = None,
+        collective: Collective = "gather",
+        num_shards: int | None = None,
+        devices: Sequence[str] | None = None,
+        use_bias: bool = True,
+        kernel_initializer: Any = "glorot_uniform",
+        bias_initializer: Any = "zeros",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_shards=num_shards, devices=devices, **kwargs)
+        self.supports_masking = True
+        common = {
+            "collective": collective,
+            "num_shards": num_shards,
+            "devices": devices,
+            "use_bias": use_bias,
+            "kernel_initializer": kernel_initializer,
+            "bias_initializer": bias_initializer,
+            "dtype": self.dtype_policy,
+        }
+        self.inner = Dense(
+            hidden_units,
+            activation=activation,
+            gather_output=False,
+            name="inner",
+            **common,
+        )
+        self.outer = Dense(units, partition="row", name="outer", **common)
+        self.dropout = keras.layers.Dropout(dropout, seed=seed, dtype=self.dtype_policy)
+
+    @property
+    def max_shards(self) -> int:
+        """T divides it: the hidden units."""
+        return self.inner.max_shards
+
+    def build(self, input_shape: Any) -> None:
+        """Creates the layers' weights."""
+        self.inner.build(input_shape)
+        self.outer.build(self.inner.compute_output_shape(input_shape))
+
+    def call(self, inputs: MaybeSharded, training: bool | None = None) -> Any:
+        """Applies the layers."""
+        return self.dropout(self.outer(self.inner(inputs)), training=training)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Returns the shape of the output."""
+        return (*linear.outer(input_shape), self.outer.units)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        inner = self.inner.get_config()
+        shared = ("collective", "use_bias", "activation")
+        initializers = ("kernel_initializer", "bias_initializer")
+        return {
+            **super().get_config(),
+            "hidden_units": self.inner.units,
+            "units": self.outer.units,
+            "dropout": self.dropout.rate,
+            "seed": self.dropout.seed,
+            **{name: inner[name] for name in (*shared, *initializers)},
+        }
 
 
 def _is_by_unit(activation: Any) -> bool:
@@ -218,16 +301,3 @@ def _is_by_unit(activation: Any) -> bool:
         and name not in _NOT_BY_UNIT
         and (keras.activations.get(name) is activation)
     )
-
-
-def _add_and(activation: Callable[[Any], Any]) -> Callable[..., tf.Tensor]:
-    """Returns what is done to a product: a bias is added, if there is one."""
-
-    def finish(y: tf.Tensor, *bias: tf.Tensor) -> tf.Tensor:
-        return activation(keras.ops.add(y, *bias) if bias else y)
-
-    return finish
-
-
-def _unchanged(y: tf.Tensor) -> tf.Tensor:
-    return y

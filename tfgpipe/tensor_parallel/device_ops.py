@@ -29,7 +29,7 @@ def on(device: str, function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
 
     Args:
         device: Where the function is computed, and its gradient.
-        function: Makes a tensor, or a list of tensors, of the tensors alone. What is
+        function: Returns a tensor, or a list of tensors, of the tensors alone. What is
             differentiable comes of arguments that are.
         *tensors: Its arguments, on any device.
     """
@@ -38,6 +38,24 @@ def on(device: str, function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
         if not any(map(is_differentiable, tensors)):
             return function(*tensors)
         return _with_gradient_on(device, function)(*tensors)
+
+
+def on_each(
+    devices: Sequence[str],
+    function: Callable[..., Any],
+    *tensors: Sequence[tf.Tensor],
+) -> list[Any]:
+    """Returns a function of the tensors of each device, computed there.
+
+    Args:
+        devices: T devices.
+        function: As of `on`.
+        *tensors: Its arguments, T of each.
+    """
+    return [
+        on(device, function, *each)
+        for device, *each in zip(devices, *tensors, strict=True)
+    ]
 
 
 def copy(x: tf.Tensor, device: str, num: int) -> list[tf.Tensor]:

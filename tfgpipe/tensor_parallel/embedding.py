@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -34,7 +34,7 @@ class Embedding(ShardedLayer):
     >>> x, y = np.array([[1, 2, 3]]), np.array([[2, 3, 4]])
     >>> _ = model.fit([x, y], y, verbose=0)
 
-    The parts of the table are equal: the last is padded with rows that nobody reads.
+    The parts of the table are equal: the last is padded with rows that are never read.
 
     Args:
         input_dim: Size of the vocabulary. T need not divide it.
@@ -59,6 +59,7 @@ class Embedding(ShardedLayer):
     """
 
     config_is_complete = True
+    config_names = ("input_dim", "output_dim", "embeddings_initializer", "mask_zero")
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class Embedding(ShardedLayer):
         self.supports_masking = mask_zero
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the table."""
+        """Creates the table."""
         self.table = self.add_sharded_weight(
             "embeddings",
             (self.input_dim, self.output_dim),
@@ -100,7 +101,12 @@ class Embedding(ShardedLayer):
             return cross_entropy(targets, self.logits(inputs), self.shard_devices)
         if reverse:
             return device_ops.gather(self.logits(inputs), self.shard_devices[0])
-        return self._embeddings(inputs)
+        tokens = keras.ops.cast(inputs, "int32")
+        embeddings = [
+            device_ops.on(device, self._look_up(start, size), table, tokens)
+            for device, start, size, table in self._tables()
+        ]
+        return device_ops.reduce(embeddings, self.shard_devices[0])
 
     def logits(self, hidden: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Returns logits of embeddings in T parts, each on its device.
@@ -117,8 +123,8 @@ class Embedding(ShardedLayer):
             return lambda x, table: keras.ops.matmul(x, tf.transpose(table[:size]))
 
         return tuple(
-            device_ops.on(device, multiply(size), copies[t], self._table(t))
-            for t, (device, _, size) in enumerate(self._shares)
+            device_ops.on(device, multiply(size), x, table)
+            for x, (device, _, size, table) in zip(copies, self._tables(), strict=True)
         )
 
     def compute_output_spec(
@@ -140,25 +146,6 @@ class Embedding(ShardedLayer):
             return None
         return keras.ops.not_equal(inputs, 0)
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        initializer = keras.initializers.serialize(self.embeddings_initializer)
-        return {
-            **super().get_config(),
-            "input_dim": self.input_dim,
-            "output_dim": self.output_dim,
-            "embeddings_initializer": initializer,
-            "mask_zero": self.mask_zero,
-        }
-
-    def _embeddings(self, tokens: tf.Tensor) -> tf.Tensor:
-        tokens = keras.ops.cast(tokens, "int32")
-        found = [
-            device_ops.on(device, self._look_up(start, size), self._table(t), tokens)
-            for t, (device, start, size) in enumerate(self._shares)
-        ]
-        return device_ops.reduce(found, self.shard_devices[0])
-
     def _look_up(self, start: int, size: int) -> Any:
         """Returns the function that looks up tokens from `start` on."""
 
@@ -170,20 +157,10 @@ class Embedding(ShardedLayer):
 
         return look_up
 
-    def _table(self, t: int) -> tf.Tensor:
-        """Returns a part of the table in the type that it is stored in."""
-        return self.value(self.table[t], self.shard_devices[t], self.variable_dtype)
-
-    @property
-    def _sizes(self) -> list[int]:
-        """The number of tokens of each shard."""
+    def _tables(self) -> Iterator[tuple[str, int, int, tf.Tensor]]:
+        """Yields the device, first token, number of tokens and table of each shard."""
         rows = -(-self.input_dim // self.num_shards)
         starts = range(0, rows * self.num_shards, rows)
-        return [min(rows, max(0, self.input_dim - start)) for start in starts]
-
-    @property
-    def _shares(self) -> list[tuple[str, int, int]]:
-        """The device, first token and number of tokens of each shard."""
-        sizes = self._sizes
-        starts = [sum(sizes[:t]) for t in range(self.num_shards)]
-        return list(zip(self.shard_devices, starts, sizes, strict=True))
+        sizes = [min(rows, max(0, self.input_dim - start)) for start in starts]
+        tables = self.values(self.table, self.variable_dtype)
+        return zip(self.shard_devices, starts, sizes, tables, strict=True)

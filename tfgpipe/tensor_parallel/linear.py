@@ -30,24 +30,19 @@ Parts: TypeAlias = Sequence[tf.Tensor]
 MaybeSharded: TypeAlias = tf.Tensor | Parts
 
 
-def with_collective(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns a configuration, of files before version 0.2 as well.
-
-    These have `mode`, "sync" or "ring", and `ring`, "one_way" or "both_ways".
-    """
-    config = dict(config)
-    mode, ring = config.pop("mode", None), config.pop("ring", None)
-    if mode == "ring":
-        both = ring == "both_ways"
-        config["collective"] = "bidirectional_ring" if both else "ring"
-    elif mode is not None:
-        config["collective"] = "gather"
-    return config
-
-
-def is_sharded(x: MaybeSharded) -> TypeGuard[Parts]:
+def is_sharded(x: Any) -> TypeGuard[Parts]:
     """Returns whether it is the parts of a tensor rather than the tensor."""
     return isinstance(x, (tuple, list))
+
+
+def width(shape: Any) -> int:
+    """Returns the size of the last axis of a tensor, full or sharded, by its shape."""
+    return sum(s[-1] for s in shape) if is_sharded(shape[0]) else shape[-1]
+
+
+def outer(shape: Any) -> tuple[int | None, ...]:
+    """Returns the sizes of the other axes."""
+    return tuple(shape[0][:-1] if is_sharded(shape[0]) else shape[:-1])
 
 
 def full(x: MaybeSharded, devices: Sequence[str]) -> tf.Tensor:
@@ -59,8 +54,7 @@ def scatter(x: MaybeSharded, devices: Sequence[str]) -> list[tf.Tensor]:
     """Returns the parts of a tensor, each on its device."""
     if is_sharded(x):
         return list(x)
-    pieces = zip(devices, parts(x, devices), strict=True)
-    return [device_ops.on(device, tf.identity, piece) for device, piece in pieces]
+    return device_ops.on_each(devices, tf.identity, parts(x, devices))
 
 
 def parts(x: MaybeSharded, devices: Sequence[str]) -> list[tf.Tensor]:
@@ -89,7 +83,7 @@ def column(
     if directions := DIRECTIONS[collective]:
         return ring.column(parts(x, devices), kernels, devices, directions)
     copies = device_ops.copy(full(x, devices), devices[0], len(devices))
-    return _products(copies, kernels, devices)
+    return device_ops.on_each(devices, keras.ops.matmul, copies, kernels)
 
 
 def row(
@@ -106,11 +100,5 @@ def row(
     x = parts(x, devices)
     if directions := DIRECTIONS[collective]:
         return ring.row(x, kernels, devices, directions)
-    return device_ops.reduce(_products(x, kernels, devices), devices[0])
-
-
-def _products(x: Parts, kernels: Parts, devices: Sequence[str]) -> list[tf.Tensor]:
-    return [
-        device_ops.on(device, keras.ops.matmul, a, kernel)
-        for device, a, kernel in zip(devices, x, kernels, strict=True)
-    ]
+    products = device_ops.on_each(devices, keras.ops.matmul, x, kernels)
+    return device_ops.reduce(products, devices[0])

@@ -10,9 +10,8 @@ import keras
 import tensorflow as tf
 
 from tfgpipe.tensor_parallel import device_ops, linear
-from tfgpipe.tensor_parallel.dense import outer, width
 from tfgpipe.tensor_parallel.linear import MaybeSharded
-from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer, even
+from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer, check_divides
 
 
 @keras.saving.register_keras_serializable(
@@ -56,6 +55,10 @@ class LayerNormalization(ShardedLayer):
     """
 
     config_is_complete = True
+    config_names = (
+        *("epsilon", "center", "scale", "gather_output"),
+        *("beta_initializer", "gamma_initializer"),
+    )
 
     def __init__(
         self,
@@ -79,9 +82,9 @@ class LayerNormalization(ShardedLayer):
         self.autocast = False  # It computes in single precision at least.
 
     def build(self, input_shape: Any) -> None:
-        """Makes the weights."""
-        features = width(input_shape)
-        even("features", features, self.num_shards, self.name)
+        """Creates the weights."""
+        features = linear.width(input_shape)
+        check_divides("features", features, self.num_shards, self.name)
         if self.scale:
             self.gamma_parts = self.add_sharded_weight(
                 "gamma", (features,), axis=0, initializer=self.gamma_initializer
@@ -97,55 +100,26 @@ class LayerNormalization(ShardedLayer):
         primary, T = devices[0], self.num_shards
         parts = linear.parts(inputs, devices)
         copies = [device_ops.copy(parts[t], devices[t], 2) for t in range(T)]
-        moments = [device_ops.on(devices[t], _moments, copies[t][0]) for t in range(T)]
+        x, y = zip(*copies, strict=True)
+        moments = device_ops.on_each(devices, _moments, x)
         mean, inverse = device_ops.on(primary, self._joint, *itertools.chain(*moments))
-        means, inverses = (
-            device_ops.copy(mean, primary, T),
-            device_ops.copy(inverse, primary, T),
-        )
+        joint = [device_ops.copy(each, primary, T) for each in (mean, inverse)]
+        weights = []
+        if self.scale:
+            weights.append(self.values(self.gamma_parts, self.variable_dtype))
+        if self.center:
+            weights.append(self.values(self.beta_parts, self.variable_dtype))
         outputs = tuple(
-            device_ops.on(
-                devices[t],
-                self._normalize,
-                copies[t][1],
-                means[t],
-                inverses[t],
-                *self._weights(t),
-            )
-            for t in range(T)
+            device_ops.on_each(devices, self._normalize, y, *joint, *weights)
         )
         return linear.full(outputs, devices) if self.gather_output else outputs
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the shape of the output, or of each of its parts."""
-        before, features = outer(input_shape), width(input_shape)
+        before, features = linear.outer(input_shape), linear.width(input_shape)
         if self.gather_output:
             return (*before, features)
         return ((*before, features // self.num_shards),) * self.num_shards
-
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """Passes a mask on, for each part if the output is sharded."""
-        mask = previous_mask[0] if linear.is_sharded(inputs) else previous_mask
-        return mask if self.gather_output else (mask,) * self.num_shards
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return {
-            **super().get_config(),
-            "epsilon": self.epsilon,
-            "center": self.center,
-            "scale": self.scale,
-            "gather_output": self.gather_output,
-            "beta_initializer": keras.initializers.serialize(self.beta_initializer),
-            "gamma_initializer": keras.initializers.serialize(self.gamma_initializer),
-        }
-
-    def _weights(self, t: int) -> list[tf.Tensor]:
-        """Returns a shard's part of gamma and of beta, of those that there are."""
-        parts = [self.gamma_parts] if self.scale else []
-        parts += [self.beta_parts] if self.center else []
-        device, stored = self.shard_devices[t], self.variable_dtype
-        return [self.value(part[t], device, stored) for part in parts]
 
     def _joint(self, *moments: tf.Tensor) -> list[tf.Tensor]:
         """Returns mean and inverse deviation of all features, of those of the parts."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
@@ -14,19 +14,45 @@ from tfgpipe.tensor_parallel.linear import Collective
 from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer
 
 
-class InputToHeads(ShardedLayer):
+class _Projection(ShardedLayer):
+    """A projection whose kernel is `kernel_parts`, and its bias `bias_parts` or `bias`.
+
+    Args:
+        collective: As of `TPDense`.
+        use_bias: Whether there is a bias.
+        kernel_initializer: Draws the full kernel.
+        bias_initializer: Draws the full bias.
+        **kwargs: Of the base layer.
+    """
+
+    config_names: ClassVar[tuple[str, ...]] = (
+        *("collective", "use_bias", "kernel_initializer", "bias_initializer"),
+    )
+
+    def __init__(
+        self,
+        *,
+        collective: Collective,
+        use_bias: bool,
+        kernel_initializer: Any,
+        bias_initializer: Any,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.collective, self.use_bias = collective, use_bias
+        self.kernel_initializer = kernel_initializer
+        self.bias_initializer = bias_initializer
+
+
+class InputToHeads(_Projection):
     """Projects sequences for the heads of each device.
 
     Its files of weights are those of a `keras.layers.EinsumDense("abc,cde->abde")`.
 
     Args:
-        num_heads: How many heads there are. T divides it.
-        size: Of what each head gets.
-        collective: As of `TPDense`.
-        use_bias: Whether there is a bias.
-        kernel_initializer: Draws the full kernel, `[features, num_heads, size]`.
-        bias_initializer: Draws the full bias, `[num_heads, size]`.
-        **kwargs: Of the base layer.
+        num_heads: The number of heads. T divides it.
+        size: Size of each head's projection.
+        **kwargs: Of the base classes.
 
     Input shape:
         `(batch, length, features)`.
@@ -36,26 +62,14 @@ class InputToHeads(ShardedLayer):
     """
 
     config_is_complete = True
+    config_names = ("num_heads", "size", *_Projection.config_names)
 
-    def __init__(
-        self,
-        num_heads: int,
-        *,
-        size: int,
-        collective: Collective,
-        use_bias: bool,
-        kernel_initializer: Any,
-        bias_initializer: Any,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, num_heads: int, *, size: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.num_heads, self.size = num_heads, size
-        self.collective, self.use_bias = collective, use_bias
-        self.kernel_initializer = kernel_initializer
-        self.bias_initializer = bias_initializer
 
     def build(self, input_shape: Any) -> None:
-        """Makes the weights."""
+        """Creates the weights."""
         self.kernel_parts = self.add_sharded_weight(
             "kernel",
             (input_shape[-1], self.num_heads, self.size),
@@ -72,29 +86,17 @@ class InputToHeads(ShardedLayer):
 
     def call(self, inputs: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Returns the projections, sharded."""
-        devices, T = self.shard_devices, self.num_shards
+        devices = self.shard_devices
         kernels = self.values(self.kernel_parts)
-        matrices = [device_ops.on(devices[t], _matrix, kernels[t]) for t in range(T)]
+        matrices = device_ops.on_each(devices, _matrix, kernels)
         products = linear.column(inputs, matrices, devices, self.collective)
         biases = [self.values(self.bias_parts)] if self.use_bias else []
-        return tuple(
-            device_ops.on(device, self._by_head, *terms)
-            for device, *terms in zip(devices, products, *biases, strict=True)
-        )
+        return tuple(device_ops.on_each(devices, self._by_head, products, *biases))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the shape of each part."""
         heads = self.num_heads // self.num_shards
         return ((*input_shape[:-1], heads, self.size),) * self.num_shards
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "size": self.size,
-            **_shared_config(self),
-        }
 
     def _by_head(self, y: tf.Tensor, *bias: tf.Tensor) -> tf.Tensor:
         heads = self.num_heads // self.num_shards
@@ -102,18 +104,14 @@ class InputToHeads(ShardedLayer):
         return keras.ops.add(y, *bias) if bias else y
 
 
-class HeadsToOutput(ShardedLayer):
+class HeadsToOutput(_Projection):
     """Projects the outputs of the heads on each device, and sums over heads.
 
     Its files of weights are those of a `keras.layers.EinsumDense("abcd,cde->abe")`.
 
     Args:
         units: Size of the output.
-        collective: As of `TPDense`.
-        use_bias: Whether there is a bias.
-        kernel_initializer: Draws the full kernel, `[num_heads, size, units]`.
-        bias_initializer: Draws the bias, `[units]`.
-        **kwargs: Of the base layer.
+        **kwargs: Of the base classes.
 
     Input shape:
         A tuple of T parts `(batch, length, num_heads / T, size)`.
@@ -123,24 +121,14 @@ class HeadsToOutput(ShardedLayer):
     """
 
     config_is_complete = True
+    config_names = ("units", *_Projection.config_names)
 
-    def __init__(
-        self,
-        units: int,
-        *,
-        collective: Collective,
-        use_bias: bool,
-        kernel_initializer: Any,
-        bias_initializer: Any,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, units: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.units, self.collective, self.use_bias = units, collective, use_bias
-        self.kernel_initializer = kernel_initializer
-        self.bias_initializer = bias_initializer
+        self.units = units
 
     def build(self, input_shape: Any) -> None:
-        """Makes the weights."""
+        """Creates the weights."""
         *_, heads, size = input_shape[0]
         self.kernel_parts = self.add_sharded_weight(
             "kernel",
@@ -155,15 +143,12 @@ class HeadsToOutput(ShardedLayer):
 
     def call(self, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the projection, on the first device."""
-        devices, T = self.shard_devices, self.num_shards
+        devices = self.shard_devices
         kernels = self.values(self.kernel_parts)
-        matrices = [
-            device_ops.on(devices[t], _matrix_of_heads, kernels[t]) for t in range(T)
-        ]
-        rows = [device_ops.on(devices[t], _side_by_side, inputs[t]) for t in range(T)]
-        outputs = linear.full(
-            linear.row(rows, matrices, devices, self.collective), devices
-        )
+        matrices = device_ops.on_each(devices, _matrix_of_heads, kernels)
+        rows = device_ops.on_each(devices, _side_by_side, inputs)
+        outputs = linear.row(rows, matrices, devices, self.collective)
+        outputs = linear.full(outputs, devices)
         if not self.use_bias:
             return outputs
         bias = self.value(self.bias, devices[0])
@@ -172,19 +157,6 @@ class HeadsToOutput(ShardedLayer):
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the shape of the output."""
         return (*input_shape[0][:-2], self.units)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return {**super().get_config(), "units": self.units, **_shared_config(self)}
-
-
-def _shared_config(layer: InputToHeads | HeadsToOutput) -> dict[str, Any]:
-    return {
-        "collective": layer.collective,
-        "use_bias": layer.use_bias,
-        "kernel_initializer": keras.initializers.serialize(layer.kernel_initializer),
-        "bias_initializer": keras.initializers.serialize(layer.bias_initializer),
-    }
 
 
 def _by_inputs(initializer: Any, *, num_axes: int) -> Any:

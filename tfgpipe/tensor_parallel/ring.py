@@ -102,10 +102,7 @@ def column(
     """
     widths = [chunk.shape[-1] for chunk in chunks]
     split = [device_ops.part_sizes(width, len(directions)) for width in widths]
-    pieces = [
-        device_ops.split(chunk, device, sizes)
-        for chunk, device, sizes in zip(chunks, devices, split, strict=True)
-    ]
+    halves = list(map(device_ops.split, chunks, devices, split))
     flat = [size for sizes in split for size in sizes]
     rows = [
         device_ops.split(kernel, device, flat, axis=0)
@@ -113,14 +110,12 @@ def column(
     ]
     n = len(directions)
     results = [
-        gather_multiply([p[i] for p in pieces], [r[i::n] for r in rows], devices, step)
+        gather_multiply([h[i] for h in halves], [r[i::n] for r in rows], devices, step)
         for i, step in enumerate(directions)
     ]
     if n == 1:
         return results[0]
-    return [
-        device_ops.reduce(sums, d) for *sums, d in zip(*results, devices, strict=True)
-    ]
+    return list(map(device_ops.reduce, zip(*results, strict=True), devices))
 
 
 def row(
@@ -151,10 +146,7 @@ def row(
     ]
     if n == 1:
         return results[0]
-    return [
-        device_ops.gather(halves, d)
-        for *halves, d in zip(*results, devices, strict=True)
-    ]
+    return list(map(device_ops.gather, zip(*results, strict=True), devices))
 
 
 def _multiply(x: tf.Tensor, kernel: tf.Tensor, *sums: tf.Tensor) -> tf.Tensor:

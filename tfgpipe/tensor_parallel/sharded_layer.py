@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
+from tfgpipe._util import IdentityMap, unique
 from tfgpipe.capture import TracingScope
 from tfgpipe.devices import default_devices, make_mesh, sharding
-from tfgpipe.tensor_parallel import device_ops
+from tfgpipe.tensor_parallel import device_ops, linear
 
 
 class ShardedLayer(keras.layers.Layer, sharding.Sharded):
@@ -38,6 +40,13 @@ class ShardedLayer(keras.layers.Layer, sharding.Sharded):
         ValueError: If there are fewer devices than shards, or one is not there.
     """
 
+    # The constructor's other arguments, each an attribute.
+    config_names: ClassVar[tuple[str, ...]] = ()
+    # Whether the output is full, on the first device, or a tuple of T parts.
+    gather_output: bool = True
+    # In a tuple TensorFlow's checkpoints find them.
+    weight_parts: tuple[keras.Variable, ...] = ()
+
     def __init__(
         self,
         *,
@@ -51,13 +60,11 @@ class ShardedLayer(keras.layers.Layer, sharding.Sharded):
         self._devices = choose_devices(num_shards, devices)
         self.num_shards = len(self._devices)
         self.layout = _Layout()
-        # In a tuple TensorFlow's checkpoints find them.
-        self.weight_parts: tuple[keras.Variable, ...] = ()
 
     @property
     def sharded_weights(self) -> Sequence[sharding.ShardedWeight]:  # type: ignore[override]
         """The weights in parts. Others are on the first device."""
-        return [entry.weight for entry in self.layout.entries if entry.sharded]
+        return [weight for weight in self.layout.weights if weight.sharded]
 
     @property
     def shard_devices(self) -> tuple[str, ...]:
@@ -81,17 +88,27 @@ class ShardedLayer(keras.layers.Layer, sharding.Sharded):
             initializer: Draws the full value.
         """
         num = self.num_shards
-        initializers = _part_initializers(initializer, tuple(shape), axis, num)
+        draw = keras.initializers.get(initializer)
         part_shape = (*shape[:axis], -(-shape[axis] // num), *shape[axis + 1 :])
+
+        @functools.cache
+        def draw_parts(dtype: Any) -> list[tf.Tensor]:
+            # Keras may ask while it traces; another part may be asked for later.
+            with tf.init_scope():
+                return _split(draw(tuple(shape), dtype=dtype), axis, num, tf.pad)
+
+        def initializer_of(t: int) -> Callable[..., tf.Tensor]:
+            return lambda _, dtype=None: draw_parts(dtype)[t]
+
         parts = []
         for t, device in enumerate(self._devices):
             with tf.device(device):
                 variable = self.add_weight(
-                    name=f"{name}_{t}", shape=part_shape, initializer=initializers[t]
+                    name=f"{name}_{t}", shape=part_shape, initializer=initializer_of(t)
                 )
             parts.append(variable)
-        weight = sharding.ShardedWeight(name, tuple(parts), axis)
-        self.layout.entries.append(_Entry(weight, tuple(shape), sharded=True))
+        weight = _Weight(name, tuple(parts), axis, tuple(shape), sharded=True)
+        self.layout.weights.append(weight)
         self.weight_parts = (*self.weight_parts, *parts)
         return weight.parts
 
@@ -103,21 +120,22 @@ class ShardedLayer(keras.layers.Layer, sharding.Sharded):
             variable = self.add_weight(
                 name=name, shape=tuple(shape), initializer=initializer
             )
-        weight = sharding.ShardedWeight(name, (variable,), 0)
-        self.layout.entries.append(_Entry(weight, tuple(shape), sharded=False))
+        self.layout.weights.append(_Weight(name, (variable,), 0, tuple(shape)))
         return variable
 
-    def values(self, parts: Sequence[keras.Variable]) -> list[tf.Tensor]:
-        """Returns weights in the type to compute in, each on its device."""
+    def values(
+        self, parts: Sequence[keras.Variable], dtype: str | None = None
+    ) -> list[tf.Tensor]:
+        """Returns the parts of a weight as `value` does, each on its device."""
         return [
-            self.value(variable, device)
+            self.value(variable, device, dtype)
             for variable, device in zip(parts, self.shard_devices, strict=True)
         ]
 
     def value(
         self, variable: keras.Variable, device: str, dtype: str | None = None
     ) -> tf.Tensor:
-        """Returns a weight in the type to compute in, cast where it is.
+        """Returns a weight in a type, by default that to compute in, cast where it is.
 
         By itself Keras casts it, and its gradient back, on no device in particular.
         """
@@ -130,8 +148,8 @@ class ShardedLayer(keras.layers.Layer, sharding.Sharded):
 
     def save_own_variables(self, store: Any) -> None:
         """Stores the full weights."""
-        for number, entry in enumerate(self.layout.entries):
-            store[str(number)] = entry.full()
+        for i, weight in enumerate(self.layout.weights):
+            store[str(i)] = weight.full()
 
     def load_own_variables(self, store: Mapping[str, Any]) -> None:
         """Loads full weights.
@@ -139,24 +157,43 @@ class ShardedLayer(keras.layers.Layer, sharding.Sharded):
         Raises:
             ValueError: If they are of another layer, or the layer is not built.
         """
-        entries = self.layout.entries
-        if len(store) != len(entries):
+        weights = self.layout.weights
+        if len(store) != len(weights):
             raise ValueError(
-                f"Layer '{self.name}' has {len(entries)} weights, whole ones counted. "
+                f"Layer '{self.name}' has {len(weights)} full weights. "
                 f"Received a file with {len(store)} for it. Build the layer first, by "
                 "a call or an `Input`, with the arguments it was saved with."
             )
-        for number, entry in enumerate(entries):
-            entry.assign(np.asarray(store[str(number)]), self.name)
+        for i, weight in enumerate(weights):
+            weight.assign(np.asarray(store[str(i)]), self.name)
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """Passes a mask on, for each part if the output is sharded."""
+        mask = previous_mask[0] if linear.is_sharded(inputs) else previous_mask
+        return mask if self.gather_output else (mask,) * self.num_shards
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        devices = None if self.devices is None else list(self.devices)
         return {
             **super().get_config(),
             "num_shards": self.num_shards,
-            "devices": devices,
+            "devices": None if self.devices is None else list(self.devices),
+            **{n: _serialized(n, getattr(self, n)) for n in self.config_names},
         }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> ShardedLayer:
+        """Creates a layer from what `get_config` returned.
+
+        Files before version 0.2 have `mode`, "sync" or "ring", and `ring`, "one_way" or
+        "both_ways", in place of `collective`.
+        """
+        config = dict(config)
+        mode, ring = config.pop("mode", None), config.pop("ring", None)
+        if mode is not None:
+            ring = "bidirectional_ring" if ring == "both_ways" else "ring"
+            config["collective"] = ring if mode == "ring" else "gather"
+        return cls(**config)
 
 
 def full_weights(layer: keras.layers.Layer) -> list[np.ndarray]:
@@ -168,7 +205,7 @@ def full_weights(layer: keras.layers.Layer) -> list[np.ndarray]:
     Args:
         layer: A layer or model with sharded layers inside, or without.
     """
-    return [entry.full() for entry in _entries(layer)]
+    return [weight.full() for weight in _weights(layer)]
 
 
 def set_full_weights(layer: keras.layers.Layer, weights: Sequence[np.ndarray]) -> None:
@@ -182,93 +219,60 @@ def set_full_weights(layer: keras.layers.Layer, weights: Sequence[np.ndarray]) -
     Raises:
         ValueError: If there are more or fewer, or one has another shape.
     """
-    entries = _entries(layer)
-    if len(entries) != len(weights):
+    own = _weights(layer)
+    if len(own) != len(weights):
         raise ValueError(
-            f"'{layer.name}' has {len(entries)} weights, each counted whole. Received "
-            f"{len(weights)}. Build it first, and give those of a layer that is alike."
+            f"'{layer.name}' has {len(own)} full weights. Received {len(weights)}. "
+            "Build it first, and give those of a layer of the same structure."
         )
-    for entry, value in zip(entries, weights, strict=True):
-        entry.assign(np.asarray(value), layer.name)
+    for weight, value in zip(own, weights, strict=True):
+        weight.assign(np.asarray(value), layer.name)
 
 
-def even(what: str, size: int, num_shards: int, name: str) -> int:
-    """Returns the size of each shard's part.
-
-    Raises:
-        ValueError: If the number of shards does not divide the size.
-    """
-    share, rest = divmod(size, num_shards)
-    if rest:
-        near = [n * num_shards for n in (share, share + 1) if n]
+def check_divides(what: str, size: int, num_shards: int, name: str) -> None:
+    """Raises ValueError if the number of shards does not divide a size."""
+    below = size - size % num_shards
+    if below != size:
+        near = [n for n in (below, below + num_shards) if n]
         raise ValueError(
             f"Each shard gets as many {what} as the others. Received {size} {what} and "
             f"num_shards={num_shards} in layer '{name}'. The nearest numbers of {what} "
             f"are {' and '.join(map(str, near))}; or take another number of shards."
         )
-    return share
 
 
 @dataclasses.dataclass(frozen=True)
-class _Entry:
-    """A weight, and its full shape."""
+class _Weight(sharding.ShardedWeight):
+    """A weight, sharded or in one part, and its full shape."""
 
-    weight: sharding.ShardedWeight
     shape: tuple[int, ...]
-    sharded: bool
+    sharded: bool = False
 
     def full(self) -> np.ndarray:
         """Returns the full value, without padding."""
-        arrays = [keras.ops.convert_to_numpy(p.value) for p in self.weight.parts]
-        joined = np.concatenate(arrays, self.weight.axis) if self.shape else arrays[0]
+        arrays = [keras.ops.convert_to_numpy(part.value) for part in self.parts]
+        joined = np.concatenate(arrays, self.axis) if self.shape else arrays[0]
         return joined[tuple(map(slice, self.shape))]
 
-    def assign(self, value: np.ndarray, owner: str) -> None:
+    def assign(self, value: np.ndarray, layer: str) -> None:
         """Sets the parts to those of a full value."""
         if value.shape != self.shape:
             raise ValueError(
-                f"Weight '{self.weight.name}' of '{owner}' has the shape {self.shape} "
-                f"as a whole. Received {value.shape}. Was it saved by a layer with "
-                "other arguments?"
+                f"Weight '{self.name}' of '{layer}' has the full shape {self.shape}. "
+                f"Received {value.shape}. Was it saved by a layer with other arguments?"
             )
-        pieces = _split(value, self.weight.axis, len(self.weight.parts), np.pad)
-        for part, piece in zip(self.weight.parts, pieces, strict=True):
-            part.assign(piece)
+        values = [value]
+        if self.sharded:
+            values = _split(value, self.axis, len(self.parts), np.pad)
+        for part, each in zip(self.parts, values, strict=True):
+            part.assign(each)
 
 
 @dataclasses.dataclass
 class _Layout:
     """The weights of a layer in order, where Keras does not look for variables."""
 
-    entries: list[_Entry] = dataclasses.field(default_factory=list)
-
-
-def _part_initializers(
-    initializer: Any, shape: tuple[int, ...], axis: int, num: int
-) -> list[Callable[..., tf.Tensor]]:
-    """Returns the initializers of parts, which draw the full value once for all.
-
-    Args:
-        initializer: Draws the full value.
-        shape: Its shape.
-        axis: The axis along which it is split.
-        num: The number of parts.
-    """
-    draw = keras.initializers.get(initializer)
-    parts: list[tf.Tensor | None] = [None] * num
-
-    def of_part(t: int) -> Callable[..., tf.Tensor]:
-        def initialize(part_shape: Any, dtype: Any = None) -> tf.Tensor:
-            if parts[t] is None:
-                # Keras may ask while it traces; another part may be asked for later.
-                with tf.init_scope():
-                    parts[:] = _split(draw(shape, dtype=dtype), axis, num, tf.pad)
-            part, parts[t] = parts[t], None
-            return part
-
-        return initialize
-
-    return [of_part(t) for t in range(num)]
+    weights: list[_Weight] = dataclasses.field(default_factory=list)
 
 
 def _split(full: Any, axis: int, num: int, pad: Callable[..., Any]) -> list[Any]:
@@ -282,22 +286,26 @@ def _split(full: Any, axis: int, num: int, pad: Callable[..., Any]) -> list[Any]
     return [full[(*before, slice(t * size, (t + 1) * size))] for t in range(num)]
 
 
-def _entries(layer: keras.layers.Layer) -> list[_Entry]:
-    known = {
-        id(part): entry
+def _weights(layer: keras.layers.Layer) -> list[_Weight]:
+    """Returns the weights of a layer or model, and of the layers inside."""
+    sharded = IdentityMap(
+        (part, weight)
         for inner in keras_internals.inner_layers(layer)
         if isinstance(inner, ShardedLayer)
-        for entry in inner.layout.entries
-        for part in entry.weight.parts
-    }
-    found: dict[int, _Entry] = {}
-    for variable in layer.weights:
-        entry = known.get(id(variable))
-        if entry is None:
-            weight = sharding.ShardedWeight(variable.name, (variable,), 0)
-            entry = _Entry(weight, tuple(variable.shape), sharded=False)
-        found[id(entry)] = entry
-    return list(found.values())
+        for weight in inner.layout.weights
+        for part in weight.parts
+    )
+    return unique(
+        sharded[v] if v in sharded else _Weight(v.name, (v,), 0, tuple(v.shape))
+        for v in layer.weights
+    )
+
+
+def _serialized(name: str, value: Any) -> Any:
+    """Returns a constructor's argument as `get_config` has it."""
+    if name.endswith("_initializer"):
+        return keras.initializers.serialize(value)
+    return keras.activations.serialize(value) if name == "activation" else value
 
 
 def choose_devices(

@@ -92,7 +92,7 @@ def assert_trains_as_tfmot(model: str, *, num_stages: int, num_steps: int) -> No
     assert_equal_training(pipelined.pipelined, theirs, num_steps=num_steps)
 
 
-def assert_guests_train_as_tfmot(kind: str, *, num_steps: int) -> None:
+def assert_external_quantizers_train_as_tfmot(kind: str, *, num_steps: int) -> None:
     """Asserts the same of ours with the quantizers of theirs.
 
     Args:
