@@ -461,11 +461,11 @@ STATE = (
     ),
     Fault(
         "the variance of a mini-batch leaves out how far microbatches are apart",
-        "tfgpipe/stage/moments.py",
+        "tfgpipe/stage/batch_moments.py",
         "squares + squares_of_more + tf.square(away) * count * share,",
         "squares + squares_of_more,",
         (
-            "tests/stage/test_moments.py::"
+            "tests/stage/test_batch_moments.py::"
             "test_parts_of_any_size_give_the_moments_of_the_whole",
         ),
     ),

@@ -63,7 +63,7 @@ PURE = (
     "devices.tpu_topology",
     "distribution.zero",
     "graph.partitioner",
-    "graph.pieces",
+    "graph.device_split",
     "partition.solver",
     "report.memory",
     "schedules",

@@ -8,19 +8,23 @@ from tfgpipe._util import lazy_exports
 
 if TYPE_CHECKING:
     from tfgpipe.distribution import replica_context as replica_context
-    from tfgpipe.distribution.multi_worker import (
+    from tfgpipe.distribution.multi_worker_strategy import (
         MultiWorkerPipelineStrategy as MultiWorkerPipelineStrategy,
     )
     from tfgpipe.distribution.optimizer import place_optimizer as place_optimizer
     from tfgpipe.distribution.optimizer import (
         warn_of_sharded_updates as warn_of_sharded_updates,
     )
+    from tfgpipe.distribution.pipeline_strategy import (
+        PipelineStrategy as PipelineStrategy,
+    )
     from tfgpipe.distribution.placement import Placement as Placement
     from tfgpipe.distribution.placement import choose_placement as choose_placement
     from tfgpipe.distribution.placement import optimizer_slots as optimizer_slots
     from tfgpipe.distribution.stage_collectives import ReplicaGroup as ReplicaGroup
     from tfgpipe.distribution.stage_strategy import StageStrategy as StageStrategy
-    from tfgpipe.distribution.strategy import PipelineStrategy as PipelineStrategy
-    from tfgpipe.distribution.tpu import TPUPipelineStrategy as TPUPipelineStrategy
+    from tfgpipe.distribution.tpu_strategy import (
+        TPUPipelineStrategy as TPUPipelineStrategy,
+    )
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

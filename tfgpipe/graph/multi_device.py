@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from tfgpipe._compat import functions
 from tfgpipe.devices import sharding
-from tfgpipe.graph import partitioner, pieces
-from tfgpipe.graph.pieces import DevicePart
+from tfgpipe.graph import device_split, partitioner
+from tfgpipe.graph.device_split import DevicePart
 
 
 class MultiDeviceFunction:
@@ -35,7 +35,9 @@ class MultiDeviceFunction:
         graph = _PlacedGraph(function)
         self._given = [x.name for x in function.inputs]
         self._made = graph.outputs
-        split = pieces.split_by_device(graph.inputs, graph.devices, copies=graph.copies)
+        split = device_split.split_by_device(
+            graph.inputs, graph.devices, copies=graph.copies
+        )
         self._parts = [_part(name, graph, piece, library) for piece in split]
 
     @property

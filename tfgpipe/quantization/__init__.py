@@ -21,11 +21,11 @@ from tfgpipe.quantization.tfmot import from_tfmot as from_tfmot
 
 if TYPE_CHECKING:
     from tfgpipe.quantization.application import apply as apply
-    from tfgpipe.quantization.copies import plain_copy as plain_copy
-    from tfgpipe.quantization.copies import (
+    from tfgpipe.quantization.export import export_int8 as export_int8
+    from tfgpipe.quantization.model_copies import plain_copy as plain_copy
+    from tfgpipe.quantization.model_copies import (
         quantize_after_training as quantize_after_training,
     )
-    from tfgpipe.quantization.export import export_int8 as export_int8
     from tfgpipe.quantization.scheme import default_8bit as default_8bit
     from tfgpipe.quantization.tflite import compare as compare
 

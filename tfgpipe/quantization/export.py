@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import some_of
-from tfgpipe.quantization.copies import plain_copy
 from tfgpipe.quantization.layers import QuantizeWrapper, quantizing_layers
+from tfgpipe.quantization.model_copies import plain_copy
 from tfgpipe.quantization.tflite import Interpreter, batches, without_deprecation
 
 

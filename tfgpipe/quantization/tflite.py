@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tfgpipe._compat import keras_internals, tflite
 from tfgpipe._util import readable_bytes
-from tfgpipe.quantization.copies import plain_copy
+from tfgpipe.quantization.model_copies import plain_copy
 
 # They convert between integers and floats, and compute nothing.
 _CONVERSIONS = frozenset({"QUANTIZE", "DEQUANTIZE"})

@@ -7,10 +7,6 @@ from typing import TYPE_CHECKING
 from tfgpipe._util import lazy_exports
 
 if TYPE_CHECKING:
-    from tfgpipe.runtime.examples import example_tensor as example_tensor
-    from tfgpipe.runtime.examples import (
-        example_variable_value as example_variable_value,
-    )
     from tfgpipe.runtime.layer_probes import check_added_losses as check_added_losses
     from tfgpipe.runtime.layer_probes import (
         check_batch_independence as check_batch_independence,
@@ -19,6 +15,10 @@ if TYPE_CHECKING:
     from tfgpipe.runtime.microbatch import check_equal_batches as check_equal_batches
     from tfgpipe.runtime.pipeline import Pipeline as Pipeline
     from tfgpipe.runtime.pipeline import make_stages as make_stages
+    from tfgpipe.runtime.probe_inputs import example_tensor as example_tensor
+    from tfgpipe.runtime.probe_inputs import (
+        example_variable_value as example_variable_value,
+    )
     from tfgpipe.runtime.state import VariableUpdate as VariableUpdate
     from tfgpipe.runtime.timer import StepTimer as StepTimer
     from tfgpipe.runtime.timer import TimingRecorder as TimingRecorder

@@ -33,7 +33,7 @@ from tfgpipe.capture import (
     sum_losses,
     tracer,
 )
-from tfgpipe.runtime import examples, loss_probes
+from tfgpipe.runtime import loss_probes, probe_inputs
 
 # Examples that a layer is probed on, and half of them.
 _BATCH, _HALF = 6, 3
@@ -251,9 +251,9 @@ class _ProbeCall:
         layer hardly depends on its inputs yet.
         """
         return [
-            examples.example_value(v)
+            probe_inputs.example_value(v)
             if v.trainable
-            else examples.example_variable_value(v)
+            else probe_inputs.example_variable_value(v)
             for v in self.variables
         ]
 
@@ -398,7 +398,7 @@ def _spec(given: keras.KerasTensor, batch_size: int) -> tf.TensorSpec:
 
 def _probe_batch(spec: tf.TensorSpec) -> tf.Tensor:
     """Returns examples of which none has what its neighbours have."""
-    noise = examples.example_tensor(spec, unknown_size=_UNKNOWN_SIZE)
+    noise = probe_inputs.example_tensor(spec, unknown_size=_UNKNOWN_SIZE)
     if spec.dtype.is_floating:
         return noise
     number = tf.reshape(tf.range(_BATCH) % 2, [-1, *[1] * (noise.shape.rank - 1)])

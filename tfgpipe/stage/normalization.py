@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import some_of
 from tfgpipe.capture import TracingScope
-from tfgpipe.stage.moments import BatchMoments
+from tfgpipe.stage.batch_moments import BatchMoments
 
 BatchNorm = Literal["microbatch", "deferred"]
 BATCH_NORM_MODES: tuple[BatchNorm, ...] = ("microbatch", "deferred")

@@ -20,8 +20,8 @@ import tensorflow as tf
 from tfgpipe._compat import tf_internals
 from tfgpipe.devices import Mesh, tpu_core_name, tpu_topology
 from tfgpipe.distribution import replica_context
+from tfgpipe.distribution.pipeline_strategy import check_not_nested
 from tfgpipe.distribution.stage_strategy import StageStrategy
-from tfgpipe.distribution.strategy import check_not_nested
 
 
 class TPUPipelineStrategy(tf.distribute.TPUStrategy, StageStrategy):

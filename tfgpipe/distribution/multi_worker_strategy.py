@@ -17,10 +17,10 @@ import tensorflow as tf
 from tfgpipe import cluster
 from tfgpipe._compat import tf_internals
 from tfgpipe.devices import Mesh, local_device_type
-from tfgpipe.distribution import processes, replica_context
+from tfgpipe.distribution import process_all_reduce, replica_context
+from tfgpipe.distribution.pipeline_strategy import check_not_nested, device_scope
 from tfgpipe.distribution.replica_update import ReplicaUpdate, local_parts, merge
 from tfgpipe.distribution.stage_strategy import StageStrategy
-from tfgpipe.distribution.strategy import check_not_nested, device_scope
 
 
 class MultiWorkerPipelineStrategy(
@@ -74,7 +74,7 @@ class MultiWorkerPipelineStrategy(
         # TensorFlow takes the first device for what is outside of stages.
         order = [*range(1, num_stages), 0]
         self._local = task
-        self.instance_keys = processes.InstanceKeys()
+        self.instance_keys = process_all_reduce.InstanceKeys()
         self._mesh = Mesh(
             tuple(
                 tuple(
@@ -113,7 +113,7 @@ class MultiWorkerPipelineStrategy(
         self, key: int, device: str, num_sums: int, specs: Iterable[tf.TensorSpec]
     ) -> int:
         """Returns a key that is the same in all processes."""
-        return processes.stage_group_key(device, num_sums, specs)
+        return process_all_reduce.stage_group_key(device, num_sums, specs)
 
     def apply_gradients(
         self,
@@ -124,7 +124,7 @@ class MultiWorkerPipelineStrategy(
         """Applies an optimizer to sums over all processes."""
         keys = self.instance_keys.for_weights(optimizer, weights)
         given = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        sums = processes.all_reduce_gradients(
+        sums = process_all_reduce.all_reduce_gradients(
             [gradients[i] for i in given],
             [weights[i].value for i in given],
             [keys[i] for i in given],

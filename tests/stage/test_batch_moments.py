@@ -9,7 +9,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfgpipe.stage.moments import BatchMoments
+from tfgpipe.stage.batch_moments import BatchMoments
 
 MOMENTUM = 0.9
 
