@@ -17,7 +17,7 @@ from tfgpipe._util import (
     check_choice,
     check_num_microbatches,
 )
-from tfgpipe.capture import dtype_policies, source_model, tracer
+from tfgpipe.capture import dtype_policies, input_checks, source_model, tracer
 from tfgpipe.devices import Mesh, sharding
 from tfgpipe.distribution import choose_placement, place_optimizer, replica_context
 from tfgpipe.partition import (
@@ -35,7 +35,6 @@ from tfgpipe.runtime import (
     VariableUpdate,
     check_added_losses,
     check_batch_independence,
-    check_equal_batches,
     make_stages,
 )
 from tfgpipe.schedules import Schedule
@@ -267,7 +266,7 @@ class PipelinedLayer(keras.layers.Layer):
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies the layer, building it first if need be."""
-        source_model.check_dense((inputs, args, kwargs), self.name)
+        input_checks.check_dense((inputs, args, kwargs), self.name)
         named = {n: x for n, x in kwargs.items() if n not in ("training", "mask")}
         self.remember_specs(
             inputs, {name: x for name, x in named.items() if x is not None}
@@ -284,7 +283,9 @@ class PipelinedLayer(keras.layers.Layer):
             (inputs, side_inputs)
         ):
             given = [x for x in keras.tree.flatten(inputs) if x is not None]
-            check_equal_batches(source_model.name_inputs(given, side_inputs))
+            input_checks.check_equal_batches(
+                source_model.name_inputs(given, side_inputs)
+            )
             symbolic = source_model.to_symbolic((inputs, dict(side_inputs)))
             self._call_specs = _CallSpecs(*symbolic)
 
@@ -414,6 +415,7 @@ class PipelinedLayer(keras.layers.Layer):
         self._placement.check_strategy(self.name)
         self._place_calling_optimizer()
         if mask is not None:
+            input_checks.check_masks(inputs, mask)
             pairs = zip(*map(keras.tree.flatten, (inputs, mask)), strict=True)
             masked = [_with_mask(x, m) for x, m in pairs]
             inputs = keras.tree.pack_sequence_as(inputs, masked)

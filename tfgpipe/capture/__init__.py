@@ -8,6 +8,7 @@ from tfgpipe._util import lazy_exports
 
 if TYPE_CHECKING:
     from tfgpipe.capture import dtype_policies as dtype_policies
+    from tfgpipe.capture import input_checks as input_checks
     from tfgpipe.capture import source_model as source_model
     from tfgpipe.capture import tracer as tracer
     from tfgpipe.capture.interpreter import Interpreter as Interpreter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import check_calls_per_stage
-from tfgpipe.capture import tracer
+from tfgpipe.capture import input_checks, tracer
 
 Specs = Mapping[str, keras.KerasTensor]
 
@@ -151,7 +151,7 @@ class LayerListSource(SourceModel):
 
     def capture(self, inputs: Any, side_inputs: Specs) -> tracer.CapturedModel:
         """Returns the calls of the layers one after another."""
-        check_side_inputs_are_used(self.layers, side_inputs)
+        input_checks.check_side_inputs_are_used(self.layers, side_inputs)
         inputs, side_inputs = _model_inputs((inputs, dict(side_inputs)))
         self._structure, self._side_inputs = inputs, tuple(side_inputs)
         return tracer.capture_layers(self.layers, inputs, side_inputs)
@@ -160,8 +160,8 @@ class LayerListSource(SourceModel):
         self, inputs: Any, side_inputs: Mapping[str, tf.Tensor]
     ) -> dict[str, tf.Tensor | None]:
         """Returns the tensors of `inputs`, then those of `side_inputs`."""
-        check_structure(self._structure, inputs)
-        check_side_inputs(self._side_inputs, side_inputs)
+        input_checks.check_structure(self._structure, inputs)
+        input_checks.check_side_inputs(self._side_inputs, side_inputs)
         expected = keras.tree.flatten(self._structure)
         pairs = zip(expected, keras.tree.flatten(inputs), strict=True)
         given = [x for known, x in pairs if known is not None]
@@ -226,17 +226,17 @@ class FunctionalSource(SourceModel):
         self, inputs: Any = None, side_inputs: Specs | None = None
     ) -> tracer.CapturedModel:
         """Returns the calls that the model remembers."""
-        check_side_inputs((), side_inputs or {})
+        input_checks.check_side_inputs((), side_inputs or {})
         return self._recording
 
     def flatten_inputs(
         self, inputs: Any, side_inputs: Mapping[str, tf.Tensor]
     ) -> dict[str, tf.Tensor | None]:
         """Returns the inputs as Keras feeds them to the model."""
-        check_side_inputs((), side_inputs)
+        input_checks.check_side_inputs((), side_inputs)
         tensors = keras_internals.standardize_inputs(self._graph, inputs)
         if len(tensors) != len(self._graph.inputs):
-            check_structure(self._graph.input, inputs)
+            input_checks.check_structure(self._graph.input, inputs)
         return {x.name: y for x, y in zip(self._graph.inputs, tensors, strict=True)}
 
     def output_spec(self, inputs: Any, side_inputs: Specs) -> Any:
@@ -338,78 +338,6 @@ def _model_inputs(specs: Any) -> Any:
 
 def _is_input(layer: keras.layers.Layer) -> bool:
     return isinstance(layer, keras.layers.InputLayer)
-
-
-def check_dense(inputs: Any, name: str) -> None:
-    """Raises TypeError if there is a ragged or sparse tensor among the inputs."""
-    # Not `keras.tree`, which would take them for structures.
-    for tensor in tf.nest.flatten(inputs):
-        if isinstance(tensor, tf.RaggedTensor):
-            raise TypeError(
-                "A pipeline takes padded tensors, since microbatches of a ragged one "
-                f"have no common shape. Layer '{name}' received a RaggedTensor of "
-                f"shape {tensor.shape}. Pad it with `x.to_tensor()`, and mark the "
-                "padding: `keras.layers.Embedding(..., mask_zero=True)` or "
-                "`keras.layers.Masking()` as the first layer."
-            )
-        if isinstance(tensor, tf.SparseTensor):
-            raise TypeError(
-                f"A pipeline takes dense tensors. Layer '{name}' received a "
-                f"SparseTensor of shape {tensor.shape}. Convert it with "
-                "`tf.sparse.to_dense(x)`, or keep the layer that reads it outside."
-            )
-
-
-def check_structure(expected: Any, received: Any) -> None:
-    """Raises ValueError if inputs have another structure than the layer was built with.
-
-    Where there was a tensor there may be None, but not the other way round.
-    """
-    try:
-        keras.tree.assert_same_structure(expected, received)
-        pairs = zip(*map(keras.tree.flatten, (expected, received)), strict=True)
-        same = all(a is not None or b is None for a, b in pairs)
-    except (TypeError, ValueError):
-        same = False
-    if not same:
-        raise ValueError(
-            "A pipeline is called on the structure of inputs it was built with. "
-            f"Expected {_outline(expected)}; received {_outline(received)}. Nest the "
-            "inputs in the same way."
-        )
-
-
-def _outline(structure: Any) -> str:
-    shapes = keras.tree.map_structure(
-        lambda x: "None" if x is None else f"Tensor(shape={tuple(x.shape)})", structure
-    )
-    return str(shapes).replace("'", "")
-
-
-def check_side_inputs_are_used(
-    layers: Sequence[keras.layers.Layer], side_inputs: Iterable[str]
-) -> None:
-    """Raises ValueError if no layer's `call` has an argument of a side input's name."""
-    for name in side_inputs:
-        if not any(tracer.accepts_argument(layer, name) for layer in layers):
-            raise ValueError(
-                "A side input goes to every layer whose `call` has an argument of its "
-                f"name. Received '{name}', which no layer asks for. Name the argument "
-                f"of the layer that uses it, `def call(self, x, {name}=None)`, or "
-                "leave it out."
-            )
-
-
-def check_side_inputs(expected: Sequence[str], received: Mapping[str, Any]) -> None:
-    """Raises ValueError for a side input that the layer was not built with."""
-    given = [name for name, x in received.items() if x is not None]
-    new = [name for name in given if name not in expected]
-    if new:
-        raise ValueError(
-            "Side inputs are those that the pipeline was built with. Expected "
-            f"{list(expected) or 'none'}; received {new}. Pass them in the first call "
-            "as well; a Functional model takes them as inputs of its own."
-        )
 
 
 def check_layer_list(

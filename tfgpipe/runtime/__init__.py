@@ -12,7 +12,6 @@ if TYPE_CHECKING:
         check_batch_independence as check_batch_independence,
     )
     from tfgpipe.runtime.loss_pipeline import LossPipeline as LossPipeline
-    from tfgpipe.runtime.microbatch import check_equal_batches as check_equal_batches
     from tfgpipe.runtime.pipeline import Pipeline as Pipeline
     from tfgpipe.runtime.pipeline import make_stages as make_stages
     from tfgpipe.runtime.probe_inputs import example_tensor as example_tensor

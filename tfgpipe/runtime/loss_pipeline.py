@@ -17,11 +17,10 @@ import keras
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe.capture import Call, CallGraph, TensorKey, Value
+from tfgpipe.capture import Call, CallGraph, TensorKey, Value, input_checks
 from tfgpipe.distribution import replica_context
 from tfgpipe.runtime import loss_probes, losses
 from tfgpipe.runtime.executor import Executor, StepResult, TrainStepResult
-from tfgpipe.runtime.microbatch import check_equal_batches
 from tfgpipe.runtime.pipeline import Pipeline
 from tfgpipe.runtime.timer import StepTimer
 from tfgpipe.schedules import Schedule
@@ -217,7 +216,7 @@ class LossPipeline:
                 if value is not None:
                     rows[TensorKey(value.id)] = tf.convert_to_tensor(tensor)
                     named[f"{name} {number}"] = rows[TensorKey(value.id)]
-        check_equal_batches(named)
+        input_checks.check_equal_batches(named)
         return rows
 
     def _loss_denominators(

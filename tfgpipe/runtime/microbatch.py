@@ -9,7 +9,7 @@ skip those (see `tfgpipe.stage.empty_batches`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import tensorflow as tf
@@ -101,23 +101,3 @@ def _as_integer(condition: bool | tf.Tensor) -> NumRows:
     if isinstance(condition, bool):
         return int(condition)
     return tf.cast(condition, tf.int32)
-
-
-def check_equal_batches(tensors: Mapping[str, tf.Tensor]) -> None:
-    """Raises ValueError if inputs have no batch axis, or different batch sizes."""
-    for name, tensor in tensors.items():
-        if len(tensor.shape) == 0:
-            raise ValueError(
-                "All inputs of a pipeline are split into microbatches, along their "
-                f"first axis. Received a scalar, of shape (), as {name}. Give it a "
-                "batch dimension, or keep it in a layer."
-            )
-    (first, batch), *others = [(name, x.shape[0]) for name, x in tensors.items()]
-    for name, rows in others:
-        if rows is not None and batch is not None and rows != batch:
-            raise ValueError(
-                "All inputs of a pipeline are split into microbatches together, so all "
-                f"have the same number of rows. Received {batch} rows of {first} and "
-                f"a shape {tuple(tensors[name].shape)} of {name}. Repeat {name} for "
-                "each row, `tf.repeat(x[None], rows, axis=0)`, or keep it in a layer."
-            )

@@ -18,11 +18,17 @@ import tensorflow as tf
 
 from tfgpipe._compat import functions, keras_internals
 from tfgpipe._util import stage_spans
-from tfgpipe.capture import CallGraph, TensorKey, Value, source_model, tracer
+from tfgpipe.capture import (
+    CallGraph,
+    TensorKey,
+    Value,
+    input_checks,
+    source_model,
+    tracer,
+)
 from tfgpipe.distribution import Placement, replica_context
 from tfgpipe.runtime import microbatch
 from tfgpipe.runtime.executor import Executor, StepResult, Tensors
-from tfgpipe.runtime.microbatch import check_equal_batches
 from tfgpipe.runtime.stage_run import StageRun
 from tfgpipe.runtime.state import Carry, VariableUpdate, read_variables
 from tfgpipe.runtime.timer import StepTimer
@@ -75,7 +81,9 @@ class Pipeline:
     ) -> Tensors:
         """Returns the inputs of the pipeline: tensors, and the masks on them."""
         fed = self.source.flatten_inputs(inputs, side_inputs)
-        check_equal_batches({name: x for name, x in fed.items() if x is not None})
+        input_checks.check_equal_batches(
+            {name: x for name, x in fed.items() if x is not None}
+        )
         tensors = {}
         ids = self.captured.graph.input_ids
         for value_id, x in zip(ids, fed.values(), strict=True):
