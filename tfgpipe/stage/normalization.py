@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import some_of
+from tfgpipe._util import some_of, unique
 from tfgpipe.capture import TracingScope
 from tfgpipe.stage.batch_moments import BatchMoments
 
@@ -110,10 +110,10 @@ class BatchNormalization(keras.layers.BatchNormalization):
         outputs = super().call(inputs, training=False, mask=mask)
         for update in before:
             scope.add_update(update)
-        self._learn(moments, scope)
+        self._update_averages(moments, scope)
         return outputs
 
-    def _learn(self, moments: BatchMoments, scope: TracingScope) -> None:
+    def _update_averages(self, moments: BatchMoments, scope: TracingScope) -> None:
         """Defers the update of the moving averages to the end of the step."""
         scope.accumulators.append(moments)
 
@@ -124,8 +124,8 @@ class _SynchronizedBatchNormalization(BatchNormalization):
     In a traced stage `tf.distribute` does not sum over replicas, not even over one.
     """
 
-    def _learn(self, moments: BatchMoments, scope: TracingScope) -> None:
-        """Moves the moving averages at once."""
+    def _update_averages(self, moments: BatchMoments, scope: TracingScope) -> None:
+        """Updates the moving averages with each microbatch."""
         before = [scope.get_current_value(v) for v in moments.variables]
         after = moments.update(moments.values, before)
         for update in zip(moments.variables, after, strict=True):
@@ -156,8 +156,8 @@ def deferred_batch_norms(
 
 def batch_norms(layers: Iterable[Any]) -> list[keras.layers.BatchNormalization]:
     """Returns the batch normalizations among layers and inside them, each once."""
-    inner = {id(x): x for layer in layers for x in keras_internals.inner_layers(layer)}
-    return [x for x in inner.values() if isinstance(x, keras.layers.BatchNormalization)]
+    inner = unique(x for layer in layers for x in keras_internals.inner_layers(layer))
+    return [x for x in inner if isinstance(x, keras.layers.BatchNormalization)]
 
 
 def any_synchronized(layers: Iterable[Any]) -> bool:
