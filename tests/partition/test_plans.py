@@ -672,9 +672,7 @@ def test_equal_layers_are_measured_once(monkeypatch):
         counts.stage_spans([1] * 6),
         {TensorKey(0): tf.TensorSpec((3, 5))},
     )
-    work = traced.measure_seconds(
-        {TensorKey(0): tf.ones((3, 5))}, "CPU:0", lambda count: None
-    )
+    work = traced.measure_seconds({TensorKey(0): tf.ones((3, 5))}, "CPU:0")
     assert len(set(work)) == 1
     assert len(measured) == 1 + 2  # A call by itself, a forward, a backward.
 

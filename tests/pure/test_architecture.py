@@ -45,7 +45,7 @@ LAYERS = {
 }
 # Names that a door may export; the wider ones are to become narrower, never wider.
 MOST_EXPORTS = 16
-WIDER_DOORS = {"_util": 19, "report": 17, "stage": 21}
+WIDER_DOORS = {"report": 17, "stage": 21}
 # Users open these doors: what they return is exported though nobody here imports it.
 FOR_USERS = {"cluster", "planner", "quantization", "schedules", "tensor_parallel"}
 # Entries of `tfgpipe/`, and of any folder inside.

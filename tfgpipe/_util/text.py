@@ -66,9 +66,3 @@ def readable_bytes(count: float) -> str:
     while count >= 1024 and power < len(units) - 1:
         count, power = count / 1024, power + 1
     return f"{count:.0f} B" if power == 0 else f"{count:.1f} {units[power]}"
-
-
-def some_of(names: Sequence[str]) -> str:
-    """Names the first few, and says how many more there are."""
-    first = ", ".join(f"'{name}'" for name in names[:3])
-    return first + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -29,8 +29,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tfgpipe._util import stage_spans
-
 Floats: TypeAlias = npt.NDArray[np.float64]
 # One table for all stages, or one for each.
 Tables: TypeAlias = Any
@@ -205,19 +203,6 @@ def local_search(
         at = descended([0, *sorted(chosen.tolist()), len(starts)])
         best = min(best, at, key=need)
     return tuple(places[b] - places[a] for a, b in itertools.pairwise(best))
-
-
-def bottleneck(costs: Sequence[float], counts: Sequence[int]) -> float:
-    """Returns the largest stage cost of a cut.
-
-    >>> bottleneck([1, 2, 3, 4, 5, 6], (4, 2))
-    11.0
-
-    Args:
-        costs: The cost of each call.
-        counts: The number of calls in each stage, as many as there are costs in all.
-    """
-    return max(math.fsum(costs[span]) for span in stage_spans(counts))
 
 
 def _stage_cost_tables(costs: Tables, num_stages: int) -> list[Floats]:

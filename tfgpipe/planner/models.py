@@ -122,7 +122,7 @@ def _layers(recorded: tracer.CapturedModel) -> tuple[Layer, ...]:
     received = network.received_bytes(sizes)
     flops, moved = traced.flops(), traced.memory_traffic()
     kept, worked = traced.saved_bytes(), traced.workspace_bytes(recomputes=False)
-    weights, starts = call_weights(network), may_start(network)
+    weights, starts = call_weights(network), may_start([c.layer for c in network.calls])
     num_calls = len(network.calls)
     found = []
     for i, call in enumerate(network.calls):

@@ -13,7 +13,6 @@ from typing import Any
 import keras
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import some_of
 from tfgpipe.stage import normalization
 
 
@@ -59,10 +58,11 @@ def warn_of_state_per_microbatch(
     known.update(id(v) for layer in called for v in keras_internals.seed_states(layer))
     names = [v.path for v in changed if id(v) not in known]
     if names:
+        some = normalization.some_of(names)
         warnings.warn(
             "Some layers change variables of their own whenever they are called, and "
             "in a pipeline that is once a microbatch, in order, rather than once a "
-            f"step. Received {some_of(names)}. Use `num_microbatches=1`, or change "
+            f"step. Received {some}. Use `num_microbatches=1`, or change "
             "them outside the pipeline, if that is not meant.",
             stacklevel=2,
         )

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import keras
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import some_of
 from tfgpipe.capture import TracingScope
 from tfgpipe.stage.moments import BatchMoments
 
@@ -214,3 +213,9 @@ def check_synchronized(calls: Iterable[Any]) -> None:
                 "from `tfgpipe.layers.DeferredBatchNormalization`, or leave "
                 "`synchronized` out."
             )
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Returns the first few names, and how many more there are."""
+    first = ", ".join(f"'{name}'" for name in names[:3])
+    return first + (f" and {len(names) - 3} more" if len(names) > 3 else "")

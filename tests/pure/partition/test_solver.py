@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tfgpipe._util.counts import check_calls_per_stage, imbalance, stage_spans
-from tfgpipe.partition.solver import best_partition, bottleneck
+from tfgpipe._util.counts import check_calls_per_stage, stage_spans
+from tfgpipe.partition.solver import best_partition
+from tfgpipe.simulation import imbalance
 
 # Costs with many ties: equal ones, weightless ones, and none that rounding can tell.
 COSTS = st.lists(
@@ -408,13 +409,6 @@ def test_malformed_arguments_are_named(arguments, words):
     costs = arguments.pop("costs", [1, 1, 1])
     with pytest.raises(ValueError, match=words):
         best_partition(costs, num_stages=2, **arguments)
-
-
-@given(problems())
-def test_the_bottleneck_is_the_cost_of_the_heaviest_stage(problem):
-    cut = next(problem.cuts)
-    heaviest = max(sum(problem.costs[span]) for span in stage_spans(cut))
-    assert bottleneck(problem.costs, cut) == heaviest
 
 
 @pytest.mark.parametrize(
