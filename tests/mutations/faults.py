@@ -648,8 +648,8 @@ REPLICAS = (
     Fault(
         "the ring of replicas stops one device early",
         "tfgpipe/distribution/all_reduce.py",
-        "for step in range(number, 2 * number - 1):",
-        "for step in range(number, 2 * number - 2):",
+        "for step in range(D, 2 * D - 1):",
+        "for step in range(D, 2 * D - 2):",
         ("tests/distribution/test_all_reduce.py::test_each_device_gets_the_same_sum",),
     ),
     Fault(

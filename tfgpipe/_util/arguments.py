@@ -84,9 +84,13 @@ def check_num_microbatches(num_microbatches: int) -> int:
     return num_microbatches
 
 
-def check_choice(argument: str, value: Any, choices: Sequence[Any]) -> Any:
+def check_choice(
+    argument: str, value: Any, choices: Sequence[Any], *, hint: str = ""
+) -> Any:
     """Returns the value of an argument if it is one of the choices."""
-    if not any(value is choice or value == choice for choice in choices):
-        expected = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"`{argument}` must be one of {expected}. Received {value!r}.")
+    if value not in choices:
+        expected = ", ".join(map(repr, choices))
+        raise ValueError(
+            f"`{argument}` must be one of {expected}. Received {value!r}.{hint}"
+        )
     return value

@@ -70,10 +70,9 @@ class MultiWorkerPipelineStrategy(
             )
         with _bind_server(resolver):
             super().__init__(cluster_resolver=resolver)
-        task = self.cluster_resolver.task_id
         # TensorFlow takes the first device for what is outside of stages.
         order = [*range(1, num_stages), 0]
-        self._local = task
+        self._local = self.cluster_resolver.task_id
         self.instance_keys = processes.InstanceKeys()
         self._mesh = Mesh(
             tuple(
@@ -123,14 +122,11 @@ class MultiWorkerPipelineStrategy(
     ) -> None:
         """Applies an optimizer to sums over all processes."""
         keys = self.instance_keys.for_weights(optimizer, weights)
-        given = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        sums = processes.all_reduce_gradients(
-            [gradients[i] for i in given],
-            [weights[i].value for i in given],
-            [keys[i] for i in given],
-        )
-        for i, total in zip(given, sums, strict=True):
-            gradients[i] = total
+        for i, (weight, key) in enumerate(zip(weights, keys, strict=True)):
+            if gradients[i] is not None:
+                gradients[i] = processes.all_reduce_gradient(
+                    gradients[i], weight.value, key
+                )
 
         def run(values: Sequence[Any]) -> None:
             update = ReplicaUpdate(optimizer, weights)
@@ -146,13 +142,6 @@ class MultiWorkerPipelineStrategy(
         seen fixed by `fit` returning numbers of a rank other than zero).
         """
         return {name: tf.expand_dims(value, 0) for name, value in make().items()}
-
-    def update_scope(
-        self, variable: tf.Variable
-    ) -> contextlib.AbstractContextManager[Any]:
-        """Does nothing: TensorFlow assigns to a variable where it is."""
-        del variable
-        return contextlib.nullcontext()
 
 
 def _bind_server(
@@ -172,4 +161,4 @@ class _OneReplica(tf.distribute.cluster_resolver.TFConfigClusterResolver):
 
     def num_accelerators(self, *args: Any, **kwargs: Any) -> dict[str, int]:
         found = super().num_accelerators(*args, **kwargs)
-        return {kind: min(1, number) for kind, number in found.items()}
+        return {kind: min(1, count) for kind, count in found.items()}

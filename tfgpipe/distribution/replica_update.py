@@ -2,8 +2,8 @@
 
 Gradients are summed over replicas first. Then Keras' optimizer is applied, all of it,
 once for each replica, and sees that replica's copies alone: it does what it does on one
-device, on each. Where replicas share out what is kept, it is applied once, on the
-owner's copy of each weight, and the others copy what has come out.
+device, on each. Under ZeRO it is applied once, on the owner's copy of each weight, and
+the other replicas copy the result.
 """
 
 from __future__ import annotations
@@ -31,20 +31,19 @@ def merge(
 
     Args:
         gradients: Those of the replica being built, None for weights without one.
-        run: Given for each weight the value that holds them, or None.
+        run: Takes for each weight the distributed value of its gradients, or None.
     """
-    there = [gradient is not None for gradient in gradients]
 
     def merged(_: tf.distribute.Strategy, *values: Any) -> None:
-        given = iter(values)
-        run([next(given) if found else None for found in there])
+        remaining = iter(values)
+        run([None if x is None else next(remaining) for x in gradients])
 
     present = tuple(gradient for gradient in gradients if gradient is not None)
     tf.distribute.get_replica_context().merge_call(merged, args=present)
 
 
 def local_parts(values: Sequence[Any]) -> Parts:
-    """Returns what values that hold one of each replica are on each."""
+    """Returns the replicas' tensors of each distributed value."""
     local = tf.distribute.get_strategy().experimental_local_results
     return [None if value is None else local(value) for value in values]
 
@@ -73,14 +72,10 @@ class ReplicaUpdate:
         """Returns the devices of a weight's copies."""
         return [copy.device for copy in self._copies[weight]]
 
-    def check_copies(self, number: int) -> None:
-        """Raises RuntimeError if replicas do not all have copies of a variable.
-
-        Args:
-            number: How many replicas there are.
-        """
+    def check_copies(self, num_replicas: int) -> None:
+        """Raises RuntimeError if replicas do not all have copies of a variable."""
         for variable, copies in self._copies.items():
-            if len(copies) != number:
+            if len(copies) != num_replicas:
                 raise RuntimeError(
                     "What is trained on replicas, and its optimizer, must be made "
                     "inside `with strategy.scope():`. Received "
@@ -94,8 +89,8 @@ class ReplicaUpdate:
         Args:
             sums: For each weight the sum of its gradients on each replica, or None.
         """
-        (number,) = {len(each) for each in sums if each is not None}
-        for d in range(number):
+        (num_replicas,) = {len(each) for each in sums if each is not None}
+        for d in range(num_replicas):
             copies = IdentityMap((v, x[d]) for v, x in self._copies.items())
             self._apply(copies, [each and each[d] for each in sums])
 
