@@ -51,7 +51,7 @@ class Interpreter:
         *,
         training: bool | None,
         remat: bool,
-        captured: Sequence[keras.Variable],
+        captured: Sequence[keras.Variable] = (),
     ) -> None:
         self._segment = segment
         self._input_keys = tuple(input_keys)

@@ -52,10 +52,10 @@ def place_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
             f"MultiOptimizer '{optimizer.name}'. Use one of those inside it, or leave "
             "the strategy out."
         )
-    placed = strategy is not None and strategy.places_updates
-    keras_internals.patch_apply(
-        optimizer, strategy if placed else _ColocatedStrategy(), _apply
-    )
+    colocated: Any = _ColocatedStrategy()
+    if strategy is not None and strategy.places_updates:
+        colocated = strategy
+    keras_internals.patch_apply(optimizer, colocated, _apply)
 
 
 class _ColocatedStrategy:
