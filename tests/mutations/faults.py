@@ -640,8 +640,8 @@ REPLICAS = (
     Fault(
         "gradients of replicas are averaged, not summed",
         "tfgpipe/distribution/all_reduce.py",
-        "return tf.add_n([tf.identity(part) for part in parts])",
-        "return tf.add_n([tf.identity(part) for part in parts]) / len(parts)",
+        "return tf.add_n([tf.identity(x) for x in tensors])",
+        "return tf.add_n([tf.identity(x) for x in tensors]) / len(tensors)",
         ("tests/distribution/test_all_reduce.py::test_each_device_gets_the_same_sum",),
     ),
     Fault(

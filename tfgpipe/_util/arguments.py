@@ -15,7 +15,7 @@ _ARGUMENTS_ELSEWHERE = {
     ),
     **dict.fromkeys(
         ("micro_batch_size", "microbatch_size"),
-        "Use `num_microbatches`: the batch size, divided by it.",
+        "Use `num_microbatches`: the batch size divided by that of a microbatch.",
     ),
     **dict.fromkeys(
         ("num_partitions", "stages", "n_stages", "num_pipeline_stages"),

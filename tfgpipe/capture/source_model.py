@@ -82,17 +82,30 @@ class SourceModel(abc.ABC):
         """Returns the configuration that `from_config` takes."""
 
     def calls_per_stage(
-        self, balance: Sequence[int] | Sequence[str]
+        self, balance: Sequence[int] | Sequence[str], num_stages: int | None = None
     ) -> tuple[int, ...]:
         """Returns the number of calls in each stage for a user's `balance` list.
 
         Args:
             balance: These counts, or the names of the layers that end each stage but
                 the last, each after its last call.
+            num_stages: K, or None for any.
 
         Raises:
-            ValueError: If there is no such partition.
+            ValueError: If there is no such partition, or it has another K.
         """
+        counts = self._calls_per_stage(balance)
+        if num_stages not in (None, len(counts)):
+            raise ValueError(
+                "A `balance` list says how many stages there are. Received num_stages="
+                f"{num_stages} and balance={list(balance)}, which makes {len(counts)}. "
+                "Leave `num_stages` out."
+            )
+        return counts
+
+    def _calls_per_stage(
+        self, balance: Sequence[int] | Sequence[str]
+    ) -> tuple[int, ...]:
         calls = self.calls
         names = [entry for entry in balance if isinstance(entry, str)]
         if not names:
@@ -120,8 +133,8 @@ class SourceModel(abc.ABC):
         for layer in self.calls:
             if name in keras_internals.inner_names(layer):
                 return (
-                    f"is inside layer '{layer.name}', where no cut can go: only models "
-                    "whose calls Keras knows are opened. Cut after "
+                    f"is inside layer '{layer.name}', where no stage can end: only "
+                    "models whose calls Keras knows are inlined. End it after "
                     f"'{layer.name}', or make a Functional model of it."
                 )
         names = ", ".join(layer.name for layer in self.calls[:8])

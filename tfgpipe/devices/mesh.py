@@ -265,9 +265,5 @@ def _spread_over_workers(
                 f"{short_name(workers[worker][0]).partition('/')[0]}. Start the "
                 f"workers with --devices={each}, or name `devices`."
             )
-    return [
-        stages[k][d * num_shards + t]
-        for d in range(num_replicas)
-        for k in range(num_stages)
-        for t in range(num_shards)
-    ]
+    by_stage = np.reshape(stages, (num_stages, num_replicas, num_shards))
+    return by_stage.swapaxes(0, 1).ravel().tolist()

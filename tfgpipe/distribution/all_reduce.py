@@ -20,18 +20,18 @@ AllReduce = Literal["reduce", "ring", "nccl"]
 ALL_REDUCES: tuple[AllReduce, ...] = ("reduce", "ring", "nccl")
 
 
-def reduce_to(parts: Sequence[Gradient], device: str) -> Gradient:
+def reduce_to(tensors: Sequence[Gradient], device: str) -> Gradient:
     """Returns the sum of tensors on one device.
 
     Rows of a weight that was indexed are put one behind the other.
     """
     with tf.device(device):
-        if not any(isinstance(part, tf.IndexedSlices) for part in parts):
-            return tf.add_n([tf.identity(part) for part in parts])
-        slices = [_as_indexed_slices(part) for part in parts]
+        if not any(isinstance(x, tf.IndexedSlices) for x in tensors):
+            return tf.add_n([tf.identity(x) for x in tensors])
+        slices = [_as_indexed_slices(x) for x in tensors]
         return tf.IndexedSlices(
-            tf.concat([part.values for part in slices], axis=0),
-            tf.concat([part.indices for part in slices], axis=0),
+            tf.concat([x.values for x in slices], axis=0),
+            tf.concat([x.indices for x in slices], axis=0),
             slices[0].dense_shape,
         )
 
@@ -53,7 +53,7 @@ def all_reduce(
     """
     if len(tensors) == 1:
         return list(tensors)
-    dense = all(isinstance(part, tf.Tensor) for part in tensors)
+    dense = all(isinstance(x, tf.Tensor) for x in tensors)
     large = (tensors[0].shape.num_elements() or 0) >= len(tensors)
     if algorithm == "ring" and dense and large:
         return _ring(tensors, devices)
@@ -77,14 +77,14 @@ def copy_to(tensor: Gradient, device: str) -> Gradient:
         return tf.nest.map_structure(tf.identity, tensor, expand_composites=True)
 
 
-def _ring(parts: Sequence[tf.Tensor], devices: Sequence[str]) -> list[tf.Tensor]:
-    D, shape = len(parts), parts[0].shape
+def _ring(tensors: Sequence[tf.Tensor], devices: Sequence[str]) -> list[tf.Tensor]:
+    D, shape = len(tensors), tensors[0].shape
     size = math.prod(shape.as_list())
     sizes = [size * (c + 1) // D - size * c // D for c in range(D)]
     chunks = []
-    for part, device in zip(parts, devices, strict=True):
+    for tensor, device in zip(tensors, devices, strict=True):
         with tf.device(device):
-            chunks.append(tf.split(tf.reshape(part, [-1]), sizes))
+            chunks.append(tf.split(tf.reshape(tensor, [-1]), sizes))
     # Once around, each chunk from another device on, so that all links are busy.
     for c in range(D):
         for step in range(1, D):

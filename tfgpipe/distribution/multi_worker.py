@@ -18,7 +18,7 @@ from tfgpipe import cluster
 from tfgpipe._compat import tf_internals
 from tfgpipe.devices import Mesh, local_device_type
 from tfgpipe.distribution import processes, replica_context
-from tfgpipe.distribution.replica_update import ReplicaUpdate, local_parts, merge
+from tfgpipe.distribution.replica_update import ReplicaUpdate, local_tensors, merge
 from tfgpipe.distribution.stage_strategy import StageStrategy
 from tfgpipe.distribution.strategy import check_not_nested, device_scope
 
@@ -28,8 +28,8 @@ class MultiWorkerPipelineStrategy(
 ):
     """Synchronous training of pipelines, each replica a process of K local devices.
 
-    As many processes as there are replicas run the same program, each told by the
-    variable `TF_CONFIG` who it is. A `PipelinedModel` made inside the scope trains
+    One process per replica runs the same program; the variable `TF_CONFIG` has the
+    index of each. A `PipelinedModel` made inside the scope trains
     under `fit`, on a `tf.data.Dataset` whose batches are those of all replicas.
     Gradients of a stage are summed by collective operations on its devices. When one
     process is gone the others end within seconds, with status 75: start all again.
@@ -53,7 +53,7 @@ class MultiWorkerPipelineStrategy(
         ValueError: If there are fewer than K devices.
         RuntimeError: If made inside the scope of another strategy.
         tfgpipe.cluster.ClusterError: If another process is not there within two
-            minutes, was told another list, or runs another TensorFlow.
+            minutes, has another list, or runs another TensorFlow.
     """
 
     def __init__(self, *, num_stages: int) -> None:
@@ -131,15 +131,15 @@ class MultiWorkerPipelineStrategy(
         def run(values: Sequence[Any]) -> None:
             update = ReplicaUpdate(optimizer, weights)
             update.check_copies(1)
-            update.on_replicas(local_parts(values))
+            update.on_replicas(local_tensors(values))
 
         merge(gradients, run)
 
     def metrics_result(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Returns metrics in the form in which Keras takes their mean over processes.
 
-        It does so along the first axis, which numbers do not have (keras #20585; to be
-        seen fixed by `fit` returning numbers of a rank other than zero).
+        It does so along the first axis, which scalars do not have (keras #20585; it is
+        fixed when `fit` returns metrics of a rank other than zero).
         """
         return {name: tf.expand_dims(value, 0) for name, value in make().items()}
 

@@ -11,6 +11,7 @@ traced: stages, weights, and the order in which optimizers are first used.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 import zlib
 from collections.abc import Iterable
@@ -32,7 +33,7 @@ class InstanceKeys:
     """Instance keys of gradient all-reduces: one for each weight of each optimizer."""
 
     def __init__(self) -> None:
-        self._next = _FIRST_INSTANCE
+        self._unused = itertools.count(_FIRST_INSTANCE)
         self._keys: weakref.WeakKeyDictionary[
             keras.optimizers.Optimizer, dict[int, int]
         ] = weakref.WeakKeyDictionary()
@@ -46,8 +47,7 @@ class InstanceKeys:
         keys = self._keys.setdefault(optimizer, {})
         for weight in (weights := list(weights)):
             if id(weight) not in keys:
-                keys[id(weight)] = self._next
-                self._next += 1
+                keys[id(weight)] = next(self._unused)
         return [keys[id(weight)] for weight in weights]
 
 

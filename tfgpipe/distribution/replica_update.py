@@ -21,7 +21,7 @@ from tfgpipe.distribution import all_reduce, replica_context
 from tfgpipe.distribution.all_reduce import Gradient
 
 # For each weight its gradients, one a replica, or None.
-Parts = Sequence[Any]
+PerReplica = Sequence[Any]
 
 
 def merge(
@@ -42,7 +42,7 @@ def merge(
     tf.distribute.get_replica_context().merge_call(merged, args=present)
 
 
-def local_parts(values: Sequence[Any]) -> Parts:
+def local_tensors(values: Sequence[Any]) -> PerReplica:
     """Returns the replicas' tensors of each distributed value."""
     local = tf.distribute.get_strategy().experimental_local_results
     return [None if value is None else local(value) for value in values]
@@ -83,7 +83,7 @@ class ReplicaUpdate:
                     "replica alone."
                 )
 
-    def on_replicas(self, sums: Parts) -> None:
+    def on_replicas(self, sums: PerReplica) -> None:
         """Updates the copies of each replica.
 
         Args:
@@ -94,16 +94,18 @@ class ReplicaUpdate:
             copies = IdentityMap((v, x[d]) for v, x in self._copies.items())
             self._apply(copies, [each and each[d] for each in sums])
 
-    def on_owners(self, parts: Parts, owner: Callable[[tf.Variable], int]) -> None:
+    def on_owners(
+        self, gradients: PerReplica, owner: Callable[[tf.Variable], int]
+    ) -> None:
         """Updates one copy of each variable, and copies it to the other replicas.
 
         Args:
-            parts: For each weight its gradients, one a replica, or None.
+            gradients: For each weight its gradients, one a replica, or None.
             owner: Returns which of the copies of a weight to update.
         """
         updated = IdentityMap((v, copies[0]) for v, copies in self._copies.items())
         grads: list[Gradient | None] = []
-        for weight, each in zip(self._weights, parts, strict=True):
+        for weight, each in zip(self._weights, gradients, strict=True):
             copies = self._copies[weight]
             if len(copies) > 1:
                 updated[weight] = copies[owner(weight.value)]

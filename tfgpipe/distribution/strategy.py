@@ -35,9 +35,9 @@ from tfgpipe.distribution.replica_context import (
     static_replica_index,
 )
 from tfgpipe.distribution.replica_update import (
-    Parts,
+    PerReplica,
     ReplicaUpdate,
-    local_parts,
+    local_tensors,
     merge,
 )
 from tfgpipe.distribution.stage_strategy import StageStrategy
@@ -199,12 +199,12 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
 
         def run(values: Sequence[Any]) -> None:
             update = ReplicaUpdate(optimizer, weights)
-            parts = local_parts(values)
+            local = local_tensors(values)
             if self.shard_replicas == "none":
                 update.check_copies(self.mesh.num_replicas)
-                update.on_replicas(self._sums(update, weights, values, parts))
+                update.on_replicas(self._sums(update, weights, values, local))
             else:
-                update.on_owners(parts, self.owner_replica)
+                update.on_owners(local, self.owner_replica)
 
         merge(gradients, run)
 
@@ -218,8 +218,8 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
         update: ReplicaUpdate,
         weights: Sequence[keras.Variable],
         values: Sequence[Any],
-        parts: Parts,
-    ) -> Parts:
+        local: PerReplica,
+    ) -> PerReplica:
         """Returns each gradient's sum, on all replicas' devices."""
         if self.all_reduce == "nccl":
             present = [value for value in values if value is not None]
@@ -233,7 +233,7 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
                 algorithm=self.all_reduce,
                 reducer=i % len(each),
             )
-            for i, (weight, each) in enumerate(zip(weights, parts, strict=True))
+            for i, (weight, each) in enumerate(zip(weights, local, strict=True))
         ]
 
     def owner_replica(self, weight: tf.Variable) -> int:

@@ -156,15 +156,3 @@ def _assign_devices(
             f"`tfgpipe.make_logical_cpus({num_devices * num_shards})`."
         )
     return [groups[p] for p in placement]
-
-
-def check_num_stages(
-    counts: Sequence[int], balance: Sequence[Any], num_stages: int | None
-) -> None:
-    """Raises ValueError if a user's partition does not have `num_stages` stages."""
-    if num_stages not in (None, len(counts)):
-        raise ValueError(
-            "A `balance` list says how many stages there are. Received num_stages="
-            f"{num_stages} and balance={list(balance)}, which makes {len(counts)}. "
-            "Leave `num_stages` out."
-        )

@@ -11,7 +11,7 @@ from tfgpipe import schedules
 from tfgpipe._util import check_choice, checks_argument_names
 from tfgpipe.capture import source_model
 from tfgpipe.devices import default_devices, make_mesh, sharding
-from tfgpipe.partition.configuration import check_num_stages, check_schedule, resolve
+from tfgpipe.partition.configuration import check_schedule, resolve
 from tfgpipe.partition.plans import Plan, make_plan
 from tfgpipe.partition.profiles import (
     QUANTITIES,
@@ -105,8 +105,7 @@ def plan(
             )
         check_feasible(source.calls, num_stages, source.opaque_calls)
     else:
-        chosen = source.calls_per_stage(balance)
-        check_num_stages(chosen, balance, num_stages)
+        chosen = source.calls_per_stage(balance, num_stages)
         num_stages = len(chosen)
     if source.inputs is None and sample is None:
         raise ValueError(

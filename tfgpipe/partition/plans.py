@@ -61,7 +61,7 @@ class Plan:
     Attributes:
         calls_per_stage: The number of calls in each stage, to be given as `balance`.
         quantity: What is balanced.
-        settings: What it was made for.
+        settings: The options of the plan.
         cost_source: How the costs were determined.
         profile: What each call costs.
     """
@@ -74,7 +74,7 @@ class Plan:
 
     @functools.cached_property
     def stages(self) -> tuple[StagePlan, ...]:
-        """What each stage holds and costs."""
+        """The layers and costs of each stage."""
         profile, settings = self.profile, self.settings
         spans = stage_spans(self.calls_per_stage)
         work = profile.stage_cost_tables("flops", settings)
@@ -229,7 +229,7 @@ def make_plan(
     )
     if not isinstance(balance, str):
         return _check_memory(
-            Plan(tuple(balance), "flops", settings, "cut as given", profile)
+            Plan(tuple(balance), "flops", settings, "partition as given", profile)
         )
     note = f"balanced by {balance}"
     if balance == "time":
@@ -244,7 +244,7 @@ def example_microbatch(
     *,
     num_microbatches: int,
 ) -> dict[TensorKey, tf.Tensor | tf.TensorSpec]:
-    """Returns the first microbatch of a sample, or what is known of one."""
+    """Returns the first microbatch of a sample, or its shapes and types."""
     ids = captured.graph.input_ids
     inputs = sample or [captured.specs[i] for i in ids]
     tensors = {
@@ -272,8 +272,9 @@ def _check_memory(plan: Plan) -> Plan:
     need = max(plan.device_bytes)
     if limit is not None and need > limit:
         raise ValueError(
-            f"This cut needs {need:,.0f} bytes on one device, {need - limit:,.0f} more "
-            f"than `memory_limit`. Received balance={list(plan.calls_per_stage)} and "
+            f"This partition needs {need:,.0f} bytes on one device, "
+            f"{need - limit:,.0f} more than `memory_limit`. Received "
+            f"balance={list(plan.calls_per_stage)} and "
             f'memory_limit={limit:,.0f}. Use balance="memory", more stages, more '
             "microbatches, or remat."
         )
@@ -342,11 +343,11 @@ def _search_shared_devices(
         return lean
     if most > limit:
         raise ValueError(
-            f"No cut into {settings.num_stages} stages on "
+            f"No partition into {settings.num_stages} stages on "
             f"{settings.schedule.num_devices} devices was found that stays "
             f"within `memory_limit`. Received memory_limit={limit:,} bytes; the "
-            f"leanest cut found needs {math.ceil(most):,} bytes on one device. Try "
-            "fewer stages on each device, more microbatches, or remat."
+            f"leanest partition found needs {math.ceil(most):,} bytes on one device. "
+            "Try fewer stages on each device, more microbatches, or remat."
         )
     if quantity == "memory":
         return lean

@@ -133,7 +133,7 @@ class CallProfile:
     def stage_cost_tables(
         self, quantity: Quantity, settings: PlanSettings
     ) -> list[np.ndarray]:
-        """Returns for each stage what it costs of the calls [s, e), at index [s, e].
+        """Returns for each stage the cost of the calls [s, e), at index [s, e].
 
         Stages that cost the same have the same array.
         """
@@ -157,7 +157,7 @@ class CallProfile:
         return [memory.largest for memory in self.stage_memory(settings)]
 
     def stage_memory(self, settings: PlanSettings) -> list[StageMemory]:
-        """Returns for each stage what it holds of the calls [s, e).
+        """Returns the memory of each stage for the calls [s, e).
 
         Weights, a gradient and the slots of those that are trained, and activations: of
         the microbatches in flight without rematerialisation; with it, the received
@@ -201,7 +201,7 @@ def device_bytes(
     """Returns the bytes that each device of a schedule needs, of all its stages.
 
     Args:
-        stages: What each stage holds.
+        stages: The memory of each stage.
         schedule: Which stages are on which device.
         counts: The number of calls in each stage.
     """
@@ -321,7 +321,7 @@ def _describe_largest_opaque(called: Sequence[Any], opaque: Mapping[int, str]) -
     return (
         f" '{layer.name}' ({type(layer).__name__}) holds {num_leaves} layers"
         f"{share} and is one call, since it is {opaque[largest]}: only models are "
-        "opened that do nothing but run the calls that Keras knows. To cut inside, "
+        "inlined that do nothing but run the calls that Keras knows. To split it, "
         "give its layers as a list, or write it as a Functional model."
     )
 
