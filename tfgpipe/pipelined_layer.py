@@ -26,7 +26,6 @@ from tfgpipe.partition import (
     PlanSettings,
     Quantity,
     check_feasible,
-    check_num_stages,
     make_plan,
     plan_by_parameters,
 )
@@ -186,8 +185,7 @@ class PipelinedLayer(keras.layers.Layer):
         if isinstance(balance, str):
             self.balance = check_choice("balance", balance, QUANTITIES)
         else:
-            self.balance = self._source.calls_per_stage(balance)
-            check_num_stages(self.balance, balance, num_stages)
+            self.balance = self._source.calls_per_stage(balance, num_stages)
             num_stages = len(self.balance)
         self._requested_num_stages = num_stages
         self._check_num_stages(num_stages)

@@ -406,7 +406,7 @@ def test_stages_and_devices_are_the_strategys_under_one():
         ({"chunks": 4}, r"Received chunks=4\. Use `num_microbatches`\."),
         ({"n_microbatches": 4}, r"n_microbatches=4\. Use `num_microbatches`\."),
         ({"num_micro_batches": 4}, r"Use `num_microbatches`\."),
-        ({"micro_batch_size": 4}, "Use `num_microbatches`: the number of rows of a ba"),
+        ({"micro_batch_size": 4}, "Use `num_microbatches`: the batch size divided by"),
         ({"num_partitions": 2}, r"Received num_partitions=2\. Use `num_stages`\."),
         ({"stages": 2, "num_microbatches": 4}, r"Use `num_stages`\."),
         ({"checkpoint": "never"}, r"checkpoint='never'\. Use `remat`"),

@@ -419,7 +419,7 @@ def test_stages_that_cannot_be_dealt():
 
 def test_stages_on_devices_in_another_order_than_the_schedules():
     words = (
-        r"'interleaved' has its stages on devices \(0, 1, 0, 1\), by number. Received "
+        r"'interleaved' has its stages on devices \(0, 1, 0, 1\), by index. Received "
         r"devices that have them on \(0, 0, 1, 1\). Give the stages' `devices`"
     )
     strategy = tfgpipe.PipelineStrategy(

@@ -431,10 +431,9 @@ STATE = (
     Fault(
         "the recomputation of a layer draws other masks than its forward",
         "tfgpipe/capture/interpreter.py",
-        "[*zip(weights, tensors[len(read) :], strict=True), *held], scope.replicas",
-        "[*zip(weights, tensors[len(read) :], strict=True),\n"
-        "            *((v, scope.get_current_value(v)) for v in state)],\n"
-        "            scope.replicas",
+        "TracingScope([*weight_values, *state_values], scope.replicas)",
+        "TracingScope([*weight_values, *((v, scope.get_current_value(v)) "
+        "for v in state)], scope.replicas)",
         (
             "tests/runtime/test_state.py::"
             "test_the_gradient_flows_through_the_mask_that_the_output_shows",
@@ -498,7 +497,7 @@ STATE = (
     Fault(
         "a mask is lost between stages",
         "tfgpipe/capture/interpreter.py",
-        "mask = keras_internals.get_mask(values[number])\n",
+        "mask = keras_internals.get_mask(values[i])\n",
         "mask = None\n",
         (
             "tests/models/test_models.py::"
@@ -641,15 +640,15 @@ REPLICAS = (
     Fault(
         "gradients of replicas are averaged, not summed",
         "tfgpipe/distribution/all_reduce.py",
-        "return tf.add_n([tf.identity(part) for part in parts])",
-        "return tf.add_n([tf.identity(part) for part in parts]) / len(parts)",
+        "return tf.add_n([tf.identity(x) for x in tensors])",
+        "return tf.add_n([tf.identity(x) for x in tensors]) / len(tensors)",
         ("tests/distribution/test_all_reduce.py::test_each_device_gets_the_same_sum",),
     ),
     Fault(
         "the ring of replicas stops one device early",
         "tfgpipe/distribution/all_reduce.py",
-        "for step in range(number, 2 * number - 1):",
-        "for step in range(number, 2 * number - 2):",
+        "for step in range(D, 2 * D - 1):",
+        "for step in range(D, 2 * D - 2):",
         ("tests/distribution/test_all_reduce.py::test_each_device_gets_the_same_sum",),
     ),
     Fault(

@@ -514,7 +514,7 @@ def test_the_layer_itself_keeps_the_limit():
     layer = tfgpipe.PipelinedLayer(
         dense(8, 8, 8), num_stages=2, num_microbatches=4, memory_limit=100
     )
-    with pytest.raises(ValueError, match="No cut into 2 stages stays within"):
+    with pytest.raises(ValueError, match="No partition into 2 stages stays within"):
         layer.build((None, 5))
 
 
@@ -576,9 +576,9 @@ def test_too_many_stages_are_refused_in_the_same_words_everywhere(make, num_stag
         f"{num_stages} for a model of 2 calls, 'embed', 'encoder', of which at most 2 "
         "stages can be made. 'encoder' (Encoder) holds 3 layers and 75% of the "
         "parameters and is one call, since it is a model with a `call` of its own: "
-        "only models are opened that do nothing but run the calls that Keras knows. To "
-        "cut inside, give its layers as a list, or write it as a Functional model. Use "
-        "num_stages=2 or fewer."
+        "only models are inlined that do nothing but run the calls that Keras knows. "
+        "To split it, give its layers as a list, or write it as a Functional model. "
+        "Use num_stages=2 or fewer."
     )
 
 
@@ -674,9 +674,7 @@ def test_equal_layers_are_measured_once(monkeypatch):
         counts.stage_spans([1] * 6),
         {TensorKey(0): tf.TensorSpec((3, 5))},
     )
-    work = traced.measure_seconds(
-        {TensorKey(0): tf.ones((3, 5))}, "CPU:0", lambda count: None
-    )
+    work = traced.measure_seconds({TensorKey(0): tf.ones((3, 5))}, "CPU:0")
     assert len(set(work)) == 1
     assert len(measured) == 1 + 2  # A call by itself, a forward, a backward.
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tfgpipe
-from tfgpipe._util import progress
+from tfgpipe.stage import progress
 
 
 class Terminal(io.StringIO):

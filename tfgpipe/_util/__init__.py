@@ -12,14 +12,11 @@ if TYPE_CHECKING:
     from tfgpipe._util.arguments import check_num_microbatches as check_num_microbatches
     from tfgpipe._util.arguments import checks_argument_names as checks_argument_names
     from tfgpipe._util.command_line import CommandParser as CommandParser
-    from tfgpipe._util.counts import check_calls_per_stage as check_calls_per_stage
-    from tfgpipe._util.counts import imbalance as imbalance
-    from tfgpipe._util.counts import stage_spans as stage_spans
     from tfgpipe._util.crash_report import report_crash as report_crash
     from tfgpipe._util.identity_map import IdentityMap as IdentityMap
     from tfgpipe._util.identity_map import unique as unique
-    from tfgpipe._util.progress import show_progress as show_progress
     from tfgpipe._util.sizes import num_bytes as num_bytes
+    from tfgpipe._util.spans import stage_spans as stage_spans
     from tfgpipe._util.text import layer_names as layer_names
     from tfgpipe._util.text import readable_bytes as readable_bytes
     from tfgpipe._util.text import readable_count as readable_count

@@ -15,7 +15,7 @@ _ARGUMENTS_ELSEWHERE = {
     ),
     **dict.fromkeys(
         ("micro_batch_size", "microbatch_size"),
-        "Use `num_microbatches`: the number of rows of a batch, divided by it.",
+        "Use `num_microbatches`: the batch size divided by that of a microbatch.",
     ),
     **dict.fromkeys(
         ("num_partitions", "stages", "n_stages", "num_pipeline_stages"),
@@ -40,7 +40,7 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def check_argument_names(
-    function: Callable[..., Any], given: Mapping[str, Any], *others: str
+    function: Callable[..., Any], arguments: Mapping[str, Any], *others: str
 ) -> None:
     """Raises TypeError for an argument name that another library uses.
 
@@ -48,20 +48,20 @@ def check_argument_names(
 
     Args:
         function: What is called.
-        given: The keyword arguments.
+        arguments: The keyword arguments.
         *others: Names that the function's `**kwargs` takes.
     """
     known = {*inspect.signature(function).parameters, *others}
-    for name in given:
+    for name, value in arguments.items():
         if name in _ARGUMENTS_ELSEWHERE and name not in known:
             raise TypeError(
                 "An argument has another name here, or another place. Received "
-                f"{name}={given[name]!r}. {_ARGUMENTS_ELSEWHERE[name]}"
+                f"{name}={value!r}. {_ARGUMENTS_ELSEWHERE[name]}"
             )
 
 
 def checks_argument_names(*others: str) -> Callable[[_Call], _Call]:
-    """Decorates a function to call `names_of_arguments` first."""
+    """Decorates a function to check the names of its arguments first."""
 
     def decorated(function: _Call) -> _Call:
         @functools.wraps(function)
@@ -84,9 +84,13 @@ def check_num_microbatches(num_microbatches: int) -> int:
     return num_microbatches
 
 
-def check_choice(argument: str, value: Any, choices: Sequence[Any]) -> Any:
+def check_choice(
+    argument: str, value: Any, choices: Sequence[Any], *, hint: str = ""
+) -> Any:
     """Returns the value of an argument if it is one of the choices."""
-    if not any(value is choice or value == choice for choice in choices):
-        expected = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"`{argument}` must be one of {expected}. Received {value!r}.")
+    if value not in choices:
+        expected = ", ".join(map(repr, choices))
+        raise ValueError(
+            f"`{argument}` must be one of {expected}. Received {value!r}.{hint}"
+        )
     return value

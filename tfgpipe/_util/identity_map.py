@@ -29,8 +29,7 @@ class IdentityMap(MutableMapping[K, V], Generic[K, V]):
 
     def __getitem__(self, key: K) -> V:
         """Returns the value of a key."""
-        if id(key) not in self._items:
-            raise KeyError(key)  # Not its text, which of a variable has its value.
+        # A KeyError has the id: `repr` of a variable would read all its values.
         return self._items[id(key)][1]
 
     def __setitem__(self, key: K, value: V) -> None:

@@ -69,6 +69,6 @@ def readable_bytes(count: float) -> str:
 
 
 def some_of(names: Sequence[str]) -> str:
-    """Names the first few, and says how many more there are."""
+    """Returns the first few names, and how many more there are."""
     first = ", ".join(f"'{name}'" for name in names[:3])
     return first + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,9 +1,9 @@
 """Dtype policies of the layers inside a pipeline.
 
-Keras gives a layer that is made without `dtype` its global policy, the object itself. A
-policy that is given to a pipeline takes its place: layers that have the global policy
-get the one given, and layers that these make when they are built are made under it.
-What was made with a policy of its own keeps it.
+Keras gives a layer without `dtype` its global policy, the object itself. A pipeline's
+policy takes its place: layers that have the global policy get the pipeline's, and
+layers that these create in `build` are created under it. A layer with a policy of its
+own keeps it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import keras
 
 from tfgpipe._compat import keras_internals
+from tfgpipe._util import unique
 
 
 def apply_policy(
@@ -27,21 +28,19 @@ def apply_policy(
         layers: The layers, or a model of them.
 
     Raises:
-        ValueError: If types are settled that would have to change: of a Functional
+        ValueError: If types would have to change that are fixed: of a Functional
             model's tensors, or of weights.
     """
     if dtype is None:
         return
     policy = keras.dtype_policies.get(dtype)
-    given = [layers] if isinstance(layers, keras.Model) else layers
-    inner = {id(x): x for layer in given for x in keras_internals.inner_layers(layer)}
-    graphs = [
-        x for x in inner.values() if keras_internals.functional_graph(x) is not None
-    ]
-    for model in graphs:
-        _check_graph(policy, model)
-        del inner[id(model)]
-    changing = [layer for layer in inner.values() if _accepts_policy(policy, layer)]
+    roots = [layers] if isinstance(layers, keras.Model) else layers
+    changing = []
+    for layer in unique(x for y in roots for x in keras_internals.inner_layers(y)):
+        if keras_internals.functional_graph(layer) is not None:
+            _check_graph(policy, layer)
+        elif _accepts_policy(policy, layer):
+            changing.append(layer)
     for layer in changing:
         _check_weights(policy, layer)
     for layer in changing:
@@ -103,8 +102,8 @@ def _check_graph(policy: Any, model: keras.Model) -> None:
 
 def _check_weights(policy: Any, layer: keras.layers.Layer) -> None:
     stored = layer.variable_dtype
-    held = [v for v in layer.variables if v.dtype == stored]
-    if held and policy.variable_dtype != stored:
+    has_weights = any(v.dtype == stored for v in layer.variables)
+    if has_weights and policy.variable_dtype != stored:
         raise ValueError(
             "Weights keep the type that they were made with. Received "
             f"dtype={policy.name!r}, whose weights are {policy.variable_dtype}, and "

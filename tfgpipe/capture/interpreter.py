@@ -37,7 +37,7 @@ class Interpreter:
 
     Args:
         segment: The calls.
-        reads: Keys of the tensors that are given. A value that the segment reads and
+        input_keys: Keys of the tensors that it takes. An input value of the segment
             that is not among them is None, as an optional input of a model can be.
         training: Whether layers run as in training; None leaves it to each.
         remat: Whether a gradient recomputes each call from its inputs alone.
@@ -47,14 +47,14 @@ class Interpreter:
     def __init__(
         self,
         segment: Segment,
-        reads: Sequence[TensorKey],
+        input_keys: Sequence[TensorKey],
         *,
         training: bool | None,
         remat: bool,
         captured: Sequence[keras.Variable] = (),
     ) -> None:
         self._segment = segment
-        self._reads = tuple(reads)
+        self._input_keys = tuple(input_keys)
         self._training = training
         self._call = _call
         if remat:
@@ -64,34 +64,32 @@ class Interpreter:
         """Runs the calls.
 
         Args:
-            tensors: Those that are given.
+            tensors: The inputs, one for each of the input keys.
 
         Returns:
-            What later segments read, by key; None for a mask that was given and that
-            the segment has taken off its tensor, as attention layers do.
+            The inputs of later segments, by key; None for the mask of an input that the
+            segment has taken off its tensor, as attention layers do.
         """
-        given = dict(zip(self._reads, tensors, strict=True))
-        values = {
-            number: given.get(TensorKey(number)) for number in self._segment.input_ids
-        }
-        masked = [key.value_id for key in given if key.is_mask]
-        for number in masked:
-            keras_internals.set_mask(values[number], given[TensorKey(number, True)])
+        inputs = dict(zip(self._input_keys, tensors, strict=True))
+        values = {i: inputs.get(TensorKey(i)) for i in self._segment.input_ids}
+        masked = [key.value_id for key in inputs if key.is_mask]
+        for i in masked:
+            keras_internals.set_mask(values[i], inputs[TensorKey(i, True)])
         for call in self._segment.calls:
             outputs = self._call(call, values, self._training)
             values.update(zip(call.output_ids, outputs, strict=True))
-        made: dict[TensorKey, tf.Tensor | None] = {}
-        for number in self._segment.output_ids:
-            if values[number] is None:
+        results: dict[TensorKey, tf.Tensor | None] = {}
+        for i in self._segment.output_ids:
+            if values[i] is None:
                 continue
-            made[TensorKey(number)] = values[number]
-            mask = keras_internals.get_mask(values[number])
+            results[TensorKey(i)] = values[i]
+            mask = keras_internals.get_mask(values[i])
             if mask is not None:
-                made[TensorKey(number, True)] = mask
-        for number in masked:
-            if keras_internals.get_mask(values[number]) is None:
-                made[TensorKey(number, True)] = None
-        return made
+                results[TensorKey(i, True)] = mask
+        for i in masked:
+            if keras_internals.get_mask(values[i]) is None:
+                results[TensorKey(i, True)] = None
+        return results
 
 
 def layer_variables(
@@ -116,7 +114,7 @@ def layer_variables(
 def _call(
     call: Call, values: dict[int, tf.Tensor | None], training: bool | None
 ) -> list[tf.Tensor]:
-    """Calls a layer on the tensors that its arguments stand for."""
+    """Calls a layer on the tensors of its arguments."""
     args, kwargs = keras.tree.map_structure(
         lambda leaf: values[leaf.id] if isinstance(leaf, Value) else leaf,
         (call.args, dict(call.kwargs)),
@@ -142,42 +140,37 @@ def _call_with_remat(
     scope = keras_internals.current_stateless_scope()
     assert isinstance(scope, TracingScope)  # `trace` runs this.
     weights, state = layer_variables([call.layer], captured)
-    held = [(variable, scope.get_current_value(variable)) for variable in state]
+    state_values = [(v, scope.get_current_value(v)) for v in state]
     # Only what has a gradient is an argument: `tf.recompute_grad` adds to each of them.
-    given = {n: values[n] for n in call.input_ids if values[n] is not None}
-    read = [number for number, tensor in given.items() if is_differentiable(tensor)]
-    if not read and not weights:
+    inputs = {i: values[i] for i in call.input_ids if values[i] is not None}
+    ids = [i for i, tensor in inputs.items() if is_differentiable(tensor)]
+    if not ids and not weights:
         return _call(call, values, training)
-    masks = {
-        number: keras_internals.get_mask(tensor) for number, tensor in given.items()
-    }
+    masks = {i: keras_internals.get_mask(tensor) for i, tensor in inputs.items()}
     first: list[_SideEffects] = []
 
     def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        inputs = {**given, **dict(zip(read, tensors, strict=False))}
-        for number, tensor in inputs.items():
-            keras_internals.set_mask(tensor, masks[number])
-        inner = TracingScope(
-            [*zip(weights, tensors[len(read) :], strict=True), *held], scope.replicas
-        )
+        arguments = {**inputs, **dict(zip(ids, tensors, strict=False))}
+        for i, tensor in arguments.items():
+            keras_internals.set_mask(tensor, masks[i])
+        weight_values = zip(weights, tensors[len(ids) :], strict=True)
+        inner = TracingScope([*weight_values, *state_values], scope.replicas)
         with inner:
-            outputs = _call(call, {**values, **inputs}, training)
+            outputs = _call(call, {**values, **arguments}, training)
         check_assignments(inner, [*weights, *state])
         scope.captured_variables += inner.captured_variables
         first.append(
             _SideEffects(
                 state=[inner.get_current_value(v) for v in state],
                 accumulators=inner.accumulators,
-                input_masks=[
-                    keras_internals.get_mask(tensor) for tensor in inputs.values()
-                ],
-                output_masks=[keras_internals.get_mask(tensor) for tensor in outputs],
+                input_masks=list(map(keras_internals.get_mask, arguments.values())),
+                output_masks=list(map(keras_internals.get_mask, outputs)),
             )
         )
         return [*outputs, *inner.losses]
 
     results = tf.recompute_grad(run)(
-        *(values[number] for number in read),
+        *(values[i] for i in ids),
         *(scope.get_current_value(v) for v in weights),
     )
     outputs, losses = results[: len(call.output_ids)], results[len(call.output_ids) :]
@@ -186,7 +179,7 @@ def _call_with_remat(
     scope.accumulators.extend(first[0].accumulators)
     for loss in losses:
         scope.add_loss(loss)
-    for tensor, mask in zip(given.values(), first[0].input_masks, strict=True):
+    for tensor, mask in zip(inputs.values(), first[0].input_masks, strict=True):
         keras_internals.set_mask(tensor, mask)
     for tensor, mask in zip(outputs, first[0].output_masks, strict=True):
         keras_internals.set_mask(tensor, mask)

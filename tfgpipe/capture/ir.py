@@ -3,9 +3,8 @@
 Whatever Keras calls a model (a stack of layers, a graph with branches, several inputs
 and outputs, a layer used twice) is here one list of calls in an order in which each
 comes after those whose results it needs. A *segment* is a run of consecutive calls.
-What connects segments are the values made in one and read in another, and each goes
-straight from the segment that makes it to those that read it, however far apart they
-are:
+Segments are connected by the values that one outputs and another takes as input. Each
+goes straight from its segment to those that use it, however far apart they are:
 
     segment 0     segment 1     segment 2
     a ─▶ b ─┬───▶ c ─▶ d ─────▶ e ─▶ f        1 reads b from 0, 2 reads d from 1
@@ -17,6 +16,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
+
+from tfgpipe._util import unique
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +35,8 @@ class Call:
         layer: What is called: a Keras layer or operation.
         args: Its positional arguments, nested, with a `Value` for each tensor.
         kwargs: Its keyword arguments, likewise.
-        input_ids: Numbers of the values in the arguments, each once.
-        output_ids: Numbers of the values that it returns, in flat order.
+        input_ids: Ids of the values in the arguments, each once.
+        output_ids: Ids of the values that it returns, in flat order.
     """
 
     layer: Any
@@ -47,12 +48,12 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """Consecutive calls of a network.
+    """Consecutive calls of a call graph.
 
     Attributes:
         calls: The calls, in order.
-        input_ids: Numbers of the values that come from outside, in order of first use.
-        output_ids: Numbers of the values made here and needed elsewhere.
+        input_ids: Ids of the values that come from outside, in order of first use.
+        output_ids: Ids of the values computed here and used elsewhere.
     """
 
     calls: tuple[Call, ...]
@@ -62,7 +63,7 @@ class Segment:
     @property
     def layers(self) -> tuple[Any, ...]:
         """The layers that are called, each once."""
-        return tuple({id(call.layer): call.layer for call in self.calls}.values())
+        return tuple(unique(call.layer for call in self.calls))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +71,9 @@ class CallGraph:
     """A whole model.
 
     Attributes:
-        calls: All calls, each after those whose results it reads.
-        input_ids: Numbers of the values that are given.
-        output_ids: Numbers of the values that are wanted; one may be wanted twice.
+        calls: All calls, each after those whose results it uses.
+        input_ids: Ids of the model's inputs.
+        output_ids: Ids of the model's outputs; one may be there twice.
     """
 
     calls: tuple[Call, ...]
@@ -82,23 +83,21 @@ class CallGraph:
     def segment(self, span: slice) -> Segment:
         """Returns the segment that contains the calls in `span`."""
         calls = self.calls[span]
-        made = dict.fromkeys(value_id for call in calls for value_id in call.output_ids)
-        reads = dict.fromkeys(
-            value_id
-            for call in calls
-            for value_id in call.input_ids
-            if value_id not in made
+        inside = dict.fromkeys(i for call in calls for i in call.output_ids)
+        inputs = dict.fromkeys(i for call in calls for i in call.input_ids)
+        used = {i for call in self.calls[span.stop :] for i in call.input_ids}
+        used.update(self.output_ids)
+        return Segment(
+            calls,
+            input_ids=tuple(i for i in inputs if i not in inside),
+            output_ids=tuple(i for i in inside if i in used),
         )
-        later = self.calls[span.stop :]
-        wanted = {value_id for call in later for value_id in call.input_ids}
-        wanted.update(self.output_ids)
-        return Segment(calls, tuple(reads), tuple(n for n in made if n in wanted))
 
     def received_bytes(self, sizes: Mapping[int, float]) -> list[list[float]]:
         """Returns for all `s`, `e` the bytes that a segment of calls `[s, e)` receives.
 
-        A value counts once, however many calls of the segment read it; inputs of the
-        network count as little as values made in the segment itself.
+        A value counts once, however many calls of the segment use it; inputs of the
+        model and values of the segment itself do not count.
 
         Args:
             sizes: Bytes of each value.
@@ -107,13 +106,13 @@ class CallGraph:
             A table of L + 1 rows and columns, zero where `e <= s`.
         """
         num_calls = len(self.calls)
-        maker = {n: i for i, call in enumerate(self.calls) for n in call.output_ids}
+        producer = {n: i for i, call in enumerate(self.calls) for n in call.output_ids}
         table = [[0.0] * (num_calls + 1) for _ in range(num_calls + 1)]
         for start in range(num_calls):
             total, seen = 0.0, set[int]()
             for end in range(start, num_calls):
                 for value_id in self.calls[end].input_ids:
-                    if value_id not in seen and maker.get(value_id, start) < start:
+                    if value_id not in seen and producer.get(value_id, start) < start:
                         seen.add(value_id)
                         total += sizes[value_id]
                 table[start][end + 1] = total

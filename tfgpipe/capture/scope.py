@@ -1,16 +1,16 @@
-"""Accumulators: what a layer observes of a mini-batch, microbatch by microbatch.
+"""Accumulators: values of a mini-batch, merged microbatch by microbatch.
 
 A moving average that is updated once per step cannot be assigned by each microbatch.
-Instead the layer returns what it observed of its microbatch; that is merged with the
-observations of earlier microbatches, and after the last one the variables get
-their new values from the whole:
+Instead the layer returns values of its microbatch, such as a sum and a count; they are
+merged with those of earlier microbatches, and after the last one the variables are
+updated from those of the mini-batch:
 
     microbatch   0        1        2        the step
                  │        │        │
     nothing ──▶ merge ─▶ merge ─▶ merge ─▶ update ──▶ variables
 
-What is merged travels like any other state, from one forward program to the next, so
-recomputation, empty microbatches and compilation need nothing new.
+The merged values are part of the carry, from one forward to the next, so recomputation,
+empty microbatches and compilation need nothing new.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfgpipe._util import unique
 from tfgpipe.distribution import ReplicaGroup
 
 
 class Accumulator(abc.ABC):
-    """What one call of a layer observes of its microbatch.
+    """The values of one call of a layer for its microbatch.
 
     Attributes:
         values: Tensors of static shapes. All zero means no observation.
@@ -47,7 +48,7 @@ class Accumulator(abc.ABC):
         """Returns new values of the variables.
 
         Args:
-            merged: What was merged of the whole mini-batch.
+            merged: The merged values of the mini-batch.
             variable_values: The values of the variables so far.
         """
 
@@ -101,7 +102,7 @@ def check_assignments(
     scope: keras.StatelessScope, known: Sequence[keras.Variable]
 ) -> None:
     """Raises ValueError if a variable that is not known has been assigned."""
-    if len(scope.state_mapping) > len({id(variable) for variable in known}):
+    if len(scope.state_mapping) > len(unique(known)):
         raise ValueError(
             "A layer inside the pipeline assigns a variable that no layer owns, so "
             "the pipeline cannot carry its value from microbatch to microbatch. "

@@ -12,8 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import check_calls_per_stage
+from tfgpipe._util import IdentityMap, unique
 from tfgpipe.capture import input_checks, tracer
+from tfgpipe.capture.balance import check_calls_per_stage
 
 Specs = Mapping[str, keras.KerasTensor]
 
@@ -23,10 +24,12 @@ class SourceModel(abc.ABC):
 
     Attributes:
         layers: The layers whose variables are its own.
-        inputs: What it takes, symbolically, if that is known before it is called.
+        listed_layers: The layers of the list or the model in order, inputs included.
+        inputs: Its symbolic inputs, if they are known before it is called.
     """
 
     layers: tuple[keras.layers.Layer, ...]
+    listed_layers: Sequence[keras.layers.Layer]
     inputs: Any = None
 
     @property
@@ -44,7 +47,7 @@ class SourceModel(abc.ABC):
         """Returns its calls, building layers that are not yet built.
 
         Args:
-            inputs: What it is called on: symbolic tensors in any structure.
+            inputs: Symbolic tensors in any structure.
             side_inputs: Symbolic tensors by name, beside the inputs.
         """
 
@@ -52,7 +55,7 @@ class SourceModel(abc.ABC):
     def flatten_inputs(
         self, inputs: Any, side_inputs: Mapping[str, tf.Tensor]
     ) -> dict[str, tf.Tensor | None]:
-        """Returns tensors, by name, in the order of the recorded network's inputs."""
+        """Returns tensors, by name, in the order of the captured model's inputs."""
 
     @abc.abstractmethod
     def output_spec(self, inputs: Any, side_inputs: Specs) -> Any:
@@ -63,8 +66,8 @@ class SourceModel(abc.ABC):
         """Returns a plain Keras model of the same layers."""
 
     @abc.abstractmethod
-    def symbolic_io(self, recorded: tracer.CapturedModel) -> tuple[Any, Any]:
-        """Returns the symbolic inputs and outputs of a recording, each nested."""
+    def symbolic_io(self, captured: tracer.CapturedModel) -> tuple[Any, Any]:
+        """Returns the symbolic inputs and outputs of its capture, each nested."""
 
     @property
     def named_layers(self) -> dict[str, Any]:
@@ -75,32 +78,40 @@ class SourceModel(abc.ABC):
                 named.setdefault(layer.name, layer)
         return named
 
-    @property
-    def listed_layers(self) -> Sequence[keras.layers.Layer]:
-        """The layers in the order of the list or the model."""
-        return self.layers
-
     @abc.abstractmethod
     def get_config(self) -> Any:
-        """Returns what `from_config` makes it again from."""
+        """Returns the configuration that `from_config` takes."""
 
     def calls_per_stage(
-        self, balance: Sequence[int] | Sequence[str]
+        self, balance: Sequence[int] | Sequence[str], num_stages: int | None = None
     ) -> tuple[int, ...]:
         """Returns the number of calls in each stage for a user's `balance` list.
 
         Args:
-            balance: These numbers, or the names of the layers that end each stage but
+            balance: These counts, or the names of the layers that end each stage but
                 the last, each after its last call.
+            num_stages: K, or None for any.
 
         Raises:
-            ValueError: If there is no such cut.
+            ValueError: If there is no such partition, or it has another K.
         """
+        counts = self._calls_per_stage(balance)
+        if num_stages not in (None, len(counts)):
+            raise ValueError(
+                "A `balance` list says how many stages there are. Received num_stages="
+                f"{num_stages} and balance={list(balance)}, which makes {len(counts)}. "
+                "Leave `num_stages` out."
+            )
+        return counts
+
+    def _calls_per_stage(
+        self, balance: Sequence[int] | Sequence[str]
+    ) -> tuple[int, ...]:
         calls = self.calls
         names = [entry for entry in balance if isinstance(entry, str)]
         if not names:
-            numbers = [entry for entry in balance if not isinstance(entry, str)]
-            return check_calls_per_stage(numbers, [layer.name for layer in calls])
+            counts = [entry for entry in balance if not isinstance(entry, str)]
+            return check_calls_per_stage(counts, [layer.name for layer in calls])
         ends = [0]
         for name in names:
             found = [i for i, layer in enumerate(calls) if layer.name == name]
@@ -123,8 +134,8 @@ class SourceModel(abc.ABC):
         for layer in self.calls:
             if name in keras_internals.inner_names(layer):
                 return (
-                    f"is inside layer '{layer.name}', where no cut can go: only models "
-                    "whose calls Keras knows are opened. Cut after "
+                    f"is inside layer '{layer.name}', where no stage can end: only "
+                    "models whose calls Keras knows are inlined. End it after "
                     f"'{layer.name}', or make a Functional model of it."
                 )
         names = ", ".join(layer.name for layer in self.calls[:8])
@@ -132,10 +143,10 @@ class SourceModel(abc.ABC):
 
 
 class LayerListSource(SourceModel):
-    """Layers that each take what the one before returns."""
+    """Layers that each take the outputs of the one before."""
 
     def __init__(self, layers: Sequence[keras.layers.Layer]) -> None:
-        self.layers = tuple(check_layer_list(layers))
+        self.layers = self.listed_layers = tuple(check_layer_list(layers))
         self._structure: Any = None
         self._side_inputs: tuple[str, ...] = ()
 
@@ -164,15 +175,12 @@ class LayerListSource(SourceModel):
         input_checks.check_side_inputs(self._side_inputs, side_inputs)
         expected = keras.tree.flatten(self._structure)
         pairs = zip(expected, keras.tree.flatten(inputs), strict=True)
-        given = [x for known, x in pairs if known is not None]
-        return name_inputs(given, {n: side_inputs.get(n) for n in self._side_inputs})
+        tensors = [x for known, x in pairs if known is not None]
+        return name_inputs(tensors, {n: side_inputs.get(n) for n in self._side_inputs})
 
     def output_spec(self, inputs: Any, side_inputs: Specs) -> Any:
-        """Returns what the last layer gives."""
-        calls = tracer.capture_layers(self.layers, inputs, side_inputs)
-        return keras.tree.map_structure(
-            lambda v: calls.specs[v.id], calls.output_structure
-        )
+        """Returns the outputs of the last layer."""
+        return tracer.capture_layers(self.layers, inputs, side_inputs).outputs()
 
     def unpipelined(self, inputs: Any, side_inputs: Specs) -> keras.Model:
         """Returns a Sequential; with several inputs, a Functional model."""
@@ -182,23 +190,17 @@ class LayerListSource(SourceModel):
         outputs = self.output_spec(inputs, side_inputs)
         return keras.Model((inputs, side_inputs) if side_inputs else inputs, outputs)
 
-    def symbolic_io(self, recorded: tracer.CapturedModel) -> tuple[Any, Any]:
-        """Returns what the first layer was called on and what the last one gave."""
-        specs = recorded.specs
-        outputs = keras.tree.map_structure(
-            lambda v: specs[v.id], recorded.output_structure
-        )
-        return self._structure, outputs
+    def symbolic_io(self, captured: tracer.CapturedModel) -> tuple[Any, Any]:
+        """Returns the inputs of the first layer and the outputs of the last."""
+        return self._structure, captured.outputs()
 
     def get_config(self) -> Any:
         """Returns each layer's configuration once, and the order of their calls."""
-        unique = list({id(layer): layer for layer in self.layers}.values())
-        configs = [keras.saving.serialize_keras_object(layer) for layer in unique]
-        if len(unique) == len(self.layers):
+        indices = IdentityMap((x, i) for i, x in enumerate(unique(self.layers)))
+        configs = [keras.saving.serialize_keras_object(layer) for layer in indices]
+        if len(configs) == len(self.layers):
             return configs
-        positions = {id(layer): i for i, layer in enumerate(unique)}
-        order = [positions[id(layer)] for layer in self.layers]
-        return {"layers": configs, "order": order}
+        return {"layers": configs, "order": [indices[x] for x in self.layers]}
 
 
 class FunctionalSource(SourceModel):
@@ -207,27 +209,29 @@ class FunctionalSource(SourceModel):
     def __init__(self, model: keras.Model, graph: keras.Model) -> None:
         self._model = model
         self._graph = graph
-        self._recording = tracer.capture_functional(graph)
+        self._captured = tracer.capture_functional(graph)
         self.inputs = graph.input
-        inner = (layer for layer in model.layers if not _is_input(layer))
-        self.layers = tuple(inner)
+        self.layers = tuple(
+            x for x in model.layers if not isinstance(x, keras.layers.InputLayer)
+        )
+        self.listed_layers = model.layers
 
     @property
     def calls(self) -> Sequence[Any]:
         """The layers and operations in the order Keras runs them."""
-        return [call.layer for call in self._recording.graph.calls]
+        return [call.layer for call in self._captured.graph.calls]
 
     @property
     def opaque_calls(self) -> Mapping[int, str]:
         """As `CapturedModel.opaque_calls`."""
-        return self._recording.opaque_calls
+        return self._captured.opaque_calls
 
     def capture(
         self, inputs: Any = None, side_inputs: Specs | None = None
     ) -> tracer.CapturedModel:
         """Returns the calls that the model remembers."""
         input_checks.check_side_inputs((), side_inputs or {})
-        return self._recording
+        return self._captured
 
     def flatten_inputs(
         self, inputs: Any, side_inputs: Mapping[str, tf.Tensor]
@@ -240,22 +244,16 @@ class FunctionalSource(SourceModel):
         return {x.name: y for x, y in zip(self._graph.inputs, tensors, strict=True)}
 
     def output_spec(self, inputs: Any, side_inputs: Specs) -> Any:
-        """Returns what the model gives."""
-        outputs = self._model.compute_output_spec(inputs)
-        return tracer.unpack_single(outputs)
+        """Returns the outputs of the model."""
+        return tracer.unpack_single(self._model.compute_output_spec(inputs))
 
     def unpipelined(self, inputs: Any, side_inputs: Specs) -> keras.Model:
         """Returns the model itself."""
         return self._model
 
-    def symbolic_io(self, recorded: tracer.CapturedModel) -> tuple[Any, Any]:
+    def symbolic_io(self, captured: tracer.CapturedModel) -> tuple[Any, Any]:
         """Returns the inputs and outputs of the model."""
         return self._graph.input, self._graph.output
-
-    @property
-    def listed_layers(self) -> Sequence[keras.layers.Layer]:
-        """The layers of the model, inputs among them."""
-        return self._model.layers
 
     def get_config(self) -> Any:
         """Returns the model's configuration."""
@@ -263,13 +261,12 @@ class FunctionalSource(SourceModel):
 
 
 def make_source(layers: Any) -> SourceModel:
-    """Returns the original behind the first argument of a `PipelinedLayer`."""
+    """Returns the source model for the first argument of a `PipelinedLayer`."""
     graph = keras_internals.functional_graph(layers)
     if graph is not None:
         return FunctionalSource(layers, graph)
-    if isinstance(layers, keras.Sequential):
-        return LayerListSource(layers.layers)
-    return LayerListSource(layers)
+    sequential = isinstance(layers, keras.Sequential)
+    return LayerListSource(layers.layers if sequential else layers)
 
 
 def from_config(config: Any) -> Any:
@@ -318,12 +315,11 @@ def copy_unbuilt(layers: Any) -> Any:
         layers = layers.layers
     if isinstance(layers, keras.Model) or not isinstance(layers, list | tuple):
         return layers
-    copies: dict[int, keras.layers.Layer] = {}
-    for layer in check_layer_list(layers):
-        copies[id(layer)] = (
-            layer if layer.built else type(layer).from_config(layer.get_config())
-        )
-    return [copies[id(layer)] for layer in layers]
+    copies = IdentityMap(
+        (x, x if x.built else type(x).from_config(x.get_config()))
+        for x in unique(check_layer_list(layers))
+    )
+    return [copies[layer] for layer in layers]
 
 
 def _model_inputs(specs: Any) -> Any:
@@ -334,10 +330,6 @@ def _model_inputs(specs: Any) -> Any:
         ),
         specs,
     )
-
-
-def _is_input(layer: keras.layers.Layer) -> bool:
-    return isinstance(layer, keras.layers.InputLayer)
 
 
 def check_layer_list(

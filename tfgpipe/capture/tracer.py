@@ -1,8 +1,8 @@
-"""Captures a Keras model as IR: a network of calls.
+"""Captures a Keras model as IR: a graph of calls.
 
-A Functional model remembers the calls that made it; a list of layers is called once on
-symbolic tensors. Models inside models are opened, so that a cut can go through them,
-wherever calling the inner model does nothing but run its own graph.
+Keras records the calls of a Functional model; a list of layers is called once on
+symbolic tensors. Models inside models are inlined, so that stage boundaries can be
+inside them, wherever calling the inner model does nothing but run its own graph.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from typing import Any
 import keras
 
 from tfgpipe._compat import keras_internals
+from tfgpipe._util import IdentityMap
 from tfgpipe.capture.ir import Call, CallGraph, Value
 
 
 @dataclasses.dataclass(frozen=True)
 class CapturedModel:
-    """A network, and what its values are.
+    """The calls of a model, with the shapes and types of their values.
 
     Attributes:
         graph: The calls.
-        specs: For each value, its shape and type while it was recorded.
-        output_structure: What the model returns, nested, with a `Value` for each
+        specs: For each value, its shape and type in the capture.
+        output_structure: The outputs of the model, nested, with a `Value` for each
             tensor.
-        opaque_calls: By the positions of calls that are not opened though there are
+        opaque_calls: By the indices of calls that are not inlined though there are
             layers inside, what these are, as a phrase.
     """
 
@@ -35,68 +36,76 @@ class CapturedModel:
     output_structure: Any
     opaque_calls: Mapping[int, str]
 
+    def outputs(self) -> Any:
+        """Returns the symbolic outputs, nested."""
+        return keras.tree.map_structure(
+            lambda value: self.specs[value.id], self.output_structure
+        )
+
+
+Ids = IdentityMap[keras.KerasTensor, int]
+
 
 class _GraphBuilder:
-    """Assigns ids to symbolic tensors, and records calls on them."""
+    """Assigns ids to symbolic tensors, and captures calls on them."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.specs: dict[int, keras.KerasTensor] = {}
-        self.closed: dict[int, str] = {}
+        self.opaque_calls: dict[int, str] = {}
 
-    def value_id(self, tensor: keras.KerasTensor) -> int:
-        number = len(self.specs)
-        self.specs[number] = tensor
-        return number
+    def add_value(self, tensor: keras.KerasTensor) -> int:
+        """Adds a value, and returns its id."""
+        value_id = len(self.specs)
+        self.specs[value_id] = tensor
+        return value_id
 
-    def call(
+    def add_call(
         self,
         layer: Any,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         outputs: Sequence[keras.KerasTensor],
-        numbers: Mapping[int, int],
-    ) -> list[int]:
-        """Records a call on tensors with these ids; returns the ids of its outputs."""
+        ids: Ids,
+    ) -> None:
+        """Adds a call on tensors with these ids, and the ids of its outputs to them."""
         args, kwargs = keras.tree.map_structure(
-            lambda leaf: Value(numbers[id(leaf)]) if _is_tensor(leaf) else leaf,
+            lambda leaf: Value(ids[leaf]) if _is_tensor(leaf) else leaf,
             (args, dict(kwargs)),
         )
         leaves = keras.tree.flatten((args, kwargs))
-        reads = dict.fromkeys(x.id for x in leaves if isinstance(x, Value))
-        makes = [self.value_id(tensor) for tensor in outputs]
-        self.calls.append(Call(layer, args, kwargs, tuple(reads), tuple(makes)))
-        return makes
+        input_ids = dict.fromkeys(x.id for x in leaves if isinstance(x, Value))
+        output_ids = tuple(map(self.add_value, outputs))
+        ids.update(zip(outputs, output_ids, strict=True))
+        self.calls.append(Call(layer, args, kwargs, tuple(input_ids), output_ids))
 
-    def graph(self, graph: keras.Model, inputs: Sequence[int]) -> list[int]:
-        """Records the calls of a Functional model on values with these ids."""
-        numbers = dict(zip(map(id, graph.inputs), inputs, strict=True))
+    def inline(self, graph: keras.Model, inputs: Sequence[int]) -> list[int]:
+        """Adds the calls of a Functional model on values; returns the output ids."""
+        ids: Ids = IdentityMap(zip(graph.inputs, inputs, strict=True))
         for node in keras_internals.nodes(graph):
-            if any(id(tensor) not in numbers for tensor in node.inputs):
+            if any(tensor not in ids for tensor in node.inputs):
                 continue  # Belongs to another model that shares the layer.
             inner = _inlinable_graph(node)
             if isinstance(inner, str):
                 if inner:
-                    self.closed[len(self.calls)] = inner
-                made = self.call(
-                    node.operation, node.args, node.kwargs, node.outputs, numbers
-                )
+                    self.opaque_calls[len(self.calls)] = inner
+                self.add_call(node.operation, node.args, node.kwargs, node.outputs, ids)
             else:
-                given = keras.tree.flatten(node.args)
-                made = self.graph(inner, [numbers[id(tensor)] for tensor in given])
-            numbers.update(zip(map(id, node.outputs), made, strict=True))
-        return [numbers[id(tensor)] for tensor in graph.outputs]
+                arguments = keras.tree.flatten(node.args)
+                outputs = self.inline(inner, [ids[tensor] for tensor in arguments])
+                ids.update(zip(node.outputs, outputs, strict=True))
+        return [ids[tensor] for tensor in graph.outputs]
 
 
-def capture_functional(graph: keras.Model) -> CapturedModel:
-    """Records a Functional model."""
-    recorder = _GraphBuilder()
-    inputs = [recorder.value_id(tensor) for tensor in graph.inputs]
-    outputs = recorder.graph(graph, inputs)
-    output = keras.tree.pack_sequence_as(graph.output, [Value(n) for n in outputs])
-    network = CallGraph(tuple(recorder.calls), tuple(inputs), tuple(outputs))
+def capture_functional(model: keras.Model) -> CapturedModel:
+    """Captures a Functional model."""
+    builder = _GraphBuilder()
+    inputs = list(map(builder.add_value, model.inputs))
+    outputs = builder.inline(model, inputs)
+    structure = keras.tree.pack_sequence_as(model.output, list(map(Value, outputs)))
+    graph = CallGraph(tuple(builder.calls), tuple(inputs), tuple(outputs))
     return CapturedModel(
-        network, recorder.specs, unpack_single(output), recorder.closed
+        graph, builder.specs, unpack_single(structure), builder.opaque_calls
     )
 
 
@@ -105,31 +114,30 @@ def capture_layers(
     inputs: Any,
     side_inputs: Mapping[str, keras.KerasTensor],
 ) -> CapturedModel:
-    """Records layers that each take what the one before returns.
+    """Captures layers that each take the outputs of the one before.
 
     Args:
         layers: The layers. Those that are not built become so.
-        inputs: What the first layer takes, symbolic tensors in any structure.
+        inputs: The inputs of the first layer, symbolic tensors in any structure.
         side_inputs: Tensors by name, each for all layers whose `call` has an argument
             of that name.
     """
-    recorder = _GraphBuilder()
-    given = [*_tensors(inputs), *side_inputs.values()]
-    numbers = {id(tensor): recorder.value_id(tensor) for tensor in given}
+    builder = _GraphBuilder()
+    tensors = [*_tensors(inputs), *side_inputs.values()]
+    ids: Ids = IdentityMap((tensor, builder.add_value(tensor)) for tensor in tensors)
     values = inputs
     for layer in layers:
         kwargs = {n: x for n, x in side_inputs.items() if accepts_argument(layer, n)}
         outputs = layer(values, **kwargs)
-        made = recorder.call(layer, (values,), kwargs, _tensors(outputs), numbers)
-        numbers.update(zip(map(id, _tensors(outputs)), made, strict=True))
+        builder.add_call(layer, (values,), kwargs, _tensors(outputs), ids)
         values = outputs
-    output = keras.tree.map_structure(lambda x: Value(numbers[id(x)]), values)
-    network = CallGraph(
-        tuple(recorder.calls),
-        tuple(range(len(given))),
-        tuple(numbers[id(tensor)] for tensor in _tensors(values)),
+    graph = CallGraph(
+        tuple(builder.calls),
+        input_ids=tuple(range(len(tensors))),
+        output_ids=tuple(ids[tensor] for tensor in _tensors(values)),
     )
-    return CapturedModel(network, recorder.specs, output, opaque_in_list(layers))
+    structure = keras.tree.map_structure(lambda x: Value(ids[x]), values)
+    return CapturedModel(graph, builder.specs, structure, opaque_in_list(layers))
 
 
 def unpack_single(outputs: Any) -> Any:
@@ -144,7 +152,7 @@ def accepts_argument(layer: keras.layers.Layer, side_input: str) -> bool:
 
 
 def opaque_in_list(layers: Sequence[keras.layers.Layer]) -> dict[int, str]:
-    """Returns the `opaque_calls` of a list of layers, whose entries are not opened."""
+    """Returns the `opaque_calls` of a list of layers, which are not inlined."""
     return {
         i: _opaque_reason(layer) or "a model in a list of layers"
         for i, layer in enumerate(layers)
@@ -153,10 +161,7 @@ def opaque_in_list(layers: Sequence[keras.layers.Layer]) -> dict[int, str]:
 
 
 def _opaque_reason(operation: Any) -> str:
-    """Describes a layer whose inner calls Keras does not know, as a phrase.
-
-    An empty string for a model of which it does, and where there is nothing inside.
-    """
+    """Describes a layer whose inner calls Keras does not know, as a phrase, or `""`."""
     if (
         len(keras_internals.inner_layers(operation)) <= 1
         or keras_internals.functional_graph(operation) is not None
@@ -169,10 +174,10 @@ def _opaque_reason(operation: Any) -> str:
 
 
 def _inlinable_graph(node: keras_internals.Node) -> keras.Model | str:
-    """Returns the graph to run in place of a call of a model, if that is the same.
+    """Returns the graph that computes the same as a call of a model.
 
-    Else what it is that has layers inside and is not opened, as a phrase, or an empty
-    string if there are none inside.
+    If there is none, a phrase that describes the opaque call, or an empty string where
+    there are no layers inside.
     """
     graph = keras_internals.functional_graph(node.operation)
     if graph is None:
@@ -185,16 +190,15 @@ def _inlinable_graph(node: keras_internals.Node) -> keras.Model | str:
         return f"a model called with further arguments ({', '.join(others) or 'args'})"
     if any(mask is not None for mask in masks):
         return "a model called on inputs with masks"
-    given = node.args[0]
-    expected = graph.input
-    if _is_tensor(given) and not _is_tensor(expected):
-        given = [given]
+    inputs, expected = node.args[0], graph.input
+    if _is_tensor(inputs) and not _is_tensor(expected):
+        inputs = [inputs]
     otherwise = "a model called on inputs of another structure, rank or type"
     try:
-        keras.tree.assert_same_structure(given, expected)
+        keras.tree.assert_same_structure(inputs, expected)
     except (TypeError, ValueError):
         return otherwise
-    pairs = zip(_tensors(given), graph.inputs, strict=True)
+    pairs = zip(_tensors(inputs), graph.inputs, strict=True)
     same = all(a.dtype == b.dtype and a.ndim == b.ndim for a, b in pairs)
     return graph if same else otherwise
 

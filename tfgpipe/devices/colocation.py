@@ -12,19 +12,14 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-# Those that call functions: what these do is placed one by one.
-_CALLS = frozenset(
-    {
-        "Case",
-        "If",
-        "PartitionedCall",
-        "StatefulPartitionedCall",
-        "StatelessCase",
-        "StatelessIf",
-        "StatelessWhile",
-        "While",
-    }
-)
+from tfgpipe._util import IdentityMap
+
+_CALL_FUNCTIONS = """
+    Case If PartitionedCall StatefulPartitionedCall StatelessCase StatelessIf
+    StatelessWhile While
+"""
+# Operations inside the called functions are placed one by one.
+_CALLS = frozenset(_CALL_FUNCTIONS.split())
 
 
 @contextlib.contextmanager
@@ -36,7 +31,14 @@ def colocate_with_inputs() -> Iterator[None]:
     if tf.executing_eagerly():
         yield
         return
-    with tf.compat.v1.get_default_graph().device(_device_function()):
+    find = device_finder()
+
+    def device(operation: tf.Operation) -> str:
+        if operation.device or operation.type in _CALLS:
+            return operation.device
+        return next(filter(None, map(find, operation.inputs)), "")
+
+    with tf.compat.v1.get_default_graph().device(device):
         yield
 
 
@@ -46,34 +48,15 @@ def device_finder() -> Callable[[tf.Tensor], str]:
     A variable's value, which TensorFlow reads where the variable is, and what comes
     from outside the graph have one though their operations name none.
     """
-    captured: dict[int, dict[int, tf.Tensor]] = {}
-
-    def outside(tensor: tf.Tensor) -> tf.Tensor | None:
-        """Returns what an input of the function being traced is outside of it."""
-        if tensor.op.type != "Placeholder":
-            return None
-        known = captured.setdefault(id(tensor.graph), {})
-        if id(tensor) not in known:
-            known.update((id(inner), outer) for outer, inner in tensor.graph.captures)
-        return known.get(id(tensor))
+    captured: IdentityMap[tf.Tensor, tf.Tensor] = IdentityMap()
 
     def find(tensor: tf.Tensor) -> str:
         if tensor.device:
             return tensor.device
         if tensor.op.type == "ReadVariableOp":
             return find(tensor.op.inputs[0])
-        outer = outside(tensor)
-        return "" if outer is None else find(outer)
+        if tensor.op.type == "Placeholder" and tensor not in captured:
+            captured.update((inner, outer) for outer, inner in tensor.graph.captures)
+        return find(captured[tensor]) if tensor in captured else ""
 
     return find
-
-
-def _device_function() -> Callable[[tf.Operation], str]:
-    find = device_finder()
-
-    def follow(operation: tf.Operation) -> str:
-        if operation.device or operation.type in _CALLS:
-            return operation.device
-        return next(filter(None, map(find, operation.inputs)), "")
-
-    return follow

@@ -1,11 +1,11 @@
-"""The grid of devices a pipeline runs on: replicas down, stages across.
+"""The mesh of devices that a pipeline runs on: replicas down, stages across.
 
              stage 0         stage 1         stage 2
 replica 0     GPU:0  GPU:1    GPU:2  GPU:3    GPU:4  GPU:5
 replica 1     GPU:6  GPU:7    GPU:8  GPU:9   GPU:10  GPU:11
 
 Where layers are split into shards a stage has a device for each. The first of them is
-the stage's *lead*, its primary device: what is not sharded is there.
+the stage's *primary device*: what is not sharded is there.
 
 Over two hosts (see `tfgpipe.cluster`) stages are spread over them in order, all
 replicas of a stage on one:
@@ -22,6 +22,7 @@ import itertools
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
 import tensorflow as tf
 
 from tfgpipe.devices.names import (
@@ -37,7 +38,7 @@ from tfgpipe.devices.names import (
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-    """A grid of TensorFlow device names, `devices[replica][stage][shard]`.
+    """A mesh of TensorFlow device names, `devices[replica][stage][shard]`.
 
     Shape and names of its axes are called as in `keras.distribution.DeviceMesh`.
     """
@@ -103,12 +104,12 @@ class ShardingSpec:
 
     Example:
 
-    >>> tfgpipe.ShardingSpec(None, "shard")  # A kernel, cut by columns.
+    >>> tfgpipe.ShardingSpec(None, "shard")  # A kernel, split by columns.
     ShardingSpec(None, "shard")
 
     Args:
         *axes: For each axis of the weight the name of one of the mesh, or None for one
-            that is whole.
+            that is not split.
 
     Raises:
         ValueError: If an axis is none of a mesh.
@@ -122,7 +123,7 @@ class ShardingSpec:
             raise ValueError(
                 f"The axes of a mesh are {', '.join(Mesh.axis_names)}. Received "
                 f"{unknown[0]!r} in a ShardingSpec. Use one of them, or None for an "
-                "axis that is whole."
+                "axis that is not split."
             )
         object.__setattr__(self, "axes", axes)
 
@@ -181,27 +182,22 @@ def make_mesh(
             f"{product} need {needed} devices, one each. Received {len(names)}: "
             f"{', '.join(names)}. " + device_advice(needed)
         )
-    each = iter(names)
-
-    def stage() -> tuple[str, ...]:
-        return tuple(itertools.islice(each, num_shards))
-
-    return Mesh(
-        tuple(tuple(stage() for _ in range(num_stages)) for _ in range(num_replicas))
-    )
+    shape = (num_replicas, num_stages, num_shards)
+    grid = np.reshape(names[:needed], shape).tolist()
+    return Mesh(tuple(tuple(map(tuple, replica)) for replica in grid))
 
 
 def check_primary_devices(mesh: Mesh) -> None:
     """Raises ValueError if the primary devices of the last stage are on several hosts.
 
-    There the loss is, and a strategy's own devices must share a host.
+    The loss is on them, and a strategy's own devices must share a host.
     """
-    leads = mesh.replica_devices(mesh.num_stages - 1)
-    if len(set(map(host_device, leads))) > 1:
+    last = mesh.replica_devices(mesh.num_stages - 1)
+    if len(set(map(host_device, last))) > 1:
         raise ValueError(
             "The last stages of all replicas must be on one host, since the loss, the "
             "metrics and all variables outside the pipeline live there. Received "
-            f"{', '.join(map(short_name, leads))}. Name `devices` whose last stages "
+            f"{', '.join(map(short_name, last))}. Name `devices` whose last stages "
             "share a worker, or leave them out for an order that does."
         )
 
@@ -249,30 +245,25 @@ def _spread_over_workers(
 ) -> list[str]:
     """Returns devices of a mesh: stages spread evenly over workers, in order.
 
-    The replicas of a stage are on one worker, where their gradients are summed up.
+    The replicas of a stage are on one worker, where their gradients are summed.
 
     Raises:
         ValueError: If a worker has too few.
     """
     workers = devices_of_workers()
-    left = [list(names) for names in workers]
+    free = [iter(names) for names in workers]
     stages, size = [], num_replicas * num_shards
     for k in range(num_stages):
-        number = k * min(len(workers), num_stages) // num_stages
-        stages.append(left[number][:size])
-        del left[number][:size]
+        worker = k * min(len(workers), num_stages) // num_stages
+        stages.append(list(itertools.islice(free[worker], size)))
         if len(stages[-1]) < size:
             each = -(-num_stages // len(workers)) * size
             raise ValueError(
                 f"{num_stages} stages x {num_replicas} replicas x {num_shards} shards "
                 f"over {len(workers)} workers need {each} devices on each. Received "
-                f"{len(workers[number])} on "
-                f"{short_name(workers[number][0]).partition('/')[0]}. Start the "
+                f"{len(workers[worker])} on "
+                f"{short_name(workers[worker][0]).partition('/')[0]}. Start the "
                 f"workers with --devices={each}, or name `devices`."
             )
-    return [
-        stages[k][d * num_shards + t]
-        for d in range(num_replicas)
-        for k in range(num_stages)
-        for t in range(num_shards)
-    ]
+    by_stage = np.reshape(stages, (num_stages, num_replicas, num_shards))
+    return by_stage.swapaxes(0, 1).ravel().tolist()

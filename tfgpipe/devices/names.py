@@ -16,12 +16,11 @@ def local_device_type(num_devices: int) -> str:
     gpus = tf.config.list_physical_devices("GPU")
     (cpu,) = tf.config.list_physical_devices("CPU")
     cpus = tf.config.get_logical_device_configuration(cpu) or [None]
-    found = {"GPU": len(gpus)} if gpus else {"CPU": len(cpus)}
-    ((kind, number),) = found.items()
-    if number < num_devices:
+    kind, count = ("GPU", len(gpus)) if gpus else ("CPU", len(cpus))
+    if count < num_devices:
         raise ValueError(
             f"{num_devices} stages need {num_devices} devices in each process. "
-            f"Received {number} of kind {kind}. {device_advice(num_devices)}"
+            f"Received {count} of kind {kind}. {device_advice(num_devices)}"
         )
     return kind
 
@@ -98,11 +97,11 @@ def default_devices() -> list[str]:
 
 def devices_of_workers() -> list[list[str]]:
     """Returns the devices of each worker of the cluster that we are connected to."""
-    found: dict[str, list[str]] = {}
+    hosts: dict[str, list[str]] = {}
     for name in visible_devices():
         if is_remote(name):
-            found.setdefault(host_device(name), []).append(name)
-    return [[n for n in v if device_type(n) == "GPU"] or v for v in found.values()]
+            hosts.setdefault(host_device(name), []).append(name)
+    return [[n for n in v if device_type(n) == "GPU"] or v for v in hosts.values()]
 
 
 def visible_devices(device_type: str | None = None) -> list[str]:
@@ -120,10 +119,8 @@ def full_device_name(device: str) -> str:
     '/job:worker/replica:0/task:2/device:CPU:0'
     """
     if device.startswith("/job:"):
-        whole = tf.DeviceSpec(replica=0, task=0).make_merged_spec(
-            tf.DeviceSpec.from_string(device)
-        )
-        return whole.to_string()
+        spec = tf.DeviceSpec.from_string(device)
+        return tf.DeviceSpec(replica=0, task=0).make_merged_spec(spec).to_string()
     kind, _, index = short_name(device).lstrip("/").upper().partition(":")
     return f"/job:localhost/replica:0/task:0/device:{kind}:{index or 0}"
 

@@ -1,9 +1,9 @@
 """Device placement of tensor-parallel layers: where each shard is.
 
-Such a layer keeps T parts of each of its weights and computes with each part where the
-part is. By itself it knows T devices. As part of a stage it must name none, since a
-stage is traced once for all replicas: there shard `t` is on a device `SHARD:t` that
-does not exist, and that stands for one until a program is built.
+Such a layer has T shards of each of its weights and computes with each shard on its
+device. By itself it knows T devices. In a stage it must name none, since a stage is
+traced once for all replicas: there shard `t` is on the placeholder device `SHARD:t`
+until a function is called.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _TYPE = "SHARD"
 
 @dataclasses.dataclass(frozen=True)
 class ShardedWeight:
-    """A weight in T parts.
+    """A weight in T shards.
 
     Attributes:
-        name: What the weight is called in the layer that has it whole.
-        parts: The part of each shard.
-        axis: Along which axis they make up the whole.
+        name: Name of the weight in the layer without shards.
+        parts: The shards.
+        axis: The axis along which the weight is split.
     """
 
     name: str
@@ -40,11 +40,11 @@ class ShardedWeight:
 
 
 class Sharded:
-    """What layers have in common that split weights over devices.
+    """A layer that splits weights over devices.
 
     Attributes:
         num_shards: T.
-        sharded_weights: The weights in parts. Others are whole, on the first shard.
+        sharded_weights: The weights that are split. Others are on the first shard.
     """
 
     num_shards: int
@@ -88,7 +88,7 @@ def num_shards(layers: Iterable[Any]) -> int:
     """Returns T, how many shards layers are split into; 1 if none is.
 
     Raises:
-        ValueError: If there are several such numbers.
+        ValueError: If layers differ in it.
     """
     found = {each.num_shards: each for each in sharded_layers(layers)}
     found.pop(1, None)
@@ -131,7 +131,7 @@ def sharding_table(layers: Iterable[Any]) -> str:
 
 
 def shard_indices(layers: Iterable[Any]) -> IdentityMap[keras.Variable, int]:
-    """Returns of each variable that is part of a weight, which shard."""
+    """Returns for each shard of a weight its index."""
     return IdentityMap(
         (part, t)
         for layer in sharded_layers(layers)

@@ -1,7 +1,7 @@
 """Assigns cores of a TPU slice to the stages of each replica.
 
-A slice is a grid of chips, of one core each (v4, v5e) or two (v2, v3). What a stage
-makes goes to the stage after, so the two are best on one chip, or on neighbouring ones.
+A slice is a grid of chips, of one core each (v4, v5e) or two (v2, v3). The outputs of a
+stage go to the stage after, so the two are best on one chip or on neighbouring ones.
 A snake through the grid visits all cores in that way, and each replica takes the next
 K of it:
 
@@ -22,7 +22,7 @@ import itertools
 import math
 from collections.abc import Collection, Sequence
 
-# Where a core is: x, y and z of its chip, and its number there.
+# Coordinates of a core: x, y and z of its chip, and its index on it.
 Core = tuple[int, int, int, int]
 Torus = tuple[bool, bool, bool]
 
@@ -112,15 +112,14 @@ def _snake(shape: Sequence[int], axes: Sequence[int]) -> list[Core]:
     order = [*reversed(axes), 3]
     walk: list[tuple[int, ...]] = [()]
     for axis in order:
-        there = range(shape[axis])
         # Back and forth, so that where an outer axis moves no inner one does.
         walk = [
             (*outer, i)
-            for number, outer in enumerate(walk)
-            for i in (there if number % 2 == 0 else reversed(there))
+            for n, outer in enumerate(walk)
+            for i in range(shape[axis])[:: -1 if n % 2 else 1]
         ]
-    places = [order.index(axis) for axis in range(4)]
-    return [(at[places[0]], at[places[1]], at[places[2]], at[places[3]]) for at in walk]
+    x, y, z, core = (order.index(axis) for axis in range(4))
+    return [(at[x], at[y], at[z], at[core]) for at in walk]
 
 
 def _contiguous_runs(
@@ -129,7 +128,7 @@ def _contiguous_runs(
     missing: Collection[Core],
     torus: Torus,
 ) -> list[list[Core]]:
-    """Returns the parts of a walk in which each core is next to the one before."""
+    """Returns the runs of a walk in which each core is next to the one before."""
     runs: list[list[Core]] = []
     for core in cores:
         if core in missing:

@@ -9,7 +9,6 @@ Both give the same numbers on all devices, bit for bit.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -21,18 +20,18 @@ AllReduce = Literal["reduce", "ring", "nccl"]
 ALL_REDUCES: tuple[AllReduce, ...] = ("reduce", "ring", "nccl")
 
 
-def reduce_to(parts: Sequence[Gradient], device: str) -> Gradient:
+def reduce_to(tensors: Sequence[Gradient], device: str) -> Gradient:
     """Returns the sum of tensors on one device.
 
     Rows of a weight that was indexed are put one behind the other.
     """
     with tf.device(device):
-        if not any(isinstance(part, tf.IndexedSlices) for part in parts):
-            return tf.add_n([tf.identity(part) for part in parts])
-        slices = [_as_indexed_slices(part) for part in parts]
+        if not any(isinstance(x, tf.IndexedSlices) for x in tensors):
+            return tf.add_n([tf.identity(x) for x in tensors])
+        slices = [_as_indexed_slices(x) for x in tensors]
         return tf.IndexedSlices(
-            tf.concat([part.values for part in slices], axis=0),
-            tf.concat([part.indices for part in slices], axis=0),
+            tf.concat([x.values for x in slices], axis=0),
+            tf.concat([x.indices for x in slices], axis=0),
             slices[0].dense_shape,
         )
 
@@ -50,16 +49,13 @@ def all_reduce(
         tensors: One of each replica.
         devices: Their devices.
         algorithm: `"reduce"` or `"ring"`.
-        reducer: For `"reduce"`, the number of the device that adds up.
+        reducer: For `"reduce"`, the index of the device that adds up.
     """
     if len(tensors) == 1:
         return list(tensors)
-    dense = all(isinstance(part, tf.Tensor) for part in tensors)
-    if (
-        algorithm == "ring"
-        and dense
-        and (tensors[0].shape.num_elements() or 0) >= len(tensors)
-    ):
+    dense = all(isinstance(x, tf.Tensor) for x in tensors)
+    large = (tensors[0].shape.num_elements() or 0) >= len(tensors)
+    if algorithm == "ring" and dense and large:
         return _ring(tensors, devices)
     total = reduce_to(tensors, devices[reducer])
     return [total if d == reducer else copy_to(total, x) for d, x in enumerate(devices)]
@@ -81,31 +77,30 @@ def copy_to(tensor: Gradient, device: str) -> Gradient:
         return tf.nest.map_structure(tf.identity, tensor, expand_composites=True)
 
 
-def _ring(parts: Sequence[tf.Tensor], devices: Sequence[str]) -> list[tf.Tensor]:
-    number, shape = len(parts), parts[0].shape
+def _ring(tensors: Sequence[tf.Tensor], devices: Sequence[str]) -> list[tf.Tensor]:
+    D, shape = len(tensors), tensors[0].shape
     size = math.prod(shape.as_list())
-    bounds = [size * c // number for c in range(number + 1)]
-    sizes = [b - a for a, b in itertools.pairwise(bounds)]
+    sizes = [size * (c + 1) // D - size * c // D for c in range(D)]
     chunks = []
-    for part, device in zip(parts, devices, strict=True):
+    for tensor, device in zip(tensors, devices, strict=True):
         with tf.device(device):
-            chunks.append(tf.split(tf.reshape(part, [-1]), sizes))
+            chunks.append(tf.split(tf.reshape(tensor, [-1]), sizes))
     # Once around, each chunk from another device on, so that all links are busy.
-    for c in range(number):
-        for step in range(1, number):
-            d = (c + step) % number
+    for c in range(D):
+        for step in range(1, D):
+            d = (c + step) % D
             with tf.device(devices[d]):
                 chunks[d][c] = chunks[d][c] + tf.identity(chunks[d - 1][c])
     # The sum of chunk c is on the device before the one it began on.
-    for c in range(number):
-        for step in range(number, 2 * number - 1):
-            d = (c + step) % number
+    for c in range(D):
+        for step in range(D, 2 * D - 1):
+            d = (c + step) % D
             with tf.device(devices[d]):
                 chunks[d][c] = tf.identity(chunks[d - 1][c])
     sums = []
-    for pieces, device in zip(chunks, devices, strict=True):
+    for own, device in zip(chunks, devices, strict=True):
         with tf.device(device):
-            sums.append(tf.reshape(tf.concat(pieces, axis=0), shape))
+            sums.append(tf.reshape(tf.concat(own, axis=0), shape))
     return sums
 
 

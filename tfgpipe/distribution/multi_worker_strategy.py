@@ -19,7 +19,7 @@ from tfgpipe._compat import tf_internals
 from tfgpipe.devices import Mesh, local_device_type
 from tfgpipe.distribution import process_all_reduce, replica_context
 from tfgpipe.distribution.pipeline_strategy import check_not_nested, device_scope
-from tfgpipe.distribution.replica_update import ReplicaUpdate, local_parts, merge
+from tfgpipe.distribution.replica_update import ReplicaUpdate, local_tensors, merge
 from tfgpipe.distribution.stage_strategy import StageStrategy
 
 
@@ -28,8 +28,8 @@ class MultiWorkerPipelineStrategy(
 ):
     """Synchronous training of pipelines, each replica a process of K local devices.
 
-    As many processes as there are replicas run the same program, each told by the
-    variable `TF_CONFIG` who it is. A `PipelinedModel` made inside the scope trains
+    One process per replica runs the same program; the variable `TF_CONFIG` has the
+    index of each. A `PipelinedModel` made inside the scope trains
     under `fit`, on a `tf.data.Dataset` whose batches are those of all replicas.
     Gradients of a stage are summed by collective operations on its devices. When one
     process is gone the others end within seconds, with status 75: start all again.
@@ -53,7 +53,7 @@ class MultiWorkerPipelineStrategy(
         ValueError: If there are fewer than K devices.
         RuntimeError: If made inside the scope of another strategy.
         tfgpipe.cluster.ClusterError: If another process is not there within two
-            minutes, was told another list, or runs another TensorFlow.
+            minutes, has another list, or runs another TensorFlow.
     """
 
     def __init__(self, *, num_stages: int) -> None:
@@ -70,10 +70,9 @@ class MultiWorkerPipelineStrategy(
             )
         with _bind_server(resolver):
             super().__init__(cluster_resolver=resolver)
-        task = self.cluster_resolver.task_id
         # TensorFlow takes the first device for what is outside of stages.
         order = [*range(1, num_stages), 0]
-        self._local = task
+        self._local = self.cluster_resolver.task_id
         self.instance_keys = process_all_reduce.InstanceKeys()
         self._mesh = Mesh(
             tuple(
@@ -123,36 +122,26 @@ class MultiWorkerPipelineStrategy(
     ) -> None:
         """Applies an optimizer to sums over all processes."""
         keys = self.instance_keys.for_weights(optimizer, weights)
-        given = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        sums = process_all_reduce.all_reduce_gradients(
-            [gradients[i] for i in given],
-            [weights[i].value for i in given],
-            [keys[i] for i in given],
-        )
-        for i, total in zip(given, sums, strict=True):
-            gradients[i] = total
+        for i, (weight, key) in enumerate(zip(weights, keys, strict=True)):
+            if gradients[i] is not None:
+                gradients[i] = process_all_reduce.all_reduce_gradient(
+                    gradients[i], weight.value, key
+                )
 
         def run(values: Sequence[Any]) -> None:
             update = ReplicaUpdate(optimizer, weights)
             update.check_copies(1)
-            update.on_replicas(local_parts(values))
+            update.on_replicas(local_tensors(values))
 
         merge(gradients, run)
 
     def metrics_result(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Returns metrics in the form in which Keras takes their mean over processes.
 
-        It does so along the first axis, which numbers do not have (keras #20585; to be
-        seen fixed by `fit` returning numbers of a rank other than zero).
+        It does so along the first axis, which scalars do not have (keras #20585; it is
+        fixed when `fit` returns metrics of a rank other than zero).
         """
         return {name: tf.expand_dims(value, 0) for name, value in make().items()}
-
-    def update_scope(
-        self, variable: tf.Variable
-    ) -> contextlib.AbstractContextManager[Any]:
-        """Does nothing: TensorFlow assigns to a variable where it is."""
-        del variable
-        return contextlib.nullcontext()
 
 
 def _bind_server(
@@ -172,4 +161,4 @@ class _OneReplica(tf.distribute.cluster_resolver.TFConfigClusterResolver):
 
     def num_accelerators(self, *args: Any, **kwargs: Any) -> dict[str, int]:
         found = super().num_accelerators(*args, **kwargs)
-        return {kind: min(1, number) for kind, number in found.items()}
+        return {kind: min(1, count) for kind, count in found.items()}

@@ -52,14 +52,14 @@ def place_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
             f"MultiOptimizer '{optimizer.name}'. Use one of those inside it, or leave "
             "the strategy out."
         )
-    places: Any = _ColocatedStrategy()
+    colocated: Any = _ColocatedStrategy()
     if strategy is not None and strategy.places_updates:
-        places = strategy
-    keras_internals.patch_apply(optimizer, places, _apply)
+        colocated = strategy
+    keras_internals.patch_apply(optimizer, colocated, _apply)
 
 
 class _ColocatedStrategy:
-    """Stands in for the strategy of a Keras optimizer: colocates with the weights."""
+    """The strategy of a Keras optimizer that colocates with the weights."""
 
     @property
     def extended(self) -> _ColocatedStrategy:

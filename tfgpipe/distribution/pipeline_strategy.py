@@ -3,7 +3,7 @@
 `PipelineStrategy` is TensorFlow's MirroredStrategy with one addition. Its own devices
 are those of the *last* stage, one a replica, so that a model's loss runs where its
 logits are. Variables made in `stage_scope(k)` are mirrored over the devices of stage
-`k` instead, and so are their optimizer slots: see `updates`.
+`k` instead, and so are their optimizer slots: see `tfgpipe.distribution.optimizer`.
 
 Copies on D replicas can be avoided (ZeRO). Then a variable has an *owner*: the replica
 that owns the fewest bytes when the variable is first used.
@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from tfgpipe import cluster as cluster_lib
 from tfgpipe._compat import tf_internals
-from tfgpipe._util import num_bytes
+from tfgpipe._util import check_choice, num_bytes
 from tfgpipe.devices import Mesh, check_primary_devices, device_type, make_mesh
 from tfgpipe.distribution import all_reduce
 from tfgpipe.distribution.all_reduce import ALL_REDUCES, AllReduce
@@ -35,9 +35,9 @@ from tfgpipe.distribution.replica_context import (
     static_replica_index,
 )
 from tfgpipe.distribution.replica_update import (
-    Parts,
+    PerReplica,
     ReplicaUpdate,
-    local_parts,
+    local_tensors,
     merge,
 )
 from tfgpipe.distribution.stage_strategy import StageStrategy
@@ -122,8 +122,9 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
                 f"{', '.join(devices)}. Name as many, or change the numbers."
             )
         check_primary_devices(self._mesh)
-        _check_choice("all_reduce", all_reduce, ALL_REDUCES)
-        _check_choice("shard_replicas", shard_replicas, SHARD_REPLICAS)
+        hint = " TensorFlow's hierarchical copy is wrong for odd numbers of replicas."
+        check_choice("all_reduce", all_reduce, ALL_REDUCES, hint=hint)
+        check_choice("shard_replicas", shard_replicas, SHARD_REPLICAS)
         kinds = {
             device_type(d) for replica in self._mesh.primary_devices for d in replica
         }
@@ -134,7 +135,7 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
             )
         if shard_replicas != "none" and all_reduce != "reduce":
             raise ValueError(
-                "What is shared out over replicas is summed where it is. Received "
+                "What is sharded over replicas is summed on its owner. Received "
                 f"all_reduce='{all_reduce}' with shard_replicas='{shard_replicas}'. "
                 "Leave one of them out."
             )
@@ -159,28 +160,21 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
         """For each stage, the devices of the replica whose computation is built."""
         return self._mesh.devices[static_replica_index()]
 
-    @contextlib.contextmanager
-    def stage_scope(self, k: int, shard: int = 0) -> Iterator[None]:
+    def stage_scope(
+        self, k: int, shard: int = 0
+    ) -> contextlib.AbstractContextManager[None]:
         """Variables created inside are mirrored over the devices of stage `k`.
 
         Args:
             k: The stage.
             shard: Which of the stage's devices in each replica.
         """
-        with device_scope(self._mesh.replica_devices(k, shard)):
-            yield
-
-    def update_scope(
-        self, variable: tf.Variable
-    ) -> contextlib.AbstractContextManager[Any]:
-        """Does nothing: TensorFlow mirrors an assignment to where the variable is."""
-        del variable
-        return contextlib.nullcontext()
+        return device_scope(self._mesh.replica_devices(k, shard))
 
     def weight_scope(
         self, k: int, shard: int, weight: keras.Variable
     ) -> contextlib.AbstractContextManager[None]:
-        """Like `stage_scope`, for a weight, of which there may be one copy alone."""
+        """Like `stage_scope`, for a weight, which may be on its owner alone."""
         devices = self._mesh.replica_devices(k, shard)
         if self.shard_replicas == "weights":
             devices = (devices[self._zero.assign(devices, num_bytes(weight))],)
@@ -189,7 +183,7 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
     def slot_scope(
         self, weight: tf.Variable
     ) -> contextlib.AbstractContextManager[None]:
-        """Variables created inside are where what is kept for a weight is to be."""
+        """Variables created inside are on the devices of a weight's slots."""
         devices = tuple(copy.device for copy in replica_copies(weight))
         if len(devices) > 1 and self.shard_replicas != "none":
             devices = (devices[self.owner_replica(weight)],)
@@ -205,12 +199,12 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
 
         def run(values: Sequence[Any]) -> None:
             update = ReplicaUpdate(optimizer, weights)
-            parts = local_parts(values)
+            local = local_tensors(values)
             if self.shard_replicas == "none":
                 update.check_copies(self.mesh.num_replicas)
-                update.on_replicas(self._sums(update, weights, values, parts))
+                update.on_replicas(self._sums(update, weights, values, local))
             else:
-                update.on_owners(parts, self.owner_replica)
+                update.on_owners(local, self.owner_replica)
 
         merge(gradients, run)
 
@@ -224,8 +218,8 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
         update: ReplicaUpdate,
         weights: Sequence[keras.Variable],
         values: Sequence[Any],
-        parts: Parts,
-    ) -> Parts:
+        local: PerReplica,
+    ) -> PerReplica:
         """Returns each gradient's sum, on all replicas' devices."""
         if self.all_reduce == "nccl":
             present = [value for value in values if value is not None]
@@ -239,13 +233,13 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
                 algorithm=self.all_reduce,
                 reducer=i % len(each),
             )
-            for i, (weight, each) in enumerate(zip(weights, parts, strict=True))
+            for i, (weight, each) in enumerate(zip(weights, local, strict=True))
         ]
 
     def owner_replica(self, weight: tf.Variable) -> int:
         """Returns the index of the replica that owns a weight."""
-        first, *others = replica_copies(weight)
-        devices = [copy.device for copy in (first, *others)]
+        copies = replica_copies(weight)
+        devices, first = [copy.device for copy in copies], copies[0]
         if id(first) not in self._zero:
             weakref.finalize(first, self._zero.release, id(first))
         return self._zero.owner(id(first), devices, num_bytes(first))
@@ -270,21 +264,8 @@ def device_scope(devices: tuple[str, ...]) -> Iterator[None]:
     """
     colocation = tf_internals.colocation(devices)
 
-    def there(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         return next_creator(**{**kwargs, "colocate_with": colocation})
 
-    with tf.variable_creator_scope(there):
+    with tf.variable_creator_scope(create):
         yield
-
-
-def _check_choice(argument: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        expected = ", ".join(map(repr, choices))
-        hint = ""
-        if value == "hierarchical":
-            hint = (
-                " TensorFlow's hierarchical copy is wrong for odd numbers of replicas."
-            )
-        raise ValueError(
-            f"`{argument}` must be one of {expected}. Received {value!r}.{hint}"
-        )

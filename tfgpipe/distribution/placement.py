@@ -32,7 +32,7 @@ class Placement:
     @property
     def devices(self) -> tuple[str, ...]:
         """For each stage, the device of the replica being built."""
-        return tuple(lead for lead, *_ in self.shard_devices)
+        return tuple(primary for primary, *_ in self.shard_devices)
 
     @property
     def shard_devices(self) -> tuple[tuple[str, ...], ...]:
@@ -118,12 +118,12 @@ def choose_placement(
 
     Args:
         num_stages: K, or None for as many stages as there are devices.
-        devices: Names of devices, or None for those that are there.
+        devices: Names of devices, or None for the default ones.
         num_shards: T, how many shards its layers are split into.
 
     Raises:
-        ValueError: If devices are missing, are given under a strategy, or the strategy
-            is none for pipelines, or for another number of shards.
+        ValueError: If devices are missing, are named under a strategy, or the strategy
+            is not for pipelines, or for another number of shards.
     """
     strategy = replica_context.current_strategy()
     if isinstance(strategy, StageStrategy):
@@ -152,10 +152,9 @@ def choose_placement(
             "`tfgpipe.PipelineStrategy(num_stages=..., num_replicas=...)`."
         )
     if num_stages is None:
-        names = devices or default_devices()
-        num_stages = max(len(names) // num_shards, 1)
-    made = make_mesh(num_stages=num_stages, num_shards=num_shards, devices=devices)
-    return Placement(made, None)
+        num_stages = max(len(devices or default_devices()) // num_shards, 1)
+    mesh = make_mesh(num_stages=num_stages, num_shards=num_shards, devices=devices)
+    return Placement(mesh, None)
 
 
 def _describe(strategy: tf.distribute.Strategy | StageStrategy | None) -> str:
@@ -165,6 +164,6 @@ def _describe(strategy: tf.distribute.Strategy | StageStrategy | None) -> str:
 def optimizer_slots(
     optimizer: keras.optimizers.Optimizer, weights: Iterable[keras.Variable]
 ) -> list[keras.Variable]:
-    """Returns what a built optimizer keeps for some weights."""
-    kept = keras_internals.optimizer_slots(optimizer)
-    return [slot for weight in weights for slot in kept.get(id(weight), ())]
+    """Returns the slots of a built optimizer for some weights."""
+    slots = keras_internals.optimizer_slots(optimizer)
+    return [slot for weight in weights for slot in slots.get(id(weight), ())]

@@ -30,12 +30,12 @@ def stage_strategy() -> StageStrategy | None:
 def stage_group_key(
     key: int, device: str, num_sums: int, specs: Iterable[tf.TensorSpec]
 ) -> int:
-    """Returns the key of the group in which replicas of a stage sum.
+    """Returns the key of the group of a stage's replicas.
 
     Args:
         key: A key that is unique in this process.
         device: The stage's.
-        num_sums: How many sums a microbatch takes.
+        num_sums: How many collectives a microbatch takes part in.
         specs: Shapes and types of the stage's variables.
     """
     strategy = stage_strategy()
@@ -48,7 +48,7 @@ def metrics_result(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Returns metrics of the replica being built in the form that Keras takes.
 
     Args:
-        make: Returns what they are.
+            make: Returns the metrics.
     """
     strategy = stage_strategy()
     return make() if strategy is None else strategy.metrics_result(make)
@@ -91,9 +91,9 @@ def static_replica_index() -> int:
 
     Not on TPUs, where one is built for all.
     """
-    number = replica_index()
-    assert isinstance(number, int)
-    return number
+    index = replica_index()
+    assert isinstance(index, int)
+    return index
 
 
 def replica_index() -> int | tf.Tensor:
@@ -101,6 +101,6 @@ def replica_index() -> int | tf.Tensor:
     context = tf.distribute.get_replica_context()
     if context is None:
         return 0  # Across replicas, as when shapes are inferred.
-    number = context.replica_id_in_sync_group
-    known = tf.get_static_value(number)
-    return number if known is None else int(known)
+    index = context.replica_id_in_sync_group
+    known = tf.get_static_value(index)
+    return index if known is None else int(known)

@@ -2,8 +2,8 @@
 
 Gradients are summed over replicas first. Then Keras' optimizer is applied, all of it,
 once for each replica, and sees that replica's copies alone: it does what it does on one
-device, on each. Where replicas share out what is kept, it is applied once, on the
-owner's copy of each weight, and the others copy what has come out.
+device, on each. Under ZeRO it is applied once, on the owner's copy of each weight, and
+the other replicas copy the result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tfgpipe.distribution import all_reduce, replica_context
 from tfgpipe.distribution.all_reduce import Gradient
 
 # For each weight its gradients, one a replica, or None.
-Parts = Sequence[Any]
+PerReplica = Sequence[Any]
 
 
 def merge(
@@ -31,20 +31,19 @@ def merge(
 
     Args:
         gradients: Those of the replica being built, None for weights without one.
-        run: Given for each weight the value that holds them, or None.
+        run: Takes for each weight the distributed value of its gradients, or None.
     """
-    there = [gradient is not None for gradient in gradients]
 
     def merged(_: tf.distribute.Strategy, *values: Any) -> None:
-        given = iter(values)
-        run([next(given) if found else None for found in there])
+        remaining = iter(values)
+        run([None if x is None else next(remaining) for x in gradients])
 
     present = tuple(gradient for gradient in gradients if gradient is not None)
     tf.distribute.get_replica_context().merge_call(merged, args=present)
 
 
-def local_parts(values: Sequence[Any]) -> Parts:
-    """Returns what values that hold one of each replica are on each."""
+def local_tensors(values: Sequence[Any]) -> PerReplica:
+    """Returns the replicas' tensors of each distributed value."""
     local = tf.distribute.get_strategy().experimental_local_results
     return [None if value is None else local(value) for value in values]
 
@@ -73,14 +72,10 @@ class ReplicaUpdate:
         """Returns the devices of a weight's copies."""
         return [copy.device for copy in self._copies[weight]]
 
-    def check_copies(self, number: int) -> None:
-        """Raises RuntimeError if replicas do not all have copies of a variable.
-
-        Args:
-            number: How many replicas there are.
-        """
+    def check_copies(self, num_replicas: int) -> None:
+        """Raises RuntimeError if replicas do not all have copies of a variable."""
         for variable, copies in self._copies.items():
-            if len(copies) != number:
+            if len(copies) != num_replicas:
                 raise RuntimeError(
                     "What is trained on replicas, and its optimizer, must be made "
                     "inside `with strategy.scope():`. Received "
@@ -88,27 +83,29 @@ class ReplicaUpdate:
                     "replica alone."
                 )
 
-    def on_replicas(self, sums: Parts) -> None:
+    def on_replicas(self, sums: PerReplica) -> None:
         """Updates the copies of each replica.
 
         Args:
             sums: For each weight the sum of its gradients on each replica, or None.
         """
-        (number,) = {len(each) for each in sums if each is not None}
-        for d in range(number):
+        (num_replicas,) = {len(each) for each in sums if each is not None}
+        for d in range(num_replicas):
             copies = IdentityMap((v, x[d]) for v, x in self._copies.items())
             self._apply(copies, [each and each[d] for each in sums])
 
-    def on_owners(self, parts: Parts, owner: Callable[[tf.Variable], int]) -> None:
+    def on_owners(
+        self, gradients: PerReplica, owner: Callable[[tf.Variable], int]
+    ) -> None:
         """Updates one copy of each variable, and copies it to the other replicas.
 
         Args:
-            parts: For each weight its gradients, one a replica, or None.
+            gradients: For each weight its gradients, one a replica, or None.
             owner: Returns which of the copies of a weight to update.
         """
         updated = IdentityMap((v, copies[0]) for v, copies in self._copies.items())
         grads: list[Gradient | None] = []
-        for weight, each in zip(self._weights, parts, strict=True):
+        for weight, each in zip(self._weights, gradients, strict=True):
             copies = self._copies[weight]
             if len(copies) > 1:
                 updated[weight] = copies[owner(weight.value)]

@@ -31,7 +31,7 @@ class StageStrategy(abc.ABC):
     ) -> contextlib.AbstractContextManager[None]:
         """A weight created inside is on the devices of a shard of stage `k`.
 
-        Unless replicas share weights out, that is `stage_scope`.
+        Unless replicas shard weights, that is `stage_scope`.
         """
         del weight
         return self.stage_scope(k, shard)
@@ -46,25 +46,18 @@ class StageStrategy(abc.ABC):
     def slot_scope(
         self, weight: tf.Variable
     ) -> contextlib.AbstractContextManager[None]:
-        """Variables created inside are where what is kept for a weight is to be."""
+        """Variables created inside are on the devices of a weight's slots."""
 
     def stage_group_key(
         self, key: int, device: str, num_sums: int, specs: Iterable[tf.TensorSpec]
     ) -> int:
-        """Returns the key of the group in which replicas of a stage sum.
-
-        Args:
-            key: A key that is unique in this process.
-            device: The stage's.
-            num_sums: How many sums a microbatch takes.
-            specs: Shapes and types of the stage's variables.
-        """
+        """Returns the group key of a stage's collectives: see `replica_context`."""
         del device, num_sums, specs
         return key
 
     @property
     def places_updates(self) -> bool:
-        """Whether TensorFlow's own part of it knows where an update belongs."""
+        """Whether TensorFlow's own strategy places updates."""
         return False
 
     @abc.abstractmethod
@@ -86,12 +79,16 @@ class StageStrategy(abc.ABC):
         """Returns metrics in the form that Keras takes of a replica.
 
         Args:
-            make: Returns what they are.
+            make: Returns the metrics.
         """
         return make()
 
-    @abc.abstractmethod
     def update_scope(
         self, variable: tf.Variable
     ) -> contextlib.AbstractContextManager[Any]:
-        """Returns the scope in which to assign to a variable."""
+        """Returns the scope in which to assign to a variable.
+
+        Most of TensorFlow's strategies assign to a variable where it is.
+        """
+        del variable
+        return contextlib.nullcontext()

@@ -133,7 +133,7 @@ class TPUPipelineStrategy(tf.distribute.TPUStrategy, StageStrategy):
 
     @property
     def places_updates(self) -> bool:
-        """Whether TensorFlow's own part of it knows where an update belongs."""
+        """Whether TensorFlow's own strategy places updates."""
         return True
 
     def apply_gradients(

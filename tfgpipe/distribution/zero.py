@@ -1,4 +1,4 @@
-"""ZeRO assignment: which replica keeps a weight or slot that is not copied."""
+"""ZeRO assignment: which replica owns a weight or slot that is not copied."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ZeroAssignment:
     def owner(self, key: Hashable, devices: Sequence[str], num_bytes: int) -> int:
         """Returns the position of the device of a key, always the same."""
         if key not in self._owners:
-            number = self.assign(devices, num_bytes)
-            self._owners[key] = _Owner(number, devices[number], num_bytes)
+            replica = self.assign(devices, num_bytes)
+            self._owners[key] = _Owner(replica, devices[replica], num_bytes)
         return self._owners[key].replica
 
     def release(self, key: Hashable) -> None:

@@ -73,9 +73,9 @@ def traffic_bytes(graph: tf.Graph, operations: Collection[str] | None = None) ->
 def _sum(
     graph: tf.Graph, operations: Collection[str] | None, price: CostFunction
 ) -> float:
-    top = reader.read_graph(graph)
-    names = top.nodes if operations is None else operations
-    return float(sum(_cost(top, name, price) for name in names))
+    body = reader.read_graph(graph)
+    names = body.nodes if operations is None else operations
+    return float(sum(_cost(body, name, price) for name in names))
 
 
 def _cost(body: FunctionGraph, name: str, price: CostFunction) -> float:

@@ -37,9 +37,7 @@ def multiply(
 ) -> tf.Tensor:
     """Returns a product of matrices in its fastest form."""
     form = _choose_form(a, b, transpose_a, transpose_b)
-    if form is None:
-        return tf.matmul(a, b, transpose_a, transpose_b)
-    return form(a, b)
+    return form(a, b) if form else tf.matmul(a, b, transpose_a, transpose_b)
 
 
 def faster_matmuls(graph: tf.Graph) -> dict[str, str]:
@@ -51,21 +49,23 @@ def faster_matmuls(graph: tf.Graph) -> dict[str, str]:
     Returns:
         By the name of each product that has a faster form, the name of that.
     """
-    found = {}
+    faster = {}
     for op in graph.get_operations():
-        if op.type == "MatMul":
-            a, b = op.inputs
-            form = _choose_form(
-                a, b, op.get_attr("transpose_a"), op.get_attr("transpose_b")
-            )
-            if form is not None:
-                with (
-                    graph.as_default(),
-                    tf.device(op.device),
-                    tf.control_dependencies(op.control_inputs),
-                ):
-                    found[op.outputs[0].name] = form(a, b).name
-    return found
+        if op.type != "MatMul":
+            continue
+        a, b = op.inputs
+        transpose_a, transpose_b = (
+            op.get_attr("transpose_a"),
+            op.get_attr("transpose_b"),
+        )
+        if form := _choose_form(a, b, transpose_a, transpose_b):
+            with (
+                graph.as_default(),
+                tf.device(op.device),
+                tf.control_dependencies(op.control_inputs),
+            ):
+                faster[op.outputs[0].name] = form(a, b).name
+    return faster
 
 
 def weight_gradient_factors(gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor] | None:
@@ -76,12 +76,9 @@ def weight_gradient_factors(gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor] 
     op = gradient.op
     while op.type in ("Identity", "Reshape"):
         op = op.inputs[0].op
-    if op.type != "MatMul":
+    if op.type != "MatMul" or not op.get_attr("transpose_a"):
         return None
-    if not op.get_attr("transpose_a") or op.get_attr("transpose_b"):
-        return None
-    x, dy = op.inputs
-    return x, dy
+    return None if op.get_attr("transpose_b") else tuple(op.inputs)
 
 
 def _choose_form(
@@ -94,30 +91,22 @@ def _choose_form(
     terms, rows = a.shape if transpose_a else a.shape[::-1]
     columns = b.shape[0 if transpose_b else 1]
     if transpose_b:
-        return (
-            _transposed_matmul
-            if not transpose_a and rows <= _FEW_ROWS_RATIO * max(b.shape)
-            else None
-        )
+        if transpose_a or rows > _FEW_ROWS_RATIO * max(b.shape):
+            return None
+        return lambda a, b: tf.transpose(tf.matmul(b, a, transpose_b=True))
     if terms < _TERMS or min(rows, columns) < _EDGE:
         return None
     if 1 / rows + 1 / columns < _SHORT_EDGE_BOUND:
         return None
-    long_a = transpose_a and rows % _PAGE == 0
-    long_b = columns % _PAGE == 0
-    if not (long_a or long_b):
+    pads_a = transpose_a and rows % _PAGE == 0
+    pads_b = columns % _PAGE == 0
+    if not (pads_a or pads_b):
         return None
+    padding = [[0, 0], [0, _LONGER]]
 
-    def spread(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-        a, b = _pad_rows(a) if long_a else a, _pad_rows(b) if long_b else b
+    def padded_matmul(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        a = tf.pad(a, padding) if pads_a else a
+        b = tf.pad(b, padding) if pads_b else b
         return tf.matmul(a, b, transpose_a)[:rows, :columns]
 
-    return spread
-
-
-def _transposed_matmul(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    return tf.transpose(tf.matmul(b, a, transpose_b=True))
-
-
-def _pad_rows(matrix: tf.Tensor) -> tf.Tensor:
-    return tf.pad(matrix, [[0, 0], [0, _LONGER]])
+    return padded_matmul

@@ -43,9 +43,9 @@ def distinct_buffers(tensors: Iterable[tf.Tensor]) -> list[tf.Tensor]:
 def peak_bytes(graph: tf.Graph) -> int:
     """Returns the peak of the bytes that a function holds beside its arguments.
 
-    Operations run in the order of the graph. Each makes its results while it holds what
-    it reads; then what nothing else reads is freed. One on single elements writes into
-    what it is the last to read.
+    Operations run in the order of the graph. Each allocates its results, then inputs
+    that nothing else uses are freed. An elementwise operation writes into an input that
+    it is the last to use.
     """
     operations = graph.get_operations()
     readers = collections.Counter(x.ref() for op in operations for x in op.inputs)
@@ -53,22 +53,22 @@ def peak_bytes(graph: tf.Graph) -> int:
     # For each tensor the one whose buffer it is in, and for that its size.
     buffer: dict[Any, Any] = {}
     size: dict[Any, int] = {}
-    held = most = 0
+    current = peak = 0
     for op in operations:
-        read = [buffer[x.ref()] for x in op.inputs]
+        inputs = [buffer[x.ref()] for x in op.inputs]
         for x in op.outputs:
             if op.type in _ALIASING_OPS:
-                buffer[x.ref()] = read[0]
-                readers[read[0]] += readers[x.ref()]
+                buffer[x.ref()] = inputs[0]
+                readers[inputs[0]] += readers[x.ref()]
             else:
                 buffer[x.ref()] = x.ref()
-                given = op.type in ("Placeholder", "Const")
-                size[x.ref()] = 0 if given else num_bytes(x)
+                is_argument = op.type in ("Placeholder", "Const")
+                size[x.ref()] = 0 if is_argument else num_bytes(x)
         new = 0 if op.type in _ALIASING_OPS else sum(size[x.ref()] for x in op.outputs)
-        readers.subtract(read)
-        freed = [size.pop(x) for x in dict.fromkeys(read) if not readers[x]]
-        written_over = op.type in _ELEMENTWISE and new in freed
-        most = max(most, held if written_over else held + new)
-        unread = [x.ref() for x in op.outputs if not readers[buffer[x.ref()]]]
-        held += new - sum(freed) - sum(size.pop(x, 0) for x in unread)
-    return most
+        readers.subtract(inputs)
+        freed = [size.pop(x) for x in dict.fromkeys(inputs) if not readers[x]]
+        in_place = op.type in _ELEMENTWISE and new in freed
+        peak = max(peak, current if in_place else current + new)
+        unused = [x.ref() for x in op.outputs if not readers[buffer[x.ref()]]]
+        current += new - sum(freed) - sum(size.pop(x, 0) for x in unused)
+    return peak

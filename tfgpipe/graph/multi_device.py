@@ -1,7 +1,7 @@
-"""Multi-device functions: a function on several devices, called in parts of one each.
+"""Multi-device functions: a function on several devices, called as one per device.
 
-Parts name no device: they are called on the device of their shard, so parts that
-compute the same are one function, for whichever shard, stage and replica.
+The functions per device name no device: they are called on the device of their shard,
+so those that compute the same are one function, for whichever shard, stage and replica.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from tfgpipe._compat import functions
 from tfgpipe.devices import sharding
-from tfgpipe.graph import device_split, partitioner
-from tfgpipe.graph.device_split import DevicePart
+from tfgpipe.graph import partitioner
+from tfgpipe.graph.device_subgraphs import DeviceSubgraph, split_by_device
 
 
 class MultiDeviceFunction:
@@ -25,24 +25,25 @@ class MultiDeviceFunction:
     Called as a `GraphFunction` is.
 
     Args:
-        name: What to call it.
+        name: Its name.
         function: The function, traced.
-        library: Functions to share. New ones are added.
+        cache: Functions to share. New ones are added.
     """
 
-    def __init__(self, name: str, function: Any, library: dict[Hashable, Any]) -> None:
+    def __init__(self, name: str, function: Any, cache: dict[Hashable, Any]) -> None:
         self._function = function
         graph = _PlacedGraph(function)
-        self._given = [x.name for x in function.inputs]
-        self._made = graph.outputs
-        split = device_split.split_by_device(
-            graph.inputs, graph.devices, copies=graph.copies
-        )
-        self._parts = [_part(name, graph, piece, library) for piece in split]
+        self._outputs = graph.outputs
+        self._calls = [
+            _device_function(name, graph, subgraph, cache)
+            for subgraph in split_by_device(
+                graph.inputs, graph.devices, copies=graph.copies
+            )
+        ]
 
     @property
     def graph(self) -> tf.Graph:
-        """What the function computes."""
+        """The function's graph."""
         return self._function.graph
 
     def __call__(
@@ -52,24 +53,23 @@ class MultiDeviceFunction:
 
         Args:
             *tensors: Its arguments.
-            devices: Those of the shards; nothing for all here.
+            devices: Those of the shards; empty for the current device.
         """
-        given = [*tensors, *self._function.captured_inputs]
-        values = dict(zip(self._given, given, strict=True))
-        for part in self._parts:
-            read = [values[name] for name in part.inputs]
-            on = (
-                tf.device(devices[part.device]) if devices else contextlib.nullcontext()
-            )
-            with on:
-                made = [tf.identity(*read)] if part.call is None else part.call(*read)
-            values.update(zip(part.outputs, made, strict=True))
-        return [values[name] for name in self._made]
+        arguments = [*tensors, *self._function.captured_inputs]
+        names = [x.name for x in self._function.inputs]
+        values = dict(zip(names, arguments, strict=True))
+        for each in self._calls:
+            inputs = [values[name] for name in each.inputs]
+            device = devices[each.device] if devices else None
+            with tf.device(device) if device else contextlib.nullcontext():
+                outputs = each.call(*inputs) if each.call else [tf.identity(*inputs)]
+            values.update(zip(each.outputs, outputs, strict=True))
+        return [values[name] for name in self._outputs]
 
 
 @dataclasses.dataclass(frozen=True)
 class _DeviceFunction:
-    """A piece with the function that computes it; a move has none."""
+    """A device subgraph with the function that computes it; a copy has none."""
 
     device: int
     inputs: tuple[str, ...]
@@ -80,18 +80,17 @@ class _DeviceFunction:
 class _PlacedGraph:
     """A traced function, without copies that would bring tensors to the primary device.
 
-    By themselves, TensorFlow's functions copy what they are given and what they return;
-    and what `tf.custom_gradient` decorates, all of it, weights too. These copies name
-    no device.
+    By themselves, TensorFlow's functions copy their inputs and outputs; functions under
+    `tf.custom_gradient` copy the weights they use, too. These copies name no device.
 
     Attributes:
         outputs: Names of the tensors that are returned.
-        inputs: The computation, as `graph.partitioner` takes it apart.
+        inputs: The computation, as a graph of `graph.partitioner`.
         devices: For each operation, the shard on whose device it is.
         copies: Operations that do nothing but copy.
-        constants: Operations that are no part of it, but of each piece that reads them.
-        nodes: The operations as TensorFlow writes them down.
-        readers: For each tensor, the operations that read it.
+        constants: Operations that are copied into each subgraph that uses them.
+        nodes: The operations as `NodeDef`.
+        readers: For each tensor, the operations that use it.
     """
 
     def __init__(self, function: Any) -> None:
@@ -100,21 +99,21 @@ class _PlacedGraph:
         definition = graph.as_graph_def()
         self.nodes = {node.name: node for node in definition.node}
         self.versions, self.library = definition.versions, definition.library
-        self._given = {x.name for x in function.inputs}
-        self.outputs = [self._made(x) for x in function.outputs]
+        self._function_inputs = {x.name for x in function.inputs}
+        self.outputs = [self._output_name(x) for x in function.outputs]
         constants = {n for n, op in self.operations.items() if op.type == "Const"}
         self.constants = constants - set(map(partitioner.op_name, self.outputs))
         everything = partitioner.topological_order(
-            {name: self._read(op) for name, op in self.operations.items()}
+            {name: self._input_names(op) for name, op in self.operations.items()}
         )
         needed = partitioner.subgraph(
             everything,
             fetches=[*self.outputs, *(f"^{op.name}" for op in graph.control_outputs)],
-            feeds=self._given,
+            feeds=self._function_inputs,
         ).operations
         self.inputs = {
-            name: read
-            for name, read in everything.items()
+            name: inputs
+            for name, inputs in everything.items()
             if name in needed and name not in self.constants
         }
         self.devices = {
@@ -123,32 +122,28 @@ class _PlacedGraph:
         }
         self.copies = [n for n in self.inputs if self.operations[n].type == "Identity"]
         self.readers: dict[str, set[str]] = {name: {""} for name in self.outputs}
-        for name, read in self.inputs.items():
-            for tensor in read:
+        for name, inputs in self.inputs.items():
+            for tensor in inputs:
                 self.readers.setdefault(tensor, set()).add(name)
 
     def tensor(self, name: str) -> tf.Tensor:
         """Returns the tensor of a name."""
-        return self.operations[partitioner.op_name(name)].outputs[
-            int(name.split(":")[1])
-        ]
+        op, _, index = name.partition(":")
+        return self.operations[op].outputs[int(index)]
 
-    def _read(self, op: tf.Operation) -> tuple[str, ...]:
-        behind = [
-            f"^{x.name}" for x in op.control_inputs if not self._is_unplaced_copy(x)
-        ]
-        return (*map(self._copied_from, op.inputs), *behind)
+    def _input_names(self, op: tf.Operation) -> tuple[str, ...]:
+        control = [x for x in op.control_inputs if not self._is_unplaced_copy(x)]
+        return (*map(self._source, op.inputs), *(f"^{x.name}" for x in control))
 
-    def _copied_from(self, tensor: tf.Tensor) -> str:
-        """Returns the name of what a tensor is, if it is a bare copy, a copy of."""
+    def _source(self, tensor: tf.Tensor) -> str:
+        """Returns the name of a tensor, or of its source if it is an unplaced copy."""
         while self._is_unplaced_copy(tensor.op):
             tensor = tensor.op.inputs[tensor.value_index]
         return tensor.name
 
-    def _made(self, tensor: tf.Tensor) -> str:
-        if tensor.op.type == "Identity" and not tensor.op.device:
-            return self._copied_from(tensor.op.inputs[0])
-        return self._copied_from(tensor)
+    def _output_name(self, tensor: tf.Tensor) -> str:
+        is_copy = tensor.op.type == "Identity" and not tensor.op.device
+        return self._source(tensor.op.inputs[0] if is_copy else tensor)
 
     def _is_unplaced_copy(self, op: tf.Operation) -> bool:
         if op.type == "IdentityN":
@@ -157,82 +152,80 @@ class _PlacedGraph:
             op.type == "Identity"
             and not op.device
             and not op.control_inputs
-            and op.inputs[0].name in self._given
+            and op.inputs[0].name in self._function_inputs
         )
 
 
-def _part(
-    name: str, graph: _PlacedGraph, piece: DevicePart, library: dict[Hashable, Any]
+def _device_function(
+    name: str, graph: _PlacedGraph, subgraph: DeviceSubgraph, cache: dict[Hashable, Any]
 ) -> _DeviceFunction:
-    inside = set(piece.operations)
-    read = dict.fromkeys(
+    inside = set(subgraph.operations)
+    outside = dict.fromkeys(
         tensor
-        for operation in piece.operations
+        for operation in subgraph.operations
         for tensor in graph.inputs[operation]
         if not tensor.startswith("^") and partitioner.op_name(tensor) not in inside
     )
-    reads = tuple(x for x in read if partitioner.op_name(x) not in graph.constants)
-    makes = tuple(
+    inputs = tuple(x for x in outside if partitioner.op_name(x) not in graph.constants)
+    outputs = tuple(
         tensor.name
-        for operation in piece.operations
+        for operation in subgraph.operations
         for tensor in graph.operations[operation].outputs
         if graph.readers.get(tensor.name, inside) - inside
     )
-    if piece.is_copy:
-        return _DeviceFunction(piece.device, reads, makes, None)
-    constants = {partitioner.op_name(x): None for x in read if x not in reads}
-    definition, fed, fetched = _with_canonical_names(
-        graph, [*constants, *piece.operations], reads, makes
+    if subgraph.is_copy:
+        return _DeviceFunction(subgraph.device, inputs, outputs, None)
+    constants = {partitioner.op_name(x): None for x in outside if x not in inputs}
+    definition, feeds, fetches = _with_canonical_names(
+        graph, [*constants, *subgraph.operations], inputs, outputs
     )
-    specs = [tf.TensorSpec(x.shape, x.dtype) for x in map(graph.tensor, reads)]
+    specs = [tf.TensorSpec(x.shape, x.dtype) for x in map(graph.tensor, inputs)]
     content = definition.SerializeToString(deterministic=True)
-    key = (name, content, fetched, tuple(map(repr, specs)))
-    if key not in library:
+    key = (name, content, fetches, tuple(map(repr, specs)))
+    if key not in cache:
 
         def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
             results = tf.graph_util.import_graph_def(
                 definition,
-                input_map=dict(zip(fed, tensors, strict=True)),
-                return_elements=fetched,
+                input_map=dict(zip(feeds, tensors, strict=True)),
+                return_elements=fetches,
                 name="",
             )
-            for result, made in zip(results, makes, strict=True):
-                result.set_shape(graph.tensor(made).shape)
+            for result, output in zip(results, outputs, strict=True):
+                result.set_shape(graph.tensor(output).shape)
             return list(results)
 
         traced = functions.make(run, specs, name=f"piece_of_{name}")
-        library[key] = functions.GraphFunction(name, traced)
-    return _DeviceFunction(piece.device, reads, makes, library[key])
+        cache[key] = functions.GraphFunction(name, traced)
+    return _DeviceFunction(subgraph.device, inputs, outputs, cache[key])
 
 
 def _with_canonical_names(
     graph: _PlacedGraph,
     operations: Sequence[str],
-    reads: Sequence[str],
-    makes: Sequence[str],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
 ) -> tuple[tf.compat.v1.GraphDef, tuple[str, ...], tuple[str, ...]]:
-    """Returns operations under canonical names, with the new names of both ends."""
+    """Returns operations under canonical names, with those of inputs and outputs."""
     definition = tf.compat.v1.GraphDef(versions=graph.versions)
-    numbers = {name: f"o{number}" for number, name in enumerate(operations)}
-    fed = {name: f"i{number}:0" for number, name in enumerate(reads)}
+    names = {name: f"o{i}" for i, name in enumerate(operations)}
+    feeds = {name: f"i{i}:0" for i, name in enumerate(inputs)}
 
-    def renamed(tensor: str) -> str:
+    def rename(tensor: str) -> str:
         operation, colon, index = tensor.partition(":")
-        return fed.get(tensor) or numbers[operation] + colon + index
+        return feeds.get(tensor) or names[operation] + colon + index
 
-    for name, number in numbers.items():
+    for name, canonical_name in names.items():
         node = definition.node.add()
         node.CopyFrom(graph.nodes[name])
-        node.name = number
+        node.name = canonical_name
         functions.forget_trace(node)
         if sharding.shard_index(node.device) is not None:
             node.device = ""
-        read = graph.inputs.get(name, ())
-        node.input[:] = [renamed(x) for x in read if not x.startswith("^")]
-        behind = (
-            numbers.get(partitioner.op_name(x)) for x in read if x.startswith("^")
-        )
-        node.input.extend(f"^{x}" for x in behind if x is not None)
+        tensors = graph.inputs.get(name, ())
+        node.input[:] = [rename(x) for x in tensors if not x.startswith("^")]
+        control = (x[1:] for x in tensors if x.startswith("^"))
+        node.input.extend(f"^{names[x]}" for x in control if x in names)
         if any(attr.HasField("func") or attr.list.func for attr in node.attr.values()):
             definition.library.CopyFrom(graph.library)
-    return definition, tuple(fed.values()), tuple(map(renamed, makes))
+    return definition, tuple(feeds.values()), tuple(map(rename, outputs))

@@ -11,12 +11,10 @@ to split it:
       d sources ◀ b1 ◀── b2 ◀── d outputs        backward
 
 * `saved_tensors` splits along the dotted line: the tensors that cross it, the
-*residuals*, are
-  saved by the forward for the backward (no rematerialisation).
+  *residuals*, are saved by the forward for the backward (no rematerialisation).
 * `saved_tensors_under_remat` splits above `f1`: the backward contains f1 and f2 again
-and starts
-  from the sources. Only what a second run would not reproduce, the results of stateful
-  operations, is saved.
+  and starts from the sources. Only the results of stateful operations, which a second
+  run would not reproduce, are saved.
 
 A backward can be split once more. The gradient goes down the layers of a stage in a
 chain, and weight gradients branch off it. `backward_split_tensors` puts the chain into
@@ -46,7 +44,7 @@ class Subgraph:
     """A subgraph: operations with the tensors that are fed to them.
 
     Attributes:
-        operations: Names of the operations to copy into the program.
+        operations: Names of the operations to copy into the function.
         feeds: Tensors to feed, residuals and sources alike, in a fixed order.
     """
 
@@ -55,7 +53,7 @@ class Subgraph:
 
 
 def op_name(tensor: str) -> str:
-    """Returns the name of the operation that makes a tensor.
+    """Returns the name of the operation that computes a tensor.
 
     >>> op_name("dense/MatMul:0"), op_name("^assert"), op_name("x")
     ('dense/MatMul', 'assert', 'x')
@@ -95,10 +93,10 @@ def hoistable_tensors(
     """Returns the tensors to hoist: computed once as long as `invariant` do not change.
 
     They depend on `invariant` and constants alone, come from an operation that is worth
-    hoisting, and are read by an operation that is not hoisted.
+    hoisting, and are used by an operation that is not hoisted.
 
     Args:
-        graph: The whole computation, its operations in an order in which they can run.
+        graph: The joint graph, its operations in topological order.
         invariant: Tensors that stay the same.
         fetches: Tensors to compute.
         constants: Operations whose results are constant.
@@ -117,17 +115,17 @@ def hoistable_tensors(
             same.add(name)
     needed = subgraph(graph, fetches=fetches, feeds=invariant).operations
     used = set(map(op_name, fetches))
-    kept = []
+    hoisted = []
     for name in reversed(list(graph)):
         if name not in needed:
             continue
         if name in same and name not in used:
             continue  # Only hoisted tensors depend on it.
         if name in same and name in hoistable_ops:
-            kept.append(f"{name}:0")
+            hoisted.append(f"{name}:0")
         else:
             used.update(map(op_name, graph[name]))
-    return tuple(reversed(kept))
+    return tuple(reversed(hoisted))
 
 
 def subgraph(
@@ -142,9 +140,9 @@ def subgraph(
     Control dependencies are followed like data, but stop at operations that are fed.
 
     Args:
-        graph: The whole computation.
+        graph: A graph.
         fetches: Tensors to compute. A control dependency has an operation run.
-        feeds: Tensors that are given.
+        feeds: Tensors that are fed.
         completed: Operations that have run before, so that nothing need wait for them.
     """
     stop = {*map(op_name, feeds), *completed}
@@ -177,27 +175,22 @@ def saved_tensors(
     """Returns the residuals with which the backward recomputes nothing.
 
     Args:
-        graph: The whole computation.
-        sources: Tensors that both programs are given anyway.
-        outputs: What the forward program fetches.
-        gradients: What the backward program fetches.
-        constants: Operations that are cheaper to copy than to keep the result of.
+        graph: The joint graph.
+        sources: Tensors that are fed to forward and backward alike.
+        outputs: Fetches of the forward.
+        gradients: Fetches of the backward.
+        constants: Operations that are cheaper to copy than to save the result of.
         completed: Operations of the forward for which nothing in the backward waits.
     """
-    fetches = [canonical(gradient) for gradient in gradients]
+    gradients = list(gradients)
     forward = subgraph(graph, fetches=outputs, feeds=sources).operations
     shared = forward - set(constants)
     needed = subgraph(
-        graph, fetches=fetches, feeds=sources, completed=completed
+        graph, fetches=gradients, feeds=sources, completed=completed
     ).operations
-    residuals: dict[str, None] = {}
-    for name in graph:
-        if name in needed and name not in shared:
-            fetches.extend(canonical(i) for i in graph[name] if not i.startswith("^"))
-    for tensor in fetches:
-        if tensor not in sources and op_name(tensor) in shared:
-            residuals[tensor] = None
-    return tuple(residuals)
+    return _crossing(
+        graph, needed - shared, fetches=gradients, sources=sources, shared=shared
+    )
 
 
 def saved_tensors_under_remat(
@@ -211,20 +204,15 @@ def saved_tensors_under_remat(
     """Returns the residuals that a recomputation cannot reproduce.
 
     These are the results of stateful operations (an unseeded random draw, a read of a
-    resource) that the forward program ran and the backward program would run again.
+    resource) that the forward ran and the backward would run again.
     """
+    gradients = list(gradients)
     forward = subgraph(graph, fetches=outputs, feeds=sources).operations
     needed = subgraph(
         graph, fetches=gradients, feeds=sources, completed=stateful
     ).operations
     once = forward & needed & set(stateful)
-    consumed = [i for name in graph if name in needed for i in graph[name]]
-    residuals = {
-        canonical(i): None
-        for i in (*consumed, *gradients)
-        if not i.startswith("^") and op_name(i) in once
-    }
-    return tuple(residuals)
+    return _crossing(graph, needed, fetches=gradients, sources=sources, shared=once)
 
 
 def backward_split_tensors(
@@ -240,51 +228,56 @@ def backward_split_tensors(
     """Returns the tensors that cross from input gradients to weight gradients.
 
     An operation of the backward is in the first half if input gradients depend on it,
-    or two weight gradients do; what a single weight gradient needs is in the second.
+    or two weight gradients do; it is in the second if a single weight gradient does.
     So neither half repeats an operation of the other. In a stage whose inputs
     need no gradient the first half ends at its first layer.
 
     Args:
-        graph: The whole computation, its operations in an order in which they can run.
-        sources: Tensors that all programs are given anyway.
-        outputs: What the forward program fetches.
-        input_grads: What the chain leads to.
-        weight_grads: The gradients of the weights; one that is held in two tensors may
+        graph: The joint graph, its operations in topological order.
+        sources: Tensors that are fed to all functions alike.
+        outputs: Fetches of the forward.
+        input_grads: The gradients of the inputs.
+        weight_grads: The gradients of the weights; one that is in two tensors may
             count as two.
-        constants: Operations that are cheaper to copy than to keep the result of.
+        constants: Operations that are cheaper to copy than to save the result of.
         completed: Operations of the forward for which nothing in the backward waits.
     """
-    weights = [canonical(name) for name in weight_grads]
     forward = subgraph(graph, fetches=outputs, feeds=sources).operations
     needed = subgraph(
-        graph, fetches=weights, feeds=sources, completed=completed
+        graph, fetches=weight_grads, feeds=sources, completed=completed
     ).operations
+    # For each operation the gradients that depend on it, as bits; bit 0 for inputs.
     reached = dict.fromkeys(graph, 0)
     for name in input_grads:
         reached[op_name(name)] |= 1
-    for number, name in enumerate(weight_grads, start=1):
-        reached[op_name(name)] |= 1 << number
+    for bit, name in enumerate(weight_grads, start=1):
+        reached[op_name(name)] |= 1 << bit
     for name in reversed(list(graph)):
         for tensor in graph[name]:
             if canonical(tensor) not in sources:
                 reached[op_name(tensor)] |= reached[name]
-    hanging = {
+    second_half = {
         name
         for name in needed - forward
         if not reached[name] & 1 and reached[name].bit_count() == 1
     }
-    shared = needed - hanging - set(constants)
-    consumed = [
-        canonical(i)
-        for name in graph
-        if name in hanging
-        for i in graph[name]
-        if not i.startswith("^")
-    ]
+    shared = needed - second_half - set(constants)
+    return _crossing(
+        graph, second_half, fetches=weight_grads, sources=sources, shared=shared
+    )
+
+
+def _crossing(
+    graph: OpGraph,
+    operations: Collection[str],
+    *,
+    fetches: Iterable[str],
+    sources: Collection[str],
+    shared: Collection[str],
+) -> tuple[str, ...]:
+    """Returns the tensors of `shared` that `operations` use or that are fetched."""
+    used = [i for name in graph if name in operations for i in graph[name]]
+    tensors = [canonical(i) for i in (*used, *fetches) if not i.startswith("^")]
     return tuple(
-        dict.fromkeys(
-            tensor
-            for tensor in (*consumed, *weights)
-            if tensor not in sources and op_name(tensor) in shared
-        )
+        dict.fromkeys(x for x in tensors if x not in sources and op_name(x) in shared)
     )

@@ -3,7 +3,7 @@
 A graph calls functions: for a `tf.function` in a layer, for each branch of a
 conditional, for the body of a loop. Here each is read as a graph of its own, by public
 means, with the shapes of its tensors and those integers that are known before anything
-runs, from which the number of a loop's trips may follow.
+runs, from which the trip count of a loop may follow.
 """
 
 from __future__ import annotations
@@ -68,13 +68,11 @@ class _FunctionLibrary:
                 yield f"{node.name}:{result.name}:{index}", dtype
 
     def body(self, function: str, values: Sequence[int | None] = ()) -> FunctionGraph:
-        """Returns the body of a function, given those of its arguments we know."""
+        """Returns the body of a function for known values of its arguments."""
         key = (function, *values)
         if key not in self._bodies:
-            definition = self._functions[function]
-            self._bodies[key] = FunctionGraph(
-                self, definition.node_def, definition, values
-            )
+            f = self._functions[function]
+            self._bodies[key] = FunctionGraph(self, f.node_def, f, values)
         return self._bodies[key]
 
 
@@ -114,9 +112,7 @@ class FunctionGraph:
         names: dict[str, str] = {}
 
         def canonical(tensors: Iterable[str]) -> list[str]:
-            return [
-                names.get(tensor, partitioner.canonical(tensor)) for tensor in tensors
-            ]
+            return [names.get(x, partitioner.canonical(x)) for x in tensors]
 
         for name, node in self.nodes.items():
             shapes = _shapes(functions.output_shapes(node))
@@ -177,9 +173,7 @@ class FunctionGraph:
         if node.op == "Const":
             return tf.make_ndarray(node.attr["value"].tensor).item()
         if node.op in ("Cast", "Identity", "Max", "Reshape", "Squeeze"):
-            return self.static_integer(
-                self.input_names(name)[0]
-            )  # Of a single number, that number.
+            return self.static_integer(self.input_names(name)[0])  # The same integer.
         if node.op in _ADDITION_SIGNS:
             left, right = map(self.static_integer, self.input_names(name))
             if left is not None and right is not None:
@@ -216,7 +210,7 @@ class FunctionGraph:
             for function in (attribute.func, *attribute.list.func)
             if function.name
         ]
-        if not functions:
+        if not functions:  # Evaluates no inputs.
             return []
         values = [self.static_integer(tensor) for tensor in self.input_names(name)]
         taken = values[1:] if node.op in BRANCHES else values

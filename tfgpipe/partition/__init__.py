@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from tfgpipe._util import lazy_exports
 
 if TYPE_CHECKING:
-    from tfgpipe.partition.configuration import check_num_stages as check_num_stages
     from tfgpipe.partition.configuration import resolve as resolve
     from tfgpipe.partition.costs import SegmentProfiler as SegmentProfiler
     from tfgpipe.partition.costs import call_weights as call_weights

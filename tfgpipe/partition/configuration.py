@@ -60,18 +60,23 @@ def resolve(
         check_schedule(schedule, num_stages, M)
     strategy = replica_context.current_strategy()
     make_mesh(num_stages=1, num_shards=num_shards)  # Raises if one is too many.
-    there = _shard_groups(default_devices(), num_shards)
+    available = _shard_groups(default_devices(), num_shards)
     chosen = None
     if devices is not None:
-        _check_shard_groups(devices, num_shards)
+        if len(devices) % num_shards:
+            raise ValueError(
+                f"Stages of {num_shards} shards have as many devices each, next to "
+                f"each other in `devices`. Received {len(devices)}: "
+                f"{', '.join(devices)}. Name {num_shards} for each stage."
+            )
         chosen = _shard_groups(devices, num_shards)
     if isinstance(strategy, StageStrategy):
         placement = strategy.mesh.placement
     elif isinstance(schedule, Schedule):
         placement = schedule.placement
-        chosen = _assign_devices(placement, chosen or there[: schedule.num_devices])
+        chosen = _assign_devices(placement, chosen or available[: schedule.num_devices])
     else:
-        K = num_stages or _num_stages(balance) or len(chosen or there)
+        K = num_stages or _num_stages(balance) or len(chosen or available)
         placement = tuple(range(K))
         if schedule == "interleaved":
             if num_stages is None and _num_stages(balance) is None:
@@ -80,36 +85,30 @@ def resolve(
                     "Received no `num_stages`. Pass a multiple of the number of "
                     "devices."
                 )
-            groups = chosen or there[: _num_interleaved_devices(K, len(there))]
+            most = min(len(available), K // 2)  # Devices of several stages each.
+            P = max((p for p in range(1, most + 1) if K % p == 0), default=1)
+            groups = chosen or available[:P]
             placement = tuple(k % len(groups) for k in range(K))
             chosen = _assign_devices(placement, groups)
         elif chosen is not None:
             placement = tuple(map(list(dict.fromkeys(chosen)).index, chosen[:K]))
-    made = schedule
-    if not isinstance(made, Schedule):
-        made = _make_schedule(made, placement, M)
-    if made.placement != placement:
+    if schedule == "gpipe":  # Any placement will do.
+        schedule = schedules.gpipe(len(placement), M).with_placement(placement)
+    elif isinstance(schedule, str):
+        schedule = schedules.make(
+            schedule,
+            num_stages=len(placement),
+            num_microbatches=M,
+            num_devices=max(placement, default=0) + 1,
+        )
+    if schedule.placement != placement:
         raise ValueError(
-            f"Schedule '{made.name}' has its stages on devices {made.placement}, by "
-            f"number. Received devices that have them on {placement}. Give the "
-            "stages' `devices` in the order of the schedule."
+            f"Schedule '{schedule.name}' has its stages on devices "
+            f"{schedule.placement}, by index. Received devices that have them on "
+            f"{placement}. Give the stages' `devices` in the order of the schedule."
         )
     names = None if chosen is None else tuple(itertools.chain(*chosen))
-    return ResolvedConfig(made, names)
-
-
-def _make_schedule(
-    name: str, placement: tuple[int, ...], num_microbatches: int
-) -> Schedule:
-    K = len(placement)
-    if name == "gpipe":  # Which any placement will do for.
-        return schedules.gpipe(K, num_microbatches).with_placement(placement)
-    return schedules.make(
-        name,
-        num_stages=K,
-        num_microbatches=num_microbatches,
-        num_devices=max(placement, default=0) + 1,
-    )
+    return ResolvedConfig(schedule, names)
 
 
 def check_schedule(
@@ -143,45 +142,17 @@ def _shard_groups(names: Sequence[str], num_shards: int) -> list[tuple[str, ...]
     return list(groups)
 
 
-def _check_shard_groups(names: Sequence[str], num_shards: int) -> None:
-    if len(names) % num_shards:
-        raise ValueError(
-            f"Stages of {num_shards} shards have as many devices each, next to each "
-            f"other in `devices`. Received {len(names)}: {', '.join(names)}. Name "
-            f"{num_shards} for each stage."
-        )
-
-
 def _assign_devices(
     placement: tuple[int, ...], groups: Sequence[tuple[str, ...]]
 ) -> list[tuple[str, ...]]:
     """Returns the names of each stage's devices."""
-    number, num_shards = max(placement) + 1, len(groups[0])
-    if len(groups) != number:
+    num_devices, num_shards = max(placement) + 1, len(groups[0])
+    if len(groups) != num_devices:
         each = f" x {num_shards} shards" if num_shards > 1 else ""
         names = list(itertools.chain(*groups))
         raise ValueError(
-            f"The schedule is for {number} devices{each}. Received "
+            f"The schedule is for {num_devices} devices{each}. Received "
             f"{len(names)}: {', '.join(names)}. Name as many `devices`, or make them: "
-            f"`tfgpipe.make_logical_cpus({number * num_shards})`."
+            f"`tfgpipe.make_logical_cpus({num_devices * num_shards})`."
         )
     return [groups[p] for p in placement]
-
-
-def _num_interleaved_devices(num_stages: int, num_devices: int) -> int:
-    """Returns how many devices run several stages each, for an interleaved schedule."""
-    most = min(num_devices, num_stages // 2)
-    fitting = [p for p in range(1, most + 1) if num_stages % p == 0]
-    return max(fitting, default=1)
-
-
-def check_num_stages(
-    counts: Sequence[int], given: Sequence[Any], num_stages: int | None
-) -> None:
-    """Raises ValueError if a cut is for another number of stages than was given."""
-    if num_stages not in (None, len(counts)):
-        raise ValueError(
-            "A `balance` list says how many stages there are. Received num_stages="
-            f"{num_stages} and balance={list(given)}, which makes {len(counts)}. Leave "
-            "`num_stages` out."
-        )

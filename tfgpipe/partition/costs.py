@@ -1,4 +1,4 @@
-"""What each call of a network costs: parameters, FLOPs, bytes, and measured time.
+"""What each captured call costs: parameters, FLOPs, bytes, and measured time.
 
 Every call is traced by itself, forward and gradient, on a microbatch. FLOPs are counted
 in that trace, the bytes that a backward needs are the tensors that cross from its
@@ -17,14 +17,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe._util import num_bytes
+from tfgpipe._util import IdentityMap, num_bytes
 from tfgpipe.capture import CallGraph, TensorKey, layer_variables
 from tfgpipe.devices import sharding
 from tfgpipe.graph import flops, memory, partitioner
 from tfgpipe.runtime import example_variable_value
 from tfgpipe.stage import Stage, StageCache, StageOptions, TracedStage, trace_all
 
-# How often a program is run to measure it, after a first time that compiles it.
+# How often a function is run to measure it, after a warm-up run.
 REPEATS = 8
 
 _OPTIONS = StageOptions(training=True)
@@ -35,7 +35,7 @@ class CallWeights:
     """The weights of a call that no earlier call has.
 
     Attributes:
-        parameters: Numbers in its weights, trained or not.
+        parameters: How many parameters they have, trained or not.
         bytes: Their size on each shard's device.
         trainable_bytes: The size there of those that are trained.
     """
@@ -58,30 +58,30 @@ class CallCost:
     backward: float
 
 
-def call_weights(network: CallGraph) -> list[CallWeights]:
+def call_weights(graph: CallGraph) -> list[CallWeights]:
     """Returns, for each call, the weights of its layer that no earlier call has."""
-    layers = [call.layer for call in network.calls]
-    numbers, num_shards = sharding.shard_indices(layers), sharding.num_shards(layers)
+    layers = [call.layer for call in graph.calls]
+    shards, num_shards = sharding.shard_indices(layers), sharding.num_shards(layers)
 
     def sizes(variables: Sequence[keras.Variable]) -> tuple[int, ...]:
-        found = [0] * num_shards
+        totals = [0] * num_shards
         for variable in variables:
-            found[numbers.get(variable, 0)] += num_bytes(variable)
-        return tuple(found)
+            totals[shards.get(variable, 0)] += num_bytes(variable)
+        return tuple(totals)
 
-    seen: set[int] = set()
+    first_call: IdentityMap[keras.Variable, int] = IdentityMap()
     results = []
-    for call in network.calls:
-        new = []
-        for variables in layer_variables([call.layer]):
-            new.append([v for v in variables if id(v) not in seen])
-            seen.update(map(id, variables))
-        trained, state = new
-        weights = getattr(call.layer, "weights", ())  # Without seeds.
-        counted = set(map(id, weights)) & {id(v) for v in (*trained, *state)}
+    for i, layer in enumerate(layers):
+        trained, state = (
+            [v for v in variables if first_call.setdefault(v, i) == i]
+            for variables in layer_variables([layer])
+        )
+        weights = getattr(layer, "weights", ())  # Without seeds.
         results.append(
             CallWeights(
-                parameters=sum(math.prod(v.shape) for v in weights if id(v) in counted),
+                parameters=sum(
+                    math.prod(v.shape) for v in weights if first_call.get(v) == i
+                ),
                 bytes=sizes([*trained, *state]),
                 trainable_bytes=sizes(trained),
             )
@@ -90,23 +90,23 @@ def call_weights(network: CallGraph) -> list[CallWeights]:
 
 
 class SegmentProfiler:
-    """The parts of a network, such as its single calls, each traced by itself.
+    """Segments of a call graph, such as its single calls, each traced by itself.
 
     Args:
-        network: The calls.
-        spans: Which calls make each part.
-        inputs: Shapes and types of the network's inputs for one microbatch.
+        graph: The calls.
+        spans: Which calls each segment has.
+        inputs: Shapes and types of the graph's inputs for one microbatch.
     """
 
     def __init__(
         self,
-        network: CallGraph,
+        graph: CallGraph,
         spans: Sequence[slice],
         inputs: Mapping[TensorKey, tf.TensorSpec],
     ) -> None:
-        library = StageCache()  # Equal parts share programs, and measurements.
+        cache = StageCache()  # Identical segments share functions, and measurements.
         self._stages = [
-            Stage(i, network.segment(span), library) for i, span in enumerate(spans)
+            Stage(i, graph.segment(span), cache) for i, span in enumerate(spans)
         ]
         self._inputs = dict(inputs)
         self._traced = trace_all(
@@ -128,7 +128,7 @@ class SegmentProfiler:
     def _counted(
         self, count: Callable[[tf.Graph, Collection[str]], float]
     ) -> list[CallCost]:
-        """Counts something in each part's operations, forward and backward."""
+        """Counts something in each segment's operations, forward and backward."""
         results = []
         for traced in self._traced:
             graph = traced.trace.graph
@@ -148,15 +148,15 @@ class SegmentProfiler:
         return results
 
     def value_specs(self) -> dict[int, tf.TensorSpec]:
-        """Returns shape and type of each value that goes from part to part."""
+        """Returns shape and type of each value that goes from segment to segment."""
         specs = dict(self._inputs)
         for traced in self._traced:
             specs.update(traced.output_specs)
-        return {w.value_id: spec for w, spec in specs.items() if not w.is_mask}
+        return {key.value_id: x for key, x in specs.items() if not key.is_mask}
 
     def value_bytes(self) -> dict[int, int]:
         """Returns the bytes of each of them."""
-        return {number: num_bytes(spec) for number, spec in self.value_specs().items()}
+        return {i: num_bytes(spec) for i, spec in self.value_specs().items()}
 
     def saved_bytes(self) -> list[tuple[int, ...]]:
         """Returns the bytes of the saved tensors that each segment adds.
@@ -173,9 +173,8 @@ class SegmentProfiler:
             given = (*trace.given.inputs, *trace.given.weights)
             names = (*given, *traced.without_remat.residuals, *trace.forward.outputs)
             tensors = map(trace.graph.get_tensor_by_name, names)
-            kept = memory.distinct_buffers(tensors)[len(given) :]
             sizes = [0] * num_shards
-            for tensor in kept:
+            for tensor in memory.distinct_buffers(tensors)[len(given) :]:
                 sizes[trace.shard_index(tensor.name)] += num_bytes(tensor)
             results.append(tuple(sizes))
         return results
@@ -188,40 +187,42 @@ class SegmentProfiler:
         """
         results = []
         for traced in self._traced:
-            programs = traced.with_remat if recomputes else traced.without_remat
-            results.append(memory.peak_bytes(programs.backward.function.graph))
+            functions = traced.with_remat if recomputes else traced.without_remat
+            results.append(memory.peak_bytes(functions.backward.function.graph))
         return results
 
     def measure_seconds(
-        self,
-        inputs: Mapping[TensorKey, tf.Tensor],
-        device: str,
-        progress: Callable[[int], None],
+        self, inputs: Mapping[TensorKey, tf.Tensor], device: str
     ) -> list[CallCost]:
-        """Runs each part on its own input, forward and backward, and times both.
+        """Runs each segment on its own input, forward and backward, and times both.
 
         Args:
             inputs: One microbatch.
             device: Where to run.
-            progress: Called with the number of parts measured so far.
         """
         results = []
-        known: dict[tuple[int, int], CallCost] = {}
-        values = dict(inputs)
+        cache: dict[tuple[int, int], CallCost] = {}
         last_readers = {
             key: i for i, t in enumerate(self._traced) for key in t.input_keys
         }
+        progress = keras.utils.Progbar(len(self._stages), unit_name="layer")
         with tf.init_scope(), tf.device(device):
-            values = {key: tf.identity(x) for key, x in values.items()}
-            overhead = _min_seconds(_empty_function(), tf.zeros(()))
+            values = {key: tf.identity(x) for key, x in inputs.items()}
+            empty = tf.function(tf.identity, autograph=False).get_concrete_function(
+                tf.TensorSpec((), tf.float32)
+            )
+            overhead = _min_seconds(empty, tf.zeros(()))
             for i, (stage, traced) in enumerate(
                 zip(self._stages, self._traced, strict=True)
             ):
-                work, made = _measure(stage, traced, values, known, overhead)
-                results.append(work)
-                values.update(made)
-                values = {w: x for w, x in values.items() if last_readers.get(w, 0) > i}
-                progress(i + 1)
+                cost, outputs = _measure(stage, traced, values, cache, overhead)
+                results.append(cost)
+                values = {
+                    key: x
+                    for key, x in {**values, **outputs}.items()
+                    if last_readers.get(key, 0) > i
+                }
+                progress.update(i + 1)
         return results
 
 
@@ -232,39 +233,38 @@ def _measure(
     cache: dict[tuple[int, int], CallCost],
     overhead: float,
 ) -> tuple[CallCost, dict[TensorKey, tf.Tensor]]:
-    """Returns the time of a part, or what is `cache` of its like, and outputs."""
-    trace, programs = traced.trace, traced.without_remat
+    """Returns the time of a segment, from the cache if it is there, and its outputs."""
+    trace, functions = traced.trace, traced.without_remat
     variables = map(example_variable_value, (*stage.weights, *stage.state))
     feed = dict(zip((*trace.given.weights, *trace.given.state), variables, strict=True))
     feed.update(trace.zeros())
     feed.update(
-        zip(trace.given.inputs, (values[w] for w in traced.input_keys), strict=True)
+        zip(trace.given.inputs, (values[key] for key in traced.input_keys), strict=True)
     )
-    feed.update(programs.hoisted(programs.forward, feed))
-    made, _ = programs.forward(feed)
-    feed.update(made)
+    feed.update(functions.hoisted(functions.forward, feed))
+    outputs, _ = functions.forward(feed)
+    feed.update(outputs)
     for output, gradient in zip(
         trace.forward.outputs, trace.backward.output_grads, strict=True
     ):
         if gradient is not None:
             feed[gradient] = tf.ones_like(feed[output])
-    if trace.backward.loss_grad is not None:
-        loss_grad = trace.backward.loss_grad
+    if (loss_grad := trace.backward.loss_grad) is not None:
         feed[loss_grad] = tf.ones((), trace.spec(loss_grad).dtype)
-    key = (id(programs.forward.function), id(programs.backward.function))
+    key = (id(functions.forward.function), id(functions.backward.function))
     if key not in cache:
-        forward = _min_seconds(programs.forward, feed)
-        sums = programs.accumulation.begin()
+        forward = _min_seconds(functions.forward, feed)
+        sums = functions.accumulation.begin()
         backward = 0.0
         if sums or any(trace.backward.input_grads):
-            feed.update(programs.hoisted(programs.backward, feed))
-            backward = _min_seconds(programs.backward, feed, sums)
+            feed.update(functions.hoisted(functions.backward, feed))
+            backward = _min_seconds(functions.backward, feed, sums)
+        # At least a tenth is left when the overhead of a call is subtracted.
         cache[key] = CallCost(
-            _subtract_overhead(overhead, forward),
-            _subtract_overhead(overhead, backward),
+            *(max(t - overhead, t / 10) for t in (forward, backward)),
         )
-    outputs = (feed[output] for output in trace.forward.outputs)
-    return cache[key], dict(zip(traced.output_keys, outputs, strict=True))
+    results = (feed[output] for output in trace.forward.outputs)
+    return cache[key], dict(zip(traced.output_keys, results, strict=True))
 
 
 def _min_seconds(function: Callable[..., Any], *args: Any) -> float:
@@ -280,14 +280,3 @@ def _min_seconds(function: Callable[..., Any], *args: Any) -> float:
         tf.test.experimental.sync_devices()
         seconds.append(time.perf_counter() - start)
     return min(seconds[1:])
-
-
-def _subtract_overhead(overhead: float, seconds: float) -> float:
-    """Subtracts the overhead of a call, but keeps at least a tenth."""
-    return max(seconds - overhead, seconds / 10)
-
-
-def _empty_function() -> Callable[..., Any]:
-    """Returns a function that does nothing, to measure the overhead of a call."""
-    specs = [tf.TensorSpec((), tf.float32)]
-    return tf.function(tf.identity, autograph=False).get_concrete_function(*specs)

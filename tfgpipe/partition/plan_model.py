@@ -8,10 +8,10 @@ from typing import Any, get_args
 import keras
 
 from tfgpipe import schedules
-from tfgpipe._util import check_choice, check_num_microbatches, checks_argument_names
+from tfgpipe._util import check_choice, checks_argument_names
 from tfgpipe.capture import source_model
 from tfgpipe.devices import default_devices, make_mesh, sharding
-from tfgpipe.partition.configuration import check_num_stages, check_schedule, resolve
+from tfgpipe.partition.configuration import check_schedule, resolve
 from tfgpipe.partition.plans import Plan, make_plan
 from tfgpipe.partition.profiles import (
     QUANTITIES,
@@ -63,71 +63,75 @@ def plan(
     Args:
         model: A Functional or Sequential model, or layers that each take what the one
             before returns. Layers that are not built stay so.
-        num_stages: K. Defaults to that of a cut given as `balance`, else to as many as
-            visible GPUs or logical CPUs are enough for.
+        num_stages: K. Defaults to that of a partition given as `balance`, else to as
+            many as visible GPUs or logical CPUs are enough for.
         num_microbatches: M.
         balance: What to minimise on the largest stage: `"params"`;
             `"flops"`, counted in the layers' traced forward and backward; `"time"`,
             measured by running each layer's forward and backward on a microbatch;
-            `"memory"`, the bytes of weights, gradients, slots and activations. Or a cut
-            to look at, as numbers of calls or as names of layers that end stages.
+            `"memory"`, the bytes of weights, gradients, slots and activations. Or a
+            partition to look at, as calls per stage or as names of layers that end
+            stages.
         remat: What the backward recomputes.
-        transfer_dtype: What values are compressed to on their way from stage to stage.
+        transfer_dtype: What values are compressed to between stages.
         sample: A mini-batch as the model takes it. A list of layers needs one, and a
             model with inputs of unknown sizes.
-        batch_size: Rows of the mini-batch, where there is no sample.
+        batch_size: Examples in the mini-batch, where there is no sample.
         memory_limit: Bytes that a device has, for all its stages, or None.
         num_slots: Optimizer slots a trained weight: 2 for Adam, 1 for momentum.
-        schedule: What the pipeline is to run by: how many microbatches a stage holds,
-            and which stages share a device. A `tfgpipe.Schedule` may be for more
+        schedule: How many microbatches each stage has in flight, and which stages
+            share a device. A `tfgpipe.Schedule` may be for more
             devices than there are here.
         device: Where to measure time. Defaults to the first.
 
     Raises:
-        ValueError: If the model cannot be cut as asked, if no cut stays within the
-            memory limit (by how much is said), or if a size is not known.
+        ValueError: If the model has no such partition, if none stays within the memory
+            limit (by how much is said), or if a size is not known.
         TypeError: If `model` has a `call` of its own.
     """
     check_choice("remat", remat, get_args(Remat))
     check_choice("transfer_dtype", transfer_dtype, (None, *get_args(TransferDtype)))
-    check_num_microbatches(num_microbatches)
-    given = source_model.make_source(source_model.copy_unbuilt(model))
+    source = source_model.make_source(source_model.copy_unbuilt(model))
+    num_shards = sharding.num_shards(source.calls)
     chosen: Quantity | tuple[int, ...]
     if isinstance(balance, str):
         chosen = check_choice("balance", balance, QUANTITIES)
-        there = len(default_devices()) // sharding.num_shards(given.calls)
-        if isinstance(schedule, Schedule) and num_stages is None:
-            num_stages = schedule.num_stages
-        num_stages = max(there, 1) if num_stages is None else num_stages
-        check_feasible(given.calls, num_stages, given.opaque_calls)
+        if num_stages is None:
+            available = len(default_devices()) // num_shards
+            num_stages = (
+                schedule.num_stages
+                if isinstance(schedule, Schedule)
+                else max(available, 1)
+            )
+        check_feasible(source.calls, num_stages, source.opaque_calls)
     else:
-        chosen = given.calls_per_stage(balance)
-        check_num_stages(chosen, balance, num_stages)
+        chosen = source.calls_per_stage(balance, num_stages)
         num_stages = len(chosen)
-    if given.inputs is None and sample is None:
+    if source.inputs is None and sample is None:
         raise ValueError(
             "The costs of layers depend on what they are given. Received a list of "
             "layers and no `sample`. Pass a mini-batch, `sample=x`."
         )
     if isinstance(schedule, Schedule):
         check_schedule(schedule, num_stages, num_microbatches)
-        order = schedule
     else:
-        order = resolve(
+        schedule = resolve(
             schedule,
             num_stages=num_stages,
             num_microbatches=num_microbatches,
             balance=balance,
             devices=None,
-            num_shards=sharding.num_shards(given.calls),
+            num_shards=num_shards,
         ).schedule
     mesh = make_mesh(num_stages=1, devices=device and [device])
-    inputs = source_model.to_symbolic(sample) if given.inputs is None else given.inputs
+    inputs = source.inputs
+    if inputs is None:
+        inputs = source_model.to_symbolic(sample)
     with keras.StatelessScope(initialize_variables=False):
-        recorded = given.capture(inputs, {})
-        check_batch_independence(recorded, num_microbatches=num_microbatches)
+        captured = source.capture(inputs, {})
+        check_batch_independence(captured, num_microbatches=num_microbatches)
         return make_plan(
-            recorded,
+            captured,
             chosen,
             PlanSettings(
                 num_stages=num_stages,
@@ -136,11 +140,11 @@ def plan(
                 memory_limit=memory_limit,
                 num_slots=num_slots,
                 transfer_dtype=transfer_dtype,
-                schedule=order,
+                schedule=schedule,
             ),
             sample=None
             if sample is None
-            else [*given.flatten_inputs(sample, {}).values()],
+            else [*source.flatten_inputs(sample, {}).values()],
             batch_size=batch_size,
             device=mesh.primary_devices[0][0],
         )

@@ -7,12 +7,9 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 
-import keras
 import tensorflow as tf
 
 from tfgpipe._util import (
-    check_calls_per_stage,
-    imbalance,
     layer_names,
     readable_bytes,
     readable_count,
@@ -24,7 +21,7 @@ from tfgpipe.devices import short_name
 from tfgpipe.partition import costs, profiles, solver
 from tfgpipe.partition.costs import CallCost
 from tfgpipe.partition.profiles import CallProfile, PlanSettings, Quantity
-from tfgpipe.simulation import Costs, simulate
+from tfgpipe.simulation import Costs, imbalance, simulate
 from tfgpipe.stage import BoundaryCodec, TransferDtype
 
 # Measured costs that differ by less are the same; fewer bytes then decide.
@@ -64,8 +61,8 @@ class Plan:
     Attributes:
         calls_per_stage: The number of calls in each stage, to be given as `balance`.
         quantity: What is balanced.
-        settings: What it was made for.
-        cost_source: How the costs were found.
+        settings: The options of the plan.
+        cost_source: How the costs were determined.
         profile: What each call costs.
     """
 
@@ -77,7 +74,7 @@ class Plan:
 
     @functools.cached_property
     def stages(self) -> tuple[StagePlan, ...]:
-        """What each stage holds and costs."""
+        """The layers and costs of each stage."""
         profile, settings = self.profile, self.settings
         spans = stage_spans(self.calls_per_stage)
         work = profile.stage_cost_tables("flops", settings)
@@ -98,7 +95,10 @@ class Plan:
     @functools.cached_property
     def device_bytes(self) -> tuple[float, ...]:
         """For each device the bytes that it needs, of all stages that it has."""
-        return self.profile.device_bytes(self.settings, self.calls_per_stage)
+        stages = self.profile.stage_memory(self.settings)
+        return profiles.device_bytes(
+            stages, self.settings.schedule, self.calls_per_stage
+        )
 
     @property
     def imbalance(self) -> float:
@@ -115,14 +115,13 @@ class Plan:
         cost = [stage.cost for stage in self.stages]
         if not any(cost):
             return 0.0
-        forward, backward = ([part * c / 3 for c in cost] for part in (1, 2))
-        costs = Costs(forward=forward, backward=backward)
-        return simulate(self.settings.resolved_schedule, costs).timeline.bubble
+        costs = Costs(forward=[c / 3 for c in cost], backward=[2 * c / 3 for c in cost])
+        return simulate(self.settings.schedule, costs).timeline.bubble
 
     def rebalance(self, measured: Sequence[float]) -> Plan:
         """Returns the plan for measured stage times.
 
-        What a stage took beyond the plan is distributed over its calls in proportion.
+        The time of a stage is distributed over its calls in proportion to their costs.
         Give the result to `PipelinedLayer.recut` to change a model that runs.
 
         Args:
@@ -140,23 +139,20 @@ class Plan:
         planned = self.profile.call_costs(
             "flops" if self.quantity == "memory" else self.quantity, self.settings
         )
-        scaled: list[float] = []
+        scaled: list[CallCost] = []
         for span, seconds in zip(
             stage_spans(self.calls_per_stage), measured, strict=True
         ):
-            part = planned[span]
-            total = sum(part)
-            scaled += [
-                seconds * (cost / total if total else 1 / len(part)) for cost in part
-            ]
-        work = tuple(CallCost(forward=0.0, backward=cost) for cost in scaled)
-        profile = dataclasses.replace(self.profile, seconds=work)
+            costs = planned[span] if any(planned[span]) else [1.0] * len(planned[span])
+            unit = seconds / sum(costs)
+            scaled += [CallCost(forward=0.0, backward=unit * cost) for cost in costs]
+        profile = dataclasses.replace(self.profile, seconds=tuple(scaled))
         return best_plan(
             profile, "time", self.settings, note="balanced by measured stage times"
         )
 
     def __str__(self) -> str:
-        settings, rows_each = self.settings, self.profile.rows
+        settings, schedule = self.settings, self.settings.schedule
         timed = self.quantity == "time"
         work = "ms" if timed else "FLOPs"
         header = ("stage", "layers", "parameters", work, "memory", "receives", "share")
@@ -176,21 +172,20 @@ class Plan:
         most = max(self.device_bytes)
         limit = settings.memory_limit
         fits = "" if limit is None else f" of {readable_bytes(limit)}"
-        sent = ""
-        if settings.resolved_schedule.name != "gpipe":
-            sent = f"schedule={settings.resolved_schedule.name}, "
+        options = ""
+        if schedule.name != "gpipe":
+            options = f"schedule={schedule.name}, "
         if settings.transfer_dtype is not None:
-            sent += f"transfer_dtype={settings.transfer_dtype}, "
+            options += f"transfer_dtype={settings.transfer_dtype}, "
         shards = self.profile.num_shards
         each = f" in {shards} shards" if shards > 1 else ""
-        num_devices = settings.resolved_schedule.num_devices
-        if num_devices < settings.num_stages:
-            each = f" on {num_devices} devices{each}"
+        if schedule.num_devices < settings.num_stages:
+            each = f" on {schedule.num_devices} devices{each}"
         return "\n".join(
             [
                 f"{settings.num_stages} stages{each}, {settings.num_microbatches} "
-                f"microbatches of {rows_each} rows, remat={settings.remat}, "
-                f"{sent}{self.cost_source}",
+                f"microbatches of {self.profile.rows} rows, remat={settings.remat}, "
+                f"{options}{self.cost_source}",
                 text_table(header, rows, left=("layers", "stage")),
                 f"imbalance {self.imbalance:.3f}, bubble {100 * self.bubble:.1f}%, "
                 f"{readable_bytes(most)}{fits} on the fullest device",
@@ -200,7 +195,7 @@ class Plan:
 
 
 def make_plan(
-    recorded: tracer.CapturedModel,
+    captured: tracer.CapturedModel,
     balance: Quantity | Sequence[int],
     settings: PlanSettings,
     *,
@@ -211,57 +206,49 @@ def make_plan(
     """Makes a plan.
 
     Args:
-        recorded: The model.
+        captured: The model.
         balance: What to balance, or the number of calls of each stage.
         settings: What for.
         sample: A mini-batch, one tensor an input, or None for `batch_size` rows of the
-            sizes that were recorded, of noise where time is measured.
-        batch_size: Their number, if the model leaves it open.
+            sizes in the model, of noise where time is measured.
+        batch_size: The size of the mini-batch, if the model leaves it open.
         device: Where to measure time.
 
     Raises:
-        ValueError: If the model cannot be cut so, or a size is not known.
+        ValueError: If the model has no such partition, or a size is not known.
     """
-    network = recorded.graph
-    called = [call.layer for call in network.calls]
-    profiles.check_feasible(called, settings.num_stages, recorded.opaque_calls)
-    inputs = example_microbatch(
-        recorded, sample, batch_size, num_microbatches=settings.num_microbatches
-    )
-    sent = settings.transfer_dtype
-    if not isinstance(balance, str):
-        names = [layer.name for layer in called]
-        counts = check_calls_per_stage(tuple(balance), names)
-        profile = profiles.profile_calls(network, inputs, transfer_dtype=sent)
-        return _check_memory(Plan(counts, "flops", settings, "cut as given", profile))
-    if balance != "time":
-        profile = profiles.profile_calls(network, inputs, transfer_dtype=sent)
-        return best_plan(profile, balance, settings, note=f"balanced by {balance}")
-    bar = keras.utils.Progbar(len(network.calls), unit_name="layer")
+    called = [call.layer for call in captured.graph.calls]
+    profiles.check_feasible(called, settings.num_stages, captured.opaque_calls)
     profile = profiles.profile_calls(
-        network,
-        inputs,
-        transfer_dtype=sent,
-        device=device,
-        progress=bar.update,
+        captured.graph,
+        example_microbatch(
+            captured, sample, batch_size, num_microbatches=settings.num_microbatches
+        ),
+        transfer_dtype=settings.transfer_dtype,
+        device=device if balance == "time" else None,
     )
-    where = short_name(device)
-    note = f"balanced by time, the best of {costs.REPEATS} runs of a layer on {where}"
+    if not isinstance(balance, str):
+        return _check_memory(
+            Plan(tuple(balance), "flops", settings, "partition as given", profile)
+        )
+    note = f"balanced by {balance}"
+    if balance == "time":
+        note += f", the best of {costs.REPEATS} runs of a layer on {short_name(device)}"
     return best_plan(profile, balance, settings, note=note)
 
 
 def example_microbatch(
-    recorded: tracer.CapturedModel,
+    captured: tracer.CapturedModel,
     sample: Sequence[tf.Tensor | None] | None,
     batch_size: int,
     *,
     num_microbatches: int,
 ) -> dict[TensorKey, tf.Tensor | tf.TensorSpec]:
-    """Returns the first microbatch of a sample, or what is known of one."""
-    numbers = recorded.graph.input_ids
-    given = sample or [recorded.specs[number] for number in numbers]
+    """Returns the first microbatch of a sample, or its shapes and types."""
+    ids = captured.graph.input_ids
+    inputs = sample or [captured.specs[i] for i in ids]
     tensors = {
-        TensorKey(n): x for n, x in zip(numbers, given, strict=True) if x is not None
+        TensorKey(i): x for i, x in zip(ids, inputs, strict=True) if x is not None
     }
     batch = next(iter(tensors.values())).shape[0] or batch_size
     rows = math.ceil(batch / num_microbatches)
@@ -275,7 +262,9 @@ def example_microbatch(
                 "`tfgpipe.plan(..., sample=x)`, and give "
                 "`balance=plan.calls_per_stage`."
             )
-    return {w: tf.TensorSpec([rows, *x.shape[1:]], x.dtype) for w, x in tensors.items()}
+    return {
+        key: tf.TensorSpec([rows, *x.shape[1:]], x.dtype) for key, x in tensors.items()
+    }
 
 
 def _check_memory(plan: Plan) -> Plan:
@@ -284,8 +273,9 @@ def _check_memory(plan: Plan) -> Plan:
     need = max(plan.device_bytes)
     if limit is not None and need > limit:
         raise ValueError(
-            f"This cut needs {need:,.0f} bytes on one device, {need - limit:,.0f} more "
-            f"than `memory_limit`. Received balance={list(plan.calls_per_stage)} and "
+            f"This partition needs {need:,.0f} bytes on one device, "
+            f"{need - limit:,.0f} more than `memory_limit`. Received "
+            f"balance={list(plan.calls_per_stage)} and "
             f'memory_limit={limit:,.0f}. Use balance="memory", more stages, more '
             "microbatches, or remat."
         )
@@ -297,8 +287,8 @@ def best_plan(
 ) -> Plan:
     """Returns the plan with the least bottleneck of a quantity.
 
-    Where stages share devices, the memory of a device is a sum over stages, of which no
-    table of single stages tells. The cut is then the best one found: see
+    Where stages share devices, the memory of a device is a sum over stages, which is in
+    no table of single stages. Then it is the best plan found: see
     `_search_shared_devices`.
     """
     adds_up = quantity != "memory" and settings.remat in ("none", "stage")
@@ -312,7 +302,7 @@ def best_plan(
         may_start=profile.may_start,
         slack=_TIME_SLACK if quantity == "time" else 0.0,
     )
-    if settings.resolved_schedule.num_devices == settings.num_stages:
+    if settings.schedule.num_devices == settings.num_stages:
         counts = search(memory_limit=settings.memory_limit)
     else:
         counts = _search_shared_devices(search, profile, quantity, settings)
@@ -327,30 +317,26 @@ def _search_shared_devices(
 ) -> tuple[int, ...]:
     """Returns the best partition found whose devices, with several stages each, fit.
 
-    Limits on single stages are tried, the loosest first that has its best cut fit. The
-    leanest cut is found by moving calls between neighbours for as long as that helps
-    the fullest device.
+    Limits on single stages are bisected for the loosest whose best partition fits. The
+    leanest partition is found by local search on the fullest device.
     """
     limit, stages = settings.memory_limit, profile.stage_memory(settings)
 
     def devices(counts: tuple[int, ...]) -> list[float]:
-        needs = profiles.device_bytes(stages, settings.resolved_schedule, counts)
+        needs = profiles.device_bytes(stages, settings.schedule, counts)
         return sorted(needs, reverse=True)
 
     if quantity != "memory":
         counts = search()
         if limit is None or devices(counts)[0] <= limit:
             return counts
+    tables = profile.stage_memory_tables(settings)
     lean = solver.best_partition(
-        profile.stage_memory_tables(settings),
-        num_stages=settings.num_stages,
-        may_start=profile.may_start,
+        tables, num_stages=settings.num_stages, may_start=profile.may_start
     )
     tightest = max(
         table[span.start, span.stop]
-        for table, span in zip(
-            profile.stage_memory_tables(settings), stage_spans(lean), strict=True
-        )
+        for table, span in zip(tables, stage_spans(lean), strict=True)
     )
     lean = solver.local_search(lean, devices, may_start=profile.may_start)
     most = devices(lean)[0]
@@ -358,11 +344,11 @@ def _search_shared_devices(
         return lean
     if most > limit:
         raise ValueError(
-            f"No cut into {settings.num_stages} stages on "
-            f"{settings.resolved_schedule.num_devices} devices was found that stays "
+            f"No partition into {settings.num_stages} stages on "
+            f"{settings.schedule.num_devices} devices was found that stays "
             f"within `memory_limit`. Received memory_limit={limit:,} bytes; the "
-            f"leanest cut found needs {math.ceil(most):,} bytes on one device. Try "
-            "fewer stages on each device, more microbatches, or remat."
+            f"leanest partition found needs {math.ceil(most):,} bytes on one device. "
+            "Try fewer stages on each device, more microbatches, or remat."
         )
     if quantity == "memory":
         return lean
@@ -378,24 +364,22 @@ def _search_shared_devices(
 
 
 def plan_by_parameters(
-    recorded: tracer.CapturedModel,
+    captured: tracer.CapturedModel,
     num_stages: int,
     transfer_dtype: TransferDtype | None = None,
 ) -> tuple[int, ...]:
     """Returns the number of calls of each stage, parameters balanced.
 
     The partition that `make_plan` finds, without tracing anything: sizes of values are
-    as they were recorded, those that are not known counted as one.
+    those of the captured model, unknown ones counted as one.
     """
-    network = recorded.graph
-    called = [call.layer for call in network.calls]
-    profiles.check_feasible(called, num_stages, recorded.opaque_calls)
-    sizes = BoundaryCodec(transfer_dtype, network.output_ids).encoded_bytes(
-        recorded.specs
-    )
+    graph = captured.graph
+    called = [call.layer for call in graph.calls]
+    profiles.check_feasible(called, num_stages, captured.opaque_calls)
+    codec = BoundaryCodec(transfer_dtype, graph.output_ids)
     return solver.best_partition(
-        [w.parameters for w in costs.call_weights(network)],
+        [w.parameters for w in costs.call_weights(graph)],
         num_stages=num_stages,
-        received_bytes=network.received_bytes(sizes),
-        may_start=profiles.may_start(network),
+        received_bytes=graph.received_bytes(codec.encoded_bytes(captured.specs)),
+        may_start=profiles.may_start(called),
     )

@@ -1,4 +1,4 @@
-"""Costs of the calls of a network, alone and combined into stages."""
+"""Costs of captured calls, alone and combined into stages."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe import schedules
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import some_of, stage_spans
+from tfgpipe._util import IdentityMap, some_of, stage_spans, unique
 from tfgpipe.capture import CallGraph, TensorKey
 from tfgpipe.devices import sharding
 from tfgpipe.partition import costs
@@ -39,23 +38,17 @@ class PlanSettings:
         remat: What the backward recomputes.
         memory_limit: Bytes that a device has, or None.
         num_slots: Optimizer slots a trained weight: 2 for Adam, 1 for momentum.
-        transfer_dtype: What values are compressed to on their way.
-        schedule: The order of actions, and which stages share a device. None for
-            GPipe's, a device for each stage.
+        transfer_dtype: What values are compressed to between stages.
+        schedule: The schedule, which says which stages share a device.
     """
 
     num_stages: int
     num_microbatches: int
     remat: Remat
-    memory_limit: float | None = None
-    num_slots: int = 2
-    transfer_dtype: TransferDtype | None = None
-    schedule: Schedule | None = None
-
-    @functools.cached_property
-    def resolved_schedule(self) -> Schedule:
-        """The schedule."""
-        return self.schedule or schedules.gpipe(self.num_stages, self.num_microbatches)
+    memory_limit: float | None
+    num_slots: int
+    transfer_dtype: TransferDtype | None
+    schedule: Schedule
 
     @functools.cached_property
     def recomputed_microbatches(self) -> tuple[float, ...]:
@@ -63,14 +56,11 @@ class PlanSettings:
 
         Of one that is recomputed `"layer"` may compute layers more than once.
         """
-        K, M, order = self.num_stages, self.num_microbatches, self.resolved_schedule
+        K, M = self.num_stages, self.num_microbatches
         if self.remat != "except_last":
             return (0.0 if self.remat == "none" else M,) * K
-        kept = [
-            sum(order.backward_follows_immediately(k, m) for m in range(M))
-            for k in range(K)
-        ]
-        return tuple(float(M - count) for count in kept)
+        follows = self.schedule.backward_follows_immediately
+        return tuple(float(sum(not follows(k, m) for m in range(M))) for k in range(K))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,23 +75,28 @@ class StageMemory:
     resident: np.ndarray
     workspace: np.ndarray
 
+    @functools.cached_property
+    def largest(self) -> np.ndarray:
+        """The bytes on the device that needs most, `[s, e]`."""
+        return np.max(self.resident + self.workspace, axis=0)
+
 
 @dataclasses.dataclass(frozen=True)
 class CallProfile:
-    """What the calls of a network cost.
+    """What the calls of a model cost.
 
     Attributes:
         names: Names of the layers called.
-        weights: What each call brings.
-        flops: What each call does for a microbatch.
-        saved_bytes: Bytes each adds to what a backward needs, on each shard's device.
-        input_bytes: Bytes that each reads.
+        weights: The weights that each call adds.
+        flops: FLOPs of each call for a microbatch.
+        saved_bytes: Bytes that each adds to the saved tensors, on each shard's device.
+        input_bytes: Bytes of the inputs of each.
         received_bytes: For all [s, e) the bytes that a stage of those calls receives.
         received_bytes_uncompressed: The bytes of these values after they are decoded.
         may_start: For each call whether a stage may start with it.
         rows: Rows of a microbatch.
-        seconds: What each call takes, where it was measured.
-        sharding: A table of the weights that are in parts; empty if there is none.
+        seconds: Time of each call, where it was measured.
+        sharding: A table of the sharded weights; empty if there is none.
     """
 
     names: tuple[str, ...]
@@ -138,7 +133,7 @@ class CallProfile:
     def stage_cost_tables(
         self, quantity: Quantity, settings: PlanSettings
     ) -> list[np.ndarray]:
-        """Returns for each stage what it costs of the calls [s, e), at index [s, e].
+        """Returns for each stage the cost of the calls [s, e), at index [s, e].
 
         Stages that cost the same have the same array.
         """
@@ -154,78 +149,50 @@ class CallProfile:
             amid, at_end = recompute_counts("layer", 2)
             last = np.array([0.0, *(work.forward for work in works)])  # [e]
             return [once + amid * forward + np.triu((at_end - amid) * last, 1)] * K
-        made = {n: once + n / M * forward for n in settings.recomputed_microbatches}
-        return [made[n] for n in settings.recomputed_microbatches]
+        tables = {n: once + n / M * forward for n in settings.recomputed_microbatches}
+        return [tables[n] for n in settings.recomputed_microbatches]
 
     def stage_memory_tables(self, settings: PlanSettings) -> list[np.ndarray]:
-        """Returns for each stage the bytes that it needs of the calls [s, e).
-
-        In shards it is what the device needs that needs most.
-        """
-        made: dict[int, np.ndarray] = {}
-        parts = self.stage_memory(settings)
-        for part in parts:
-            if id(part) not in made:
-                made[id(part)] = np.max(part.resident + part.workspace, axis=0)
-        return [made[id(part)] for part in parts]
+        """Returns for each stage the bytes of [s, e) on its fullest device."""
+        return [memory.largest for memory in self.stage_memory(settings)]
 
     def stage_memory(self, settings: PlanSettings) -> list[StageMemory]:
-        """Returns for each stage what it holds of the calls [s, e).
+        """Returns the memory of each stage for the calls [s, e).
 
         Weights, a gradient and the slots of those that are trained, and activations: of
-        the microbatches in flight without rematerialisation; with it, what each of
-        these received and, while it computes, the activations of one microbatch, of one
-        call at a time for `"layer"`. A backward in two halves holds those of as many
+        the microbatches in flight without rematerialisation; with it, the received
+        values of these and, as workspace, the activations of one microbatch, of one
+        call at a time for `"layer"`. A split backward holds those of as many
         microbatches as have begun one.
         """
-        order = settings.resolved_schedule
-        made: dict[tuple[int, int], StageMemory] = {}
-        counts = list(zip(order.in_flight, order.in_backward, strict=True))
-        for each in counts:
-            if each not in made:
-                parts = [
-                    self._bytes(settings, *each, t) for t in range(self.num_shards)
-                ]
-                held, working = zip(*parts, strict=True)
-                made[each] = StageMemory(np.array(held), np.array(working))
-        return [made[each] for each in counts]
-
-    def device_bytes(
-        self, settings: PlanSettings, counts: Sequence[int]
-    ) -> tuple[float, ...]:
-        """Returns the bytes that each device needs, of all its stages.
-
-        What each stage holds, and while one computes what that takes.
-
-        Args:
-            settings: What for.
-            counts: The number of calls in each stage.
-        """
-        return device_bytes(
-            self.stage_memory(settings), settings.resolved_schedule, counts
-        )
-
-    def _bytes(
-        self, settings: PlanSettings, in_flight: int, in_backward: int, shard: int
-    ) -> tuple[np.ndarray, np.ndarray]:
         copies = 1 + settings.num_slots
-        held = _range_sums(
-            [w.bytes[shard] + copies * w.trainable_bytes[shard] for w in self.weights]
-        )
-        kept = [sizes[shard] for sizes in self.saved_bytes]
-        # What goes from stage to stage goes from lead to lead.
-        arrived, reads = (
-            (self.received_bytes_uncompressed, _range_sums(self.input_bytes))
-            if shard == 0
-            else (0.0, 0.0)
-        )
-        if settings.remat == "none":
-            held = held + in_flight * (arrived + _range_sums(kept))
-            return held, np.zeros_like(held)
-        working = _range_sums(kept)
-        if settings.remat == "layer":
-            working = reads + _range_maxima(kept)
-        return held + in_flight * arrived, in_backward * working
+
+        def shard_memory(
+            in_flight: int, in_backward: int, t: int
+        ) -> tuple[np.ndarray, np.ndarray]:
+            weights = _range_sums(
+                [w.bytes[t] + copies * w.trainable_bytes[t] for w in self.weights]
+            )
+            saved = [sizes[t] for sizes in self.saved_bytes]
+            # Values between stages are on the primary devices.
+            received = 0.0 if t else self.received_bytes_uncompressed
+            if settings.remat == "none":
+                resident = weights + in_flight * (received + _range_sums(saved))
+                return resident, np.zeros_like(resident)
+            workspace = _range_sums(saved)
+            if settings.remat == "layer":
+                inputs = 0.0 if t else _range_sums(self.input_bytes)
+                workspace = inputs + _range_maxima(saved)
+            return weights + in_flight * received, in_backward * workspace
+
+        @functools.cache
+        def memory(in_flight: int, in_backward: int) -> StageMemory:
+            shards = range(self.num_shards)
+            each = [shard_memory(in_flight, in_backward, t) for t in shards]
+            return StageMemory(*map(np.array, zip(*each, strict=True)))
+
+        schedule = settings.schedule
+        return list(map(memory, schedule.in_flight, schedule.in_backward))
 
 
 def device_bytes(
@@ -234,45 +201,43 @@ def device_bytes(
     """Returns the bytes that each device of a schedule needs, of all its stages.
 
     Args:
-        stages: What each stage holds.
+        stages: The memory of each stage.
         schedule: Which stages are on which device.
         counts: The number of calls in each stage.
     """
-    held: list[Any] = [0.0] * schedule.num_devices
-    working: list[Any] = [0.0] * schedule.num_devices
+    num_shards = len(stages[0].resident)
+    resident = np.zeros((schedule.num_devices, num_shards))
+    workspace = np.zeros_like(resident)
     spans = stage_spans(counts)
     for p, stage, span in zip(schedule.placement, stages, spans, strict=True):
-        held[p] = held[p] + stage.resident[:, span.start, span.stop]  # [T]
-        mine = stage.workspace[:, span.start, span.stop]  # [T]
-        working[p] = np.maximum(working[p], mine)
-    return tuple(float(np.max(a + b)) for a, b in zip(held, working, strict=True))
+        resident[p] += stage.resident[:, span.start, span.stop]
+        own = stage.workspace[:, span.start, span.stop]
+        workspace[p] = np.maximum(workspace[p], own)
+    return tuple(np.max(resident + workspace, axis=1).tolist())
 
 
 def profile_calls(
-    network: CallGraph,
+    graph: CallGraph,
     inputs: Mapping[TensorKey, tf.Tensor | tf.TensorSpec],
     *,
-    transfer_dtype: TransferDtype | None = None,
-    device: str | None = None,
-    progress: Callable[[int], None] | None = None,
+    transfer_dtype: TransferDtype | None,
+    device: str | None,
 ) -> CallProfile:
-    """Returns what the calls of a network cost.
+    """Returns what the calls of a model cost.
 
     Args:
-        network: The calls.
+        graph: The calls.
         inputs: A microbatch, or its shapes and types alone.
-        transfer_dtype: What values are compressed to on their way.
-        device: Where to measure time, or None not to. Noise stands in for tensors that
-            are not given.
-        progress: Called with the number of calls measured so far.
+        transfer_dtype: What values are compressed to between stages.
+        device: Where to measure time, on noise for inputs of which only the shape is
+            known, or None not to.
     """
     specs = {key: tf.TensorSpec(x.shape, x.dtype) for key, x in inputs.items()}
-    singles = stage_spans([1] * len(network.calls))
-    traced = costs.SegmentProfiler(network, singles, specs)
+    singles = stage_spans([1] * len(graph.calls))
+    traced = costs.SegmentProfiler(graph, singles, specs)
     sizes = traced.value_bytes()
-    sent = BoundaryCodec(transfer_dtype, network.output_ids).encoded_bytes(
-        traced.value_specs()
-    )
+    codec = BoundaryCodec(transfer_dtype, graph.output_ids)
+    encoded_sizes = codec.encoded_bytes(traced.value_specs())
     seconds: list[CallCost] = []
     if device is not None:
         tensors = {
@@ -281,34 +246,37 @@ def profile_calls(
             else x
             for key, x in inputs.items()
         }
-        seconds = traced.measure_seconds(
-            tensors, device, progress or (lambda count: None)
-        )
+        seconds = traced.measure_seconds(tensors, device)
+    called = [call.layer for call in graph.calls]
     return CallProfile(
-        names=tuple(call.layer.name for call in network.calls),
-        weights=tuple(costs.call_weights(network)),
+        names=tuple(layer.name for layer in called),
+        weights=tuple(costs.call_weights(graph)),
         flops=tuple(traced.flops()),
         saved_bytes=tuple(traced.saved_bytes()),
         input_bytes=tuple(
-            sum(sizes[n] for n in call.input_ids) for call in network.calls
+            sum(sizes[i] for i in call.input_ids) for call in graph.calls
         ),
-        received_bytes=np.array(network.received_bytes(sent)),
-        received_bytes_uncompressed=np.array(network.received_bytes(sizes)),
-        may_start=tuple(may_start(network)),
+        received_bytes=np.array(graph.received_bytes(encoded_sizes)),
+        received_bytes_uncompressed=np.array(graph.received_bytes(sizes)),
+        may_start=tuple(may_start(called)),
         rows=next(iter(specs.values())).shape[0] or 1,
         seconds=tuple(seconds),
-        sharding=sharding.sharding_table(
-            {id(c.layer): c.layer for c in network.calls}.values()
-        ),
+        sharding=sharding.sharding_table(unique(called)),
     )
 
 
-def may_start(network: CallGraph) -> list[bool]:
+def may_start(called: Sequence[Any]) -> list[bool]:
     """Returns for each call whether a stage may start with it.
 
     All calls that use a variable which a step changes belong in one stage.
+
+    Args:
+        called: The layers and operations called, in order.
     """
-    return _may_start([call.layer for call in network.calls])
+    allowed = [True] * len(called)
+    for _, first, last in _shared_state_ranges(called):
+        allowed[first + 1 : last + 1] = [False] * (last - first)
+    return allowed
 
 
 def check_feasible(
@@ -318,19 +286,19 @@ def check_feasible(
 
     Args:
         called: The layers and operations called, in order.
-        num_stages: K, or None for a number that is not known yet.
+        num_stages: K, or None if it is not known yet.
         opaque: As `CapturedModel.opaque_calls`.
     """
-    possible = sum(_may_start(called))
+    possible = sum(may_start(called))
     if num_stages is None or 1 <= num_stages <= possible:
         return
     names = [layer.name for layer in called]
-    held = sorted(_shared_state_ranges(called), key=lambda span: span[1] - span[2])
+    ranges = sorted(_shared_state_ranges(called), key=lambda span: span[1] - span[2])
     together = "".join(
         f" All calls that use '{variable.path}', which a step changes, are in one "
         f"stage: '{names[first]}' to '{names[last]}'. A layer of its own in each place "
         "would let them be apart."
-        for variable, first, last in held[:1]
+        for variable, first, last in ranges[:1]
     )
     raise ValueError(
         "Every stage holds at least one call of a layer. Received num_stages="
@@ -341,20 +309,19 @@ def check_feasible(
     )
 
 
-def _describe_largest_opaque(called: Sequence[Any], closed: Mapping[int, str]) -> str:
+def _describe_largest_opaque(called: Sequence[Any], opaque: Mapping[int, str]) -> str:
     """Says which call hides most layers, and why it does."""
-    if not closed:
+    if not opaque:
         return ""
-    sizes = {i: _num_parameters(called[i]) for i in closed}
-    inside = {i: _num_leaves(called[i]) for i in closed}
-    largest = max(closed, key=lambda i: (sizes[i], inside[i]))
-    layer = called[largest]
-    whole = sum(_num_parameters(x) for x in {id(x): x for x in called}.values())
-    share = f" and {sizes[largest] / whole:.0%} of the parameters" if whole else ""
+    sizes = {i: (_num_parameters(called[i]), _num_leaves(called[i])) for i in opaque}
+    largest = max(opaque, key=sizes.__getitem__)
+    layer, (num_parameters, num_leaves) = called[largest], sizes[largest]
+    total = sum(map(_num_parameters, unique(called)))
+    share = f" and {num_parameters / total:.0%} of the parameters" if total else ""
     return (
-        f" '{layer.name}' ({type(layer).__name__}) holds {inside[largest]} layers"
-        f"{share} and is one call, since it is {closed[largest]}: only models are "
-        "opened that do nothing but run the calls that Keras knows. To cut inside, "
+        f" '{layer.name}' ({type(layer).__name__}) holds {num_leaves} layers"
+        f"{share} and is one call, since it is {opaque[largest]}: only models are "
+        "inlined that do nothing but run the calls that Keras knows. To split it, "
         "give its layers as a list, or write it as a Functional model."
     )
 
@@ -370,27 +337,16 @@ def _num_parameters(layer: Any) -> int:
     return sum(math.prod(v.shape) for v in getattr(layer, "weights", ()))
 
 
-def _may_start(called: Sequence[Any]) -> list[bool]:
-    allowed = [True] * len(called)
-    for _, first, last in _shared_state_ranges(called):
-        allowed[first + 1 : last + 1] = [False] * (last - first)
-    return allowed
-
-
 def _shared_state_ranges(
     called: Sequence[Any],
 ) -> list[tuple[keras.Variable, int, int]]:
     """Returns variables that steps change, with the first and last of several calls."""
-    uses: dict[int, list[int]] = {}
-    variables: dict[int, keras.Variable] = {}
-    for position, layer in enumerate(called):
+    uses: IdentityMap[keras.Variable, list[int]] = IdentityMap()
+    for i, layer in enumerate(called):
         for variable in keras_internals.step_state(layer):
-            variables[id(variable)] = variable
-            uses.setdefault(id(variable), []).append(position)
+            uses.setdefault(variable, []).append(i)
     return [
-        (variables[key], min(places), max(places))
-        for key, places in uses.items()
-        if min(places) < max(places)
+        (v, calls[0], calls[-1]) for v, calls in uses.items() if calls[0] < calls[-1]
     ]
 
 

@@ -15,8 +15,8 @@ there are two passes of K such steps, about a second for L = 1000 and K = 64:
 
 1. ⊕ is the maximum, of costs: the least bottleneck.
 2. ⊕ is the sum, of (bytes, squares of costs) in lexicographic order, over the stages
-   that cost no more than that bottleneck. Both only add up, so the best beginning of a
-   cut is part of the best cut.
+   that cost no more than that bottleneck. Both are sums, so the best partition begins
+   with the best partition of the calls before its last stage.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tfgpipe._util import stage_spans
-
 Floats: TypeAlias = npt.NDArray[np.float64]
 # One table for all stages, or one for each.
 Tables: TypeAlias = Any
 
 # Bottlenecks that differ by less, relatively, are the same but for rounding.
 TIE_TOLERANCE = 1e-9
+# How many partitions a local search looks at before it stops.
+MAX_PARTITIONS = 10_000
 # Weight of a stage's number of calls beside its cost when stages are evened out: enough
 # to spread weightless calls, too little to move others.
 CALL_WEIGHT = 1e-9
@@ -66,7 +66,7 @@ def best_partition(
     >>> best_partition([0, 0, 0, 0], num_stages=2)
     (2, 2)
 
-    A cut after three calls is as even as one after two, (2, 3), and receives less:
+    (3, 2) is as even as (2, 3), and its second stage receives less:
 
     >>> received_bytes = np.zeros((6, 6))
     >>> received_bytes[2, 5], received_bytes[3, 5] = 4096, 64
@@ -78,22 +78,21 @@ def best_partition(
             of a stage's calls do not add up, an array of shape `(L + 1, L + 1)`: what a
             stage of the calls [s, e) costs at index `[s, e]`. Where stages cost
             differently, a list of K such arrays, one for each.
-        num_stages: K, at least 1 and at most the number of stages that can be cut.
+        num_stages: K, at least 1 and at most the number of possible stages.
         received_bytes: Array of shape `(L + 1, L + 1)`: bytes that a stage of the calls
             [s, e) receives from other stages, at index `[s, e]`. Only s < e is read.
-            Whole numbers, so that equal sums are equal. None if stages receive alike.
+            Integers, so that equal sums are equal. None if stages receive alike.
         memory: Array of the same shape, or a list of K: bytes that a stage of the calls
             [s, e) needs. It may grow and shrink with the stage.
-        memory_limit: Bytes that one device has: no stage needs more. None for any
-            number.
+        memory_limit: Bytes that one device has: no stage needs more. None for no limit.
         may_start: For each call whether a stage may start with it. The first stage
             starts with the first call in any case. None if all may.
         slack: How much worse than the least the bottleneck may be, relatively, where
             that saves bytes or evens out stages.
 
     Raises:
-        ValueError: If so many stages cannot be cut, if no cut stays within the limit,
-            or if an argument is malformed.
+        ValueError: If so many stages are not possible, if no partition stays within the
+            limit, or if an argument is malformed.
     """
     cost = _stage_cost_tables(costs, num_stages)
     num_calls = len(cost[0]) - 1
@@ -106,10 +105,10 @@ def best_partition(
     possible = int(starts.sum())
     if not 1 <= num_stages <= possible:
         raise ValueError(
-            f"`num_stages` must be at least 1, and at most {possible} stages can be "
-            "cut here, since every stage holds at least one call and starts where it "
-            f"may. Received num_stages={num_stages} for {num_calls} calls. Use fewer "
-            "stages, or split what holds them together."
+            f"`num_stages` must be at least 1, and at most {possible} stages are "
+            "possible here, since every stage holds at least one call and starts where "
+            f"it may. Received num_stages={num_stages} for {num_calls} calls. Use "
+            "fewer stages, or split what holds them together."
         )
     stops = np.append(~starts, False)
     cost = _map_tables(lambda c: np.where(stops[:, None], math.inf, c), cost)
@@ -126,9 +125,10 @@ def best_partition(
         if most > memory_limit:
             enough = math.ceil(most)
             raise ValueError(
-                f"No cut into {num_stages} stages stays within `memory_limit`, the "
-                f"memory of one device. Received memory_limit={memory_limit:,} bytes; "
-                f"the least limit that some cut satisfies is {enough:,} bytes, "
+                f"No partition into {num_stages} stages stays within `memory_limit`, "
+                f"the memory of one device. Received memory_limit={memory_limit:,} "
+                f"bytes; the least limit that some partition satisfies is {enough:,} "
+                "bytes, "
                 f"{enough - memory_limit:,} bytes more. Try more stages, more "
                 "microbatches, or remat."
             )
@@ -148,7 +148,6 @@ def local_search(
     objective: Callable[[tuple[int, ...]], Sequence[float]],
     *,
     may_start: Sequence[bool],
-    max_partitions: int = 10_000,
 ) -> tuple[int, ...]:
     """Returns the partition with the smallest objective that a local search finds.
 
@@ -159,22 +158,24 @@ def local_search(
     (2, 3)
 
     Args:
-        counts: The cut to begin with.
-        objective: What is to be small, the most important first.
+        counts: The first partition.
+        objective: Returns what is to be small, the most important first.
         may_start: For each call whether a stage may start with it.
-        max_partitions: How many cuts to look at before it is enough.
     """
     starts = [s for s, may in enumerate(may_start) if may or not s]
     ends = [0, *itertools.accumulate(counts)]
     at = [*map(starts.index, ends[:-1]), len(starts)]  # Boundaries, as indices.
-    places = [*starts, ends[-1]]
+    bounds = [*starts, ends[-1]]
     known: dict[tuple[int, ...], list[float]] = {}
 
+    def calls_per_stage(at: Sequence[int]) -> tuple[int, ...]:
+        return tuple(bounds[b] - bounds[a] for a, b in itertools.pairwise(at))
+
     def need(at: Sequence[int]) -> list[float]:
-        widths = tuple(places[b] - places[a] for a, b in itertools.pairwise(at))
-        if widths not in known:
-            known[widths] = list(objective(widths))
-        return known[widths]
+        counts = calls_per_stage(at)
+        if counts not in known:
+            known[counts] = list(objective(counts))
+        return known[counts]
 
     def neighbours(at: Sequence[int]) -> Iterator[list[int]]:
         for first in range(1, len(at) - 1):
@@ -186,44 +187,31 @@ def local_search(
                     if all(a < b for a, b in itertools.pairwise(moved)):
                         yield moved
 
-    def descended(at: list[int]) -> list[int]:
+    def descend(at: list[int]) -> list[int]:
         while True:
             best = min(neighbours(at), key=need, default=at)
             if need(best) >= need(at):
                 return at
             at = best
 
-    best = at = descended(at)
+    best = at = descend(at)
     random = np.random.default_rng(0)
     for _ in range(30):
-        if len(at) == 2 or len(known) > max_partitions:
+        if len(at) == 2 or len(known) > MAX_PARTITIONS:
             break
         inner = random.choice(np.arange(1, len(starts)), len(at) - 2, replace=False)
         keep = random.random(len(at) - 2) < 0.5
         mixed = {*np.array(best[1:-1])[keep].tolist(), *inner.tolist()}
         chosen = random.permutation(sorted(mixed))[: len(at) - 2]
-        at = descended([0, *sorted(chosen.tolist()), len(starts)])
+        at = descend([0, *sorted(chosen.tolist()), len(starts)])
         best = min(best, at, key=need)
-    return tuple(places[b] - places[a] for a, b in itertools.pairwise(best))
-
-
-def bottleneck(costs: Sequence[float], counts: Sequence[int]) -> float:
-    """Returns the largest stage cost of a cut.
-
-    >>> bottleneck([1, 2, 3, 4, 5, 6], (4, 2))
-    11.0
-
-    Args:
-        costs: The cost of each call.
-        counts: The number of calls in each stage, as many as there are costs in all.
-    """
-    return max(math.fsum(costs[span]) for span in stage_spans(counts))
+    return calls_per_stage(best)
 
 
 def _stage_cost_tables(costs: Tables, num_stages: int) -> list[Floats]:
-    """Returns for each stage what it costs of the calls [s, e), in units of the mean.
+    """Returns for each stage the cost of the calls [s, e), in units of the mean.
 
-    A stage that holds no call, s >= e, costs infinity: it is not admissible.
+    A stage without calls, s >= e, costs infinity: it is not admissible.
     """
     if len(costs) and np.ndim(costs[0]):
         of_stage = costs if np.ndim(costs[0]) == 1 else costs[0]
@@ -238,7 +226,7 @@ def _stage_cost_tables(costs: Tables, num_stages: int) -> list[Floats]:
             "`costs` holds one finite number of at least 0 for each call. Received "
             f"costs={array.tolist()}. Leave out what was not measured."
         )
-    # By the largest first: the sum of large ones may be more than a float holds.
+    # By the largest first: the sum of large ones may overflow.
     each = array / array.max() if array.any() else np.ones_like(array)
     sums = np.concatenate([[0.0], np.cumsum(each / each.sum() * len(each))])
     stages: Floats = sums[None, :] - sums[:, None]  # [L+1, L+1]
@@ -297,17 +285,16 @@ def _check_tables(
 
 
 def _map_tables(make: Callable[..., Floats], *tables: Sequence[Floats]) -> list[Floats]:
-    """Returns what is made of the tables of each stage, of the same ones once."""
-    made: dict[tuple[int, ...], Floats] = {}
-    keys = [tuple(map(id, each)) for each in zip(*tables, strict=True)]
-    for key, each in zip(keys, zip(*tables, strict=True), strict=True):
-        if key not in made:
-            made[key] = make(*each)
-    return [made[key] for key in keys]
+    """Applies a function to the tables of each stage, to the same ones once."""
+    results: dict[tuple[int, ...], Floats] = {}
+    for each in zip(*tables, strict=True):
+        if (key := tuple(map(id, each))) not in results:
+            results[key] = make(*each)
+    return [results[tuple(map(id, each))] for each in zip(*tables, strict=True)]
 
 
 def _least_bottleneck(tables: Sequence[Floats]) -> float:
-    """Returns the least, over all cuts, of the largest entry of a cut's stages."""
+    """Returns the least, over all partitions, of the largest entry of a stage."""
     least = np.full(len(tables[0]), math.inf)
     least[0] = 0.0
     for table in tables:
@@ -316,7 +303,7 @@ def _least_bottleneck(tables: Sequence[Floats]) -> float:
 
 
 def _fewest_bytes(costs: Sequence[Floats], received: Floats) -> tuple[int, ...]:
-    """Returns the cut with the fewest bytes, then the evenest, of finite costs."""
+    """Returns the partition of finite cost with the fewest bytes, then the evenest."""
     size = len(received)
     ends = np.arange(size)
     counted = CALL_WEIGHT * (ends[None, :] - ends[:, None]) ** 2  # [s, e]

@@ -118,7 +118,10 @@ def _layers(captured: tracer.CapturedModel) -> tuple[Layer, ...]:
     flops, traffic = profiler.flops(), profiler.memory_traffic()
     saved = [sum(each) for each in profiler.saved_bytes()]
     workspace = profiler.workspace_bytes(recomputes=False)
-    weights, starts = call_weights(graph), may_start(graph)
+    weights, starts = (
+        call_weights(graph),
+        may_start([call.layer for call in graph.calls]),
+    )
     layers = []
     for i, call in enumerate(graph.calls):
         inputs = sum(sizes[n] for n in call.input_ids)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tfgpipe.simulation.timeline import Timeline as Timeline
     from tfgpipe.simulation.timeline import average_timelines as average_timelines
     from tfgpipe.simulation.timeline import describe_schedule as describe_schedule
+    from tfgpipe.simulation.timeline import imbalance as imbalance
     from tfgpipe.simulation.timeline import timeline_metrics as timeline_metrics
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

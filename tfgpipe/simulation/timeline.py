@@ -20,7 +20,6 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeVar
 
-from tfgpipe._util import imbalance
 from tfgpipe.schedules import Action, ActionKind, Schedule, action_labels
 
 SpanKind = Literal[
@@ -364,3 +363,18 @@ def _mean_times(
         )
         for key, pairs in times.items()
     )
+
+
+def imbalance(stage_costs: Sequence[float]) -> float:
+    """Returns the largest stage cost over the mean one: 1.0 is perfect.
+
+    With many microbatches, a mini-batch takes about so many times as long as it would
+    with equal stages. Stages that all cost nothing are equal.
+
+    >>> imbalance([3, 1, 2])
+    1.5
+    >>> imbalance([0, 0])
+    1.0
+    """
+    total = math.fsum(stage_costs)
+    return max(stage_costs) * len(stage_costs) / total if total else 1.0

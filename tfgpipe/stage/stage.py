@@ -19,13 +19,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import IdentityMap, show_progress
+from tfgpipe._util import IdentityMap
 from tfgpipe.capture import Interpreter, Segment, TensorKey, layer_variables
 from tfgpipe.devices import sharding
 from tfgpipe.stage import dedup, layer_checks, normalization
 from tfgpipe.stage.functions import FunctionCache, StageFunctions
 from tfgpipe.stage.joint import CapturedVariablesError, JointGraph, trace_joint
 from tfgpipe.stage.options import StageOptions
+from tfgpipe.stage.progress import show_progress
 
 Specs = Mapping[TensorKey, tf.TensorSpec]
 

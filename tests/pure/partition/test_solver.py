@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tfgpipe._util.counts import check_calls_per_stage, imbalance, stage_spans
-from tfgpipe.partition.solver import best_partition, bottleneck
+from tfgpipe._util import stage_spans
+from tfgpipe.capture.balance import check_calls_per_stage
+from tfgpipe.partition.solver import best_partition
+from tfgpipe.simulation import imbalance
 
 # Costs with many ties: equal ones, weightless ones, and none that rounding can tell.
 COSTS = st.lists(
@@ -164,7 +166,7 @@ def test_stages_start_only_where_they_may(problem, data):
         assert problem.heaviest(cut) == min(map(problem.heaviest, cuts))
     else:
         possible = 1 + sum(may_start[1:])
-        with pytest.raises(ValueError, match=f"at most {possible} stages can be cut"):
+        with pytest.raises(ValueError, match=f"at most {possible} stages are possible"):
             cut_there()
 
 
@@ -193,7 +195,7 @@ def test_all_wishes_hold_together(problem_table, other, data):
     }
     if not allowed:
         with pytest.raises(
-            ValueError, match=r"stages can be cut|stays within `memory_limit`"
+            ValueError, match=r"stages are possible|stays within `memory_limit`"
         ):
             best_partition(problem.costs, **arguments)
         return
@@ -269,13 +271,13 @@ def test_a_thousand_calls_take_seconds():
 
 @pytest.mark.parametrize("num_stages", [-1, 0, 4])
 def test_a_number_of_stages_that_calls_cannot_fill_is_refused(num_stages):
-    words = rf"at most 3 stages can be cut.*num_stages={num_stages} for 3 calls"
+    words = rf"at most 3 stages are possible.*num_stages={num_stages} for 3 calls"
     with pytest.raises(ValueError, match=words):
         best_partition([1, 1, 1], num_stages=num_stages)
 
 
 def test_no_call_makes_no_stage():
-    with pytest.raises(ValueError, match="at most 0 stages can be cut here"):
+    with pytest.raises(ValueError, match="at most 0 stages are possible here"):
         best_partition([], num_stages=1)
 
 
@@ -289,10 +291,10 @@ def test_the_memory_error_says_what_to_try():
     memory = np.full((4, 4), 3_000_000.0)
     memory[0, 1] = memory[1, 3] = 1_999_999.5  # Whole bytes are named.
     words = (
-        "No cut into 2 stages stays within `memory_limit`, the memory of one device. "
-        "Received memory_limit=1,500,000 bytes; the least limit that some cut "
-        "satisfies is 2,000,000 bytes, 500,000 bytes more. Try more stages, more "
-        "microbatches, or remat."
+        "No partition into 2 stages stays within `memory_limit`, the memory of one "
+        "device. Received memory_limit=1,500,000 bytes; the least limit that some "
+        "partition satisfies is 2,000,000 bytes, 500,000 bytes more. Try more stages, "
+        "more microbatches, or remat."
     )
     with pytest.raises(ValueError, match=re.escape(words)):
         best_partition([1, 1, 1], num_stages=2, memory=memory, memory_limit=1_500_000)
@@ -408,13 +410,6 @@ def test_malformed_arguments_are_named(arguments, words):
     costs = arguments.pop("costs", [1, 1, 1])
     with pytest.raises(ValueError, match=words):
         best_partition(costs, num_stages=2, **arguments)
-
-
-@given(problems())
-def test_the_bottleneck_is_the_cost_of_the_heaviest_stage(problem):
-    cut = next(problem.cuts)
-    heaviest = max(sum(problem.costs[span]) for span in stage_spans(cut))
-    assert bottleneck(problem.costs, cut) == heaviest
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import graphlib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfgpipe.graph import device_split, partitioner
+from tfgpipe.graph import device_subgraphs, partitioner
 
 
 @st.composite
@@ -30,7 +30,7 @@ def computations(draw):
 @given(computations())
 def test_any_computation_is_taken_apart_so_that_it_can_run(computation):
     graph, devices, copies = computation
-    split = device_split.split_by_device(graph, devices, copies=copies)
+    split = device_subgraphs.split_by_device(graph, devices, copies=copies)
     everything_is_in_one_piece_on_its_device(split, graph, devices)
     there_is_all_that_is_needed_before(split, graph)
     pieces_do_not_wait_for_one_another(split, graph)
@@ -73,10 +73,10 @@ def moves_are_copies_of_something_elsewhere(split, graph, devices, copies):
 
 def test_one_device_is_one_piece():
     graph = {"a": (), "b": ("a",), "c": ("a", "^b")}
-    (piece,) = device_split.split_by_device(
+    (piece,) = device_subgraphs.split_by_device(
         graph, dict.fromkeys(graph, 1), copies=["b"]
     )
-    assert piece == device_split.DevicePart(1, ("a", "b", "c"))
+    assert piece == device_subgraphs.DeviceSubgraph(1, ("a", "b", "c"))
 
 
 def test_chunks_that_go_around_are_pieces_of_their_own():
@@ -93,12 +93,14 @@ def test_chunks_that_go_around_are_pieces_of_their_own():
         graph[f"moved{device}"] = (f"chunk{1 - device}",)
         graph[f"second{device}"] = (f"moved{device}", "weight")
         devices.update({f"moved{device}": device, f"second{device}": device})
-    split = device_split.split_by_device(graph, devices, copies=["moved0", "moved1"])
+    split = device_subgraphs.split_by_device(
+        graph, devices, copies=["moved0", "moved1"]
+    )
     assert split == [
-        device_split.DevicePart(0, ("chunk0", "first0")),
-        device_split.DevicePart(1, ("chunk1", "first1")),
-        device_split.DevicePart(0, ("moved0",), is_copy=True),
-        device_split.DevicePart(1, ("moved1",), is_copy=True),
-        device_split.DevicePart(0, ("second0",)),
-        device_split.DevicePart(1, ("second1",)),
+        device_subgraphs.DeviceSubgraph(0, ("chunk0", "first0")),
+        device_subgraphs.DeviceSubgraph(1, ("chunk1", "first1")),
+        device_subgraphs.DeviceSubgraph(0, ("moved0",), is_copy=True),
+        device_subgraphs.DeviceSubgraph(1, ("moved1",), is_copy=True),
+        device_subgraphs.DeviceSubgraph(0, ("second0",)),
+        device_subgraphs.DeviceSubgraph(1, ("second1",)),
     ]

@@ -1,4 +1,4 @@
-"""A line on stderr that tells how far work is which takes longer than expected.
+"""A progress line on stderr for work that takes longer than expected.
 
 Nothing is written in the first two seconds. Then a terminal shows one line, which is
 rewritten every second; a file or pipe gets a line every ten seconds. A thread of its
@@ -58,7 +58,7 @@ class ProgressLine:
         return self._start is not None
 
     def begin(self, index: int) -> None:
-        """Notes that the work on one of them begins, counted from one."""
+        """Records that the work on one of them begins, counted from one."""
         with self._one_at_a_time:
             self._index = index
             if self._start is None:
@@ -105,37 +105,36 @@ class ProgressLine:
 
 @contextlib.contextmanager
 def show_progress(
-    doing: str, done: str, total: int, *, remark: str = ""
+    present_text: str, final_text: str, total: int, *, remark: str
 ) -> Iterator[Callable[[int], None]]:
     """Shows the progress of the work inside, if it takes long.
 
     Args:
-        doing: As for `ProgressLine`.
-        done: Likewise.
+        present_text: As for `ProgressLine`.
+        final_text: Likewise.
         total: Likewise.
         remark: As for `ProgressLine.end`.
 
     Yields:
-        What to call when the work on one of them begins, with its number. Before the
-        first such call nothing is started, so that work that turns out to be done
-        already costs nothing.
+        What to call with its index, from one, when the work on one of them begins. No
+        thread starts before the first such call.
     """
     if sys.stderr is None or not keras.config.is_interactive_logging_enabled():
-        yield lambda number: None
+        yield lambda index: None
         return
-    progress = ProgressLine(doing, done, total)
+    progress = ProgressLine(present_text, final_text, total)
     stop = threading.Event()
 
-    def tell() -> None:
+    def report() -> None:
         while not stop.wait(0.5):
             progress.tick()
 
-    thread = threading.Thread(target=tell, name="tfgpipe-progress", daemon=True)
+    thread = threading.Thread(target=report, name="tfgpipe-progress", daemon=True)
 
-    def begin(number: int) -> None:
+    def begin(index: int) -> None:
         if not progress.is_started:
             thread.start()
-        progress.begin(number)
+        progress.begin(index)
 
     try:
         yield begin

@@ -1,25 +1,8 @@
-"""Layers per stage as counts: spans, checks, imbalance."""
+"""A user's `balance`: the number of calls in each stage."""
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Sequence
-
-
-def imbalance(stage_costs: Sequence[float]) -> float:
-    """Returns the largest stage cost over the mean one: 1.0 is perfect.
-
-    With many microbatches, a mini-batch takes about so many times as long as it would
-    with equal stages. Stages that all cost nothing are equal.
-
-    >>> imbalance([3, 1, 2])
-    1.5
-    >>> imbalance([0, 0])
-    1.0
-    """
-    total = math.fsum(stage_costs)
-    return max(stage_costs) * len(stage_costs) / total if total else 1.0
 
 
 def check_calls_per_stage(
@@ -67,14 +50,3 @@ def _example_names(names: Sequence[str], num_stages: int) -> str:
     example = [names[end - 1] for end in ends]
     unique = all(names.count(name) == 1 for name in example)
     return f", as balance={example}" if unique else ""
-
-
-def stage_spans(counts: Sequence[int]) -> tuple[slice, ...]:
-    """Returns the slice of layers that each stage holds.
-
-    >>> stage_spans((2, 1))
-    (slice(0, 2, None), slice(2, 3, None))
-    """
-    ends = list(itertools.accumulate(counts))
-    starts = [0, *ends[:-1]]
-    return tuple(slice(a, b) for a, b in zip(starts, ends, strict=True))
