@@ -30,7 +30,7 @@ class IdentityMap(MutableMapping[K, V], Generic[K, V]):
     def __getitem__(self, key: K) -> V:
         """Returns the value of a key."""
         if id(key) not in self._items:
-            raise KeyError(repr(key))
+            raise KeyError(key)  # Not its text, which would fetch a variable's value.
         return self._items[id(key)][1]
 
     def __setitem__(self, key: K, value: V) -> None:

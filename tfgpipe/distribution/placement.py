@@ -166,5 +166,5 @@ def optimizer_slots(
     optimizer: keras.optimizers.Optimizer, weights: Iterable[keras.Variable]
 ) -> list[keras.Variable]:
     """Returns what a built optimizer keeps for some weights."""
-    kept = keras_internals.optimizer_slots(optimizer)
-    return [slot for weight in weights for slot in kept.get(id(weight), ())]
+    slots = keras_internals.optimizer_slots(optimizer)
+    return [slot for weight in weights for slot in slots.get(weight, ())]

@@ -198,7 +198,7 @@ def _part(
                 result.set_shape(graph.tensor(made).shape)
             return list(results)
 
-        traced = functions.make(run, specs, name=f"piece_of_{name}")
+        traced = functions.trace_function(run, specs, name=f"piece_of_{name}")
         library[key] = functions.GraphFunction(name, traced)
     return _DeviceFunction(piece.device, reads, makes, library[key])
 

@@ -103,8 +103,7 @@ def num_slots(
         ]
         optimizer = make()
         optimizer.build(weights)
-    kept = keras_internals.optimizer_slots(optimizer)
-    slots = [slot for weight in weights for slot in kept.get(id(weight), ())]
+    slots = [s for x in keras_internals.optimizer_slots(optimizer).values() for s in x]
     trained = sum(math.prod(weight.shape) for weight in weights)
     return sum(math.prod(slot.shape) for slot in slots) / max(trained, 1)
 
