@@ -986,7 +986,7 @@ def losses(**devices):
         model.compile("adam", "mse")
     x = np.random.default_rng(8).standard_normal((32, 16), dtype="float32")
     history = model.fit(x, x, batch_size=16, epochs=2, shuffle=False, verbose=0)
-    names = [short_name(device) for device in model.mesh.grid[0]]
+    names = [short_name(device) for device in model.mesh.primary_devices[0]]
     print("losses on", " and ".join(names), history.history["loss"])
     return history.history["loss"]
 

@@ -361,8 +361,8 @@ class PipelinedLayer(keras.layers.Layer):
         those of your own must be made again.
 
         Args:
-            balance: Each stage's number of calls, such as `plan.counts`, or the names
-                of the layers that end each stage but the last.
+            balance: Each stage's number of calls, such as `plan.calls_per_stage`, or
+                the names of the layers that end each stage but the last.
             optimizer: The optimizer whose slots are to move along.
 
         Raises:
@@ -664,7 +664,7 @@ def recut(model: keras.Model, balance: Sequence[int] | Sequence[str]) -> None:
     >>> layer = tfgpipe.PipelinedLayer(layers, num_stages=2, num_microbatches=2)
     >>> model = keras.Sequential([keras.Input((8,)), layer])
     >>> plan = layer.plan().rebalance(measured=[0.3, 0.1])  # In seconds.
-    >>> tfgpipe.recut(model, plan.counts)
+    >>> tfgpipe.recut(model, plan.calls_per_stage)
     >>> [len(stage.layers) for stage in layer.stages]
     [1, 3]
 

@@ -50,7 +50,7 @@ def plan(
     >>> layers = [keras.layers.Dense(64, name=f"dense_{i}") for i in range(6)]
     >>> x = np.ones((32, 64), "float32")
     >>> plan = tfgpipe.plan(layers, num_stages=3, num_microbatches=4, sample=x)
-    >>> plan.counts, plan.imbalance
+    >>> plan.calls_per_stage, plan.imbalance
     ((2, 2, 2), 1.0)
     >>> print(plan)  # doctest: +ELLIPSIS
     3 stages, 4 microbatches of 8 rows, remat=stage, balanced by params

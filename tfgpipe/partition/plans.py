@@ -272,7 +272,8 @@ def example_microbatch(
             raise ValueError(
                 "Costs depend on all sizes but that of the batch. Received an input "
                 f"'{x.name}' of shape {x.shape}. Plan with a mini-batch, "
-                "`tfgpipe.plan(..., sample=x)`, and give `balance=plan.counts`."
+                "`tfgpipe.plan(..., sample=x)`, and pass "
+                "`balance=plan.calls_per_stage`."
             )
     return {w: tf.TensorSpec([rows, *x.shape[1:]], x.dtype) for w, x in tensors.items()}
 
