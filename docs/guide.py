@@ -1025,9 +1025,9 @@ assert run.returncode == 0, run.stdout
 # | peak memory of activations is O(N + L/K x N/M) with rematerialisation, O(N x L) without (2.3) | [to the byte](#rematerialisation-and-the-memory-wall) in the plan; in measured steps, asserted to be less than half |
 # | gradients are consistent, whatever the number of stages (2.2) | to 1e-12 in double precision, [for every weight](#gradients-are-those-of-the-model-without-a-pipeline) |
 # | communication is low: only tensors at the cuts (2.3) | [the bytes are those](#cutting-a-model-into-stages); time on slow links between accelerators was not measured |
-# | almost linear speed-up where stages are equal (3) | bounded: K (1 - bubble) on [devices that wait](#the-bubble-measured); 1.64 of 1.78 on two real cores, in a benchmark. No run on several accelerators; Tables 2 and 3 [predicted](planner.md#beside-gpipes-tables), cell by cell |
+# | almost linear speed-up where stages are equal (3) | bounded: K (1 - bubble) on [devices that wait](#the-bubble-measured); 1.64 of 1.78 on two real cores, in a benchmark. No run on several accelerators; Tables 2 and 3 [predicted](planner.md#compared-with-gpipes-tables), cell by cell |
 # | batch statistics over microbatches, moving averages over mini-batches (2.2) | [`batch_norm="deferred"`](#batch-normalisation), equal to the unpipelined layer's |
 # | layers of uneven cost spoil the speed-up (3) | [shown, and mended](#layers-that-are-not-alike-and-balancing) |
 # | AmoebaNet-D (18, 208) has 82 million weights (Table 1) | yes: `tests/nightly/test_amoebanet.py` |
-# | models of 1.8 and 83.9 billion weights train (Table 1) | not run: no such hardware. What the memory of a device allows was [computed](planner.md#beside-gpipes-tables), within 15% of the published |
+# | models of 1.8 and 83.9 billion weights train (Table 1) | not run: no such hardware. What the memory of a device allows was [computed](planner.md#compared-with-gpipes-tables), within 15% of the published |
 # | 84.4% on ImageNet, translation of 103 languages (4, 5) | not run |
