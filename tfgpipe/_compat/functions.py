@@ -20,7 +20,6 @@ public, but would hold for the user's own functions, too.)
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import threading
@@ -220,10 +219,13 @@ def grappler_off() -> Iterator[None]:
     options = context.context().function_call_options
     before = getattr(_thread_options, "options", None)
     _thread_options.options = before or options
-    off = _unoptimized_options(options.config_proto_serialized, options.executor_type)
+    config = _without_passes(options.config_proto_serialized)
+    # New ones each time, since TensorFlow changes options in place.
+    off = context.FunctionCallOptions(
+        options.executor_type, tf.compat.v1.ConfigProto.FromString(config)
+    )
     try:
-        # A copy, since TensorFlow changes options in place.
-        with _call_with(copy.copy(off)):
+        with _call_with(off):
             yield
     finally:
         _thread_options.options = before
@@ -318,13 +320,6 @@ def _single_round(config: bytes) -> bytes:
     rewriting = proto.graph_options.rewrite_options
     rewriting.meta_optimizer_iterations = rewriting.meta_optimizer_iterations or 1
     return proto.SerializeToString()
-
-
-@functools.cache
-def _unoptimized_options(config: bytes, executor: str | None) -> Any:
-    """Returns options of calls that run as they were traced."""
-    proto = tf.compat.v1.ConfigProto.FromString(_without_passes(config))
-    return context.FunctionCallOptions(executor, proto)
 
 
 @functools.cache

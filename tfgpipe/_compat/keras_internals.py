@@ -95,20 +95,19 @@ def inner_layers(layer: Any) -> list[keras.layers.Layer]:
 def take_call_arguments_of(wrapper: keras.layers.Layer, layer: Any) -> None:
     """Has Keras bind the arguments of a wrapper's call to those of the layer in it.
 
-    In the constructor Keras reads the signature of `call`, to find tensors, their masks
-    and shapes in a call. That of `call(self, *args, training=None, **kwargs)`, which
-    hands all on, names none, and there is no public hook.
+    In the constructor Keras inspects the signature of `call`, to find tensors, their
+    masks and shapes in a call. `call(self, *args, training=None, **kwargs)`, which
+    passes all on, names none, and there is no public hook.
     """
-    parameters = dict(layer._call_signature.parameters)
-    if "training" not in parameters:
-        training = inspect.Parameter("training", inspect.Parameter.KEYWORD_ONLY)
-        rest = [p for p in parameters.values() if p.kind is p.VAR_KEYWORD]
-        parameters = {n: p for n, p in parameters.items() if p not in rest}
-        named = (training.replace(default=None), *rest)
-        parameters |= {p.name: p for p in named}
-    wrapper._call_signature = inspect.Signature(list(parameters.values()))
-    wrapper.call_signature_parameters = list(parameters)
-    wrapper._call_has_mask_arg = "mask" in parameters
+    parameters = list(layer._call_signature.parameters.values())
+    if "training" not in layer._call_signature.parameters:
+        kind = inspect.Parameter.KEYWORD_ONLY
+        num_after = sum(p.kind is p.VAR_KEYWORD for p in parameters)
+        training = inspect.Parameter("training", kind, default=None)
+        parameters.insert(len(parameters) - num_after, training)
+    wrapper._call_signature = inspect.Signature(parameters)
+    wrapper.call_signature_parameters = [p.name for p in parameters]
+    wrapper._call_has_mask_arg = "mask" in wrapper.call_signature_parameters
 
 
 @contextlib.contextmanager
