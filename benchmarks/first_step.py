@@ -2,7 +2,7 @@
 
     python -m benchmarks.first_step --params=lm.Tiny --params=image.Digits --repeats=3
 
-Begins a run, and goes on with it from a checkpoint, in turns. Medians.
+Alternately begins a run and resumes it from a checkpoint. Medians.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks import tables
 
 
 def _seconds(name: str, folder: str, *, steps: int) -> float:
-    """Returns when the first step of this start was shown."""
+    """Returns the seconds until the trainer prints the first step."""
     started = time.perf_counter()
     first = None
     process = subprocess.Popen(
@@ -55,7 +55,7 @@ def main() -> None:
     rows = []
     for name, times in found.items():
         begun, resumed = (statistics.median(each) for each in zip(*times, strict=True))
-        rows.append({"experiment": name, "a new run": begun, "going on": resumed})
+        rows.append({"experiment": name, "new run": begun, "resumed": resumed})
     print(tables.draw(rows))
 
 

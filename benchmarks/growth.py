@@ -2,9 +2,9 @@
 
     python -m benchmarks.growth --picture=docs/growth.png
 
-Narrow transformer blocks on short sequences, so that what the pipeline costs is seen
-rather than arithmetic; one thing varies at a time. Of each curve the slope is fitted on
-logarithmic axes: 1.0 is growth in proportion, 0.0 none at all.
+Narrow transformer blocks on short sequences, so that the overhead of the pipeline shows
+rather than arithmetic; one quantity varies at a time. The slope of each curve is fitted
+on logarithmic axes: 1.0 is linear growth, 0.0 none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks import tables
 from benchmarks.worker import Side, Worker
 
 MIB = 2**20
-# For each thing that varies, its values, and what the others are meanwhile.
+# For each quantity that varies, its values, and those of the others.
 AXES: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "M": ((1, 2, 4, 8, 16, 32, 64), {"K": 2, "blocks": 8}),
     "K": ((1, 2, 4, 8), {"M": 8, "blocks": 8}),
@@ -29,7 +29,7 @@ QUANTITIES = ("step ms", "start-up s", "step MiB", "nodes", "function nodes")
 
 
 def measure(*, M: int, K: int, blocks: int, steps: int = 10) -> tables.Row:
-    """Measures one pipeline in a process of its own."""
+    """Measures one pipeline, in its own process."""
     side = Side(
         workload="transformer",
         sizes={"num_layers": blocks, "batch_size": 64, "length": 16, "d_model": 64},
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def draw(curves: dict[str, list[tables.Row]], path: str) -> None:
-    """Draws each quantity over each thing that varies."""
+    """Draws each quantity over M, K and depth."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -123,8 +123,8 @@ def draw(curves: dict[str, list[tables.Row]], path: str) -> None:
             panel.grid(alpha=0.3)
             panel.set_title(f"{quantity} ~ {axis}^{slope(x, y):.2f}", fontsize=10)
             if line == len(QUANTITIES) - 2:
-                given = ", ".join(f"{k}={v}" for k, v in others.items())
-                panel.set_xlabel(f"{titles[axis]}   ({given})")
+                fixed = ", ".join(f"{k}={v}" for k, v in others.items())
+                panel.set_xlabel(f"{titles[axis]}   ({fixed})")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

@@ -2,13 +2,13 @@
 
     python -m benchmarks.memory --blocks=32 --devices=4 --microbatches=32
 
-The transformer workload, deeper. Every row is a process of its own, which traces the
-train step and then runs it once: `step MiB` is the most that was resident meanwhile,
-less what was before (weights, data, TensorFlow itself: `before MiB`). `formula` adds up
-gradients, one buffer a weight, and activations: of as many microbatches as the schedule
-keeps in flight, by `tfgpipe.simulate`. All stages are in one process here, so both are
-sums over devices. `of first` compares with the first schedule of the same `remat`. The
-first row is the plain `keras.Sequential`. Linux only.
+The transformer workload, deeper. Every row is measured in its own process, which traces
+the train step and then runs it once: `step MiB` is the peak of resident memory less
+what was resident before (weights, data, TensorFlow itself: `before MiB`). `formula`
+adds up gradients, one buffer per weight, and activations of the microbatches in flight,
+by `tfgpipe.simulate`. All stages are in one process here, so both are sums over
+devices. `of first` compares with the first schedule of the same `remat`. The first row
+is the plain `keras.Sequential`. Linux only.
 """
 
 from __future__ import annotations

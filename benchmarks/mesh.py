@@ -2,18 +2,18 @@
 
     python -m benchmarks.mesh --meshes=1,1,1 2,1,1 1,2,1 2,2,1
 
-The transformer of `workloads`, the same batch and M microbatches a replica, on D x K x
-T devices, all on the same cores. Each mesh has a process of its own; they take turns,
-step by step. `step ms` is the median, `of first` the median of ratios of neighbouring
-steps; `nodes` and `functions` are what the graph of the train step holds. `weights` and
-`slots` are what Adam leaves on the fullest device. MiB that a step moves from device to
-device are read from that graph, by the axis of the mesh along which they go: between
-stages, replicas, shards. (Logical CPUs share two cores and one memory: what costs time
-here is work that is done twice or in small pieces; what crosses costs little.)
+The transformer of `workloads`, the same batch and M microbatches per replica, on D x K
+x T devices, all on the same cores. Each mesh has its own process; they alternate step
+by step. `step ms` is the median, `of first` the median of ratios of neighbouring steps;
+`nodes` and `functions` count those in the graph of the train step. `weights` and
+`slots` (Adam's) are the largest on any device. MiB that a step sends between devices
+are read from that graph, by axis of the mesh: between stages, replicas, shards.
+(Logical CPUs share two cores and one memory: repeated and fine-grained work costs time
+here, transfers cost little.)
 
     python -m benchmarks.mesh --meshes=2,1,1 --shares none slots weights
 
-shows what sharing out over replicas saves.
+shows what ZeRO saves.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ AXES = ("stages", "replicas", "shards")
 
 
 class _Process(contextlib.AbstractContextManager["_Process"]):
-    """A process that holds the model of one mesh."""
+    """A process with the model of one mesh."""
 
     def __init__(
         self, mesh: tuple[int, int, int], shares: Any, blocks: int, m: int
@@ -140,7 +140,7 @@ def _trainer(mesh: tuple[int, int, int], shares: Any, blocks: int, m: int) -> An
 
 
 def _largest(strategy: Any, variables: Any) -> int:
-    """Returns the bytes that variables take on the device that holds most."""
+    """Returns the bytes of variables on the device that has most."""
     held: collections.Counter[str] = collections.Counter()
     for variable in variables:
         for copy in strategy.experimental_local_results(variable.value):
@@ -151,8 +151,8 @@ def _largest(strategy: Any, variables: Any) -> int:
 def traffic(graph: Any, mesh: Any) -> collections.Counter[str]:
     """Returns the bytes that cross between devices, by axis of the mesh.
 
-    What several operations of a device read crosses once. What goes to another replica
-    counts as its sum even if it changes stage as well.
+    A tensor that several operations of a device use crosses once. What goes to another
+    replica counts as communication of replicas even if it changes stage as well.
 
     Args:
         graph: The graph of a step, with shapes that are known.

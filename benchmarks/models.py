@@ -1,4 +1,4 @@
-"""Whole Keras models that are cut into stages, for `benchmarks.partition`."""
+"""Keras models that `benchmarks.partition` partitions."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""How good each way of cutting a model is, against the best cut there is.
+"""How good the partition of each `balance` is, compared with the best of all.
 
     python -m benchmarks.partition --stages=4
 
 For each model the time of every layer, forward, recomputation and backward of one
-microbatch, is measured several times over and the least taken: the reference. All cuts
-are then tried on it, exhaustively, for the one whose slowest stage is fastest. Each
-`balance` cuts the model on its own, `"time"` with a measurement of its own. Columns:
+microbatch, is measured several times; the least is the reference. All partitions are
+then tried with it, exhaustively, for the one whose slowest stage is fastest. Each
+`balance` partitions the model independently, `"time"` by its own measurement. Columns:
 
-* `plan s`: what making the plan took, the tracing of layers included;
+* `plan s`: seconds to plan, including the tracing of layers;
 * `share`: the slowest stage's share of the time of all, by the reference;
-* `of best`: that share over the share of the best cut (1.00 is optimal);
-* `run`: the share when the stages themselves are run instead of their layers.
+* `of best`: that share over the share of the best partition (1.00 is optimal);
+* `run`: the share when stages are measured instead of layers.
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ import argparse
 import itertools
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import tfgpipe
 from benchmarks import tables
+
+if TYPE_CHECKING:
+    from tfgpipe.partition import Plan
 
 
 def main() -> None:
@@ -41,7 +45,7 @@ def main() -> None:
 
 
 def measure(name: str, *, num_stages: int, passes: int) -> list[tables.Row]:
-    """Returns a row for each balance, and one for the best cut."""
+    """Returns a row for each balance, and one for the best partition."""
     from benchmarks.models import MODELS
     from tfgpipe.partition import QUANTITIES
 
@@ -61,7 +65,7 @@ def measure(name: str, *, num_stages: int, passes: int) -> list[tables.Row]:
     ]
     settings = plans["time"].settings
     reference = np.min([p.call_costs("time", settings) for p in again], axis=0)
-    best = best_cut(reference, num_stages)
+    best = exhaustive_partition(reference, num_stages)
     least = share(reference, best)
     rows: list[tables.Row] = []
     for balance, plan in plans.items():
@@ -89,26 +93,26 @@ def measure(name: str, *, num_stages: int, passes: int) -> list[tables.Row]:
     return [*rows, best_row]
 
 
-def best_cut(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
-    """Returns the cut of the lightest heaviest stage, having tried all."""
+def exhaustive_partition(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
+    """Returns the partition with the least bottleneck, having tried all."""
     sums = np.concatenate([[0.0], np.cumsum(costs)])
     choices = itertools.combinations(range(1, len(costs)), num_stages - 1)
     ends = np.fromiter(itertools.chain.from_iterable(choices), np.int64)
     inner = ends.reshape(-1, num_stages - 1)
     bounds = np.pad(inner, ((0, 0), (1, 1)), constant_values=(0, len(costs)))
-    stages = np.diff(sums[bounds], axis=1)  # [cut, stage]
+    stages = np.diff(sums[bounds], axis=1)  # [partition, stage]
     best = bounds[stages.max(axis=1).argmin()]
     return tuple(int(n) for n in np.diff(best))
 
 
 def share(costs: Sequence[float], counts: Sequence[int]) -> float:
-    """Returns the heaviest stage's share of all."""
+    """Returns the bottleneck's share of the sum of all stages."""
     ends = np.cumsum([0, *counts])
     stages = np.add.reduceat(np.asarray(costs), ends[:-1])
     return float(stages.max() / stages.sum())
 
 
-def _run_share(model: object, plan: tfgpipe.planning.Plan) -> float:
+def _run_share(model: object, plan: Plan) -> float:
     """Returns the share of the slowest stage when the stages are run."""
     from tfgpipe._util import stage_spans
     from tfgpipe.capture import source_model
@@ -118,16 +122,16 @@ def _run_share(model: object, plan: tfgpipe.planning.Plan) -> float:
     recorded = source_model.make_source(model).capture(None, {})
     specs = example_microbatch(recorded, None, 32, num_microbatches=4)
     spans = stage_spans(plan.calls_per_stage)
-    parts = SegmentProfiler(recorded.graph, spans, specs)
+    profiler = SegmentProfiler(recorded.graph, spans, specs)
     inputs = {w: example_tensor(x, unknown_size=1) for w, x in specs.items()}
-    work = parts.measure_seconds(inputs, "CPU:0")
-    stages = [2 * part.forward + part.backward for part in work]  # remat="stage"
+    costs = profiler.measure_seconds(inputs, "CPU:0")
+    stages = [2 * cost.forward + cost.backward for cost in costs]  # remat="stage"
     return max(stages) / sum(stages)
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Compares each way of cutting a model with the best cut."
+        description="Compares the partition of each balance with the best of all."
     )
     parser.add_argument("--models", nargs="*", metavar="NAME")
     parser.add_argument("--stages", type=int, default=4, help="K")

@@ -1,21 +1,21 @@
-"""Speed of a pipeline beside the same layers on one core, and beside its bound.
+"""Speed-up of a pipeline over the same layers on one core, and its bound.
 
     python -m benchmarks.pipeline --workload=transformer --microbatches=2,4,8,16
 
 The baseline is the plain `keras.Sequential` on one core, the candidate the same layers
-in a `PipelinedLayer` on K cores, one a device. Each has a process of its own; they
-take turns, step by step, from the same weights on the same data, and every loss must
+in a `PipelinedLayer` on K cores, one per device. Each has its own process; they
+alternate step by step, from the same weights on the same data, and every loss must
 agree. Medians are over `--steps` steps after `--warmup` untimed ones.
 
-Operations of one stage run one after another (`--executor=serial`), as on one core a
-device: TensorFlow would otherwise run them side by side on the cores of stages that
+Operations of one stage run one after another (`--executor=serial`), as with one core
+per device: TensorFlow would otherwise run them in parallel on the cores of stages that
 wait. `--microbatches=1` is the control: a pipeline of one microbatch gains nothing.
 
 Columns: milliseconds a step of either side, median and least; `speed-up`, the ratio of
-medians; `paired`, the median of the ratios of neighbouring steps, which a machine with
-other work disturbs less; the bound, and how much of it the ratio of medians reaches;
+medians; `paired`, the median of the ratios of neighbouring steps, which other load on
+the machine affects less; the bound, and how much of it the ratio of medians reaches;
 `CPU`, the candidate's CPU time over the baseline's, which shows work that the pipeline
-adds, waiting aside; `stolen`, how many of the candidate's cores other work on the
+adds, without waiting; `stolen`, how many of the candidate's cores other load on the
 machine took. With more than 0.1 stolen, measure again when the machine is quieter.
 """
 
@@ -153,7 +153,7 @@ def main() -> None:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Measures a pipeline beside the same layers on one core."
+        description="Compares a pipeline with the same layers on one core."
     )
     parser.add_argument(
         "--workload", choices=("mlp", "transformer"), default="transformer"

@@ -4,12 +4,12 @@
 
 The same layers in a `PipelinedModel` on K cores, one a device: in float32, in
 `mixed_bfloat16` with float32 weights, and quantization-aware, which computes in float32
-on weights and activations rounded to 8 bits. Each has a process of its own; they take
-turns, step by step, on the same data. `step ms` is the median over `--steps` steps
+on weights and activations rounded to 8 bits. Each has its own process; they alternate
+step by step, on the same data. `step ms` is the median over `--steps` steps
 after `--warmup` untimed ones, `of float32` the median of ratios of neighbouring steps;
-`step MiB` the most that was resident in a step less what was before, by a process that
-returns freed tensors at once. (A CPU without instructions for bfloat16 computes it
-through float32, and is slower; what it shows is the memory.)
+`step MiB` the peak of resident memory less what was resident before, in a process that
+returns freed tensors immediately. (A CPU without instructions for bfloat16 computes it
+through float32, and is slower; compare the memory.)
 """
 
 from __future__ import annotations

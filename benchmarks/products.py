@@ -1,11 +1,11 @@
-"""The three products of a dense layer, plain and as `tfgpipe.products` has them.
+"""The three matrix products of a dense layer, plain and by `tfgpipe.graph.matmul`.
 
     python -m benchmarks.products
 
 For a microbatch of some rows and weights W: `x W` of the forward, `dy W^T` and `x^T dy`
 of the backward, on one core. Median milliseconds of both forms where they differ, and
-how much faster the second is. Longer copies of weights are made anew for each product
-here; a pipeline makes them once a step.
+how much faster the second is. Padded copies of weights are computed for each product
+here; in a pipeline they are hoisted.
 """
 
 from __future__ import annotations

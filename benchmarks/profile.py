@@ -4,19 +4,18 @@
 
 Times the actions of real steps, and divides each device's step into
 
-* `forward`, `recompute`, `backward`: running a stage's programs (a recomputation is
-  part of its backward's program, and taken to last as long as the forward did);
-* `accumulate`: summing gradients over microbatches, which includes the products that
-  are put off to the last. It is part of the backward's program, so it is timed by
-  itself, on tensors of the same sizes, and taken off;
+* `forward`, `recompute`, `backward`: running stage functions (a recomputation is part
+  of its backward, and is assumed to take as long as the forward did);
+* `accumulate`: gradient accumulation, including deferred matrix products. It is part of
+  the backward's stage function, so it is timed separately, on tensors of the same
+  sizes, and subtracted;
 * `executor`: an action is ready, its device idle, and it has not started yet;
-* `transfer`: the same, where it waits for something of another device;
+* `transfer`: the same, while it waits for a tensor from another device;
 * `idle`: waiting for an action of another device, the bubble;
-* `update`: the optimizer's update of the weights, timed by itself;
-* `other`: what of the step that leaves: reading and cutting the mini-batch, metrics,
-  and handing over to and from Python.
+* `update`: the optimizer's update of the weights, timed separately;
+* `other`: the rest of the step: reading and splitting the mini-batch, metrics, Python.
 
-`explained` is all but `other`, of the whole. Milliseconds, each the mean over
+`explained` is all but `other`, relative to the step. Milliseconds, each the mean over
 `--steps` steps; `--remat` and `--schedules` take several, with commas.
 """
 

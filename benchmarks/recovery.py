@@ -4,8 +4,8 @@
 
 Kills, while `lm.Tiny` trains on workers of this host, a worker, TensorFlow's server in
 one, and the trainer, one after the other. Columns: what was killed; seconds until the
-trainer has ended, until it has found all workers ready and builds its model, and until
-it has made its first step after the last checkpoint; how many steps it made again.
+trainer has ended, until all workers are ready and it builds its model, and until its
+first step after the last checkpoint; how many steps it repeats.
 """
 
 from __future__ import annotations

@@ -2,19 +2,19 @@
 
     python -m benchmarks.schedules --workload=transformer --microbatches=4,8,16
 
-Each schedule trains the workload as a `PipelinedModel` in a process of its own, one
-core a device, without rematerialisation unless `--remat` says otherwise; interleaved
-has two stages a device. The processes take turns, step by step. Then each runs some
-steps whose actions are timed; the mean of these, stage by stage, goes into
-`tfgpipe.simulate`, and what that predicts stands beside the step time measured before.
-Memory is that of a first step, in another process.
+Each schedule trains the workload as a `PipelinedModel` in its own process, one core per
+device, without rematerialisation unless `--remat` says otherwise; interleaved has two
+stages per device. The processes alternate step by step. Then each times the actions of
+some steps; their means per stage are the costs of `tfgpipe.simulate`, whose predicted
+step time is compared with the measured one. Memory is that of a first step, in another
+process.
 
 Columns: milliseconds a step, median and least; `of gpipe`, the median of the ratios to
 GPipe's neighbouring step; `actions`, from the start of the first action to the end of
 the last in the steps that were timed; `predicted`, the simulation's step time, and how
-much of the measured one it is (the rest is the optimizer, and handing over); the
-bubble measured and predicted; `step MiB`, the most that was resident in a step less
-what was before, over all devices. `--pictures=DIR` draws each timeline.
+much of the measured one it is (the rest is the optimizer and Python); the bubble
+measured and predicted; `step MiB`, the peak of resident memory less what was resident
+before, over all devices. `--pictures=DIR` draws each timeline.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m benchmarks.startup --blocks=48 --stages=8 --microbatches=32
 
-A stage is traced once and its programs are called M times, so nodes grow with the
+A stage is traced once and its functions are called M times, so nodes grow with the
 number of actions, M x K, and with the layers, but not with M x layers. The rows before
 the last, which is what the flags ask for, vary one of them at a time to show it.
 
@@ -27,7 +27,7 @@ def measure(
     """Starts one pipelined model in a process of its own and returns what it took."""
     side = Side(
         workload="transformer",
-        # Every microbatch has a row.
+        # Every microbatch has an example.
         sizes={
             "num_layers": num_blocks,
             "batch_size": num_microbatches,

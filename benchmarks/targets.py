@@ -1,14 +1,14 @@
-"""What this library wants to reach, what it does reach, and whether that is short.
+"""Measured speed, start-up and memory, compared with targets.
 
     python -m benchmarks.targets [--torch=PYTHON] [--note=TEXT]
 
-All on two cores, one a device, in processes that take turns step by step; speed-ups are
-over the plain Keras model on one core. `--note` adds a row to `history.csv`, with the
-machine and the versions. `--torch` is the Python of an environment with torch, which
-`benchmarks.peers` says how to make; without it the last rows are left out.
+All on two cores, one per device, in processes that alternate step by step; speed-ups
+are relative to the plain Keras model on one core. `--note` adds a row to `history.csv`,
+with machine and versions. `--torch` is the Python of an environment with torch, which
+`benchmarks.peers.environments` creates; without it the last rows are omitted.
 
-`two at once` is no target but what the machine gives: how much slower one core gets
-while another process is busy on the other. No pipeline can gain what that takes.
+`two at once` is no target but a property of the machine: how much slower a core is
+while another process is busy on the other. No pipeline can regain that.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from benchmarks import pipeline, startup, tables
 from benchmarks.peers import turns
 from benchmarks.worker import Remat, Schedule, Side, Worker
 
-# Those that are run beside torch's.
+# Those that are compared with torch's.
 SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "zero_bubble")
 HISTORY = Path(__file__).with_name("history.csv")
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """One figure, and what it should be.
+    """One figure and its target.
 
     Attributes:
         name: What is measured.
         value: What was measured.
-        wanted: The limit, or None if there is none.
-        at: Whether the limit is the most or the least that passes.
+        wanted: The target, or None if there is none.
+        at: Whether the target is an upper or a lower bound.
     """
 
     name: str
@@ -147,7 +147,7 @@ def _two_at_once(cores: tuple[int, ...], steps: int) -> float:
 
 
 def _two_stages(workload: str, num_microbatches: int, cores: tuple[int, ...]) -> Side:
-    """Returns a pipeline that TensorFlow runs as it does by itself."""
+    """Returns a pipeline in TensorFlow's default executor."""
     return Side(
         workload=workload,
         num_stages=2,
@@ -158,14 +158,14 @@ def _two_stages(workload: str, num_microbatches: int, cores: tuple[int, ...]) ->
 
 
 def _seconds_an_action(cores: tuple[int, ...]) -> float:
-    """Returns what an action takes that has next to nothing to do."""
+    """Returns the seconds of an action with next to no arithmetic."""
     with Worker(_two_stages("actions", 64, cores)) as worker:
         seconds = [worker.step().seconds for _ in range(30)][10:]
     return statistics.median(seconds) / (2 * 2 * 64)
 
 
 def _memory(cores: tuple[int, ...]) -> float:
-    """Returns the measured memory of a step, of what is expected."""
+    """Returns the measured memory of a step relative to the formula."""
     with Worker(_two_stages("transformer", 8, cores), for_memory=True) as worker:
         memory = worker.memory()
         return (memory.peak - memory.before) / worker.expected_memory()

@@ -1,4 +1,4 @@
-"""What compressing the values between stages saves, and what it costs in exactness.
+"""Bytes that compression at stage boundaries saves, and its errors.
 
     python -m benchmarks.transfer --blocks=8 --stages=4 --microbatches=4
 
@@ -6,8 +6,8 @@ A step of the transformer workload, smaller, with each `transfer_dtype` and with
 `forward KiB` is what one microbatch sends across one boundary, by the plan; `back KiB`
 the gradient of that on its way back. Errors are relative to the step without
 compression, from the same weights: of the output, of all gradients together
-(`||g - g0|| / ||g0||`), and of the weight whose gradient is worst, those left out whose
-gradient is zero but for rounding, as of the bias of an attention's keys.
+(`||g - g0|| / ||g0||`), and of the weight whose gradient is worst, except weights whose
+gradient is zero up to rounding, such as the bias of attention keys.
 """
 
 from __future__ import annotations

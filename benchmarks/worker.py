@@ -1,7 +1,7 @@
-"""One model in one process, training a step when told to.
+"""One model in one process, which trains a step on request.
 
-Two workers that take turns measure two models under the same conditions: only one runs
-at a time, each on its own cores, and whatever else the machine does hits both.
+Two workers that alternate measure two models under the same conditions: only one runs
+at a time, each on its own cores, and other load on the machine affects both.
 
     with Worker(Side(workload="mlp")) as plain:
         plain.step().seconds
@@ -100,12 +100,12 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What a timed step took, and parts of it that were timed by themselves.
+    """Times of a step, and of parts of it that were timed separately.
 
     Attributes:
         seconds: The whole step.
         timeline: Its actions.
-        accumulate: For each device, the sums of gradients over a step's microbatches.
+        accumulate: For each device, gradient accumulation over a step's microbatches.
         update: For each device, the optimizer's update of all weights.
     """
 
@@ -116,13 +116,13 @@ class Profile:
 
 
 class Worker(contextlib.AbstractContextManager["Worker"]):
-    """A process that holds one model.
+    """A process with one model.
 
     Args:
         side: What the model is. It is built before the constructor returns.
         for_memory: Whether tensors come from the system's allocator also where
-            TensorFlow has oneDNN's operations on, whose pool keeps what is freed:
-            what `memory` needs, and not what a step is timed with.
+            TensorFlow has oneDNN's operations on, whose pool keeps freed memory.
+            `memory` needs that; steps are timed without.
 
     Raises:
         RuntimeError: If the process stops by itself.
@@ -327,14 +327,14 @@ class _Trainer:
 
     def memory(self) -> Memory | str:
         libc = ctypes.CDLL(None)
-        # Gives freed tensors back to the system at once, so that what is resident is
-        # what is held, not what each thread has kept for later.
+        # Returns freed tensors to the system immediately, so that resident memory is
+        # live memory, without what each thread keeps for later.
         libc.mallopt(_M_MMAP_THRESHOLD, 2**16)
         libc.mallopt(_M_MMAP_MAX, 2**20)
         if not _frees_tensors():
             return (
-                "Resident memory does not tell what a step takes: TensorFlow's "
-                "allocator keeps the tensors that are freed, as oneDNN's does. Use "
+                "Resident memory is not the memory of a step: TensorFlow's allocator "
+                "keeps freed tensors, as oneDNN's does. Use "
                 "`Worker(side, for_memory=True)`, which sets "
                 "TF_ONEDNN_USE_SYSTEM_ALLOCATOR=1."
             )
@@ -402,7 +402,7 @@ class _Trainer:
 
     @functools.cache  # noqa: B019 (The trainer lives as long as its process.)
     def _accumulate_seconds(self, device: int) -> float:
-        """Times the sums over a step's microbatches, products put off included."""
+        """Times gradient accumulation of a step, deferred products included."""
         import tensorflow as tf
 
         from tfgpipe.capture import TensorKey
@@ -475,7 +475,7 @@ class _Trainer:
         """Returns Keras' train step, compiled: what `fit` runs on every batch."""
         import tensorflow as tf
 
-        # Holds for the calls that are traced here and stay calls: a stage's programs.
+        # Applies to the calls that are traced here and stay calls: stage functions.
         # The train step itself runs outside, in the parallel executor.
         with self._executor():
             step = tf.function(

@@ -1,36 +1,36 @@
 # %% [markdown]
-# # Pipelining, from the first cut to several machines
+# # Pipeline parallelism, from one partition to several hosts
 #
-# A network that is too big or too slow for one accelerator is cut into stages, one a
-# device, and its mini-batches are cut into microbatches that follow one another through
-# the stages, as cars through an assembly line. This is GPipe ([Huang et al.
-# 2019](https://arxiv.org/abs/1811.06965)); `tfgpipe` does it to Keras 3 models on
+# A network that is too big or too slow for one accelerator is partitioned into stages, one
+# per device, and its mini-batches are split into microbatches that follow one another
+# through the stages, as cars through an assembly line. This is GPipe ([Huang et al.
+# 2019](https://arxiv.org/abs/1811.06965)); `tfgpipe` does it for Keras 3 models on
 # TensorFlow.
 #
-# This guide goes through it from the beginning, in pictures and in numbers. Each chapter
-# answers one question, and can be read by itself. What the paper claims is reproduced
-# where two CPU cores can reproduce it, and bounded where they cannot; the
+# This guide explains it from the beginning, in pictures and figures. Each chapter answers
+# one question, and can be read on its own. The paper's claims are reproduced where two CPU
+# cores can reproduce them, and bounded where they cannot; the
 # [last chapter](#what-the-paper-claims-and-what-was-found-here) lists every claim.
-# Whatever is exact is asserted in the code: the guide runs as a test.
+# Everything exact is asserted in the code: the guide runs as a test.
 #
 # | letter | what it counts |
 # |---|---|
 # | K | stages; stage k is the k-th |
 # | M | microbatches of a mini-batch; microbatch m is the m-th |
-# | N | rows of a mini-batch |
+# | N | examples of a mini-batch |
 # | L | layers |
 #
 # The source is [guide.py](guide.py), the notebook [guide.ipynb](guide.ipynb), and this
-# text with its pictures [guide.md](guide.md). `make guide` runs it all anew,
-# which takes two cores some four minutes.
+# text with its pictures [guide.md](guide.md). `make guide` runs it again, which takes
+# about four minutes on two cores.
 
 # %% [markdown]
 # ## Set-up
 #
-# Eight logical CPUs stand for eight accelerators. They have devices' names and weights
-# of their own, and one pool of threads: what is computed on them is right, but no faster
-# than the cores of this machine. One thread computes each operation, so that two stages
-# share two cores as two devices would.
+# Eight logical CPUs represent eight accelerators. Each has its own device name and weights,
+# but all share one pool of threads: results are right, but no faster than the cores of this
+# machine. One thread computes each operation, so that two stages share two cores as two
+# devices would.
 
 # %% set-up
 # %matplotlib inline
@@ -70,12 +70,12 @@ random = np.random.default_rng(0)
 print(f"TensorFlow {tf.__version__}, Keras {keras.__version__}, {os.cpu_count()} cores")
 
 # %% [markdown]
-# ## Cutting a model into stages
+# ## Partitioning a model into stages
 #
-# *Which layers go to which device, and what has to travel between them?*
+# *Which layers are on which device, and what is sent between them?*
 #
-# A stage is a run of consecutive layers. `tfgpipe.plan` finds the best partition,
-# before anything is on a device. Here are twelve equal layers for four devices:
+# A stage consists of consecutive layers. `tfgpipe.plan` finds the best partition, before
+# anything is on a device. Here are twelve equal layers for four devices:
 
 
 # %% cut-plan
@@ -91,11 +91,11 @@ plan = tfgpipe.plan(stack(), num_stages=4, num_microbatches=8, sample=x)
 print(plan)
 
 # %% [markdown]
-# What `receives` counts is all that a stage is ever sent for a microbatch: the output of
-# the layer before, and on the way back as many bytes of gradient. Weights,
-# their gradients and the optimizer's slots stay where they are. That is the paper's
-# point on communication: a few tensors between neighbours, no sum over all devices.
-# Beside it, what data parallelism moves for the same layers:
+# `receives` counts all that is sent to a stage for a microbatch: the output of the layer
+# before the stage boundary, and in the backward as many bytes of gradient. Weights, their
+# gradients and the optimizer's slots are never sent. That is the paper's point on
+# communication: a few tensors between neighbours, no all-reduce over all devices. For
+# comparison, what data parallelism sends for the same layers:
 
 # %% cut-bytes
 row_bytes = 256 * 4
@@ -106,9 +106,9 @@ print(f"a step sends between the stages  {boundary / 2**20:6.2f} MiB")
 print(f"gradients to sum over replicas   {weights / 2**20:6.2f} MiB, on each replica")
 
 # %% [markdown]
-# `PipelinedLayer` is that plan as a Keras layer, to be used like any other. After a step
-# of training each device holds its stage's weights and Adam's slots for them, and
-# nothing of the others':
+# `PipelinedLayer` is that plan as a Keras layer, used like any other. After a training step
+# each device has the weights of its stage and Adam's slots for them, and nothing of other
+# stages:
 
 # %% cut-table
 layer = tfgpipe.PipelinedLayer(stack(), num_stages=4, num_microbatches=8)
@@ -121,15 +121,15 @@ print(tfgpipe.stage_table(model))
 tfgpipe.plot_mesh(device_memory(model))
 
 # %% [markdown]
-# ## Slicing a mini-batch
+# ## Splitting a mini-batch
 #
-# *Why are four devices not faster than one as long as the mini-batch is whole?*
+# *Why are four devices no faster than one if the mini-batch is not split?*
 #
-# Because each waits for the others. Stage 1 needs what stage 0 makes, so with M = 1 one
-# device works at a time. Cut the mini-batch into microbatches, and stage 0 goes on with
-# the next while stage 1 has the first. Time is across, devices are down, the numbers
-# are microbatches, and hatched is idle. The work is the same in all three pictures, and
-# more of it is done at a time:
+# Because each waits for the others. Stage 1 needs the output of stage 0, so with M = 1 one
+# device works at a time. With microbatches stage 0 continues with the next one while stage 1
+# has the first. Time is horizontal, devices are vertical, the numbers are microbatches, and
+# hatched is idle. The work is the same in all three pictures, and more of it is done in
+# parallel:
 
 
 # %% slicing
@@ -143,8 +143,9 @@ def sliced(M):
 tfgpipe.plot_timelines([sliced(1), sliced(2), sliced(4)])
 
 # %% [markdown]
-# The result does not depend on M. Nor does M have to divide the mini-batch: rows are
-# dealt out as evenly as they go, and a batch smaller than M is cut into single rows.
+# The result does not depend on M. Nor does M have to divide the mini-batch: examples are
+# distributed as evenly as possible, and a batch smaller than M is split into single
+# examples.
 
 # %% slicing-any-size
 plain = layer.unpipelined()
@@ -165,18 +166,18 @@ for rows in (64, 10, 3):
 print(draw(schedules.gpipe(4, 8)))
 
 # %% [markdown]
-# A backward takes about two forwards, since it makes gradients of inputs and of weights.
-# With that the same schedule is:
+# A backward takes as long as about two forwards, since it computes input gradients and weight
+# gradients. So the same schedule is:
 
 # %% schedule-drawn
 tfgpipe.plot_schedule(schedules.gpipe(4, 8))
 
 # %% [markdown]
-# What is hatched is the *bubble*. A stage waits until the first microbatch has reached
-# it, again until the first gradient comes back, and at the end for the stages before
-# it. In forwards and in backwards, each device works for M slots of M + K - 1. So the
-# bubble is (K - 1) / (M + K - 1) of the step, if stages are equal, whatever a backward
-# takes. Simulated, it is exactly that:
+# The hatched part is the *bubble*. A stage waits until the first microbatch has reached it,
+# again until the first gradient arrives, and at the end for the stages before it. In
+# forwards and in backwards, each device works for M slots of M + K - 1. So the bubble is
+# (K - 1) / (M + K - 1) of the step if stages are equal, however long a backward takes.
+# Simulation gives exactly that:
 
 # %% schedule-formula
 for K in range(1, 9):
@@ -187,11 +188,11 @@ for K in (2, 4, 8, 16, 64):
     print(f"K = {K:2}, M = 4K: a bubble of {(K - 1) / (5 * K - 1):.1%}")
 
 # %% [markdown]
-# The paper calls the bubble negligible from M = 4K on. By the formula it is below a
-# fifth there, for any K: small, not nothing. What else shrinks it is another order.
-# 1F1B keeps the bubble and holds fewer microbatches at a time; zero bubble fills it with
-# gradients of weights, for which nobody waits. They are the `schedule=` of a
-# `PipelinedModel`, and all give the same gradients ([schedules](schedules.md)).
+# The paper calls the bubble negligible from M = 4K on. By the formula it is below a fifth
+# there, for any K: small, but not zero. Other schedules do better. 1F1B has the same bubble
+# and fewer microbatches in flight; zero bubble fills it with weight gradients, which no
+# other stage needs. They are the `schedule=` of a `PipelinedModel`, and all give the same
+# gradients ([schedules](schedules.md)).
 
 
 # %% schedules-compared
@@ -209,12 +210,11 @@ tfgpipe.plot_timelines([scheduled(name) for name in ("gpipe", "1f1b", "zero_bubb
 #
 # *Do real steps of this library have the bubble of the formula?*
 #
-# Eight stages cannot compute at a time on two cores. But to the machine that runs a
-# pipeline an accelerator is something that one waits for, and waiting needs no core. So
-# here is a layer that computes little and then waits, a millisecond for each row, and
-# twice that in the backward. Everything else is real: the library's engine runs its
-# actions in the order of the schedule, and `TimelineCallback` reads the clock before and
-# after each of them.
+# Eight stages cannot compute in parallel on two cores. But for the host an accelerator is
+# something to wait for, and waiting needs no core. So here is a layer that computes little
+# and then waits, a millisecond per example, and twice that in the backward. Everything else
+# is real: the library executes the actions in the order of the schedule, and
+# `TimelineCallback` reads the clock before and after each of them.
 
 
 # %% waiting-layer
@@ -269,17 +269,17 @@ for (K, M), step in zip(cases, steps, strict=True):
 tfgpipe.plot_gpipe_bubbles((2, 4, 8), measured=steps)
 
 # %% [markdown]
-# What the dots have above their curves is what the machine takes beside the waiting: to
-# hand over, to start threads, and to do the layers' small products on two cores that
-# eight devices share. Where other programs have the cores as well, it is more.
+# The dots are above their curves by the time that the machine needs besides waiting: to start
+# actions and threads, and for the layers' small matrix products on two cores that eight
+# devices share. With other load on the cores it is more.
 #
-# `devices at work` is the mean over the step, K x (1 - bubble): by how much K equal
-# devices beat one. The paper's *almost linear speed-up* is this, from M = 4K on, where
-# stages are equal and links are fast. That much is the schedule; how fast a real
-# accelerator computes a small microbatch is not measured here.
+# `devices at work` is the mean over the step, K x (1 - bubble): the speed-up of K equal
+# devices over one. The paper's *almost linear speed-up* is this, from M = 4K on, if stages
+# are equal and links are fast. It is a property of the schedule; how fast a real accelerator
+# computes a small microbatch is not measured here.
 #
-# Two stages do fit two cores, without any waiting. Dense layers of 512, theory above (the
-# schedule with the mean times that were measured), measurement below:
+# Two stages do fit two cores, without any waiting. Dense layers of 512, simulated above (the
+# schedule with the measured mean times), measured below:
 
 # %% real-timeline
 model = tfgpipe.PipelinedModel(
@@ -292,24 +292,23 @@ model.fit(x, x, batch_size=1024, epochs=6, verbose=0, callbacks=[timing])
 tfgpipe.plot_timelines([timing.theory, timing.timeline])
 
 # %% [markdown]
-# Beside a model that trains on one of the two cores, `benchmarks/pipeline.py` has
-# measured 1.64 times the speed for a transformer at K = 2, M = 8, where the formula
-# allows 2 x 8 / 9 = 1.78 ([speed](speed.md) has what is lost, and where).
+# Compared with the same model on one of the two cores, `benchmarks/pipeline.py` measured 1.64
+# times the speed for a transformer at K = 2, M = 8; the formula allows 2 x 8 / 9 = 1.78
+# ([speed](speed.md) explains the rest).
 
 # %% [markdown]
 # ## Rematerialisation, and the memory wall
 #
 # *What fills a device's memory, and what does recomputing save?*
 #
-# The backward pass needs what the forward has computed, layer by layer, so without
-# further ado the activations of N rows in L layers wait in memory: O(N x L), whatever M
-# is. *Rematerialisation* keeps, of each microbatch, the input of the stage alone, and
-# runs the stage forward again right before its backward. The paper has the peak then at
-# O(N + L/K x N/M): the N inputs of a stage, and the activations of one microbatch in
-# one stage.
+# The backward pass needs the activations of the forward, layer by layer, so without
+# rematerialisation those of N examples in L layers are in memory: O(N x L), whatever M is.
+# *Rematerialisation* saves, for each microbatch, only the input of the stage, and runs the
+# forward again right before the backward. By the paper the peak then is O(N + L/K x N/M):
+# the N inputs at the stage boundary, and the activations of one microbatch in one stage.
 #
-# A stack of 60 layers on four devices, 2048 rows in 8 microbatches. What `plan`
-# expects, for each choice of `remat`, gradients and weights included:
+# A stack of 60 layers on four devices, 2048 examples in 8 microbatches. The prediction of
+# `plan` for each choice of `remat`, including gradients and weights:
 
 # %% memory-plan
 L, K, M, N, width = 60, 4, 8, 2048, 256
@@ -341,8 +340,8 @@ of_stages = {
 tfgpipe.plot_peaks(of_stages, title="60 layers in 4 stages: planned peak memory")
 
 # %% [markdown]
-# `"layer"` recomputes layer by layer as well, so that the recomputation itself never
-# holds the activations of a whole stage. The paper's formula is the plan's, to the
+# `"layer"` also recomputes layer by layer, so that the recomputation itself never needs the
+# activations of all layers of a stage. The plan agrees with the paper's formula to the
 # byte:
 
 # %% memory-formula
@@ -359,7 +358,7 @@ print(f"without: N x L            {none / MiB:6.1f} MiB on one device")
 print(f"with: N + L/K x N/M       {paper / MiB:6.1f} MiB on each of {K} devices")
 
 # %% [markdown]
-# Over a step: without rematerialisation activations pile up as forwards go by.
+# Over a step: without rematerialisation activations accumulate with each forward.
 
 # %% memory-kept
 inputs, activations = boundary / M, (L // K) * kept  # Of a microbatch, in a stage.
@@ -375,7 +374,7 @@ def over_time(title, **costs):
 over_time('remat="none"', kept_bytes=inputs + activations)
 
 # %% [markdown]
-# With it only inputs do, and one microbatch's activations come and go:
+# With it only inputs do, and the activations of one microbatch at a time:
 
 # %% memory-recomputed
 over_time(
@@ -383,10 +382,10 @@ over_time(
 )
 
 # %% [markdown]
-# And measured: the most that this process has resident during a step, less what it had
-# before. All stages are in one process here, so it is the sum over devices. (Linux alone
-# tells. The allocator is told to give memory back at once, so that what is resident is
-# what is held.)
+# And measured: the peak of resident memory of this process during a step, less what was
+# resident before. All stages are in one process here, so it is the sum over devices. (On
+# Linux only. The allocator is set to return memory immediately, so that resident memory is
+# live memory.)
 
 # %% memory-measured
 libc = ctypes.CDLL(None)
@@ -437,14 +436,13 @@ tfgpipe.plot_peaks(
 )
 
 # %% [markdown]
-# The plan leaves out what an operation needs while it runs, and what waits to be sent;
-# where little is held, that is much of it.
+# The plan leaves out the workspace of operations, and tensors that wait to be sent; if little
+# is saved, that is much of the memory.
 #
-# All this is what lets models grow. Of such layers, with Adam, one device of 1 GiB holds as
-# many as the table says, N = 2048 and M = 8; the paper's Table 1 is the same question
-# for AmoebaNet on real accelerators, where 82 million weights without GPipe became 318
-# million on one and 1.8 billion on eight. The price is a second forward: a quarter of
-# the speed.
+# So models can grow. The table shows how many such layers, with Adam, fit devices of 1 GiB
+# for N = 2048 and M = 8; the paper's Table 1 answers the same question for AmoebaNet on real
+# accelerators, where 82 million weights without GPipe became 318 million on one and 1.8
+# billion on eight. The price is a second forward: a quarter of the speed.
 
 
 # %% memory-largest
@@ -464,13 +462,13 @@ for devices in (1, 2, 4, 8):
 # %% [markdown]
 # ## Gradients are those of the model without a pipeline
 #
-# *Does cutting, slicing or recomputing change what the model learns?*
+# *Does partitioning, splitting or recomputing change what the model learns?*
 #
-# No. The gradient of a mini-batch is the sum of its microbatches', whatever the partition, and
-# that is what is applied, once a step. In double precision, so that rounding does not
-# hide mistakes, every weight's gradient for five pipelines beside that of the plain
-# layers, the largest difference relative to the largest number; 26 rows, which no M
-# here divides but 1:
+# No. The gradient of a mini-batch is the sum of those of its microbatches, under any
+# partition, and is applied once per step. Below, the gradient of every weight in five
+# pipelines is compared with that of the plain layers, in double precision, so that rounding
+# hides no mistakes: the largest difference relative to the largest value, for 26 examples,
+# which no M here divides but 1:
 
 # %% gradients
 TOLERANCE = 1e-12
@@ -535,19 +533,18 @@ print(f"{len(names)} weights, 5 pipelines: the largest difference is {largest:.1
 tfgpipe.plot_differences(differences, tolerance=TOLERANCE)
 
 # %% [markdown]
-# What is left is the order of additions. `tests/models/test_identity.py` does this for
+# The remaining differences come from the order of additions. `tests/models/test_identity.py` does this for
 # all K in 1..4 and M in {1, 2, 3, 5}, every kind of layer and each `remat`.
 
 # %% [markdown]
-# ## Layers that are not alike, and balancing
+# ## Unequal layers, and balancing
 #
-# *What does one slow stage cost, and who finds a better partition?*
+# *What does one slow stage cost, and how is a better partition found?*
 #
-# All stages go at the pace of the slowest. Here are four layers, equal in weights, of
-# which the last takes three times as long as each of the others. Balanced by
-# parameters, the default, there are two layers in each stage, and one stage takes twice
-# as long as the other. `balance="time"` runs each layer, forward and backward, and finds
-# the best partition:
+# The slowest stage determines the speed. Here are four layers with equally many weights, of
+# which the last takes three times as long as each of the others. Balanced by parameters, the
+# default, each stage has two layers, and one takes twice as long as the other.
+# `balance="time"` measures each layer, forward and backward, and finds the best partition:
 
 
 # %% balance-plans
@@ -571,7 +568,7 @@ by_parameters, by_time = (
 print(by_parameters, by_time, sep="\n\n")
 
 # %% [markdown]
-# The pipe throttled by one stage, and mended, as measured:
+# The unbalanced and the balanced pipeline, measured:
 
 # %% balance-measured
 timelines = []
@@ -582,22 +579,22 @@ for title, plan in (("params", by_parameters), ("time", by_time)):
 tfgpipe.plot_timelines(timelines)
 
 # %% [markdown]
-# The paper balances by an estimate of each layer's cost and says itself that imbalance
-# costs AmoebaNet its linear speed-up. Here the partition is the best one for the costs given,
-# which can be parameters, FLOPs, measured time or memory, within a `memory_limit` if there is one.
-# `tfgpipe.recut(model, plan.rebalance(measured).calls_per_stage)` changes the partition of a model
-# that trains already, which goes on as it would have, to rounding.
+# The paper balances by an estimate of each layer's cost, and says that imbalance costs
+# AmoebaNet its linear speed-up. Here the partition is optimal for costs that can be
+# parameters, FLOPs, measured time or memory, within a `memory_limit` if there is one.
+# `tfgpipe.recut(model, plan.rebalance(measured).calls_per_stage)` changes the partition of a
+# model in training, which continues as it would have, to rounding.
 
 # %% [markdown]
 # ## Batch normalisation
 #
-# *Which rows does a batch normalisation see?*
+# *Which examples does batch normalisation normalise over?*
 #
-# Those of its microbatch: normalising by the whole mini-batch would have every
-# microbatch wait for all others in every such layer. The paper does so in training, and
-# keeps the moving averages that evaluation uses over the whole mini-batch. That is
-# `batch_norm="deferred"`. With `"microbatch"`, the default, they move M times a step, as
-# Keras moves them whenever a layer is called.
+# Those of the microbatch: otherwise every microbatch would wait for all others in every such
+# layer. The paper does the same in training, and updates the moving averages, which
+# evaluation uses, by the whole mini-batch. That is `batch_norm="deferred"`. With
+# `"microbatch"`, the default, they are updated M times per step, as Keras updates them
+# whenever a layer is called.
 
 # %% batch-normalisation
 x = random.standard_normal((32, 4), dtype="float32") + 3
@@ -634,18 +631,17 @@ for name in ("moving_mean", "moving_variance"):
     assert np.abs(every - one).max() > 0.01
 
 # %% [markdown]
-# A pipeline that moves averages once a microbatch says so in a warning, once.
-# [batch-statistics.md](batch-statistics.md) has the whole table, with replicas.
+# A pipeline that updates averages once per microbatch warns, once.
+# [batch-statistics.md](batch-statistics.md) has the full table, with replicas.
 
 # %% [markdown]
 # ## Variable lengths
 #
 # *What if every batch has another length?*
 #
-# Nothing has to be told. Padding is masked by Keras masks, which cross from stage to
-# stage with the values, and a length that was not seen before does not trace anything
-# anew. Ten batches of ten lengths, the last one short of rows, through the same model
-# without and with a pipeline:
+# Nothing has to be configured. Padding is masked by Keras masks, which cross stage boundaries
+# with the activations, and a new length does not retrace anything. Ten batches of ten
+# lengths, the last one smaller, through the same model without and with a pipeline:
 
 
 # %% variable-lengths
@@ -696,17 +692,17 @@ for a, b in zip(plain.get_weights(), pipelined.get_weights(), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 # %% [markdown]
-# Ragged tensors are refused, with the way to pad them.
+# Ragged tensors are refused; the error says how to pad them.
 
 # %% [markdown]
 # ## A U-Net
 #
 # *What about a model that is no chain of layers?*
 #
-# A U-Net goes down in size and up again, and each level going up reads what the same
-# level made going down. Cut into stages, such a skip goes straight from the stage that
-# makes it to the one that reads it; what lies between never sees it. `tfgpipe.pipeline`
-# takes the Functional model as it is:
+# A U-Net decreases in size and increases again, and each level of the second half uses the
+# output of the same level of the first. In a pipeline such a skip connection goes directly
+# from the stage that computes it to the stage that uses it, not through those between.
+# `tfgpipe.pipeline` takes the Functional model unchanged:
 
 
 # %% u-net-plan
@@ -744,9 +740,9 @@ plan = tfgpipe.plan(
 print(plan)
 
 # %% [markdown]
-# Of what the last stage receives for a microbatch, 64 KiB are what its neighbour makes
-# and 128 KiB the skip of the topmost level, from the first stage. Trained to find bright discs in noise, the pipeline's losses are those of the
-# plain model:
+# The last stage receives 64 KiB per microbatch from its neighbour, and 128 KiB, the skip
+# connection of the topmost level, from the first stage. Trained to find bright discs in
+# noise, the pipeline has the losses of the plain model:
 
 # %% u-net-trained
 pipelined = tfgpipe.pipeline(
@@ -775,10 +771,10 @@ tfgpipe.plot_mesh(device_memory(pipelined))
 #
 # *What is in half precision, and what happens when it overflows?*
 #
-# With `dtype="mixed_float16"` layers compute in half precision, and values cross cuts in
-# it, in half the bytes. Weights, their gradients' sums over microbatches, and slots stay
-# float32. Loss scaling is Keras' own: an overflow in one microbatch reaches the sum, so
-# the whole step is left out, once, and the scale halved.
+# With `dtype="mixed_float16"` layers compute in half precision, and activations cross stage
+# boundaries in it, in half the bytes. Weights, gradient accumulators and slots are float32.
+# Loss scaling is Keras' own: an overflow in one microbatch reaches the accumulated gradient,
+# so the step is skipped, and the scale halved.
 
 # %% mixed-precision
 layers = [*stack(5, 64), keras.layers.Dense(1, dtype="float32")]
@@ -806,19 +802,18 @@ print(f"after an overflow: no weight moved, scale {float(optimizer.dynamic_scale
 assert float(optimizer.dynamic_scale) == 512
 
 # %% [markdown]
-# Links that are slower than devices can carry compressed values in any precision:
-# `transfer_dtype="bfloat16"` or `"int8"` ([mixed-precision.md](mixed-precision.md)).
+# For slow links activations can be compressed in any precision: `transfer_dtype="bfloat16"`
+# or `"int8"` ([mixed-precision.md](mixed-precision.md)).
 
 # %% [markdown]
-# ## Training for 8 bits
+# ## Quantization-aware training
 #
-# *How does a model get into int8 without losing what it has learned?*
+# *How is a model converted to int8 without losing accuracy?*
 #
-# By training with the rounding that it will meet. `quantization.apply` wraps each layer,
-# so that weights and activations are rounded to 256 levels; the ranges that these are
-# spread over move once a step, by what all microbatches have seen. So M changes nothing,
-# with rematerialisation or without. Handwritten digits, scikit-learn's, M = 8 beside
-# M = 1:
+# By training with the rounding of int8. `quantization.apply` wraps each layer, so that
+# weights and activations are rounded to 256 levels; the ranges of these levels are updated
+# once per step, by all microbatches. So M changes nothing, with rematerialisation or
+# without. Handwritten digits of scikit-learn, M = 8 compared with M = 1:
 
 # %% int8-trained
 images, labels = datasets.load_digits(return_X_y=True)
@@ -857,8 +852,8 @@ history = model.fit(images[train], labels[train], epochs=9, **arguments)
 print(f"after 10 epochs: {history.history['loss'][-1]:.5f}")
 
 # %% [markdown]
-# Then the file, which takes and gives 8-bit integers, beside the model it comes from, on
-# images that neither has seen:
+# Then the file, whose inputs and outputs are 8-bit integers, compared with the model on test
+# images:
 
 # %% int8-exported
 tfgpipe.export_int8(model, folder / "digits.tflite")
@@ -874,12 +869,12 @@ assert compared.largest_difference <= 1 and compared.identical > 0.9
 # %% [markdown]
 # ## Checkpoint and resume
 #
-# *Does a saved run go on exactly, and must it go on in the same partition?*
+# *Does a saved run continue exactly, and has it to continue under the same partition?*
 #
-# Exactly, and no. Stages are where weights are, not what they are: a checkpoint names
-# layers, and fits any partition (in another TensorFlow may fuse other operations, so that
-# the last bit can differ). A run of four stages is saved, goes on for three steps, and
-# the same three steps are made by two stages that have loaded it, Adam's slots included:
+# Yes, and no. Stages are where weights are, not what they are: a checkpoint names layers, and
+# loads under any partition (under another TensorFlow may fuse other operations, so that the
+# last bit can differ). A run of four stages is saved and continues for three steps; then two
+# stages load it, Adam's slots included, and take the same three steps:
 
 # %% checkpoint
 x, y = random.standard_normal((64, 32)), random.standard_normal((64, 32))
@@ -916,25 +911,25 @@ assert int(two.optimizer.iterations) == 6
 
 # %% [markdown]
 # `model.save`, `save_weights` and `ModelCheckpoint` of Keras work as well, and
-# `model.unpipelined()` is the plain Keras model of the same weights, to be served or
+# `model.unpipelined()` is the plain Keras model with the same weights, which can be served or
 # loaded without this library.
 #
-# Whole runs are the trainer's concern. It saves in the background, checks every byte that it
-# loads, and goes on after a kill at any instant with, to the last bit, the losses that an
-# undisturbed run has ([trainer.md](trainer.md)):
+# For whole runs there is the trainer. It saves in the background, checks every byte that it
+# loads, and after a kill at any time continues with the losses of an undisturbed run, to the
+# last bit ([trainer.md](trainer.md)):
 #
 # ```bash
 # python -m trainer --params=lm.Tiny --logdir=runs/tiny    # Killed? The same again.
 # ```
 
 # %% [markdown]
-# ## From one machine to several
+# ## Replicas and several hosts
 #
 # *What changes with more devices than one pipeline needs, or on other hosts?*
 #
-# More devices: replicas. `PipelineStrategy` makes D copies of the pipeline on D x K
-# devices, shares each mini-batch out among them, and sums each stage's gradients over
-# its own D. The result is that of one pipeline with all rows:
+# With more devices: replicas. `PipelineStrategy` creates D copies of the pipeline on D x K
+# devices, splits each mini-batch among them, and all-reduces the gradients of each stage
+# over its D devices. The result is that of one pipeline on the whole batch:
 
 
 # %% replicas
@@ -958,10 +953,10 @@ np.testing.assert_allclose(together, alone, rtol=1e-5)
 tfgpipe.plot_mesh(device_memory(model))
 
 # %% [markdown]
-# Other hosts lend their devices through a worker, `python -m tfgpipe.cluster worker`,
-# and a program names them in place of its own. `launch` starts workers on this machine
-# and then the program, which is enough to see it work: each stage is in a process of its
-# own, and all that they share is the network.
+# Other hosts offer their devices through a worker, `python -m tfgpipe.cluster worker`, and a
+# program names these instead of its own. `launch` starts workers on this machine and then
+# the program, which is enough to show it: each stage is in its own process, and they share
+# only the network.
 
 # %% cluster
 PROGRAM = """
@@ -977,7 +972,7 @@ def losses(**devices):
         model.compile("adam", "mse")
     x = np.random.default_rng(8).standard_normal((32, 16), dtype="float32")
     history = model.fit(x, x, batch_size=16, epochs=2, shuffle=False, verbose=0)
-    names = [model.mesh.short_names(k) for k in range(2)]
+    names = [short_name(device) for device in model.mesh.primary_devices[0]]
     print("losses on", " and ".join(names), history.history["loss"])
     return history.history["loss"]
 
@@ -1001,8 +996,8 @@ print(
 assert run.returncode == 0, run.stdout
 
 # %% [markdown]
-# The same losses, bit for bit, from two processes that talk over gRPC. A worker that
-# dies is started again, and so is the program, which goes on from its checkpoint. Read
+# The same losses, bit for bit, from two processes connected by gRPC. If a worker dies, it is
+# restarted, and so is the program, which resumes from its checkpoint. Read
 # [cluster.md](cluster.md) before opening a port: TensorFlow's runtime has no
 # authentication.
 
@@ -1011,14 +1006,14 @@ assert run.returncode == 0, run.stdout
 #
 # | claim of [Huang et al. 2019](https://arxiv.org/abs/1811.06965) | found here |
 # |---|---|
-# | the bubble is (K - 1) / (M + K - 1) (2.3) | exactly, in simulation; [measured](#the-bubble-measured) for K up to 8 above it, by what the machine takes to hand over |
-# | it is negligible from M = 4K on (2.3) | below a fifth for any K: 11% at K = 2, 16% at K = 4; zero bubble schedules have less |
+# | the bubble is (K - 1) / (M + K - 1) (2.3) | exactly, in simulation; [measured](#the-bubble-measured) for K up to 8 above it, by the overhead of the machine |
+# | it is negligible from M = 4K on (2.3) | below a fifth for any K: 11% at K = 2, 16% at K = 4; less with zero bubble |
 # | peak memory of activations is O(N + L/K x N/M) with rematerialisation, O(N x L) without (2.3) | [to the byte](#rematerialisation-and-the-memory-wall) in the plan; in measured steps, asserted to be less than half |
 # | gradients are consistent, whatever the number of stages (2.2) | to 1e-12 in double precision, [for every weight](#gradients-are-those-of-the-model-without-a-pipeline) |
-# | communication is low: only tensors between stages (2.3) | [the bytes are those](#cutting-a-model-into-stages); time on slow links between accelerators was not measured |
-# | almost linear speed-up where stages are equal (3) | bounded: K (1 - bubble) on [devices that wait](#the-bubble-measured); 1.64 of 1.78 on two real cores, in a benchmark. No run on several accelerators; Tables 2 and 3 [predicted](planner.md#beside-gpipes-tables), cell by cell |
+# | communication is low: only tensors at stage boundaries (2.3) | [the bytes are those](#partitioning-a-model-into-stages); time on slow links between accelerators was not measured |
+# | almost linear speed-up where stages are equal (3) | bounded: K (1 - bubble) on [devices that wait](#the-bubble-measured); 1.64 of 1.78 on two real cores, in a benchmark. No run on several accelerators; Tables 2 and 3 [predicted](planner.md#compared-with-gpipes-tables), cell by cell |
 # | batch statistics over microbatches, moving averages over mini-batches (2.2) | [`batch_norm="deferred"`](#batch-normalisation), equal to the unpipelined layer's |
-# | layers of uneven cost spoil the speed-up (3) | [shown, and mended](#layers-that-are-not-alike-and-balancing) |
+# | layers of uneven cost reduce the speed-up (3) | [shown, and balanced](#unequal-layers-and-balancing) |
 # | AmoebaNet-D (18, 208) has 82 million weights (Table 1) | yes: `tests/nightly/test_amoebanet.py` |
-# | models of 1.8 and 83.9 billion weights train (Table 1) | not run: no such hardware. What the memory of a device allows was [computed](planner.md#beside-gpipes-tables), within 15% of the published |
+# | models of 1.8 and 83.9 billion weights train (Table 1) | not run: no such hardware. What fits a device was [computed](planner.md#compared-with-gpipes-tables), within 15% of the published |
 # | 84.4% on ImageNet, translation of 103 languages (4, 5) | not run |

@@ -36,14 +36,21 @@ Every public name, with its docstring. Made by `make docs`;
 `tests/docs/test_docstrings.py` runs the examples. In these `keras`, `np` (NumPy), `tf`
 and `tfgpipe` are imported, and `tfgpipe.make_logical_cpus(8)` has been called.
 
-K is the number of stages, M of microbatches, D of replicas, T of shards, P of devices.
+K is the number of stages, M of microbatches, P of devices; D is the data-parallel
+degree, T the tensor-parallel degree.
 """
 
 # What users meet first, first. All of `tfgpipe.__all__` is here or a module of its own;
 # names with a dot are of what these return or take.
 TOPICS: dict[str, tuple[str, ...]] = {
     "Pipelines": ("PipelinedLayer", "PipelinedModel", "pipeline"),
-    "Cuts": ("plan", "partition.Plan", "recut", "stage_table", "report.device_memory"),
+    "Partitions": (
+        "plan",
+        "partition.Plan",
+        "recut",
+        "stage_table",
+        "report.device_memory",
+    ),
     "Devices": (
         "make_logical_cpus",
         "PipelineStrategy",

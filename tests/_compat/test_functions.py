@@ -1,4 +1,4 @@
-"""How functions are called: the private names of TensorFlow, and what they are for."""
+"""The contract of TensorFlow's private options of function calls."""
 
 from __future__ import annotations
 
@@ -18,10 +18,113 @@ def traced(function, *specs):
 SPEC = tf.TensorSpec([None, 2], tf.float32)
 
 
-def callee():
+def double():
     return functions.GraphFunction(
         "double", traced(lambda x: [x + x, tf.shape(x)], SPEC)
     )
+
+
+def executed_calls(function, *arguments):
+    """Returns the functions that are called, once Grappler has been over the graph."""
+    current = context.context()
+    current.enable_graph_collection()
+    try:
+        function(*arguments)
+        graphs = current.export_run_metadata().function_graphs
+    finally:
+        current.disable_graph_collection()
+    nodes = [node for graph in graphs for node in graph.post_optimization_graph.node]
+    return [x.attr["f"].func.name for x in nodes if x.op.endswith("PartitionedCall")]
+
+
+def test_a_traced_function_is_not_inlined():
+    def sine(x):
+        return [tf.sin(x)]
+
+    kept = functions.trace_function(sine, [SPEC], name="kept")
+    x = tf.ones([3, 2])
+    assert len(executed_calls(traced(lambda x: kept(x), SPEC), x)) == 1
+    plain = traced(sine, SPEC)
+    assert not executed_calls(traced(lambda x: plain(x), SPEC), x)
+
+
+def test_a_graph_is_traced_once_with_what_it_captures():
+    outside = tf.constant([1.0, 2.0])
+    calls = []
+
+    def build():
+        calls.append(outside + 1.0)
+        return tf.compat.v1.get_default_graph(), calls[0].op.inputs[0].name
+
+    graph, name = functions.trace_graph(build)
+    assert len(calls) == 1
+    assert calls[0].graph is graph
+    found = functions.captures(graph)
+    assert list(found) == [name]
+    assert found[name] is outside
+
+
+def test_an_operation_can_forget_the_graph_it_was_traced_in():
+    @tf.custom_gradient
+    def identity(x):
+        return x, lambda dy: dy
+
+    def trace(x):
+        with tf.compat.v1.colocate_with(x):
+            return identity(tf.sin(x))
+
+    graph_def = traced(trace, SPEC).graph.as_graph_def()
+    foreign = {"_class", "_gradient_op_type"}
+    assert foreign <= {name for node in graph_def.node for name in node.attr}
+    for node in graph_def.node:
+        functions.forget_trace(node)
+        assert not foreign & set(node.attr)
+
+
+def test_a_graph_definition_has_the_shapes_of_results_and_arguments():
+    inner = tf.function(lambda x: tf.concat([x, x], axis=1))
+    graph_def = traced(lambda x: inner(x), SPEC).graph.as_graph_def(add_shapes=True)
+    calls = [node for node in graph_def.node if node.op.endswith("PartitionedCall")]
+    (function,) = graph_def.library.function
+    for shapes, size in (
+        (functions.output_shapes(calls[0]), 4),
+        (functions.input_shapes(function), 2),
+    ):
+        (shape,) = shapes.list.shape
+        assert [dimension.size for dimension in shape.dim] == [-1, size]
+
+
+def test_xla_merges_nothing_across_an_optimization_barrier():
+    @tf.function(jit_compile=True)
+    def compiled(x, shape):
+        *behind, same = functions.optimization_barrier([x, 2.0 * x, shape])
+        assert [y.shape for y in behind] == [x.shape, x.shape]
+        assert same is shape  # XLA may need its value to compile.
+        return behind
+
+    arguments = (tf.ones([3, 2]), tf.constant([3, 2]))
+    text = compiled.experimental_get_compiler_ir(*arguments)(stage="hlo")
+    assert "opt-barrier" in text
+    x, doubled = compiled(*arguments)
+    np.testing.assert_array_equal(doubled, 2.0 * x)
+
+
+def test_a_tape_differentiates_only_calls_of_a_gradient():
+    square = functions.GraphFunction("square", traced(lambda x: [x * x], SPEC))
+
+    @tf.function(autograph=False)
+    def derivative(x, in_gradient, persistent):
+        with tf.GradientTape(persistent=persistent) as tape:
+            tape.watch(x)
+            with functions.gradient_calls() if in_gradient else tf.name_scope("plain"):
+                (y,) = square(x)
+        result = tape.gradient(y, x)
+        return tf.zeros_like(x) if result is None else result
+
+    x = tf.ones([1, 2])
+    assert not np.any(derivative(x, False, False))
+    for in_gradient, persistent in ((True, False), (False, True)):  # The latter: twice.
+        np.testing.assert_array_equal(derivative(x, in_gradient, persistent), 2.0 * x)
 
 
 def configs(graph_def):
@@ -43,8 +146,8 @@ def configs(graph_def):
 
 
 @pytest.mark.parametrize("eagerly", [True, False])
-def test_a_callee_computes_what_its_function_does(eagerly):
-    some = callee()
+def test_a_graph_function_computes_what_its_function_does(eagerly):
+    some = double()
     call = some if eagerly else tf.function(some, autograph=False)
     doubled, shape = call(tf.ones([3, 2]))
     np.testing.assert_array_equal(doubled, np.full([3, 2], 2.0))
@@ -52,7 +155,7 @@ def test_a_callee_computes_what_its_function_does(eagerly):
 
 
 def test_a_call_has_the_shapes_of_what_is_called():
-    some = callee()
+    some = double()
     with tf.Graph().as_default():
         doubled, shape = some(tf.ones([3, 2]))
         assert doubled.shape.as_list() == [None, 2]
@@ -69,7 +172,7 @@ def test_what_a_function_captures_comes_along():
     np.testing.assert_array_equal(result, [[4.0, 4.0]])
 
 
-def test_functions_with_effects_run_in_order_and_once():
+def test_functions_with_side_effects_run_in_order_and_once():
     log = []
 
     def note(x):
@@ -85,8 +188,8 @@ def test_functions_with_effects_run_in_order_and_once():
     assert log == [1.0, 2.0]
 
 
-def test_only_callees_are_optimized_in_what_is_called_as_traced():
-    some = callee()
+def test_without_grappler_only_graph_functions_are_optimized():
+    some = double()
 
     def step(x):
         return some(tf.function(lambda y: y + 1.0, autograph=False)(x))
@@ -94,8 +197,8 @@ def test_only_callees_are_optimized_in_what_is_called_as_traced():
     make = tf.function(step, autograph=False).get_concrete_function
     definition = functions.without_grappler(make)(SPEC).graph.as_graph_def()
     found = configs(definition)
-    assert found.pop("double") == [(True, 0)]  # Its shell.
-    assert found.pop("program") == [(False, 1)]
+    assert found.pop("double") == [(True, 0)]  # The wrapper function.
+    assert found.pop("function") == [(False, 1)]
     assert [off for some in found.values() for off, _ in some] == [True]
     anew = tf.function(step, autograph=False).get_concrete_function(SPEC)
     plain = configs(anew.graph.as_graph_def())
@@ -120,20 +223,20 @@ def test_a_function_is_wrapped_once():
     assert once("four") == 4
 
 
-def test_what_the_user_asks_of_grappler_holds_in_programs():
+def test_a_number_of_rounds_that_the_user_sets_holds_in_graph_functions():
     config = tf.compat.v1.ConfigProto()
     config.graph_options.rewrite_options.meta_optimizer_iterations = 2
     options = context.FunctionCallOptions(None, config)
     before = context.context().function_call_options
     context.context().function_call_options = options
     try:
-        definition = traced(callee(), SPEC).graph.as_graph_def()
+        definition = traced(double(), SPEC).graph.as_graph_def()
     finally:
         context.context().function_call_options = before
-    assert configs(definition)["program"] == [(False, 2)]
+    assert configs(definition)["function"] == [(False, 2)]
 
 
-def test_the_beginning_is_a_variable_of_a_reference_type():
+def test_clustering_stops_at_a_variable_of_a_reference_type():
     with tf.Graph().as_default():
         assert functions.clustering_stop().type == "VariableV2"
         with tf.experimental.function_executor_type("SINGLE_THREADED_EXECUTOR"):
@@ -141,7 +244,7 @@ def test_the_beginning_is_a_variable_of_a_reference_type():
     assert functions.clustering_stop() is None
 
 
-def test_fit_calls_its_steps_as_traced():
+def test_fit_calls_its_steps_without_grappler():
     layers = [tf.keras.layers.Dense(2) for _ in range(2)]
     model = tfgpipe.PipelinedModel(layers, num_stages=2, num_microbatches=2)
     model.compile("sgd", "mse")
@@ -149,5 +252,5 @@ def test_fit_calls_its_steps_as_traced():
     model.fit(x, x, verbose=0)
     model.evaluate(x, x, verbose=0)
     model.predict(x, verbose=0)
-    made = (model.train_function, model.test_function, model.predict_function)
-    assert all(isinstance(function, functions.UnoptimizedFunction) for function in made)
+    steps = (model.train_function, model.test_function, model.predict_function)
+    assert all(isinstance(step, functions.UnoptimizedFunction) for step in steps)

@@ -1,8 +1,8 @@
-"""The contract of each private name in `tfgpipe.seams`.
+"""The contract of each private name of Keras and of TensorFlow's strategies.
 
-Checked with the versions below. If one of these fails after an upgrade, that seam has
-moved: read its docstring, find the new place, and change
-`tfgpipe/_compat/keras_internals.py` alone.
+Checked with the versions below. If one of these fails after an upgrade, that name has
+moved: read the docstring of the function that uses it, find the new place, and change
+that function alone.
 """
 
 from __future__ import annotations
@@ -251,13 +251,11 @@ def test_a_graph_remembers_its_calls_and_their_arguments():
     attention = keras.layers.MultiHeadAttention(1, 2)
     attended = attention(a, value=b, use_causal_mask=True)
     total = keras.ops.add(attended, 1.0)
-    nodes = list(keras_internals.nodes(keras.Model([a, b], total)))
-    assert nodes[0].operation is attention, MOVED
-    assert nodes[0].args == (a,), MOVED
-    assert nodes[0].kwargs == {"value": b, "use_causal_mask": True}, MOVED
-    assert nodes[0].outputs == [attended], MOVED
-    assert nodes[0].inputs == [a, b], MOVED
-    assert nodes[1].args == (attended, 1.0), MOVED
+    first, second = keras_internals.nodes(keras.Model([a, b], total))
+    arguments = (a,), {"value": b, "use_causal_mask": True}
+    expected = keras_internals.Node(attention, *arguments, [a, b], [attended])
+    assert first == expected, MOVED
+    assert second.args == (attended, 1.0), MOVED
 
 
 def test_a_graph_standardizes_what_it_is_given():
@@ -274,6 +272,39 @@ def test_names_of_inner_layers_are_found():
     assert keras_internals.inner_names(block) == ["outer", "inner"], MOVED
     operation = keras.ops.add(keras.Input((2,)), 1.0)._keras_history.operation
     assert keras_internals.inner_names(operation) == ["add"], MOVED
+
+
+def test_layers_inside_layers_are_found():
+    class Block(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            lstm = keras.layers.LSTM(2)
+            self.inner = [keras.layers.Dense(2), keras.layers.Bidirectional(lstm)]
+
+    found = keras_internals.inner_layers(block := Block())
+    dense, both = block.inner
+    expected = [block, dense, both, both.forward_layer, both.backward_layer]
+    assert set(expected) <= set(found), MOVED
+    assert found[0] is block, MOVED
+    assert keras_internals.inner_layers(keras.ops.add) == []
+    dense.trainable = False
+    trainable = dict(zip(found, keras_internals.is_trainable(block), strict=True))
+    assert trainable[block], MOVED
+    assert not trainable[dense], MOVED
+
+
+def test_a_call_that_only_finds_shapes_is_recognised():
+    class Looks(keras.layers.Layer):
+        def call(self, x):
+            found.append(keras_internals.is_symbolic_call())
+            return x
+
+    found = []
+    layer = Looks()
+    layer(keras.Input((2,)))
+    tf.function(layer)(tf.ones((1, 2)))
+    layer(tf.ones((1, 2)))
+    assert found == [True, False, False], MOVED
 
 
 def test_variables_that_a_step_may_change():
@@ -324,6 +355,7 @@ def test_what_a_model_was_compiled_with_is_found():
         "sgd", ["mse", "mae"], metrics=[["mse"], []], weighted_metrics=[[], ["mae"]]
     )
     found = keras_internals.compiled(model)
+    assert isinstance(found, keras_internals.CompiledState)
     assert isinstance(found.losses, keras.losses.Loss), MOVED
     assert isinstance(found.metrics, keras.metrics.Metric), MOVED
     assert found.tracker is model.metrics[0], MOVED
@@ -440,11 +472,10 @@ def test_slots_are_found_by_the_weight_that_they_are_kept_for(make, count):
     ]
     optimizer = make()
     optimizer.build(weights)
-    kept = keras_internals.optimizer_slots(optimizer)
-    assert [len(kept.get(id(w), [])) for w in weights] == [count] * 3, MOVED
+    slots = keras_internals.optimizer_slots(optimizer)
+    assert [len(slots.get(w, [])) for w in weights] == [count] * 3, MOVED
     if not isinstance(optimizer, keras.optimizers.Adafactor):
-        slots = [(w, slot) for w in weights for slot in kept.get(id(w), [])]
-        assert all(w.shape == slot.shape for w, slot in slots)
+        assert all(w.shape == x.shape for w, some in slots.items() for x in some)
 
 
 def test_a_variable_is_shown_as_one_of_its_copies():
@@ -504,6 +535,19 @@ def test_variables_outside_of_functions_are_those_of_the_strategy():
     assert len(strategy.experimental_local_results(made[0])) == 2
 
 
+@pytest.mark.parametrize("devices", [("CPU:5", "CPU:6"), ("CPU:5",)])
+def test_a_variable_is_colocated_with_devices_of_a_strategy(devices):
+    strategy = tfgpipe.PipelineStrategy(num_stages=1, num_replicas=2)
+    with strategy.scope():
+        colocated = tf_internals.colocation(devices)
+        with tf.variable_creator_scope(
+            lambda create, **kwargs: create(**{**kwargs, "colocate_with": colocated})
+        ):
+            variable = tf.Variable([1.0])
+    copies = strategy.experimental_local_results(variable)
+    assert [copy.device[-5:] for copy in copies] == list(devices), MOVED
+
+
 def test_a_strategy_makes_a_variable_on_one_replica_alone():
     strategy = tfgpipe.PipelineStrategy(num_stages=1, num_replicas=2)
     with strategy.scope(), strategy_lib.device_scope(("CPU:5",)):
@@ -548,9 +592,9 @@ def test_losses_are_evaluated_anew_with_what_keras_gives_them():
     found = keras_internals.compiled(model)
     seen = []
 
-    def evaluate(number, loss, target, output, weight):
-        seen.append((number, loss.name, target, output, weight))
-        return tf.constant(10.0 + number)
+    def evaluate(i, loss, target, output, weight):
+        seen.append((i, loss.name, target, output, weight))
+        return tf.constant(10.0 + i)
 
     outputs, weights = [tf.ones((4, 3)), tf.ones((4, 3))], [tf.ones(4), tf.zeros(4)]
     targets = {"b": Y, "a": Y + 1.0}
@@ -622,19 +666,19 @@ def test_metrics_and_losses_are_paired_by_structure_not_by_value():
     """Shapes and types do as well as tensors."""
     model = compiled_model(metrics=[["mse"], ["mae"]])
     specs = [tf.TensorSpec([None, 3]), tf.TensorSpec([None, 3], tf.float64)]
-    terms = keras_internals.metric_terms(
-        keras_internals.compiled(model), specs, specs, None
-    )
-    assert [term.target.dtype for term in terms] == [tf.float32, tf.float64], MOVED
+    found = keras_internals.compiled(model)
+    terms = keras_internals.metric_terms(found, specs, specs, None)
+    assert terms == [
+        keras_internals.MetricTerm(metric, spec, spec, None)
+        for metric, spec in zip(found.metrics.metrics, specs, strict=True)
+    ], MOVED
     seen = []
 
-    def note(number, loss, target, output, weight):
+    def evaluate(i, loss, target, output, weight):
         seen.append((target, output))
         return tf.zeros([])
 
-    keras_internals.evaluate_loss(
-        keras_internals.compiled(model), note, specs, specs, None
-    )
+    keras_internals.evaluate_loss(found, evaluate, specs, specs, None)
     assert seen == [(spec, spec) for spec in specs], MOVED
 
 
@@ -650,20 +694,22 @@ def test_the_operations_of_a_tflite_file_have_kinds_names_and_types(tmp_path):
         ),
     )
     product, softmax = tflite.lite_operations(interpreter)
-    assert (product.kind, softmax.kind) == ("FULLY_CONNECTED", "SOFTMAX")
-    assert product.dtypes == softmax.dtypes == {np.float32}
-    assert "dense" in product.name
+    assert "dense" in product.name, MOVED
+    assert product == tflite.LiteOp(
+        "FULLY_CONNECTED", product.name, frozenset({np.float32})
+    ), MOVED
+    assert softmax.kind == "SOFTMAX", MOVED
 
 
 def test_a_strategy_updates_inside_what_it_is_told():
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    places = []
+    updated = []
 
-    def place_of(variable):
-        places.append(variable)
+    def scope_of(variable):
+        updated.append(variable)
         return tf.name_scope("there")
 
-    tf_internals.patch_update_scope(strategy, place_of)
+    tf_internals.patch_update_scope(strategy, scope_of)
     with strategy.scope():
         variable = keras.Variable([1.0, 2.0])
         optimizer = keras.optimizers.SGD(1.0)
@@ -671,7 +717,7 @@ def test_a_strategy_updates_inside_what_it_is_told():
     step = tf.function(lambda: optimizer.apply([tf.ones(2)], [variable]))
     strategy.run(step)
     assert variable.numpy().tolist() == [-1.0, 0.0]
-    assert id(variable.value) in map(id, places), MOVED
+    assert any(x is variable.value for x in updated), MOVED
 
 
 @pytest.mark.parametrize(
@@ -703,7 +749,8 @@ def test_tensorflow_gives_silent_processes_up_when_it_is_told_to():
         "from tensorflow.python.eager import context\n"
         "from tfgpipe._compat import tf_internals\n"
         "resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()\n"
-        "tf_internals.set_heartbeat_timeout(resolver.cluster_spec(), 45.0)\n"
+        f"tf_internals.{tf_internals.set_heartbeat_timeout.__name__}"
+        "(resolver.cluster_spec(), 45.0)\n"
         "tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)\n"
         "found = context.context().config.experimental.coordination_config\n"
         "(job,) = found.coordinated_job_list\n"

@@ -146,3 +146,16 @@ def test_structures_go_from_layer_to_layer():
     assert [call.output_ids for call in recorded.graph.calls] == [(1, 2), (3,), (4, 5)]
     assert recorded.graph.calls[1].args == ({"a": Value(1), "b": (Value(2),)},)
     assert recorded.output_structure == {"a": Value(4), "b": (Value(5),)}
+
+
+def test_a_model_called_on_masked_inputs_is_one_opaque_call():
+    """Keras records the mask as an argument, as if the user had passed it."""
+    inputs = keras.Input((3,), dtype="int32")
+    inner = keras.Sequential([keras.Input((3, 4)), layers.LSTM(2)], name="inner")
+    masked = layers.Embedding(5, 4, mask_zero=True, name="embedding")(inputs)
+    recorded = record(keras.Model(inputs, inner(masked)))
+    assert names(recorded)[-1] == "inner"
+    assert list(recorded.graph.calls[-1].kwargs) == ["mask"]
+    assert list(recorded.opaque_calls.values()) == [
+        "a model called on inputs with masks"
+    ]

@@ -33,6 +33,6 @@ def test_a_measurement_that_cannot_be_true_is_refused(monkeypatch):
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")
     monkeypatch.delenv("TF_ONEDNN_USE_SYSTEM_ALLOCATOR", raising=False)
     with Worker(SIDE) as worker:
-        words = "does not tell what a step takes.*TF_ONEDNN_USE_SYSTEM_ALLOCATOR=1"
+        words = "is not the memory of a step.*TF_ONEDNN_USE_SYSTEM_ALLOCATOR=1"
         with pytest.raises(RuntimeError, match=words):
             worker.memory()

@@ -1,7 +1,7 @@
 """The rules of the architecture, read off the syntax trees.
 
 A package has a door, its `__init__`, through which alone others import; packages stand
-on layers and import strictly downwards. CONTRIBUTING.md tells what is where.
+on layers and import strictly downwards. CONTRIBUTING.md lists them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # A package imports from those on lower layers only.
 LAYERS = {
-    "_compat": 0,
     "_util": 0,
+    "_compat": 1,
     "schedules": 1,
     "simulation": 2,
     "cluster": 2,
@@ -139,6 +139,27 @@ def test_doors_export_what_somebody_imports() -> None:
         and f"{package(name)}.{export}" not in text
     ]
     assert not idle
+
+
+def test_every_public_name_of_compat_has_a_contract_test() -> None:
+    """The folders of `_compat` name it as `module.name`."""
+    named = {
+        ast.unparse(node)
+        for folder in ("tests/_compat", "tests/pure/_compat")
+        for path in (ROOT / folder).glob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Attribute)
+    }
+    untested = [
+        f"{module}.{node.name}"
+        for name, path in modules("tfgpipe").items()
+        for module in [name.removeprefix("_compat.")]
+        if package(name) == "_compat"
+        for node in ast.parse(path.read_text("utf-8")).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        if not node.name.startswith("_") and f"{module}.{node.name}" not in named
+    ]
+    assert not untested
 
 
 def test_folders_can_be_taken_in_at_a_glance() -> None:

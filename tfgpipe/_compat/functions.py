@@ -1,4 +1,4 @@
-"""Graph functions that TensorFlow prepares quickly, by private options of calls.
+"""Private TensorFlow API: graph functions, and options that make their calls cheap.
 
 A training step consists of calls of stage functions, and before the first step
 TensorFlow visits the called function again and again, once for each call:
@@ -9,18 +9,17 @@ TensorFlow visits the called function again and again, once for each call:
 * to see whether the call can be inlined: a `GraphFunction` is called through a wrapper
   function of one call, which is all that is looked at;
 * in XLA's clustering, which looks for variables of a legacy type, unless the call comes
-  after one: `clustering_stop` makes one.
+  after one: `clustering_stop` creates one.
 
-Of 48 transformer blocks on 8 stages with 32 microbatches each of these takes seconds to
-tens of seconds. Options of calls are kept by thread, and noted in each call where it is
-traced; both by private names of TensorFlow alone. (`tf.config.optimizer` has a public
-one, which would hold for the user's own functions, too.)
+With 48 transformer blocks on 8 stages and 32 microbatches each of these takes seconds
+to tens of seconds. Options of calls are kept by thread, and written into each call when
+it is traced; both by private names of TensorFlow alone. (`tf.config.optimizer` is
+public, but would hold for the user's own functions, too.)
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import threading
@@ -35,21 +34,21 @@ _thread_options = threading.local()
 _T = TypeVar("_T")
 
 
-def make(
+def trace_function(
     function: Callable[..., list[tf.Tensor]],
     specs: Sequence[tf.TensorSpec],
     *,
     name: str,
 ) -> Any:
-    """Returns a function traced for known shapes, which stays a call where called.
+    """Returns a function traced for known shapes, which is never inlined.
 
-    TensorFlow inlines what is not marked `_noinline`; marked, the graph of a step grows
-    with the number of actions and not with the number of layers.
+    Inlined functions would make the graph of a step grow with the number of layers, not
+    of actions.
 
     Args:
         function: What to trace.
         specs: Shapes and types of its arguments.
-        name: What to call it.
+        name: The name of the traced function.
     """
 
     def named(*tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -63,35 +62,36 @@ def make(
 
 
 def trace_graph(build: Callable[[], _T]) -> _T:
-    """Returns what a function returns that is run once in a graph of its own.
+    """Returns the result of a function that is run once, in a graph of its own.
 
     The graph is one of `tf.function`, which orders stateful operations and captures
-    tensors from outside. The function may return it, and whatever else it finds out.
+    tensors from outside. The result may be the graph, or anything found in it.
     """
-    found: list[_T] = []
-    tf.function(lambda: found.append(build()), autograph=False).get_concrete_function()
-    (result,) = found
-    return result
+    results: list[_T] = []
+    tf.function(
+        lambda: results.append(build()), autograph=False
+    ).get_concrete_function()
+    return results[0]
 
 
 def captures(graph: tf.Graph) -> dict[str, tf.Tensor]:
-    """Returns by name what a function's graph has captured, as it is outside."""
+    """Returns the outer tensors that a function's graph captures, by inner name."""
     return {inner.name: outer for outer, inner in graph.captures}
 
 
 def forget_trace(node: tf.compat.v1.NodeDef) -> None:
-    """Removes from an operation what holds in the graph alone that it was traced in.
+    """Removes the attributes of an operation that hold in its own graph alone.
 
-    That is the request to sit next to another operation, which a copy of a part of the
-    graph may not hold, and the key of its gradient function, which is of no use
-    without a tape and unique to each trace.
+    These are the colocation with another operation, which a subgraph may lack, and the
+    key of its gradient function, which is useless without a tape and unique to each
+    trace.
     """
     node.attr.pop("_class", None)
     node.attr.pop("_gradient_op_type", None)
 
 
 def output_shapes(node: tf.compat.v1.NodeDef) -> tf.compat.v1.AttrValue:
-    """Returns the shapes of an operation's results, if the graph was asked for them."""
+    """Returns the shapes of results, which `as_graph_def(add_shapes=True)` writes."""
     return node.attr["_output_shapes"]
 
 
@@ -103,14 +103,13 @@ def input_shapes(function: Any) -> tf.compat.v1.AttrValue:
 class GraphFunction:
     """A function of known shapes that is called often and never inlined.
 
-    In a graph it stays a call. It is optimized by Grappler even if the graph around
-    it is not.
+    It is optimized by Grappler even if the graph around it is not.
 
     Args:
-        name: What to call it.
+        name: The name of its calls.
         function: The function, traced.
-        on_tpu: Whether it is called in a computation for TPUs, where XLA compiles what
-            is called into it and nothing is gained by a shell.
+        on_tpu: Whether it is called in a computation for TPUs, where XLA compiles
+            called functions into it and a wrapper function gains nothing.
     """
 
     def __init__(self, name: str, function: Any, *, on_tpu: bool = False) -> None:
@@ -135,26 +134,28 @@ class GraphFunction:
                 the current one.
         """
         del devices
-        now = context.context().function_call_options
-        outside = getattr(_thread_options, "options", None) or now
+        current = context.context().function_call_options
+        outside = getattr(_thread_options, "options", None) or current
         if tf.executing_eagerly() or _needs_tape(tensors):
             with _call_with(outside):
                 return list(self._function(*tensors))
-        config, executor = outside.config_proto_serialized, now.executor_type or ""
+        config, executor = outside.config_proto_serialized, current.executor_type or ""
         if self._on_tpu:
             return _call(self._function, tensors, self._name, config, executor)
         if (config, executor) not in self._wrappers:
-            taken = self._function.inputs[: len(tensors)]  # Captures come after.
-            specs = [tf.TensorSpec(x.shape, x.dtype) for x in taken]
+            arguments = self._function.inputs[: len(tensors)]  # Captures come after.
+            specs = [tf.TensorSpec(x.shape, x.dtype) for x in arguments]
 
-            def shell(*args: tf.Tensor) -> list[tf.Tensor]:
+            def call(*args: tf.Tensor) -> list[tf.Tensor]:
                 return _call(
-                    self._function, args, "program", _single_round(config), executor
+                    self._function, args, "function", _single_round(config), executor
                 )
 
-            self._wrappers[config, executor] = make(shell, specs, name=self._name)
-        called = self._wrappers[config, executor]
-        return _call(called, tensors, self._name, _without_passes(config), "")
+            self._wrappers[config, executor] = trace_function(
+                call, specs, name=self._name
+            )
+        wrapper = self._wrappers[config, executor]
+        return _call(wrapper, tensors, self._name, _without_passes(config), "")
 
 
 def optimization_barrier(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -165,30 +166,30 @@ def optimization_barrier(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     TensorFlow's Python has no function of its own for this operation.
     """
     results = list(map(tf.convert_to_tensor, tensors))
-    numbers = [i for i, x in enumerate(results) if not _may_be_shape(x)]
-    if not numbers:
+    indices = [
+        i
+        for i, x in enumerate(results)
+        if not (x.dtype.is_integer and (x.shape.rank or 0) <= 1)
+    ]
+    if not indices:
         return results
-    inputs = [results[i] for i in numbers]
+    inputs = [results[i] for i in indices]
     types = tf.compat.v1.AttrValue()
     types.list.type.extend(x.dtype.as_datatype_enum for x in inputs)
-    made = tf.compat.v1.get_default_graph().create_op(
+    barrier = tf.compat.v1.get_default_graph().create_op(
         "XlaOptimizationBarrier", inputs, [x.dtype for x in inputs], attrs={"T": types}
     )
-    for i, x, behind in zip(numbers, inputs, made.outputs, strict=True):
-        behind.set_shape(x.shape)
-        results[i] = behind
+    for i, x, output in zip(indices, inputs, barrier.outputs, strict=True):
+        output.set_shape(x.shape)
+        results[i] = output
     return results
-
-
-def _may_be_shape(tensor: tf.Tensor) -> bool:
-    return tensor.dtype.is_integer and (tensor.shape.rank or 0) <= 1
 
 
 @contextlib.contextmanager
 def gradient_calls() -> Iterator[None]:
     """Marks calls of a `GraphFunction` inside as part of a gradient.
 
-    A tape may differentiate those; the gradient of other calls is already known.
+    A single tape may differentiate those; the gradient of other calls is given by hand.
     """
     before = getattr(_thread_options, "is_gradient", False)
     _thread_options.is_gradient = True
@@ -218,10 +219,13 @@ def grappler_off() -> Iterator[None]:
     options = context.context().function_call_options
     before = getattr(_thread_options, "options", None)
     _thread_options.options = before or options
-    lean = _unoptimized_options(options.config_proto_serialized, options.executor_type)
+    config = _without_passes(options.config_proto_serialized)
+    # New ones each time, since TensorFlow changes options in place.
+    off = context.FunctionCallOptions(
+        options.executor_type, tf.compat.v1.ConfigProto.FromString(config)
+    )
     try:
-        # A copy, since TensorFlow changes options in place.
-        with _call_with(copy.copy(lean)):
+        with _call_with(off):
             yield
     finally:
         _thread_options.options = before
@@ -229,7 +233,7 @@ def grappler_off() -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class UnoptimizedFunction:
-    """Calls a function, and traces it first if need be, unoptimized."""
+    """Calls a function, and traces it first if need be, without Grappler."""
 
     function: Callable[..., Any]
 
@@ -240,12 +244,10 @@ class UnoptimizedFunction:
 
 
 def without_grappler(function: Callable[..., Any]) -> UnoptimizedFunction:
-    """Returns a function that is called as it was traced, once and for all."""
-    return (
-        function
-        if isinstance(function, UnoptimizedFunction)
-        else UnoptimizedFunction(function)
-    )
+    """Returns a function that is called as it was traced; wraps none twice."""
+    if isinstance(function, UnoptimizedFunction):
+        return function
+    return UnoptimizedFunction(function)
 
 
 def _call(
@@ -254,11 +256,11 @@ def _call(
     """Adds a call to the graph that is being built.
 
     Args:
-        function: What to call, traced.
+        function: The traced function.
         tensors: Its arguments.
         name: The name of the operation.
-        config: How it is optimized.
-        executor: What runs it; an empty string leaves it to TensorFlow.
+        config: A serialized `ConfigProto`, how the function is optimized.
+        executor: The type of executor; TensorFlow's choice if it is empty.
     """
     graph = tf.compat.v1.get_default_graph()
     function.add_to_graph(graph)
@@ -283,8 +285,8 @@ def _call(
         name=name,
         attrs=attributes,
     )
-    for made, known in zip(call.outputs, results, strict=True):
-        made.set_shape(known.shape)
+    for output, result in zip(call.outputs, results, strict=True):
+        output.set_shape(result.shape)
     return list(call.outputs)
 
 
@@ -311,20 +313,13 @@ def _call_with(options: Any) -> Iterator[None]:
 def _single_round(config: bytes) -> bytes:
     """Limits Grappler to one round, unless the user sets the number of rounds.
 
-    The second round, TensorFlow's default, takes long and has not been seen to make a
-    stage's programs any faster.
+    The second round, TensorFlow's default, takes long and made no stage function any
+    faster.
     """
     proto = tf.compat.v1.ConfigProto.FromString(config)
     rewriting = proto.graph_options.rewrite_options
     rewriting.meta_optimizer_iterations = rewriting.meta_optimizer_iterations or 1
     return proto.SerializeToString()
-
-
-@functools.cache
-def _unoptimized_options(config: bytes, executor: str | None) -> Any:
-    """Returns options of calls that run as they were traced."""
-    proto = tf.compat.v1.ConfigProto.FromString(_without_passes(config))
-    return context.FunctionCallOptions(executor, proto)
 
 
 @functools.cache

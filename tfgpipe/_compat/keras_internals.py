@@ -1,9 +1,8 @@
-"""Every private name of Keras and TensorFlow that this library calls.
+"""Private Keras API: variables, scopes, layers, graphs, optimizers, compiled state.
 
-Public API is used wherever it suffices. Each function here wraps one private name,
-reach, says why, and has a contract test in `tests/_compat/test_keras_internals.py`, so
-that an upgrade that moves one of them fails there, by name, rather than as a wrong
-gradient. How functions are called is in `calls`, likewise.
+Public API is used wherever it suffices. Each function here wraps one private name, says
+why, and has a contract test in `tests/_compat/test_keras_internals.py`, so that an
+upgrade that moves one of them fails there, by name, rather than as a wrong gradient.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
@@ -23,6 +22,7 @@ from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.models.functional import Functional
 
 from tfgpipe._compat.tf_internals import eager_variables, without_strategy
+from tfgpipe._util import IdentityMap
 
 ScopeFactory = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -95,40 +95,36 @@ def inner_layers(layer: Any) -> list[keras.layers.Layer]:
 def take_call_arguments_of(wrapper: keras.layers.Layer, layer: Any) -> None:
     """Has Keras bind the arguments of a wrapper's call to those of the layer in it.
 
-    In the constructor Keras reads the signature of `call`, to find tensors, their masks
-    and shapes in a call. That of `call(self, *args, training=None, **kwargs)`, which
-    hands all on, names none, and there is no public hook.
+    In the constructor Keras inspects the signature of `call`, to find tensors, their
+    masks and shapes in a call. `call(self, *args, training=None, **kwargs)`, which
+    passes all on, names none, and there is no public hook.
     """
-    parameters = dict(layer._call_signature.parameters)
-    if "training" not in parameters:
-        training = inspect.Parameter("training", inspect.Parameter.KEYWORD_ONLY)
-        rest = [p for p in parameters.values() if p.kind is p.VAR_KEYWORD]
-        parameters = {n: p for n, p in parameters.items() if p not in rest}
-        named = (training.replace(default=None), *rest)
-        parameters |= {p.name: p for p in named}
-    wrapper._call_signature = inspect.Signature(list(parameters.values()))
-    wrapper.call_signature_parameters = list(parameters)
-    wrapper._call_has_mask_arg = "mask" in parameters
+    parameters = list(layer._call_signature.parameters.values())
+    if "training" not in layer._call_signature.parameters:
+        kind = inspect.Parameter.KEYWORD_ONLY
+        num_after = sum(p.kind is p.VAR_KEYWORD for p in parameters)
+        training = inspect.Parameter("training", kind, default=None)
+        parameters.insert(len(parameters) - num_after, training)
+    wrapper._call_signature = inspect.Signature(parameters)
+    wrapper.call_signature_parameters = [p.name for p in parameters]
+    wrapper._call_has_mask_arg = "mask" in wrapper.call_signature_parameters
 
 
 @contextlib.contextmanager
 def as_subclasses(layers: Sequence[tuple[Any, type]]) -> Iterator[None]:
-    """Layers are of subclasses of their class, inside.
+    """Inside, each layer is an instance of the subclass that it is paired with.
 
     Python lets an object take a subclass of its class; its variables, and all else,
     stay. Keras has no hook at the calls of layers inside other layers.
-
-    Args:
-        layers: Layers, each with the subclass.
     """
-    before = [(layer, type(layer)) for layer, _ in layers]
+    classes = [(layer, type(layer)) for layer, _ in layers]
     try:
         for layer, subclass in layers:
             layer.__class__ = subclass
         yield
     finally:
-        for layer, own in before:
-            layer.__class__ = own
+        for layer, own_class in classes:
+            layer.__class__ = own_class
 
 
 def is_trainable(layer: Any) -> tuple[bool, ...]:
@@ -137,10 +133,10 @@ def is_trainable(layer: Any) -> tuple[bool, ...]:
 
 
 def config_is_complete(layer: Any) -> bool:
-    """Returns whether it is of Keras and computes by its configuration alone.
+    """Returns whether a Keras layer's configuration says all that it computes.
 
-    So do all layers and operations in these packages but `Lambda` and those that have
-    learnt of data. Layers around other frameworks' functions are in other packages.
+    That holds for all layers and operations in these packages but `Lambda` and those
+    that `adapt` to data. Layers around other frameworks' functions are in others.
     """
     module = type(layer).__module__
     others = ("keras.src.layers.core.lambda_layer", "keras.src.layers.preprocessing.")
@@ -175,7 +171,7 @@ def step_state(layer: Any) -> list[keras.Variable]:
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """One call that a Functional model remembers.
+    """One call in the graph of a Functional model.
 
     Attributes:
         operation: The layer or operation called.
@@ -196,7 +192,7 @@ def functional_graph(layer: Any) -> keras.Model | None:
     """Returns the Functional model that a call of `layer` runs and nothing else.
 
     None for layers that are no models, models that are not built, and models with a
-    `call` of their own. A Sequential model keeps its Functional one to itself.
+    `call` of their own. The Functional model of a Sequential one is private.
     """
     if isinstance(layer, keras.Sequential):
         if type(layer).call is not keras.Sequential.call:
@@ -209,7 +205,7 @@ def functional_graph(layer: Any) -> keras.Model | None:
 def nodes(graph: keras.Model) -> Iterator[Node]:
     """Yields the calls of a Functional model in the order in which Keras runs them.
 
-    Keras' public list of a model's operations does not tell their arguments.
+    Keras' public list of a model's operations lacks their arguments.
     """
     for depth in sorted(graph._nodes_by_depth, reverse=True):
         for node in graph._nodes_by_depth[depth]:
@@ -233,12 +229,12 @@ def standardize_inputs(graph: keras.Model, inputs: Any) -> list[tf.Tensor | None
 
 
 def get_mask(tensor: tf.Tensor) -> tf.Tensor | None:
-    """Returns the Keras mask that rides on a tensor."""
+    """Returns the Keras mask of a tensor."""
     return backend.get_keras_mask(tensor)
 
 
 def set_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> None:
-    """Puts a Keras mask on a tensor, which a function boundary has taken off."""
+    """Sets the Keras mask of a tensor, which is lost at a function's boundary."""
     backend.set_keras_mask(tensor, mask)
 
 
@@ -248,64 +244,47 @@ def is_symbolic_call() -> bool:
 
 
 def current_stateless_scope() -> keras.StatelessScope | None:
-    """Returns the innermost `StatelessScope` we are in, or None if we are in none."""
+    """Returns the innermost open `StatelessScope`, or None."""
     return backend.get_stateless_scope()
 
 
 def calling_optimizer() -> keras.optimizers.Optimizer | None:
     """Returns the optimizer compiled into the model whose call is under way, if any.
 
-    A layer has no public path to the model around it. Keras notes the outermost layer
-    of each call so that inner ones inherit `training`; that note is the path.
+    A layer has no public path to the model around it. Keras keeps the outermost layer
+    of each call, so that inner ones inherit `training`; that is the path.
     """
     context = global_state.get_global_attribute("current_call_ctx")
     model = getattr(context, "entry_layer", None)
     return getattr(model, "optimizer", None)
 
 
-class StrategyInterface(Protocol):
-    """What a Keras optimizer asks of a distribution strategy."""
-
-    @property
-    def extended(self) -> StrategyInterface:
-        """Itself."""
-
-    def colocate_vars_with(
-        self, variable: tf.Variable
-    ) -> contextlib.AbstractContextManager[Any]:
-        """Returns the scope in which to create what is kept for a variable."""
-
-    def update(
-        self,
-        variable: tf.Variable,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-        group: bool = True,
-    ) -> Any:
-        """Runs the arithmetic of an update."""
-
-
 def patch_apply(
     optimizer: keras.optimizers.Optimizer,
-    places: StrategyInterface,
+    strategy: Any,
     apply: Callable[..., None],
 ) -> None:
-    """Makes an optimizer use `places` for devices, and `apply` in place of its own.
+    """Makes an optimizer use `strategy` for devices, and `apply` in place of its own.
 
     Keras takes the distribution strategy that an optimizer was made under, and sums
     gradients over replicas amid `apply`, after it has clipped them. `apply` is to sum
-    them before; it is called with the optimizer and the arguments of its own `apply`.
-    Done once: an optimizer that is applied so already stays as it is.
+    them before. An optimizer that has this `apply` already stays as it is.
+
+    Args:
+        optimizer: The optimizer.
+        strategy: Has what an optimizer calls of a strategy: `colocate_vars_with`, the
+            scope to create slots in, and `update`, which runs an update's arithmetic,
+            both in `extended`.
+        apply: Called with the optimizer and the arguments of its own `apply`.
     """
     patched = vars(optimizer).get("apply")
     if isinstance(patched, functools.partial) and patched.func is apply:
         return
     optimizer.apply = functools.partial(apply, optimizer)
-    # A LossScaleOptimizer hands the update to the optimizer inside it.
+    # A LossScaleOptimizer leaves the update to the optimizer inside it.
     for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
         if each is not None:
-            each._distribution_strategy = places
+            each._distribution_strategy = strategy
             each._all_reduce_sum_gradients = list
 
 
@@ -316,24 +295,24 @@ def optimizer_weights(optimizer: keras.optimizers.Optimizer) -> list[keras.Varia
 
 def optimizer_slots(
     optimizer: keras.optimizers.Optimizer,
-) -> dict[int, list[keras.Variable]]:
-    """Returns by `id` of each weight what a built optimizer keeps for it.
+) -> IdentityMap[keras.Variable, list[keras.Variable]]:
+    """Returns the slots of each weight that a built optimizer has any for.
 
-    Keras' optimizers hold it in lists with one entry for each weight, in the order of
-    the weights: `_momentums[i]` is of the weight `i`, or None if that has none.
+    Keras' optimizers have lists of slots with one entry for each weight, in the order
+    of the weights: `_momentums[i]` is of the weight `i`, or None if that has none.
     """
-    found: dict[int, list[keras.Variable]] = {}
+    found: IdentityMap[keras.Variable, list[keras.Variable]] = IdentityMap()
     inside = [getattr(optimizer, "inner_optimizer", None)]  # Of a LossScaleOptimizer.
     inside += getattr(optimizer, "_inner_optimizers", [])  # Of a MultiOptimizer.
     for each in filter(None, (optimizer, *inside)):
         weights = each._trainable_variables
-        for name, kept in vars(each).items():
+        for name, slots in vars(each).items():
             if name in ("_variables", "_trainable_variables"):
                 continue
-            if isinstance(kept, list) and len(kept) == len(weights):
-                for weight, slot in zip(weights, kept, strict=True):
+            if isinstance(slots, list) and len(slots) == len(weights):
+                for weight, slot in zip(weights, slots, strict=True):
                     if isinstance(slot, keras.Variable):
-                        found.setdefault(id(weight), []).append(slot)
+                        found.setdefault(weight, []).append(slot)
     return found
 
 
@@ -341,14 +320,14 @@ def optimizer_slots(
 def view_as_copies(
     copies: Sequence[tuple[keras.Variable, tf.Variable]],
 ) -> Iterator[None]:
-    """Inside, Keras variables are represented by one replica's copies."""
-    held = [(variable, variable._value) for variable, _ in copies]
+    """Inside, each Keras variable is one replica's copy of it."""
+    values = [(variable, variable._value) for variable, _ in copies]
     for variable, copy in copies:
         variable._value = copy
     try:
         yield
     finally:
-        for variable, value in held:
+        for variable, value in values:
             variable._value = value
 
 
@@ -393,11 +372,11 @@ def compiled(model: keras.Model) -> CompiledState:
 
 
 def build_compiled(model: keras.Model, data: Any) -> None:
-    """Makes the variables of a compiled model, of its losses, metrics and optimizer.
+    """Creates the variables of a compiled model, its losses, metrics and optimizer.
 
-    Keras makes them by and by while it traces a step on a whole batch. Of an error it
-    says that the model should be called before `fit`, which would meet the same one: so
-    the error itself is raised.
+    Keras creates them one by one while it traces a step on a whole batch. An error it
+    reports as a model that should be called before `fit`, which would raise the same
+    one: so the error itself is raised.
     """
     with eager_variables():
         try:
@@ -407,20 +386,19 @@ def build_compiled(model: keras.Model, data: Any) -> None:
 
 
 class Replicated(keras.Model):
-    """A model that is built on what the first replica gets of a batch.
+    """A model that is built on the first replica's examples.
 
-    Under a strategy Keras builds models before they are fitted, on the mean of what the
-    replicas get, for which all must get equally many rows, and be of one process (keras
-    #20585).
+    Under a strategy Keras builds models before they are fitted, on the mean over
+    replicas, which needs equally many examples on all, and one process (keras #20585).
     """
 
     def _maybe_symbolic_build(
         self, iterator: Any = None, data_batch: Any = None
     ) -> Any:
         strategy = self.distribute_strategy
-        # To see shapes takes a batch, which a generator gives but once, and which is
+        # Finding shapes takes a batch, which a generator yields but once, and which is
         # one more draw of the order of a `keras.utils.PyDataset`. Without a strategy
-        # Keras sees them as it trains.
+        # Keras finds them as it trains.
         if self._distribute_strategy is None or self._is_all_built():
             return
         if iterator is not None and isinstance(strategy, tf.distribute.Strategy):
@@ -431,16 +409,16 @@ class Replicated(keras.Model):
         super()._maybe_symbolic_build(data_batch=data_batch)
 
     def _is_all_built(self) -> bool:
-        parts = (self._compile_loss, self._compile_metrics, self.optimizer)
-        return self.built and all(part is None or part.built for part in parts)
+        compiled = (self._compile_loss, self._compile_metrics, self.optimizer)
+        return self.built and all(x is None or x.built for x in compiled)
 
 
 def compile_arguments(model: keras.Model) -> dict[str, Any]:
-    """Returns arguments that compile another model as one is, with the same objects.
+    """Returns arguments that compile another model alike, with the same objects.
 
-    Keras' public `get_compile_config` gives their serialized forms, which functions of
-    the user's have none of. The optimizer is the one in use, which may scale the loss
-    where the one that was given does not.
+    Keras' public `get_compile_config` serializes them, which users' functions cannot
+    be. The optimizer is the one in use, which may scale the loss where the argument of
+    `compile` did not.
     """
     arguments = dict(model._compile_config.config)
     return {**arguments, "optimizer": model.optimizer, "auto_scale_loss": False}
@@ -453,16 +431,16 @@ def evaluate_loss(
     outputs: Any,
     sample_weights: Any,
 ) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
-    """Returns the total loss, and each that is tracked, with losses evaluated anew.
+    """Returns the total loss, and each that is tracked, with each loss replaced.
 
-    Keras alone knows which loss goes with which targets and outputs, in whatever
-    structures they come. It is given other losses while it applies them, and sees no
-    replicas, by whose number it would divide means.
+    Keras alone pairs losses with targets and outputs, whatever their structures. Its
+    losses are replaced while it applies them, and it sees no replicas, since it would
+    divide means by their number.
 
     Args:
         compiled: The model's losses.
-        evaluate: What to call in place of each loss: with its number, the loss, and
-            target, output and sample weights as the loss is called with.
+        evaluate: Called in place of each loss: with its index, the loss, and target,
+            output and sample weights as the loss is called with.
         targets: Nested as Keras nests them.
         outputs: Likewise.
         sample_weights: Sample weights, likewise, or None.
@@ -471,22 +449,22 @@ def evaluate_loss(
     if container is None:
         return None, []
     losses, trackers = container._flat_losses, container._metrics
-    noted = [_LossRecorder() for _ in trackers]
+    recorders = [_LossRecorder() for _ in trackers]
     container._flat_losses = [
-        each._replace(loss=functools.partial(evaluate, number, each.loss))
-        for number, each in enumerate(losses)
+        each._replace(loss=functools.partial(evaluate, i, each.loss))
+        for i, each in enumerate(losses)
     ]
-    container._metrics = noted
+    container._metrics = recorders
     try:
         with without_strategy():
             total = container(targets, outputs, sample_weights)
     finally:
         container._flat_losses, container._metrics = losses, trackers
-    return total, [each.value for each in noted if each.value is not None]
+    return total, [each.value for each in recorders if each.value is not None]
 
 
 class _LossRecorder:
-    """Stands in for the metric of a single loss."""
+    """Has the place of the metric of a single loss."""
 
     value: tf.Tensor | None = None
 
@@ -530,27 +508,12 @@ def metric_terms(
     ]
 
 
-@dataclasses.dataclass(frozen=True)
-class LiteOp:
-    """An operation of a TFLite file.
-
-    Attributes:
-        kind: Such as `"CONV_2D"`.
-        name: That of its first result, after the TensorFlow operation it comes from.
-        dtypes: Types of what it makes, for numpy.
-    """
-
-    kind: str
-    name: str
-    dtypes: frozenset[type]
-
-
 def preferred_direction(
     metric: keras.metrics.Metric,
 ) -> Literal["lower", "higher"] | None:
     """Returns which of two values of a metric is better, None where Keras does not say.
 
-    Keras' own callbacks read this; publicly it is told by none but their behaviour.
+    Keras' own callbacks use this; there is no public path to it.
     """
     direction = getattr(metric, "_direction", None)
     if direction == "up":

@@ -1,4 +1,4 @@
-"""TensorFlow without what its C++ code writes on stderr when it starts."""
+"""Silences what TensorFlow's C++ code writes on stderr when it starts."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ def native_logging_off() -> Iterator[None]:
     """Silences TensorFlow's C++ code, unless TF_CPP_MIN_LOG_LEVEL is 0 or 1.
 
     TensorFlow reads that variable, which is 2 inside if it is not set, when it is first
-    imported. It comes too late for what TensorFlow 2.21 writes meanwhile, so the stream
-    itself is turned away. Python's errors are still seen.
+    imported. That is too late for what TensorFlow 2.21 writes meanwhile, so the stream
+    itself is redirected. Python's errors are still seen.
     """
-    given = os.environ.get(_LEVEL)
-    if given in ("0", "1"):
+    level = os.environ.get(_LEVEL)
+    if level in ("0", "1"):
         yield
         return
     os.environ.setdefault(_LEVEL, "2")
     sys.stderr.flush()
     stderr = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 2)
     try:
         yield
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
-        os.close(nowhere)
-        if given is None:
+        os.close(devnull)
+        if level is None:
             del os.environ[_LEVEL]

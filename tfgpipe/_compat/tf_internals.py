@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,17 +18,17 @@ from tensorflow.python.eager import context as eager_context
 
 def patch_update_scope(
     strategy: tf.distribute.Strategy,
-    place_of: Callable[[tf.Variable], contextlib.AbstractContextManager[Any]],
+    scope_of: Callable[[tf.Variable], contextlib.AbstractContextManager[Any]],
 ) -> None:
-    """Makes a strategy update each variable inside `place_of(variable)`.
+    """Makes a strategy update each variable inside `scope_of(variable)`.
 
     In a computation for TPUs TensorFlow leaves it to XLA which core computes an update;
-    Keras asks for it by `extended.update`, which names no device and has no hook.
+    Keras calls `extended.update`, which names no device and has no hook.
     """
     update = strategy.extended.update
 
     def placed(variable: tf.Variable, *args: Any, **kwargs: Any) -> Any:
-        with place_of(variable):
+        with scope_of(variable):
             return update(variable, *args, **kwargs)
 
     strategy.extended.update = placed
@@ -67,38 +68,32 @@ _OF_FUNCTIONS = 50  # The priority of the creators of functions.
 
 
 def colocation(devices: tuple[str, ...]) -> Any:
-    """Returns a `colocate_with=` object that mirrors a variable over given devices.
+    """Returns a `colocate_with=` object that mirrors a variable over devices.
 
-    Variables of one device among several replicas are no mirrored ones.
+    On one device among several replicas a variable is not a mirrored one.
 
     Args:
         devices: One for each replica, or one alone.
     """
     if len(devices) > 1 or tf.distribute.get_strategy().num_replicas_in_sync == 1:
-        return _Colocation(devices)
+        # All that a strategy looks at in a mirrored variable.
+        return types.SimpleNamespace(_devices=devices)
     return numpy_dataset.SingleDevice(devices[0])
 
 
-class _Colocation:
-    """Looks like a mirrored variable on some devices."""
-
-    def __init__(self, devices: tuple[str, ...]) -> None:
-        self._devices = devices
-
-
 def set_heartbeat_timeout(cluster: tf.train.ClusterSpec, seconds: float) -> None:
-    """Has TensorFlow give a silent process up after `seconds`, for all processes.
+    """Sets the seconds of silence after which TensorFlow takes a process for dead.
 
-    By itself it does after ten, and ends in an error that names collective operations.
-    `MultiWorkerMirroredStrategy` leaves a coordination service alone that is
-    configured, and has no argument for it. To be called before TensorFlow starts.
+    The default is ten, and the error then names collective operations.
+    `MultiWorkerMirroredStrategy` has no argument for it, and keeps a coordination
+    service that is already configured. To be called before TensorFlow starts.
     """
-    process = eager_context.context()
-    process.configure_coordination_service(
+    context = eager_context.context()
+    context.configure_coordination_service(
         service_type="standalone",
         service_leader=multi_worker_util.coordination_leader(cluster),
         heartbeat_timeout_in_ms=int(1000 * seconds),
     )
-    jobs = process.coordination_service.coordinated_job_list
+    jobs = context.coordination_service.coordinated_job_list
     for job in cluster.jobs:
         jobs.add(name=job, num_tasks=cluster.num_tasks(job))

@@ -153,7 +153,7 @@ class _Worker:
         self._name = uuid.uuid4().hex
         # Reasons to end a server, or with None the worker.
         self._events: queue.Queue[tuple[_Server | None, str]] = queue.Queue()
-        self._lock = threading.Lock()
+        self._mutex = threading.Lock()
         self._client = ""
         self._starts = self._failures = 0
         self._server: _Server | None = None
@@ -167,11 +167,11 @@ class _Worker:
         failures = 0
         try:
             while True:
-                with self._lock:
+                with self._mutex:
                     self._starts += 1
                     server = self._server = _Server(self._options)
                 reason = self._watch(server)
-                with self._lock:
+                with self._mutex:
                     self._server = None  # Which ends the session.
                 server.end()
                 if reason is None:
@@ -200,7 +200,7 @@ class _Worker:
 
     def grant(self, client: str) -> tuple[Status, _Server | None]:
         """Gives the server to a client, if it is ready and nobody's."""
-        with self._lock:
+        with self._mutex:
             status = self.status()
             if status.state != "ready":
                 return status, None
@@ -217,7 +217,7 @@ class _Worker:
 
     def take_back(self, server: _Server) -> None:
         """Ends a session."""
-        with self._lock:
+        with self._mutex:
             client, self._client = self._client, ""
             if self._server is server:
                 self._server = None  # No other client gets it.

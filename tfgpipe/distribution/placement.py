@@ -166,4 +166,4 @@ def optimizer_slots(
 ) -> list[keras.Variable]:
     """Returns the slots of a built optimizer for some weights."""
     slots = keras_internals.optimizer_slots(optimizer)
-    return [slot for weight in weights for slot in slots.get(id(weight), ())]
+    return [slot for weight in weights for slot in slots.get(weight, ())]

@@ -195,7 +195,7 @@ def _device_function(
                 result.set_shape(graph.tensor(output).shape)
             return list(results)
 
-        traced = functions.make(run, specs, name=f"piece_of_{name}")
+        traced = functions.trace_function(run, specs, name=f"part_of_{name}")
         cache[key] = functions.GraphFunction(name, traced)
     return _DeviceFunction(subgraph.device, inputs, outputs, cache[key])
 

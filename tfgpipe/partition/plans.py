@@ -259,7 +259,7 @@ def example_microbatch(
             raise ValueError(
                 "Costs depend on all sizes but that of the batch. Received an input "
                 f"'{x.name}' of shape {x.shape}. Plan with a mini-batch, "
-                "`tfgpipe.plan(..., sample=x)`, and give "
+                "`tfgpipe.plan(..., sample=x)`, and pass "
                 "`balance=plan.calls_per_stage`."
             )
     return {

@@ -303,7 +303,7 @@ def _weights(layer: keras.layers.Layer) -> list[_Weight]:
 
 def _serialized(name: str, value: Any) -> Any:
     """Returns a constructor's argument as `get_config` has it."""
-    if name.endswith("_initializer"):
+    if name.endswith("initializer"):
         return keras.initializers.serialize(value)
     return keras.activations.serialize(value) if name == "activation" else value
 

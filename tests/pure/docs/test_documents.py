@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,39 @@ def test_modules_that_contributors_are_sent_to_exist(document: Path) -> None:
     for name in re.findall(r"`((?:tfgpipe|trainer|params)(?:\.\w+)+)`", text):
         path = ROOT / name.replace(".", "/")
         assert path.with_suffix(".py").exists() or path.is_dir(), name
+
+
+def test_messages_of_errors_are_those_of_the_code() -> None:
+    """`...` stands for anything. Those of argparse and TensorFlow are left out."""
+    code = " ".join(
+        text
+        for top in ("tfgpipe", "trainer", "params")
+        for path in (ROOT / top).rglob("*.py")
+        for text in _texts(ast.parse(path.read_text("utf-8")))
+    )
+    page = (ROOT / "docs" / "errors.md").read_text("utf-8")
+    own = page.partition("## Errors of TensorFlow")[0]
+    others = ("message", "status", "argument", "the following", "one of the", "unrec")
+    unknown = [
+        message
+        for message in re.findall(r"^\| (.*?) \| ", own, re.MULTILINE)
+        if not message.startswith(others)
+        for part in re.split(r"\.\.\.+", message)
+        for words in [part.strip(" .,:;'`")]
+        if len(words) > 3 and words not in code
+    ]
+    assert not unknown
+
+
+def _texts(tree: ast.AST) -> Iterator[str]:
+    """Yields the texts in a module, with a gap for each value in an f-string."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "\0".join(
+                str(x.value) for x in node.values if isinstance(x, ast.Constant)
+            )
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
 
 
 def test_links_to_lines_of_code_lead_to_what_they_name() -> None:
