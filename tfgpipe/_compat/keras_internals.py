@@ -260,9 +260,7 @@ def calling_optimizer() -> keras.optimizers.Optimizer | None:
 
 
 def patch_apply(
-    optimizer: keras.optimizers.Optimizer,
-    strategy: Any,
-    apply: Callable[..., None],
+    optimizer: keras.optimizers.Optimizer, strategy: Any, apply: Callable[..., None]
 ) -> None:
     """Makes an optimizer use `strategy` for devices, and `apply` in place of its own.
 

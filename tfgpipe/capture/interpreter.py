@@ -170,8 +170,7 @@ def _call_with_remat(
         return [*outputs, *inner.losses]
 
     results = tf.recompute_grad(run)(
-        *(values[i] for i in ids),
-        *(scope.get_current_value(v) for v in weights),
+        *(values[i] for i in ids), *(scope.get_current_value(v) for v in weights)
     )
     outputs, losses = results[: len(call.output_ids)], results[len(call.output_ids) :]
     for variable, value in zip(state, first[0].state, strict=True):

@@ -123,10 +123,7 @@ def _snake(shape: Sequence[int], axes: Sequence[int]) -> list[Core]:
 
 
 def _contiguous_runs(
-    cores: Sequence[Core],
-    shape: Sequence[int],
-    missing: Collection[Core],
-    torus: Torus,
+    cores: Sequence[Core], shape: Sequence[int], missing: Collection[Core], torus: Torus
 ) -> list[list[Core]]:
     """Returns the runs of a walk in which each core is next to the one before."""
     runs: list[list[Core]] = []

@@ -30,10 +30,7 @@ from tfgpipe._util import check_choice, num_bytes
 from tfgpipe.devices import Mesh, check_primary_devices, device_type, make_mesh
 from tfgpipe.distribution import all_reduce
 from tfgpipe.distribution.all_reduce import ALL_REDUCES, AllReduce
-from tfgpipe.distribution.replica_context import (
-    replica_copies,
-    static_replica_index,
-)
+from tfgpipe.distribution.replica_context import replica_copies, static_replica_index
 from tfgpipe.distribution.replica_update import (
     PerReplica,
     ReplicaUpdate,

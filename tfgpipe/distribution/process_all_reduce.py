@@ -39,9 +39,7 @@ class InstanceKeys:
         ] = weakref.WeakKeyDictionary()
 
     def for_weights(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        weights: Iterable[keras.Variable],
+        self, optimizer: keras.optimizers.Optimizer, weights: Iterable[keras.Variable]
     ) -> list[int]:
         """Returns a key for each weight, the same whenever they are asked for."""
         keys = self._keys.setdefault(optimizer, {})

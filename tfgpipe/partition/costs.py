@@ -110,11 +110,7 @@ class SegmentProfiler:
         ]
         self._inputs = dict(inputs)
         self._traced = trace_all(
-            self._stages,
-            inputs,
-            [_OPTIONS] * len(self._stages),
-            unit="call",
-            remark="",
+            self._stages, inputs, [_OPTIONS] * len(self._stages), unit="call", remark=""
         )
 
     def flops(self) -> list[CallCost]:
@@ -260,9 +256,7 @@ def _measure(
             feed.update(functions.hoisted(functions.backward, feed))
             backward = _min_seconds(functions.backward, feed, sums)
         # At least a tenth is left when the overhead of a call is subtracted.
-        cache[key] = CallCost(
-            *(max(t - overhead, t / 10) for t in (forward, backward)),
-        )
+        cache[key] = CallCost(*(max(t - overhead, t / 10) for t in (forward, backward)))
     results = (feed[output] for output in trace.forward.outputs)
     return cache[key], dict(zip(traced.output_keys, results, strict=True))
 

@@ -173,11 +173,7 @@ class RangeNode(FakeQuantNode):
     """A node with an observed range."""
 
     def __init__(
-        self,
-        observer: Range,
-        variables: tuple[keras.Variable, ...],
-        *,
-        is_weight: bool,
+        self, observer: Range, variables: tuple[keras.Variable, ...], *, is_weight: bool
     ) -> None:
         self.observer = observer
         self.variables = variables

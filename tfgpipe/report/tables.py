@@ -136,8 +136,7 @@ def _find_pipelines(model: keras.Model | PipelinedLayer) -> list[PipelinedLayer]
 
 
 def _built_optimizer(
-    model: keras.Model | PipelinedLayer,
-    optimizer: keras.optimizers.Optimizer | None,
+    model: keras.Model | PipelinedLayer, optimizer: keras.optimizers.Optimizer | None
 ) -> keras.optimizers.Optimizer | None:
     """Returns the optimizer, or the model's own, if it is built."""
     found = getattr(model, "optimizer", None) if optimizer is None else optimizer

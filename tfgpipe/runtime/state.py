@@ -164,10 +164,7 @@ class Carry:
         """Returns what the microbatches have made of the stage's state."""
         trace = self._traced.trace
         names = zip(
-            self._stage.state,
-            trace.given.state,
-            trace.forward.new_state,
-            strict=True,
+            self._stage.state, trace.given.state, trace.forward.new_state, strict=True
         )
         return [
             VariableUpdate(

@@ -189,11 +189,7 @@ def _check_num_microbatches(name: str, num_microbatches: int, num_devices: int) 
 
 
 def make(
-    name: str,
-    *,
-    num_stages: int,
-    num_microbatches: int,
-    num_devices: int | None = None,
+    name: str, *, num_stages: int, num_microbatches: int, num_devices: int | None = None
 ) -> Schedule:
     """Returns the schedule of a name.
 

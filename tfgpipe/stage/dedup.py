@@ -85,12 +85,7 @@ def _variables_key(segment: Segment) -> Hashable:
     indices: IdentityMap[keras.Variable, int] = IdentityMap()
     return tuple(
         tuple(
-            (
-                indices.setdefault(v, len(indices)),
-                tuple(v.shape),
-                v.dtype,
-                v.trainable,
-            )
+            (indices.setdefault(v, len(indices)), tuple(v.shape), v.dtype, v.trainable)
             for v in itertools.chain(
                 layer.trainable_variables, layer.non_trainable_variables
             )

@@ -12,13 +12,7 @@ from collections.abc import Callable, Hashable, Mapping
 import tensorflow as tf
 
 from tfgpipe._util import unique
-from tfgpipe.capture import (
-    CallGraph,
-    Interpreter,
-    Segment,
-    TensorKey,
-    layer_variables,
-)
+from tfgpipe.capture import CallGraph, Interpreter, Segment, TensorKey, layer_variables
 from tfgpipe.stage.joint import trace_joint
 from tfgpipe.stage.options import platform_of
 from tfgpipe.stage.subgraph import GraphSource

@@ -41,9 +41,7 @@ def on(device: str, function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
 
 
 def on_each(
-    devices: Sequence[str],
-    function: Callable[..., Any],
-    *tensors: Sequence[tf.Tensor],
+    devices: Sequence[str], function: Callable[..., Any], *tensors: Sequence[tf.Tensor]
 ) -> list[Any]:
     """Returns a function of the tensors of each device, computed there.
 
