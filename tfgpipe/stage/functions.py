@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from tfgpipe._compat import functions
 from tfgpipe.graph import MultiDeviceFunction, partitioner
-from tfgpipe.stage import empty_batches, masked_gradients
+from tfgpipe.stage import empty_batches, quantized_gradients
 from tfgpipe.stage.accumulation import GradientAccumulation
 from tfgpipe.stage.empty_batches import Compute, NamedTensors
 from tfgpipe.stage.joint import JointGraph, not_none
@@ -115,7 +115,7 @@ class StageFunctions:
         self._source = source = GraphSource(trace)
         self._invariant = trace.invariant
         if options.num_microbatches != 1:
-            trace = masked_gradients.unmasked(trace, source)
+            trace = quantized_gradients.unmasked(trace, source)
         self._trace = trace
         self._options = options
         self._cache = cache
@@ -237,7 +237,7 @@ class StageFunctions:
     @functools.cached_property
     def finalize(self) -> StageFunction:
         """The function from the accumulators of all microbatches to the gradients."""
-        subgraph = masked_gradients.masked(
+        subgraph = quantized_gradients.masked(
             self._trace, self._source, (*self.hoistable, *self._invariant)
         )
         gradients = self.accumulation.gradients

@@ -48,7 +48,7 @@ class GradientNames:
         factors: The tensors `x` and `dy`, `[rows, width]` each, of a gradient that is
             `x^T @ dy`, or nothing.
         finalized: What the sum of `values` is to be made into, or None: see
-            `masked_gradients`.
+            `quantized_gradients`.
     """
 
     values: str
