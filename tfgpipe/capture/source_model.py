@@ -338,7 +338,7 @@ def check_layer_list(
     """Returns `layers` if it is a non-empty list of Keras layers."""
     if isinstance(layers, keras.Model):
         raise TypeError(
-            "A pipeline cuts Functional and Sequential models, whose calls Keras "
+            "A pipeline partitions Functional and Sequential models, whose calls Keras "
             f"knows. Received '{layers.name}' of type {type(layers).__name__}, which "
             "has a `call` of its own. Give its layers as a list, or write it with "
             "`keras.Model(inputs, outputs)`."

@@ -49,7 +49,7 @@ class Split:
         return tf.math.divide_no_nan(tf.cast(self.sizes[m], dtype), total)
 
     def split(self, tensor: tf.Tensor) -> list[tf.Tensor]:
-        """Cuts `tensor` `[B, ...]` into M tensors `[b_m, ...]`."""
+        """Splits `tensor` `[B, ...]` into M tensors `[b_m, ...]`."""
         if len(self.sizes) == 1:
             return [tensor]
         if self.static_size is not None:
