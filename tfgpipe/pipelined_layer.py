@@ -411,7 +411,8 @@ class PipelinedLayer(keras.layers.Layer):
         """
         pipeline = self.pipeline
         self._placement.check_strategy(self.name)
-        self._place_calling_optimizer()
+        if training or keras_internals.is_symbolic_call():
+            self._place_calling_optimizer()
         if mask is not None:
             input_checks.check_masks(inputs, mask)
             pairs = zip(*map(keras.tree.flatten, (inputs, mask)), strict=True)

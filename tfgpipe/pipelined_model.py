@@ -119,7 +119,7 @@ class PipelinedModel(keras_internals.Replicated):
         super().__init__(name=name, dtype=dtype, autocast=False, **kwargs)
         given = source_model.make_source(layers)
         check_feasible(given.calls, num_stages, given.opaque_calls)
-        arranged = resolve(
+        resolved = resolve(
             schedule,
             num_stages=num_stages,
             num_microbatches=num_microbatches,
@@ -129,7 +129,7 @@ class PipelinedModel(keras_internals.Replicated):
         )
         self._requested_schedule = schedule
         self._requested_devices = None if devices is None else tuple(devices)
-        self.schedule = arranged.schedule
+        self.schedule = resolved.schedule
         self.pipelined = PipelinedLayer(
             layers,
             num_stages=num_stages or self.schedule.num_stages,
@@ -140,7 +140,7 @@ class PipelinedModel(keras_internals.Replicated):
             jit_compile=jit_compile,
             batch_norm=batch_norm,
             transfer_dtype=transfer_dtype,
-            devices=arranged.devices,
+            devices=resolved.devices,
             dtype=dtype,
             _schedule=self.schedule,
         )
@@ -275,8 +275,7 @@ class PipelinedModel(keras_internals.Replicated):
         if type(self).call is not PipelinedModel.call:
             super().export(filepath, *args, **kwargs)
         else:
-            # Keras 3.13 takes text alone for LiteRT.
-            self.unpipelined().export(str(filepath), *args, **kwargs)
+            self.unpipelined().export(filepath, *args, **kwargs)
 
     def build(self, input_shape: Any) -> None:
         """Partitions the layers into stages, and makes weights on their devices."""

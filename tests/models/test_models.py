@@ -535,7 +535,7 @@ def test_a_side_input_of_another_batch(built, scale):
     if built:
         layer(floats(4, 5, 3), scale=floats(4))
     words = rf"Received 4 rows of input 0 and a shape \({len(scale)},\) of scale"
-    with pytest.raises(ValueError, match=f"same number of rows. {words}"):
+    with pytest.raises(ValueError, match=f"same batch size. {words}"):
         layer(floats(4, 5, 3), scale=scale)
 
 

@@ -341,8 +341,8 @@ WEIGHING = (
     Fault(
         "masked entries count in the weight of a microbatch",
         "tfgpipe/runtime/losses.py",
-        "mine = denominator(loss, self._reductions[number], [given, own], w, rows)",
-        "mine = denominator(loss, self._reductions[number], [own], w, rows)",
+        "size = denominator(loss, self._reductions[index], [given, own], w, rows)",
+        "size = denominator(loss, self._reductions[index], [own], w, rows)",
         ("tests/runtime/test_losses.py::test_several_losses_each_by_its_own_extent",),
     ),
     Fault(
@@ -400,8 +400,8 @@ WEIGHING = (
     Fault(
         "batches of unequal rows weigh alike in the means of several losses",
         "tfgpipe/runtime/loss_pipeline.py",
-        "tracker.update_state(part * number, sample_weight=rows)",
-        "tracker.update_state(part * number)",
+        "tracker.update_state(part * num_replicas, sample_weight=batch_size)",
+        "tracker.update_state(part * num_replicas)",
         (
             "tests/models/test_pipelined_model.py::"
             "test_losses_of_batches_of_unequal_rows_are_weighed",
@@ -598,9 +598,9 @@ DEVICES = (
     Fault(
         "integers are compressed between stages",
         "tfgpipe/stage/boundary.py",
-        "if self.dtype is None or number in self.uncompressed or not "
+        "if self.dtype is None or value_id in self.uncompressed or not "
         "dtype.is_floating:",
-        "if self.dtype is None or number in self.uncompressed:",
+        "if self.dtype is None or value_id in self.uncompressed:",
         (
             "tests/stage/test_boundary.py::test_only_floats_that_get_smaller_are_compressed",
         ),

@@ -93,13 +93,13 @@ def check_equal_batches(tensors: Mapping[str, tf.Tensor]) -> None:
                 "batch dimension, or keep it in a layer."
             )
     (first, batch), *others = [(name, x.shape[0]) for name, x in tensors.items()]
-    for name, rows in others:
-        if rows is not None and batch is not None and rows != batch:
+    for name, size in others:
+        if None not in (size, batch) and size != batch:
             raise ValueError(
                 "All inputs of a pipeline are split into microbatches together, so all "
-                f"have the same number of rows. Received {batch} rows of {first} and "
+                f"have the same batch size. Received {batch} examples of {first} and "
                 f"a shape {tuple(tensors[name].shape)} of {name}. Repeat {name} for "
-                "each row, `tf.repeat(x[None], rows, axis=0)`, or keep it in a layer."
+                "each, `tf.repeat(x[None], batch_size, axis=0)`, or keep it in a layer."
             )
 
 

@@ -138,7 +138,7 @@ def _call_with_remat(
     masks is taken from the first run, which is the forward pass.
     """
     scope = keras_internals.current_stateless_scope()
-    assert isinstance(scope, TracingScope)  # `trace` runs this.
+    assert isinstance(scope, TracingScope)  # `trace_joint` runs this.
     weights, state = layer_variables([call.layer], captured)
     state_values = [(v, scope.get_current_value(v)) for v in state]
     # Only what has a gradient is an argument: `tf.recompute_grad` adds to each of them.

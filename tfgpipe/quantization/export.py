@@ -77,7 +77,7 @@ def export_int8(
         temporary = Path(folder) / path.name
         try:
             copy.export(
-                str(temporary),  # Keras 3.13 takes no path here.
+                temporary,
                 format="litert",
                 verbose=False,
                 optimizations=[tf.lite.Optimize.DEFAULT],

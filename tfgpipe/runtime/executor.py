@@ -316,9 +316,9 @@ class Executor:
         if key not in self._compressed:
             return gradient
         with tf.device(self._runs[k].device):
-            packed = self._boundary.encode_gradient(gradient)
+            encoded = self._boundary.encode_gradient(gradient)
         with tf.device(self._runs[self._compressed[key]].device):
-            return self._boundary.decode_gradient(packed, gradient.dtype)
+            return self._boundary.decode_gradient(encoded, gradient.dtype)
 
     def _output_grads(self, k: int, m: int) -> NamedTensors:
         """Returns the gradients of a stage's outputs for a microbatch."""
@@ -347,11 +347,11 @@ class Executor:
         """Returns the outputs that stages have made, `[B, ...]` each."""
         outputs = {}
         # A mask that a later stage removed is removed from the output as well.
-        gone = {
+        dropped = {
             TensorKey(n, is_mask=True) for t in self.traced for n in t.dropped_masks
         }
         for key, k in self._producers().items():
-            if key.value_id in self._output_ids and key not in gone:
+            if key.value_id in self._output_ids and key not in dropped:
                 with tf.device(self._runs[k].device):
                     tensors = [values[key] for values in self._values]
                     outputs[key] = microbatch.join(tensors)

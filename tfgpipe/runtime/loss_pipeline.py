@@ -270,7 +270,7 @@ class LossPipeline:
         )
 
     def _update(
-        self, result: StepResult, targets: Any, weights: Any, rows: Any
+        self, result: StepResult, targets: Any, weights: Any, batch_size: Any
     ) -> None:
         """Assigns changed variables, and updates full-batch metrics.
 
@@ -278,21 +278,19 @@ class LossPipeline:
             result: Of the step.
             targets: Of the mini-batch.
             weights: Likewise.
-            rows: Their number, if it is known before they are there: by it Keras weighs
-                the mini-batches in the means of single losses.
+            batch_size: If it is known: by it Keras weighs the mini-batches in the means
+                of single losses.
         """
         for update in result.updates:
             replica_context.assign(update.variable, update.value)
-        number = replica_context.current_num_replicas()
-        if rows is not None and number > 1:
-            rows = (
-                replica_context.sum_over_replicas(tf.constant(rows, self._head.dtype))
-                / number
-            )
+        num_replicas = replica_context.current_num_replicas()
+        if batch_size is not None and num_replicas > 1:
+            total = tf.constant(batch_size, self._head.dtype)
+            batch_size = replica_context.sum_over_replicas(total) / num_replicas
         parts = tf.unstack(tf.reduce_sum(result.outputs[self._loss_terms], 0))
         for tracker, part in zip(self._compiled.loss_trackers, parts, strict=False):
             # The metric adds up what all replicas give it.
-            tracker.update_state(part * number, sample_weight=rows)
+            tracker.update_state(part * num_replicas, sample_weight=batch_size)
         if self._full_batch_metrics:
             outputs = self._pipeline.nest_outputs(result.outputs)
             losses.update_metrics(

@@ -2,7 +2,7 @@
 
 A Keras loss is a mean over examples, unmasked entries or sample weights. For a
 microbatch Keras takes the mean over that microbatch, so microbatches are weighted by
-weigh in by their *denominator*, how much of what counts they hold:
+their *denominator*, how many examples, entries or weights they have:
 
     loss = sum over m of  denominator[m] / denominator  *  loss[m]
 
@@ -30,7 +30,7 @@ class LossHead:
 
     Args:
         compiled: The model's losses and metrics.
-        reductions: The kind of each loss.
+        reductions: The reduction of each loss.
         full_batch_metrics: Positions of full-batch metrics, which are left out.
 
     Attributes:
@@ -68,23 +68,23 @@ class LossHead:
         rows = tf.shape(keras.tree.flatten(outputs)[0])[0]
         masked = [(False, False)] * len(self._reductions)
 
-        def part(number: int, loss: keras.Loss, y: Any, p: Any, w: Any) -> tf.Tensor:
-            if w is not None and self._reductions[number] != "values":
+        def term(index: int, loss: keras.Loss, y: Any, p: Any, w: Any) -> tf.Tensor:
+            if w is not None and self._reductions[index] != "values":
                 raise ValueError(
-                    "Sample weights weigh the rows of a loss. Received some for loss "
-                    f"'{loss.name}', which returns one number for all rows. Return a "
-                    "value for each row."
+                    "Sample weights weigh the examples of a loss. Received some for "
+                    f"loss '{loss.name}', which returns one number for all. Return a "
+                    "value for each example."
                 )
             given = keras_internals.get_mask(p)
             own = keras_internals.get_mask(unreduced_values(loss, y, p))
-            masked[number] = given is not None, own is not None
-            mine = denominator(loss, self._reductions[number], [given, own], w, rows)
+            masked[index] = given is not None, own is not None
+            size = denominator(loss, self._reductions[index], [given, own], w, rows)
             mean = loss(y, p, w)
-            weight = tf.math.divide_no_nan(mine, denominators[number])
+            weight = tf.math.divide_no_nan(size, denominators[index])
             return mean * tf.cast(weight, mean.dtype)
 
         total, parts = keras_internals.evaluate_loss(
-            self._compiled, part, targets, outputs, weights
+            self._compiled, term, targets, outputs, weights
         )
         update_metrics(
             self._compiled,
@@ -104,7 +104,7 @@ class LossHead:
 
 def denominator(
     loss: keras.Loss,
-    kind: Reduction,
+    reduction: Reduction,
     masks: Sequence[tf.Tensor | None],
     weights: tf.Tensor | None,
     rows: tf.Tensor,
@@ -113,14 +113,14 @@ def denominator(
 
     Args:
         loss: The loss.
-        kind: What it gives.
+        reduction: What it gives.
         masks: Masks that tell what counts, or None.
         weights: Sample weights, or None.
         rows: Number of rows.
     """
-    if _is_sum(loss, kind):
+    if _is_sum(loss, reduction):
         return tf.ones([], tf.float64)
-    if kind == "mean":
+    if reduction == "mean":
         return tf.cast(rows, tf.float64)
     counted: tf.Tensor | None = None
     for mask in masks:
@@ -140,13 +140,13 @@ def denominator(
     return tf.cast(rows, tf.float64) if counted is None else tf.reduce_sum(counted)
 
 
-def _is_sum(loss: keras.Loss, kind: Reduction) -> bool:
-    return kind == "sum" or (kind == "values" and loss.reduction == "sum")
+def _is_sum(loss: keras.Loss, reduction: Reduction) -> bool:
+    return reduction == "sum" or (reduction == "values" and loss.reduction == "sum")
 
 
 def denominators(
     compiled: keras_internals.CompiledState,
-    kinds: Sequence[Reduction],
+    reductions: Sequence[Reduction],
     targets: Any,
     outputs: Any,
     weights: Any,
@@ -157,7 +157,7 @@ def denominators(
 
     Args:
         compiled: The model's losses.
-        kinds: The kind of each loss.
+        reductions: The reduction of each loss.
         targets: Nested as Keras nests them.
         outputs: Tensors of the outputs' shapes, whatever their values, with the masks
             that are on them.
@@ -165,23 +165,23 @@ def denominators(
         masks_values: For each loss, whether it masks values itself.
     """
     found: dict[int, tf.Tensor] = {}
-    are_sums = [False] * len(kinds)
+    are_sums = [False] * len(reductions)
     rows = tf.shape(keras.tree.flatten(outputs)[0])[0]
 
-    def measure(number: int, loss: keras.Loss, y: Any, p: Any, w: Any) -> tf.Tensor:
+    def measure(index: int, loss: keras.Loss, y: Any, p: Any, w: Any) -> tf.Tensor:
         own = (
             keras_internals.get_mask(unreduced_values(loss, y, p))
-            if masks_values[number]
+            if masks_values[index]
             else None
         )
         masks = [keras_internals.get_mask(p), own]
-        found[number] = denominator(loss, kinds[number], masks, w, rows)
-        are_sums[number] = _is_sum(loss, kinds[number])
+        found[index] = denominator(loss, reductions[index], masks, w, rows)
+        are_sums[index] = _is_sum(loss, reductions[index])
         return tf.zeros([])
 
     keras_internals.evaluate_loss(compiled, measure, targets, outputs, weights)
     one = tf.ones([], tf.float64)  # Keras leaves some losses of a list unused.
-    mine = tf.stack([found.get(number, one) for number in range(len(kinds))])
+    mine = tf.stack([found.get(number, one) for number in range(len(reductions))])
     return tf.where(are_sums, mine, replica_context.sum_over_replicas(mine))
 
 

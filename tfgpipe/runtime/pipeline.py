@@ -155,7 +155,7 @@ class Pipeline:
 
         Raises:
             ValueError: If two stages share a variable that one of them changes.
-            RuntimeError: If replicas are to meet one after the other.
+            RuntimeError: If replicas that sum over each other run one after the other.
         """
         step = self.begin(inputs, schedule=schedule, training=training)
         updates: list[VariableUpdate] = []
@@ -325,18 +325,18 @@ class Pipeline:
         Raises:
             RuntimeError: If replicas run one after the other.
         """
-        number = replica_context.current_num_replicas()
+        num_replicas = replica_context.current_num_replicas()
         called = (layer for stage in self.stages for layer in stage.layers)
-        if number == 1 or not normalization.any_synchronized(called):
+        if num_replicas == 1 or not normalization.any_synchronized(called):
             return 1
         if tf.executing_eagerly():
             raise RuntimeError(
                 "Layers that synchronize sum over replicas that run at the same time; "
                 "eagerly they run one after the other. Received an eager call of a "
-                f"pipeline on one of {number} replicas. Put `strategy.run(...)` into a "
-                "`tf.function`."
+                f"pipeline on one of {num_replicas} replicas. Put `strategy.run(...)` "
+                "into a `tf.function`."
             )
-        return number
+        return num_replicas
 
     def _keeps(
         self, schedule: Schedule, *, training: bool | None
@@ -362,18 +362,18 @@ def make_stages(graph: CallGraph, calls_per_stage: Sequence[int]) -> tuple[Stage
 
 
 def check_tpu(
-    num_rows: int | None, *, num_replicas: int = 1, timed: bool = False
+    batch_size: int | None, *, num_replicas: int = 1, timed: bool = False
 ) -> None:
     """Raises ValueError for what a TPU computation cannot contain.
 
     Args:
-        num_rows: Rows of the mini-batch, if they are known.
+        batch_size: That of the mini-batch, if it is known.
         num_replicas: How many replicas layers sum over.
         timed: Whether actions are to be timed.
     """
-    if num_rows is None:
+    if batch_size is None:
         raise ValueError(
-            "On TPUs the number of rows of a mini-batch must be known, since XLA "
+            "On TPUs the number of examples of a mini-batch must be known, since XLA "
             "compiles for known shapes. Received a mini-batch of any number. Use "
             "`dataset.batch(size, drop_remainder=True)`."
         )

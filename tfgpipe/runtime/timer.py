@@ -121,15 +121,15 @@ class TimingRecorder:
         # By replica.
         self._latest: dict[int, _LatestReadings] = {}
 
-    def record(self, clock: StepTimer, replica: int) -> None:
+    def record(self, timer: StepTimer, replica: int) -> None:
         """Keeps the readings of a step, whenever it runs."""
         if replica not in self._latest:
             with tf.init_scope(), tf.device("CPU:0"):
                 self._latest[replica] = _LatestReadings()
-        if clock.actions not in self._traced:
-            self._traced.append(clock.actions)
-        index = self._traced.index(clock.actions)
-        self._latest[replica].assign(index, clock.readings())
+        if timer.actions not in self._traced:
+            self._traced.append(timer.actions)
+        index = self._traced.index(timer.actions)
+        self._latest[replica].assign(index, timer.readings())
 
     def timeline(self, schedule: Schedule) -> Timeline:
         """Returns the last step of the first replica in this process.

@@ -44,14 +44,14 @@ class BoundaryCodec:
     dtype: TransferDtype | None = None
     uncompressed: tuple[int, ...] = ()
 
-    def compresses(self, number: int, spec: Spec) -> bool:
+    def compresses(self, value_id: int, spec: Spec) -> bool:
         """Returns whether a value is compressed.
 
         Floating point numbers are, if that makes them smaller, and if there are some in
-        each row.
+        each example.
         """
         dtype = tf.as_dtype(spec.dtype)
-        if self.dtype is None or number in self.uncompressed or not dtype.is_floating:
+        if self.dtype is None or value_id in self.uncompressed or not dtype.is_floating:
             return False
         if self._is_cast:
             return dtype.size > self._cast.size
@@ -73,11 +73,11 @@ class BoundaryCodec:
         steps = tf.clip_by_value(steps, -_MAX_INT8, _MAX_INT8)
         return [tf.cast(steps, tf.int8), scale]
 
-    def decode(self, packed: Sequence[tf.Tensor], spec: tf.TensorSpec) -> tf.Tensor:
+    def decode(self, encoded: Sequence[tf.Tensor], spec: tf.TensorSpec) -> tf.Tensor:
         """Decodes a value of a shape and dtype."""
         if self._is_cast:
-            return tf.cast(packed[0], spec.dtype)
-        steps, scale = packed
+            return tf.cast(encoded[0], spec.dtype)
+        steps, scale = encoded
         tensor = tf.cast(tf.cast(steps, scale.dtype) * scale, spec.dtype)
         return tf.ensure_shape(tensor, spec.shape)
 
@@ -85,16 +85,16 @@ class BoundaryCodec:
         """Encodes the gradient of a decoded value, to be sent back."""
         return tf.cast(gradient, self._cast) if self._is_cast else gradient
 
-    def decode_gradient(self, packed: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    def decode_gradient(self, encoded: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
         """Decodes a gradient to a dtype."""
-        return tf.cast(packed, dtype)
+        return tf.cast(encoded, dtype)
 
     def encoded_bytes(self, specs: Mapping[int, Spec]) -> dict[int, int]:
         """Returns the bytes that are sent of each value; sizes not known are one."""
-        return {number: self._num_bytes(number, spec) for number, spec in specs.items()}
+        return {n: self._num_bytes(n, spec) for n, spec in specs.items()}
 
-    def _num_bytes(self, number: int, spec: Spec) -> int:
-        if not self.compresses(number, spec):
+    def _num_bytes(self, value_id: int, spec: Spec) -> int:
+        if not self.compresses(value_id, spec):
             return num_bytes(spec)
         sizes = [n or 1 for n in spec.shape]
         if self._is_cast:

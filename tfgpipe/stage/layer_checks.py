@@ -23,9 +23,9 @@ def check_not_stateful(called: Iterable[Any]) -> None:
         for inner in keras_internals.inner_layers(layer):
             if isinstance(inner, keras.layers.RNN) and inner.stateful:
                 raise ValueError(
-                    "A recurrent layer with `stateful=True` goes on where the batch "
-                    "before ended, row by row, and would take one microbatch for the "
-                    f"next of another. Received '{inner.name}'. Use `stateful=False` "
+                    "A recurrent layer with `stateful=True` continues where the batch "
+                    "before ended, and would take one microbatch for the next of "
+                    f"another. Received '{inner.name}'. Use `stateful=False` "
                     "and hand its state over as inputs and outputs of the model, or "
                     "keep the layer outside the pipeline."
                 )
@@ -51,7 +51,7 @@ def warn_of_state_per_microbatch(
 ) -> None:
     """Warns of variables, other than seeds, that are updated once per microbatch.
 
-    Batch normalization is not included: `batch_norm_is_deferred` warns of it.
+    Batch normalization is not included: `warn_of_batch_norm` warns of it.
     """
     called = list(called)
     norms = [v for norm in normalization.batch_norms(called) for v in norm.variables]

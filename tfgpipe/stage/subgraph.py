@@ -112,16 +112,16 @@ class GraphSource:
         """
         fetches = tuple(dict.fromkeys(fetches))
         captures = self.trace.captures
-        piece = partitioner.subgraph(
+        subgraph = partitioner.subgraph(
             self.graph,
             fetches=(*fetches, *(f"^{name}" for name in side_effects)),
             feeds=(*feeds, *captures),
             completed=completed,
         )
-        taken = tuple(feed for feed in piece.feeds if feed not in captures)
-        captured = {f: captures[f] for f in piece.feeds if f in captures}
-        graph_def = self._copy(piece.operations)
-        computed = [fetch for fetch in fetches if fetch not in piece.feeds]
+        taken = tuple(feed for feed in subgraph.feeds if feed not in captures)
+        captured = {f: captures[f] for f in subgraph.feeds if f in captures}
+        graph_def = self._copy(subgraph.operations)
+        computed = [fetch for fetch in fetches if fetch not in subgraph.feeds]
         consumed = {
             partitioner.canonical(i) for node in graph_def.node for i in node.input
         }
