@@ -29,6 +29,7 @@ def executed_calls(function, *arguments):
     current = context.context()
     current.enable_graph_collection()
     try:
+        current.export_run_metadata()  # Forgets the graphs of earlier calls.
         function(*arguments)
         graphs = current.export_run_metadata().function_graphs
     finally:

@@ -20,7 +20,7 @@ from tests.helpers.subprocesses import interpret
 from tfgpipe._compat import keras_internals, tf_internals, tflite
 from tfgpipe.cluster.addresses import free_ports
 from tfgpipe.distribution import optimizer as optimizer_lib
-from tfgpipe.distribution import strategy as strategy_lib
+from tfgpipe.distribution import pipeline_strategy as strategy_lib
 
 CHECKED = "TensorFlow 2.21, Keras 3.15"
 MOVED = f"worked with {CHECKED}; here TensorFlow {tf.__version__}, Keras "

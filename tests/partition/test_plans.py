@@ -14,7 +14,7 @@ import tensorflow as tf
 import tfgpipe
 from tests.helpers.layer_stacks import dropped, normalised
 from tfgpipe import schedules
-from tfgpipe._util import counts
+from tfgpipe._util import stage_spans
 from tfgpipe.capture import tracer
 from tfgpipe.capture.interpreter import TensorKey
 from tfgpipe.partition import costs
@@ -671,7 +671,7 @@ def test_equal_layers_are_measured_once(monkeypatch):
     recorded = tracer.capture_layers(stack, keras.KerasTensor((3, 5)), {})
     traced = costs.SegmentProfiler(
         recorded.graph,
-        counts.stage_spans([1] * 6),
+        stage_spans([1] * 6),
         {TensorKey(0): tf.TensorSpec((3, 5))},
     )
     work = traced.measure_seconds({TensorKey(0): tf.ones((3, 5))}, "CPU:0")
