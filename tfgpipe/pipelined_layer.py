@@ -40,6 +40,7 @@ from tfgpipe.schedules import Schedule
 from tfgpipe.stage import (
     Remat,
     Stage,
+    StageOptions,
     TransferDtype,
     layer_checks,
     normalization,
@@ -316,10 +317,12 @@ class PipelinedLayer(keras.layers.Layer):
             captured,
             stages,
             self._placement,
-            remat=self.remat,
-            jit_compile=self.jit_compile,
-            batch_norm=self.batch_norm,
-            transfer_dtype=self.transfer_dtype,
+            StageOptions(
+                remat=self.remat,
+                jit_compile=self.jit_compile,
+                batch_norm=self.batch_norm,
+                transfer_dtype=self.transfer_dtype,
+            ),
         )
 
     def plan(

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 import keras
 import tensorflow as tf
 
+from tfgpipe._util import IdentityMap
 from tfgpipe.devices import ordering_token
 
 # Disjoint from the keys of TensorFlow's own collectives, which count from 1, and from
@@ -35,18 +36,18 @@ class InstanceKeys:
     def __init__(self) -> None:
         self._unused = itertools.count(_FIRST_INSTANCE)
         self._keys: weakref.WeakKeyDictionary[
-            keras.optimizers.Optimizer, dict[int, int]
+            keras.optimizers.Optimizer, IdentityMap[keras.Variable, int]
         ] = weakref.WeakKeyDictionary()
 
     def for_weights(
         self, optimizer: keras.optimizers.Optimizer, weights: Iterable[keras.Variable]
     ) -> list[int]:
         """Returns a key for each weight, the same whenever they are asked for."""
-        keys = self._keys.setdefault(optimizer, {})
+        keys = self._keys.setdefault(optimizer, IdentityMap())
         for weight in (weights := list(weights)):
-            if id(weight) not in keys:
-                keys[id(weight)] = next(self._unused)
-        return [keys[id(weight)] for weight in weights]
+            if weight not in keys:
+                keys[weight] = next(self._unused)
+        return [keys[weight] for weight in weights]
 
 
 def stage_group_key(device: str, num_sums: int, specs: Iterable[tf.TensorSpec]) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -35,12 +35,10 @@ from tfgpipe.runtime.timer import StepTimer
 from tfgpipe.schedules import Schedule
 from tfgpipe.stage import (
     BoundaryCodec,
-    Remat,
     Stage,
     StageCache,
     StageOptions,
     TracedStage,
-    TransferDtype,
     normalization,
     platform_of,
     trace_all,
@@ -56,20 +54,14 @@ class Pipeline:
         captured: Its calls.
         stages: The K stages.
         placement: Their devices.
-        remat: What the backward recomputes.
-        jit_compile: Whether XLA compiles the functions of stages; `"auto"` for on GPUs.
-        batch_norm: When moving averages of batch statistics move.
-        transfer_dtype: What values are compressed to on their way to another stage.
+        options: What the user chose; where stages are and the step are added to it.
     """
 
     source: source_model.SourceModel
     captured: tracer.CapturedModel
     stages: tuple[Stage, ...]
     placement: Placement
-    remat: Remat = "stage"
-    jit_compile: bool | Literal["auto"] = "auto"
-    batch_norm: normalization.BatchNorm = "microbatch"
-    transfer_dtype: TransferDtype | None = None
+    options: StageOptions
 
     def repartition(self, calls_per_stage: Sequence[int]) -> Pipeline:
         """Returns the same model in stages of these numbers of calls."""
@@ -229,7 +221,13 @@ class Pipeline:
             for key, x in inputs.items()
         }
         options = [
-            self._stage_options(device, split, training, num_replicas)
+            dataclasses.replace(
+                self.options.on(device),
+                training=training,
+                num_microbatches=len(split.sizes),
+                may_be_empty=split.may_be_empty,
+                num_replicas=num_replicas,
+            )
             for device in self.placement.devices
         ]
         ids = {key.value_id for key in per_step}
@@ -258,38 +256,12 @@ class Pipeline:
             split=split,
             outputs=output_ids if outputs is None else outputs,
             per_step=ids,
-            boundary=BoundaryCodec(self.transfer_dtype, output_ids),
+            boundary=BoundaryCodec(self.options.transfer_dtype, output_ids),
             # XLA has no `VariableV2`.
             starts_after=functions.clustering_stop()
             if training and platform != "tpu"
             else None,
             timer=timer,
-        )
-
-    def _stage_options(
-        self,
-        device: str,
-        split: microbatch.Split,
-        training: bool | None,
-        num_replicas: int,
-    ) -> StageOptions:
-        """Returns how the stage on a device runs."""
-        platform = platform_of(device)
-        jit_compile = self.jit_compile
-        if jit_compile == "auto":
-            jit_compile = platform == "gpu"
-        if platform == "tpu":  # XLA compiles the step, whatever is in it.
-            jit_compile = False
-        return StageOptions(
-            platform=platform,
-            training=training,
-            remat=self.remat,
-            jit_compile=bool(jit_compile),
-            batch_norm=self.batch_norm,
-            num_microbatches=len(split.sizes),
-            may_be_empty=split.may_be_empty,
-            num_replicas=num_replicas,
-            tpu_core=device if platform == "tpu" else None,
         )
 
     def _trace(
@@ -342,9 +314,9 @@ class Pipeline:
         self, schedule: Schedule, *, training: bool | None
     ) -> Callable[[int], Callable[[int], bool]]:
         """Returns, by stage and microbatch, whether activations are kept."""
-        if not training or self.remat in ("stage", "layer"):
+        if not training or self.options.remat in ("stage", "layer"):
             return lambda k: lambda m: False
-        if self.remat == "none":
+        if self.options.remat == "none":
             return lambda k: lambda m: True
         last = schedule.num_microbatches - 1
         return lambda k: (

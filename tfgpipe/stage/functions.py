@@ -301,7 +301,7 @@ class StageFunctions:
         run: Callable[..., list[tf.Tensor]] = subgraph.run
         # XLA compiles for one device, and what it compiles cannot take part in a
         # collective.
-        if self._options.jit_compile and not self._spans_devices:
+        if self._options.compiles_functions and not self._spans_devices:
             run = tf.function(run, autograph=False, jit_compile=True)
         return lambda values, sums: (_run_by_name(run, subgraph, values), list(sums))
 
