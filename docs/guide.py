@@ -152,7 +152,7 @@ plain = layer.unpipelined()
 for rows in (64, 10, 3):
     expected, found = plain(x[:rows]), layer(x[:rows])
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-    print(f"{rows:2} rows in 8 microbatches: as unpipelined")
+    print(f"{rows:2} examples in 8 microbatches: as unpipelined")
 
 # %% [markdown]
 # ## The schedule, and its bubble

@@ -163,8 +163,8 @@ def page() -> str:
 
 def _found(name: str) -> Any:
     """Returns what a name in `TOPICS` stands for."""
-    room, _, inner = name.rpartition(".")
-    return getattr(importlib.import_module(f"tfgpipe.{room}".rstrip(".")), inner)
+    package, _, inner = name.rpartition(".")
+    return getattr(importlib.import_module(f"tfgpipe.{package}".rstrip(".")), inner)
 
 
 def shown() -> set[str]:

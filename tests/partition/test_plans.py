@@ -361,7 +361,7 @@ def test_each_layer_is_measured_on_what_the_one_before_gives():
 def test_a_plan_prints_as_a_table():
     text = str(plan(dense(8, 8, 8, 8), memory_limit=2**20))
     assert text.splitlines() == [
-        "2 stages, 4 microbatches of 3 rows, remat=stage, balanced by params",
+        "2 stages, 4 microbatches of 3 examples, remat=stage, balanced by params",
         "stage  layers            parameters  FLOPs   memory  receives  share",
         "0      dense_0, dense_1         120  2.6 k  2.1 KiB       0 B  45.5%",
         "1      dense_2, dense_3         144  3.2 k  2.8 KiB      96 B  54.5%",

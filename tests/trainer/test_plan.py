@@ -14,7 +14,7 @@ def test_an_experiment_is_planned(capsys):
     assert plan.main([*ASKED, *smaller]) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("lm.Tiny on 4 x h100-80g: ")
-    assert "a step of 8 rows in bfloat16" in printed.out
+    assert "a step of 8 examples in bfloat16" in printed.out
     assert "num_shards" not in printed.err
 
 

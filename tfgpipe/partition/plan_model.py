@@ -53,7 +53,7 @@ def plan(
     >>> plan.calls_per_stage, plan.imbalance
     ((2, 2, 2), 1.0)
     >>> print(plan)  # doctest: +ELLIPSIS
-    3 stages, 4 microbatches of 8 rows, remat=stage, balanced by params
+    3 stages, 4 microbatches of 8 examples, remat=stage, balanced by params
     stage  layers            parameters  FLOPs     memory  receives  share
     0      dense_0, dense_1       8,320  ... k  134.0 KiB       0 B  33.3%
     1      dense_2, dense_3       8,320  ... k  142.0 KiB   2.0 KiB  33.3%

@@ -184,7 +184,7 @@ class Plan:
         return "\n".join(
             [
                 f"{settings.num_stages} stages{each}, {settings.num_microbatches} "
-                f"microbatches of {self.profile.rows} rows, remat={settings.remat}, "
+                f"microbatches of {self.profile.rows} examples, remat={settings.remat}, "
                 f"{options}{self.cost_source}",
                 text_table(header, rows, left=("layers", "stage")),
                 f"imbalance {self.imbalance:.3f}, bubble {100 * self.bubble:.1f}%, "

@@ -93,7 +93,7 @@ class SearchResult:
             f"{workload.name} on {request.num_devices} x {device.name}: "
             f"{readable_count(workload.parameters)} parameters, "
             f"{readable_count(workload.flops * request.batch_size)}FLOP a step of "
-            f"{request.batch_size} rows in {workload.dtype}"
+            f"{request.batch_size} examples in {workload.dtype}"
         ]
         if not self.best and self.closest is not None:
             lines.append(
@@ -197,7 +197,7 @@ def search(
             misfits.append((fullest(held).total, config))
     if not fitting and not misfits:
         raise ValueError(
-            "Each of D replicas takes as many rows, in M microbatches of as many. "
+            "Each of D replicas takes as many examples, in M microbatches of as many. "
             f"Received batch_size={batch_size} for {num_devices} devices and a model "
             f"of at most {workload.max_stages} stages and {workload.max_shards} "
             f"shards, microbatches={microbatches or 'powers of two'}: no configuration "
