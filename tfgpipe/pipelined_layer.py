@@ -608,7 +608,7 @@ class PipelinedLayer(keras.layers.Layer):
             schedule=self._schedule or self._gpipe(),
         )
         if sample is not None:
-            sample = [*self._source.flatten_inputs(sample, {}).values()]
+            sample = [*self._source.flatten_inputs(captured, sample, {}).values()]
         return make_plan(
             captured,
             balance,

@@ -53,7 +53,10 @@ class SourceModel(abc.ABC):
 
     @abc.abstractmethod
     def flatten_inputs(
-        self, inputs: Any, side_inputs: Mapping[str, tf.Tensor]
+        self,
+        captured: tracer.CapturedModel,
+        inputs: Any,
+        side_inputs: Mapping[str, tf.Tensor],
     ) -> dict[str, tf.Tensor | None]:
         """Returns tensors, by name, in the order of the captured model's inputs."""
 
@@ -147,8 +150,6 @@ class LayerListSource(SourceModel):
 
     def __init__(self, layers: Sequence[keras.layers.Layer]) -> None:
         self.layers = self.listed_layers = tuple(check_layer_list(layers))
-        self._structure: Any = None
-        self._side_inputs: tuple[str, ...] = ()
 
     @property
     def calls(self) -> Sequence[Any]:
@@ -164,19 +165,21 @@ class LayerListSource(SourceModel):
         """Returns the calls of the layers one after another."""
         input_checks.check_side_inputs_are_used(self.layers, side_inputs)
         inputs, side_inputs = _model_inputs((inputs, dict(side_inputs)))
-        self._structure, self._side_inputs = inputs, tuple(side_inputs)
         return tracer.capture_layers(self.layers, inputs, side_inputs)
 
     def flatten_inputs(
-        self, inputs: Any, side_inputs: Mapping[str, tf.Tensor]
+        self,
+        captured: tracer.CapturedModel,
+        inputs: Any,
+        side_inputs: Mapping[str, tf.Tensor],
     ) -> dict[str, tf.Tensor | None]:
         """Returns the tensors of `inputs`, then those of `side_inputs`."""
-        input_checks.check_structure(self._structure, inputs)
-        input_checks.check_side_inputs(self._side_inputs, side_inputs)
-        expected = keras.tree.flatten(self._structure)
-        pairs = zip(expected, keras.tree.flatten(inputs), strict=True)
+        names = captured.side_inputs
+        input_checks.check_structure(captured.inputs, inputs)
+        input_checks.check_side_inputs(names, side_inputs)
+        pairs = zip(*map(keras.tree.flatten, (captured.inputs, inputs)), strict=True)
         tensors = [x for known, x in pairs if known is not None]
-        return name_inputs(tensors, {n: side_inputs.get(n) for n in self._side_inputs})
+        return name_inputs(tensors, {name: side_inputs.get(name) for name in names})
 
     def output_spec(self, inputs: Any, side_inputs: Specs) -> Any:
         """Returns the outputs of the last layer."""
@@ -192,7 +195,7 @@ class LayerListSource(SourceModel):
 
     def symbolic_io(self, captured: tracer.CapturedModel) -> tuple[Any, Any]:
         """Returns the inputs of the first layer and the outputs of the last."""
-        return self._structure, captured.outputs()
+        return captured.inputs, captured.outputs()
 
     def get_config(self) -> Any:
         """Returns each layer's configuration once, and the order of their calls."""
@@ -234,7 +237,10 @@ class FunctionalSource(SourceModel):
         return self._captured
 
     def flatten_inputs(
-        self, inputs: Any, side_inputs: Mapping[str, tf.Tensor]
+        self,
+        captured: tracer.CapturedModel,
+        inputs: Any,
+        side_inputs: Mapping[str, tf.Tensor],
     ) -> dict[str, tf.Tensor | None]:
         """Returns the inputs as Keras feeds them to the model."""
         input_checks.check_side_inputs((), side_inputs)

@@ -25,6 +25,8 @@ class CapturedModel:
     Attributes:
         graph: The calls.
         specs: For each value, its shape and type in the capture.
+        inputs: What it was captured on: symbolic tensors, nested.
+        side_inputs: The names of the tensors beside these.
         output_structure: The outputs of the model, nested, with a `Value` for each
             tensor.
         opaque_calls: By the indices of calls that are not inlined though there are
@@ -33,6 +35,8 @@ class CapturedModel:
 
     graph: CallGraph
     specs: Mapping[int, keras.KerasTensor]
+    inputs: Any
+    side_inputs: tuple[str, ...]
     output_structure: Any
     opaque_calls: Mapping[int, str]
 
@@ -105,7 +109,12 @@ def capture_functional(model: keras.Model) -> CapturedModel:
     structure = keras.tree.pack_sequence_as(model.output, list(map(Value, outputs)))
     graph = CallGraph(tuple(builder.calls), tuple(inputs), tuple(outputs))
     return CapturedModel(
-        graph, builder.specs, unpack_single(structure), builder.opaque_calls
+        graph,
+        builder.specs,
+        model.input,
+        (),
+        unpack_single(structure),
+        builder.opaque_calls,
     )
 
 
@@ -137,7 +146,9 @@ def capture_layers(
         output_ids=tuple(ids[tensor] for tensor in _tensors(values)),
     )
     structure = keras.tree.map_structure(lambda x: Value(ids[x]), values)
-    return CapturedModel(graph, builder.specs, structure, opaque_in_list(layers))
+    opaque = opaque_in_list(layers)
+    names = tuple(side_inputs)
+    return CapturedModel(graph, builder.specs, inputs, names, structure, opaque)
 
 
 def unpack_single(outputs: Any) -> Any:

@@ -144,7 +144,7 @@ def plan(
             ),
             sample=None
             if sample is None
-            else [*source.flatten_inputs(sample, {}).values()],
+            else [*source.flatten_inputs(captured, sample, {}).values()],
             batch_size=batch_size,
             device=mesh.primary_devices[0][0],
         )

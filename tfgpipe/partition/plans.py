@@ -184,8 +184,8 @@ class Plan:
         return "\n".join(
             [
                 f"{settings.num_stages} stages{each}, {settings.num_microbatches} "
-                f"microbatches of {self.profile.rows} examples, remat={settings.remat}, "
-                f"{options}{self.cost_source}",
+                f"microbatches of {self.profile.rows} examples, "
+                f"remat={settings.remat}, {options}{self.cost_source}",
                 text_table(header, rows, left=("layers", "stage")),
                 f"imbalance {self.imbalance:.3f}, bubble {100 * self.bubble:.1f}%, "
                 f"{readable_bytes(most)}{fits} on the fullest device",

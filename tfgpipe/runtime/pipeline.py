@@ -72,7 +72,7 @@ class Pipeline:
         self, inputs: Any, side_inputs: Mapping[str, tf.Tensor]
     ) -> Tensors:
         """Returns the inputs of the pipeline: tensors, and the masks on them."""
-        fed = self.source.flatten_inputs(inputs, side_inputs)
+        fed = self.source.flatten_inputs(self.captured, inputs, side_inputs)
         input_checks.check_equal_batches(
             {name: x for name, x in fed.items() if x is not None}
         )
@@ -98,7 +98,8 @@ class Pipeline:
             side_inputs: Likewise.
         """
         specs, graph = self.captured.specs, self.captured.graph
-        fed = list(self.source.flatten_inputs(inputs, side_inputs).values())
+        named = self.source.flatten_inputs(self.captured, inputs, side_inputs)
+        fed = list(named.values())
         for value_id, x in zip(graph.input_ids, fed, strict=True):
             known = specs[value_id]
             if (
