@@ -387,14 +387,14 @@ class PipelinedLayer(keras.layers.Layer):
             moved = [v for v in variables if before[v] != stage.index]
             self._place(stage, moved)
             if optimizer is not None and optimizer.built:
-                self._place_slots(stage, moved, optimizer)
+                self._place(stage, moved, optimizer)
         self.balance = calls_per_stage
         self._pipeline = pipeline
 
     def place_slots(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Moves an optimizer's slots to the devices of their weights."""
         for stage, variables in owned_variables(self.stages):
-            self._place_slots(stage, variables, optimizer)
+            self._place(stage, variables, optimizer)
 
     def call(
         self,
@@ -550,24 +550,20 @@ class PipelinedLayer(keras.layers.Layer):
         schedule = schedules.gpipe(self.num_stages, self.num_microbatches)
         return schedule.with_placement(self.mesh.placement)
 
-    def _place(self, stage: Stage, variables: Sequence[keras.Variable]) -> None:
-        """Moves variables to a stage, shards to their devices."""
-        shards = stage.shard_indices
-        for variable in variables:
-            shard = shards.get(variable, 0)
-            self._placement.place_variables(stage.index, [variable], shard)
-
-    def _place_slots(
+    def _place(
         self,
         stage: Stage,
         variables: Sequence[keras.Variable],
-        optimizer: keras.optimizers.Optimizer,
+        slots_of: keras.optimizers.Optimizer | None = None,
     ) -> None:
-        """Moves an optimizer's slots for variables to the devices of these."""
+        """Moves variables, or an optimizer's slots for them, to a stage's devices."""
         shards = stage.shard_indices
         for variable in variables:
             shard = shards.get(variable, 0)
-            self._placement.place_slots(stage.index, shard, variable, optimizer)
+            if slots_of is None:
+                self._placement.place_variables(stage.index, [variable], shard)
+            else:
+                self._placement.place_slots(stage.index, shard, variable, slots_of)
 
     def _specs(self, shapes: Any) -> Any:
         """Returns symbolic inputs of these shapes, of the types known so far."""

@@ -315,14 +315,13 @@ class Pipeline:
         self, schedule: Schedule, *, training: bool | None
     ) -> Callable[[int], Callable[[int], bool]]:
         """Returns, by stage and microbatch, whether activations are kept."""
-        if not training or self.options.remat in ("stage", "layer"):
-            return lambda k: lambda m: False
-        if self.options.remat == "none":
-            return lambda k: lambda m: True
         last = schedule.num_microbatches - 1
-        return lambda k: (
-            lambda m: m == last or schedule.backward_follows_immediately(k, m)
-        )
+        if training and self.options.remat == "except_last":
+            return lambda k: (
+                lambda m: m == last or schedule.backward_follows_immediately(k, m)
+            )
+        keeps = bool(training) and self.options.remat == "none"
+        return lambda k: lambda m: keeps
 
 
 def make_stages(graph: CallGraph, calls_per_stage: Sequence[int]) -> tuple[Stage, ...]:

@@ -118,18 +118,23 @@ class TimingRecorder:
 
     def __init__(self) -> None:
         self._traced: list[dict[Action, bool]] = []
-        # By replica.
-        self._latest: dict[int, _LatestReadings] = {}
+        # By replica, which trace the last step was of, and its readings.
+        self._latest: dict[int, tuple[tf.Variable, tf.Variable]] = {}
 
     def record(self, timer: StepTimer, replica: int) -> None:
         """Keeps the readings of a step, whenever it runs."""
         if replica not in self._latest:
             with tf.init_scope(), tf.device("CPU:0"):
-                self._latest[replica] = _LatestReadings()
+                none = tf.zeros([0, 2], tf.float64)
+                self._latest[replica] = (
+                    tf.Variable(0, trainable=False, dtype=tf.int64),
+                    tf.Variable(none, trainable=False, shape=[None, 2]),
+                )
         if timer.actions not in self._traced:
             self._traced.append(timer.actions)
-        index = self._traced.index(timer.actions)
-        self._latest[replica].assign(index, timer.readings())
+        trace, readings = self._latest[replica]
+        trace.assign(self._traced.index(timer.actions))
+        readings.assign(timer.readings())
 
     def timeline(self, schedule: Schedule) -> Timeline:
         """Returns the last step of the first replica in this process.
@@ -139,24 +144,9 @@ class TimingRecorder:
         """
         if not self._latest:
             raise RuntimeError("No step has been timed yet. Train one.")
-        index, readings = self._latest[min(self._latest)].read()
-        return make_timeline(schedule, self._traced[index], readings)
-
-
-class _LatestReadings:
-    """Readings of the last step, and which trace they are of."""
-
-    def __init__(self) -> None:
-        self._index = tf.Variable(0, trainable=False, dtype=tf.int64)
-        readings = tf.zeros([0, 2], tf.float64)
-        self._readings = tf.Variable(readings, trainable=False, shape=[None, 2])
-
-    def assign(self, index: int, readings: tf.Tensor) -> None:
-        self._index.assign(index)
-        self._readings.assign(readings)
-
-    def read(self) -> tuple[int, np.ndarray]:
-        return int(self._index.numpy()), self._readings.numpy()
+        trace, readings = self._latest[min(self._latest)]
+        actions = self._traced[int(trace.numpy())]
+        return make_timeline(schedule, actions, readings.numpy())
 
 
 def make_timeline(
