@@ -74,4 +74,4 @@ def test_the_first_chapters_of_the_guide_run(tmp_path: Path) -> None:
     program = "\n".join(code[cell] for cell in CELLS)
     run = fresh_processes.run(re.sub("^%", "# %", program, flags=re.M), cwd=tmp_path)
     assert run.returncode == 0, run.output
-    assert "3 rows in 8 microbatches: as unpipelined" in run.output
+    assert "3 examples in 8 microbatches: as unpipelined" in run.output

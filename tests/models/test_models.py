@@ -534,7 +534,7 @@ def test_a_side_input_of_another_batch(built, scale):
     )
     if built:
         layer(floats(4, 5, 3), scale=floats(4))
-    words = rf"Received 4 rows of input 0 and a shape \({len(scale)},\) of scale"
+    words = rf"Received 4 examples of input 0 and a shape \({len(scale)},\) of scale"
     with pytest.raises(ValueError, match=f"same batch size. {words}"):
         layer(floats(4, 5, 3), scale=scale)
 
@@ -552,7 +552,9 @@ def test_a_side_input_without_rows(built):
 
 def test_inputs_of_different_batches():
     layer = pipelined_layer(zoo.two_in_two_out())
-    with pytest.raises(ValueError, match=r"Received 4 rows of a and a shape \(5, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"Received 4 examples of a and a shape \(5, 3\)"
+    ):
         layer([floats(4, 4), floats(5, 3)])
 
 

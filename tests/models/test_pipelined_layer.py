@@ -513,7 +513,7 @@ def test_a_layer_that_reduces_the_batch_away_is_refused():
 def test_a_stateful_recurrent_layer_is_refused(kind):
     stack = [kind(3, stateful=True, name="memory"), keras.layers.Dense(2)]
     model = keras.Sequential([keras.Input(batch_shape=(4, 5, 2)), *stack])
-    words = "stateful=True` goes on where.*Received 'memory'. Use `stateful=False`"
+    words = "stateful=True` continues where.*Received 'memory'. Use `stateful=False`"
     with pytest.raises(ValueError, match=words):
         tfgpipe.PipelinedLayer(model, num_stages=2, num_microbatches=2)
 

@@ -218,7 +218,7 @@ def test_a_loss_that_is_not_reduced_is_refused(reduction):
 
 @pytest.mark.parametrize("loss", [mean_of_squares, sum_of_squares])
 def test_sample_weights_for_one_number_are_refused(loss):
-    words = f"loss '{loss.__name__}', which returns one number for all rows. Return a"
+    words = f"loss '{loss.__name__}', which returns one number for all. Return a"
     with pytest.raises(ValueError, match=words):
         fitted(loss, sample_weight=WEIGHTS)
 

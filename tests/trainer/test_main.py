@@ -133,7 +133,7 @@ def test_inspecting_prints_the_stages_and_nothing_of_tensorflow() -> None:
     plan = run.stdout.partition("\n\n")[2]
     assert plan.splitlines()[0].split() == ["stage", "0", "stage", "1"]
     assert plan.splitlines()[1].split() == ["replica", "0", "CPU:0", "CPU:1"]
-    assert "4 rows, remat=none, schedule=1f1b, partition as given" in plan
+    assert "4 examples, remat=none, schedule=1f1b, partition as given" in plan
     assert "imbalance 1." in plan
 
 

@@ -375,7 +375,7 @@ class StageFunctions:
     ) -> DeviceFunction:
         core = self._options.tpu_core
         placed = run if core is None else _place_on_core(core, run)
-        function = functions.trace_function(placed, specs, name=f"{name}_body")
+        function = functions.trace_function(placed, specs, name=f"traced_{name}")
         if self._trace.is_sharded:
             return MultiDeviceFunction(f"stage_{name}", function, self._cache)
         return functions.GraphFunction(
