@@ -3,6 +3,8 @@
     python -m docs.reference          writes it
     python -m docs.reference --check  exits with 1 if it is not what would be written
 
+The links of `docs/how_it_works.md` to lines of the code are brought up to date as well.
+
 A docstring is Google's form in Markdown already: sections become lists, examples become
 blocks, all else stays as it is.
 """
@@ -27,6 +29,7 @@ import tfgpipe
 from trainer import hyperparams
 
 PATH = Path(__file__).with_name("api.md")
+WALK = Path(__file__).with_name("how_it_works.md")
 
 INTRODUCTION = """\
 # Reference
@@ -371,14 +374,35 @@ def _short(name: str) -> str:
     return name.rpartition(".")[2]
 
 
+def with_line_links(text: str) -> str:
+    """Returns a page whose links to lines lead to the definitions that they name."""
+
+    def link(found: re.Match[str]) -> str:
+        name, path = found.groups()
+        lines = (PATH.parent / path).read_text("utf-8").splitlines()
+        number = 0
+        for part in name.split("."):
+            definition = re.compile(rf" *(def|class) {part}\b")
+            number = next(
+                i for i in range(number, len(lines)) if definition.match(lines[i])
+            )
+        return f"[`{name}`]({path}#L{number + 1})"
+
+    return re.sub(r"\[`([\w.]+)`\]\((\.\./tfgpipe/[\w/]+\.py)#L\d+\)", link, text)
+
+
 def _main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
-    made = page()
-    if not parser.parse_args().check:
-        PATH.write_text(made, "utf-8")
-    elif PATH.read_text("utf-8") != made:
-        sys.exit(f"{PATH.name} is not what the docstrings say. Run `make docs`.")
+    checks = parser.parse_args().check
+    for path, made in (
+        (PATH, page()),
+        (WALK, with_line_links(WALK.read_text("utf-8"))),
+    ):
+        if not checks:
+            path.write_text(made, "utf-8")
+        elif path.read_text("utf-8") != made:
+            sys.exit(f"{path.name} is not what the code says. Run `make docs`.")
 
 
 if __name__ == "__main__":

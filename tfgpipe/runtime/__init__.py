@@ -1,4 +1,4 @@
-"""Execution of a step: microbatches, carried state, schedule executor, loss."""
+"""Execution of a step: microbatches, carry, schedule executor, loss."""
 
 from __future__ import annotations
 

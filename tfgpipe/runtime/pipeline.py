@@ -243,11 +243,11 @@ class Pipeline:
         )
         before = read_variables(self.stages, traced, devices)
         schedule = schedule.first_microbatches(len(split.sizes))
-        keeps = self._keeps(schedule, training=training)
         runs = []
         for k, stage in enumerate(self.stages):
             carry = Carry(stage, traced[k], devices[k][0], split, before)
-            runs.append(StageRun(traced[k], devices[k], carry, split, keeps(k)))
+            keeps = self._keeps(k, schedule, training=training)
+            runs.append(StageRun(traced[k], devices[k], carry, split, keeps))
         output_ids = self.captured.graph.output_ids
         return Executor(
             self.stages,
@@ -312,16 +312,14 @@ class Pipeline:
         return num_replicas
 
     def _keeps(
-        self, schedule: Schedule, *, training: bool | None
-    ) -> Callable[[int], Callable[[int], bool]]:
-        """Returns, by stage and microbatch, whether activations are kept."""
+        self, k: int, schedule: Schedule, *, training: bool | None
+    ) -> Callable[[int], bool]:
+        """Returns of which microbatches stage k keeps the activations."""
         last = schedule.num_microbatches - 1
         if training and self.options.remat == "except_last":
-            return lambda k: (
-                lambda m: m == last or schedule.backward_follows_immediately(k, m)
-            )
+            return lambda m: m == last or schedule.backward_follows_immediately(k, m)
         keeps = bool(training) and self.options.remat == "none"
-        return lambda k: lambda m: keeps
+        return lambda _: keeps
 
 
 def make_stages(graph: CallGraph, calls_per_stage: Sequence[int]) -> tuple[Stage, ...]:

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import IdentityMap
+from tfgpipe._util import IdentityMap, unique
 from tfgpipe.capture import Interpreter, Segment, TensorKey, layer_variables
 from tfgpipe.devices import sharding
 from tfgpipe.stage import dedup, layer_checks, normalization
@@ -358,10 +358,12 @@ def owned_variables(
 ) -> list[tuple[Stage, list[keras.Variable]]]:
     """Returns the variables of each stage; shared ones belong to the first."""
     owners: IdentityMap[keras.Variable, Stage] = IdentityMap()
+    owned = []
     for stage in stages:
-        for variable in (*stage.weights, *stage.state):
-            owners.setdefault(variable, stage)
-    return [(s, [v for v, owner in owners.items() if owner is s]) for s in stages]
+        new = unique(v for v in (*stage.weights, *stage.state) if v not in owners)
+        owners.update((variable, stage) for variable in new)
+        owned.append((stage, new))
+    return owned
 
 
 def _relax_sizes(
