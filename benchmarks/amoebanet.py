@@ -1,6 +1,6 @@
 """AmoebaNet-D as a workload, from its cells alone: at any size, in no time.
 
-It goes through the cells of `params.amoebanet` as that builds them, and notes what
+It goes through the cells of `trainer.models.amoebanet` as that builds them: what
 each convolution, pool and sum reads and writes. A cell is one layer of the workload, as
 GPipe partitioned it.
 
@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from params.amoebanet import NORMAL, REDUCTION, Cell, Operation
 from tfgpipe.planner import Layer, Workload
+from trainer.models.amoebanet import NORMAL, REDUCTION, Cell, Operation
 
 SIZE = 2  # Bytes of a number.
 

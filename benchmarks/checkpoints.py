@@ -35,9 +35,9 @@ def main() -> None:
 
     import keras
 
-    from params.experiment import Saving
-    from trainer import archive
-    from trainer.checkpoints import Checkpoints
+    from trainer.checkpoint import store
+    from trainer.checkpoint.checkpoints import Checkpoints
+    from trainer.config import Saving
 
     width = arguments.width
     model = tfgpipe.PipelinedModel(
@@ -75,14 +75,14 @@ def main() -> None:
                 saved.save(saved.copy(number, {}))
                 blocked = time.perf_counter() - started
                 slower = 0.0
-                while number not in archive.steps(folder):
+                while number not in store.steps(folder):
                     slower += step() - alone
                 until = time.perf_counter() - started
                 saved.wait()
                 found.setdefault(write, []).append((blocked, slower, until))
                 size = sum(
                     path.stat().st_size
-                    for path in archive.place(folder, number).iterdir()
+                    for path in store.place(folder, number).iterdir()
                 )
     print(f"{size / 1e9:.2f} GB a checkpoint; medians of {arguments.repeats}, seconds")
     rows = []

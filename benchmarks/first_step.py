@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--params", action="append", default=None)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
-    names = arguments.params or ["classifier.Pipelined", "lm.Tiny"]
+    names = arguments.params or ["parallelism.Pipelined", "lm.Tiny"]
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for _ in range(arguments.repeats):
         for name in names:

@@ -14,17 +14,14 @@ Times are of two cores that other programs ran on as well.
 
 from __future__ import annotations
 
-from params.augmentation import Augmentation
-from params.experiment import Pipelining, Saving, Training
-from params.image_data import Images
-from params.image_networks import (
+from trainer.config import Optimizer, Pipelining, Precision, Saving, Training
+from trainer.data.images import Augmentation, Images
+from trainer.tasks.image_classifier import (
     AmoebaNet,
     AmoebaNetClassifier,
     ConvNetClassifier,
     ResNetClassifier,
 )
-from params.optimizer import Optimizer
-from params.precision import Precision
 
 
 class Digits(ConvNetClassifier):

@@ -10,10 +10,9 @@ microbatch and TensorFlow itself add to it.
 
 from __future__ import annotations
 
-from params.corpus import Corpus
-from params.experiment import Pipelining, Saving, Training
-from params.language_model import LanguageModel, Transformer
-from params.optimizer import Optimizer
+from trainer.config import Optimizer, Pipelining, Saving, Training
+from trainer.data.corpus import Corpus
+from trainer.tasks.language_model import LanguageModel, Transformer
 
 
 class Tiny(LanguageModel):

@@ -9,9 +9,8 @@ numbers of classes. Every tenth is for validation, unless others are named.
 
 from __future__ import annotations
 
-from params.experiment import Evaluation, Pipelining, Saving, Training
-from params.optimizer import Optimizer
-from params.segmentation_model import Segmenter
+from trainer.config import Evaluation, Optimizer, Pipelining, Saving, Training
+from trainer.tasks.segmentation import Segmenter
 
 
 class UNet(Segmenter):

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from params.dates import Dates as DatePairs
-from params.experiment import Pipelining, Saving, Training
-from params.optimizer import Optimizer
-from params.pair_files import PairFiles
-from params.reversals import Reversals
-from params.translate_model import EncoderDecoder, Translation
+from trainer.config import Optimizer, Pipelining, Saving, Training
+from trainer.data.synthetic import Dates as DatePairs
+from trainer.data.synthetic import Reversals
+from trainer.data.text_pairs import PairFiles
 from trainer.hyperparams import field
+from trainer.tasks.translation import EncoderDecoder, Translation
 
 
 class Reversal(Translation):

@@ -1,40 +1,25 @@
-"""The trainer of the experiments in `params/`: `python -m trainer --help`.
+"""The trainer: `python -m trainer` lists what there is to train.
 
-Without TensorFlow:
-
-flags        what the command line says
 main         from the command line to an exit status
-errors       what ends a run
-run_folder   the run that a folder belongs to
-lock         one trainer to a folder
-stopping     signals that ask a run to end
-archive      a checkpoint on disk, there whole or not at all
-retention    which checkpoints are kept
-notes        what a run remembers beside its values
-progress     what one sees meanwhile
-hosts        which of several hosts this is
-devices      a device for each stage, before TensorFlow starts
-
-With it:
-
-modes        what each mode does
-build        the model of an experiment
-team         the hosts that train together, connected
-state        all that decides how a run goes on, under names that no cut changes
-tensors      tensors by name, in files
-checkpoints  what is restored, and saved while training goes on
-warm_start   weights of another run to begin with
-train        a run, from its last checkpoint to its last step
-steps        what callbacks see of it
-watch        what is measured of a step
-metrics      measurements on disk
-finiteness   what happens at a loss or gradient that is not finite
-keeping      evaluations, checkpoints, and the end of a run
-profile      TensorFlow's profile of some steps
-evaluate     measurements on the validation split, beside losses to beat
-follow       those of each checkpoint of a run that goes on elsewhere
-decode       what a trained model makes of data it has not seen
+modes        what each mode does, once TensorFlow has started
+experiment   the base class of experiments, and how they are found by name
+config       the groups of hyperparameters that every experiment has
+hyperparams  hyperparameter classes that text can override
+train        a run: from its last checkpoint, if there is one, to its last step
+callbacks    what happens between its steps
+logs         what one sees of it: lines, `metrics.jsonl`, TensorBoard, a picture
+evaluate     what a trained model measures, and what it makes of new data
 export       the files of a trained model, and how accurate each of them is
-benchmark    how fast an experiment trains here
-dry_run      one step on zeros
+tools        a benchmark, and one step on zeros
+plan         the fastest configurations on other machines
+optimizers   schedules and optimizers that Keras does not have
+devices      a device for each stage
+hosts        hosts that train together
+stopping     signals that ask a run to end
+run_dir      the folder of a run, its hyperparameters and its lock
+errors       what ends a run
+checkpoint/  checkpoints, their files, the names in them, warm starts
+data/        text, images and pairs of texts, as batches
+models/      networks
+tasks/       base classes of experiments, one module a task
 """

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from params.experiment import Pipelining
 from tfgpipe._compat import native_logging_off
+from trainer.config import Pipelining
 from trainer.errors import UsageError
 from trainer.hosts import ALONE, Hosts
 from trainer.hyperparams import HyperparameterError

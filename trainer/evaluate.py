@@ -1,15 +1,21 @@
-"""A model's measurements on the validation split, beside losses that it should beat."""
+"""What a trained model measures on the validation split, and makes of new data."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import keras
 import tensorflow as tf
 
-from trainer import state
+from trainer import run_dir
+from trainer.checkpoint import store, variable_names
+from trainer.checkpoint.checkpoints import load
 from trainer.errors import DivergedError
+from trainer.experiment import Experiment
+from trainer.logs import Metrics, read_metrics
 
 
 def evaluate(model: keras.Model, dataset: tf.data.Dataset) -> dict[str, float]:
@@ -18,7 +24,7 @@ def evaluate(model: keras.Model, dataset: tf.data.Dataset) -> dict[str, float]:
     Raises:
         DivergedError: If the loss is not finite.
     """
-    with state.averaged(model):
+    with variable_names.averaged(model):
         measured = model.evaluate(dataset, verbose=0, return_dict=True)
     if not math.isfinite(measured["loss"]):
         raise DivergedError(f"the validation loss is {measured['loss']}")
@@ -55,3 +61,64 @@ def comparison(
         if name != "loss":
             lines.append(f"{name:10}  {value:10.4f}")
     return "\n".join(lines)
+
+
+def decode(experiment: Experiment, model: keras.Model, folder: Path) -> None:
+    """Writes what a model makes of validation data, and prints some of it.
+
+    Args:
+        experiment: Its experiment.
+        model: The model; averages of its weights are used if there are any.
+        folder: The run's; files go to `decode` in it.
+    """
+    target = folder / "decode"
+    target.mkdir(parents=True, exist_ok=True)
+    with variable_names.averaged(model):
+        shown = experiment.decode(model, target)
+    if shown:
+        print(f"\n{shown}", flush=True)
+    if any(target.iterdir()):
+        print(f"\nMore is in {target}.", flush=True)
+    else:
+        target.rmdir()
+
+
+_POLL_SECONDS = 1.0
+
+
+def evaluate_each(experiment: Experiment, model: keras.Model, folder: Path) -> None:
+    """Evaluates every checkpoint, old and new, until nobody trains there any more.
+
+    Measurements go to `eval.jsonl` and to TensorBoard; what is there is not measured
+    again.
+
+    Args:
+        experiment: What is trained elsewhere.
+        model: A model of it.
+        folder: The run's.
+    """
+    checkpoints = run_dir.checkpoints(folder)
+    validation = experiment.build_dataset("validation")
+    done = {record["step"] for record in read_metrics(folder / "eval.jsonl")}
+    metrics = Metrics(folder, step=max(done, default=0), name="eval")
+    while True:
+        # Asked first: what an ended run has saved last is seen by the line below.
+        goes_on = run_dir.is_held(folder)
+        new = [step for step in store.steps(checkpoints) if step not in done]
+        for step in new:
+            done.add(step)
+            try:
+                store.check(checkpoints, step)
+                load(checkpoints, step, model)
+            except (store.DamagedError, tf.errors.OpError) as error:
+                # It may be gone again, if the run is faster than this.
+                reason = str(error).partition("\n")[0]
+                print(f"\nThe checkpoint of step {step} is passed over: {reason}.")
+                continue
+            measured = evaluate(model, validation)
+            metrics.write_validation(step, measured)
+            print(f"step {step}: {line(measured)}", flush=True)
+        if not new and done and not goes_on:
+            print(f"Nobody trains in {folder} any more.", flush=True)
+            return
+        time.sleep(_POLL_SECONDS)

@@ -9,14 +9,14 @@ import keras
 import numpy as np
 
 import tfgpipe
-from params.experiment import Experiment
 from tfgpipe import quantization
 from tfgpipe._util import readable_bytes, text_table
-from trainer import lock, run_folder, state
-from trainer.build import build
-from trainer.checkpoints import Checkpoints, load, newest_whole
+from trainer import run_dir
+from trainer.checkpoint import variable_names
+from trainer.checkpoint.checkpoints import Checkpoints, load, newest_whole
+from trainer.experiment import Experiment
 from trainer.stopping import Stopping
-from trainer.train import Options, train
+from trainer.train import Options, build, train
 
 
 def export(
@@ -98,7 +98,7 @@ class _Row:
 
 def _plain(model: tfgpipe.PipelinedModel) -> keras.Model:
     """Returns a model without its pipeline, of averaged weights if there are."""
-    with state.averaged(model):
+    with variable_names.averaged(model):
         return quantization.plain_copy(model)
 
 
@@ -109,8 +109,8 @@ def _trained(
     print("\nThe same without quantization, to compare with:", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
     model = build(twin)
-    with lock.held(folder):
-        place = run_folder.checkpoints(folder)
+    with run_dir.held(folder):
+        place = run_dir.checkpoints(folder)
         about = newest_whole(place)
         if about is not None and about.step == twin.training.num_steps:
             load(place, about.step, model)

@@ -12,14 +12,20 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from params.experiment import Pipelining
-from params.share import Share
 from tfgpipe import cluster
+from trainer.config import Pipelining
+from trainer.data.batches import Share
 from trainer.errors import DivergedError, StoppedError, UsageError
 from trainer.hyperparams import HyperparameterError
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
 
 _VARIABLE = "TF_CONFIG"
 
@@ -94,7 +100,7 @@ class Hosts:
 ALONE = Hosts()
 
 
-def told(listed: str, index: int | None) -> Hosts:
+def find_hosts(listed: str, index: int | None) -> Hosts:
     """Returns which host this is, as flags say, or else the variable `TF_CONFIG`.
 
     Where flags say it, the variable is set, which TensorFlow reads.
@@ -144,3 +150,66 @@ def _configured(text: str) -> Hosts:
             f"received {text!r}: {error}."
         ) from None
     return Hosts(int(task["index"]), len(workers))
+
+
+class Coordinator:
+    """All hosts, each of which calls this at the same places: a call waits for all.
+
+    Args:
+        model: A model of theirs, whose strategy connects them.
+        hosts: Which of them this is; one alone agrees with itself.
+    """
+
+    def __init__(self, model: keras.Model, hosts: Hosts = ALONE) -> None:
+        self.hosts = hosts
+        self._strategy = model.distribute_strategy
+        self._sum: Callable[[tf.Tensor], tf.Tensor] | None = None
+
+    def any(self, *said: bool) -> tuple[bool, ...]:
+        """Returns of several things whether a host says so."""
+        if self.hosts.count == 1:
+            return said
+        return tuple(number > 0 for number in self._sums(said))
+
+    def with_chief(self, number: int) -> int:
+        """Returns the number that the chief gives."""
+        if self.hosts.count == 1:
+            return number
+        return self._sums([number if self.hosts.is_chief else 0])[0]
+
+    def training(self, build: Callable[[Share], tf.data.Dataset]) -> tf.data.Dataset:
+        """Returns the batches to train on, of which each host reads its own rows.
+
+        Args:
+            build: Makes those of a share.
+        """
+        share = self.hosts.share
+        if self.hosts.count == 1:
+            return build(share)
+        return self._strategy.distribute_datasets_from_function(lambda _: build(share))
+
+    def validation(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns the batches to validate on, which every host reads and cuts alike."""
+        import tensorflow as tf
+
+        if self.hosts.count == 1:
+            return dataset
+        options = tf.data.Options()
+        policies = tf.data.experimental.AutoShardPolicy
+        options.experimental_distribute.auto_shard_policy = policies.DATA
+        return dataset.with_options(options)
+
+    def _sums(self, numbers: Sequence[int]) -> list[int]:
+        import tensorflow as tf
+
+        def on_replica(own: tf.Tensor) -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(own))
+
+        if self._sum is None:
+            self._sum = tf.function(
+                lambda own: self._strategy.run(on_replica, args=(own,)),
+                reduce_retracing=True,
+            )
+        own = tf.constant(list(map(int, numbers)), tf.int64)
+        return [int(number) for number in self._sum(own).numpy()]

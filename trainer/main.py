@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-import params
-from params.experiment import Experiment
+import absl.flags
+
 from tfgpipe import cluster
 from tfgpipe._util import report_crash
-from trainer import devices, hosts, hyperparams, lock, run_folder, stopping
+from tfgpipe.cluster import WORKERS_VARIABLE
+from trainer import devices, hosts, hyperparams, run_dir, stopping
 from trainer.errors import CheckpointError, DivergedError, StoppedError, UsageError
-from trainer.flags import HELP, Flags, parse
+from trainer.experiment import Experiment, experiments, find
 from trainer.hosts import Hosts
 from trainer.hyperparams import HyperparameterError
 from trainer.stopping import ProcessEnd, Stopping
@@ -82,14 +84,14 @@ def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
     if flags.mode == "diff":
         print(_diff(*flags.compared))
         return
-    told = hosts.told(flags.hosts, flags.host)
+    told = hosts.find_hosts(flags.hosts, flags.host)
     _check_mode(told, flags)
     if flags.mode in _OF_CHECKPOINTS:
         flags, experiment = _of_run(flags)
     elif flags.params:
-        experiment = hyperparams.override(params.find(flags.params)(), flags.set)
+        experiment = hyperparams.override(find(flags.params)(), flags.set)
     else:
-        names = ", ".join(params.experiments())
+        names = ", ".join(experiments())
         raise UsageError(f"Expected --params=NAME, one of {names}.")
     if flags.mode == "describe":
         print(f"{flags.params}: {inspect.getdoc(experiment)}\n")
@@ -105,13 +107,13 @@ def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
         if flags.mode in _TRAINING and not flags.dry_run:
             folder = _folder_to_write(flags, experiment)
             if told.is_chief:
-                stack.enter_context(lock.held(folder))
+                stack.enter_context(run_dir.held(folder))
             stop = signals.enter_context(
                 stopping.on_signals(status=cluster.EXIT_PREEMPTED)
             )
             stack.callback(stop.settle)
-            if run_folder.holds_run(folder) and not flags.allow_changes:
-                run_folder.check(folder, name=flags.params, experiment=experiment)
+            if run_dir.holds_run(folder) and not flags.allow_changes:
+                run_dir.check(folder, name=flags.params, experiment=experiment)
         stack.enter_context(_workers(flags, experiment, told))
         # TensorFlow comes with these, so they wait for the line above.
         from trainer import modes
@@ -128,12 +130,12 @@ def _of_run(flags: Flags) -> tuple[Flags, Experiment]:
             name of another experiment, which only --allow_changes permits.
     """
     folder = _folder_to_read(flags)
-    name, text = run_folder.read(folder)
-    own = hyperparams.from_text(text, params.find(name))
+    name, text = run_dir.read(folder)
+    own = hyperparams.from_text(text, find(name))
     if flags.params not in ("", name):
         if not flags.allow_changes:
-            run_folder.check(folder, name=flags.params, experiment=own)
-        own = params.find(flags.params)()
+            run_dir.check(folder, name=flags.params, experiment=own)
+        own = find(flags.params)()
     experiment = hyperparams.override(own, flags.set)
     if difference := hyperparams.diff(own, experiment):
         print(f"Changed, for --mode={flags.mode} alone:\n{difference}", flush=True)
@@ -150,7 +152,7 @@ def _folder_to_write(flags: Flags, experiment: Experiment) -> Path:
     folder = _logdir(flags)
     if flags.mode == "train":
         _check_trains_alone(experiment)
-    with run_folder.written_to(folder):
+    with run_dir.written_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "lock").touch()
     return folder
@@ -163,7 +165,7 @@ def _folder_to_read(flags: Flags) -> Path:
         UsageError: If it is none.
     """
     folder = _logdir(flags)
-    if not run_folder.holds_run(folder) and not flags.follow:
+    if not run_dir.holds_run(folder) and not flags.follow:
         what = {"eval": "evaluate"}.get(flags.mode, flags.mode)
         raise UsageError(f"{folder} holds no checkpoint to {what}.")
     return folder
@@ -210,9 +212,9 @@ def _diff(a: str, b: str) -> str:
 def _experiment(name: str) -> Experiment:
     folder = Path(name)
     if not folder.is_dir():
-        return params.find(name)()
-    own, text = run_folder.read(folder)
-    return hyperparams.from_text(text, params.find(own))
+        return find(name)()
+    own, text = run_dir.read(folder)
+    return hyperparams.from_text(text, find(own))
 
 
 @contextlib.contextmanager
@@ -236,3 +238,153 @@ def _workers(flags: Flags, experiment: Experiment, told: Hosts) -> Iterator[None
 def _failed(status: int, message: str) -> int:
     print(message, file=sys.stderr)
     return status
+
+
+MODES = (
+    "train_and_eval",
+    "train",
+    "eval",
+    "decode",
+    "export",
+    "benchmark",
+    "inspect",
+    "describe",
+    "diff",
+)
+
+HELP = """\
+Trains an experiment of params/: python -m trainer --params=NAME --logdir=DIR
+
+  --params=NAME   the experiment; an unknown name lists those there are
+  --logdir=DIR    the run's folder; a run that was stopped goes on from there
+  --set=A.B=C     change a hyperparameter, as data.files='own/*'; repeatable
+  --mode=MODE     train_and_eval (the default), or train alone
+                  eval  decode  export  a checkpoint, by DIR's own params.txt
+                  benchmark  time steps       inspect   stages, costs, mesh
+                  describe  hyperparameters   diff A B  of experiments, or runs
+  --checkpoint=N  the step to eval, decode or export; or latest, or best
+  --follow        eval each new checkpoint until the run ends
+  --dry_run       build, make one step on zeros, print the plan
+  --allow_changes go on with DIR's run with other hyperparameters
+  --trace_steps=A,B  --profile_steps=A,B  time devices, or profile, from A to B
+  --cluster=HOST:PORT,...  or  --tpu=NAME --tpu_zone=ZONE  run there
+  --hosts=HOST:PORT,... --host=I  one replica on each host; this is the I-th
+  --device=cpu    train on the CPU, though there are GPUs
+  --help          print this
+Exit status
+  0  done                       3  diverged: loss or gradient not finite
+  1  a crash, or wrong flags    42  stopped by a signal, all saved: start again
+  2  wrong or changed           75  a worker is not there, or gone:
+     hyperparameters                the same command goes on
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """The values of the flags."""
+
+    params: str
+    logdir: str
+    mode: str
+    set: list[str]
+    checkpoint: str
+    follow: bool
+    dry_run: bool
+    allow_changes: bool
+    tpu: str
+    tpu_zone: str
+    cluster: str
+    hosts: str
+    device: str
+    host: int | None
+    trace_steps: tuple[int, int] | None
+    profile_steps: tuple[int, int] | None
+    help: bool
+    compared: tuple[str, ...] = ()
+
+
+def define() -> absl.flags.FlagValues:
+    """Returns the trainer's flags, without those that other modules define."""
+    flags = absl.flags.FlagValues()
+    flags.set_gnu_getopt(True)
+    # `HELP` says what they mean.
+    absl.flags.DEFINE_enum("mode", MODES[0], MODES, None, flag_values=flags)
+    absl.flags.DEFINE_multi_string("set", [], None, flag_values=flags)
+    absl.flags.DEFINE_enum("device", "auto", ("auto", "cpu"), None, flag_values=flags)
+    # The supervisor, `python -m tfgpipe.cluster launch`, says it in the environment.
+    cluster = os.environ.get(WORKERS_VARIABLE, "")
+    names = ("params", "logdir", "tpu", "tpu_zone", "hosts")
+    texts = {**dict.fromkeys(names, ""), "cluster": cluster}
+    for name, default in {**texts, "checkpoint": "latest"}.items():
+        absl.flags.DEFINE_string(name, default, None, flag_values=flags)
+    absl.flags.DEFINE_integer("host", None, None, flag_values=flags)
+    for name in ("trace_steps", "profile_steps"):
+        absl.flags.DEFINE_list(name, [], None, flag_values=flags)
+    for name in ("follow", "dry_run", "allow_changes"):
+        absl.flags.DEFINE_bool(name, False, None, flag_values=flags)
+    absl.flags.DEFINE_bool("help", False, None, short_name="h", flag_values=flags)
+    return flags
+
+
+def parse(argv: Sequence[str]) -> Flags:
+    """Returns the flags of a command line, program name first.
+
+    Raises:
+        UsageError: If a flag is unknown or wrong, or something is no flag.
+    """
+    values = define()
+    try:
+        stray = values(argv)[1:]
+    except absl.flags.Error as error:
+        raise UsageError(str(error)) from None
+    compares = values["mode"].value == "diff"
+    if compares and len(stray) != 2:
+        raise UsageError(
+            "Expected --mode=diff A B, each the name of an experiment or the folder of "
+            f"a run; received {' '.join(stray) or 'neither'}."
+        )
+    if stray and not compares:
+        raise UsageError(
+            f"Expected flags only, such as --params=lm.Tiny; received {stray[0]!r}."
+        )
+    if values["tpu_zone"].value and not values["tpu"].value:
+        raise UsageError("Expected --tpu=NAME, which --tpu_zone=ZONE is the zone of.")
+    if values["device"].value == "cpu" and (
+        values["tpu"].value or values["cluster"].value
+    ):
+        raise UsageError(
+            "Expected --device=cpu without --tpu and --cluster, as it is about the "
+            "devices of this machine."
+        )
+    if values["follow"].value and values["mode"].value != "eval":
+        raise UsageError("Expected --mode=eval, which --follow is of.")
+    _check_checkpoint(values["checkpoint"].value)
+    own = [each.name for each in dataclasses.fields(Flags) if each.name in values]
+    chosen: dict[str, Any] = {name: values[name].value for name in own}
+    for name in ("trace_steps", "profile_steps"):
+        chosen[name] = _steps(name, chosen[name])
+    return Flags(**chosen, compared=tuple(stray))
+
+
+def _check_checkpoint(text: str) -> None:
+    if text not in ("latest", "best") and not text.isdigit():
+        raise UsageError(
+            f"Expected --checkpoint=latest, best, or a step; received {text!r}."
+        )
+
+
+def _steps(name: str, numbers: list[str]) -> tuple[int, int] | None:
+    """Returns the first and the last step of a flag, or None for none."""
+    if not numbers:
+        return None
+    try:
+        first, last = map(int, numbers)
+    except ValueError:
+        first = last = 0
+    if not 1 <= first <= last:
+        what = "time" if name == "trace_steps" else "profile"
+        raise UsageError(
+            f"Expected --{name}=A,B, the first and the last step to {what}; received "
+            f"{','.join(numbers)!r}."
+        )
+    return first, last

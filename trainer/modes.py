@@ -7,21 +7,19 @@ from pathlib import Path
 import tensorflow as tf
 
 import tfgpipe
-from params import bad_records
-from params.experiment import Experiment
-from trainer import archive, devices, dry_run, follow, run_folder, tensors
-from trainer.benchmark import benchmark
-from trainer.build import build, print_plan, show_mesh
-from trainer.checkpoints import Checkpoints, load, newest_whole
-from trainer.decode import decode
+from trainer import devices, run_dir, tools
+from trainer.checkpoint import store
+from trainer.checkpoint.checkpoints import Checkpoints, load, newest_whole
+from trainer.data import sources
 from trainer.errors import CheckpointError
-from trainer.evaluate import comparison, evaluate
+from trainer.evaluate import comparison, decode, evaluate, evaluate_each
+from trainer.experiment import Experiment
 from trainer.export import export
-from trainer.flags import Flags
-from trainer.hosts import ALONE, Hosts
+from trainer.hosts import ALONE, Coordinator, Hosts
+from trainer.main import Flags
 from trainer.stopping import Stopping
-from trainer.team import Team
-from trainer.train import Options, train
+from trainer.tools import benchmark
+from trainer.train import Options, build, print_plan, show_mesh, train
 
 
 def run(
@@ -37,11 +35,11 @@ def run(
         _run(flags, experiment, stopping, hosts)
     except tf.errors.OpError as error:
         # What is raised inside a dataset comes out as an error of TensorFlow.
-        told = bad_records.told_by(error)
+        told = sources.told_by(error)
         if told is not None:
             raise told from None
         is_full = isinstance(error, tf.errors.ResourceExhaustedError)
-        if is_full and not tensors.is_disk_full(error):
+        if is_full and not store.is_disk_full(error):
             raise MemoryError(error.message) from error
         raise
 
@@ -57,14 +55,14 @@ def _run(
     stopping.take_signals()
     if flags.dry_run:
         print_plan(experiment, model)
-        print(dry_run.step_on_zeros(experiment, model), flush=True)
+        print(tools.step_on_zeros(experiment, model), flush=True)
     elif flags.mode == "inspect":
         show_mesh(model, folder if flags.logdir else None)
         print_plan(experiment, model)
     elif flags.mode == "benchmark":
         print(benchmark(experiment, model), flush=True)
     elif flags.follow:
-        follow.evaluate_each(experiment, model, folder)
+        evaluate_each(experiment, model, folder)
     elif flags.mode in ("train", "train_and_eval"):
         options = Options(
             name=flags.params,
@@ -72,8 +70,8 @@ def _run(
             trace_steps=flags.trace_steps,
             profile_steps=flags.profile_steps,
         )
-        place = run_folder.checkpoints(folder)
-        saved = Checkpoints(place, model, experiment.saving, Team(model, hosts))
+        place = run_dir.checkpoints(folder)
+        saved = Checkpoints(place, model, experiment.saving, Coordinator(model, hosts))
         with hosts.writing(folder) as own:
             train(experiment, model, own, saved, stopping, options)
         if experiment.training.export and hosts.count == 1:
@@ -90,7 +88,7 @@ def _with_checkpoint(
     stopping: Stopping,
 ) -> None:
     """Does what is done with one checkpoint."""
-    checkpoints = run_folder.checkpoints(folder)
+    checkpoints = run_dir.checkpoints(folder)
     step = _loaded(flags.checkpoint, checkpoints, model)
     print(f"The checkpoint of step {step}.", flush=True)
     if flags.mode == "eval":
@@ -111,7 +109,7 @@ def _loaded(text: str, folder: Path, model: tfgpipe.PipelinedModel) -> int:
             load(folder, step, model)
         except tf.errors.OpError:
             # A run that is still training may have removed it meanwhile.
-            if archive.place(folder, step).exists():
+            if store.place(folder, step).exists():
                 raise
         else:
             return step
@@ -134,15 +132,15 @@ def _chosen(text: str, folder: Path) -> int:
             "Train with --set=evaluation.steps=N, or give --checkpoint=latest."
         )
     step = best if text == "best" else int(text)
-    there = archive.steps(folder)
+    there = store.steps(folder)
     if step not in there:
         raise CheckpointError(
             f"Expected --checkpoint to be one of {', '.join(map(str, there))}, which "
             f"are in {folder}; received {step}."
         )
     try:
-        archive.check(folder, step)
-    except archive.DamagedError as error:
+        store.check(folder, step)
+    except store.DamagedError as error:
         raise CheckpointError(
             f"The checkpoint of step {step} is damaged: {error}."
         ) from None

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import params
 from tfgpipe import planner
 from trainer import hyperparams
+from trainer.experiment import find
 
 if TYPE_CHECKING:
     import keras
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _subject(arguments: argparse.Namespace) -> planner.Subject:
-    experiment = hyperparams.override(params.find(arguments.params)(), arguments.set)
+    experiment = hyperparams.override(find(arguments.params)(), arguments.set)
     if (num_shards := experiment.pipelining.num_shards) > 1:
         # Layers in shards would need their devices.
         experiment = hyperparams.override(experiment, ["pipelining.num_shards=1"])

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from trainer.progress import tell
+from trainer.logs import tell
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _QUIT = b"\0"

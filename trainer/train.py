@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,20 +12,59 @@ import keras
 import tensorflow as tf
 
 import tfgpipe
-from params.experiment import Experiment
-from trainer import hyperparams, picture, run_folder
-from trainer.checkpoints import Checkpoints
-from trainer.decode import decode
+from tfgpipe.report import device_memory, draw_memory
+from tfgpipe.schedules import draw
+from trainer import devices, hyperparams, logs, run_dir
+from trainer.callbacks import Checkpointing, Finiteness, Logging, Profile
+from trainer.checkpoint.checkpoints import Checkpoints
+from trainer.checkpoint.store import RunState
+from trainer.checkpoint.warm_start import warm_start
 from trainer.errors import StoppedError
-from trainer.evaluate import comparison, evaluate, line
-from trainer.finiteness import Finiteness
-from trainer.keeping import Keeping
-from trainer.metrics import Metrics
-from trainer.notes import Notes
-from trainer.profile import Profile
+from trainer.evaluate import comparison, decode, evaluate, line
+from trainer.experiment import Experiment
+from trainer.logs import Metrics
 from trainer.stopping import Stopping
-from trainer.warm_start import warm_start
-from trainer.watch import Watch
+
+
+def build(
+    experiment: Experiment,
+    scope: contextlib.AbstractContextManager[object] | None = None,
+) -> tfgpipe.PipelinedModel:
+    """Returns the model with its optimizer's slots made, and prints its stages.
+
+    Args:
+        experiment: What to build the model of.
+        scope: The scope to build it in. Defaults to that for the devices here.
+    """
+    keras.utils.set_random_seed(experiment.seed)
+    with scope or devices.scope(experiment.pipelining):
+        model = experiment.build_model()
+        model.optimizer.build(model.trainable_variables)
+    print(tfgpipe.stage_table(model), flush=True)
+    return model
+
+
+def show_mesh(model: tfgpipe.PipelinedModel, folder: Path | None) -> None:
+    """Shows which device holds what: as a picture in a folder, or printed.
+
+    Args:
+        model: The model, its optimizer built.
+        folder: Where to write `mesh.png`, or None to print.
+    """
+    grid = device_memory(model)
+    if folder is None:
+        print(f"\n{draw_memory(grid)}", flush=True)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    tfgpipe.plot_mesh(grid, path=folder / "mesh.png")
+    print(f"\nWho holds what is drawn in {folder / 'mesh.png'}.", flush=True)
+
+
+def print_plan(experiment: Experiment, model: tfgpipe.PipelinedModel) -> None:
+    """Prints the schedule, and what each stage costs."""
+    print(f"\n{model.schedule.name}\n{draw(model.schedule)}", flush=True)
+    plan = model.plan(batch_size=experiment.training.batch_size)
+    print(f"\n{plan}", flush=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,9 +112,9 @@ def train(
     team = checkpoints.team
     about = checkpoints.restore()
     first_step = about.step if about else 0
-    notes = Notes.read(about.notes) if about else Notes()
+    notes = RunState.read(about.notes) if about else RunState()
     over = notes.is_over(experiment.evaluation.patience)
-    run_folder.settle(folder, name=options.name, experiment=experiment)
+    run_dir.settle(folder, name=options.name, experiment=experiment)
     training = team.training(
         lambda share: experiment.build_dataset(
             "train", first_step=first_step, share=share
@@ -100,7 +140,7 @@ def train(
     if first_step < experiment.training.num_steps and not over:
         print("Tracing the first step.", flush=True)
         looking = _looking(folder, options, first_step)
-        keeping = Keeping(
+        keeping = Checkpointing(
             experiment,
             checkpoints,
             notes,
@@ -115,7 +155,7 @@ def train(
                 first_step=first_step,
                 batch=lambda step: _batch(experiment, step),
             ),
-            Watch(experiment, metrics, first_step=first_step),
+            Logging(experiment, metrics, first_step=first_step),
             keeping,
             *looking,
         ]
@@ -133,7 +173,7 @@ def train(
     baselines: Mapping[str, float] = {}
     if validation is not None:
         baselines = _conclude(experiment, model, metrics, validation, checkpoints.step)
-    picture.draw(
+    logs.draw_losses(
         folder,
         metrics.read(),
         baselines=baselines,

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-import params
-from params.language_model import LanguageModel
-from params.segmentation_model import Segmenter
-from params.translate_model import Translation
 from tfgpipe import tensor_parallel
-from trainer.build import build
+from trainer.experiment import find
 from trainer.hyperparams import override
+from trainer.tasks.language_model import LanguageModel
+from trainer.tasks.segmentation import Segmenter
+from trainer.tasks.translation import Translation
+from trainer.train import build
 
 DIGITS = {
     "model.channels": "(4, 8)",
@@ -37,14 +37,16 @@ CLASSIFIER = {
 
 def check_that_it_learns_as_alone(name: str) -> None:
     """Compares the weights of a classifier that is spread over devices."""
-    for alone, spread in zip(_weights("classifier.Alone"), _weights(name), strict=True):
+    for alone, spread in zip(
+        _weights("parallelism.Alone"), _weights(name), strict=True
+    ):
         np.testing.assert_allclose(spread, alone, rtol=1e-4, atol=1e-5)
 
 
 @functools.cache
 def _weights(name: str) -> list[np.ndarray]:
     values = [f"{n}={v}" for n, v in CLASSIFIER.items()]
-    experiment = override(params.find(name)(), values)
+    experiment = override(find(name)(), values)
     model = build(experiment)
     model.fit(experiment.build_dataset("train"), shuffle=False, verbose=0)
     return tensor_parallel.full_weights(model.unpipelined())
@@ -63,7 +65,7 @@ TEXT = [
 
 def text(name: str, *assignments: str) -> LanguageModel:
     """Returns a language model of `params.lm`."""
-    return override(params.find(f"lm.{name}")(), [*TEXT, *assignments])
+    return override(find(f"lm.{name}")(), [*TEXT, *assignments])
 
 
 SHAPES = [
@@ -78,7 +80,7 @@ SHAPES = [
 
 def segmenter(*assignments: str) -> Segmenter:
     """Returns a U-Net."""
-    return override(params.find("segmentation.UNet")(), [*SHAPES, *assignments])
+    return override(find("segmentation.UNet")(), [*SHAPES, *assignments])
 
 
 def write_masks(folder: Path, num_images: int = 20) -> list[str]:
@@ -115,5 +117,5 @@ TRANSLATION = [
 def translation(*assignments: str) -> Translation:
     """Returns a model that reverses short texts."""
     sizes = ["data.shortest=1", "data.longest=6"]
-    experiment = params.find("translate.Reversal")()
+    experiment = find("translate.Reversal")()
     return override(experiment, [*TRANSLATION, *sizes, *assignments])

@@ -25,7 +25,6 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from params.transformer import Block, Positions
 from tests.helpers import compare, zoo
 from tests.helpers.layer_stacks import (
     REMAT_MODES,
@@ -37,6 +36,7 @@ from tests.helpers.layer_stacks import (
 )
 from tests.helpers.zoo import ZOO, floats, ids
 from tfgpipe.stage import normalization
+from trainer.models.transformer import Block, Positions
 
 layers = keras.layers
 ROOT = Path(__file__).resolve().parents[2]

@@ -787,10 +787,12 @@ QUANTIZATION = (
 TRAINER = (
     Fault(
         "the names in a checkpoint depend on the pipeline around a layer",
-        "trainer/state.py",
+        "trainer/checkpoint/variable_names.py",
         "kept = [path if is_seed(path[0]) else path[enclosing:] for path in paths]",
         "kept = [path if is_seed(path[0]) else path[:] for path in paths]",
-        ("tests/trainer/test_state.py::test_names_are_those_of_the_layers_in_any_cut",),
+        (
+            "tests/trainer/test_variable_names.py::test_names_are_those_of_the_layers_in_any_cut",
+        ),
     ),
     Fault(
         "a run that goes on repeats a batch",
@@ -801,14 +803,14 @@ TRAINER = (
     ),
     Fault(
         "a checkpoint whose bytes have changed is taken",
-        "trainer/archive.py",
+        "trainer/checkpoint/store.py",
         "        if look != written:\n",
         "        if look.keys() != written.keys():\n",
-        ("tests/pure/trainer/test_archive.py::test_every_flipped_bit_is_found",),
+        ("tests/pure/trainer/test_store.py::test_every_flipped_bit_is_found",),
     ),
     Fault(
         "the worst checkpoint is kept as the best",
-        "trainer/keeping.py",
+        "trainer/callbacks.py",
         'sign = 1 if self._better == "lower" else -1',
         'sign = -1 if self._better == "lower" else 1',
         (
@@ -818,14 +820,14 @@ TRAINER = (
     ),
     Fault(
         "the newest checkpoints are removed, and the oldest stay",
-        "trainer/retention.py",
+        "trainer/checkpoint/store.py",
         "staying = {*ordered[-keep:], best}",
         "staying = {*ordered[:keep], best}",
-        ("tests/pure/trainer/test_archive.py::test_the_last_and_the_best_always_stay",),
+        ("tests/pure/trainer/test_store.py::test_the_last_and_the_best_always_stay",),
     ),
     Fault(
         "a checkpoint is written before its step is known to be finite",
-        "trainer/keeping.py",
+        "trainer/callbacks.py",
         "        if ends:\n            self._hand_over()\n",
         "        self._hand_over()\n        if ends:\n",
         (
@@ -835,9 +837,9 @@ TRAINER = (
     ),
     Fault(
         "the measurement at the step of a checkpoint is dropped",
-        "trainer/metrics.py",
-        'if record["step"] <= step]',
-        'if record["step"] < step]',
+        "trainer/logs.py",
+        'if record["step"] <= step\n',
+        'if record["step"] < step\n',
         (
             "tests/trainer/test_main.py::"
             "test_measurements_of_steps_to_be_done_again_are_dropped",
@@ -845,52 +847,52 @@ TRAINER = (
     ),
     Fault(
         "an update is made though some gradients are not finite",
-        "params/guard.py",
+        "trainer/optimizers.py",
         "tf.cond(tf.reduce_all(finite), update, leave_out)",
         "tf.cond(tf.reduce_any(finite), update, leave_out)",
         (
-            "tests/trainer/test_state.py::"
+            "tests/trainer/test_variable_names.py::"
             "test_a_guarded_optimizer_leaves_out_what_is_not_finite",
         ),
     ),
     Fault(
         "every epoch has the order of the first",
-        "params/order.py",
+        "trainer/data/batches.py",
         "keys = np.random.Philox(key=[seed, epoch]).random_raw(num_examples)",
         "keys = np.random.Philox(key=[seed, 0]).random_raw(num_examples)",
         (
-            "tests/pure/params/test_order.py::"
+            "tests/pure/trainer/test_batches.py::"
             "test_seeds_and_epochs_have_orders_of_their_own",
         ),
     ),
     Fault(
         "hosts read rows that overlap",
-        "params/share.py",
+        "trainer/data/batches.py",
         "return slice(self.host * size, (self.host + 1) * size)",
         "return slice(self.host, self.host + size)",
-        ("tests/pure/params/test_order.py::test_hosts_share_a_batch_out",),
+        ("tests/pure/trainer/test_batches.py::test_hosts_share_a_batch_out",),
     ),
     Fault(
         "packed windows lose the last byte of a long document's pieces",
-        "params/packing.py",
+        "trainer/data/corpus.py",
         "for first in range(0, len(document), room)",
         "for first in range(0, len(document), size)",
-        ("tests/pure/params/test_packing.py::test_every_byte_is_there_once",),
+        ("tests/pure/trainer/test_packing.py::test_every_byte_is_there_once",),
     ),
     Fault(
         "a learning rate falls during its warm-up",
-        "params/warmup.py",
+        "trainer/optimizers.py",
         "passed = keras.ops.maximum(number - self.num_steps, 0.0)",
         "passed = number",
-        ("tests/params/test_optimizer.py::test_a_schedule_is_its_formula",),
+        ("tests/trainer/test_optimizers.py::test_a_schedule_is_its_formula",),
     ),
     Fault(
         "gradients of two steps are not accumulated",
-        "params/optimizer.py",
+        "trainer/config.py",
         "if self.accumulate > 1:",
         "if self.accumulate > 2:",
         (
-            "tests/params/test_optimizer.py::"
+            "tests/trainer/test_optimizers.py::"
             "test_updates_are_made_of_several_steps_and_schedules_count_all",
         ),
     ),
@@ -912,11 +914,11 @@ TRAINER = (
     ),
     Fault(
         "averaged weights stay in place of those that are trained",
-        "trainer/state.py",
+        "trainer/checkpoint/variable_names.py",
         "            weight.assign(value)\n",
         "            weight.assign(weight)\n",
         (
-            "tests/trainer/test_state.py::"
+            "tests/trainer/test_variable_names.py::"
             "test_averages_are_shown_and_taken_back_exactly",
         ),
     ),

@@ -9,8 +9,8 @@ from pathlib import Path
 import keras
 import pytest
 
-from params import digits
 from tests.helpers import experiments
+from trainer.data import digits
 from trainer.main import main
 
 

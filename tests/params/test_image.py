@@ -9,11 +9,11 @@ import keras
 import numpy as np
 import pytest
 
-import params
-from params import digits
-from params.image_classifier import ImageClassifier
 from tests.helpers import image_files
+from trainer.data import digits
+from trainer.experiment import find
 from trainer.hyperparams import HyperparameterError, override
+from trainer.tasks.image_classifier import ImageClassifier
 
 SHORT = [
     "model.channels=(4, 8)",
@@ -25,7 +25,7 @@ SHORT = [
 
 
 def _short(*more: str) -> ImageClassifier:
-    return override(params.find("image.Digits")(), [*SHORT, *more])
+    return override(find("image.Digits")(), [*SHORT, *more])
 
 
 def test_an_epoch_has_each_digit_once() -> None:
@@ -100,11 +100,11 @@ def test_what_is_wrong_with_files_is_told_before_training(tmp_path: Path) -> Non
 
 def test_the_full_networks_are_built_for_a_users_images() -> None:
     small = override(
-        params.find("image.AmoebaNetD")(),
+        find("image.AmoebaNetD")(),
         ["model.num_layers=3", "model.num_filters=16", "data.shape=(32, 32, 3)"],
     )
     assert small.network().output_shape == (None, 1000)
-    resnet = override(params.find("image.ResNet50")(), ["data.shape=(32, 32, 1)"])
+    resnet = override(find("image.ResNet50")(), ["data.shape=(32, 32, 1)"])
     network = resnet.network()
     assert network.output_shape == (None, 10)
     assert network.layers[-1].activation is keras.activations.linear
@@ -129,5 +129,5 @@ def test_the_full_networks_are_built_for_a_users_images() -> None:
 )
 def test_sizes_that_a_network_does_not_take(name: str, change: str, words: str) -> None:
     with pytest.raises(HyperparameterError) as error:
-        override(params.find(name)(), [change]).build_model()
+        override(find(name)(), [change]).build_model()
     assert str(error.value) == words

@@ -9,14 +9,14 @@ import keras
 import numpy as np
 import pytest
 
-import params
 import tfgpipe
-from params import packing
-from params.language_model import Transformer
-from params.sampling import Sampling
-from params.transformer import Block, Positions
 from tests.helpers import compare, experiments
+from trainer.data.corpus import START, pack
+from trainer.experiment import experiments as experiments_here
+from trainer.experiment import find
 from trainer.hyperparams import HyperparameterError, from_text, to_text
+from trainer.models.transformer import Block, Positions
+from trainer.tasks.language_model import Sampling, Transformer
 
 
 @pytest.fixture
@@ -27,14 +27,7 @@ def corpus(tmp_path: Path) -> str:
 
 
 def test_the_named_experiments_are_all_there() -> None:
-    assert list(params.experiments()) == [
-        "classifier.AllThree",
-        "classifier.Alone",
-        "classifier.DataParallel",
-        "classifier.Pipelined",
-        "classifier.PipelinedDataParallel",
-        "classifier.TensorParallel",
-        "classifier.TensorParallelRing",
+    assert list(experiments_here()) == [
         "image.AmoebaNetD",
         "image.AmoebaNetDSmall",
         "image.Digits",
@@ -45,6 +38,13 @@ def test_the_named_experiments_are_all_there() -> None:
         "lm.Packed",
         "lm.Small",
         "lm.Tiny",
+        "parallelism.AllThree",
+        "parallelism.Alone",
+        "parallelism.DataParallel",
+        "parallelism.Pipelined",
+        "parallelism.PipelinedDataParallel",
+        "parallelism.TensorParallel",
+        "parallelism.TensorParallelRing",
         "segmentation.UNet",
         "translate.Dates",
         "translate.Files",
@@ -54,13 +54,13 @@ def test_the_named_experiments_are_all_there() -> None:
 
 def test_an_unknown_experiment_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(HyperparameterError) as error:
-        params.find("lm.Tyni")
+        find("lm.Tyni")
     assert str(error.value) == (
         "lm.Tyni: no such experiment. Did you mean lm.Tiny? "
-        "Expected one of classifier.AllThree, classifier.Alone, "
-        "classifier.DataParallel, classifier.Pipelined, "
-        "classifier.PipelinedDataParallel, classifier.TensorParallel, "
-        "classifier.TensorParallelRing, image.AmoebaNetD, image.AmoebaNetDSmall, "
+        "Expected one of parallelism.AllThree, parallelism.Alone, "
+        "parallelism.DataParallel, parallelism.Pipelined, "
+        "parallelism.PipelinedDataParallel, parallelism.TensorParallel, "
+        "parallelism.TensorParallelRing, image.AmoebaNetD, image.AmoebaNetDSmall, "
         "image.Digits, image.DigitsQat, image.ResNet50, lm.Medium, lm.OneBillion, "
         "lm.Packed, lm.Small, lm.Tiny, segmentation.UNet, translate.Dates, "
         "translate.Files, translate.Reversal."
@@ -68,7 +68,7 @@ def test_an_unknown_experiment_is_refused_with_the_nearest_name() -> None:
 
 
 def test_every_experiment_reads_back() -> None:
-    for cls in params.experiments().values():
+    for cls in experiments_here().values():
         assert from_text(to_text(cls()), cls) == cls()
 
 
@@ -265,7 +265,7 @@ def test_the_loss_leaves_out_starts_and_padding(paragraphs: str) -> None:
     logits = model.predict_on_batch(inputs).astype(np.float64)
     logs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     each = -np.take_along_axis(logs, targets[..., None], axis=-1)[..., 0]
-    counted = targets != packing.START
+    counted = targets != START
     assert 0 < counted.mean() < 1
     loss = model.test_on_batch(inputs, targets, return_dict=True)["loss"]
     assert loss == pytest.approx(each[counted].mean(), rel=1e-5)
@@ -293,7 +293,7 @@ def test_packed_windows_are_drawn_whole(paragraphs: str) -> None:
     experiment = experiments.text("Packed", paragraphs, "evaluation.num_batches=1")
     for split in ("train", "validation"):
         documents = experiment.data.read_documents(split)
-        table = {row.tobytes() for row in packing.windows(documents, size=13)}
+        table = {row.tobytes() for row in pack(documents, size=13)}
         for inputs, targets in experiment.build_dataset(split).take(3):
             windows = np.concatenate([inputs, targets[:, -1:]], axis=1)
             assert {row.tobytes() for row in windows.astype(np.uint8)} <= table

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from params import shapes
-from params.share import Share
-from params.unet import unet
 from tests.helpers import compare, experiments
 from tests.helpers.zoo import floats
+from trainer.data import synthetic
+from trainer.data.batches import Share
 from trainer.hyperparams import HyperparameterError
+from trainer.models.unet import unet
 
 
 def _batch(step: int = 0, **values: object) -> tuple[np.ndarray, np.ndarray]:
@@ -25,7 +25,7 @@ def _batch(step: int = 0, **values: object) -> tuple[np.ndarray, np.ndarray]:
         "seed": 0,
         "stream": "train",
     }
-    return shapes.batch(step=step, **{**given, **values})  # type: ignore[arg-type]
+    return synthetic.draw_shapes(step=step, **{**given, **values})  # type: ignore[arg-type]
 
 
 def test_images_are_those_of_the_seed_and_the_step() -> None:
@@ -44,7 +44,7 @@ def test_images_are_those_of_the_seed_and_the_step() -> None:
 def test_every_class_is_there() -> None:
     _, classes = _batch(rows=slice(0, 50))
     shares = np.bincount(classes.ravel()) / classes.size
-    assert len(shares) == len(shapes.CLASSES) == 4
+    assert len(shares) == len(synthetic.SHAPES) == 4
     assert (shares > 0.03).all()
 
 

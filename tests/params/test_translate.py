@@ -8,12 +8,13 @@ import keras
 import numpy as np
 import pytest
 
-import params
 import tfgpipe
-from params import characters, greedy
-from params.translate_model import EncoderDecoder, Translation
 from tests.helpers import compare, experiments
+from trainer.data import text_pairs
+from trainer.experiment import find
 from trainer.hyperparams import HyperparameterError, override
+from trainer.tasks import translation
+from trainer.tasks.translation import EncoderDecoder, Translation
 
 TARGET_LENGTH = 7
 
@@ -84,7 +85,7 @@ def test_padding_changes_nothing(model: tfgpipe.PipelinedModel) -> None:
     kept = [table.numpy() for table in tables]
     for table, value in zip(tables, kept, strict=True):
         changed = value.copy()
-        changed[characters.PADDING] += 5
+        changed[text_pairs.PADDING] += 5
         table.assign(changed)
     after = model.predict_on_batch([source, shifted])
     for table, value in zip(tables, kept, strict=True):
@@ -137,18 +138,18 @@ class _Copies:
 
     def predict(self, inputs: list[np.ndarray], **_: object) -> np.ndarray:
         source, shifted = inputs
-        assert (shifted[:, 0] == characters.START).all()
+        assert (shifted[:, 0] == text_pairs.START).all()
         wanted = np.full(shifted.shape, 99)
         for row, numbers in zip(wanted, source, strict=True):
             length = np.count_nonzero(numbers)
-            row[: length + 1] = [*numbers[:length], characters.END]
+            row[: length + 1] = [*numbers[:length], text_pairs.END]
         return np.eye(100)[wanted]
 
 
 def test_greedy_decoding_stops_each_row_at_its_end() -> None:
-    source = characters.encode(["ab", "c", "defg"], length=6)
-    written = greedy.decode(_Copies(), source, length=5)
-    assert [characters.decode(row) for row in written] == ["ab", "c", "defg"]
+    source = text_pairs.encode_texts(["ab", "c", "defg"], length=6)
+    written = translation.greedy_decode(_Copies(), source, length=5)
+    assert [text_pairs.decode_text(row) for row in written] == ["ab", "c", "defg"]
     assert np.count_nonzero(written, axis=1).tolist() == [3, 2, 5]
 
 
@@ -156,8 +157,8 @@ def test_greedy_decoding_takes_the_likeliest_after_what_it_wrote(
     model: tfgpipe.PipelinedModel, batch: tuple
 ) -> None:
     source = batch[0][0]
-    written = greedy.decode(model, source, length=TARGET_LENGTH)
-    shifted = np.pad(written, [[0, 0], [1, 0]], constant_values=characters.START)
+    written = translation.greedy_decode(model, source, length=TARGET_LENGTH)
+    shifted = np.pad(written, [[0, 0], [1, 0]], constant_values=text_pairs.START)
     likeliest = model.predict_on_batch([source, shifted[:, :-1]]).argmax(axis=-1)
     counted = written > 0
     assert np.array_equal(likeliest[counted], written[counted])
@@ -189,7 +190,7 @@ def test_a_file_of_the_network_loads(
 
 @pytest.mark.parametrize("name", ["translate.Reversal", "translate.Dates"])
 def test_every_task_has_a_model_of_its_lengths(name: str) -> None:
-    experiment = override(params.find(name)(), experiments.TRANSLATION)
+    experiment = override(find(name)(), experiments.TRANSLATION)
     (batch,) = experiment.build_dataset("validation").as_numpy_iterator()
     assert batch[0][0].shape == (8, experiment.data.source_length)
     assert batch[1].shape == (8, experiment.data.target_length + 1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import keras
 import pytest
 
-from params.optimizer import Optimizer
 from tfgpipe import planner
 from tfgpipe.planner import models
+from trainer.config import Optimizer
 
 layers = keras.layers
 
@@ -56,7 +56,7 @@ def test_layers_compute_in_their_dtype():
 
 
 def test_blocks_that_can_be_sharded_are_known():
-    from params.transformer import Block
+    from trainer.models.transformer import Block
 
     def model():
         block = Block(width=8, num_heads=2, mlp_width=16)
@@ -68,14 +68,14 @@ def test_blocks_that_can_be_sharded_are_known():
 
 
 def test_the_formula_of_a_transformer_is_near_the_traced_one():
-    from params.language_model import Transformer
+    from trainer.tasks.language_model import Transformer
 
     sizes = Transformer(num_layers=1, width=64, num_heads=4, mlp_width=256, context=32)
 
     def model():
-        from params import decoder_only
+        from trainer.models import transformer
 
-        return decoder_only.build(sizes)
+        return transformer.decoder_only(sizes)
 
     traced = planner.read(model)
     formula = planner.transformer(

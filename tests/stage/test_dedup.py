@@ -9,10 +9,10 @@ import tensorflow as tf
 
 import tfgpipe
 from benchmarks import workloads
-from params import transformer
 from tests.helpers import compare
 from tfgpipe.capture import tracer
 from tfgpipe.stage import dedup, stage
+from trainer.models import transformer
 
 layers = keras.layers
 

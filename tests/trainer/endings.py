@@ -30,16 +30,16 @@ WAYS = ("sigterm", "two_signals", "bad_records", "divergence")
 
 def _train(way: str, folder: Path, flags: list[str]) -> None:
     """Trains up to an event, and goes on to the end of Python."""
-    from params import inputs
     from trainer import main
+    from trainer.data import image_batches
     from trainer.hyperparams import HyperparameterError
-    from trainer.progress import Measurement, Progress
+    from trainer.logs import Measurement, Progress
 
     event, made = folder / f"{way}.event", itertools.count(1)
-    stack, show, failed = inputs.Examples.stack, Progress.show, main._failed
+    stack, show, failed = image_batches.Examples.stack, Progress.show, main._failed
 
     def slow_stack(
-        self: inputs.Examples, numbers: np.ndarray
+        self: image_batches.Examples, numbers: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         spoilt = next(made) >= _STEP
         time.sleep(_SLEEP)
@@ -67,7 +67,7 @@ def _train(way: str, folder: Path, flags: list[str]) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.2)
 
-    inputs.Examples.stack = slow_stack
+    image_batches.Examples.stack = slow_stack
     Progress.show = show_and_ask
     main._failed = failed_and_asked
     sys.argv = ["trainer", *flags, f"--logdir={folder / way}"]

@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 import tfgpipe
-from params.experiment import Saving
 from tests.trainer.test_checkpoints import _model
-from trainer import archive
-from trainer.checkpoints import Checkpoints
+from trainer.checkpoint import store
+from trainer.checkpoint.checkpoints import Checkpoints
+from trainer.config import Saving
 
 
 def _main(folder: Path) -> None:
@@ -27,12 +27,12 @@ def _main(folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
     saved.save(saved.copy(2, {}))
     saved.wait()
-    print(archive.steps(folder), sorted(path.name for path in folder.iterdir()))
+    print(store.steps(folder), sorted(path.name for path in folder.iterdir()))
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
     saved.save(saved.copy(3, {}))
     saved.wait()
     saved.check()
-    print(archive.steps(folder))
+    print(store.steps(folder))
 
 
 if __name__ == "__main__":

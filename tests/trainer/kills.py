@@ -69,10 +69,10 @@ def _last_step(folder: Path) -> int:
 
 def _live(flags: list[str], death: int | None) -> int:
     """Runs the trainer in this process, up to the `death`-th file that is written."""
-    from trainer import archive
+    from trainer.checkpoint import store
     from trainer.main import main
 
-    flush, written = archive.flush, 0
+    flush, written = store.flush, 0
 
     def flush_or_die(path: Path) -> None:
         nonlocal written
@@ -81,7 +81,7 @@ def _live(flags: list[str], death: int | None) -> int:
             os.kill(os.getpid(), signal.SIGKILL)
         flush(path)
 
-    archive.flush = flush_or_die
+    store.flush = flush_or_die
     return main(["trainer", *flags])
 
 

@@ -17,7 +17,7 @@ _SMALL = {
 
 
 def flags(**changes: Any) -> list[str]:
-    """Returns flags that make classifier.Pipelined very small, and quick to trace.
+    """Returns flags that make parallelism.Pipelined very small, and quick to trace.
 
     Args:
         changes: Hyperparameters, `__` in place of dots.
@@ -30,7 +30,7 @@ def flags(**changes: Any) -> list[str]:
         **{name.replace("__", "."): value for name, value in changes.items()},
     }
     settings = [f"--set={name}={value}" for name, value in values.items()]
-    return ["--params=classifier.Pipelined", *settings]
+    return ["--params=parallelism.Pipelined", *settings]
 
 
 def text_flags(corpus: Path) -> list[str]:

@@ -15,11 +15,11 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from params.experiment import Saving
 from tests.helpers import compare, fresh_processes
 from tfgpipe import quantization
-from trainer import archive, checkpoints, state, tensors
-from trainer.checkpoints import Checkpoints
+from trainer.checkpoint import checkpoints, store, variable_names
+from trainer.checkpoint.checkpoints import Checkpoints
+from trainer.config import Saving
 from trainer.errors import CheckpointError
 from trainer.hyperparams import HyperparameterError
 
@@ -49,7 +49,7 @@ def _model(width: int = 4, **arguments: Any) -> tfgpipe.PipelinedModel:
 
 
 def _values(model: keras.Model) -> dict[str, np.ndarray]:
-    copied = state.copies(state.everything(model))
+    copied = variable_names.copies(variable_names.everything(model))
     return {name: value.numpy() for name, value in copied.items()}
 
 
@@ -75,7 +75,7 @@ def trained(_trained) -> Iterator[tfgpipe.PipelinedModel]:
     """A model that has seen one epoch, and will have for the next test."""
     model, values = _trained
     yield model
-    for name, variable in state.everything(model).items():
+    for name, variable in variable_names.everything(model).items():
         variable.assign(values[name])
 
 
@@ -137,7 +137,7 @@ def test_replicas_restore_what_one_has_saved(trained, tmp_path: Path) -> None:
             other = _model()
         Checkpoints(tmp_path / "one", other, Saving()).restore()
         _save(tmp_path / shared, other, 2)
-        written = tensors.read(archive.place(tmp_path / shared, 2))
+        written = store.read_tensors(store.place(tmp_path / shared, 2))
         for name, value in _values(model).items():
             np.testing.assert_array_equal(written[name], value, err_msg=name)
 
@@ -148,7 +148,7 @@ def test_a_damaged_one_is_told_and_the_one_before_is_used(
 ) -> None:
     model = _model()
     _save(tmp_path, model, 5, 6)
-    path = archive.place(tmp_path, 6) / "state.data-00000-of-00001"
+    path = store.place(tmp_path, 6) / "state.data-00000-of-00001"
     data = bytearray(path.read_bytes())
     if damage == "bit":
         data[len(data) // 2] ^= 16
@@ -161,14 +161,14 @@ def test_a_damaged_one_is_told_and_the_one_before_is_used(
     assert f"It is {tmp_path}/damaged-0-step-00000006 now." in told
     assert (tmp_path / "damaged-0-step-00000006").is_dir()
     _save(tmp_path, model, 6)
-    assert archive.check(tmp_path, 6)
+    assert store.check(tmp_path, 6)
 
 
 def test_when_all_are_damaged_nothing_begins_anew(tmp_path: Path) -> None:
     model = _model()
     _save(tmp_path, model, 5, 6)
     for step in (5, 6):
-        (archive.place(tmp_path, step) / "about.json").write_text("{}")
+        (store.place(tmp_path, step) / "about.json").write_text("{}")
     for _ in range(2):  # Nor does the next start.
         with pytest.raises(CheckpointError, match=r"be read; all 2 are damaged\."):
             Checkpoints(tmp_path, model, Saving()).restore()
@@ -177,9 +177,9 @@ def test_when_all_are_damaged_nothing_begins_anew(tmp_path: Path) -> None:
 def test_an_old_one_that_is_damaged_stops_nothing(tmp_path: Path) -> None:
     model = _model()
     _save(tmp_path, model, 5)
-    (archive.place(tmp_path, 5) / "about.json").write_bytes(b"\xff{")
+    (store.place(tmp_path, 5) / "about.json").write_bytes(b"\xff{")
     _save(tmp_path, model, 6, 7, 8, keep=2)
-    assert archive.steps(tmp_path) == [5, 7, 8]
+    assert store.steps(tmp_path) == [5, 7, 8]
 
 
 def test_ranges_and_the_scale_of_the_loss_are_restored(
@@ -234,13 +234,13 @@ def test_another_model_is_refused_by_name(tmp_path: Path) -> None:
 def _held(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Has writing wait, until what is returned is called."""
     go = threading.Event()
-    write = tensors.write
+    write = store.write_tensors
 
     def wait_and_write(folder: Path, values: Any) -> None:
         assert go.wait(60)
         write(folder, values)
 
-    monkeypatch.setattr(tensors, "write", wait_and_write)
+    monkeypatch.setattr(store, "write_tensors", wait_and_write)
     return go.set
 
 
@@ -253,10 +253,10 @@ def test_training_goes_on_while_one_is_written(
     saved = Checkpoints(tmp_path, model, Saving())
     saved.save(saved.copy(1, {}))
     model.train_on_batch(X, Y)
-    assert archive.steps(tmp_path) == []
+    assert store.steps(tmp_path) == []
     go()
     saved.wait()
-    written = tensors.read(archive.place(tmp_path, 1))
+    written = store.read_tensors(store.place(tmp_path, 1))
     for name, value in before.items():
         np.testing.assert_array_equal(written[name], value, err_msg=name)
 
@@ -276,20 +276,20 @@ def test_not_more_than_two_are_held_in_memory(
     go()
     third.join(60)
     saved.wait()
-    assert archive.steps(tmp_path) == [1, 2, 3]
+    assert store.steps(tmp_path) == [1, 2, 3]
 
 
 def test_at_once_means_before_training_goes_on(tmp_path: Path) -> None:
     saved = Checkpoints(tmp_path, _model(), Saving(write="at_once"))
     saved.save(saved.copy(1, {}))
-    assert archive.steps(tmp_path) == [1]
+    assert store.steps(tmp_path) == [1]
 
 
 def test_superfluous_ones_go(tmp_path: Path) -> None:
     _save(tmp_path, _model(), *range(1, 7), keep=2)
-    assert archive.steps(tmp_path) == [5, 6]
+    assert store.steps(tmp_path) == [5, 6]
     _save(tmp_path, _model(), 7, keep=1)
-    assert archive.steps(tmp_path) == [7]
+    assert store.steps(tmp_path) == [7]
 
 
 # Where nothing can be written.
@@ -312,7 +312,7 @@ def test_where_nothing_can_be_written_training_goes_on_and_then_fails(
     saved.save(saved.copy(2, {}))
     saved.wait()
     saved.check()
-    assert archive.steps(folder) == [2]
+    assert store.steps(folder) == [2]
 
 
 def test_a_disk_without_room_costs_one_checkpoint_and_leaves_no_litter(
@@ -338,23 +338,23 @@ def test_on_a_full_disk_old_checkpoints_make_room_for_new_ones(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    room, write = 3, tensors.write
+    room, write = 3, store.write_tensors
     reason = "No space left on device"
     full = OSError(errno.ENOSPC, reason)
     if kind is not OSError:
         full = tf.errors.ResourceExhaustedError(None, None, f"a/b; {reason}")
 
     def write_if_room(folder: Path, values: dict[str, tf.Tensor]) -> None:
-        if len(archive.steps(tmp_path)) >= room:
+        if len(store.steps(tmp_path)) >= room:
             raise full
         write(folder, values)
 
-    monkeypatch.setattr(tensors, "write", write_if_room)
+    monkeypatch.setattr(store, "write_tensors", write_if_room)
     saved = Checkpoints(tmp_path, _model(), Saving(keep=5, write="at_once"))
     for step in range(1, 6):
         saved.save(saved.copy(step, {"best_step": 2}))
     saved.check()
-    assert archive.steps(tmp_path) == [2, 4, 5]
+    assert store.steps(tmp_path) == [2, 4, 5]
     assert capsys.readouterr().err == "".join(
         f"\nThe disk has no room for the checkpoint of step {new}: that of step {old} "
         "is removed for it.\n"
@@ -362,5 +362,5 @@ def test_on_a_full_disk_old_checkpoints_make_room_for_new_ones(
     )
     room = 1  # Neither the last nor the best one goes.
     saved.save(saved.copy(6, {"best_step": 2}))
-    assert archive.steps(tmp_path) == [2, 5]
+    assert store.steps(tmp_path) == [2, 5]
     assert "step 6 could not be written: " in capsys.readouterr().err

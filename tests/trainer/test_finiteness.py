@@ -13,14 +13,13 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from params.experiment import Training
-from params.optimizer import Optimizer
 from tests.trainer import runs
-from trainer import archive, state
+from trainer.callbacks import Finiteness, not_finite
+from trainer.checkpoint import store, variable_names
+from trainer.checkpoint.store import RunState
+from trainer.config import Optimizer, Training
 from trainer.errors import DivergedError
-from trainer.finiteness import Finiteness, not_finite
 from trainer.main import main
-from trainer.notes import Notes
 
 layers = keras.layers
 X = np.random.default_rng(0).normal(size=(6, 8, 4)).astype("float32")
@@ -60,15 +59,15 @@ def model(made: Any) -> Iterator[Any]:
     """The model, as it was before it was trained."""
     initial = {name: v.numpy() for name, v in _copies(made).items()}
     yield made
-    for name, variable in state.everything(made).items():
+    for name, variable in variable_names.everything(made).items():
         variable.assign(initial[name])
 
 
 def _copies(model: keras.Model) -> dict[str, tf.Tensor]:
-    return state.copies(state.everything(model))
+    return variable_names.copies(variable_names.everything(model))
 
 
-def _fit(model: Any, batches: np.ndarray, notes: Notes, **training: Any) -> None:
+def _fit(model: Any, batches: np.ndarray, notes: RunState, **training: Any) -> None:
     dataset = tf.data.Dataset.from_tensor_slices((batches, batches[..., :1]))
     model.fit(
         dataset,
@@ -79,7 +78,7 @@ def _fit(model: Any, batches: np.ndarray, notes: Notes, **training: Any) -> None
 
 
 def _values(model: keras.Model) -> dict[str, np.ndarray]:
-    copied = state.copies(state.everything(model))
+    copied = variable_names.copies(variable_names.everything(model))
     return {
         name: value.numpy()
         for name, value in copied.items()
@@ -96,14 +95,14 @@ def _spoilt(by: float) -> np.ndarray:
 @pytest.mark.parametrize("by", [np.nan, np.inf])
 def test_a_step_left_out_has_not_been(by: float, model: Any) -> None:
     keras.utils.set_random_seed(0)
-    initial = state.copies(state.everything(model))
-    notes = Notes()
+    initial = variable_names.copies(variable_names.everything(model))
+    notes = RunState()
     _fit(model, _spoilt(by), notes, nonfinite="skip")
     received = _values(model)
     assert notes.skipped == [BAD]
-    for name, variable in state.everything(model).items():
+    for name, variable in variable_names.everything(model).items():
         variable.assign(initial[name])
-    _fit(model, np.delete(X, BAD - 1, axis=0), Notes())
+    _fit(model, np.delete(X, BAD - 1, axis=0), RunState())
     for name, value in _values(model).items():
         np.testing.assert_array_equal(received[name], value, err_msg=name)
 
@@ -114,7 +113,7 @@ def test_the_first_gradient_is_named(model: Any) -> None:
         match=r"the loss is nan at step 3, and the gradient of dense_2/bias was the "
         r"first that is not finite, then \d more\. Try a smaller",
     ):
-        _fit(model, _spoilt(np.nan), Notes())
+        _fit(model, _spoilt(np.nan), RunState())
 
 
 def test_data_that_are_not_finite_are_named_rather_than_a_rate(
@@ -164,7 +163,7 @@ def test_only_so_many_steps_are_left_out(model: Any) -> None:
         DivergedError,
         match=r"at step 4, .*Steps 3 were left out before it, as many as training\.max",
     ):
-        _fit(model, batches, Notes(), nonfinite="skip", max_skips=1)
+        _fit(model, batches, RunState(), nonfinite="skip", max_skips=1)
 
 
 def test_a_run_that_diverges_keeps_what_was_good(
@@ -178,11 +177,11 @@ def test_a_run_that_diverges_keeps_what_was_good(
     assert error.startswith("Diverged: the loss is ")
     assert "Try a smaller optimizer.learning_rate" in error
     assert "--set=training.nonfinite=skip" in error
-    for step in archive.steps(folder / "checkpoints"):
-        archive.check(folder / "checkpoints", step)
+    for step in store.steps(folder / "checkpoints"):
+        store.check(folder / "checkpoints", step)
     assert all(np.isfinite(loss) for _, loss in runs.losses(folder))
     # Even the last one goes on, by another way than it came.
     mended = [flag for flag in small if "learning_rate" not in flag]
     mended += ["--set=training.num_steps=64", f"--logdir={folder}", "--mode=train"]
-    if archive.steps(folder / "checkpoints"):
+    if store.steps(folder / "checkpoints"):
         assert main([*mended, "--set=optimizer.name=sgd", "--allow_changes"]) == 0

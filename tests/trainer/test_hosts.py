@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from params.experiment import Pipelining
-from params.share import Share
 from tests.helpers import fresh_processes
 from tests.helpers.fresh_processes import Program
 from tests.trainer import runs
 from tfgpipe.cluster import peers
 from tfgpipe.cluster.addresses import free_ports
 from trainer import hosts
+from trainer.config import Pipelining
+from trainer.data.batches import Share
 from trainer.errors import DivergedError, StoppedError, UsageError
 from trainer.hosts import Hosts
 from trainer.hyperparams import HyperparameterError
@@ -41,18 +41,18 @@ def configured(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_flags_say_which_host_it_is_and_tell_tensorflow(configured) -> None:
-    assert hosts.told("10.0.0.5:4000,10.0.0.6:4000", 1) == Hosts(1, 2)
+    assert hosts.find_hosts("10.0.0.5:4000,10.0.0.6:4000", 1) == Hosts(1, 2)
     assert json.loads(os.environ["TF_CONFIG"]) == {
         "cluster": {"worker": ["10.0.0.5:4000", "10.0.0.6:4000"]},
         "task": {"type": "worker", "index": 1},
     }
-    assert hosts.told("", None) == Hosts(1, 2)
+    assert hosts.find_hosts("", None) == Hosts(1, 2)
 
 
 def test_one_host_is_alone(configured) -> None:
-    assert hosts.told("", None) == hosts.ALONE
+    assert hosts.find_hosts("", None) == hosts.ALONE
     configured({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}})
-    assert hosts.told("", None) == hosts.ALONE
+    assert hosts.find_hosts("", None) == hosts.ALONE
     assert hosts.ALONE.is_chief
     assert hosts.ALONE.share == Share(0, 1)
 
@@ -72,7 +72,7 @@ def test_one_host_is_alone(configured) -> None:
 )
 def test_wrong_flags_are_refused(configured, listed, index, words) -> None:
     with pytest.raises(UsageError) as error:
-        hosts.told(listed, index)
+        hosts.find_hosts(listed, index)
     assert words in str(error.value)
 
 
@@ -89,7 +89,7 @@ def test_wrong_flags_are_refused(configured, listed, index, words) -> None:
 def test_a_configuration_that_says_nothing_is_refused(configured, config) -> None:
     configured(config)
     with pytest.raises(UsageError, match=r"^Expected TF_CONFIG to list workers"):
-        hosts.told("", None)
+        hosts.find_hosts("", None)
 
 
 @pytest.mark.parametrize(

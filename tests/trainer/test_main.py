@@ -18,16 +18,16 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import (
 )
 
 import tfgpipe
-from params.experiment import Pipelining
 from tests.helpers import fake_tpu
 from tests.trainer import runs
-from trainer import devices, flags
+from trainer import devices
+from trainer.config import Pipelining
+from trainer.errors import UsageError
 from trainer.evaluate import comparison
 from trainer.hosts import Hosts
 from trainer.hyperparams import HyperparameterError
+from trainer.logs import Measurement, Metrics, Progress, read_metrics
 from trainer.main import main
-from trainer.metrics import Metrics, read
-from trainer.progress import Measurement, Progress
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = "stage  device  layers"
@@ -50,7 +50,7 @@ def test_help_fits_a_screen_and_is_no_failure(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "Expected --params=NAME, one of classifier.AllThree, classifier.A"),
+        ("", "Expected --params=NAME, one of parallelism.AllThree, classifier.A"),
         (
             "--params=lm.Tiny",
             "Expected --logdir=DIR, which --mode=train_and_eval needs.",
@@ -336,7 +336,7 @@ def test_a_tpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", nobody)
     with pytest.raises(
-        flags.UsageError,
+        UsageError,
         match=r"--tpu=a: no TPU was reached: Name or service not known\. Give .*local",
     ):
         devices.scope(Pipelining(num_stages=2), tpu="a")
@@ -524,7 +524,7 @@ def test_lines_that_are_no_records_are_passed_over(tmp_path: Path) -> None:
     record = '{"step": 1, "loss": 0.5, "final": true}'
     lines = [record, "[]", "3", "null", "{}", '{"step": "1"}', '{"step": 1, "a": null}']
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, "\x00", ""]))
-    assert list(read(tmp_path / "metrics.jsonl")) == [
+    assert list(read_metrics(tmp_path / "metrics.jsonl")) == [
         {"step": 1, "loss": 0.5, "final": True}
     ]
 
@@ -577,7 +577,7 @@ def test_a_full_disk_costs_measurements_and_no_more(
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("trainer.archive.replace", full)
+    monkeypatch.setattr("trainer.checkpoint.store.replace", full)
     monkeypatch.setattr(tf.io, "TFRecordWriter", full)
     metrics = Metrics(tmp_path, step=0)
     monkeypatch.setattr(Metrics, "_append", full)

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from params.classifier_model import Classifier
-from params.experiment import Evaluation
 from tests.trainer import runs
-from trainer import archive, state, tensors
+from trainer.callbacks import Checkpointing
+from trainer.checkpoint import store, variable_names
+from trainer.checkpoint.store import RunState
+from trainer.config import Evaluation
 from trainer.hyperparams import HyperparameterError
-from trainer.keeping import Keeping
 from trainer.main import main
-from trainer.notes import Notes
 from trainer.stopping import Stopping
+from trainer.tasks.image_classifier import Classifier
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_a_run_evaluates_in_between_and_keeps_the_best(trained) -> None:
     assert [r["step"] for r in validations] == [2, 4, 6, 8, 8]
     assert [bool(r.get("final")) for r in validations] == [False] * 4 + [True]
     assert validations[-1]["validation_loss"] == validations[-2]["validation_loss"]
-    notes = archive.check(folder / "checkpoints", 8).notes
+    notes = store.check(folder / "checkpoints", 8).notes
     best = min(validations[:4], key=lambda r: r["validation_loss"])
     assert notes["best_step"] == best["step"]
     assert notes["best_value"] == best["validation_loss"]
@@ -55,7 +55,7 @@ def test_a_run_evaluates_in_between_and_keeps_the_best(trained) -> None:
 @pytest.mark.parametrize("checkpoint", ["best", "4"])
 def test_any_checkpoint_is_evaluated(checkpoint: str, trained, capsys) -> None:
     command, folder = trained
-    best = archive.check(folder / "checkpoints", 8).notes["best_step"]
+    best = store.check(folder / "checkpoints", 8).notes["best_step"]
     number = best if checkpoint == "best" else int(checkpoint)
     assert main([*command, "--mode=eval", f"--checkpoint={checkpoint}"]) == 0
     printed = capsys.readouterr().out
@@ -138,8 +138,8 @@ def test_exporting_gives_files_that_need_no_pipeline(trained, capsys) -> None:
     served = tf.saved_model.load(str(folder / "export" / "saved_model"))
     (outputs,) = served.signatures["serving_default"](tf.constant(x)).values()
     np.testing.assert_allclose(outputs, loaded(x), rtol=1e-5, atol=1e-6)
-    written = tensors.read(archive.place(folder / "checkpoints", 8))
-    for name, variable in state.weights(loaded).items():
+    written = store.read_tensors(store.place(folder / "checkpoints", 8))
+    for name, variable in variable_names.weights(loaded).items():
         average = written[f"optimizer/{name}/average"]
         np.testing.assert_array_equal(variable, average, err_msg=name)
 
@@ -181,7 +181,7 @@ def test_training_alone_does_not_evaluate_and_may_be_profiled(
 
 def test_differences_of_experiments_and_runs_are_listed(trained, capsys) -> None:
     _, folder = trained
-    assert main(["trainer", "--mode=diff", "classifier.Pipelined", str(folder)]) == 0
+    assert main(["trainer", "--mode=diff", "parallelism.Pipelined", str(folder)]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert "model.width: 128 -> 8" in printed
     assert "optimizer.average: None -> 0.5" in printed
@@ -201,7 +201,7 @@ def test_early_stopping_ends_a_run_for_good(small, tmp_path: Path, capsys) -> No
     assert (
         "Stopping early: of the last 2 evaluations none was better than los" in printed
     )
-    assert archive.steps(folder / "checkpoints")[-1] == 3
+    assert store.steps(folder / "checkpoints")[-1] == 3
     records = runs.records(folder)
     assert main(small) == 0
     assert "Tracing" not in capsys.readouterr().out
@@ -220,15 +220,15 @@ def test_a_metric_that_is_not_there_is_refused(small, tmp_path: Path, capsys) ->
 
 def _compared(
     *values: float, better: Literal["lower", "higher"] | None = None, name: str
-) -> Notes:
+) -> RunState:
     """Returns the notes of a run whose evaluations measure these values."""
     experiment = Classifier(
         evaluation=Evaluation(metric=name, better=better, steps=1, patience=9)
     )
-    notes, measured = Notes(), iter(values)
+    notes, measured = RunState(), iter(values)
     checkpoints = mock.Mock()
     checkpoints.team.any = lambda *said: said
-    keeping = Keeping(
+    keeping = Checkpointing(
         experiment,
         checkpoints,
         notes,
@@ -306,11 +306,11 @@ def test_a_folder_of_another_run_is_refused_with_the_difference(
         "--allow_changes.\n"
     )
     other = [*command]
-    other[1] = "--params=classifier.DataParallel"
+    other[1] = "--params=parallelism.DataParallel"
     for mode in ("train_and_eval", "eval"):
         assert main([*other, f"--mode={mode}"]) == 2
         error = capsys.readouterr().err
-        assert "classifier.Pipelined -> classifier.DataParallel" in error
+        assert "parallelism.Pipelined -> parallelism.DataParallel" in error
     assert (folder / "metrics.jsonl").read_text() == metrics
 
 

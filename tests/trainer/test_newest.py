@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.pure.trainer.test_archive import rewrite, write
-from trainer import archive
-from trainer.checkpoints import newest_whole
+from trainer.checkpoint import store
+from trainer.checkpoint.checkpoints import newest_whole
 from trainer.errors import CheckpointError
 
 
@@ -18,4 +18,4 @@ def test_one_of_another_version_is_refused_and_stays(tmp_path: Path) -> None:
     rewrite(tmp_path, 2, lambda body: {**body, "format": 2})
     with pytest.raises(CheckpointError, match=r"of format 1 or before; .* format 2\."):
         newest_whole(tmp_path, set_aside=True)
-    assert archive.steps(tmp_path) == [1, 2]
+    assert store.steps(tmp_path) == [1, 2]

@@ -18,10 +18,11 @@ from tests.helpers.fresh_processes import Program
 from tests.helpers.subprocesses import interpret
 from tests.trainer import endings, runs
 from tfgpipe import cluster
-from trainer import archive, lock
+from trainer import run_dir
+from trainer.checkpoint import store
 from trainer.errors import UsageError
+from trainer.logs import Measurement, Progress
 from trainer.main import main
-from trainer.progress import Measurement, Progress
 from trainer.stopping import on_signals
 
 PATIENCE = 240
@@ -42,16 +43,16 @@ def test_sigterm_saves_and_asks_to_be_started_again(long_run) -> None:
     wait_for("step    3/9999", log)
     # Meanwhile nobody else trains there, and nothing of the run is touched.
     with pytest.raises(UsageError, match=rf"in use by process {trainer.pid} "):
-        lock.held(folder).__enter__()
+        run_dir.held(folder).__enter__()
     assert main(["trainer", *flags]) == 1
     trainer.send_signal(signal.SIGTERM)
     assert trainer.wait(PATIENCE) == cluster.EXIT_PREEMPTED == 42
     printed = log.read_text()
     assert "Stopping after this step, and a checkpoint." in printed
     assert printed.endswith("Stopped, with all saved: start it again.\n")
-    (step,) = archive.steps(folder / "checkpoints")
+    (step,) = store.steps(folder / "checkpoints")
     assert step == runs.losses(folder)[-1][0] >= 3
-    with lock.held(folder):
+    with run_dir.held(folder):
         pass
 
 
@@ -99,7 +100,7 @@ def test_a_second_ctrl_c_ends_it_at_once(long_run) -> None:
     printed = log.read_text()
     assert status == 128 + signal.SIGINT, printed
     assert "Stopped at once, by SIGINT." in printed
-    assert archive.steps(folder / "checkpoints") == []
+    assert store.steps(folder / "checkpoints") == []
 
 
 def test_before_the_first_step_there_is_nothing_to_finish(tmp_path: Path) -> None:
@@ -145,7 +146,7 @@ def test_a_stopped_run_goes_on_exactly(
 
     monkeypatch.setattr(Progress, "show", show_and_ask)
     assert main([*small, f"--logdir={stopped}"]) == 42
-    assert archive.steps(stopped / "checkpoints")[-1] == 5
+    assert store.steps(stopped / "checkpoints")[-1] == 5
     monkeypatch.setattr(Progress, "show", show)
     capsys.readouterr()
     assert main([*small, f"--logdir={stopped}"]) == 0
@@ -160,7 +161,7 @@ def test_a_lock_needs_no_room_on_a_disk(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:
-        with lock.held(tmp_path):
+        with run_dir.held(tmp_path):
             pass
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -168,12 +169,12 @@ def test_a_lock_needs_no_room_on_a_disk(tmp_path: Path) -> None:
 
 def test_two_trainers_do_not_share_a_folder(tmp_path: Path) -> None:
     with (
-        lock.held(tmp_path),
+        run_dir.held(tmp_path),
         pytest.raises(
             UsageError,
             match=rf"{tmp_path} is in use by process {os.getpid()} on .*, end it, or",
         ),
     ):
-        lock.held(tmp_path).__enter__()
-    with lock.held(tmp_path):
+        run_dir.held(tmp_path).__enter__()
+    with run_dir.held(tmp_path):
         pass

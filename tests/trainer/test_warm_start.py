@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 import tfgpipe
-from params.experiment import Saving, WarmStart
 from tests.trainer.test_checkpoints import X, Y, _model
-from trainer import hyperparams, state
-from trainer.checkpoints import Checkpoints
+from trainer import hyperparams
+from trainer.checkpoint import variable_names
+from trainer.checkpoint.checkpoints import Checkpoints
+from trainer.checkpoint.warm_start import warm_start
+from trainer.config import Saving, WarmStart
 from trainer.hyperparams import HyperparameterError
-from trainer.warm_start import warm_start
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def trained(
 
 
 def _weights(model: keras.Model) -> dict[str, np.ndarray]:
-    copied = state.copies(state.weights(model))
+    copied = variable_names.copies(variable_names.weights(model))
     return {name: value.numpy() for name, value in copied.items()}
 
 

@@ -6,9 +6,9 @@ from tests.helpers.subprocesses import interpret
 
 PROGRAM = """
 import sys
-import params
+from trainer.experiment import experiments as experiments_here
 from trainer.main import main
-for name in params.experiments():
+for name in experiments_here():
     status = main(["trainer", f"--params={name}", "--mode=describe"])
     assert not status, name
     assert not {"tensorflow", "keras"} & set(sys.modules), name

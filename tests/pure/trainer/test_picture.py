@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer import picture
+from trainer import logs
 
 RECORDS = [
     {"step": 10, "loss": 2.5, "learning_rate": 0.1},
@@ -18,13 +18,13 @@ RECORDS = [
 
 
 def draw(folder: Path, records: list[dict[str, float]]) -> None:
-    picture.draw(
+    logs.draw_losses(
         folder, records, baselines={"bigram": 2.0}, title="lm.Tiny", unit="byte"
     )
 
 
 def test_what_is_measured_again_replaces_what_was() -> None:
-    assert picture.curves(RECORDS) == {
+    assert logs.curves(RECORDS) == {
         "training": [(10, 2.5), (20, 1.5)],
         "validation": [(20, 1.625)],
     }

@@ -1,0 +1,145 @@
+"""The text that language models learn: its files, and the bigram model's view."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainer.data.corpus import Corpus
+from trainer.hyperparams import HyperparameterError
+from trainer.tasks import language_model
+
+
+@pytest.fixture(scope="module")
+def library() -> dict[str, bytes]:
+    """The default text, read once: several megabytes."""
+    return {split: Corpus().read(split).tobytes() for split in ("train", "validation")}
+
+
+def _files(folder: Path, count: int) -> str:
+    for i in range(count):
+        (folder / f"{i:02}.txt").write_bytes(b"%02d" % i * 5)
+    return str(folder / "*.txt")
+
+
+def test_every_tenth_file_is_for_validation(tmp_path: Path) -> None:
+    corpus = Corpus(files=_files(tmp_path, 20))
+    assert corpus.read("validation").tobytes() == b"00" * 5 + b"\n" + b"10" * 5
+    train = corpus.read("train").tobytes().split(b"\n")
+    assert train == [b"%02d" % i * 5 for i in range(20) if i % 10]
+
+
+def test_a_split_compares_no_file_with_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class File:
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError("Each with each other is quadratic.")
+
+        __hash__ = None  # type: ignore[assignment]
+
+        def read_bytes(self) -> bytes:
+            return b"x"
+
+    monkeypatch.setattr(Corpus, "_paths", lambda _: [File() for _ in range(30)])
+    assert len(Corpus().read("validation").tobytes().split(b"\n")) == 3
+    assert len(Corpus().read("train").tobytes().split(b"\n")) == 27
+
+
+def test_a_few_files_are_each_cut(tmp_path: Path) -> None:
+    corpus = Corpus(files=_files(tmp_path, 2))
+    assert corpus.read("train").tobytes() == b"000000000\n010101010"
+    assert corpus.read("validation").tobytes() == b"0\n1"
+
+
+def test_a_pattern_that_matches_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HyperparameterError) as error:
+        Corpus(files=f"{tmp_path}/*.none").read("train")
+    assert str(error.value) == (
+        "data.files: expected a glob that matches files, such as 'texts/**/*.txt'; "
+        f"received '{tmp_path}/*.none', which matches none."
+    )
+
+
+def test_a_pattern_may_go_down_into_folders_and_skips_them(tmp_path: Path) -> None:
+    (tmp_path / "deep.txt").mkdir()
+    _files(tmp_path / "deep.txt", 1)
+    corpus = Corpus(files=f"{tmp_path}/**/*.txt")
+    assert corpus.read("train").tobytes() == b"000000000"
+
+
+def test_documents_are_paragraphs_that_keep_their_blank_lines(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"\n\none\ntwo\n\n\nthree\n\n four" + b"x" * 9)
+    corpus = Corpus(files=f"{tmp_path}/text", documents="packed")
+    assert corpus.read_documents("train") == [
+        b"\n\n",
+        b"one\ntwo\n\n\n",
+        b"three\n\n",
+        b" four" + b"x" * 5,
+    ]
+    assert corpus.read_documents("validation") == [b"xxxx"]
+
+
+def test_documents_are_all_of_the_text(library: dict[str, bytes]) -> None:
+    text = library["validation"].replace(b"\n", b"")
+    joined = b"".join(Corpus().read_documents("validation"))
+    assert joined.replace(b"\n", b"") == text
+
+
+def test_documents_with_zero_bytes_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"a\0b" * 10)
+    with pytest.raises(HyperparameterError) as error:
+        Corpus(files=f"{tmp_path}/text").read_documents("train")
+    assert str(error.value) == (
+        "data.files: expected text without zero bytes, which start packed documents; "
+        "received a file that has some. Leave it out, or try data.documents=joined."
+    )
+
+
+def test_the_default_is_the_standard_library_without_its_tests(
+    library: dict[str, bytes],
+) -> None:
+    train, validation = library["train"], library["validation"]
+    assert len(train) > 5e6
+    assert 0.05 < len(validation) / len(train) < 0.3
+    assert b"\nclass OrderedDict(dict):" in train + validation
+    assert b"import pytest" not in train
+
+
+def test_splits_do_not_overlap_and_do_not_change(library: dict[str, bytes]) -> None:
+    assert Corpus().read("validation").tobytes() == library["validation"]
+    assert library["validation"][:5000] not in library["train"]
+
+
+def test_the_bigram_model_counts_add_one_smoothed() -> None:
+    chances = np.exp(language_model.fit_bigrams(np.frombuffer(b"abaab", np.uint8)))
+    a, b = b"ab"
+    # `a` is followed by b, a, b; `b` by a.
+    assert chances[a, b] == pytest.approx((2 + 1) / (3 + 256))
+    assert chances[a, a] == pytest.approx((1 + 1) / (3 + 256))
+    assert chances[b, a] == pytest.approx((1 + 1) / (1 + 256))
+    assert chances[b, b] == pytest.approx(1 / (1 + 256))
+    assert chances[0, 0] == pytest.approx(1 / 256)
+    assert chances.sum(axis=1) == pytest.approx(np.ones(256))
+
+
+def test_the_bigram_model_never_predicts_what_is_ignored() -> None:
+    a, b = b"ab"
+    chances = np.exp(
+        language_model.fit_bigrams(np.frombuffer(b"abaab", np.uint8), ignored=a)
+    )
+    assert chances[a, b] == pytest.approx((2 + 1) / (2 + 255))
+    assert not chances[:, a].any()
+    assert chances.sum(axis=1) == pytest.approx(np.ones(256))
+
+
+def test_the_bigram_cross_entropy_is_that_worked_out_by_hand() -> None:
+    fitted = language_model.fit_bigrams(np.frombuffer(b"abaab", np.uint8))
+    text = np.frombuffer(b"abb", np.uint8)
+    expected = -(math.log(3 / 259) + math.log(1 / 257)) / 2
+    assert language_model.bigram_cross_entropy(
+        fitted, text[:-1], text[1:]
+    ) == pytest.approx(expected)

@@ -1,0 +1,46 @@
+"""Windows cut from a text: what a language model reads, and what it is to predict."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainer.data import corpus
+
+TEXT = np.arange(200, dtype=np.uint8)
+
+
+def _random(**changes: object) -> list[tuple[np.ndarray, np.ndarray]]:
+    settings = {"length": 8, "batch_size": 4, "steps": range(5), "seed": 1, **changes}
+    return list(corpus.random_windows(TEXT, **settings).as_numpy_iterator())
+
+
+def test_targets_are_the_bytes_that_follow() -> None:
+    for inputs, targets in _random():
+        assert inputs.shape == targets.shape == (4, 8)
+        assert np.array_equal(inputs + 1, targets)  # The text counts up.
+
+
+def test_the_batch_of_a_step_depends_on_seed_and_step_alone() -> None:
+    from_zero, from_three = _random(), _random(steps=range(3, 5))
+    assert len(from_three) == 2
+    for late, early in zip(from_three, from_zero[3:], strict=True):
+        assert np.array_equal(late[0], early[0])
+    assert not np.array_equal(_random(seed=2)[0][0], from_zero[0][0])
+    assert not np.array_equal(from_zero[0][0], from_zero[1][0])
+
+
+def test_random_windows_reach_both_ends_of_the_text() -> None:
+    batches = _random(steps=range(2000))
+    assert min(inputs.min() for inputs, _ in batches) == TEXT[0]
+    assert max(targets.max() for _, targets in batches) == TEXT[-1]
+
+
+def test_even_windows_spread_over_the_whole_text() -> None:
+    batches = list(
+        corpus.even_windows(
+            TEXT, length=8, batch_size=2, num_batches=3
+        ).as_numpy_iterator()
+    )
+    starts = np.concatenate([inputs[:, 0] for inputs, _ in batches])
+    assert starts.tolist() == [0, 38, 76, 114, 152, 191]
+    assert batches[-1][1][-1, -1] == TEXT[-1]

@@ -1,0 +1,421 @@
+"""What happens between the steps of a run: Keras callbacks that know their step.
+
+Logging         loss and rate, on the screen and in `metrics.jsonl`
+Finiteness      what to do at a loss or gradient that is not finite
+Checkpointing   checkpoints, evaluations, and when the run is over
+Profile         TensorFlow's profile of some steps, for TensorBoard
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer.checkpoint import variable_names
+from trainer.checkpoint.checkpoints import Checkpoints, Copy
+from trainer.checkpoint.store import RunState
+from trainer.config import Training
+from trainer.errors import DivergedError
+from trainer.experiment import Experiment
+from trainer.logs import Measurement, Metrics, Progress
+from trainer.optimizers import ApplyIfFinite
+from trainer.stopping import Stopping
+
+
+class StepCallback(keras.callbacks.Callback):
+    """Is told of each step of a run.
+
+    A subclass defines `begin`, `end` or both. Steps count from 1, and on from a
+    checkpoint.
+
+    Args:
+        first_step: Steps that were done before.
+    """
+
+    def __init__(self, *, first_step: int) -> None:
+        super().__init__()
+        self.first_step = first_step
+
+    def begin(self, step: int) -> None:
+        """Is called before a step."""
+
+    def end(self, step: int, loss: float) -> None:
+        """Is called after a step, with its loss."""
+
+    def on_train_batch_begin(
+        self, batch: int, logs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Makes the loss that Keras reports this step's, not a mean of several."""
+        self.model.reset_metrics()
+        self.begin(self.first_step + batch + 1)
+
+    def on_train_batch_end(
+        self, batch: int, logs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Hands the loss on."""
+        self.end(self.first_step + batch + 1, (logs or {})["loss"])
+
+
+class Logging(StepCallback):
+    """Measures and reports at the end of steps.
+
+    Args:
+        experiment: What is trained.
+        metrics: Where measurements go.
+        first_step: Steps that were done before.
+    """
+
+    def __init__(
+        self, experiment: Experiment, metrics: Metrics, *, first_step: int
+    ) -> None:
+        super().__init__(first_step=first_step)
+        self._training = experiment.training
+        self._tokens_per_step = experiment.tokens_per_step
+        self._unit = experiment.unit
+        self._metrics = metrics
+        self._progress = Progress(sys.stdout)
+        self._learning_rate = 0.0
+        # The step and the time since which speed is measured.
+        self._mark = (first_step, time.perf_counter())
+
+    def begin(self, step: int) -> None:
+        """Notes the learning rate.
+
+        The schedule counts the updates made, so it is asked before this one.
+        """
+        if self._is_due(step) or self._progress.is_live:
+            self._learning_rate = float(self.model.optimizer.learning_rate)
+
+    def end(self, step: int, loss: float) -> None:
+        """Measures and reports."""
+        if self._is_due(step) or self._progress.is_live:
+            self._report(step, loss, due=self._is_due(step))
+        if step == self.first_step + 1:
+            # Most of its time goes into tracing, so it says nothing.
+            self._mark = (step, time.perf_counter())
+
+    def _is_due(self, step: int) -> bool:
+        return step % self._training.log_every == 0 or step == self._training.num_steps
+
+    def _report(self, step: int, loss: float, *, due: bool) -> None:
+        marked_step, marked_time = self._mark
+        now = time.perf_counter()
+        seconds_per_step = (now - marked_time) / (step - marked_step)
+        measurement = Measurement(
+            step=step,
+            num_steps=self._training.num_steps,
+            loss=loss,
+            learning_rate=self._learning_rate,
+            tokens_per_second=self._tokens_per_step / seconds_per_step,
+            seconds_left=(self._training.num_steps - step) * seconds_per_step,
+            unit=self._unit,
+        )
+        self._progress.show(measurement)
+        if due:
+            self._mark = (step, now)
+            self._metrics.write(
+                step,
+                {
+                    "loss": loss,
+                    "learning_rate": measurement.learning_rate,
+                    "tokens_per_second": measurement.tokens_per_second,
+                },
+            )
+
+
+class Finiteness(StepCallback):
+    """Ends a run at a step that is not finite, or has it left out.
+
+    The optimizer itself leaves weights and slots as they were (`apply_if_finite`). Of
+    what layers learn in the forward pass, as moving averages, copies are kept from
+    before the step where steps are to be left out.
+
+    Args:
+        training: What to do, and how often.
+        notes: What the run remembers.
+        first_step: Steps that were done before.
+        batch: Returns the batch of a step again, which may be what is not finite.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        notes: RunState,
+        *,
+        first_step: int,
+        batch: Callable[[int], Any] | None = None,
+    ) -> None:
+        super().__init__(first_step=first_step)
+        self._batch = batch
+        self._training = training
+        self._notes = notes
+        self._num_left_out = 0
+        self._learnt: variable_names.State = {}
+        self._before: dict[str, Any] = {}
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Looks how many steps were left out before, and what a step may spoil."""
+        self._num_left_out = self._count()
+        if self._training.nonfinite == "skip":
+            self._learnt = {
+                str(i): v
+                for i, v in enumerate(self.model.non_trainable_variables)
+                if keras.backend.is_float_dtype(v.dtype)
+            }
+
+    def begin(self, step: int) -> None:
+        """Copies what a step may spoil."""
+        self._before = variable_names.copies(self._learnt)
+
+    def end(self, step: int, loss: float) -> None:
+        """Stops, or leaves the step out, if it was not finite.
+
+        Raises:
+            DivergedError: If it is to stop.
+        """
+        count, scale = self._count(), self._scale()
+        if scale is not None and scale < 1:
+            self._check_batch(step)
+            raise DivergedError(
+                f"gradients are not finite up to step {step}, however small the loss "
+                f"is scaled: now by {scale:.0e}. Try a smaller "
+                "optimizer.learning_rate, or precision.policy=float32 to see whose"
+            )
+        if math.isfinite(loss) and count == self._num_left_out:
+            return
+        what = f"the loss is {loss} at step {step}"
+        if count == self._num_left_out and scale is None:
+            # The gradients are finite, so the weights have moved: nothing to leave out.
+            self._check_batch(step)
+            raise DivergedError(f"{what}. Try a smaller optimizer.learning_rate")
+        if count != self._num_left_out:
+            what += f", and the gradient of {self._culprits()}"
+        self._num_left_out = count
+        skipped = self._notes.skipped
+        if self._training.nonfinite == "stop":
+            self._check_batch(step)
+            raise DivergedError(
+                f"{what}. Try a smaller optimizer.learning_rate, or leave such steps "
+                "out with --set=training.nonfinite=skip"
+            )
+        if len(skipped) >= self._training.max_skips:
+            self._check_batch(step)
+            raise DivergedError(
+                f"{what}. Steps {', '.join(map(str, skipped))} were left out before "
+                "it, as many as training.max_skips allows. Try a smaller "
+                "optimizer.learning_rate"
+            )
+        for name, value in self._before.items():
+            self._learnt[name].assign(value)
+        skipped.append(step)
+        print(f"\nStep {step} is left out: {what}.", flush=True)
+
+    def _check_batch(self, step: int) -> None:
+        """Raises DivergedError if what a step trained on is not finite itself."""
+        found = "" if self._batch is None else not_finite(self._batch(step))
+        if found:
+            raise DivergedError(
+                f"the data of step {step} hold {found}. Mend the data, or leave such "
+                "steps out with --set=training.nonfinite=skip"
+            )
+
+    def _guard(self) -> ApplyIfFinite | None:
+        optimizer = self.model.optimizer
+        return optimizer if isinstance(optimizer, ApplyIfFinite) else None
+
+    def _count(self) -> int:
+        guard = self._guard()
+        return int(keras.ops.convert_to_numpy(guard.num_left_out)) if guard else 0
+
+    def _scale(self) -> float | None:
+        """Returns by what the loss is scaled; an overflow leaves its step out, too."""
+        optimizer = self.model.optimizer
+        if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            return None
+        return float(keras.ops.convert_to_numpy(optimizer.dynamic_scale))
+
+    def _culprits(self) -> str:
+        """Says whose gradient was not finite, the backward pass' first one first."""
+        guard = self._guard()
+        assert guard is not None  # It has counted.
+        finite = np.asarray(keras.ops.convert_to_numpy(guard.was_finite))
+        names = {id(v): name for name, v in variable_names.weights(self.model).items()}
+        named = [names[id(v)] for v in self.model.trainable_variables]
+        spoilt = [n for n, fine in zip(named, finite, strict=True) if not fine]
+        others = f", then {len(spoilt) - 1} more" if len(spoilt) > 1 else ""
+        return f"{spoilt[-1]} was the first that is not finite{others}"
+
+
+def not_finite(batch: Any) -> str:
+    """Returns which value of a batch is not finite, or an empty text.
+
+    >>> x = tf.constant([[1.0, 2.0], [3.0, float("nan")]])
+    >>> not_finite(({"width": x}, tf.constant([0, 1])))
+    "nan in inputs['width'], first in row 1 at feature 1, in 1 of 2 rows"
+    """
+    parts = batch if isinstance(batch, tuple) else (batch,)
+    for name, part in zip(("inputs", "targets", "weights"), parts, strict=False):
+        for path, leaf in keras.tree.flatten_with_path(part):
+            if not (tf.is_tensor(leaf) and leaf.dtype.is_floating):
+                continue
+            wrong = np.argwhere(~tf.math.is_finite(leaf).numpy())
+            if not len(wrong):
+                continue
+            row, *feature = wrong[0].tolist()
+            value = float(leaf[tuple(wrong[0].tolist())])
+            where = f" at feature {', '.join(map(str, feature))}" if feature else ""
+            return (
+                f"{value} in {name}{''.join(f'[{key!r}]' for key in path)}, first in "
+                f"row {row}{where}, in {len(np.unique(wrong[:, 0]))} of {len(leaf)} "
+                "rows"
+            )
+    return ""
+
+
+Evaluate = Callable[[int], Mapping[str, float]]
+
+
+class Checkpointing(StepCallback):
+    """Evaluates and saves when it is due, and ends a run that is to end.
+
+    Args:
+        experiment: What is trained.
+        checkpoints: Where it is saved.
+        notes: What the run remembers.
+        stopping: Whether somebody has asked for the end.
+        evaluate: Measures the model after a step, or None to train alone.
+        first_step: Steps that were done before.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        checkpoints: Checkpoints,
+        notes: RunState,
+        stopping: Stopping,
+        evaluate: Evaluate | None,
+        *,
+        first_step: int,
+    ) -> None:
+        super().__init__(first_step=first_step)
+        self._num_steps = experiment.training.num_steps
+        self._saving = experiment.saving
+        self._evaluation = experiment.evaluation
+        if evaluate and self._evaluation.steps:
+            self._better = self._evaluation.direction(experiment.metrics())
+        self._checkpoints = checkpoints
+        self._notes = notes
+        self._stopping = stopping
+        self._evaluate = evaluate
+        self._saved_at = time.monotonic()
+        self._copy: Copy | None = None
+
+    def begin(self, step: int) -> None:
+        """Has signals wait for the end of the step."""
+        self._stopping.stepping = True
+
+    def end(self, step: int, loss: float) -> None:
+        """Evaluates, saves, stops.
+
+        A checkpoint is written once the step after it is known to be finite: what a
+        run goes on from is not what makes it diverge.
+        """
+        self._hand_over()
+        every = self._evaluation.steps
+        if self._evaluate and every and step % every == 0:
+            self._compare(step, self._evaluate(step))
+        # One host is asked to stop, or finds that time is over; all act on it.
+        asked, is_late = self._checkpoints.team.any(self._stopping.asked, self._is_late)
+        self._stopping.agreed |= asked
+        ends = self._is_over or asked or step == self._num_steps
+        is_due = is_late or step % self._saving.checkpoint_steps == 0
+        if ends or is_due or self._notes.best_step == step:
+            self._copy = self._checkpoints.copy(step, self._notes.written())
+            self._saved_at = time.monotonic()
+        if ends:
+            self._hand_over()
+            self.model.stop_training = True
+
+    @property
+    def _is_over(self) -> bool:
+        return self._notes.is_over(self._evaluation.patience)
+
+    def _hand_over(self) -> None:
+        """Has the last copy written."""
+        if self._copy is not None:
+            self._checkpoints.save(self._copy)
+            self._copy = None
+
+    @property
+    def _is_late(self) -> bool:
+        minutes = self._saving.checkpoint_minutes
+        return minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
+
+    def _compare(self, step: int, measured: Mapping[str, float]) -> None:
+        """Notes whether an evaluation is the best so far."""
+        metric, notes = self._evaluation.metric, self._notes
+        value = measured[metric]
+        sign = 1 if self._better == "lower" else -1
+        if notes.best_value is None or sign * value < sign * notes.best_value:
+            notes.best_step, notes.best_value, notes.num_worse = step, value, 0
+            return
+        notes.num_worse += 1
+        if self._is_over:
+            print(
+                f"\nStopping early: of the last {notes.num_worse} evaluations "
+                f"none was better than {metric} {notes.best_value:.4f} at step "
+                f"{notes.best_step}.",
+                flush=True,
+            )
+
+
+class Profile(StepCallback):
+    """Profiles steps.
+
+    Args:
+        folder: The run's.
+        steps: The first and the last step, counted from 1.
+        first_step: Steps that were done before.
+    """
+
+    def __init__(
+        self, folder: Path, steps: tuple[int, int], *, first_step: int
+    ) -> None:
+        super().__init__(first_step=first_step)
+        self._folder = folder / "curves" / "profile"
+        self._first, self._last = steps
+        self._on = self._written = False
+
+    def begin(self, step: int) -> None:
+        """Begins before the first step."""
+        if step == self._first:
+            tf.profiler.experimental.start(str(self._folder))
+            self._on = True
+
+    def end(self, step: int, loss: float) -> None:
+        """Ends after the last step."""
+        if step == self._last:
+            self._end()
+
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Ends with a run that ends before."""
+        self._end()
+
+    def summary(self) -> str:
+        """Says where the profile is."""
+        if not self._written:
+            return f"No profile: the run has not come to step {self._first}."
+        return f"The profile is in {self._folder}: `tensorboard --logdir` shows it."
+
+    def _end(self) -> None:
+        if self._on:
+            tf.profiler.experimental.stop()
+            self._on, self._written = False, True

@@ -1,0 +1,1 @@
+"""Checkpoints: when and where, their files, the names in them, weights from others."""

@@ -1,0 +1,270 @@
+"""The checkpoints of a run: what is restored, and saved while training goes on.
+
+Values are copied by `copy`, and written by a thread. At most one copy waits behind the
+one that is being written; a third waits for the disk, so memory is bounded. A
+checkpoint that cannot be written costs itself alone, and is told at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.checkpoint import store, variable_names
+from trainer.checkpoint.store import About, DamagedError
+from trainer.config import Saving
+from trainer.errors import CheckpointError
+from trainer.hosts import Coordinator
+from trainer.hyperparams import HyperparameterError
+from trainer.logs import tell
+
+
+def newest_whole(folder: Path, *, set_aside: bool = False) -> About | None:
+    """Returns the last checkpoint that is as it was written, telling what is not.
+
+    Args:
+        folder: Where checkpoints are.
+        set_aside: Whether to move damaged ones out of the way of a whole one.
+
+    Raises:
+        CheckpointError: If there are checkpoints and all are damaged, or another
+            version has written one.
+    """
+    damaged = []
+    for step in reversed(store.steps(folder)):
+        try:
+            about = store.check(folder, step)
+        except DamagedError as error:
+            tell(f"The checkpoint of step {step} is damaged: {error}.")
+            damaged.append(step)
+            continue
+        for each in damaged if set_aside else ():
+            tell(f"It is {store.set_aside(folder, each)} now.")
+        return about
+    if damaged:
+        raise CheckpointError(
+            f"Expected a checkpoint in {folder} that can be read; all {len(damaged)} "
+            "are damaged. Bring one back from a copy, or give another --logdir."
+        )
+    return None
+
+
+def load(folder: Path, step: int, model: keras.Model) -> None:
+    """Puts the values of a checkpoint that is whole into a model and its optimizer.
+
+    Raises:
+        HyperparameterError: If it is of another model or optimizer.
+    """
+    variables = variable_names.everything(model)
+    shapes = store.tensor_shapes(store.place(folder, step))
+    ours = {name: tuple(v.shape) for name, v in variables.items()}
+    for what, difference in (
+        ("lacks", ours.keys() - shapes.keys()),
+        ("has besides", shapes.keys() - ours.keys()),
+        (
+            "has in other shapes",
+            {n for n in ours.keys() & shapes.keys() if ours[n] != shapes[n]},
+        ),
+    ):
+        if difference:
+            names = sorted(difference)
+            rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            raise HyperparameterError(
+                "Expected a checkpoint of this model and this optimizer, shards "
+                f"included; that of step {step} in {folder} {what} "
+                f"{', '.join(names[:5])}{rest}. Give the run's own hyperparameters, or "
+                "begin a new run with its weights by --set=warm_start.path=DIR."
+            )
+    for name, value in store.read_tensors(store.place(folder, step)).items():
+        variables[name].assign(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Copy:
+    """What one checkpoint will hold."""
+
+    step: int
+    values: Mapping[str, tf.Tensor]
+    notes: Mapping[str, Any]
+
+
+class Checkpoints:
+    """Restores a run, and saves it.
+
+    Args:
+        folder: Where they are.
+        model: A compiled model with a built optimizer.
+        saving: When to write, and what to keep.
+        team: The hosts that train the model, if there are several: the chief writes.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model: keras.Model,
+        saving: Saving,
+        team: Coordinator | None = None,
+    ) -> None:
+        self._folder = folder
+        self._model = model
+        self._saving = saving
+        self.team = team or Coordinator(model)
+        self._asked = self._written = -1
+        self._waiting: queue.Queue[Copy | None] = queue.Queue(maxsize=1)
+        self._thread: threading.Thread | None = None
+
+    def restore(self) -> About | None:
+        """Restores the last checkpoint that is whole and returns what it says.
+
+        Raises:
+            CheckpointError: If there are some, and none can be read here.
+        """
+        about = self._newest()
+        if about is not None:
+            load(self._folder, about.step, self._model)
+            self._asked = self._written = about.step
+        return about
+
+    def copy(self, step: int, notes: Mapping[str, Any]) -> Copy:
+        """Returns what a checkpoint after `step` steps holds, `notes` included."""
+        values = variable_names.copies(variable_names.everything(self._model))
+        return Copy(step, values, dict(notes))
+
+    def save(self, copy: Copy) -> None:
+        """Writes a checkpoint, or has it written."""
+        if copy.step == self._asked:
+            return
+        self._asked = copy.step
+        if not self.team.hosts.is_chief:
+            self._written = copy.step
+            return
+        if self._saving.write == "at_once":
+            self._write(copy)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write_all, daemon=True)
+            self._thread.start()
+        self._waiting.put(copy)
+
+    def wait(self) -> None:
+        """Waits until all is written."""
+        if self._thread is not None:
+            self._waiting.put(None)
+            self._thread.join()
+            self._thread = None
+
+    @property
+    def step(self) -> int:
+        """The step of the last checkpoint that was restored or asked for."""
+        return self._asked
+
+    def check(self) -> None:
+        """Looks whether the last one is there.
+
+        Raises:
+            CheckpointError: If it could not be written.
+        """
+        if self._written != self._asked:
+            raise CheckpointError(
+                f"The last checkpoint, of step {self._asked}, could not be written to "
+                f"{self._folder}. "
+                + (
+                    "There is none."
+                    if self._written < 0
+                    else f"The last that is there is of step {self._written}."
+                )
+                + " Make room, or let this user write there, and give the same command."
+            )
+
+    def _newest(self) -> About | None:
+        """Returns the last checkpoint that is whole, which all hosts then read."""
+        about = None
+        if self.team.hosts.is_chief:
+            store.sweep(self._folder)
+            about = newest_whole(self._folder, set_aside=True)
+        step = self.team.with_chief(-1 if about is None else about.step)
+        if about is not None or step == -1:
+            return about
+        try:
+            return store.check(self._folder, step)
+        except DamagedError as error:
+            raise CheckpointError(
+                f"Expected a --logdir that all hosts see, with the checkpoint of step "
+                f"{step} in {self._folder}, which the first has read: {error}."
+            ) from None
+
+    def _write_all(self) -> None:
+        while (copy := self._waiting.get()) is not None:
+            self._write(copy)
+
+    def _write(self, copy: Copy) -> None:
+        try:
+            while True:
+                try:
+                    with store.writing(self._folder, copy.step, copy.notes) as aside:
+                        store.write_tensors(aside, copy.values)
+                    break
+                except (OSError, tf.errors.OpError) as error:
+                    if not store.is_disk_full(error) or not self._makes_room(copy):
+                        raise
+            self._written = copy.step
+            for step in self._superfluous(copy.notes, keep=self._saving.keep):
+                store.remove(store.place(self._folder, step))
+        except Exception as error:  # Whatever it is, training is not to wait for it.
+            reason = str(error).partition("\n")[0]
+            tell(
+                f"The checkpoint of step {copy.step} could not be written: {reason}. "
+                "Training goes on without it."
+            )
+
+    def _makes_room(self, copy: Copy) -> bool:
+        """Removes the oldest checkpoint that one yet to be written makes superfluous.
+
+        Beside that one, the last that is there stays, and all that `saving` keeps for
+        other reasons than being among the last.
+
+        Returns:
+            Whether there was one.
+        """
+        going = self._superfluous(copy.notes, keep=2, coming=copy.step)
+        if not going:
+            return False
+        tell(
+            f"The disk has no room for the checkpoint of step {copy.step}: that of "
+            f"step {going[0]} is removed for it."
+        )
+        store.remove(store.place(self._folder, going[0]))
+        return True
+
+    def _superfluous(
+        self, notes: Mapping[str, Any], *, keep: int, coming: int | None = None
+    ) -> list[int]:
+        """Returns the steps of checkpoints that may go, the oldest first.
+
+        Args:
+            notes: Those of the last, which name the best.
+            keep: How many of the last stay.
+            coming: The step of one that is yet to be written.
+        """
+        times = {}
+        for step in store.steps(self._folder):
+            # It is told when it is needed.
+            with contextlib.suppress(DamagedError, CheckpointError):
+                times[step] = store.about(self._folder, step).time
+        if coming is not None:
+            times[coming] = time.time()
+        return store.superfluous(
+            times,
+            keep=keep,
+            keep_hours=self._saving.keep_hours,
+            best=notes.get("best_step"),
+        )

@@ -1,0 +1,149 @@
+"""A new run that begins with weights of another."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfgpipe
+from tfgpipe import quantization
+from trainer import run_dir
+from trainer.checkpoint import store, variable_names
+from trainer.checkpoint.checkpoints import newest_whole
+from trainer.config import WarmStart
+from trainer.hyperparams import HyperparameterError
+
+
+def warm_start(wanted: WarmStart, model: tfgpipe.PipelinedModel) -> None:
+    """Puts weights of another run, or of a file, into a model, and says which.
+
+    Args:
+        wanted: Which.
+        model: The model, built.
+
+    Raises:
+        HyperparameterError: If there are no such weights, or they do not fit.
+    """
+    if wanted.path is None:
+        return
+    path = Path(wanted.path).expanduser()
+    found = _renamed(_read(path, model), wanted.rename)
+    ours = {
+        name: v
+        for name, v in variable_names.weights(model).items()
+        if not variable_names.is_seed(name)
+    }
+    asked = [name for name in ours if _matches(name, wanted.names)]
+    taken = [name for name in asked if name in found]
+    misfits = [n for n in taken if tuple(ours[n].shape) != found[n].shape]
+    if misfits:
+        name = misfits[0]
+        raise HyperparameterError(
+            f"warm_start.path: expected {name} of shape {tuple(ours[name].shape)}; "
+            f"{path} has it of shape {found[name].shape}. Leave it out by "
+            "warm_start.names, or use the shape of one for the other."
+        )
+    if not taken:
+        raise HyperparameterError(
+            f"warm_start.names: expected patterns of weights that are in {path}, which "
+            f"has {_listed(sorted(found))}; received {', '.join(wanted.names)} for "
+            f"{_listed(list(ours))}. See warm_start.rename."
+        )
+    for name in taken:
+        ours[name].assign(found[name])
+    print(f"Warm start: {len(taken)} of {len(ours)} weights are those of {path}.")
+    missing = [name for name in ours if name not in taken]
+    unexpected = [n for n in found if n not in taken and not variable_names.is_seed(n)]
+    for what, names in (("Not from there", missing), ("Unused there", unexpected)):
+        if names:
+            print(f"  {what}: {', '.join(names)}")
+
+
+def _read(path: Path, model: tfgpipe.PipelinedModel) -> Mapping[str, np.ndarray]:
+    """Returns the weights there, by name."""
+    if path.suffix in (".keras", ".h5") and path.is_file():
+        return _of_file(path, model)
+    if path.name.startswith("step-"):
+        return _of_checkpoint(path)
+    folder = run_dir.checkpoints(path)
+    about = newest_whole(folder)
+    if about is None:
+        raise HyperparameterError(
+            "warm_start.path: expected the folder of a run, a step-* folder among its "
+            f"checkpoints, a .keras or a .weights.h5 file; received {str(path)!r}."
+        )
+    return _weights(store.place(folder, about.step))
+
+
+def _of_checkpoint(path: Path) -> Mapping[str, np.ndarray]:
+    folder, step = path.parent, int(path.name.removeprefix("step-"))
+    try:
+        store.check(folder, step)
+    except store.DamagedError as error:
+        raise HyperparameterError(
+            f"warm_start.path: expected a checkpoint that can be read; that of step "
+            f"{step} in {folder} is damaged: {error}."
+        ) from None
+    return _weights(path)
+
+
+def _weights(checkpoint: Path) -> Mapping[str, np.ndarray]:
+    everything = store.read_tensors(checkpoint)
+    return {
+        n: v
+        for n, v in everything.items()
+        if not n.startswith(variable_names.OPTIMIZER)
+    }
+
+
+def _of_file(path: Path, model: tfgpipe.PipelinedModel) -> Mapping[str, np.ndarray]:
+    try:
+        with tf.device("CPU:0"):
+            if path.suffix == ".keras":
+                loaded = keras.models.load_model(path, compile=False)
+            else:
+                loaded = quantization.plain_copy(model)
+                loaded.load_weights(path)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        reason = str(error).partition("\n")[0]
+        raise HyperparameterError(
+            f"warm_start.path: {path} could not be loaded: {reason}. A .keras file "
+            "needs its own layers registered, a .weights.h5 file the layers of this "
+            "experiment."
+        ) from None
+    return {
+        name: keras.ops.convert_to_numpy(v)
+        for name, v in variable_names.weights(loaded).items()
+    }
+
+
+def _renamed(
+    found: Mapping[str, np.ndarray], rules: tuple[str, ...]
+) -> Mapping[str, np.ndarray]:
+    for rule in rules:
+        old, equals, new = rule.partition("=")
+        if not equals or not any(name.startswith(old) for name in found):
+            raise HyperparameterError(
+                "warm_start.rename: expected OLD=NEW, OLD the beginning of names such "
+                f"as {_listed(sorted(found))}; received {rule!r}."
+            )
+        called = [name for name in found if name.startswith(old)]
+        found = {
+            **{name: value for name, value in found.items() if name not in called},
+            **{new + name.removeprefix(old): found[name] for name in called},
+        }
+    return found
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _listed(names: list[str]) -> str:
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + rest

@@ -1,0 +1,274 @@
+"""Batches of images, read and decoded while the model trains on others.
+
+The batch of a step is a function of the images, the seed and the step alone: which
+examples it has, how they are augmented, and what replaces a bad one, which is the next
+good one of the source, whoever comes across it first.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.data import batches
+from trainer.data.batches import WHOLE, Share
+from trainer.data.images import Augmentation
+from trainer.data.sources import BadRecordError, BadRecords, Source
+from trainer.hyperparams import HyperparameterError
+
+
+class Target(abc.ABC):
+    """A kind of what is to be told of an image."""
+
+    @property
+    @abc.abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one."""
+
+    @abc.abstractmethod
+    def read(self, label: Any) -> np.ndarray:
+        """Returns a source's label as training reads it, of type int32.
+
+        Raises:
+            BadRecordError: If it is none.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Class(Target):
+    """One class, counted from 0.
+
+    Attributes:
+        classes: How many there are.
+        first: The label of the first.
+    """
+
+    classes: int
+    first: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """A number."""
+        return ()
+
+    def read(self, label: Any) -> np.ndarray:
+        """Returns the class of a label."""
+        found = label - self.first
+        if not 0 <= found < self.classes:
+            raise BadRecordError(
+                f"expected a label from {self.first} to {self.first + self.classes - 1}"
+                f", as data.first_label and data.classes say; received {label}"
+            )
+        return np.asarray(found, np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mask(Target):
+    """A class for every pixel, in the size that images are brought to.
+
+    Attributes:
+        size: Height and width.
+        classes: How many classes there are, from 0.
+        ignored: A number of pixels that are of none, if there is one.
+    """
+
+    size: tuple[int, int]
+    classes: int
+    ignored: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Height and width."""
+        return self.size
+
+    def read(self, label: Any) -> np.ndarray:
+        """Returns a mask of the size, each pixel being its nearest one's class."""
+        wrong = (label < 0) | (label >= self.classes)
+        if self.ignored is not None:
+            wrong &= label != self.ignored
+        if wrong.any():
+            also = "" if self.ignored is None else f", or {self.ignored}"
+            raise BadRecordError(
+                f"expected pixels of its mask from 0 to {self.classes - 1}{also}, as "
+                f"data.classes and data.ignored say; received {label[wrong][0]}"
+            )
+        rows, columns = (
+            ((np.arange(new) + 0.5) * old / new).astype(int)
+            for new, old in zip(self.size, label.shape, strict=True)
+        )
+        return label[np.ix_(rows, columns)].astype(np.int32)
+
+
+Example = tuple[np.ndarray, np.ndarray]
+
+# How bright red, green and blue are: ITU-R BT.601.
+_LUMA = np.array([[0.299], [0.587], [0.114]], np.float32)
+
+
+class Examples:
+    """The images of a source, brought to one shape, bad ones replaced.
+
+    Args:
+        source: The images.
+        shape: Height, width, channels that they are brought to.
+        target: What stands beside each.
+        bad: Counts those that cannot be used.
+        cache: Whether to keep what has been read.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        shape: tuple[int, int, int],
+        target: Target,
+        bad: BadRecords,
+        cache: bool = False,
+    ) -> None:
+        self._source = source
+        self._shape = shape
+        self._target = target
+        self.bad = bad
+        self._kept: dict[int, Example] | None = {} if cache else None
+        self._instead: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def specs(self, num_rows: int | None) -> tuple[tf.TensorSpec, tf.TensorSpec]:
+        """Returns the shapes and types of a batch."""
+        return (
+            tf.TensorSpec([num_rows, *self._shape], tf.float32),
+            tf.TensorSpec([num_rows, *self._target.shape], tf.int32),
+        )
+
+    def name(self, number: int) -> str:
+        """Returns how to find a record that has been read: its file, its number there.
+
+        That is the name of the record that was read in place of a bad one.
+        """
+        return self._source.name(self._instead.get(number, number))
+
+    def stack(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns a batch of examples."""
+        read = [self.read(number) for number in numbers.tolist()]
+        pixels, targets = zip(*read, strict=True)
+        return np.stack(pixels), np.stack(targets)
+
+    def read(self, number: int) -> Example:
+        """Returns pixels from 0 to 1 of the shape, and what stands beside them.
+
+        Raises:
+            HyperparameterError: If there are too many bad records.
+        """
+        if self._kept is not None and number in self._kept:
+            return self._kept[number]
+        example = self._read(number)
+        if self._kept is not None:
+            self._kept[number] = example
+        return example
+
+    def _read(self, number: int) -> Example:
+        for step in range(len(self)):
+            other = (number + step) % len(self)
+            try:
+                pixels, label = self._source.read(other)
+                example = _fitted(pixels, self._shape), self._target.read(label)
+            except BadRecordError as error:
+                self.bad.add(self._source.name(other), str(error))
+                continue
+            if step:
+                self._instead[number] = other
+            return example
+        raise HyperparameterError(
+            f"data.files: expected records that can be used; received {len(self)} of "
+            "which none can.\n" + "".join(f"  {line}\n" for line in self.bad.first)
+        )
+
+
+def training_batches(
+    examples: Examples,
+    *,
+    batch_size: int,
+    steps: range,
+    seed: int,
+    share: Share = WHOLE,
+    augmentation: Augmentation | None = None,
+) -> tf.data.Dataset:
+    """Returns one batch for each step, `(pixels, targets)`.
+
+    Args:
+        examples: What to draw them from; each comes once in an epoch.
+        batch_size: Rows of a batch of all hosts.
+        steps: The steps.
+        seed: The seed of the order, and of what is random in augmentation.
+        share: Which rows of each batch are read here.
+        augmentation: What is done to the pixels, if anything.
+    """
+    rows = share.rows(batch_size)
+
+    def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
+        numbers = batches.examples_of_step(
+            step, batch_size=batch_size, num_examples=len(examples), seed=seed
+        )
+        pixels, targets = examples.stack(numbers[rows])
+        if augmentation is not None:
+            # Drawn for the whole batch: a row does not depend on who reads it.
+            pixels = augmentation.apply(
+                pixels, rows=rows, batch_size=batch_size, seed=seed, step=step
+            )
+        return pixels, targets
+
+    return batches.map_steps_in_python(
+        batch, steps, examples.specs(rows.stop - rows.start)
+    )
+
+
+def validation_batches(
+    examples: Examples, *, batch_size: int, num_batches: int
+) -> tf.data.Dataset:
+    """Returns all examples, or as many batches, spread evenly over all of them."""
+    numbers = validation_numbers(
+        len(examples), batch_size=batch_size, num_batches=num_batches
+    )
+    return batches.map_steps_in_python(
+        lambda i: examples.stack(numbers[i]),
+        range(len(numbers)),
+        examples.specs(None),
+    )
+
+
+def validation_numbers(
+    num_examples: int, *, batch_size: int, num_batches: int
+) -> list[np.ndarray]:
+    """Returns which examples each batch of validation has.
+
+    >>> [x.tolist() for x in validation_numbers(9, batch_size=2, num_batches=2)]
+    [[0, 2], [5, 8]]
+    """
+    count = min(num_examples, batch_size * num_batches)
+    numbers = np.linspace(0, num_examples - 1, count).astype(np.int64)
+    return [numbers[i : i + batch_size] for i in range(0, count, batch_size)]
+
+
+def _fitted(pixels: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
+    """Returns pixels with the channels and the size of a shape."""
+    height, width, channels = shape
+    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3, 4) or not pixels.size:
+        raise BadRecordError(
+            "expected pixels as [height, width, channels], 1, 3 or 4 channels; "
+            f"received {list(pixels.shape)}"
+        )
+    colors = pixels[..., :3]  # A fourth channel is how opaque they are.
+    if channels == 1 and colors.shape[2] == 3:
+        colors = colors @ _LUMA
+    if colors.shape[2] != channels:
+        colors = np.repeat(colors, channels, axis=2)
+    if colors.shape[:2] != (height, width):
+        with tf.device("CPU:0"):  # An accelerator has the model to compute.
+            colors = tf.image.resize(colors, [height, width], antialias=True).numpy()
+    return colors

@@ -1,0 +1,444 @@
+"""Which images there are: the user's, scikit-learn's or made; with classes or masks."""
+
+from __future__ import annotations
+
+import abc
+import glob
+import os
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from trainer.data import digits, sources, synthetic
+from trainer.hyperparams import HyperparameterError, Hyperparams, field
+
+if TYPE_CHECKING:
+    from trainer.data.image_batches import Examples, Target
+    from trainer.data.sources import Source
+    from trainer.experiment import Split
+
+
+class Augmentation(Hyperparams):
+    """What is done to images in training, each row by draws of its own."""
+
+    shift: int = field(
+        default=0, at_least=0, help="Most pixels that images are moved, each way."
+    )
+    flip: Literal["none", "horizontal"] = field(
+        default="none", help="horizontal: every other image, left for right."
+    )
+
+    def apply(
+        self, pixels: np.ndarray, *, rows: slice, batch_size: int, seed: int, step: int
+    ) -> np.ndarray:
+        """Returns images changed, `[num_rows, height, width, channels]`.
+
+        Args:
+            pixels: The images, of the same shape.
+            rows: Which rows of the batch they are.
+            batch_size: Rows of the whole batch.
+            seed: The seed.
+            step: The step.
+        """
+        # The counter keeps these draws apart from those of `trainer.data.batches`.
+        bits = np.random.Philox(key=[seed, step], counter=[0, 0, 0, 1])
+        draws = bits.random_raw(3 * batch_size).reshape(3, batch_size)[:, rows]
+        if self.flip == "horizontal":
+            flipped = draws[0] % 2 == 1
+            pixels = np.where(flipped[:, None, None, None], pixels[:, :, ::-1], pixels)
+        if self.shift:
+            pixels = self._moved(pixels, *(draws[1:] % (2 * self.shift + 1)))
+        return pixels
+
+    def _moved(
+        self, pixels: np.ndarray, down: np.ndarray, right: np.ndarray
+    ) -> np.ndarray:
+        """Returns images moved, what comes in from outside being zero."""
+        _, height, width, _ = pixels.shape
+        around = (self.shift, self.shift)
+        margin = np.pad(pixels, [(0, 0), around, around, (0, 0)])
+        moved = np.empty_like(pixels)
+        for row, (i, j) in enumerate(zip(down, right, strict=True)):
+            moved[row] = margin[row, i : i + height, j : j + width]
+        return moved
+
+
+class Pictures(Hyperparams, abc.ABC):
+    """Images, those of validation named as well, or every tenth."""
+
+    files: str | None = field(default=None, help="Glob of your images.")
+    validation_files: str | None = field(
+        default=None, help="As files, to validate on; None: every tenth of `files`."
+    )
+    shape: tuple[int, int, int] = field(
+        default=(8, 8, 1), help="Height, width, channels that images are brought to."
+    )
+    max_bad_records: int = field(
+        default=10, at_least=0, help="More of them end the run; ten are named."
+    )
+    cache: Literal["none", "memory"] = field(
+        default="none", help="memory: images are read and decoded once, then kept."
+    )
+
+    def validate(self) -> None:
+        """Checks the shape."""
+        if min(self.shape) < 1 or self.shape[2] not in (1, 3):
+            raise HyperparameterError(
+                "shape: expected height and width of at least 1, and 1 or 3 channels; "
+                f"received {self.shape}."
+            )
+
+    @abc.abstractmethod
+    def target(self) -> Target:
+        """Returns what stands beside each image."""
+
+    @abc.abstractmethod
+    def records(self, name: str, pattern: str) -> Source:
+        """Returns the images of some files.
+
+        Args:
+            name: The hyperparameter that names them.
+            pattern: The glob.
+
+        Raises:
+            HyperparameterError: If there is none, or they are of no known kind.
+        """
+
+    def source(self, split: Split) -> Source:
+        """Returns the images of a split, none of them read yet."""
+        from trainer.data.sources import every_tenth
+
+        own = str(self.files)
+        if self.validation_files is None:
+            return every_tenth(self.records("files", own), split)
+        if split == "train":
+            return self.records("files", own)
+        return self.records("validation_files", self.validation_files)
+
+    def open(self, split: Split) -> Examples:
+        """Returns the images of a split, the first of them read.
+
+        Raises:
+            HyperparameterError: If there is none, or none that can be used.
+        """
+        from trainer.data.image_batches import Examples
+        from trainer.data.sources import BadRecords
+
+        examples = Examples(
+            self.source(split),
+            shape=self.shape,
+            target=self.target(),
+            bad=BadRecords(self.max_bad_records),
+            cache=self.cache == "memory",
+        )
+        examples.read(0)
+        return examples
+
+
+_IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif"}
+# Features as they are usually named, of the image and of the label.
+_KEYS = {
+    "tfrecord": ("image/encoded", "image/class/label"),
+    "npz": ("x", "y"),
+    "tfds": ("image", "label"),
+}
+
+
+class Images(Pictures):
+    """Labelled images, by default scikit-learn's handwritten digits.
+
+    Without `validation_files` every tenth image is for validation.
+    """
+
+    files: str | None = field(
+        default=None, help="Glob of your files, a folder, a tfds name; None: digits."
+    )
+    classes: int | None = field(
+        default=None,
+        at_least=2,
+        help="Number of classes; None: of the folders, of an npz file's labels.",
+    )
+    format: Literal["auto", "tfrecord", "npz", "folders", "tfds"] = field(
+        default="auto", help="What `files` are; folders: LABEL/NAME.png."
+    )
+    image_key: str | None = field(
+        default=None, help="Name of the image in a record; None: the format's usual."
+    )
+    label_key: str | None = field(
+        default=None, help="Name of the label in a record; None: the format's usual."
+    )
+    first_label: int = field(
+        default=0, at_least=0, help="Label of the first class: 1 in ImageNet's files."
+    )
+
+    def target(self) -> Target:
+        """Returns what stands beside each image: its class."""
+        from trainer.data.image_batches import Class
+
+        # Folders have no numbers of their own, so theirs begin at 0.
+        first = 0 if self.class_names() else self.first_label
+        return Class(self.num_classes, first=first)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes: as said, or as the files have.
+
+        Raises:
+            HyperparameterError: If the files do not say it, or say another.
+        """
+        if self.files is None:
+            return self.classes or digits.NUM_CLASSES
+        names = self.class_names()
+        if names is not None:
+            return self._num_folders(names)
+        if self.classes is not None:
+            return self.classes
+        paths = [] if self.format == "tfds" else _paths("files", self.files)
+        if not paths or self._kind(paths) != "npz":
+            raise HyperparameterError(
+                "data.classes: expected the number of classes, which folders and .npz "
+                "files say by themselves; received None for other files. Give "
+                "--set=data.classes=N."
+            )
+        arrays = [_read_npz(path, **self._keys("npz")) for path in paths]
+        return max(int(labels.max()) for _, labels in arrays) - self.first_label + 1
+
+    def class_names(self) -> list[str] | None:
+        """Returns the names of the folders of training; None where there are none."""
+        if self.files is None or self.format == "tfds":
+            return None
+        paths = _paths("files", self.files)
+        if self._kind(paths) != "folders":
+            return None
+        return sorted({path.parent.name for path in paths})
+
+    def labels(self) -> list[str]:
+        """Returns how the files call each class: by a folder's name, or a number."""
+        names = self.class_names()
+        if names is not None:
+            return names
+        return [str(self.first_label + i) for i in range(self.num_classes)]
+
+    def _num_folders(self, names: list[str]) -> int:
+        listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        if self.classes not in (None, len(names)):
+            raise HyperparameterError(
+                f"data.classes: expected {len(names)}, the number of folders in "
+                f"{self.files} ({listed}); received {self.classes}. Leave it out."
+            )
+        if len(names) < 2:
+            raise HyperparameterError(
+                "data.files: expected images in at least 2 folders, one for each "
+                f"class; received {listed} alone in {self.files}."
+            )
+        return len(names)
+
+    def source(self, split: Split) -> Source:
+        """Returns the images of a split, none of them read yet."""
+        from trainer.data.sources import Arrays
+
+        if self.files is not None:
+            return super().source(split)
+        images = digits.read(split)
+        return Arrays(images.pixels, images.labels, name="digits")
+
+    def records(self, name: str, pattern: str) -> Source:
+        """Returns the images of some files."""
+        from trainer.data.formats import Folders, Tfds, TfRecords
+        from trainer.data.sources import Joined
+
+        if self.format == "tfds":
+            return Tfds(pattern, **self._keys("tfds"))
+        paths = _paths(name, pattern)
+        kind = self._kind(paths)
+        if kind == "folders":
+            # Labels are those of training, so that a folder may be absent elsewhere.
+            return Folders(paths, labels=self.class_names() or [])
+        if kind == "npz":
+            return Joined([_arrays(path, **self._keys(kind)) for path in paths])
+        return Joined([TfRecords(path, **self._keys(kind)) for path in paths])
+
+    def _kind(self, paths: list[Path]) -> str:
+        """Returns what files are: as said, or by the suffix of the first."""
+        if self.format != "auto":
+            return self.format
+        suffix = paths[0].suffix.lower()
+        if suffix == ".npz":
+            return "npz"
+        # TFRecord files are as often named `train-00000-of-01024`, without a suffix.
+        return "folders" if suffix in _IMAGES else "tfrecord"
+
+    def _keys(self, kind: str) -> dict[str, str]:
+        image, label = _KEYS[kind]
+        return {
+            "image_key": self.image_key or image,
+            "label_key": self.label_key or label,
+        }
+
+
+def _paths(name: str, pattern: str) -> list[Path]:
+    if os.path.isdir(os.path.expanduser(pattern)):
+        pattern = os.path.join(glob.escape(pattern), "*", "*")
+    return sources.matching_files(f"data.{name}", pattern, example="images/*/*.png")
+
+
+def _arrays(path: Path, *, image_key: str, label_key: str) -> Source:
+    from trainer.data.sources import Arrays
+
+    pixels, labels = _read_npz(path, image_key=image_key, label_key=label_key)
+    return Arrays(pixels, labels, name=str(path))
+
+
+def _read_npz(
+    path: Path, *, image_key: str, label_key: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the images and the labels of a file, which are integers.
+
+    Raises:
+        HyperparameterError: If it has no such arrays.
+    """
+    try:
+        with np.load(path) as arrays:
+            names = ", ".join(arrays) or "none"
+            pixels, labels = arrays.get(image_key), arrays.get(label_key)
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        zipfile.BadZipFile,
+    ) as error:  # What numpy raises of others.
+        raise HyperparameterError(
+            f"data.files: expected .npz files; received {path}: {error}"
+        ) from None
+    if pixels is None or labels is None:
+        raise HyperparameterError(
+            f"data.files: expected arrays {image_key!r} and {label_key!r}; received "
+            f"{path}, which has {names}. Others are named by data.image_key and "
+            "data.label_key."
+        )
+    if pixels.ndim not in (3, 4) or labels.shape != pixels.shape[:1] or not labels.size:
+        raise HyperparameterError(
+            "data.files: expected images as [N, height, width] or [N, height, width, "
+            f"channels], and N labels; received {list(pixels.shape)} and "
+            f"{list(labels.shape)} in {path}."
+        )
+    return pixels, _whole(labels, path, label_key)
+
+
+def _whole(labels: np.ndarray, path: Path, label_key: str) -> np.ndarray:
+    """Returns labels as integers.
+
+    Raises:
+        HyperparameterError: If one is none.
+    """
+    if labels.dtype.kind in "biu":
+        return labels.astype(np.int64)
+    if labels.dtype.kind != "f":
+        raise HyperparameterError(
+            f"data.files: expected integers as labels; received {label_key!r} of type "
+            f"{labels.dtype} in {path}."
+        )
+    wrong = np.flatnonzero(~np.isfinite(labels) | (labels % 1 != 0))
+    if len(wrong):
+        raise HyperparameterError(
+            f"data.files: expected integers as labels; received {labels[wrong[0]]} as "
+            f"{label_key!r} of record {wrong[0]} in {path}, the first of "
+            f"{len(wrong):,}."
+        )
+    return labels.astype(np.int64)
+
+
+class Scenes(Pictures):
+    """Images with masks, by default of shapes that the program draws.
+
+    An image and its mask have one name but for folder and suffix. A mask has one
+    channel, whose pixels are numbers of classes. Without `validation_files` every tenth
+    image is for validation.
+    """
+
+    files: str | None = field(
+        default=None, help="Glob of your images; None: made by the program."
+    )
+    masks: str | None = field(
+        default=None, help="Glob of their masks, of the same names: PNG of one channel."
+    )
+    validation_masks: str | None = field(
+        default=None, help="Masks of those; None: they are among `masks`."
+    )
+    classes: int = field(default=len(synthetic.SHAPES), at_least=2, help="How many.")
+    ignored: int | None = field(
+        default=None, at_least=0, help="Number of pixels that count for nothing."
+    )
+    shape: tuple[int, int, int] = field(
+        default=(32, 32, 1), help="Height, width, channels that images are brought to."
+    )
+    num_shapes: int = field(
+        default=3, at_least=1, help="Most shapes in an image that is made."
+    )
+
+    def validate(self) -> None:
+        """Checks that what is given fits together."""
+        super().validate()
+        height, width, channels = self.shape
+        if (self.files is None) != (self.masks is None):
+            absent = "files" if self.files is None else "masks"
+            raise HyperparameterError(
+                f"{absent}: expected a glob, as files and masks go together; received "
+                "None."
+            )
+        if self.files is None and (height != width or channels != 1):
+            raise HyperparameterError(
+                "shape: expected as much height as width, and 1 channel, which images "
+                f"that are made have; received {self.shape}. Or give data.files."
+            )
+        if self.files is None and self.classes != len(synthetic.SHAPES):
+            raise HyperparameterError(
+                f"classes: expected {len(synthetic.SHAPES)}, which images that are "
+                f"made have; received {self.classes}. Or give data.files."
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the classes are called."""
+        if self.files is None:
+            return synthetic.SHAPES
+        return tuple(f"class {number}" for number in range(self.classes))
+
+    def target(self) -> Target:
+        """Returns what stands beside each image: its mask."""
+        from trainer.data.image_batches import Mask
+
+        height, width, _ = self.shape
+        return Mask((height, width), classes=self.classes, ignored=self.ignored)
+
+    def records(self, name: str, pattern: str) -> Source:
+        """Returns the images of some files, with their masks."""
+        from trainer.data.formats import Masked
+
+        return Masked(self._pairs(name, pattern))
+
+    def _pairs(self, name: str, pattern: str) -> list[tuple[Path, Path]]:
+        """Returns each image with its mask."""
+        theirs = "masks"
+        if name == "validation_files" and self.validation_masks is not None:
+            theirs = "validation_masks"
+        images = sources.matching_files(f"data.{name}", pattern, example="images/*.jpg")
+        masks = sources.matching_files(
+            f"data.{theirs}", str(getattr(self, theirs)), example="masks/*.png"
+        )
+        by_name = {path.stem: path for path in masks}
+        if len(by_name) < len(masks):
+            raise HyperparameterError(
+                f"data.{theirs}: expected masks of names that differ; received "
+                f"{len(masks)} of {len(by_name)} names."
+            )
+        without = [path for path in images if path.stem not in by_name]
+        if without:
+            raise HyperparameterError(
+                f"data.{theirs}: expected a mask for each image, of the same name but "
+                f"for its suffix; received none for {len(without)} of {len(images)}, "
+                f"such as {without[0]}."
+            )
+        return [(path, by_name[path.stem]) for path in images]

@@ -1,0 +1,227 @@
+"""Random access to examples: how many there are, and each by its number.
+
+The number is known before any is read, so that the order of training can be drawn.
+What cannot be used raises `BadRecordError`: it is counted and named, another example is
+taken in its place, and too many of them end the run.
+"""
+
+from __future__ import annotations
+
+import abc
+import bisect
+import glob
+import itertools
+import os
+import re
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.hyperparams import HyperparameterError
+
+
+def matching_files(name: str, pattern: str, *, example: str) -> list[Path]:
+    """Returns the files that a glob matches, in the order of their names.
+
+    Args:
+        name: The hyperparameter that says it, which errors name.
+        pattern: The glob; `~` is the home directory, `**` any folders.
+        example: A glob that an error shows.
+
+    Raises:
+        HyperparameterError: If there is none.
+    """
+    found = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
+    paths = [Path(each) for each in found if os.path.isfile(each)]
+    if not paths:
+        raise HyperparameterError(
+            f"{name}: expected a glob that matches files, such as {example!r}; "
+            f"received {pattern!r}, which matches none."
+        )
+    return paths
+
+
+_NAMED = 10
+
+
+class BadRecordError(ValueError):
+    """A record cannot be used; the message says why, without naming the record."""
+
+
+class BadRecords:
+    """The bad records that a process has come across, each counted once.
+
+    The first ten are named on stderr as they are found. All of them are only known once
+    all records have been read, so a run that is taken up counts from the start again.
+
+    Args:
+        limit: How many there may be.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()  # Batches are read side by side.
+        self._found: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    @property
+    def first(self) -> list[str]:
+        """The first ten, as `"FILE record NUMBER: reason"`."""
+        named = list(self._found.items())[:_NAMED]
+        return [f"{name}: {reason}" for name, reason in named]
+
+    def add(self, name: str, reason: str) -> None:
+        """Counts a record, if it is a new one.
+
+        Raises:
+            HyperparameterError: If there are more than the limit.
+        """
+        with self._lock:
+            if name not in self._found:
+                self._found[name] = reason
+                if len(self._found) <= _NAMED:
+                    print(
+                        f"Bad record, not used: {name}: {reason}.",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+            if len(self._found) > self._limit:
+                raise HyperparameterError(
+                    f"data.max_bad_records: expected at most {self._limit} bad "
+                    f"records; received {len(self._found)}, of which the first are\n"
+                    + "".join(f"  {line}\n" for line in self.first)
+                    + "Mend or remove them, or raise data.max_bad_records."
+                )
+
+
+def told_by(error: Exception) -> HyperparameterError | None:
+    """Returns the error about records that an error of TensorFlow repeats, if any.
+
+    What a dataset's function raises comes out of `fit` as an error of TensorFlow, which
+    has the words and a traceback in its message.
+    """
+    pattern = r"HyperparameterError: (data\.\w+: .*?)\n*Traceback"
+    found = re.search(pattern, str(error), re.DOTALL)
+    return HyperparameterError(found[1]) if found else None
+
+
+class Source(abc.ABC):
+    """Images, each under a number and with what it shows."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @abc.abstractmethod
+    def name(self, number: int) -> str:
+        """Returns how to find a record: its file, its number there."""
+
+    @abc.abstractmethod
+    def read(self, number: int) -> tuple[np.ndarray, Any]:
+        """Returns pixels from 0 to 1, `[height, width, channels]`, and what is shown.
+
+        That is a label, or a mask of classes, `[height, width]`, as big as the image.
+
+        Raises:
+            BadRecordError: If the record cannot be used.
+        """
+
+
+class Arrays(Source):
+    """Images in memory, such as those of `.npz` files.
+
+    Args:
+        pixels: `[num_images, height, width, channels]`, or without channels, integers
+            from 0 to their type's largest, or floats from 0 to 1.
+        labels: `[num_images]`, integers.
+        name: What they are called.
+    """
+
+    def __init__(self, pixels: np.ndarray, labels: np.ndarray, *, name: str) -> None:
+        self._pixels = pixels if pixels.ndim > 3 else pixels[..., None]
+        self._labels = labels
+        self._name = name
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def name(self, number: int) -> str:
+        """Returns the name of the array, and the row."""
+        return f"{self._name} record {number}"
+
+    def read(self, number: int) -> tuple[np.ndarray, int]:
+        """Returns a row."""
+        return from_0_to_1(self._pixels[number]), int(self._labels[number])
+
+
+class Joined(Source):
+    """Sources one after another."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
+        self._ends = list(itertools.accumulate(map(len, sources)))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def name(self, number: int) -> str:
+        """Returns the name that the record's own source gives it."""
+        source, inner = self._find(number)
+        return source.name(inner)
+
+    def read(self, number: int) -> tuple[np.ndarray, Any]:
+        """Returns what the record's own source returns."""
+        source, inner = self._find(number)
+        return source.read(inner)
+
+    def _find(self, number: int) -> tuple[Source, int]:
+        which = bisect.bisect_right(self._ends, number)
+        before = self._ends[which - 1] if which else 0
+        return self._sources[which], number - before
+
+
+class Part(Source):
+    """Some records of a source."""
+
+    def __init__(self, source: Source, numbers: np.ndarray) -> None:
+        self._source = source
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def name(self, number: int) -> str:
+        """Returns the name that the record has in the source."""
+        return self._source.name(int(self._numbers[number]))
+
+    def read(self, number: int) -> tuple[np.ndarray, Any]:
+        """Returns what the source returns."""
+        return self._source.read(int(self._numbers[number]))
+
+
+def every_tenth(source: Source, split: str) -> Source:
+    """Returns the records that are for a split: every tenth is for validation.
+
+    Raises:
+        HyperparameterError: If there is none.
+    """
+    numbers = np.arange(len(source))
+    kept = numbers[(numbers % 10 == 9) == (split == "validation")]
+    if not len(kept):
+        raise HyperparameterError(
+            "data.files: expected at least 10 images, every tenth for validation; "
+            f"received {len(source)}. Or name others as data.validation_files."
+        )
+    return Part(source, kept)
+
+
+def from_0_to_1(pixels: np.ndarray) -> np.ndarray:
+    """Returns pixels as floats: integers over their type's largest, floats as is."""
+    if np.issubdtype(pixels.dtype, np.integer):
+        return pixels.astype(np.float32) / np.float32(np.iinfo(pixels.dtype).max)
+    return pixels.astype(np.float32)

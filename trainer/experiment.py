@@ -1,0 +1,216 @@
+"""The base class of experiments, and how they are found by name."""
+
+from __future__ import annotations
+
+import abc
+import difflib
+import importlib.util
+import inspect
+import pkgutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from trainer.config import (
+    Evaluation,
+    Optimizer,
+    Pipelining,
+    Precision,
+    Saving,
+    Training,
+    WarmStart,
+)
+from trainer.data.batches import WHOLE, Share
+from trainer.hyperparams import HyperparameterError, Hyperparams, field
+
+if TYPE_CHECKING:
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import tfgpipe
+    from tfgpipe.quantization import QuantizeConfig
+
+
+Split = Literal["train", "validation"]
+
+
+class Experiment(Hyperparams, abc.ABC):
+    """Everything that decides a run, and how its model and data are built."""
+
+    unit: ClassVar[str] = "example"
+
+    pipelining: Pipelining = field(
+        default=Pipelining(), help="How the layers are spread over devices."
+    )
+    optimizer: Optimizer = field(default=Optimizer(), help="How weights are updated.")
+    training: Training = field(default=Training(), help="The run.")
+    saving: Saving = field(default=Saving(), help="Its checkpoints.")
+    evaluation: Evaluation = field(default=Evaluation(), help="How good it is.")
+    warm_start: WarmStart = field(default=WarmStart(), help="Weights to begin with.")
+    precision: Precision = field(
+        default=Precision(), help="In which numbers it computes."
+    )
+    seed: int = field(
+        default=0, at_least=0, less_than=2**32, help="Seed of all that is random."
+    )
+
+    @property
+    @abc.abstractmethod
+    def tokens_per_step(self) -> int:
+        """How many `unit`s, such as bytes, a step trains on."""
+
+    @abc.abstractmethod
+    def network(self) -> keras.Model:
+        """Returns the network without its pipeline, from inputs to logits.
+
+        Raises:
+            HyperparameterError: If there is none of these sizes.
+        """
+
+    def loss(self) -> keras.losses.Loss:
+        """Returns the loss of logits, in nats per `unit`."""
+        import keras
+
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """Returns what is measured beside the loss."""
+        return []
+
+    def quantize_rules(self) -> Mapping[type, QuantizeConfig]:
+        """Returns how layers of the experiment's own are quantized."""
+        return {}
+
+    def build_model(self) -> tfgpipe.PipelinedModel:
+        """Returns the network as a pipeline, compiled.
+
+        Raises:
+            HyperparameterError: If it does not fit its pipeline, or its metrics.
+        """
+        with self.precision.scope():
+            network = self.precision.apply(self.network(), self.quantize_rules)
+            model = self.pipelining.build(network)
+            metrics = self.metrics()
+            model.compile(
+                optimizer=self.optimizer.build(self.training.num_steps),
+                loss=self.loss(),
+                metrics=metrics,
+            )
+        self.evaluation.check(metrics)
+        return model
+
+    @abc.abstractmethod
+    def build_dataset(
+        self, split: Split, *, first_step: int = 0, share: Share = WHOLE
+    ) -> tf.data.Dataset:
+        """Returns the batches of a split.
+
+        The batch of a training step depends on the seed and on the number of the step
+        alone, so that a run can be taken up at any step.
+
+        Args:
+            split: `"train"`, one batch for each step, or `"validation"`.
+            first_step: The step of the first batch, counted from 0.
+            share: Which rows of each batch of training are read here.
+        """
+
+    def check(self) -> None:
+        """Looks for what would otherwise come up after the training.
+
+        Raises:
+            HyperparameterError: If there is something.
+        """
+        return
+
+    def baselines(self) -> dict[str, float]:
+        """Returns losses to beat on the validation split, by name."""
+        return {}
+
+    def decode(self, model: keras.Model, folder: Path) -> str:
+        """Writes what a trained model makes of data it has not seen.
+
+        Args:
+            model: The model.
+            folder: Where to write files.
+
+        Returns:
+            A text that shows some of it, or an empty one.
+        """
+        del model, folder  # Not every experiment has something to show.
+        return ""
+
+    def representative(self) -> np.ndarray | None:
+        """Returns inputs to find ranges of activations with, if the model has such."""
+        return None
+
+    def test_data(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Returns inputs and classes that no training has seen, if it has such."""
+        return None
+
+    def float_twin(self) -> Self | None:
+        """Returns what a quantized model is to be compared with, trained as well."""
+        return None
+
+
+def experiments() -> dict[str, type[Experiment]]:
+    """Returns the experiments in the folder `params`, by name, such as `"lm.Tiny"`."""
+    package = importlib.import_module("params")
+    return {
+        f"{module.name}.{name}": cls
+        for module in pkgutil.iter_modules(package.__path__)
+        for name, cls in _defined(f"params.{module.name}").items()
+    }
+
+
+def find(name: str) -> type[Experiment]:
+    """Returns the experiment of a name.
+
+    Args:
+        name: `FILE.CLASS` of a file in `params`, or `PACKAGE.FILE.CLASS` of any that
+            Python can import, the working directory included.
+
+    Raises:
+        HyperparameterError: If there is none of that name.
+    """
+    module, _, cls = name.rpartition(".")
+    for place in (f"params.{module}", module):
+        if not module or not _is_there(place):
+            continue
+        found = _defined(place)
+        if cls in found:
+            return found[cls]
+        raise HyperparameterError(
+            f"{name}: no such experiment. {_hint(cls, found)}Expected one of "
+            f"{', '.join(found) or 'none'}, which are the subclasses of "
+            f"trainer.experiment.Experiment that {place} defines."
+        )
+    known = experiments()
+    raise HyperparameterError(
+        f"{name}: no such experiment. {_hint(name, known)}Expected one of "
+        f"{', '.join(known)}, or PACKAGE.FILE.CLASS of a file that Python can import."
+    )
+
+
+def _is_there(module: str) -> bool:
+    """Returns whether there is such a module, of which only its parents are run."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _defined(module: str) -> dict[str, type[Experiment]]:
+    """Returns the experiments that a module defines, by name."""
+    found = importlib.import_module(module)
+    return {
+        name: cls
+        for name, cls in inspect.getmembers(found, inspect.isclass)
+        if issubclass(cls, Experiment) and cls.__module__ == found.__name__
+        if not name.startswith("_")
+    }
+
+
+def _hint(name: str, known: Mapping[str, type]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"Did you mean {near[0]}? " if near else ""

@@ -1,0 +1,1 @@
+"""Networks: transformers, a U-Net, AmoebaNet-D."""

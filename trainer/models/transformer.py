@@ -1,0 +1,348 @@
+"""Transformers: a decoder alone, and an encoder with a decoder.
+
+    source -> embedding -> attention, perceptron -> ... -> memory
+                                                             |  (to each block)
+    shifted target -> embedding -> causal attention, attention to memory, perceptron
+                                                  -> ... -> logits
+
+In the second zeros are padding. The embeddings mask them, Keras hands the masks on: no
+attention looks at padding, and the logits carry the target's mask, by which loss and
+metrics count.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import keras
+
+import tfgpipe
+from trainer.data import corpus
+
+if TYPE_CHECKING:
+    from tfgpipe.quantization import QuantizeConfig
+    from trainer.tasks.language_model import Transformer
+    from trainer.tasks.translation import EncoderDecoder
+
+
+ops = keras.ops
+
+
+@keras.saving.register_keras_serializable(package="params")
+class Segments(keras.layers.Layer):
+    """Numbers the documents of a window, each from its start on.
+
+    Input shape:
+        `(batch_size, length)`, bytes.
+
+    Output shape:
+        The same, of type int32.
+
+    Example:
+
+    >>> from trainer.models.transformer import Segments
+    >>> print(Segments()(np.array([[0, 65, 66, 0, 67]])).numpy())
+    [[1 1 1 2 2]]
+    """
+
+    config_is_complete = True
+
+    def call(self, inputs: Any) -> Any:
+        """Returns the number of each byte's document."""
+        starts = ops.cast(ops.equal(inputs, corpus.START), "int32")
+        return ops.cumsum(starts, axis=1)
+
+
+def same(segments: Any) -> Any:
+    """Returns which bytes are of one document, `[batch_size, length, length]`."""
+    return ops.equal(segments[:, :, None], segments[:, None, :])
+
+
+def places(segments: Any) -> Any:
+    """Returns how many bytes of its document stand before each byte.
+
+    >>> print(places(ops.array([[1, 1, 1, 2, 2]])).numpy())
+    [[0 1 2 0 1]]
+
+    Args:
+        segments: Numbers of documents. # [batch_size, length]
+    """
+    before = ops.tril(ops.cast(same(segments), "int32"), k=-1)
+    return ops.sum(before, axis=-1)
+
+
+@keras.saving.register_keras_serializable(package="params")
+class Positions(keras.layers.Layer):
+    """Adds a learnt vector to each position, counted from its document's start.
+
+    Call arguments:
+        inputs: Of the shape below.
+        segments: Numbers of documents, `(batch_size, length)`; None: all is one.
+
+    Input shape:
+        `(batch_size, length, width)`, `length` known.
+
+    Output shape:
+        The same.
+    """
+
+    config_is_complete = True
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Creates the vectors."""
+        self.vectors = self.add_weight(
+            shape=input_shape[1:],
+            initializer=keras.initializers.RandomNormal(stddev=0.02),
+            name="vectors",
+        )
+
+    def call(self, inputs: Any, segments: Any = None) -> Any:
+        """Returns the inputs with the vectors added."""
+        if segments is None:
+            return inputs + self.vectors
+        return inputs + keras.ops.take(self.vectors, places(segments), axis=0)
+
+
+@keras.saving.register_keras_serializable(package="params")
+class Block(keras.layers.Layer):
+    """Causal self-attention, then a perceptron, each behind a norm and a skip.
+
+    Args:
+        width: Numbers in a position's vector.
+        num_heads: Heads of the attention; they share the width.
+        mlp_width: Width of the perceptron's inner layer.
+        dropout: Share of activations dropped before each addition.
+        num_shards: T, over how many devices attention and perceptron are spread.
+        sharding: How these exchange what they need: see `tfgpipe.layers.TPDense`.
+
+    Call arguments:
+        inputs: Of the shape below.
+        segments: Numbers of documents, `(batch_size, length)`, which do not see each
+            other; None: all is one.
+
+    Input shape:
+        `(batch_size, length, width)`
+
+    Output shape:
+        The same.
+    """
+
+    config_is_complete = True
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        num_heads: int,
+        mlp_width: int,
+        dropout: float = 0.0,
+        num_shards: int = 1,
+        sharding: Literal["sync", "ring"] = "sync",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.width = width
+        self.num_heads = num_heads
+        self.mlp_width = mlp_width
+        self.dropout = dropout
+        self.num_shards = num_shards
+        self.sharding = sharding
+        self.attention_norm = keras.layers.LayerNormalization()
+        self.mlp_norm = keras.layers.LayerNormalization()
+        size = width // num_heads
+        if num_shards == 1:
+            self.attention = keras.layers.MultiHeadAttention(num_heads, size)
+            self.widen = keras.layers.Dense(mlp_width, activation="gelu")
+            self.narrow = keras.layers.Dense(width)
+        else:
+            collective: Literal["gather", "ring"]
+            collective = "ring" if sharding == "ring" else "gather"
+            self.attention = tfgpipe.layers.TPMultiHeadAttention(
+                num_heads, key_dim=size, collective=collective, num_shards=num_shards
+            )
+            self.widen = tfgpipe.layers.TPDense(
+                mlp_width,
+                activation="gelu",
+                gather_output=False,
+                collective=collective,
+                num_shards=num_shards,
+            )
+            self.narrow = tfgpipe.layers.TPDense(
+                width, partition="row", collective=collective, num_shards=num_shards
+            )
+        self.drop_attention = keras.layers.Dropout(dropout)
+        self.drop_mlp = keras.layers.Dropout(dropout)
+
+    @property
+    def max_shards(self) -> int:
+        """T divides it: the heads."""
+        return self.num_heads
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Builds the layers inside."""
+        self.attention_norm.build(input_shape)
+        self.attention.build(input_shape, input_shape)
+        self.mlp_norm.build(input_shape)
+        self.widen.build(input_shape)
+        self.narrow.build(self.widen.compute_output_shape(input_shape))
+
+    def call(
+        self, inputs: Any, segments: Any = None, training: bool | None = None
+    ) -> Any:
+        """Returns the inputs with what attention and perceptron add."""
+        # [batch_size, length, width] throughout
+        normed = self.attention_norm(inputs)
+        mask = None if segments is None else same(segments)
+        attended = self.attention(
+            normed, normed, attention_mask=mask, use_causal_mask=True
+        )
+        x = inputs + self.drop_attention(attended, training=training)
+        added = self.narrow(self.widen(self.mlp_norm(x)))
+        return x + self.drop_mlp(added, training=training)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {
+            **super().get_config(),
+            "width": self.width,
+            "num_heads": self.num_heads,
+            "mlp_width": self.mlp_width,
+            "dropout": self.dropout,
+            "num_shards": self.num_shards,
+            "sharding": self.sharding,
+        }
+
+
+def quantize_rules() -> dict[type, QuantizeConfig]:
+    """Returns what of these layers is quantized for 8 bits.
+
+    Their matrices and what they give. In between attention and norms compute with
+    floats, as TFLite does unless it is shown inputs.
+    """
+    from tfgpipe.quantization import QuantizeConfig
+
+    return {
+        Positions: QuantizeConfig(weights=["vectors"], output=True),
+        Block: QuantizeConfig(weights=["kernel"], output=True),
+    }
+
+
+def decoder_only(
+    hyper: Transformer,
+    *,
+    documents: Literal["joined", "packed"] = "joined",
+    num_shards: int = 1,
+    sharding: Literal["sync", "ring"] = "sync",
+) -> keras.Model:
+    """Returns the network.
+
+    A tied softmax shares its weights with the embedding, over all stages between. Of
+    packed documents the numbers go from the first stage to each block.
+
+    Args:
+        hyper: Its sizes.
+        documents: Whether a window is one text, or documents that start with zeros and
+            do not see each other.
+        num_shards: T, over how many devices each block is spread.
+        sharding: How: see `tfgpipe.layers.TPDense`.
+    """
+    layers = keras.layers
+    numbered: list[Any] = [
+        Positions(),
+        *(
+            Block(
+                width=hyper.width,
+                num_heads=hyper.num_heads,
+                mlp_width=hyper.mlp_width,
+                dropout=hyper.dropout,
+                num_shards=num_shards,
+                sharding=sharding,
+            )
+            for _ in range(hyper.num_layers)
+        ),
+    ]
+    norm = layers.LayerNormalization()
+    tied = hyper.softmax == "tied"
+    kind: Any = layers.ReversibleEmbedding if tied else layers.Embedding
+    embedding = kind(256, hyper.width)
+    head = None if tied else layers.Dense(256)
+    inputs = keras.Input([hyper.context], dtype="int32")
+    sides = {"segments": Segments()(inputs)} if documents == "packed" else {}
+    x = embedding(inputs)  # [batch_size, context, width]
+    for layer in numbered:
+        x = layer(x, **sides)
+    x = norm(x)
+    logits = embedding(x, reverse=True) if head is None else head(x)
+    return keras.Model(inputs, logits)
+
+
+layers = keras.layers
+
+
+def encoder_decoder(
+    hyper: EncoderDecoder,
+    *,
+    vocabulary_size: int,
+    source_length: int,
+    target_length: int,
+) -> keras.Model:
+    """Returns the network, from a source and a target shifted by one to logits.
+
+    Args:
+        hyper: Its sizes.
+        vocabulary_size: How many characters there are, padding among them.
+        source_length: How many the encoder reads.
+        target_length: How many the decoder reads, and writes.
+    """
+    source = keras.Input([source_length], dtype="int32", name="source")
+    shifted = keras.Input([target_length], dtype="int32", name="shifted")
+    memory = _embedded(source, hyper, vocabulary_size)
+    # It stays [batch_size, source_length, width]; below x has the target's length.
+    for _ in range(hyper.num_encoder_layers):
+        memory = _attending(memory, None, hyper)
+        memory = _perceptron(memory, hyper)
+    memory = layers.LayerNormalization()(memory)
+    x = _embedded(shifted, hyper, vocabulary_size)
+    for _ in range(hyper.num_decoder_layers):
+        x = _attending(x, None, hyper, causal=True)
+        x = _attending(x, memory, hyper)
+        x = _perceptron(x, hyper)
+    logits = layers.Dense(vocabulary_size)(layers.LayerNormalization()(x))
+    return keras.Model([source, shifted], logits)
+
+
+def _embedded(
+    numbers: keras.KerasTensor, hyper: EncoderDecoder, vocabulary_size: int
+) -> keras.KerasTensor:
+    vectors = layers.Embedding(vocabulary_size, hyper.width, mask_zero=True)(numbers)
+    return Positions()(vectors)
+
+
+def _attending(
+    x: keras.KerasTensor,
+    memory: keras.KerasTensor | None,
+    hyper: EncoderDecoder,
+    *,
+    causal: bool = False,
+) -> keras.KerasTensor:
+    """Adds what attention finds in the memory, or without one in `x` itself."""
+    normed = layers.LayerNormalization()(x)
+    attention = layers.MultiHeadAttention(
+        hyper.num_heads, hyper.width // hyper.num_heads
+    )
+    found = attention(
+        normed, normed if memory is None else memory, use_causal_mask=causal
+    )
+    return layers.Add()([x, layers.Dropout(hyper.dropout)(found)])
+
+
+def _perceptron(x: keras.KerasTensor, hyper: EncoderDecoder) -> keras.KerasTensor:
+    """Adds what a perceptron makes of each position."""
+    inner = layers.LayerNormalization()(x)
+    inner = layers.Dense(hyper.mlp_width, activation="gelu")(inner)
+    inner = layers.Dense(hyper.width)(inner)
+    return layers.Add()([x, layers.Dropout(hyper.dropout)(inner)])

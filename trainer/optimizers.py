@@ -1,0 +1,155 @@
+"""Learning-rate schedules and an optimizer that Keras does not have.
+
+`apply_if_finite` (Optax's word) leaves a step out whose gradients are not finite, which
+would turn every weight into NaN: weights, slots and the count of updates stay as they
+are, and which gradients were not finite is kept in a variable.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+@keras.saving.register_keras_serializable(package="params")
+class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
+    """Rises in a straight line, then does what another schedule does from its start.
+
+    Args:
+        learning_rate: Where the line ends.
+        num_steps: How long it is.
+        after: What follows: a schedule, or a number that stays.
+    """
+
+    def __init__(
+        self, learning_rate: float, num_steps: int, after: Callable[[Any], Any] | float
+    ) -> None:
+        self.learning_rate = learning_rate
+        self.num_steps = num_steps
+        self.after = after
+
+    def __call__(self, step: Any) -> Any:
+        """Returns the learning rate of a step."""
+        number = keras.ops.cast(step, "float32")
+        passed = keras.ops.maximum(number - self.num_steps, 0.0)
+        after = self.after(passed) if callable(self.after) else self.after
+        rising = self.learning_rate * number / max(1, self.num_steps)
+        return keras.ops.where(number < self.num_steps, rising, after)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {
+            "learning_rate": self.learning_rate,
+            "num_steps": self.num_steps,
+            "after": keras.saving.serialize_keras_object(self.after),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> WarmUp:
+        """Returns the schedule of a configuration."""
+        after = keras.saving.deserialize_keras_object(config["after"])
+        return cls(**{**config, "after": after})
+
+
+@keras.saving.register_keras_serializable(package="params")
+class InverseSquareRoot(keras.optimizers.schedules.LearningRateSchedule):
+    """Falls as `1 / sqrt(1 + step / scale)` (Vaswani et al. 2017, section 5.3).
+
+    Args:
+        learning_rate: Where it starts.
+        scale: Steps until it has fallen to `1 / sqrt(2)` of that.
+    """
+
+    def __init__(self, learning_rate: float, scale: int) -> None:
+        self.learning_rate = learning_rate
+        self.scale = scale
+
+    def __call__(self, step: Any) -> Any:
+        """Returns the learning rate of a step."""
+        number = keras.ops.cast(step, "float32")
+        return self.learning_rate * keras.ops.rsqrt(1.0 + number / self.scale)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {"learning_rate": self.learning_rate, "scale": self.scale}
+
+
+class ApplyIfFinite:
+    """Comes before an optimizer class: see `guarded`.
+
+    Attributes:
+        num_left_out: Steps left out so far, a scalar of type int32.
+        was_finite: Of the last step left out, whether each weight's gradient was
+            finite, `[num_weights]` of type bool.
+    """
+
+    num_left_out: keras.Variable
+    was_finite: keras.Variable
+    built: bool
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Makes the slots, and what is kept of steps left out."""
+        if self.built:
+            return
+        super().build(variables)  # type: ignore[misc]
+        add: Any = self.add_variable  # type: ignore[attr-defined]
+        self.num_left_out = add((), initializer="zeros", dtype="int32", name="left_out")
+        self.was_finite = add(
+            (len(variables),), initializer="ones", dtype="bool", name="was_finite"
+        )
+
+    def apply(
+        self,
+        grads: Sequence[Any],
+        trainable_variables: Sequence[keras.Variable] | None = None,
+    ) -> None:
+        """Updates the weights if all gradients are finite."""
+        update = functools.partial(
+            super().apply,  # type: ignore[misc]
+            grads,
+            trainable_variables,
+        )
+        if trainable_variables is not None:
+            self.build(trainable_variables)
+        finite = tf.stack([_is_finite(gradient) for gradient in grads])
+
+        def leave_out() -> None:
+            self.num_left_out.assign_add(1)
+            self.was_finite.assign(finite)
+
+        tf.cond(tf.reduce_all(finite), update, leave_out)
+
+    def finalize_variable_values(self, var_list: Sequence[keras.Variable]) -> None:
+        """Leaves weights as trained; their averages are beside them."""
+
+
+def _is_finite(gradient: Any) -> tf.Tensor:
+    if gradient is None:
+        return tf.constant(True)
+    if isinstance(gradient, tf.IndexedSlices):
+        gradient = gradient.values
+    return tf.reduce_all(tf.math.is_finite(gradient))
+
+
+@functools.cache
+def apply_if_finite(rule: type[keras.optimizers.Optimizer]) -> Any:
+    """Returns an optimizer class that leaves out steps that are not finite.
+
+    >>> optimizer = guarded(keras.optimizers.SGD)(0.5)
+    >>> weight = keras.Variable(1.0)
+    >>> optimizer.build([weight])
+    >>> optimizer.apply([tf.constant(1.0)])
+    >>> optimizer.apply([tf.constant(float("nan"))])
+    >>> print(float(weight), int(optimizer.num_left_out))
+    0.5 1
+
+    Args:
+        rule: A class of Keras optimizers.
+    """
+    name = f"Guarded{rule.__name__}"
+    cls = type(name, (ApplyIfFinite, rule), {"__doc__": ApplyIfFinite.__doc__})
+    return keras.saving.register_keras_serializable(package="params")(cls)

@@ -1,0 +1,172 @@
+"""The folder of a run: its hyperparameters in `params.txt`, its lock, its checkpoints.
+
+The lock lets one trainer into a folder; it ends with its process, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+
+from trainer import hyperparams
+from trainer.checkpoint import store
+from trainer.errors import UsageError
+from trainer.experiment import Experiment
+from trainer.hyperparams import HyperparameterError
+
+_PARAMS = "params.txt"
+_CHANGES = "changes.txt"
+
+
+def checkpoints(folder: Path) -> Path:
+    """Returns where a run's checkpoints are."""
+    return folder / "checkpoints"
+
+
+def holds_run(folder: Path) -> bool:
+    """Returns whether there is anything to go on with: a checkpoint."""
+    return bool(store.steps(checkpoints(folder)))
+
+
+def read(folder: Path) -> tuple[str, str]:
+    """Returns the name of a run's experiment, and its hyperparameters as text.
+
+    Raises:
+        HyperparameterError: If it is no run's folder, or its file is no text.
+    """
+    try:
+        written = (folder / _PARAMS).read_text(encoding="utf-8")
+    except OSError as error:
+        raise HyperparameterError(
+            f"{folder}: expected the folder of a run, which has a {_PARAMS}; "
+            f"{error.strerror}."
+        ) from None
+    except UnicodeDecodeError:
+        raise HyperparameterError(
+            f"{folder / _PARAMS}: expected the hyperparameters of a run, as text; "
+            "received bytes that are none. Bring it back from a copy, or give another "
+            "--logdir."
+        ) from None
+    heading, _, text = written.partition("\n")
+    return heading.removeprefix("# "), text
+
+
+def settle(folder: Path, *, name: str, experiment: Experiment) -> None:
+    """Writes down whose run the folder is, now that it goes on, or begins.
+
+    What has changed since it was begun, and when, is kept in `changes.txt`.
+
+    Raises:
+        UsageError: If that cannot be written.
+    """
+    with written_to(folder):
+        if holds_run(folder):
+            difference = _difference(folder, name, experiment)
+            if not difference:
+                return
+            step = store.steps(checkpoints(folder))[-1]
+            with (folder / _CHANGES).open("a", encoding="utf-8") as file:
+                file.write(f"# from step {step}\n{difference}\n")
+            print(f"Changed from step {step}:\n{difference}", flush=True)
+        text = f"# {name}\n{hyperparams.to_text(experiment)}"
+        store.replace(folder / _PARAMS, text)
+
+
+@contextlib.contextmanager
+def written_to(folder: Path) -> Iterator[None]:
+    """Raises UsageError if what is done inside finds that a folder cannot be."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"Expected a --logdir that can be written to; {folder} cannot: "
+            f"{error.strerror}."
+        ) from None
+
+
+def check(folder: Path, *, name: str, experiment: Experiment) -> None:
+    """Checks that a folder is of a run of these hyperparameters.
+
+    Raises:
+        HyperparameterError: If it is of others.
+    """
+    difference = _difference(folder, name, experiment)
+    if difference:
+        raise HyperparameterError(
+            f"{folder} holds a run of other hyperparameters (its -> yours):\n\n"
+            f"{difference}\n\nGive another --logdir, or its hyperparameters, or go on "
+            "with yours by --allow_changes."
+        )
+
+
+def _difference(folder: Path, name: str, experiment: Experiment) -> str:
+    theirs, text = read(folder)
+    if theirs != name:
+        return f"{theirs} -> {name}"
+    return hyperparams.diff(hyperparams.from_text(text, type(experiment)), experiment)
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Holds the lock of a run's folder.
+
+    Raises:
+        UsageError: If another process holds it, or it is no file that can be written.
+    """
+    path = folder / "lock"
+    try:
+        # Without a buffer, which a full disk would have fail again when it is closed.
+        opened = path.open("a+b", buffering=0)
+    except OSError as error:
+        raise UsageError(
+            f"Expected a --logdir that can be written to; {path} cannot: "
+            f"{error.strerror}."
+        ) from None
+    with opened as file:
+        if not _taken(file):
+            file.seek(0)
+            holder = file.read().decode(errors="replace").strip() or "another process"
+            raise UsageError(
+                f"Expected a --logdir that no other trainer is at work in; {folder} is "
+                f"in use by {holder}. Wait for that, end it, or give another --logdir."
+            ) from None
+        _write(file, f"process {os.getpid()} on {socket.gethostname()}\n")
+        try:
+            yield
+        finally:
+            _write(file, "")
+
+
+def _taken(file: FileIO) -> bool:
+    """Takes a lock, unless another trainer has it for longer than `is_held` does."""
+    for _ in range(5):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def is_held(folder: Path) -> bool:
+    """Returns whether a trainer is at work in a folder."""
+    try:
+        with (folder / "lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (FileNotFoundError, IsADirectoryError):
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _write(file: FileIO, text: str) -> None:
+    """Says who holds the lock; a full disk is no reason not to."""
+    with contextlib.suppress(OSError):
+        file.truncate(0)
+        file.write(text.encode())

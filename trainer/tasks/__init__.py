@@ -1,0 +1,1 @@
+"""What is learnt: base classes of experiments, one module a task."""

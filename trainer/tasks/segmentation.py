@@ -1,0 +1,171 @@
+"""A network that tells the class of every pixel, as an experiment."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from trainer.data import synthetic
+from trainer.data.batches import WHOLE, Share
+from trainer.data.images import Scenes
+from trainer.experiment import Experiment, Split
+from trainer.hyperparams import HyperparameterError, Hyperparams, field
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
+
+_NUM_DRAWN = 16  # Images that `decode` draws.
+
+
+class Network(Hyperparams):
+    """A U-Net."""
+
+    depth: int = field(
+        default=3, at_least=1, help="How many times height and width are halved."
+    )
+    num_filters: int = field(
+        default=8, at_least=1, help="At full size; twice as many at each smaller one."
+    )
+
+
+class Segmenter(Experiment):
+    """A U-Net that tells discs, rectangles, triangles and background apart."""
+
+    unit: ClassVar[str] = "pixel"
+
+    data: Scenes = field(default=Scenes(), help="The images.")
+    model: Network = field(default=Network(), help="The network.")
+
+    @property
+    def tokens_per_step(self) -> int:
+        """How many pixels a step trains on."""
+        height, width, _ = self.data.shape
+        return self.training.batch_size * height * width
+
+    def network(self) -> keras.Model:
+        """Returns the network, from pixels to logits of each."""
+        from trainer.models.unet import unet
+
+        try:
+            return unet(
+                depth=self.model.depth,
+                num_filters=self.model.num_filters,
+                classes=self.data.classes,
+                input_shape=self.data.shape,
+            )
+        except ValueError as error:
+            raise HyperparameterError(f"data.shape: {error}") from None
+
+    def loss(self) -> keras.losses.Loss:
+        """Returns the loss of logits, in nats per pixel that is not ignored."""
+        import keras
+
+        return keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True, ignore_class=self.data.ignored
+        )
+
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """Returns the intersection over union, its mean over classes."""
+        import keras
+
+        return [
+            keras.metrics.MeanIoU(
+                self.data.classes,
+                ignore_class=self.data.ignored,
+                sparse_y_pred=False,
+                name="iou",
+            )
+        ]
+
+    def build_dataset(
+        self, split: Split, *, first_step: int = 0, share: Share = WHOLE
+    ) -> tf.data.Dataset:
+        """Returns batches of a user's own images, or made as they are asked for."""
+        from trainer.data import image_batches
+
+        batch_size = self.training.batch_size
+        steps = range(first_step, self.training.num_steps)
+        if self.data.files is None:
+            return self._made(split, steps, share)
+        if split == "train":
+            return image_batches.training_batches(
+                self.data.open(split),
+                batch_size=batch_size,
+                steps=steps,
+                seed=self.seed,
+                share=share,
+            )
+        return image_batches.validation_batches(
+            self.data.open(split),
+            batch_size=batch_size,
+            num_batches=self.evaluation.num_batches,
+        )
+
+    def _made(self, split: Split, steps: range, share: Share) -> tf.data.Dataset:
+        import tensorflow as tf
+
+        from trainer.data import batches
+
+        size, _, _ = self.data.shape
+        trains = split == "train"
+        rows = (share if trains else WHOLE).rows(self.training.batch_size)
+
+        def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
+            return synthetic.draw_shapes(
+                rows=rows,
+                size=size,
+                num_shapes=self.data.num_shapes,
+                # Seeds are of training; all are to be compared on the same images.
+                seed=self.seed if trains else 0,
+                step=step,
+                stream=split,
+            )
+
+        shape = [rows.stop - rows.start, size, size]
+        return batches.map_steps_in_python(
+            batch,
+            steps if trains else range(self.evaluation.num_batches),
+            [tf.TensorSpec([*shape, 1], tf.float32), tf.TensorSpec(shape, tf.int32)],
+        )
+
+    def baselines(self) -> dict[str, float]:
+        """Returns the loss of guessing, all classes being equally likely."""
+        return {"guessing": math.log(self.data.classes)}
+
+    def decode(self, model: keras.Model, folder: Path) -> str:
+        """Draws images with their classes, and returns the IoU of each class.
+
+        `masks.png` has an image a row: the image, the classes it was made of, the
+        classes that the model finds.
+        """
+        import tensorflow as tf
+
+        num_classes = self.data.classes
+        counts = np.zeros((num_classes, num_classes), np.int64)  # [wanted, received]
+        rows: list[np.ndarray] = []
+        for pixels, wanted in self.build_dataset("validation").as_numpy_iterator():
+            found = np.asarray(model.predict(pixels, verbose=0)).argmax(axis=-1)
+            counted = wanted != self.data.ignored
+            np.add.at(counts, (wanted[counted], found[counted]), 1)
+            grey = pixels.mean(axis=-1)
+            for image, *masks in zip(grey, wanted, found, strict=True):
+                if len(rows) < _NUM_DRAWN:
+                    shades = [mask / (num_classes - 1) for mask in masks]
+                    rows.append(np.concatenate([image, *shades], axis=1))
+        drawing = (np.concatenate(rows).clip(0, 1) * 255).astype(np.uint8)[..., None]
+        path = folder / "masks.png"
+        path.write_bytes(tf.io.encode_png(drawing).numpy())
+        overlap = np.diag(counts)
+        union = counts.sum(axis=0) + counts.sum(axis=1) - overlap
+        iou = overlap / np.maximum(union, 1)
+        named = zip(self.data.names, iou, strict=True)
+        return (
+            f"IoU {iou.mean():.3f}: "
+            + ", ".join(f"{name} {each:.3f}" for name, each in named)
+            + f". Image, wanted, received: {path}"
+        )
