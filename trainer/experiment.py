@@ -173,22 +173,21 @@ def find(name: str) -> type[Experiment]:
     Raises:
         HyperparameterError: If there is none of that name.
     """
-    module, _, cls = name.rpartition(".")
-    for place in (f"params.{module}", module):
-        if not module or not _is_there(place):
-            continue
-        found = _defined(place)
-        if cls in found:
-            return found[cls]
-        raise HyperparameterError(
-            f"{name}: no such experiment. {_hint(cls, found)}Expected one of "
-            f"{', '.join(found) or 'none'}, which are the subclasses of "
-            f"trainer.experiment.Experiment that {place} defines."
-        )
-    known = experiments()
+    module = name.rpartition(".")[0]
+    places = [f"params.{module}", module] if module else []
+    place = next(filter(_is_there, places), None)
+    if place is not None:
+        found = {f"{module}.{cls}": each for cls, each in _defined(place).items()}
+    else:
+        place, found = "params", experiments()
+    if name in found:
+        return found[name]
+    near = difflib.get_close_matches(name, found, n=1)
+    hint = f"Did you mean {near[0]}? " if near else ""
     raise HyperparameterError(
-        f"{name}: no such experiment. {_hint(name, known)}Expected one of "
-        f"{', '.join(known)}, or PACKAGE.FILE.CLASS of a file that Python can import."
+        f"{name}: no such experiment. {hint}Expected one of "
+        f"{', '.join(found) or 'none'}, which {place} has, or PACKAGE.FILE.CLASS of a "
+        "file that Python can import."
     )
 
 
@@ -196,7 +195,7 @@ def _is_there(module: str) -> bool:
     """Returns whether there is such a module, of which only its parents are run."""
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
+    except (ModuleNotFoundError, ValueError):
         return False
 
 
@@ -209,8 +208,3 @@ def _defined(module: str) -> dict[str, type[Experiment]]:
         if issubclass(cls, Experiment) and cls.__module__ == found.__name__
         if not name.startswith("_")
     }
-
-
-def _hint(name: str, known: Mapping[str, type]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean {near[0]}? " if near else ""

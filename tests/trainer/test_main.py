@@ -50,7 +50,7 @@ def test_help_fits_a_screen_and_is_no_failure(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "Expected --params=NAME, one of parallelism.AllThree, classifier.A"),
+        ("", "Expected --params=NAME, one of image.AmoebaNetD, image.Amoeba"),
         (
             "--params=lm.Tiny",
             "Expected --logdir=DIR, which --mode=train_and_eval needs.",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pure.trainer.test_archive import rewrite, write
+from tests.pure.trainer.test_store import rewrite, write
 from trainer.checkpoint import store
 from trainer.checkpoint.checkpoints import newest_whole
 from trainer.errors import CheckpointError

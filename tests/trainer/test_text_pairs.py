@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.pure.params.test_pairs import SENTENCES
+from tests.pure.trainer.test_text_pairs import SENTENCES
 from trainer.data import text_pairs
 from trainer.data.text_pairs import Pair
 
