@@ -797,8 +797,8 @@ TRAINER = (
     Fault(
         "a run that goes on repeats a batch",
         "trainer/train.py",
-        '"train", first_step=first_step, share=share',
-        '"train", first_step=max(first_step - 1, 0), share=share',
+        '"train", first_step=first_step, shard=shard',
+        '"train", first_step=max(first_step - 1, 0), shard=shard',
         ("tests/trainer/test_stopping.py::test_a_stopped_run_goes_on_exactly",),
     ),
     Fault(
