@@ -19,6 +19,9 @@ from __future__ import annotations
 import abc
 import dataclasses
 import logging
+import multiprocessing
+import os
+import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -250,7 +253,8 @@ def from_function(
     batches = grain.MapDataset.range(steps.start, steps.stop).map(make)
     made = batches.to_iter_dataset(ahead)
     if num_workers:
-        made = made.mp_prefetch(grain.MultiprocessingOptions(num_workers=num_workers))
+        options = grain.MultiprocessingOptions(num_workers=num_workers)
+        made = made.mp_prefetch(options, worker_init_fn=_start_worker)
     dataset = tf.data.Dataset.from_generator(
         lambda: iter(made),
         output_signature=keras.tree.map_structure(spec, make(steps.start)),
@@ -321,6 +325,20 @@ def batches_of_dataset(
             lambda x: x[rows], batch if len(batch) > 1 else batch[0]
         )
     ).prefetch(2)
+
+
+def _start_worker(index: int, count: int) -> None:
+    """Has a process that makes batches end with its parent, also by `kill -9`."""
+    del index, count
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # The parent has said it.
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # This is a worker.
+
+    def end() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True, name="parent watch").start()
 
 
 def _import_grain() -> ModuleType:

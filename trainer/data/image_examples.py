@@ -11,7 +11,6 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from trainer.data.batches import Examples
 from trainer.data.sources import BadRecordError, BadRecords, Source
@@ -194,6 +193,8 @@ def _fitted(pixels: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
     if colors.shape[2] != channels:
         colors = np.repeat(colors, channels, axis=2)
     if colors.shape[:2] != (height, width):
+        import tensorflow as tf
+
         with tf.device("CPU:0"):  # An accelerator has the model to compute.
             colors = tf.image.resize(colors, [height, width], antialias=True).numpy()
     return colors
