@@ -87,8 +87,16 @@ class Experiment(Hyperparams, abc.ABC):
         Raises:
             HyperparameterError: If it does not fit its pipeline, or its metrics.
         """
+        import keras
+
         with self.precision.scope():
-            network = self.precision.apply(self.network(), self.quantize_rules)
+            network = self.network()
+            if not isinstance(network, keras.Model):
+                raise HyperparameterError(
+                    f"{type(self).__name__}: expected `network()` to return a "
+                    f"keras.Model; received {network!r}."
+                )
+            network = self.precision.apply(network, self.quantize_rules)
             model = self.pipelining.build(network)
             metrics = self.metrics()
             model.compile(
