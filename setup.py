@@ -38,12 +38,14 @@ setup(
     extras_require={
         "pictures": ["matplotlib>=3.8"],
         "trainer": [
+            "google-crc32c>=1.7,<2",
             "matplotlib>=3.8",
             "scikit-learn>=1.5,<2",
             "tensorboard>=2.20,<2.22",
         ],
         "dev": [
             "build>=1.2",
+            "google-crc32c>=1.7,<2",
             "hypothesis>=6.100",
             "ipykernel>=6.29,<8",
             # Models of others, and where their mistakes are is known for this range.

@@ -111,9 +111,9 @@ def _trained(
     model = build(twin)
     with run_dir.held(folder):
         place = run_dir.checkpoints(folder)
-        about = newest_whole(place)
-        if about is not None and about.step == twin.training.num_steps:
-            load(place, about.step, model)
+        newest = newest_whole(place)
+        if newest is not None and newest.about.step == twin.training.num_steps:
+            load(newest, model)
         else:
             checkpoints = Checkpoints(place, model, twin.saving)
             train(twin, model, folder, checkpoints, stopping, Options(name=name))
