@@ -38,9 +38,10 @@ _WRITING = ".writing-"
 _PREFIX = "state"
 # No variable has a name that begins so.
 _ABOUT = "/about"
-# A change of what `_ABOUT` holds, or of the fields of `RunState`, adds one. Up to 1 it
-# was in files of its own; what was written before there was a number counts as 0.
+# A change of what that holds, or of the fields of `RunState`, adds one. In format 1, and
+# in 0, which has no number, it is in a file.
 FORMAT = 2
+_OLD_ABOUT = "about.json"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -180,7 +181,7 @@ def _about(body: Mapping[str, Any]) -> About:
 
 
 def _read_body(at: Path) -> dict[str, Any]:
-    if (at / _OLD).exists():
+    if (at / _OLD_ABOUT).exists():
         return _read_old_body(at)
     body = json.loads(_read_tensors(at, {_ABOUT: "string"})[_ABOUT].numpy())
     if body["format"] != FORMAT:
@@ -212,23 +213,22 @@ def _read_tensors(at: Path, dtypes: Mapping[str, str]) -> dict[str, tf.Tensor]:
     return dict(zip(dtypes, tensors, strict=True))
 
 
-_OLD = "about.json"
-
-
 def _read_old_body(at: Path) -> dict[str, Any]:
     """Returns what a checkpoint of format 0 or 1 says of itself.
 
-    It does so in a file, and another has that file's checksum. Of its checksums of the
-    others, that of the index vouches for TensorFlow's list of names.
+    It does so in a file, whose checksum is in another. It has those of the other files:
+    with that of the index, TensorFlow's list of names can be relied on.
     """
     import tensorflow as tf
 
     index = f"{_PREFIX}.index"
     try:
-        text = (at / _OLD).read_bytes()
-        line = f"{hashlib.sha256(text).hexdigest()}  {_OLD}\n"
+        text = (at / _OLD_ABOUT).read_bytes()
+        line = f"{hashlib.sha256(text).hexdigest()}  {_OLD_ABOUT}\n"
         if (at / "about.sha256").read_bytes() != line.encode():
-            raise DamagedError(f"{_OLD} has another checksum than when it was written")
+            raise DamagedError(
+                f"{_OLD_ABOUT} has another checksum than when it was written"
+            )
         body = json.loads(text)
         checksum = hashlib.sha256((at / index).read_bytes()).hexdigest()
     except OSError as error:
