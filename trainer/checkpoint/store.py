@@ -38,8 +38,8 @@ _WRITING = ".writing-"
 _PREFIX = "state"
 # No variable has a name that begins so.
 _ABOUT = "/about"
-# A change of what that holds, or of the fields of `RunState`, adds one. In format 1, and
-# in 0, which has no number, it is in a file.
+# A change of what that holds, or of the fields of `RunState`, adds one. Formats 1, and
+# 0 without a number, have it in a file.
 FORMAT = 2
 _OLD_ABOUT = "about.json"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
