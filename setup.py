@@ -39,6 +39,8 @@ setup(
         "pictures": ["matplotlib>=3.8"],
         "trainer": [
             "google-crc32c>=1.7,<2",
+            # The order of examples is its own: resumed runs depend on the version.
+            "grain>=0.2.18,<0.3",
             "matplotlib>=3.8",
             "scikit-learn>=1.5,<2",
             "tensorboard>=2.20,<2.22",
