@@ -71,33 +71,31 @@ def _read(path: Path, model: tfgpipe.PipelinedModel) -> Mapping[str, np.ndarray]
     if path.name.startswith("step-"):
         return _of_checkpoint(path)
     folder = run_dir.checkpoints(path)
-    about = newest_whole(folder)
-    if about is None:
+    newest = newest_whole(folder)
+    if newest is None:
         raise HyperparameterError(
             "warm_start.path: expected the folder of a run, a step-* folder among its "
             f"checkpoints, a .keras or a .weights.h5 file; received {str(path)!r}."
         )
-    return _weights(store.place(folder, about.step))
+    return _weights(newest)
 
 
 def _of_checkpoint(path: Path) -> Mapping[str, np.ndarray]:
     folder, step = path.parent, int(path.name.removeprefix("step-"))
     try:
-        store.check(folder, step)
+        return _weights(store.read(folder, step))
     except store.DamagedError as error:
         raise HyperparameterError(
             f"warm_start.path: expected a checkpoint that can be read; that of step "
             f"{step} in {folder} is damaged: {error}."
         ) from None
-    return _weights(path)
 
 
-def _weights(checkpoint: Path) -> Mapping[str, np.ndarray]:
-    everything = store.read_tensors(checkpoint)
+def _weights(checkpoint: store.Checkpoint) -> Mapping[str, np.ndarray]:
     return {
-        n: v
-        for n, v in everything.items()
-        if not n.startswith(variable_names.OPTIMIZER)
+        name: value.numpy()
+        for name, value in checkpoint.values.items()
+        if not name.startswith(variable_names.OPTIMIZER)
     }
 
 
