@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def _read(path: Path, model: tfgpipe.PipelinedModel) -> Mapping[str, np.ndarray]
     """Returns the weights there, by name."""
     if path.suffix in (".keras", ".h5") and path.is_file():
         return _of_file(path, model)
-    if path.name.startswith("step-"):
+    if re.fullmatch(r"step-\d+", path.name):
         return _of_checkpoint(path)
     folder = run_dir.checkpoints(path)
     newest = newest_whole(folder)
