@@ -202,14 +202,14 @@ def _check_inputs(model: tfgpipe.PipelinedModel, spec: Any) -> None:
     if isinstance(given, dict) and not isinstance(taken, dict):  # Keras goes by names.
         taken = {each.name: each for each in plain.inputs}
         given = {name: each for name, each in given.items() if name in taken}
-    try:
-        keras.tree.assert_same_structure(given, taken)
-    except (ValueError, TypeError):
+    keys = [set(each) if isinstance(each, dict) else None for each in (given, taken)]
+    leaves = [keras.tree.flatten(each) for each in (given, taken)]
+    if keys[0] != keys[1] or len(leaves[0]) != len(leaves[1]):
         raise HyperparameterError(
             f"examples: expected inputs in the structure of the network's, {taken}; "
             f"received {spec}."
-        ) from None
-    for got, wanted in zip(*map(keras.tree.flatten, (given, taken)), strict=True):
+        )
+    for got, wanted in zip(*leaves, strict=True):
         shape = wanted.shape[1:]
         if not got.shape[1:].is_compatible_with(shape):
             raise HyperparameterError(
