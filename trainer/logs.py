@@ -1,4 +1,4 @@
-"""What one sees of a run: a bar or lines, `metrics.jsonl`, TensorBoard, a picture."""
+"""What one sees of a run: a live line, `metrics.jsonl`, TensorBoard, a picture."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ import importlib.util
 import io
 import itertools
 import json
+import math
 import os
-import shutil
 import socket
+import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from tfgpipe.report import SERIES
 from trainer.checkpoint import store
 
 if TYPE_CHECKING:
-    pass
+    from rich.live import Live
 
 
+# Characters of the bar in the live line.
 _BAR = 12
+# Seconds from one state of the live line to the next.
+_REFRESH = 0.1
 
 
 def tell(text: str) -> None:
@@ -36,7 +40,18 @@ def tell(text: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """The run after `step` of `num_steps` steps."""
+    """The run after `step` of `num_steps` steps.
+
+    Attributes:
+        step: The step, counted from 1.
+        num_steps: Steps of the run.
+        loss: The loss to show.
+        learning_rate: That of the step.
+        tokens_per_second: What it trains on in a second, in `unit`s.
+        seconds_left: Until the last step.
+        unit: What a loss is of, such as a byte.
+        memory: Memory in use, such as `"GPU:1 3.4 GiB"`; empty: not known.
+    """
 
     step: int
     num_steps: int
@@ -45,37 +60,97 @@ class Measurement:
     tokens_per_second: float
     seconds_left: float
     unit: str
+    memory: str = ""
 
     def __str__(self) -> str:
+        return self._joined(f"learning rate {self.learning_rate:.2e}")
+
+    @property
+    def short(self) -> str:
+        """What a live line says: all but the learning rate."""
+        return self._joined()
+
+    def _joined(self, *more: str) -> str:
         left = datetime.timedelta(seconds=round(self.seconds_left))
-        return (
-            f"step {self.step:{len(str(self.num_steps))}}/{self.num_steps}  "
-            f"loss {self.loss:.4f}  learning rate {self.learning_rate:.2e}  "
-            f"{self.tokens_per_second:,.0f} {self.unit}s/s  {left} left"
+        parts = (
+            f"step {self.step:{len(str(self.num_steps))}}/{self.num_steps}",
+            f"loss {self.loss:.4f}",
+            *more,
+            f"{self.tokens_per_second:,.0f} {self.unit}s/s",
+            f"{left} left",
+            self.memory,
         )
+        return "  ".join(filter(None, parts))
 
 
 class Progress:
-    """Shows measurements on a stream.
+    """Shows measurements on a stream: a terminal has a live line, all else plain lines.
+
+    What is printed on stdout meanwhile appears above the live line. The cursor stays
+    visible and nothing of the terminal's settings is changed, so a process that is
+    killed leaves it as it was. Use as a context: at its end the line stays as it is.
 
     Args:
-        stream: A terminal gets a bar that moves, anything else plain lines.
+        stream: Where to write.
+
+    Attributes:
+        is_live: Whether there is a live line.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self.is_live = stream.isatty()
+        is_dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+        self.is_live = stream.isatty() and not is_dumb
+        self._live: Live | None = None
+        self._shown_at = -math.inf
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the live line is old enough to be replaced."""
+        return time.monotonic() >= self._shown_at + _REFRESH
 
     def show(self, measurement: Measurement) -> None:
-        """Moves the bar, or writes a line."""
+        """Replaces the live line, or writes one."""
         if not self.is_live:
             print(measurement, file=self._stream, flush=True)
             return
-        done = _BAR * measurement.step // measurement.num_steps
-        text = f"[{'=' * done:{_BAR}}] {measurement}"
-        columns = shutil.get_terminal_size().columns
-        end = "\n" if measurement.step == measurement.num_steps else ""
-        print(f"\r{text[: columns - 1]}\033[K", end=end, file=self._stream, flush=True)
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        line = Table.grid(padding=(0, 1))
+        line.add_row(
+            ProgressBar(measurement.num_steps, measurement.step, width=_BAR),
+            Text(measurement.short, no_wrap=True, overflow="crop"),
+        )
+        if self._live is None:
+            self._live = self._started()
+        self._live.update(line, refresh=True)
+        self._shown_at = time.monotonic()
+
+    def _started(self) -> Live:
+        from rich.console import Console
+        from rich.live import Live
+
+        live = Live(
+            console=Console(file=self._stream),
+            # No thread draws: processes are forked, and a line is drawn after steps.
+            auto_refresh=False,
+            # Others overwrite the line that the cursor is in, as of stages traced.
+            redirect_stderr=False,
+        )
+        live.start()
+        # A process that is killed would leave it hidden.
+        live.console.show_cursor(True)
+        return live
 
 
 class Metrics:
@@ -251,6 +326,8 @@ def _is_record(record: Any) -> bool:
 _PICTURE = "losses.png"
 # What a curve is called, and what its losses are in a record of `metrics.jsonl`.
 _CURVES = {"training": "loss", "validation": "validation_loss"}
+# A curve of more records is drawn as means of several.
+_MOST_POINTS = 100
 # Curves of more points have no dots.
 _MOST_DOTS = 30
 
@@ -305,6 +382,39 @@ def curves(records: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
     return {name: sorted(losses.items()) for name, losses in found.items() if losses}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeanCurve:
+    """A curve of means.
+
+    Attributes:
+        points: The last step of each window, and the mean in it.
+        num_steps: Steps of a window.
+    """
+
+    points: Curve
+    num_steps: int
+
+
+def windowed(curve: Curve, *, most: int = _MOST_POINTS) -> MeanCurve:
+    """Returns means over windows of as many records each, but for the last.
+
+    >>> windowed([(10, 4.0), (20, 2.0), (30, 1.0), (40, 2.0), (45, 2.5)], most=3)
+    MeanCurve(points=[(20, 3.0), (40, 1.5), (45, 2.5)], num_steps=20)
+
+    Args:
+        curve: Records, each the mean over the steps since the one before.
+        most: Points that there may be.
+    """
+    size = -(-len(curve) // most)
+    windows = [curve[i : i + size] for i in range(0, len(curve), size)]
+    steps = [0, *(step for step, _ in curve)]
+    distance = statistics.mode(b - a for a, b in itertools.pairwise(steps))
+    return MeanCurve(
+        points=[(w[-1][0], statistics.fmean(loss for _, loss in w)) for w in windows],
+        num_steps=size * distance,
+    )
+
+
 def _drawn(
     found: Mapping[str, Curve],
     baselines: Mapping[str, float],
@@ -320,15 +430,20 @@ def _drawn(
     axes.set_axisbelow(True)
     colours = itertools.cycle(SERIES)
     for name, curve in found.items():
-        steps, losses = zip(*curve, strict=True)
+        points, what = curve, name
+        if name == "training":
+            means = windowed(curve)
+            points, what = means.points, f"{name}, means of {means.num_steps} steps"
+        steps, losses = zip(*points, strict=True)
+        has_dots = name == "validation" or len(steps) <= _MOST_DOTS
         axes.plot(
             steps,
             losses,
             color=next(colours),
-            marker="o" if len(steps) <= _MOST_DOTS else "",
+            marker="o" if has_dots else "",
             markersize=4,
             linewidth=1.4,
-            label=f"{name}, {losses[-1]:.3f} at the end",
+            label=f"{what}, {losses[-1]:.3f} at the end",
         )
     for name, loss in baselines.items():
         axes.axhline(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -466,7 +467,7 @@ def test_stages_that_cannot_be_dealt_evenly_are_refused(
         Pipelining(**{"schedule": "interleaved", **values})
 
 
-def _measurement(step: int) -> Measurement:
+def _measurement(step: int, **values: Any) -> Measurement:
     return Measurement(
         step=step,
         num_steps=200,
@@ -475,33 +476,78 @@ def _measurement(step: int) -> Measurement:
         tokens_per_second=12345.6,
         seconds_left=3725.2,
         unit="byte",
+        **values,
     )
 
 
 def test_a_line_of_progress_says_where_the_run_is() -> None:
     stream = io.StringIO()
-    Progress(stream).show(_measurement(7))
+    with Progress(stream) as progress:
+        assert not progress.is_live
+        progress.show(_measurement(7))
+        progress.show(_measurement(8, memory="GPU:1 3.4 GiB"))
     assert stream.getvalue() == (
         "step   7/200  loss 1.2346  learning rate 1.00e-03  "
         "12,346 bytes/s  1:02:05 left\n"
+        "step   8/200  loss 1.2346  learning rate 1.00e-03  "
+        "12,346 bytes/s  1:02:05 left  GPU:1 3.4 GiB\n"
     )
 
 
-def test_a_terminal_gets_one_line_that_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
+    def lines(self) -> list[str]:
+        """Returns what is to be seen: a line that is erased is not."""
+        shown = re.sub(r"[^\n]*\r\x1b\[2K", "", self.getvalue())
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).splitlines()
+
+
+def test_a_terminal_gets_one_line_that_moves(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    terminal = Terminal()
-    bar = Progress(terminal)
-    for step in (100, 200):
-        bar.show(_measurement(step))
-    half, full = terminal.getvalue().split("\r")[1:]
-    assert half.startswith("[======      ] step 100/200  loss 1.2346")
-    assert full.startswith("[============] step 200/200")
-    assert full.endswith("\n")
-    assert len(half.removesuffix("\033[K")) == 59
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = _Terminal()
+    with Progress(terminal) as progress:
+        assert progress.is_live
+        assert progress.is_due
+        progress.show(_measurement(100))
+        assert not progress.is_due
+        print("step 100: validation loss 1.5")
+        progress.show(_measurement(200))
+        # A process that is killed here leaves the cursor visible.
+        last = terminal.getvalue().rpartition("\x1b[?25")[2]
+        assert last.startswith("h")
+    above, line = terminal.lines()
+    assert above == "step 100: validation loss 1.5"
+    assert line.endswith(" step 200/200  loss 1.2346  12,346 bytes/s  1:02")
+    assert len(line) == 60
+    print("After it.")
+    assert capsys.readouterr().out == "After it.\n"
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = _Terminal()
+    with Progress(terminal) as progress:
+        progress.show(_measurement(100))
+    assert terminal.getvalue() == f"{_measurement(100)}\n"
+
+
+def test_memory_is_that_of_the_fullest_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert re.fullmatch(r"process [\d.]+ [MG]iB", devices.memory_in_use())
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["", ""])
+    held = {"GPU:0": 2**30, "GPU:1": 3 * 2**30}
+    monkeypatch.setattr(
+        tf.config.experimental, "get_memory_info", lambda name: {"peak": held[name]}
+    )
+    assert devices.memory_in_use() == "GPU:1 3.0 GiB"
 
 
 def test_measurements_of_steps_to_be_done_again_are_dropped(tmp_path: Path) -> None:
