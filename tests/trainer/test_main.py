@@ -51,7 +51,7 @@ def test_help_fits_a_screen_and_is_no_failure(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "Expected --params=NAME, one of image.AmoebaNetD, image.Amoeba"),
+        ("--logdir=a", "Expected --params=NAME, one of image.AmoebaNetD, image."),
         (
             "--params=lm.Tiny",
             "Expected --logdir=DIR, which --mode=train_and_eval needs.",
@@ -136,6 +136,38 @@ def test_inspecting_prints_the_stages_and_nothing_of_tensorflow() -> None:
     assert plan.splitlines()[1].split() == ["replica", "0", "CPU:0", "CPU:1"]
     assert "4 examples, remat=none, schedule=1f1b, partition as given" in plan
     assert "imbalance 1." in plan
+
+
+def test_the_doctor_looks_at_a_machine_and_an_experiment(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*small, "--mode=doctor", f"--logdir={tmp_path / 'run'}"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    sections = printed.strip().split("\n\n")
+    titles = [section.partition("\n")[0] for section in sections]
+    assert titles == [
+        "Versions",
+        "Devices",
+        "CPU",
+        "Disk",
+        "Ports",
+        "Optional packages",
+        "parallelism.Pipelined",
+        "Nothing fails.",
+    ]
+    for section in sections[:-1]:
+        for line in section.splitlines()[1:]:
+            assert re.match(r"(ok   |slow )  \w", line), line
+    assert f"tensorflow {tf.__version__} (>=2." in sections[0]
+    assert "A batch of its training and validation data can be read." in sections[-2]
+    assert "It takes about 1.0 GiB in all" in sections[-2]
+    assert not list(tmp_path.iterdir())
+
+    assert main([*command, "--set=data.files=none/*.npz"]) == 1
+    printed = capsys.readouterr().out
+    assert "\nfails  data.files: expected a glob that matches files" in printed
+    assert printed.endswith("\n1 fails.\n")
 
 
 def test_a_run_leaves_all_it_should(
