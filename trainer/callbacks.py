@@ -72,14 +72,16 @@ class Logging(StepCallback):
     """Measures and reports at the end of steps.
 
     A record of `metrics.jsonl`, and the plain line beside it, are made every
-    `training.log_every` steps and at the last one. The live line of a terminal shows an
-    exponential mean of losses, of which a tenth is the last step's; its rate is that
-    since the record before the last.
+    `training.log_every` steps and at the last one. Their loss is the mean over the
+    steps since the record before, but for losses that are not finite; a run that goes
+    on has the same. The live line of a terminal shows an exponential mean of losses, of
+    which a tenth is the last step's; its rate is that since the record before the last.
 
     Args:
         experiment: What is trained.
         metrics: Where measurements go.
         progress: Where it is shown how the run goes.
+        notes: What the run remembers.
         first_step: Steps that were done before.
     """
 
@@ -88,10 +90,12 @@ class Logging(StepCallback):
         experiment: Experiment,
         metrics: Metrics,
         progress: Progress,
+        notes: RunState,
         *,
         first_step: int,
     ) -> None:
         super().__init__(first_step=first_step)
+        self._notes = notes
         self._training = experiment.training
         self._tokens_per_step = experiment.tokens_per_step
         self._unit = experiment.unit
@@ -112,13 +116,16 @@ class Logging(StepCallback):
 
     def end(self, step: int, loss: float) -> None:
         """Measures and reports."""
+        if math.isfinite(loss):
+            self._notes.loss_sum += loss
+            self._notes.num_losses += 1
         before = self._smooth_loss
         if not math.isfinite(before):
             self._smooth_loss = loss
         elif math.isfinite(loss):
             self._smooth_loss = before + (loss - before) / _SMOOTHED
         if self._is_due(step):
-            self._record(step, loss)
+            self._record(step)
         is_first = step == self.first_step + 1
         is_last = step == self._training.num_steps
         if self._progress.is_live and (
@@ -132,7 +139,10 @@ class Logging(StepCallback):
     def _is_due(self, step: int) -> bool:
         return step % self._training.log_every == 0 or step == self._training.num_steps
 
-    def _record(self, step: int, loss: float) -> None:
+    def _record(self, step: int) -> None:
+        notes = self._notes
+        loss = notes.loss_sum / notes.num_losses if notes.num_losses else math.nan
+        notes.loss_sum, notes.num_losses = 0.0, 0
         measurement = self._measured(step, loss, self._marks[-1])
         self._marks.append((step, time.perf_counter()))
         if not self._progress.is_live:

@@ -157,7 +157,7 @@ def train(
                     first_step=first_step,
                     batch=lambda step: _batch(experiment, step),
                 ),
-                Logging(experiment, metrics, progress, first_step=first_step),
+                Logging(experiment, metrics, progress, notes, first_step=first_step),
                 keeping,
                 *looking,
             ]
