@@ -31,10 +31,10 @@ _OPTIONAL = {
     "matplotlib": "losses.png and other pictures",
     "tensorboard": "curves and profiles",
     "scikit-learn": "the digits of image.* and parallelism.*",
-    "grain": "data sets of Grain",
-    "google-crc32c": "faster checksums of TFRecord files",
-    "tokenizers": "tokenizers of Hugging Face",
-    "sentencepiece": "tokenizers of SentencePiece",
+    "grain": "examples that are shuffled and read ahead",
+    "google-crc32c": "TFRecord files",
+    "tokenizers": "language models over the tokens of a tokenizer.json",
+    "sentencepiece": "language models over the tokens of a SentencePiece model",
 }
 # Those that the documents take for workers; each has its health check on the next.
 _PORTS = (4000, 4001)
@@ -185,29 +185,40 @@ def _installed(*names: str) -> str | None:
     return None
 
 
+def _ranges(*, extras: bool) -> dict[str, str]:
+    """Returns supported versions by package: of tfgpipe itself, or of its extras."""
+    try:
+        lines = importlib.metadata.requires("tfgpipe") or ()
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    found = {}
+    for line in lines:
+        wanted = re.match(r"([\w.-]+)\s*([<>=!,\d.\s]*)", line)
+        if wanted and ("extra ==" in line) == extras:
+            name, bounds = wanted[1], wanted[2].replace(" ", "")
+            found[name] = ",".join(sorted(bounds.split(","), reverse=True))
+    return found
+
+
 def _versions() -> Iterator[Finding]:
     yield Finding("ok", f"Python {platform.python_version()}.")
-    try:
-        about = importlib.metadata.distribution("tfgpipe")
-    except importlib.metadata.PackageNotFoundError:
-        yield Finding("fails", "tfgpipe is not installed: `pip install -e .` does it.")
-        return
-    yield findings.check_version("tfgpipe", installed=about.version, supported="")
-    for line in about.requires or ():
-        wanted = re.fullmatch(r"([\w.-]+)\s*([<>=!,\d.\s]*)", line)
-        if wanted is None:  # Of an extra.
-            continue
-        name, supported = wanted.groups()
+    yield findings.check_version("tfgpipe", installed=_installed("tfgpipe"))
+    for name, supported in _ranges(extras=False).items():
         names = ("tensorflow", "tensorflow-cpu") if name == "tensorflow" else (name,)
-        bounds = sorted(supported.replace(" ", "").split(","), reverse=True)
         yield findings.check_version(
-            name, installed=_installed(*names), supported=",".join(bounds)
+            name, installed=_installed(*names), supported=supported
         )
 
 
 def _optional() -> Iterator[Finding]:
+    ranges = _ranges(extras=True)
     for name, purpose in _OPTIONAL.items():
-        yield findings.check_optional(name, installed=_installed(name), purpose=purpose)
+        yield findings.check_optional(
+            name,
+            installed=_installed(name),
+            supported=ranges.get(name, ""),
+            purpose=purpose,
+        )
 
 
 def _existing(folder: Path) -> Path:
@@ -281,7 +292,7 @@ def _data(experiment: Experiment) -> Iterator[Finding]:
         for split in ("train", "validation"):
             next(iter(experiment.build_dataset(split)))
         experiment.check()
-    except HyperparameterError as error:
+    except (HyperparameterError, ImportError) as error:
         yield Finding("fails", _one_line(error))
     except tf.errors.OpError as error:
         yield Finding("fails", _one_line(sources.told_by(error) or error.message))

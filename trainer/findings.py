@@ -34,7 +34,7 @@ class Finding:
         return f"{self.level:5}  {self.text}"
 
 
-def check_version(name: str, *, installed: str | None, supported: str) -> Finding:
+def check_version(name: str, *, installed: str | None, supported: str = "") -> Finding:
     """Compares a version with the range that is supported.
 
     >>> print(check_version("keras", installed="3.16.0", supported=">=3.14,<3.16"))
@@ -83,19 +83,23 @@ def _order(a: str, b: str) -> int:
     return (one > other) - (one < other)
 
 
-def check_optional(name: str, *, installed: str | None, purpose: str) -> Finding:
+def check_optional(
+    name: str, *, installed: str | None, purpose: str, supported: str = ""
+) -> Finding:
     """Says what an optional package is for; to lack it is no fault.
 
     Args:
         name: The package.
         installed: Its version, or None if it is not installed.
         purpose: What it is for.
+        supported: As for `check_version`.
     """
     if installed is None:
         return Finding(
             "ok", f"{name} is not installed: `pip install {name}` for {purpose}."
         )
-    return Finding("ok", f"{name} {installed}, for {purpose}.")
+    found = check_version(name, installed=installed, supported=supported)
+    return Finding(found.level, f"{found.text[:-1]}, for {purpose}.")
 
 
 def check_gpus(

@@ -134,9 +134,14 @@ def _show(text: str) -> None:
 
 def _doctor(flags: Flags) -> int:
     """Looks at this machine, and at an experiment on it; returns the exit status."""
-    # Its own imports are for this mode alone.
+    # Its imports are for this mode alone.
     from trainer import doctor
 
+    if flags.tpu or flags.cluster or flags.hosts:
+        raise UsageError(
+            "Expected --mode=doctor without --tpu, --cluster and --hosts, as it looks "
+            "at this machine alone: start it on each."
+        )
     experiment = None
     if flags.params:
         experiment = hyperparams.override(find(flags.params)(), flags.set)

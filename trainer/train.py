@@ -15,7 +15,7 @@ import tensorflow as tf
 import tfgpipe
 from tfgpipe.report import device_memory, draw_memory
 from tfgpipe.schedules import draw
-from trainer import devices, hyperparams, logs, run_dir
+from trainer import devices, hyperparams, loss_plot, run_dir
 from trainer.callbacks import Checkpointing, Finiteness, Logging, Profile
 from trainer.checkpoint.checkpoints import Checkpoints
 from trainer.checkpoint.store import RunState
@@ -175,7 +175,7 @@ def train(
     baselines: Mapping[str, float] = {}
     if validation is not None:
         baselines = _conclude(experiment, model, metrics, validation, checkpoints.step)
-    logs.draw_losses(
+    loss_plot.draw_losses(
         folder,
         metrics.read(),
         baselines=baselines,

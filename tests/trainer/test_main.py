@@ -66,6 +66,7 @@ def test_help_fits_a_screen_and_is_no_failure(
         ("--params=lm.Tiny --profile_steps=3", "Expected --profile_steps=A,B, the fir"),
         ("--mode=diff lm.Tiny", "Expected --mode=diff A B, each the name of an exper"),
         ("--params=lm.Tiny --device=cpu --tpu=a", "Expected --device=cpu without --tp"),
+        ("--mode=doctor --tpu=a", "Expected --mode=doctor without --tpu, --cluster "),
         ("--params=lm.Tiny --tpu_zone=a", "Expected --tpu=NAME, which --tpu_zone=ZO"),
         ("--params=lm.Tiny --mode=eval --logdir=none", "none holds no checkpoint"),
         ("--params=lm.Tiny --mode=export", "Expected --logdir=DIR, which --mode=exp"),

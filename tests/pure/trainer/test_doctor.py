@@ -46,6 +46,10 @@ def test_an_optional_package_that_is_missing_is_no_failure() -> None:
     assert found == Finding(
         "ok", "grain is not installed: `pip install grain` for data sets."
     )
+    found = findings.check_optional(
+        "grain", installed="0.3", purpose="data sets", supported=">=0.2,<0.3"
+    )
+    assert found.level == "fails"
 
 
 @pytest.mark.parametrize(
