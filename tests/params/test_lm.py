@@ -123,8 +123,8 @@ def test_layers_come_back_from_their_configuration(
 
 def test_the_bigram_model_is_judged_on_the_very_bytes_of_the_model(corpus: str) -> None:
     experiment = experiments.text("Tiny", corpus)
-    batches = list(experiment.build_dataset("validation").as_numpy_iterator())
-    again = list(experiment.build_dataset("validation").as_numpy_iterator())
+    batches = list(experiment.batches("validation").as_numpy_iterator())
+    again = list(experiment.batches("validation").as_numpy_iterator())
     assert len(batches) == 2
     for one, other in zip(batches, again, strict=True):
         assert np.array_equal(one[0], other[0])
@@ -136,7 +136,7 @@ def test_the_bigram_model_is_judged_on_the_very_bytes_of_the_model(corpus: str) 
 
 def test_a_step_trains_on_the_tokens_it_says(corpus: str) -> None:
     experiment = experiments.text("Tiny", corpus)
-    _, targets = next(experiment.build_dataset("train").as_numpy_iterator())
+    _, targets = next(experiment.batches("train").as_numpy_iterator())
     assert experiment.tokens_per_step == targets.size
 
 
@@ -256,7 +256,7 @@ def test_a_document_is_read_alike_wherever_it_stands(packed_models) -> None:
 def test_the_loss_leaves_out_starts_and_padding(paragraphs: str) -> None:
     experiment = experiments.text("Packed", paragraphs, "pipelining.num_microbatches=2")
     model = experiment.build_model()
-    inputs, targets = next(experiment.build_dataset("validation").as_numpy_iterator())
+    inputs, targets = next(experiment.batches("validation").as_numpy_iterator())
     logits = model.predict_on_batch(inputs).astype(np.float64)
     logs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     each = -np.take_along_axis(logs, targets[..., None], axis=-1)[..., 0]
@@ -277,8 +277,8 @@ def test_packed_documents_pass_a_pipeline_unchanged() -> None:
 
 def test_packed_batches_depend_on_seed_and_step_alone(paragraphs: str) -> None:
     experiment = experiments.text("Packed", paragraphs)
-    early = list(experiment.build_dataset("train").take(5).as_numpy_iterator())[3:]
-    late = experiment.build_dataset("train", first_step=3).take(2)
+    early = list(experiment.batches("train").take(5).as_numpy_iterator())[3:]
+    late = experiment.batches("train", first_step=3).take(2)
     for a, b in zip(early, late.as_numpy_iterator(), strict=True):
         assert np.array_equal(a, b)
     assert not np.array_equal(early[0], early[1])
@@ -289,7 +289,7 @@ def test_packed_windows_are_drawn_whole(paragraphs: str) -> None:
     for split in ("train", "validation"):
         documents = experiment.data.read_documents(split)
         table = {row.tobytes() for row in pack(documents, size=13)}
-        for inputs, targets in experiment.build_dataset(split).take(3):
+        for inputs, targets in experiment.batches(split).take(3):
             windows = np.concatenate([inputs, targets[:, -1:]], axis=1)
             assert {row.tobytes() for row in windows.astype(np.uint8)} <= table
             assert np.array_equal(inputs[:, 1:], targets[:, :-1])
@@ -330,9 +330,7 @@ def test_a_sample_always_begins_with_its_start() -> None:
 def test_a_text_shorter_than_a_window_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(b"short")
     with pytest.raises(HyperparameterError) as error:
-        experiments.text("Tiny", f"data.files={tmp_path}/text").build_dataset(
-            "validation"
-        )
+        experiments.text("Tiny", f"data.files={tmp_path}/text").batches("validation")
     assert str(error.value) == (
         "data.files: expected more than model.context=12 bytes for validation; "
         "received 1. Give more text, or a smaller model.context."

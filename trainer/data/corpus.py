@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from trainer.data import batches, sources
-from trainer.data.batches import WHOLE, Share
+from trainer.data.batches import HostShard
 from trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def random_windows(
     steps: range,
     seed: int,
     stride: int = 1,
-    share: Share = WHOLE,
+    shard: HostShard | None = None,
 ) -> tf.data.Dataset:
     """Returns one batch a step, a pure function of the text, the seed and the step.
 
@@ -174,7 +174,7 @@ def random_windows(
         steps: The steps that batches are for.
         seed: Seed of the draws.
         stride: Bytes from where a window may begin to where the next may.
-        share: Which windows of each batch are read here.
+        shard: Which windows of each batch are read here.
     """
     import tensorflow as tf
 
@@ -183,7 +183,7 @@ def random_windows(
     def batch(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         last = (len(text) - length - 1) // stride
         starts = batches.draw_rows(
-            step, batch_size=batch_size, below=last + 1, seed=seed, share=share
+            step, batch_size=batch_size, below=last + 1, seed=seed, shard=shard
         )
         return _cut(tensor, stride * starts, length)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from trainer.data import corpus
-from trainer.data.batches import WHOLE, Share
+from trainer.data.batches import HostShard
 from trainer.data.corpus import Corpus
 from trainer.experiment import Experiment, Split
 from trainer.hyperparams import HyperparameterError, Hyperparams, field
@@ -179,8 +179,8 @@ class LanguageModel(Experiment):
 
         return transformer.quantize_rules()
 
-    def build_dataset(
-        self, split: Split, *, first_step: int = 0, share: Share = WHOLE
+    def batches(
+        self, split: Split, *, first_step: int = 0, shard: HostShard | None = None
     ) -> tf.data.Dataset:
         """Returns batches of windows: random ones to train, even ones to validate.
 
@@ -206,13 +206,13 @@ class LanguageModel(Experiment):
             steps=range(first_step, self.training.num_steps),
             seed=self.seed,
             stride=stride,
-            share=share,
+            shard=shard,
         )
 
     def baselines(self) -> dict[str, float]:
         """Returns the loss of the bigram model, of the very bytes validated on."""
         log_probabilities = fit_bigrams(self._read("train"), ignored=self._ignored)
-        pairs = list(self.build_dataset("validation").as_numpy_iterator())
+        pairs = list(self.batches("validation").as_numpy_iterator())
         inputs, targets = (np.concatenate(side) for side in zip(*pairs, strict=True))
         if self._ignored is not None:
             counted = targets != self._ignored
