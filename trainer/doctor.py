@@ -278,8 +278,11 @@ def _experiment(
     yield from findings.check_accelerators(
         described.num_accelerators, there=len(machine.gpus)
     )
-    yield from _data(experiment)
-    yield from _size(experiment, machine, folder)
+    data = list(_data(experiment))
+    yield from data
+    # A model may have sizes of its data.
+    if data[-1].level != "fails":
+        yield from _size(experiment, machine, folder)
 
 
 def _data(experiment: Experiment) -> Iterator[Finding]:
@@ -290,7 +293,7 @@ def _data(experiment: Experiment) -> Iterator[Finding]:
 
     try:
         for split in ("train", "validation"):
-            next(iter(experiment.build_dataset(split)))
+            next(iter(experiment.batches(split)))
         experiment.check()
     except (HyperparameterError, ImportError) as error:
         yield Finding("fails", _one_line(error))
