@@ -20,9 +20,9 @@ Trains an experiment, and goes on with the same command after any end. For examp
 
 Experiments, and how long they take on two CPU cores:"""
 _TAIL = """\
-Your own: copy params/template.py to params/mine.py, --params=mine.Mine; or to any file that
-Python can import, --params=my_pkg.my_file.Mine. --mode=describe prints hyperparameters,
---mode=doctor looks at this machine, --help lists the flags."""
+Your own: copy params/template.py to params/mine.py, --params=mine.Mine, or to any file
+that Python can import, --params=my_pkg.my_file.Mine. --mode=describe prints
+hyperparameters, --mode=doctor looks at this machine, --help lists the flags."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

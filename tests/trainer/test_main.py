@@ -21,7 +21,7 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import (
 import tfgpipe
 from tests.helpers import fake_tpu
 from tests.trainer import runs
-from trainer import devices
+from trainer import devices, doctor
 from trainer.config import Pipelining
 from trainer.errors import UsageError
 from trainer.evaluate import comparison
@@ -460,6 +460,26 @@ def test_a_run_without_gpus_says_that_it_is_on_the_cpu(
         "On the CPU, as one device: no GPU is here.\n"
         "On the CPU, as 2 logical devices: no GPU is here.\n"
     )
+
+
+def test_the_doctor_names_the_gpus_that_are_used_and_those_that_are_not(
+    gpus: Callable[[int], list[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus(2)
+    details = {"device_name": "H100"}
+    monkeypatch.setattr(
+        tf.config.experimental, "get_device_details", lambda gpu: details
+    )
+    monkeypatch.setattr(doctor, "_gpu_memory", lambda: [80 * 2**30] * 3)
+    monkeypatch.setattr("trainer.listing.num_gpus_there", lambda: 3)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    machine = doctor.Machine(device="auto")
+    assert [each.level for each in machine.devices()] == ["ok", "ok", "slow"]
+    assert machine.gpus == ["H100, 80 GiB"] * 2
+    assert machine.gpu_memory == [80 * 2**30] * 2
+    aside = doctor.Machine(device="cpu")
+    assert [each.level for each in aside.devices()] == ["ok"]
+    assert aside.gpus == []
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
