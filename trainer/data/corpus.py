@@ -42,10 +42,10 @@ class Corpus(Hyperparams):
     """
 
     files: str | None = field(
-        default=None, help="Glob of your files; None: Python's standard library."
+        default=None, help="Glob of text files; None: Python's standard library."
     )
     documents: Literal["joined", "packed"] = field(
-        default="joined", help="packed: paragraphs that do not see each other."
+        default="joined", help="packed: attention within each paragraph only."
     )
 
     def read(self, split: Literal["train", "validation"]) -> np.ndarray:
