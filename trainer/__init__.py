@@ -1,13 +1,17 @@
 """The trainer: `python -m trainer` lists what there is to train.
 
 main         from the command line to an exit status
+listing      the experiments there are to run, one line each
+doctor       what is read off a machine before a run
+findings     what that means for training
 modes        what each mode does, once TensorFlow has started
 experiment   the base class of experiments, and how they are found by name
 config       the groups of hyperparameters that every experiment has
 hyperparams  hyperparameter classes that text can override
 train        a run: from its last checkpoint, if there is one, to its last step
 callbacks    what happens between its steps
-logs         what one sees of it: lines, `metrics.jsonl`, TensorBoard, a picture
+logs         what one sees of it: a live line, `metrics.jsonl`, TensorBoard
+loss_plot    the picture of its losses
 evaluate     what a trained model measures, and what it makes of new data
 export       the files of a trained model, and how accurate each of them is
 tools        a benchmark, and one step on zeros

@@ -9,8 +9,8 @@ Profile         TensorFlow's profile of some steps, for TensorBoard
 from __future__ import annotations
 
 import math
-import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from trainer import devices
 from trainer.checkpoint import variable_names
 from trainer.checkpoint.checkpoints import Checkpoints
 from trainer.checkpoint.store import Checkpoint, RunState
@@ -28,6 +29,9 @@ from trainer.experiment import Experiment
 from trainer.logs import Measurement, Metrics, Progress
 from trainer.optimizers import ApplyIfFinite
 from trainer.stopping import Stopping
+
+# Steps that the loss of the live line is a mean of, about.
+_SMOOTHED = 10
 
 
 class StepCallback(keras.callbacks.Callback):
@@ -67,49 +71,97 @@ class StepCallback(keras.callbacks.Callback):
 class Logging(StepCallback):
     """Measures and reports at the end of steps.
 
+    A record of `metrics.jsonl`, and the plain line beside it, are made every
+    `training.log_every` steps and at the last one. Their loss is the mean over the
+    steps since the record before, but for losses that are not finite; a run that goes
+    on has the same. The live line of a terminal shows an exponential mean of losses, of
+    which a tenth is the last step's; its rate is that since the record before the last.
+
     Args:
         experiment: What is trained.
         metrics: Where measurements go.
+        progress: Where it is shown how the run goes.
+        notes: What the run remembers.
         first_step: Steps that were done before.
     """
 
     def __init__(
-        self, experiment: Experiment, metrics: Metrics, *, first_step: int
+        self,
+        experiment: Experiment,
+        metrics: Metrics,
+        progress: Progress,
+        notes: RunState,
+        *,
+        first_step: int,
     ) -> None:
         super().__init__(first_step=first_step)
+        self._notes = notes
         self._training = experiment.training
         self._tokens_per_step = experiment.tokens_per_step
         self._unit = experiment.unit
         self._metrics = metrics
-        self._progress = Progress(sys.stdout)
+        self._progress = progress
         self._learning_rate = 0.0
-        # The step and the time since which speed is measured.
-        self._mark = (first_step, time.perf_counter())
+        self._smooth_loss = math.nan
+        # The step and the time of the last two records, since which speed is measured.
+        self._marks = deque([(first_step, time.perf_counter())], maxlen=2)
 
     def begin(self, step: int) -> None:
         """Notes the learning rate.
 
         The schedule counts the updates made, so it is asked before this one.
         """
-        if self._is_due(step) or self._progress.is_live:
+        if self._is_due(step):
             self._learning_rate = float(self.model.optimizer.learning_rate)
 
     def end(self, step: int, loss: float) -> None:
         """Measures and reports."""
-        if self._is_due(step) or self._progress.is_live:
-            self._report(step, loss, due=self._is_due(step))
-        if step == self.first_step + 1:
+        if math.isfinite(loss):
+            self._notes.loss_sum += loss
+            self._notes.num_losses += 1
+        before = self._smooth_loss
+        if not math.isfinite(before):
+            self._smooth_loss = loss
+        elif math.isfinite(loss):
+            self._smooth_loss = before + (loss - before) / _SMOOTHED
+        if self._is_due(step):
+            self._record(step)
+        is_first = step == self.first_step + 1
+        is_last = step == self._training.num_steps
+        if self._progress.is_live and (
+            is_last or (self._progress.is_due and not is_first)
+        ):
+            self._progress.show(self._measured(step, self._smooth_loss, self._marks[0]))
+        if is_first:
             # Most of its time goes into tracing, so it says nothing.
-            self._mark = (step, time.perf_counter())
+            self._marks = deque([(step, time.perf_counter())], maxlen=2)
 
     def _is_due(self, step: int) -> bool:
         return step % self._training.log_every == 0 or step == self._training.num_steps
 
-    def _report(self, step: int, loss: float, *, due: bool) -> None:
-        marked_step, marked_time = self._mark
-        now = time.perf_counter()
-        seconds_per_step = (now - marked_time) / (step - marked_step)
-        measurement = Measurement(
+    def _record(self, step: int) -> None:
+        notes = self._notes
+        loss = notes.loss_sum / notes.num_losses if notes.num_losses else math.nan
+        notes.loss_sum, notes.num_losses = 0.0, 0
+        measurement = self._measured(step, loss, self._marks[-1])
+        self._marks.append((step, time.perf_counter()))
+        if not self._progress.is_live:
+            self._progress.show(measurement)
+        self._metrics.write(
+            step,
+            {
+                "loss": loss,
+                "learning_rate": measurement.learning_rate,
+                "tokens_per_second": measurement.tokens_per_second,
+            },
+        )
+
+    def _measured(
+        self, step: int, loss: float, since: tuple[int, float]
+    ) -> Measurement:
+        marked_step, marked_time = since
+        seconds_per_step = (time.perf_counter() - marked_time) / (step - marked_step)
+        return Measurement(
             step=step,
             num_steps=self._training.num_steps,
             loss=loss,
@@ -117,18 +169,8 @@ class Logging(StepCallback):
             tokens_per_second=self._tokens_per_step / seconds_per_step,
             seconds_left=(self._training.num_steps - step) * seconds_per_step,
             unit=self._unit,
+            memory=devices.memory_in_use(),
         )
-        self._progress.show(measurement)
-        if due:
-            self._mark = (step, now)
-            self._metrics.write(
-                step,
-                {
-                    "loss": loss,
-                    "learning_rate": measurement.learning_rate,
-                    "tokens_per_second": measurement.tokens_per_second,
-                },
-            )
 
 
 class Finiteness(StepCallback):

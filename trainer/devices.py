@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfgpipe._compat import native_logging_off
+from tfgpipe._util import readable_bytes
 from trainer.config import Pipelining
 from trainer.errors import UsageError
 from trainer.hosts import ALONE, Hosts
@@ -22,6 +25,28 @@ def here() -> str:
 
     with tf.device("CPU:0"):
         return str(tf.constant(0).device)
+
+
+def memory_in_use() -> str:
+    """Returns what the fullest GPU of this process has held at most, with its name.
+
+    Without GPUs, what this process holds, as in `"process 812.0 MiB"`; an empty text
+    where the system does not say it.
+    """
+    import tensorflow as tf
+
+    peaks = {
+        f"GPU:{i}": tf.config.experimental.get_memory_info(f"GPU:{i}")["peak"]
+        for i in range(len(tf.config.get_visible_devices("GPU")))
+    }
+    if peaks:
+        fullest = max(peaks, key=lambda name: peaks[name])
+        return f"{fullest} {readable_bytes(peaks[fullest])}"
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return ""
+    return f"process {readable_bytes(pages * os.sysconf('SC_PAGE_SIZE'))}"
 
 
 def start_tensorflow(

@@ -229,7 +229,7 @@ def experiments() -> dict[str, type[Experiment]]:
     return {
         f"{module.name}.{name}": cls
         for module in pkgutil.iter_modules(package.__path__)
-        for name, cls in _defined(f"params.{module.name}").items()
+        for name, cls in defined_in(f"params.{module.name}").items()
     }
 
 
@@ -247,7 +247,7 @@ def find(name: str) -> type[Experiment]:
     places = [f"params.{module}", module] if module else []
     place = next(filter(_is_there, places), None)
     if place is not None:
-        found = {f"{module}.{cls}": each for cls, each in _defined(place).items()}
+        found = {f"{module}.{cls}": each for cls, each in defined_in(place).items()}
     else:
         place, found = "params", experiments()
     if name in found:
@@ -269,8 +269,8 @@ def _is_there(module: str) -> bool:
         return False
 
 
-def _defined(module: str) -> dict[str, type[Experiment]]:
-    """Returns the experiments that a module defines, by name."""
+def defined_in(module: str) -> dict[str, type[Experiment]]:
+    """Returns the experiments that a module defines, by name. It is imported."""
     found = importlib.import_module(module)
     return {
         name: cls

@@ -1,4 +1,4 @@
-"""What one sees of a run: a bar or lines, `metrics.jsonl`, TensorBoard, a picture."""
+"""What one sees of a run: a live line, `metrics.jsonl`, curves of TensorBoard."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import contextlib
 import dataclasses
 import datetime
 import importlib.util
-import io
-import itertools
 import json
+import math
 import os
-import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from tfgpipe.report import SERIES
 from trainer.checkpoint import store
 
 if TYPE_CHECKING:
-    pass
+    from rich.live import Live
 
 
+# Characters of the bar in the live line.
 _BAR = 12
+# Seconds from one state of the live line to the next.
+_REFRESH = 0.1
 
 
 def tell(text: str) -> None:
@@ -36,7 +36,18 @@ def tell(text: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """The run after `step` of `num_steps` steps."""
+    """The run after `step` of `num_steps` steps.
+
+    Attributes:
+        step: The step, counted from 1.
+        num_steps: Steps of the run.
+        loss: The loss to show.
+        learning_rate: That of the step.
+        tokens_per_second: What it trains on in a second, in `unit`s.
+        seconds_left: Until the last step.
+        unit: What a loss is of, such as a byte.
+        memory: Memory in use, such as `"GPU:1 3.4 GiB"`; empty: not known.
+    """
 
     step: int
     num_steps: int
@@ -45,37 +56,97 @@ class Measurement:
     tokens_per_second: float
     seconds_left: float
     unit: str
+    memory: str = ""
 
     def __str__(self) -> str:
+        return self._joined(f"learning rate {self.learning_rate:.2e}")
+
+    @property
+    def short(self) -> str:
+        """What a live line says: all but the learning rate."""
+        return self._joined()
+
+    def _joined(self, *more: str) -> str:
         left = datetime.timedelta(seconds=round(self.seconds_left))
-        return (
-            f"step {self.step:{len(str(self.num_steps))}}/{self.num_steps}  "
-            f"loss {self.loss:.4f}  learning rate {self.learning_rate:.2e}  "
-            f"{self.tokens_per_second:,.0f} {self.unit}s/s  {left} left"
+        parts = (
+            f"step {self.step:{len(str(self.num_steps))}}/{self.num_steps}",
+            f"loss {self.loss:.4f}",
+            *more,
+            f"{self.tokens_per_second:,.0f} {self.unit}s/s",
+            f"{left} left",
+            self.memory,
         )
+        return "  ".join(filter(None, parts))
 
 
 class Progress:
-    """Shows measurements on a stream.
+    """Shows measurements on a stream: a terminal has a live line, all else plain lines.
+
+    What is printed on stdout meanwhile appears above the live line. The cursor stays
+    visible and nothing of the terminal's settings is changed, so a process that is
+    killed leaves it as it was. Use as a context: at its end the line stays as it is.
 
     Args:
-        stream: A terminal gets a bar that moves, anything else plain lines.
+        stream: Where to write.
+
+    Attributes:
+        is_live: Whether there is a live line.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self.is_live = stream.isatty()
+        is_dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+        self.is_live = stream.isatty() and not is_dumb
+        self._live: Live | None = None
+        self._shown_at = -math.inf
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the live line is old enough to be replaced."""
+        return time.monotonic() >= self._shown_at + _REFRESH
 
     def show(self, measurement: Measurement) -> None:
-        """Moves the bar, or writes a line."""
+        """Replaces the live line, or writes one."""
         if not self.is_live:
             print(measurement, file=self._stream, flush=True)
             return
-        done = _BAR * measurement.step // measurement.num_steps
-        text = f"[{'=' * done:{_BAR}}] {measurement}"
-        columns = shutil.get_terminal_size().columns
-        end = "\n" if measurement.step == measurement.num_steps else ""
-        print(f"\r{text[: columns - 1]}\033[K", end=end, file=self._stream, flush=True)
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        line = Table.grid(padding=(0, 1))
+        line.add_row(
+            ProgressBar(measurement.num_steps, measurement.step, width=_BAR),
+            Text(measurement.short, no_wrap=True, overflow="crop"),
+        )
+        if self._live is None:
+            self._live = self._started()
+        self._live.update(line, refresh=True)
+        self._shown_at = time.monotonic()
+
+    def _started(self) -> Live:
+        from rich.console import Console
+        from rich.live import Live
+
+        live = Live(
+            console=Console(file=self._stream),
+            # No thread draws: processes are forked, and a line is drawn after steps.
+            auto_refresh=False,
+            # Others overwrite the line that the cursor is in, as of stages traced.
+            redirect_stderr=False,
+        )
+        live.start()
+        # A process that is killed would leave it hidden.
+        live.console.show_cursor(True)
+        return live
 
 
 class Metrics:
@@ -246,103 +317,3 @@ def _is_record(record: Any) -> bool:
         and type(record.get("step")) is int
         and all(isinstance(value, int | float) for value in record.values())
     )
-
-
-_PICTURE = "losses.png"
-# What a curve is called, and what its losses are in a record of `metrics.jsonl`.
-_CURVES = {"training": "loss", "validation": "validation_loss"}
-# Curves of more points have no dots.
-_MOST_DOTS = 30
-
-Curve = list[tuple[int, float]]
-
-
-def draw_losses(
-    folder: Path,
-    records: Iterable[Mapping[str, Any]],
-    *,
-    baselines: Mapping[str, float],
-    title: str,
-    unit: str,
-) -> None:
-    """Draws `losses.png` into a run's folder, and says so.
-
-    A disk that is full costs the picture, and stops nothing.
-
-    Args:
-        folder: The run's folder.
-        records: What was measured, as `read_metrics` yields it.
-        baselines: Validation losses to beat, by name.
-        title: What to call the picture.
-        unit: What a loss is of, such as a byte.
-    """
-    found = curves(records)
-    if not found:
-        return
-    if not importlib.util.find_spec("matplotlib"):
-        print("No picture of losses: `pip install matplotlib` brings it.", flush=True)
-        return
-    try:
-        store.replace(folder / _PICTURE, _drawn(found, baselines, title, unit))
-    except OSError as error:
-        tell(f"{_PICTURE} could not be written: {error.strerror}.")
-    else:
-        print(f"\nThe losses are drawn in {folder / _PICTURE}.", flush=True)
-
-
-def curves(records: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
-    """Returns the losses by step, of each curve that has any.
-
-    >>> curves([{"step": 1, "loss": 2.5}, {"step": 1, "validation_loss": 2.0}])
-    {'training': [(1, 2.5)], 'validation': [(1, 2.0)]}
-    """
-    found: dict[str, dict[int, float]] = {name: {} for name in _CURVES}
-    for record in records:
-        for name, key in _CURVES.items():
-            if key in record:
-                # The end of a run may measure a step again.
-                found[name][record["step"]] = record[key]
-    return {name: sorted(losses.items()) for name, losses in found.items() if losses}
-
-
-def _drawn(
-    found: Mapping[str, Curve],
-    baselines: Mapping[str, float],
-    title: str,
-    unit: str,
-) -> bytes:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#EEEEEE")
-    axes.set_axisbelow(True)
-    colours = itertools.cycle(SERIES)
-    for name, curve in found.items():
-        steps, losses = zip(*curve, strict=True)
-        axes.plot(
-            steps,
-            losses,
-            color=next(colours),
-            marker="o" if len(steps) <= _MOST_DOTS else "",
-            markersize=4,
-            linewidth=1.4,
-            label=f"{name}, {losses[-1]:.3f} at the end",
-        )
-    for name, loss in baselines.items():
-        axes.axhline(
-            loss,
-            color=next(colours),
-            linestyle="--",
-            linewidth=1.2,
-            label=f"{name}, {loss:.3f}",
-        )
-    axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
-    axes.set_xlabel("step", fontsize=8)
-    axes.set_ylabel(f"loss, nats/{unit}", fontsize=8)
-    axes.tick_params(labelsize=8)
-    axes.legend(fontsize=8, frameon=False)
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=150)
-    return file.getvalue()

@@ -21,6 +21,7 @@ from trainer.errors import CheckpointError, DivergedError, StoppedError, UsageEr
 from trainer.experiment import Experiment, experiments, find
 from trainer.hosts import Hosts
 from trainer.hyperparams import HyperparameterError
+from trainer.listing import listing
 from trainer.stopping import ProcessEnd, Stopping
 
 _TRAINING = ("train_and_eval", "train")
@@ -46,7 +47,11 @@ def _status(argv: Sequence[str], signals: contextlib.ExitStack) -> int:
     try:
         flags = parse(argv)
         if flags.help:
-            print(HELP, end="")
+            _show(HELP)
+        elif len(argv) == 1:
+            _show(listing())
+        elif flags.mode == "doctor":
+            return _doctor(flags)
         else:
             _run(flags, signals)
     except UsageError as error:
@@ -119,6 +124,30 @@ def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
         from trainer import modes
 
         modes.run(flags, experiment, stop, told)
+
+
+def _show(text: str) -> None:
+    # As `head` does, whoever reads may have had enough.
+    with contextlib.suppress(BrokenPipeError):
+        print(text.rstrip("\n"), flush=True)
+
+
+def _doctor(flags: Flags) -> int:
+    """Looks at this machine, and at an experiment on it; returns the exit status."""
+    # Its imports are for this mode alone.
+    from trainer import doctor
+
+    if flags.tpu or flags.cluster or flags.hosts:
+        raise UsageError(
+            "Expected --mode=doctor without --tpu, --cluster and --hosts, as it looks "
+            "at this machine alone: start it on each."
+        )
+    experiment = None
+    if flags.params:
+        experiment = hyperparams.override(find(flags.params)(), flags.set)
+    return doctor.run(
+        experiment, name=flags.params, logdir=flags.logdir, device=flags.device
+    )
 
 
 def _of_run(flags: Flags) -> tuple[Flags, Experiment]:
@@ -250,18 +279,20 @@ MODES = (
     "inspect",
     "describe",
     "diff",
+    "doctor",
 )
 
 HELP = """\
 Trains an experiment of params/: python -m trainer --params=NAME --logdir=DIR
 
-  --params=NAME   the experiment; an unknown name lists those there are
+  --params=NAME   the experiment; without any flag those there are are listed
   --logdir=DIR    the run's folder; a run that was stopped goes on from there
   --set=A.B=C     change a hyperparameter, as data.files='own/*'; repeatable
   --mode=MODE     train_and_eval (the default), or train alone
                   eval  decode  export  a checkpoint, by DIR's own params.txt
                   benchmark  time steps       inspect   stages, costs, mesh
                   describe  hyperparameters   diff A B  of experiments, or runs
+                  doctor  what would be slow or fail on this machine
   --checkpoint=N  the step to eval, decode or export; or latest, or best
   --follow        eval each new checkpoint until the run ends
   --dry_run       build, make one step on zeros, print the plan

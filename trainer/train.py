@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import tensorflow as tf
 import tfgpipe
 from tfgpipe.report import device_memory, draw_memory
 from tfgpipe.schedules import draw
-from trainer import devices, hyperparams, logs, run_dir
+from trainer import devices, hyperparams, loss_plot, run_dir
 from trainer.callbacks import Checkpointing, Finiteness, Logging, Profile
 from trainer.checkpoint.checkpoints import Checkpoints
 from trainer.checkpoint.store import RunState
@@ -23,7 +24,7 @@ from trainer.errors import StoppedError
 from trainer.evaluate import comparison, decode, evaluate, line
 from trainer.experiment import Experiment
 from trainer.hyperparams import HyperparameterError
-from trainer.logs import Metrics
+from trainer.logs import Metrics, Progress
 from trainer.stopping import Stopping
 
 
@@ -134,7 +135,7 @@ def train(
         assert validation is not None  # Nobody evaluates without.
         measured = evaluate(model, validation)
         metrics.write_validation(step, measured)
-        print(f"\nstep {step}: {line(measured)}", flush=True)
+        print(f"step {step}: {line(measured)}", flush=True)
         return measured
 
     if first_step < experiment.training.num_steps and not over:
@@ -148,21 +149,22 @@ def train(
             measure if options.evaluates else None,
             first_step=first_step,
         )
-        callbacks = [
-            Finiteness(
-                experiment.training,
-                notes,
-                first_step=first_step,
-                batch=lambda step: _batch(experiment, step),
-            ),
-            Logging(experiment, metrics, first_step=first_step),
-            keeping,
-            *looking,
-        ]
-        try:
-            model.fit(training, callbacks=callbacks, shuffle=False, verbose=0)
-        finally:
-            checkpoints.wait()
+        with Progress(sys.stdout) as progress:
+            callbacks = [
+                Finiteness(
+                    experiment.training,
+                    notes,
+                    first_step=first_step,
+                    batch=lambda step: _batch(experiment, step),
+                ),
+                Logging(experiment, metrics, progress, notes, first_step=first_step),
+                keeping,
+                *looking,
+            ]
+            try:
+                model.fit(training, callbacks=callbacks, shuffle=False, verbose=0)
+            finally:
+                checkpoints.wait()
         for each in looking:
             print(each.summary(), flush=True)
     checkpoints.check()
@@ -173,7 +175,7 @@ def train(
     baselines: Mapping[str, float] = {}
     if validation is not None:
         baselines = _conclude(experiment, model, metrics, validation, checkpoints.step)
-    logs.draw_losses(
+    loss_plot.draw_losses(
         folder,
         metrics.read(),
         baselines=baselines,

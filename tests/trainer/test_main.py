@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import (
 import tfgpipe
 from tests.helpers import fake_tpu
 from tests.trainer import runs
-from trainer import devices
+from trainer import devices, doctor
 from trainer.config import Pipelining
 from trainer.errors import UsageError
 from trainer.evaluate import comparison
@@ -50,7 +51,7 @@ def test_help_fits_a_screen_and_is_no_failure(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "Expected --params=NAME, one of image.AmoebaNetD, image.Amoeba"),
+        ("--logdir=a", "Expected --params=NAME, one of image.AmoebaNetD, image."),
         (
             "--params=lm.Tiny",
             "Expected --logdir=DIR, which --mode=train_and_eval needs.",
@@ -65,6 +66,7 @@ def test_help_fits_a_screen_and_is_no_failure(
         ("--params=lm.Tiny --profile_steps=3", "Expected --profile_steps=A,B, the fir"),
         ("--mode=diff lm.Tiny", "Expected --mode=diff A B, each the name of an exper"),
         ("--params=lm.Tiny --device=cpu --tpu=a", "Expected --device=cpu without --tp"),
+        ("--mode=doctor --tpu=a", "Expected --mode=doctor without --tpu, --cluster "),
         ("--params=lm.Tiny --tpu_zone=a", "Expected --tpu=NAME, which --tpu_zone=ZO"),
         ("--params=lm.Tiny --mode=eval --logdir=none", "none holds no checkpoint"),
         ("--params=lm.Tiny --mode=export", "Expected --logdir=DIR, which --mode=exp"),
@@ -135,6 +137,38 @@ def test_inspecting_prints_the_stages_and_nothing_of_tensorflow() -> None:
     assert plan.splitlines()[1].split() == ["replica", "0", "CPU:0", "CPU:1"]
     assert "4 examples, remat=none, schedule=1f1b, partition as given" in plan
     assert "imbalance 1." in plan
+
+
+def test_the_doctor_looks_at_a_machine_and_an_experiment(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*small, "--mode=doctor", f"--logdir={tmp_path / 'run'}"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    sections = printed.strip().split("\n\n")
+    titles = [section.partition("\n")[0] for section in sections]
+    assert titles == [
+        "Versions",
+        "Devices",
+        "CPU",
+        "Disk",
+        "Ports",
+        "Optional packages",
+        "parallelism.Pipelined",
+        "Nothing fails.",
+    ]
+    for section in sections[:-1]:
+        for line in section.splitlines()[1:]:
+            assert re.match(r"(ok   |slow )  \w", line), line
+    assert f"tensorflow {tf.__version__} (>=2." in sections[0]
+    assert "A batch of its training and validation data can be read." in sections[-2]
+    assert "It takes about 1.0 GiB in all" in sections[-2]
+    assert not list(tmp_path.iterdir())
+
+    assert main([*command, "--set=data.files=none/*.npz"]) == 1
+    printed = capsys.readouterr().out
+    assert "\nfails  data.files: expected a glob that matches files" in printed
+    assert printed.endswith("\n1 fails.\n")
 
 
 def test_a_run_leaves_all_it_should(
@@ -428,6 +462,26 @@ def test_a_run_without_gpus_says_that_it_is_on_the_cpu(
     )
 
 
+def test_the_doctor_names_the_gpus_that_are_used_and_those_that_are_not(
+    gpus: Callable[[int], list[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus(2)
+    details = {"device_name": "H100"}
+    monkeypatch.setattr(
+        tf.config.experimental, "get_device_details", lambda gpu: details
+    )
+    monkeypatch.setattr(doctor, "_gpu_memory", lambda: [80 * 2**30] * 3)
+    monkeypatch.setattr("trainer.listing.num_gpus_there", lambda: 3)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    machine = doctor.Machine(device="auto")
+    assert [each.level for each in machine.devices()] == ["ok", "ok", "slow"]
+    assert machine.gpus == ["H100, 80 GiB"] * 2
+    assert machine.gpu_memory == [80 * 2**30] * 2
+    aside = doctor.Machine(device="cpu")
+    assert [each.level for each in aside.devices()] == ["ok"]
+    assert aside.gpus == []
+
+
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_interleaved_stages_share_devices(num_replicas: int) -> None:
     pipelining = Pipelining(
@@ -466,7 +520,7 @@ def test_stages_that_cannot_be_dealt_evenly_are_refused(
         Pipelining(**{"schedule": "interleaved", **values})
 
 
-def _measurement(step: int) -> Measurement:
+def _measurement(step: int, **values: Any) -> Measurement:
     return Measurement(
         step=step,
         num_steps=200,
@@ -475,33 +529,78 @@ def _measurement(step: int) -> Measurement:
         tokens_per_second=12345.6,
         seconds_left=3725.2,
         unit="byte",
+        **values,
     )
 
 
 def test_a_line_of_progress_says_where_the_run_is() -> None:
     stream = io.StringIO()
-    Progress(stream).show(_measurement(7))
+    with Progress(stream) as progress:
+        assert not progress.is_live
+        progress.show(_measurement(7))
+        progress.show(_measurement(8, memory="GPU:1 3.4 GiB"))
     assert stream.getvalue() == (
         "step   7/200  loss 1.2346  learning rate 1.00e-03  "
         "12,346 bytes/s  1:02:05 left\n"
+        "step   8/200  loss 1.2346  learning rate 1.00e-03  "
+        "12,346 bytes/s  1:02:05 left  GPU:1 3.4 GiB\n"
     )
 
 
-def test_a_terminal_gets_one_line_that_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
+    def lines(self) -> list[str]:
+        """Returns what is to be seen: a line that is erased is not."""
+        shown = re.sub(r"[^\n]*\r\x1b\[2K", "", self.getvalue())
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).splitlines()
+
+
+def test_a_terminal_gets_one_line_that_moves(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    terminal = Terminal()
-    bar = Progress(terminal)
-    for step in (100, 200):
-        bar.show(_measurement(step))
-    half, full = terminal.getvalue().split("\r")[1:]
-    assert half.startswith("[======      ] step 100/200  loss 1.2346")
-    assert full.startswith("[============] step 200/200")
-    assert full.endswith("\n")
-    assert len(half.removesuffix("\033[K")) == 59
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = _Terminal()
+    with Progress(terminal) as progress:
+        assert progress.is_live
+        assert progress.is_due
+        progress.show(_measurement(100))
+        assert not progress.is_due
+        print("step 100: validation loss 1.5")
+        progress.show(_measurement(200))
+        # A process that is killed here leaves the cursor visible.
+        last = terminal.getvalue().rpartition("\x1b[?25")[2]
+        assert last.startswith("h")
+    above, line = terminal.lines()
+    assert above == "step 100: validation loss 1.5"
+    assert line.endswith(" step 200/200  loss 1.2346  12,346 bytes/s  1:02")
+    assert len(line) == 60
+    print("After it.")
+    assert capsys.readouterr().out == "After it.\n"
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = _Terminal()
+    with Progress(terminal) as progress:
+        progress.show(_measurement(100))
+    assert terminal.getvalue() == f"{_measurement(100)}\n"
+
+
+def test_memory_is_that_of_the_fullest_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert re.fullmatch(r"process [\d.]+ [MG]iB", devices.memory_in_use())
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["", ""])
+    held = {"GPU:0": 2**30, "GPU:1": 3 * 2**30}
+    monkeypatch.setattr(
+        tf.config.experimental, "get_memory_info", lambda name: {"peak": held[name]}
+    )
+    assert devices.memory_in_use() == "GPU:1 3.0 GiB"
 
 
 def test_measurements_of_steps_to_be_done_again_are_dropped(tmp_path: Path) -> None:

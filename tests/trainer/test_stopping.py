@@ -19,9 +19,9 @@ from tests.helpers.subprocesses import interpret
 from tests.trainer import endings, runs
 from tfgpipe import cluster
 from trainer import run_dir
+from trainer.callbacks import Logging
 from trainer.checkpoint import store
 from trainer.errors import UsageError
-from trainer.logs import Measurement, Progress
 from trainer.main import main
 from trainer.stopping import on_signals
 
@@ -135,22 +135,25 @@ def test_a_stopped_run_goes_on_exactly(
 ) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     small += ["--set=model.dropout=0.2", "--set=evaluation.steps=4"]
+    # The run is stopped between two records, which have means of losses.
+    small.append("--set=training.log_every=3")
     assert main([*small, f"--logdir={whole}"]) == 0
-    show = Progress.show
+    end = Logging.end
 
-    def show_and_ask(self: Progress, measurement: Measurement) -> None:
-        show(self, measurement)
-        if measurement.step == 5:
+    def end_and_ask(self: Logging, step: int, loss: float) -> None:
+        end(self, step, loss)
+        if step == 5:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.2)
 
-    monkeypatch.setattr(Progress, "show", show_and_ask)
+    monkeypatch.setattr(Logging, "end", end_and_ask)
     assert main([*small, f"--logdir={stopped}"]) == 42
     assert store.steps(stopped / "checkpoints")[-1] == 5
-    monkeypatch.setattr(Progress, "show", show)
+    monkeypatch.setattr(Logging, "end", end)
     capsys.readouterr()
     assert main([*small, f"--logdir={stopped}"]) == 0
     assert "Going on from step 5." in capsys.readouterr().out
+    assert [step for step, _ in runs.losses(whole)] == [3, 6, 8]
     assert runs.timeless(stopped) == runs.timeless(whole)
     decoded = [f / "decode" / "predictions.csv" for f in (stopped, whole)]
     assert decoded[0].read_bytes() == decoded[1].read_bytes()

@@ -297,12 +297,16 @@ class RunState:
         best_value: What it measured.
         num_worse: Evaluations since.
         skipped: Steps left out because they were not finite.
+        loss_sum: The sum of the losses since the last record of `metrics.jsonl`.
+        num_losses: How many those are.
     """
 
     best_step: int | None = None
     best_value: float | None = None
     num_worse: int = 0
     skipped: list[int] = dataclasses.field(default_factory=list)
+    loss_sum: float = 0.0
+    num_losses: int = 0
 
     @classmethod
     def read(cls, written: Mapping[str, Any]) -> RunState:
@@ -311,6 +315,8 @@ class RunState:
         Raises:
             CheckpointError: If they are not those of this version.
         """
+        # Format 1 had no losses.
+        written = {"loss_sum": 0.0, "num_losses": 0, **written}
         expected = [each.name for each in dataclasses.fields(cls)]
         if sorted(written) != sorted(expected):
             raise CheckpointError(

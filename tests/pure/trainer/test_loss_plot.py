@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer import logs
+from trainer import loss_plot
 
 RECORDS = [
     {"step": 10, "loss": 2.5, "learning_rate": 0.1},
@@ -18,16 +18,26 @@ RECORDS = [
 
 
 def draw(folder: Path, records: list[dict[str, float]]) -> None:
-    logs.draw_losses(
+    loss_plot.draw_losses(
         folder, records, baselines={"bigram": 2.0}, title="lm.Tiny", unit="byte"
     )
 
 
 def test_what_is_measured_again_replaces_what_was() -> None:
-    assert logs.curves(RECORDS) == {
+    assert loss_plot.curves(RECORDS) == {
         "training": [(10, 2.5), (20, 1.5)],
         "validation": [(20, 1.625)],
     }
+
+
+def test_training_is_drawn_as_means_of_as_many_steps() -> None:
+    curve = [(5 * i, float(i % 2)) for i in range(1, 1001)]
+    means = loss_plot.windowed(curve)
+    assert means.num_steps == 50
+    assert means.points == [(50 * i, 0.5) for i in range(1, 101)]
+    # A short run is drawn as it is.
+    short = loss_plot.windowed(curve[:100])
+    assert (short.points, short.num_steps) == (curve[:100], 5)
 
 
 def test_losses_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +59,7 @@ def test_baselines_and_losses_are_in_the_picture(
     (axes,) = figures[0].axes
     drawn = {str(line.get_label()): list(line.get_ydata()) for line in axes.lines}
     assert drawn == {
-        "training, 1.500 at the end": [2.5, 1.5],
+        "training, means of 10 steps, 1.500 at the end": [2.5, 1.5],
         "validation, 1.625 at the end": [1.625],
         "bigram, 2.000": [2.0, 2.0],
     }

@@ -1,0 +1,82 @@
+"""What `Logging` records of the steps of a run, and shows of them."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.trainer import runs
+from trainer.callbacks import Logging
+from trainer.checkpoint.store import RunState
+from trainer.config import Training
+from trainer.logs import Metrics, Progress
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def _log(
+    folder: Path,
+    losses: list[float],
+    *,
+    notes: RunState,
+    stream: io.StringIO,
+    first_step: int = 0,
+) -> None:
+    """Ends a step for each loss, of a run of ten steps."""
+    experiment: Any = SimpleNamespace(
+        training=Training(num_steps=10, log_every=4), tokens_per_step=8, unit="byte"
+    )
+    folder.mkdir(exist_ok=True)
+    metrics = Metrics(folder, step=first_step)
+    with Progress(stream) as progress:
+        logging = Logging(experiment, metrics, progress, notes, first_step=first_step)
+        logging.set_model(SimpleNamespace(optimizer=SimpleNamespace(learning_rate=0.5)))
+        for step, loss in enumerate(losses, first_step + 1):
+            logging.begin(step)
+            logging.end(step, loss)
+
+
+def test_a_record_has_the_mean_since_the_one_before(tmp_path: Path) -> None:
+    losses = [4.0, 3.0, 2.0, 3.0, 1.0, math.nan, 2.0, 3.0, 0.5, 1.5]
+    stream = io.StringIO()
+    _log(tmp_path, losses, notes=RunState(), stream=stream)
+    # A step that is not finite is left out.
+    assert runs.losses(tmp_path) == [(4, 3.0), (8, 2.0), (10, 1.0)]
+    lines = stream.getvalue().splitlines()
+    assert all(re.search(r" left  process [\d.]+ [MG]iB$", line) for line in lines)
+    assert [re.findall(r"  loss (\S+)", line) for line in lines] == [
+        ["3.0000"],
+        ["2.0000"],
+        ["1.0000"],
+    ]
+
+
+def test_a_mean_goes_on_where_a_run_does(tmp_path: Path) -> None:
+    losses = [0.1 * n for n in range(10)]
+    notes, stream = RunState(), io.StringIO()
+    _log(tmp_path / "whole", losses, notes=RunState(), stream=stream)
+    _log(tmp_path / "stopped", losses[:6], notes=notes, stream=stream)
+    again = RunState.read(notes.written())
+    _log(tmp_path / "stopped", losses[6:], notes=again, stream=stream, first_step=6)
+    assert runs.losses(tmp_path / "stopped") == runs.losses(tmp_path / "whole")
+
+
+def test_a_live_line_has_a_smooth_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    terminal = _Terminal()
+    _log(tmp_path, [2.0] * 9 + [1.0], notes=RunState(), stream=terminal)
+    assert "step 10/10  loss 1.9000  " in terminal.getvalue()
+    assert "learning rate" not in terminal.getvalue()
+    assert "\n" not in terminal.getvalue().partition("step 10/10")[0]

@@ -1,0 +1,162 @@
+"""The experiments there are to run, one line each: `python -m trainer`."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import importlib
+import inspect
+import os
+import pkgutil
+import re
+
+from trainer.experiment import Experiment, defined_in
+
+_COLUMNS = 100
+_HEAD = """\
+Trains an experiment, and goes on with the same command after any end. For example
+
+    python -m trainer --params=lm.Tiny --logdir=runs/tiny
+
+Experiments, and how long they take on two CPU cores:"""
+_TAIL = """\
+Your own: copy params/template.py to params/mine.py, --params=mine.Mine, or to any file
+that Python can import, --params=my_pkg.my_file.Mine. --mode=describe prints
+hyperparameters, --mode=doctor looks at this machine, --help lists the flags."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Description:
+    """What the docstring of an experiment says.
+
+    Attributes:
+        summary: Its first line.
+        time: How long a run takes, in a few words.
+        num_accelerators: How many it needs; 0 where CPU cores do.
+    """
+
+    summary: str
+    time: str
+    num_accelerators: int
+
+
+def listing() -> str:
+    """Returns the list of experiments of `params/`, by file, with how to run one.
+
+    A file that cannot be imported, and an abstract class, have a line that says so.
+    TensorFlow is imported only if a file there imports it.
+    """
+    params = importlib.import_module("params")
+    num_here = num_accelerators_here()
+    files = [
+        "\n".join(lines)
+        for module in pkgutil.iter_modules(params.__path__)
+        if (lines := _of_file(module.name, num_here))
+    ]
+    return "\n\n".join([_HEAD, *files, _TAIL])
+
+
+def _of_file(name: str, num_here: int) -> list[str]:
+    """Returns the lines of one file of `params/`."""
+    try:
+        found = defined_in(f"params.{name}")
+    except (Exception, SystemExit) as error:
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return [_fit(f"params/{name}.py cannot be imported: {reason}")]
+    module = importlib.import_module(f"params.{name}")
+    order = list(vars(module))
+    rows = [
+        (f"{name}.{each}", *_cells(found[each], num_here))
+        for each in sorted(found, key=order.index)
+    ]
+    if not rows:
+        return []
+    title = _first_line(module.__doc__)
+    widths = [max((len(row[i]) for row in rows), default=0) for i in (0, 1)]
+    return [
+        _fit(f"params/{name}.py: {title or 'no description'}"),
+        *(
+            _fit(f"  {own:{widths[0]}}  {time:{widths[1]}}  {summary}")
+            for own, time, summary in rows
+        ),
+    ]
+
+
+def _cells(cls: type[Experiment], num_here: int) -> tuple[str, str]:
+    """Returns the time, or why it cannot run here, and the summary."""
+    if inspect.isabstract(cls):
+        missing = ", ".join(sorted(cls.__abstractmethods__))
+        return "abstract", f"It lacks {missing}."
+    described = describe(cls.__name__, cls.__doc__ or "")
+    needed = described.num_accelerators
+    if needed > num_here:
+        return f"needs {needed} accelerator{'s' * (needed > 1)}", described.summary
+    return described.time, described.summary
+
+
+def describe(name: str, docstring: str) -> Description:
+    """Returns what the docstring of an experiment says.
+
+    >>> text = '''Tiny.
+    ...
+    ...     Hardware:  4 accelerators.
+    ...     Time:      2.5 minutes of computing, half of it tracing.
+    ... '''
+    >>> describe("Mine", text)
+    Description(summary='Tiny.', time='2.5 minutes of computing', num_accelerators=4)
+
+    Args:
+        name: The name of its class.
+        docstring: The docstring.
+    """
+    # That of a dataclass without one.
+    text = "" if docstring.startswith(f"{name}(") else inspect.cleandoc(docstring)
+    time = re.search(r"^Time: +(.+?)(?:[,;:]|\.?$|\. )", text, re.MULTILINE)
+    hardware = re.search(r"^Hardware: +(.*)$", text, re.MULTILINE)
+    needed = hardware and re.match(r"(\d+) (?!.*CPU)accelerator", hardware[1])
+    return Description(
+        summary=_first_line(text) or "No description.",
+        time=time[1] if time else "not measured",
+        num_accelerators=int(needed[1]) if needed else 0,
+    )
+
+
+def num_accelerators_here() -> int:
+    """Returns how many GPUs, or TPU chips, this machine shows, without TensorFlow."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    num_tpus = len(glob.glob("/dev/accel[0-9]*"))
+    return count_visible(num_gpus_there(), visible) + num_tpus
+
+
+def num_gpus_there() -> int:
+    """Returns how many NVIDIA GPUs this machine has, visible to CUDA or not."""
+    return len(glob.glob("/dev/nvidia[0-9]*"))
+
+
+def count_visible(num_gpus: int, visible: str | None) -> int:
+    """Returns how many GPUs CUDA shows to a process.
+
+    >>> count_visible(4, None), count_visible(4, "0,2"), count_visible(4, "-1")
+    (4, 2, 0)
+
+    Args:
+        num_gpus: How many there are.
+        visible: The value of `CUDA_VISIBLE_DEVICES`, or None where it is not set.
+    """
+    if visible is None:
+        return num_gpus
+    # CUDA stops at the first that it does not know.
+    named = [each.strip() for each in visible.split(",")]
+    shown = 0
+    while shown < len(named) and named[shown] not in ("", "-1"):
+        shown += 1
+    return min(shown, num_gpus)
+
+
+def _first_line(docstring: str | None) -> str:
+    return inspect.cleandoc(docstring or "").partition("\n")[0]
+
+
+def _fit(line: str) -> str:
+    line = line.rstrip()
+    return line if len(line) <= _COLUMNS else f"{line[: _COLUMNS - 3].rstrip()}..."
