@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -97,6 +98,10 @@ def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
         print(f"{flags.params}: {inspect.getdoc(experiment)}\n")
         print(hyperparams.describe(experiment))
         return
+    if flags.mode == "tokenizer":
+        print(experiment.train_tokenizer())
+        print(f"Train with it:\n  {_training_command(flags)}")
+        return
     if told.count > 1:
         told.check(experiment.pipelining)
         told.share.rows(experiment.training.batch_size)
@@ -121,6 +126,16 @@ def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
         modes.run(flags, experiment, stop, told)
 
 
+def _training_command(flags: Flags) -> str:
+    """Returns the command that trains with the tokenizer of --mode=tokenizer."""
+    kept = [each for each in flags.set if not each.startswith("data.vocabulary_size")]
+    logdir = flags.logdir or "runs/tokens"
+    command = ["python", "-m", "trainer", f"--params={flags.params}"]
+    return shlex.join(
+        [*command, *(f"--set={each}" for each in kept), f"--logdir={logdir}"]
+    )
+
+
 def _of_run(flags: Flags) -> tuple[Flags, Experiment]:
     """Returns the experiment of a run, changed by --set, and flags that name it.
 
@@ -137,6 +152,8 @@ def _of_run(flags: Flags) -> tuple[Flags, Experiment]:
             run_dir.check(folder, name=flags.params, experiment=own)
         own = find(flags.params)()
     experiment = hyperparams.override(own, flags.set)
+    if not flags.allow_changes:
+        run_dir.check_files(folder, experiment)
     if difference := hyperparams.diff(own, experiment):
         print(f"Changed, for --mode={flags.mode} alone:\n{difference}", flush=True)
     return dataclasses.replace(flags, params=flags.params or name), experiment
@@ -248,6 +265,7 @@ MODES = (
     "export",
     "benchmark",
     "inspect",
+    "tokenizer",
     "describe",
     "diff",
 )
@@ -261,6 +279,7 @@ Trains an experiment of params/: python -m trainer --params=NAME --logdir=DIR
   --mode=MODE     train_and_eval (the default), or train alone
                   eval  decode  export  a checkpoint, by DIR's own params.txt
                   benchmark  time steps       inspect   stages, costs, mesh
+                  tokenizer  train data.tokenizer's file on the training split
                   describe  hyperparameters   diff A B  of experiments, or runs
   --checkpoint=N  the step to eval, decode or export; or latest, or best
   --follow        eval each new checkpoint until the run ends
