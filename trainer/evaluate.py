@@ -62,6 +62,9 @@ def comparison(
     model           1.5000      2.1640
     bigram          2.5000      3.6067
     acc             0.5000
+    >>> print(comparison({"loss": 1.5}, {}, unit="token", other_units={"byte": 3.0}))
+    validation  nats/token  bits/token   nats/byte   bits/byte
+    model           1.5000      2.1640      0.5000      0.7213
     """
     scales = {
         f"{measure}/{name}": size * count

@@ -122,9 +122,7 @@ def _read(path: Path, dtype: np.dtype) -> np.ndarray | None:
     if path.stat().st_size >= _CHECKSUM_BYTES:
         file = np.asarray(np.memmap(path, np.uint8, mode="r"))
         data, checksum = file[:-_CHECKSUM_BYTES], file[-_CHECKSUM_BYTES:]
-        if checksum.tobytes() == _checksum(
-            path, hashlib.sha256(data.data).digest()
-        ):
+        if checksum.tobytes() == _checksum(path, hashlib.sha256(data.data).digest()):
             return data.view(dtype)
     print(f"{path} is damaged.", flush=True)
     return None

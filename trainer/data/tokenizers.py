@@ -368,7 +368,7 @@ def train(texts: Iterable[bytes], *, name: str, vocabulary_size: int) -> bytes:
     except RuntimeError as error:
         raise HyperparameterError(
             "data.vocabulary_size: expected a number of tokens that the text has; "
-            f"received {vocabulary_size}: {error}"
+            f"received {vocabulary_size}: {str(error).rpartition('] ')[2]}"
         ) from None
 
 

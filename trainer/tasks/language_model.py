@@ -128,6 +128,12 @@ class Sampling(Hyperparams):
         room = length - len(start)
         # Each is a byte or more, unless a token stands for nothing.
         for _ in range(self.num_bytes):
+            short = [
+                len(tokenizer.decode(text)) < end
+                for text, end in zip(texts, ends_at, strict=True)
+            ]
+            if not any(short):
+                break
             windows = np.zeros([len(texts), length], np.int32)
             ends = []
             for window, text in zip(windows, texts, strict=True):
@@ -135,15 +141,11 @@ class Sampling(Hyperparams):
                 window[: len(read)] = read
                 ends.append(len(read) - 1)
             logits = model.predict_on_batch(windows)[np.arange(len(texts)), ends]
-            going = False
-            for text, random, row, end in zip(
-                texts, randoms, logits, ends_at, strict=True
+            for text, random, row, draws in zip(
+                texts, randoms, logits, short, strict=True
             ):
-                if len(tokenizer.decode(text)) < end:
+                if draws:
                     text.append(self._drawn(row[:size].astype(np.float64), random))
-                    going = True
-            if not going:
-                break
         return [_shown(tokenizer.decode(text)) for text in texts]
 
     def _drawn(self, logits: np.ndarray, random: np.random.Generator) -> int:
