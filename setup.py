@@ -38,6 +38,8 @@ setup(
     extras_require={
         "pictures": ["matplotlib>=3.8"],
         "trainer": [
+            # The order of examples is its own: resumed runs depend on the version.
+            "grain>=0.2.18,<0.3",
             "matplotlib>=3.8",
             "scikit-learn>=1.5,<2",
             "tensorboard>=2.20,<2.22",

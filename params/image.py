@@ -56,14 +56,12 @@ class AmoebaNetDSmall(AmoebaNetClassifier):
                2.303.
     """
 
-    pipelining: Pipelining = Pipelining(
-        num_stages=2, num_microbatches=2, remat="none", batch_norm="deferred"
-    )
+    pipelining: Pipelining = Digits.pipelining.replace(num_microbatches=2)
     optimizer: Optimizer = Optimizer(learning_rate=5e-3)
     data: Images = Images(shape=(32, 32, 1))
     augmentation: Augmentation = Augmentation(shift=3)
     model: AmoebaNet = AmoebaNet(num_layers=3, num_filters=16)
-    training: Training = Training(num_steps=200, batch_size=64, log_every=50)
+    training: Training = Digits.training.replace(num_steps=200, log_every=50)
     saving: Saving = Saving(checkpoint_steps=50)
 
 
@@ -102,16 +100,16 @@ class ResNet50(ResNetClassifier):
     Time:      not measured.
     """
 
-    pipelining: Pipelining = Pipelining(
-        num_stages=2, num_microbatches=8, balance="flops", batch_norm="deferred"
+    pipelining: Pipelining = AmoebaNetD.pipelining.replace(
+        num_stages=2, num_microbatches=8
     )
     data: Images = Images(shape=(224, 224, 3))
-    augmentation: Augmentation = Augmentation(shift=16, flip="horizontal")
-    training: Training = Training(num_steps=10_000, batch_size=128)
-    saving: Saving = Saving(checkpoint_steps=500, checkpoint_minutes=30, keep_hours=12)
+    augmentation: Augmentation = AmoebaNetD.augmentation
+    training: Training = AmoebaNetD.training.replace(num_steps=10_000)
+    saving: Saving = AmoebaNetD.saving
 
 
-class DigitsQat(ConvNetClassifier):
+class DigitsQat(Digits):
     """A convolutional network trained for int8, exported, measured.
 
     Command:   python -m trainer --params=image.DigitsQat --logdir=runs/digits
@@ -122,13 +120,6 @@ class DigitsQat(ConvNetClassifier):
                bytes.
     """
 
-    pipelining: Pipelining = Pipelining(
-        num_stages=2, num_microbatches=4, remat="none", batch_norm="deferred"
-    )
-    optimizer: Optimizer = Optimizer(learning_rate=3e-3)
-    augmentation: Augmentation = Augmentation(shift=1)
-    training: Training = Training(
-        num_steps=400, batch_size=64, log_every=100, export=True
-    )
+    training: Training = Digits.training.replace(num_steps=400, export=True)
     saving: Saving = Saving(checkpoint_steps=200)
     precision: Precision = Precision(quantize="8bit", quantize_start_step=100)

@@ -44,9 +44,9 @@ class Packed(Tiny):
     """
 
     data: Corpus = Corpus(documents="packed")
-    pipelining: Pipelining = Pipelining(num_stages=2, num_microbatches=4, remat="none")
-    model: Transformer = Transformer(num_layers=2, context=128, softmax="tied")
-    training: Training = Training(num_steps=800, batch_size=16)
+    pipelining: Pipelining = Tiny.pipelining.replace(num_microbatches=4)
+    model: Transformer = Tiny.model.replace(context=128, softmax="tied")
+    training: Training = Tiny.training.replace(batch_size=16)
 
 
 class Small(LanguageModel):
@@ -79,10 +79,10 @@ class Medium(Small):
     Time:      not measured.
     """
 
-    pipelining: Pipelining = Pipelining(num_stages=8, num_microbatches=32)
-    optimizer: Optimizer = Optimizer(learning_rate=3e-4, warmup=0.02, weight_decay=0.1)
-    model: Transformer = Transformer(
-        num_layers=24, width=1024, num_heads=16, mlp_width=4096, context=1024
+    pipelining: Pipelining = Small.pipelining.replace(num_stages=8, num_microbatches=32)
+    optimizer: Optimizer = Small.optimizer.replace(learning_rate=3e-4)
+    model: Transformer = Small.model.replace(
+        num_layers=24, width=1024, num_heads=16, mlp_width=4096
     )
 
 
@@ -96,7 +96,5 @@ class OneBillion(Medium):
     Time:      not measured.
     """
 
-    optimizer: Optimizer = Optimizer(learning_rate=2e-4, warmup=0.02, weight_decay=0.1)
-    model: Transformer = Transformer(
-        num_layers=24, width=1920, num_heads=15, mlp_width=7680, context=1024
-    )
+    optimizer: Optimizer = Small.optimizer.replace(learning_rate=2e-4)
+    model: Transformer = Medium.model.replace(width=1920, num_heads=15, mlp_width=7680)

@@ -64,9 +64,7 @@ class PipelinedDataParallel(Alone):
     Result:    0.154 nats an image, 97.1% right; guessing has 2.303.
     """
 
-    pipelining: Pipelining = Pipelining(
-        num_stages=2, num_microbatches=4, num_replicas=2, remat="none"
-    )
+    pipelining: Pipelining = Pipelined.pipelining.replace(num_replicas=2)
 
 
 class TensorParallel(Alone):
@@ -93,7 +91,7 @@ class TensorParallelRing(TensorParallel):
     Result:    0.154 nats an image, 97.1% right; guessing has 2.303.
     """
 
-    pipelining: Pipelining = Pipelining(num_shards=2, sharding="ring")
+    pipelining: Pipelining = TensorParallel.pipelining.replace(sharding="ring")
 
 
 class AllThree(Alone):
@@ -106,6 +104,4 @@ class AllThree(Alone):
     Result:    0.154 nats an image, 97.1% right; guessing has 2.303.
     """
 
-    pipelining: Pipelining = Pipelining(
-        num_stages=2, num_microbatches=4, num_replicas=2, num_shards=2, remat="none"
-    )
+    pipelining: Pipelining = PipelinedDataParallel.pipelining.replace(num_shards=2)

@@ -13,10 +13,19 @@ from trainer.data.synthetic import Dates as DatePairs
 from trainer.data.synthetic import Reversals
 from trainer.data.text_pairs import PairFiles
 from trainer.hyperparams import field
-from trainer.tasks.translation import EncoderDecoder, Translation
+from trainer.tasks.translation import Translation
 
 
-class Reversal(Translation):
+class _OnTwoCores(Translation):
+    """What the experiments have in common."""
+
+    pipelining: Pipelining = Pipelining(num_stages=2, num_microbatches=2, remat="none")
+    optimizer: Optimizer = Optimizer(learning_rate=3e-3)
+    training: Training = Training(num_steps=800, batch_size=64, log_every=100)
+    saving: Saving = Saving(checkpoint_steps=400)
+
+
+class Reversal(_OnTwoCores):
     """Strings written backwards.
 
     Command:   python -m trainer --params=translate.Reversal --logdir=runs/reversal
@@ -28,14 +37,9 @@ class Reversal(Translation):
     """
 
     data: Reversals = field(default=Reversals(), help="The pairs.")
-    pipelining: Pipelining = Pipelining(num_stages=2, num_microbatches=2, remat="none")
-    optimizer: Optimizer = Optimizer(learning_rate=3e-3)
-    model: EncoderDecoder = EncoderDecoder()
-    training: Training = Training(num_steps=800, batch_size=64, log_every=100)
-    saving: Saving = Saving(checkpoint_steps=400)
 
 
-class Dates(Translation):
+class Dates(_OnTwoCores):
     """Dates in 13 formats, as ISO 8601 has them.
 
     Command:   python -m trainer --params=translate.Dates --logdir=runs/dates
@@ -47,14 +51,11 @@ class Dates(Translation):
     """
 
     data: DatePairs = field(default=DatePairs(), help="The pairs.")
-    pipelining: Pipelining = Pipelining(num_stages=2, num_microbatches=2, remat="none")
-    optimizer: Optimizer = Optimizer(learning_rate=3e-3)
-    model: EncoderDecoder = EncoderDecoder()
-    training: Training = Training(num_steps=600, batch_size=64, log_every=100)
+    training: Training = _OnTwoCores.training.replace(num_steps=600)
     saving: Saving = Saving(checkpoint_steps=300)
 
 
-class Files(Translation):
+class Files(_OnTwoCores):
     """Texts of your own in UTF-8: lines of a source, a tab and a target.
 
     Command:   python -m trainer --params=translate.Files --logdir=runs/translate
@@ -67,8 +68,5 @@ class Files(Translation):
     unit: ClassVar[str] = "byte"
 
     data: PairFiles = field(default=PairFiles(), help="The pairs.")
-    pipelining: Pipelining = Pipelining(num_stages=2, num_microbatches=2, remat="none")
-    optimizer: Optimizer = Optimizer(learning_rate=3e-3)
-    model: EncoderDecoder = EncoderDecoder()
-    training: Training = Training(num_steps=2000, batch_size=64, log_every=100)
+    training: Training = _OnTwoCores.training.replace(num_steps=2000)
     saving: Saving = Saving(checkpoint_steps=500)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     import tfgpipe
     from tfgpipe.quantization import QuantizeConfig
+    from tfgpipe.schedules import Name, Schedule
 
 
 class Pipelining(Hyperparams):
@@ -37,6 +38,9 @@ class Pipelining(Hyperparams):
     balance: Literal["params", "flops", "time", "memory"] = field(
         default="params", help="What the fullest stage is to have least of."
     )
+    memory_limit: float | None = field(
+        default=None, at_least=0, help="Most GiB that a stage may need; None: any."
+    )
     layers: tuple[int, ...] | None = field(
         default=None, help="Layers of each stage, in place of a balance."
     )
@@ -49,7 +53,10 @@ class Pipelining(Hyperparams):
     stages_per_device: int | None = field(
         default=None,
         at_least=2,
-        help="v, stages on each device of schedule=interleaved; None: 2.",
+        help="v, of schedule=interleaved, None: 2; or of gpipe, None: 1.",
+    )
+    transfer_dtype: Literal["none", "bfloat16", "float16", "int8", "int8_channel"] = (
+        field(default="none", help="What tensors between stages are compressed to.")
     )
     jit_compile: Literal["auto", "on", "off"] = field(
         default="auto", help="Whether XLA compiles the stages; auto: on GPUs only."
@@ -61,25 +68,23 @@ class Pipelining(Hyperparams):
     def validate(self) -> None:
         """Checks that stages can be dealt to devices evenly."""
         v = self.stages_per_device
-        if v is not None and self.schedule != "interleaved":
+        if v is not None and self.schedule not in ("interleaved", "gpipe"):
             raise HyperparameterError(
-                "stages_per_device: expected None, as only schedule=interleaved has "
-                f"several stages on a device; received {v} for "
+                "stages_per_device: expected None, as only the schedules interleaved "
+                f"and gpipe have several stages on a device; received {v} for "
                 f"schedule={self.schedule}."
             )
         if self.num_stages % self.num_stages_each:
             raise HyperparameterError(
                 f"num_stages: expected a multiple of {self.num_stages_each}, the "
-                "stages on each device of schedule=interleaved; received "
+                f"stages on each device of schedule={self.schedule}; received "
                 f"{self.num_stages}. Change it, or stages_per_device."
             )
 
     @property
     def num_stages_each(self) -> int:
         """v, the number of stages on each device."""
-        if self.schedule != "interleaved":
-            return 1
-        return self.stages_per_device or 2
+        return self.stages_per_device or (2 if self.schedule == "interleaved" else 1)
 
     @property
     def num_devices(self) -> int:
@@ -87,23 +92,31 @@ class Pipelining(Hyperparams):
         num_groups = self.num_stages // self.num_stages_each
         return self.num_replicas * num_groups * self.num_shards
 
+    def make_schedule(self) -> Name | Schedule:
+        """Returns the schedule. A subclass with one of its own returns that."""
+        return self.schedule
+
     def build(
         self, layers: Sequence[keras.layers.Layer] | keras.Model
     ) -> tfgpipe.PipelinedModel:
         """Returns a model, or layers one after another, as a pipeline."""
         import tfgpipe
 
-        choice = self.jit_compile
+        choice, limit = self.jit_compile, self.memory_limit
         try:
             return tfgpipe.PipelinedModel(
                 layers,
                 num_stages=self.num_stages,
                 num_microbatches=self.num_microbatches,
-                schedule=self.schedule,
+                schedule=self.make_schedule(),
                 balance=self.balance if self.layers is None else self.layers,
+                memory_limit=None if limit is None else limit * 2**30,
                 remat=self.remat,
                 jit_compile="auto" if choice == "auto" else choice == "on",
                 batch_norm=self.batch_norm,
+                transfer_dtype=None
+                if self.transfer_dtype == "none"
+                else self.transfer_dtype,
             )
         except ValueError as error:
             raise HyperparameterError(f"pipelining: {error}") from None
@@ -114,6 +127,11 @@ class Training(Hyperparams):
 
     num_steps: int = field(default=1000, at_least=1, help="Steps of the run.")
     batch_size: int = field(default=32, at_least=1, help="Examples in a step.")
+    num_workers: int = field(
+        default=0,
+        at_least=0,
+        help="Processes that read and transform examples; 0: threads of this one.",
+    )
     log_every: int = field(default=10, at_least=1, help="Steps from line to line.")
     nonfinite: Literal["stop", "skip"] = field(
         default="stop",

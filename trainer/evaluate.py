@@ -116,7 +116,7 @@ def evaluate_each(experiment: Experiment, model: keras.Model, folder: Path) -> N
         folder: The run's.
     """
     checkpoints = run_dir.checkpoints(folder)
-    validation = experiment.build_dataset("validation")
+    validation = experiment.batches("validation")
     done = {record["step"] for record in read_metrics(folder / "eval.jsonl")}
     metrics = Metrics(folder, step=max(done, default=0), name="eval")
     while True:

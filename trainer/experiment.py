@@ -9,7 +9,7 @@ import inspect
 import pkgutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from trainer.config import (
     Evaluation,
@@ -20,12 +20,11 @@ from trainer.config import (
     Training,
     WarmStart,
 )
-from trainer.data.batches import WHOLE, Share
+from trainer.data.batches import HostShard
 from trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
     import keras
-    import numpy as np
     import tensorflow as tf
 
     import tfgpipe
@@ -56,9 +55,9 @@ class Experiment(Hyperparams, abc.ABC):
     )
 
     @property
-    @abc.abstractmethod
     def tokens_per_step(self) -> int:
-        """How many `unit`s, such as bytes, a step trains on."""
+        """How many `unit`s, such as tokens, a step trains on, to report their rate."""
+        return self.training.batch_size
 
     @abc.abstractmethod
     def network(self) -> keras.Model:
@@ -100,9 +99,48 @@ class Experiment(Hyperparams, abc.ABC):
         self.evaluation.check(metrics)
         return model
 
-    @abc.abstractmethod
-    def build_dataset(
-        self, split: Split, *, first_step: int = 0, share: Share = WHOLE
+    def examples(self, split: Split) -> Any:
+        """Returns the examples of a split. An experiment defines this, or `batches`.
+
+        Args:
+            split: `"train"` or `"validation"`.
+
+        Returns:
+            One of
+
+            - arrays, such as `(x, y)`, `[num_examples, ...]` each;
+            - a sequence with `len(items)` and `items[i]`, which returns one example,
+              such as `(x, y)`; `training.num_workers` processes read them ahead;
+            - a `tf.data.Dataset` of single examples, which are batched here, and
+              shuffled there. It is repeated as needed, and a run that goes on skips
+              what it has trained on.
+
+            Of the first two each example comes once in an epoch, in an order that
+            depends on the seed and the epoch alone.
+
+        Raises:
+            HyperparameterError: If there are none.
+        """
+        raise HyperparameterError(
+            f"{type(self).__name__}: expected a method `examples(split)` that returns "
+            "what to learn from, such as (x, y); received none. See params/template.py."
+        )
+
+    def transform(self, batch: Any, step: int, rows: slice) -> Any:
+        """Returns a batch of training changed, such as with augmented images.
+
+        It is not called for a `tf.data.Dataset`, which has a `map` of its own.
+
+        Args:
+            batch: As `examples` gives it, `[num_rows, ...]` each.
+            step: Its step, counted from 0: draws are to depend on it and the seed.
+            rows: Which rows of the batch of all hosts these are.
+        """
+        del step, rows
+        return batch
+
+    def batches(
+        self, split: Split, *, first_step: int = 0, shard: HostShard | None = None
     ) -> tf.data.Dataset:
         """Returns the batches of a split.
 
@@ -112,8 +150,41 @@ class Experiment(Hyperparams, abc.ABC):
         Args:
             split: `"train"`, one batch for each step, or `"validation"`.
             first_step: The step of the first batch, counted from 0.
-            share: Which rows of each batch of training are read here.
+            shard: Which rows of a batch of training are read here. Defaults to all.
         """
+        import tensorflow as tf
+
+        from trainer.data import batches
+
+        found, training = self.examples(split), self.training
+        size, number = training.batch_size, self.evaluation.num_batches
+        steps = range(first_step, training.num_steps)
+        if isinstance(found, tf.data.Dataset):
+            if split == "validation":
+                return found.batch(size).take(number).prefetch(2)
+            if first_step:
+                print(
+                    f"Skipping {first_step} batches of a tf.data.Dataset: exact "
+                    "if it gives the same examples each time.",
+                    flush=True,
+                )
+            return batches.batches_of_dataset(
+                found, batch_size=size, steps=steps, shard=shard
+            )
+        examples = batches.as_examples(found)
+        if split == "validation":
+            return batches.validation_batches(
+                examples, batch_size=size, num_batches=number
+            )
+        return batches.training_batches(
+            examples,
+            batch_size=size,
+            steps=steps,
+            seed=self.seed,
+            shard=shard,
+            num_workers=training.num_workers,
+            transform=self.transform,
+        )
 
     def check(self) -> None:
         """Looks for what would otherwise come up after the training.
@@ -162,18 +233,6 @@ class Experiment(Hyperparams, abc.ABC):
         """
         del model, folder  # Not every experiment has something to show.
         return ""
-
-    def representative(self) -> np.ndarray | None:
-        """Returns inputs to find ranges of activations with, if the model has such."""
-        return None
-
-    def test_data(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Returns inputs and classes that no training has seen, if it has such."""
-        return None
-
-    def float_twin(self) -> Self | None:
-        """Returns what a quantized model is to be compared with, trained as well."""
-        return None
 
 
 def experiments() -> dict[str, type[Experiment]]:

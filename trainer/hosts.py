@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from tfgpipe import cluster
 from trainer.config import Pipelining
-from trainer.data.batches import Share
+from trainer.data.batches import HostShard
 from trainer.errors import DivergedError, StoppedError, UsageError
 from trainer.hyperparams import HyperparameterError
 
@@ -48,9 +48,9 @@ class Hosts:
         return self.index == 0
 
     @property
-    def share(self) -> Share:
+    def shard(self) -> HostShard:
         """The rows of each batch that this host trains on."""
-        return Share(self.index, self.count)
+        return HostShard(self.index, self.count)
 
     def check(self, pipelining: Pipelining) -> None:
         """Checks that there is a host for each replica.
@@ -177,16 +177,18 @@ class Coordinator:
             return number
         return self._sums([number if self.hosts.is_chief else 0])[0]
 
-    def training(self, build: Callable[[Share], tf.data.Dataset]) -> tf.data.Dataset:
+    def training(
+        self, build: Callable[[HostShard], tf.data.Dataset]
+    ) -> tf.data.Dataset:
         """Returns the batches to train on, of which each host reads its own rows.
 
         Args:
-            build: Makes those of a share.
+            build: Makes those of a host's rows.
         """
-        share = self.hosts.share
+        shard = self.hosts.shard
         if self.hosts.count == 1:
-            return build(share)
-        return self._strategy.distribute_datasets_from_function(lambda _: build(share))
+            return build(shard)
+        return self._strategy.distribute_datasets_from_function(lambda _: build(shard))
 
     def validation(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Returns the batches to validate on, which every host reads and cuts alike."""

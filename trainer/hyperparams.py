@@ -122,6 +122,18 @@ class Hyperparams:
             object.__setattr__(self, own.name, fitting)
         self.validate()
 
+    def replace(self, **values: Any) -> Self:
+        """Returns these hyperparameters with other values for some of them.
+
+        >>> from trainer.config import Training
+        >>> Training(batch_size=8).replace(num_steps=20).batch_size
+        8
+
+        Raises:
+            HyperparameterError: If a name or a value is wrong.
+        """
+        return dataclasses.replace(self, **values)
+
     def validate(self) -> None:
         """Checks fields against each other; a subclass may define it.
 

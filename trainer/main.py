@@ -104,7 +104,7 @@ def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
         return
     if told.count > 1:
         told.check(experiment.pipelining)
-        told.share.rows(experiment.training.batch_size)
+        told.shard.rows(experiment.training.batch_size)
     with contextlib.ExitStack() as stack:
         stack.enter_context(told.speaking())
         stack.enter_context(told.leaving())

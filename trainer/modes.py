@@ -75,7 +75,7 @@ def _run(
         with hosts.writing(folder) as own:
             train(experiment, model, own, saved, stopping, options)
         if experiment.training.export and hosts.count == 1:
-            export(experiment, model, folder, stopping, name=flags.params)
+            export(experiment, model, folder)
     else:
         _with_checkpoint(flags, experiment, model, folder, stopping)
 
@@ -92,7 +92,7 @@ def _with_checkpoint(
     step = _loaded(flags.checkpoint, checkpoints, model)
     print(f"The checkpoint of step {step}.", flush=True)
     if flags.mode == "eval":
-        measured = evaluate(model, experiment.build_dataset("validation"))
+        measured = evaluate(model, experiment.batches("validation"))
         baselines = experiment.baselines()
         table = comparison(
             measured,
@@ -104,7 +104,7 @@ def _with_checkpoint(
     elif flags.mode == "decode":
         decode(experiment, model, folder)
     else:
-        export(experiment, model, folder, stopping, name=flags.params)
+        export(experiment, model, folder)
 
 
 def _loaded(text: str, folder: Path, model: tfgpipe.PipelinedModel) -> int:

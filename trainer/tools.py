@@ -41,7 +41,7 @@ def benchmark(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:
         experiment: What to train, on its own data, for a few steps.
         model: Its model, which is trained.
     """
-    dataset = experiment.build_dataset("train")
+    dataset = experiment.batches("train")
     clock = _Clock()
     started = time.perf_counter()
     # Endless, as a run of few steps has few batches.
@@ -98,7 +98,7 @@ def step_on_zeros(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:
         experiment: What would be trained.
         model: Its model.
     """
-    spec = experiment.build_dataset("train").element_spec
+    spec = experiment.batches("train").element_spec
     size = experiment.training.batch_size
 
     def zeros(each: tf.TensorSpec) -> Any:

@@ -116,14 +116,12 @@ def train(
     over = notes.is_over(experiment.evaluation.patience)
     run_dir.settle(folder, name=options.name, experiment=experiment)
     training = team.training(
-        lambda share: experiment.build_dataset(
-            "train", first_step=first_step, share=share
-        )
+        lambda shard: experiment.batches("train", first_step=first_step, shard=shard)
     )
     validation = None
     if options.evaluates:
         # Now, since what is wrong with it should not come up after the training.
-        validation = team.validation(experiment.build_dataset("validation"))
+        validation = team.validation(experiment.batches("validation"))
     metrics = Metrics(folder, step=first_step, text=hyperparams.to_text(experiment))
     if about:
         print(f"Going on from step {first_step}.", flush=True)
@@ -192,7 +190,7 @@ def train(
 
 def _batch(experiment: Experiment, step: int) -> Any:
     """Returns the batch of a step, which depends on nothing but its number."""
-    return next(iter(experiment.build_dataset("train", first_step=step - 1)))
+    return next(iter(experiment.batches("train", first_step=step - 1)))
 
 
 def _looking(folder: Path, options: Options, first_step: int) -> list[Any]:

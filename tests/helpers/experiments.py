@@ -48,7 +48,7 @@ def _weights(name: str) -> list[np.ndarray]:
     values = [f"{n}={v}" for n, v in CLASSIFIER.items()]
     experiment = override(find(name)(), values)
     model = build(experiment)
-    model.fit(experiment.build_dataset("train"), shuffle=False, verbose=0)
+    model.fit(experiment.batches("train"), shuffle=False, verbose=0)
     return tensor_parallel.full_weights(model.unpipelined())
 
 

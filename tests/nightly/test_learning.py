@@ -23,8 +23,8 @@ def test_a_language_model_learns_what_bigrams_cannot(corpus: str) -> None:
         "Tiny", corpus, "training.num_steps=60", "optimizer.learning_rate=0.01"
     )
     model = experiment.build_model()
-    model.fit(experiment.build_dataset("train"), verbose=0, shuffle=False)
-    loss = model.evaluate(experiment.build_dataset("validation"), verbose=0)
+    model.fit(experiment.batches("train"), verbose=0, shuffle=False)
+    loss = model.evaluate(experiment.batches("validation"), verbose=0)
     assert loss < 0.6 * experiment.baselines()["bigram"]
 
 
@@ -42,14 +42,14 @@ def test_the_pipeline_trains_as_one_stage_does(corpus: str, softmax: str) -> Non
             "training.num_steps=2",
         )
         model = experiment.build_model()
-        model.fit(experiment.build_dataset("train"), verbose=0, shuffle=False)
-        losses.append(model.evaluate(experiment.build_dataset("validation"), verbose=0))
+        model.fit(experiment.batches("train"), verbose=0, shuffle=False)
+        losses.append(model.evaluate(experiment.batches("validation"), verbose=0))
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_a_translator_has_the_loss_and_the_accuracy_of_the_plain_model() -> None:
     experiment = experiments.translation()
-    (batch,) = experiment.build_dataset("validation").as_numpy_iterator()
+    (batch,) = experiment.batches("validation").as_numpy_iterator()
     results = []
     for num_stages in (1, 2):
         keras.utils.set_random_seed(0)
@@ -85,9 +85,9 @@ def test_a_translator_learns_to_reverse() -> None:
         "pipelining.num_stages=1",
     )
     model = experiment.build_model()
-    model.fit(experiment.build_dataset("train"), verbose=0, shuffle=False)
+    model.fit(experiment.batches("train"), verbose=0, shuffle=False)
     found = model.evaluate(
-        experiment.build_dataset("validation"), verbose=0, return_dict=True
+        experiment.batches("validation"), verbose=0, return_dict=True
     )
     assert found["loss"] < 0.5 * experiment.baselines()["unigram"]
 
@@ -98,10 +98,8 @@ def test_own_images_and_masks_are_learnt_and_drawn(tmp_path: Path) -> None:
         *experiments.write_masks(tmp_path), "data.shape=(20,16,1)", *changes
     )
     model = own.build_model()
-    model.fit(own.build_dataset("train"), shuffle=False, verbose=0)
-    scores = model.evaluate(
-        own.build_dataset("validation"), verbose=0, return_dict=True
-    )
+    model.fit(own.batches("train"), shuffle=False, verbose=0)
+    scores = model.evaluate(own.batches("validation"), verbose=0, return_dict=True)
     assert scores["iou"] > 0.7  # Guessing has about a third.
     text = own.decode(model, tmp_path)
     assert text.startswith(f"IoU {scores['iou']:.3f}: class 0 ")

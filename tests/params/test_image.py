@@ -12,6 +12,7 @@ import pytest
 from tests.helpers import image_files
 from trainer.data import digits
 from trainer.experiment import find
+from trainer.export import calibration_examples
 from trainer.hyperparams import HyperparameterError, override
 from trainer.tasks.image_classifier import ImageClassifier
 
@@ -30,7 +31,7 @@ def _short(*more: str) -> ImageClassifier:
 
 def test_an_epoch_has_each_digit_once() -> None:
     experiment = _short("augmentation.shift=0", "training.num_steps=68")
-    batches = list(experiment.build_dataset("train").as_numpy_iterator())
+    batches = list(experiment.batches("train").as_numpy_iterator())
     rows = np.concatenate([pixels for pixels, _ in batches])[:1077]
     train = digits.read("train").pixels
     assert len(np.unique(rows.reshape(-1, 64), axis=0)) == len(rows)
@@ -40,13 +41,13 @@ def test_an_epoch_has_each_digit_once() -> None:
 
 
 def test_a_batch_depends_on_the_seed_and_its_step_alone() -> None:
-    whole = list(_short().build_dataset("train").as_numpy_iterator())
-    rest = list(_short().build_dataset("train", first_step=2).as_numpy_iterator())
+    whole = list(_short().batches("train").as_numpy_iterator())
+    rest = list(_short().batches("train", first_step=2).as_numpy_iterator())
     assert len(whole) == 4
     for expected, received in zip(whole[2:], rest, strict=True):
         for a, b in zip(expected, received, strict=True):
             np.testing.assert_array_equal(a, b)
-    other = next(_short("seed=1").build_dataset("train").as_numpy_iterator())
+    other = next(_short("seed=1").batches("train").as_numpy_iterator())
     assert (whole[0][1] != other[1]).any()
 
 
@@ -56,9 +57,9 @@ def test_a_users_files_are_fitted_evaluated_and_told_apart(tmp_path: Path) -> No
         "data.shape=(4, 4, 3)",
     )
     model = experiment.build_model()
-    model.fit(experiment.build_dataset("train"), shuffle=False, verbose=0)
+    model.fit(experiment.batches("train"), shuffle=False, verbose=0)
     scores = model.evaluate(
-        experiment.build_dataset("validation"), verbose=0, return_dict=True
+        experiment.batches("validation"), verbose=0, return_dict=True
     )
     text = experiment.decode(model, tmp_path)
     path = tmp_path / "predictions.csv"
@@ -73,8 +74,7 @@ def test_a_users_files_are_fitted_evaluated_and_told_apart(tmp_path: Path) -> No
     right = sum(row["label"] == row["predicted"] for row in rows)
     assert right == round(6 * scores["accuracy"])
     assert all(1 / 3 <= float(row["probability"]) <= 1 for row in rows)
-    assert experiment.test_data() is None
-    assert experiment.representative().shape == (54, 4, 4, 3)
+    assert calibration_examples(experiment).shape[1:] == (4, 4, 3)
 
 
 def test_a_users_images_need_no_scikit_learn(
@@ -86,8 +86,7 @@ def test_a_users_images_need_no_scikit_learn(
     monkeypatch.setattr(digits, "read", absent)
     experiment = _short(f"data.files={image_files.write_npz(tmp_path, 30)}")
     assert experiment.network().output_shape == (None, 3)
-    assert len(experiment.representative()) == 27
-    assert experiment.test_data() is None
+    assert len(experiment.examples("train")) == 27
 
 
 def test_what_is_wrong_with_files_is_told_before_training(tmp_path: Path) -> None:
@@ -95,7 +94,7 @@ def test_what_is_wrong_with_files_is_told_before_training(tmp_path: Path) -> Non
     experiment = _short(f"data.files={tmp_path}/*")
     for split in ("train", "validation"):
         with pytest.raises(HyperparameterError, match=r"data\.files: expected TFRec"):
-            experiment.build_dataset(split)
+            experiment.batches(split)
 
 
 def test_the_full_networks_are_built_for_a_users_images() -> None:

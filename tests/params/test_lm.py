@@ -125,8 +125,8 @@ def test_layers_come_back_from_their_configuration(
 
 def test_the_bigram_model_is_judged_on_the_very_bytes_of_the_model(corpus: str) -> None:
     experiment = experiments.text("Tiny", corpus)
-    batches = list(experiment.build_dataset("validation").as_numpy_iterator())
-    again = list(experiment.build_dataset("validation").as_numpy_iterator())
+    batches = list(experiment.batches("validation").as_numpy_iterator())
+    again = list(experiment.batches("validation").as_numpy_iterator())
     assert len(batches) == 2
     for one, other in zip(batches, again, strict=True):
         assert np.array_equal(one[0], other[0])
@@ -138,7 +138,7 @@ def test_the_bigram_model_is_judged_on_the_very_bytes_of_the_model(corpus: str) 
 
 def test_a_step_trains_on_the_tokens_it_says(corpus: str) -> None:
     experiment = experiments.text("Tiny", corpus)
-    _, targets = next(experiment.build_dataset("train").as_numpy_iterator())
+    _, targets = next(experiment.batches("train").as_numpy_iterator())
     assert experiment.tokens_per_step == targets.size
 
 
@@ -258,7 +258,7 @@ def test_a_document_is_read_alike_wherever_it_stands(packed_models) -> None:
 def test_the_loss_leaves_out_starts_and_padding(paragraphs: str) -> None:
     experiment = experiments.text("Packed", paragraphs, "pipelining.num_microbatches=2")
     model = experiment.build_model()
-    inputs, targets = next(experiment.build_dataset("validation").as_numpy_iterator())
+    inputs, targets = next(experiment.batches("validation").as_numpy_iterator())
     logits = model.predict_on_batch(inputs).astype(np.float64)
     logs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     each = -np.take_along_axis(logs, targets[..., None], axis=-1)[..., 0]
@@ -279,8 +279,8 @@ def test_packed_documents_pass_a_pipeline_unchanged() -> None:
 
 def test_packed_batches_depend_on_seed_and_step_alone(paragraphs: str) -> None:
     experiment = experiments.text("Packed", paragraphs)
-    early = list(experiment.build_dataset("train").take(5).as_numpy_iterator())[3:]
-    late = experiment.build_dataset("train", first_step=3).take(2)
+    early = list(experiment.batches("train").take(5).as_numpy_iterator())[3:]
+    late = experiment.batches("train", first_step=3).take(2)
     for a, b in zip(early, late.as_numpy_iterator(), strict=True):
         assert np.array_equal(a, b)
     assert not np.array_equal(early[0], early[1])
@@ -291,7 +291,7 @@ def test_packed_windows_are_drawn_whole(paragraphs: str) -> None:
     for split in ("train", "validation"):
         documents = experiment.data.read_documents(split)
         table = {row.tobytes() for row in pack(documents, size=13)}
-        for inputs, targets in experiment.build_dataset(split).take(3):
+        for inputs, targets in experiment.batches(split).take(3):
             windows = np.concatenate([inputs, targets[:, -1:]], axis=1)
             assert {row.tobytes() for row in windows.astype(np.uint8)} <= table
             assert np.array_equal(inputs[:, 1:], targets[:, :-1])
@@ -349,8 +349,8 @@ def test_a_model_of_tokens_trains_and_draws(
     experiment = experiments.text(name, *settings, "sampling.num_bytes=20", *ALONE)
     tokenizer = experiment.data.load_tokenizer()
     experiment.check()
-    early = list(experiment.build_dataset("train").take(4).as_numpy_iterator())
-    late = experiment.build_dataset("train", first_step=2).take(2)
+    early = list(experiment.batches("train").take(4).as_numpy_iterator())
+    late = experiment.batches("train", first_step=2).take(2)
     for a, b in zip(early[2:], late.as_numpy_iterator(), strict=True):
         assert np.array_equal(a, b)
     inputs, targets = early[0]
@@ -369,7 +369,7 @@ def test_a_model_of_tokens_trains_and_draws(
     assert sample.startswith("def ")
     assert len(sample.encode()) >= 24
     # What the table shows per byte.
-    batches = list(experiment.build_dataset("validation").as_numpy_iterator())
+    batches = list(experiment.batches("validation").as_numpy_iterator())
     rows = [row[row != tokenizer.start] for _, targets in batches for row in targets]
     num_bytes = sum(len(tokenizer.decode(row.tolist())) for row in rows)
     assert experiment.unit == "token"
@@ -421,9 +421,7 @@ def test_a_prompt_without_tokens_is_refused(tmp_path: Path) -> None:
 def test_a_text_shorter_than_a_window_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(b"short")
     with pytest.raises(HyperparameterError) as error:
-        experiments.text("Tiny", f"data.files={tmp_path}/text").build_dataset(
-            "validation"
-        )
+        experiments.text("Tiny", f"data.files={tmp_path}/text").batches("validation")
     assert str(error.value) == (
         "data.files: expected more than model.context=12 bytes for validation; "
         "received 1. Give more text, or a smaller model.context."

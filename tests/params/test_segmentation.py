@@ -12,7 +12,7 @@ import tensorflow as tf
 from tests.helpers import compare, experiments
 from tests.helpers.zoo import floats
 from trainer.data import synthetic
-from trainer.data.batches import Share
+from trainer.data.batches import HostShard
 from trainer.hyperparams import HyperparameterError
 from trainer.models.unet import unet
 
@@ -49,9 +49,9 @@ def test_every_class_is_there() -> None:
 
 
 def test_a_run_that_is_taken_up_has_the_batches_it_would_have_had() -> None:
-    whole = list(experiments.segmenter().build_dataset("train").as_numpy_iterator())
+    whole = list(experiments.segmenter().batches("train").as_numpy_iterator())
     rest = list(
-        experiments.segmenter().build_dataset("train", first_step=2).as_numpy_iterator()
+        experiments.segmenter().batches("train", first_step=2).as_numpy_iterator()
     )
     assert len(whole) == 4
     for expected, received in zip(whole[2:], rest, strict=True):
@@ -60,11 +60,11 @@ def test_a_run_that_is_taken_up_has_the_batches_it_would_have_had() -> None:
 
 
 def test_an_image_does_not_depend_on_which_host_makes_it() -> None:
-    whole = list(experiments.segmenter().build_dataset("train").as_numpy_iterator())
+    whole = list(experiments.segmenter().batches("train").as_numpy_iterator())
     parts = [
         list(
             experiments.segmenter()
-            .build_dataset("train", share=Share(h, 2))
+            .batches("train", shard=HostShard(h, 2))
             .as_numpy_iterator()
         )
         for h in (0, 1)
@@ -79,7 +79,7 @@ def test_all_seeds_are_validated_on_the_same_images() -> None:
     sets = [
         list(
             experiments.segmenter(f"seed={seed}")
-            .build_dataset("validation")
+            .batches("validation")
             .as_numpy_iterator()
         )
         for seed in (0, 1)
@@ -115,9 +115,9 @@ def test_it_is_fitted_evaluated_and_drawn(
 ) -> None:
     experiment = experiments.segmenter()
     model = experiment.build_model()
-    model.fit(experiment.build_dataset("train"), shuffle=False, verbose=0)
+    model.fit(experiment.batches("train"), shuffle=False, verbose=0)
     scores = model.evaluate(
-        experiment.build_dataset("validation"), verbose=0, return_dict=True
+        experiment.batches("validation"), verbose=0, return_dict=True
     )
     assert not [w for w in recwarn if "metric" in str(w.message).lower()]
     text = experiment.decode(model, tmp_path)
@@ -126,7 +126,7 @@ def test_it_is_fitted_evaluated_and_drawn(
     # What Keras counts, microbatch by microbatch, is what is counted here.
     assert text.startswith(f"IoU {scores['iou']:.3f}: background ")
     assert text.endswith(f" Image, wanted, received: {tmp_path / 'masks.png'}")
-    x, wanted = next(experiment.build_dataset("validation").as_numpy_iterator())
+    x, wanted = next(experiment.batches("validation").as_numpy_iterator())
     image, mask, _ = np.split(drawing[:16, :, 0], 3, axis=1)
     assert np.abs(image - x[0, ..., 0].clip(0, 1) * 255).max() <= 1
     assert np.abs(mask - wanted[0] / 3 * 255).max() <= 1
@@ -139,7 +139,7 @@ def test_images_and_masks_are_read_from_files(tmp_path: Path) -> None:
     own = experiments.segmenter(
         *experiments.write_masks(tmp_path), "training.batch_size=3"
     )
-    validation = list(own.build_dataset("validation").as_numpy_iterator())
+    validation = list(own.batches("validation").as_numpy_iterator())
     pixels, classes = (np.concatenate(side) for side in zip(*validation, strict=True))
     assert (pixels.shape, classes.shape) == ((2, 16, 16, 1), (2, 16, 16))
     bright = np.random.default_rng(9).integers(0, 2, (20, 16, 1), np.uint8)
@@ -147,7 +147,7 @@ def test_images_and_masks_are_read_from_files(tmp_path: Path) -> None:
     rows = [int((row + 0.5) * 20 / 16) for row in range(16)]
     np.testing.assert_array_equal(classes[0, :, 1:], bright[rows, 1:, 0])
     assert (classes[0, :, 0] == 255).all()
-    trained = list(own.build_dataset("train").as_numpy_iterator())
+    trained = list(own.batches("train").as_numpy_iterator())
     assert [batch.shape for batch, _ in trained] == [(3, 16, 16, 1)] * 4
 
 
@@ -160,7 +160,7 @@ def test_masks_that_do_not_fit_are_named(
     five = tf.io.encode_png(np.full((20, 16, 1), 5, np.uint8)).numpy()
     (tmp_path / "masks" / "01.png").write_bytes(five)
     examples = experiments.segmenter(*own).data.open("train")
-    examples.stack(np.arange(3))
+    examples.take(np.arange(3))
     said = capsys.readouterr().err
     assert "00.png: expected a mask of [20, 16] pixels as the image, each" in said
     assert "received [2, 2, 3] in" in said
@@ -189,7 +189,7 @@ def test_an_image_without_a_mask_is_refused(tmp_path: Path) -> None:
     own = experiments.write_masks(tmp_path)
     (tmp_path / "masks" / "03.png").unlink()
     with pytest.raises(HyperparameterError) as error:
-        experiments.segmenter(*own).build_dataset("train")
+        experiments.segmenter(*own).batches("train")
     assert str(error.value) == (
         "data.masks: expected a mask for each image, of the same name but for its "
         f"suffix; received none for 1 of 20, such as {tmp_path}/images/03.png."

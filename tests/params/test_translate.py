@@ -32,7 +32,7 @@ def model(experiment: Translation) -> tfgpipe.PipelinedModel:
 
 @pytest.fixture(scope="module")
 def batch(experiment: Translation) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    (batch,) = experiment.build_dataset("validation").as_numpy_iterator()
+    (batch,) = experiment.batches("validation").as_numpy_iterator()
     return batch
 
 
@@ -113,8 +113,8 @@ def test_the_decoder_sees_all_of_the_source_and_none_of_what_comes(
 def test_a_run_goes_on_with_the_batches_it_would_have_had(
     experiment: Translation,
 ) -> None:
-    from_zero = experiment.build_dataset("train").take(5)
-    from_three = experiment.build_dataset("train", first_step=3).take(2)
+    from_zero = experiment.batches("train").take(5)
+    from_three = experiment.batches("train", first_step=3).take(2)
     late = list(from_three.as_numpy_iterator())
     early = list(from_zero.as_numpy_iterator())[3:]
     for a, b in zip(keras.tree.flatten(late), keras.tree.flatten(early), strict=True):
@@ -191,14 +191,14 @@ def test_a_file_of_the_network_loads(
 @pytest.mark.parametrize("name", ["translate.Reversal", "translate.Dates"])
 def test_every_task_has_a_model_of_its_lengths(name: str) -> None:
     experiment = override(find(name)(), experiments.TRANSLATION)
-    (batch,) = experiment.build_dataset("validation").as_numpy_iterator()
+    (batch,) = experiment.batches("validation").as_numpy_iterator()
     assert batch[0][0].shape == (8, experiment.data.source_length)
     assert batch[1].shape == (8, experiment.data.target_length + 1)
 
 
 def test_fewer_pairs_than_a_batch_are_refused() -> None:
     with pytest.raises(HyperparameterError) as error:
-        experiments.translation("data.num_pairs=20").build_dataset("validation")
+        experiments.translation("data.num_pairs=20").batches("validation")
     received = len(experiments.translation("data.num_pairs=20").data.read("validation"))
     assert str(error.value) == (
         "data: expected enough pairs for a batch of training.batch_size=8 for "

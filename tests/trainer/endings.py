@@ -31,21 +31,21 @@ WAYS = ("sigterm", "two_signals", "bad_records", "divergence")
 def _train(way: str, folder: Path, flags: list[str]) -> None:
     """Trains up to an event, and goes on to the end of Python."""
     from trainer import main
-    from trainer.data import image_batches
+    from trainer.data import image_examples
     from trainer.hyperparams import HyperparameterError
     from trainer.logs import Measurement, Progress
 
     event, made = folder / f"{way}.event", itertools.count(1)
-    stack, show, failed = image_batches.Examples.stack, Progress.show, main._failed
+    take, show, failed = image_examples.ImageExamples.take, Progress.show, main._failed
 
-    def slow_stack(
-        self: image_batches.Examples, numbers: np.ndarray
+    def slow_take(
+        self: image_examples.ImageExamples, indices: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         spoilt = next(made) >= _STEP
         time.sleep(_SLEEP)
         if way == "bad_records" and spoilt:
             raise HyperparameterError("data.max_bad_records: expected fewer.")
-        pixels, labels = stack(self, numbers)
+        pixels, labels = take(self, indices)
         if way == "divergence" and spoilt:
             pixels = np.full_like(pixels, np.inf)
         return pixels, labels
@@ -67,7 +67,7 @@ def _train(way: str, folder: Path, flags: list[str]) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.2)
 
-    image_batches.Examples.stack = slow_stack
+    image_examples.ImageExamples.take = slow_take
     Progress.show = show_and_ask
     main._failed = failed_and_asked
     sys.argv = ["trainer", *flags, f"--logdir={folder / way}"]

@@ -26,7 +26,7 @@ _PATIENCE = 600.0
 
 
 def check_that_kills_change_nothing(
-    folder: Path, *, num_kills: int, num_steps: int
+    folder: Path, *, num_kills: int, num_steps: int, num_workers: int = 0
 ) -> None:
     """Compares a run that is killed with one in peace, in all that they measure.
 
@@ -34,10 +34,14 @@ def check_that_kills_change_nothing(
         folder: Where both runs go.
         num_kills: How often one is killed.
         num_steps: Of both.
+        num_workers: Processes that read ahead.
     """
     # With dropout and averages, whose state is nothing that a layer's weights show.
     flags = runs.flags(
-        training__num_steps=num_steps, model__dropout=0.2, optimizer__average=0.9
+        training__num_steps=num_steps,
+        training__num_workers=num_workers,
+        model__dropout=0.2,
+        optimizer__average=0.9,
     )
     whole, killed = folder / "whole", folder / "killed"
     in_peace = _started(folder / "log-0", 0, [*flags, f"--logdir={whole}"])

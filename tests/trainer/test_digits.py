@@ -30,20 +30,20 @@ def test_the_parts_are_apart_and_make_up_the_whole() -> None:
 
 
 def test_a_batch_depends_on_the_seed_and_its_step_alone() -> None:
-    whole = list(_short().build_dataset("train").as_numpy_iterator())
-    rest = list(_short().build_dataset("train", first_step=2).as_numpy_iterator())
+    whole = list(_short().batches("train").as_numpy_iterator())
+    rest = list(_short().batches("train", first_step=2).as_numpy_iterator())
     assert len(whole) == 4
     for (x, y), (u, v) in zip(whole[2:], rest, strict=True):
         np.testing.assert_array_equal(x, u)
         np.testing.assert_array_equal(y, v)
-    other = next(_short(seed="1").build_dataset("train").as_numpy_iterator())
+    other = next(_short(seed="1").batches("train").as_numpy_iterator())
     assert (whole[0][1] != other[1]).any()
 
 
 def test_images_are_moved_and_no_pixel_is_made_up() -> None:
-    x, _ = next(_short().build_dataset("train").as_numpy_iterator())
+    x, _ = next(_short().batches("train").as_numpy_iterator())
     still, labels = next(
-        _short(**{"augmentation.shift": "0"}).build_dataset("train").as_numpy_iterator()
+        _short(**{"augmentation.shift": "0"}).batches("train").as_numpy_iterator()
     )
     assert x.shape == still.shape == (16, 8, 8, 1)
     train = digits.read("train")

@@ -19,7 +19,7 @@ from tfgpipe.cluster import peers
 from tfgpipe.cluster.addresses import free_ports
 from trainer import hosts
 from trainer.config import Pipelining
-from trainer.data.batches import Share
+from trainer.data.batches import HostShard
 from trainer.errors import DivergedError, StoppedError, UsageError
 from trainer.hosts import Hosts
 from trainer.hyperparams import HyperparameterError
@@ -54,7 +54,7 @@ def test_one_host_is_alone(configured) -> None:
     configured({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}})
     assert hosts.find_hosts("", None) == hosts.ALONE
     assert hosts.ALONE.is_chief
-    assert hosts.ALONE.share == Share(0, 1)
+    assert hosts.ALONE.shard == HostShard(0, 1)
 
 
 @pytest.mark.parametrize(

@@ -455,7 +455,7 @@ def test_several_stages_on_a_device_are_refused_where_there_is_one(where: Any) -
         ({"num_stages": 4, "stages_per_device": 3}, "expected a multiple of 3"),
         (
             {"num_stages": 4, "stages_per_device": 2, "schedule": "1f1b"},
-            "stages_per_device: expected None, as only schedule=interleaved",
+            "stages_per_device: expected None, as only the schedules interleaved",
         ),
     ],
 )

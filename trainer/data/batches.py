@@ -8,16 +8,22 @@ of all examples, so each comes once in it; a batch may be in two epochs.
     example    3 0 4 1 2 | 1 4 2 0 3 | 2  ...
     step       0 0 0 1 1 | 1 2 2 2 3 | 3  ...
 
-The permutation is a function of the seed and the epoch alone. So a run that was killed
-goes on with the batches it would have had, several batches are made at a time, and each
-host makes the rows that it trains on.
+The example at a place is computed by Grain, from the seed and the place, without a
+table. So a run that was killed goes on with the batches it would have had, batches are
+made ahead by several threads or processes, and each host makes the rows that it trains
+on.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+import logging
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,15 +35,15 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
-    """The rows of one of several hosts, by default all rows of the only one.
+class HostShard:
+    """The rows of every batch that one of several hosts reads; by default all rows.
 
     Attributes:
-        host: Its number, from 0.
+        index: The host's index, from 0.
         num_hosts: How many there are; each reads the same number of rows.
     """
 
-    host: int = 0
+    index: int = 0
     num_hosts: int = 1
 
     def rows(self, batch_size: int) -> slice:
@@ -52,74 +58,223 @@ class Share:
                 f"number of hosts that read it; received {batch_size}."
             )
         size = batch_size // self.num_hosts
-        return slice(self.host * size, (self.host + 1) * size)
+        return slice(self.index * size, (self.index + 1) * size)
 
 
-WHOLE = Share()
+class Examples(abc.ABC):
+    """Examples with random access."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @abc.abstractmethod
+    def take(self, indices: np.ndarray) -> Any:
+        """Returns examples as a batch: a structure of arrays, `[num_indices, ...]`."""
 
 
-@functools.lru_cache(maxsize=8)
-def permutation(num_examples: int, *, seed: int, epoch: int) -> np.ndarray:
-    """Returns the order of an epoch, `[num_examples]` of type int64.
+class ArrayExamples(Examples):
+    """Rows of arrays in memory.
 
-    It takes 8 bytes an example. The numbers that it is sorted by are those of Philox,
-    which, unlike `Generator.permutation`, no version of numpy may change.
+    Args:
+        arrays: A structure of arrays, such as `(x, y)`, `[num_examples, ...]` each.
+
+    Raises:
+        HyperparameterError: If they have no rows, or not the same number of them.
     """
-    keys = np.random.Philox(key=[seed, epoch]).random_raw(num_examples)
-    order = np.argsort(keys, kind="stable")
-    order.flags.writeable = False  # It is shared by all who ask.
-    return order
+
+    def __init__(self, arrays: Any) -> None:
+        import keras
+
+        self._arrays = keras.tree.map_structure(_standard_float, arrays)
+        shapes = [np.shape(each) for each in keras.tree.flatten(self._arrays)]
+        sizes = {shape[0] if shape else 0 for shape in shapes}
+        if len(sizes) != 1 or 0 in sizes:
+            raise HyperparameterError(
+                "examples: expected arrays with the same number of rows, at least one; "
+                f"received arrays of the shapes {', '.join(map(str, shapes))}."
+            )
+        (self._size,) = sizes
+
+    def __len__(self) -> int:
+        return self._size
+
+    def take(self, indices: np.ndarray) -> Any:
+        """Returns the rows of these indices."""
+        import keras
+
+        return keras.tree.map_structure(lambda array: array[indices], self._arrays)
 
 
-def examples_of_step(
-    step: int, *, batch_size: int, num_examples: int, seed: int
-) -> np.ndarray:
-    """Returns the numbers of the examples in a step's batch, `[batch_size]`."""
-    places = np.arange(step * batch_size, (step + 1) * batch_size)
-    epochs = places // num_examples
-    examples = np.empty(batch_size, np.int64)
-    for epoch in np.unique(epochs):
-        order = permutation(num_examples, seed=seed, epoch=int(epoch))
-        chosen = epochs == epoch
-        examples[chosen] = order[places[chosen] % num_examples]
-    return examples
+class ItemExamples(Examples):
+    """Items of a sequence, such as a list or a dataset class of the user's.
+
+    Args:
+        items: Has `len(items)` and `items[i]`, one example: a structure of arrays and
+            numbers that has the same shapes for each i.
+    """
+
+    def __init__(self, items: Any) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def take(self, indices: np.ndarray) -> Any:
+        """Returns the items of these indices, stacked.
+
+        Raises:
+            HyperparameterError: If they have different shapes.
+        """
+        import keras
+
+        items = [self._items[i] for i in indices.tolist()]
+        try:
+            return keras.tree.map_structure(
+                lambda *parts: _standard_float(np.stack(parts)), *items
+            )
+        except ValueError as error:
+            raise HyperparameterError(
+                "examples: expected examples of one structure and one shape; those "
+                f"with the indices {indices.tolist()} have several: {error}."
+            ) from None
 
 
-def map_steps(make: Callable[[tf.Tensor], Any], numbers: range) -> tf.data.Dataset:
-    """Returns what a function makes of each number, in order, made ahead of time."""
+def as_examples(found: Any) -> Examples:
+    """Returns what an experiment gives as examples with random access.
+
+    Args:
+        found: Arrays in a tuple or dict, a sequence of examples, or `Examples`.
+
+    Raises:
+        HyperparameterError: If it is none of these, or empty.
+    """
+    if isinstance(found, Examples):
+        return found
+    if isinstance(found, tuple | dict | np.ndarray):
+        return ArrayExamples(found)
+    if not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
+        raise HyperparameterError(
+            "examples: expected arrays such as (x, y), a tf.data.Dataset, or a "
+            "sequence with len(items) and items[i]; received a "
+            f"{type(found).__name__}."
+        )
+    if not len(found):
+        raise HyperparameterError("examples: expected at least one; received none.")
+    return ItemExamples(found)
+
+
+def training_batches(
+    examples: Examples,
+    *,
+    batch_size: int,
+    steps: range,
+    seed: int,
+    shard: HostShard | None = None,
+    num_workers: int = 0,
+    transform: Callable[[Any, int, slice], Any] | None = None,
+) -> tf.data.Dataset:
+    """Returns one batch for each step, each example once in an epoch.
+
+    Args:
+        examples: What to draw them from.
+        batch_size: Rows of the batch of all hosts.
+        steps: The steps.
+        seed: Seed of the order.
+        shard: Which rows of each batch are read here. Defaults to all.
+        num_workers: Processes that make batches; 0 for threads of this one.
+        transform: Returns a batch changed, given the batch, its step, and its rows.
+    """
+    grain = _import_grain()
+    rows = (shard or HostShard()).rows(batch_size)
+    order = grain.MapDataset.range(len(examples)).seed(seed).shuffle().repeat()
+
+    def batch(step: int) -> Any:
+        places = range(step * batch_size + rows.start, step * batch_size + rows.stop)
+        taken = examples.take(np.array([order[place] for place in places]))
+        return taken if transform is None else transform(taken, step, rows)
+
+    return from_function(batch, steps, num_workers=num_workers)
+
+
+def validation_batches(
+    examples: Examples, *, batch_size: int, num_batches: int
+) -> tf.data.Dataset:
+    """Returns all examples, or as many batches, spread evenly over all of them.
+
+    The last batch may be smaller.
+    """
+    indices = validation_indices(
+        len(examples), batch_size=batch_size, num_batches=num_batches
+    )
+    return from_function(
+        lambda i: examples.take(indices[i]), range(len(indices)), any_size=True
+    )
+
+
+def validation_indices(
+    num_examples: int, *, batch_size: int, num_batches: int
+) -> list[np.ndarray]:
+    """Returns which examples each batch of validation has.
+
+    >>> [x.tolist() for x in validation_indices(9, batch_size=2, num_batches=2)]
+    [[0, 2], [5, 8]]
+    """
+    count = min(num_examples, batch_size * num_batches)
+    indices = np.linspace(0, num_examples - 1, count).astype(np.int64)
+    return [indices[i : i + batch_size] for i in range(0, count, batch_size)]
+
+
+def from_function(
+    make: Callable[[int], Any],
+    steps: range,
+    *,
+    num_workers: int = 0,
+    any_size: bool = False,
+) -> tf.data.Dataset:
+    """Returns the batches that a function makes of each step, made ahead of time.
+
+    Args:
+        make: Returns a batch, a structure of arrays. It is called in threads, or in
+            processes, to which it is pickled.
+        steps: The steps.
+        num_workers: Processes that make batches; 0 for threads of this one.
+        any_size: Whether batches differ in their number of rows.
+    """
+    import keras
     import tensorflow as tf
 
-    dataset = tf.data.Dataset.range(numbers.start, numbers.stop)
+    grain = _import_grain()
+
+    def spec(array: np.ndarray) -> tf.TensorSpec:
+        shape = np.shape(array)
+        return tf.TensorSpec([None, *shape[1:]] if any_size else shape, array.dtype)
+
+    ahead = grain.ReadOptions(num_threads=4, prefetch_buffer_size=4)
+    batches = grain.MapDataset.range(steps.start, steps.stop).map(make)
+    made = batches.to_iter_dataset(ahead)
+    if num_workers:
+        options = grain.MultiprocessingOptions(num_workers=num_workers)
+        made = made.mp_prefetch(options, worker_init_fn=_start_worker)
+    dataset = tf.data.Dataset.from_generator(
+        lambda: iter(made),
+        output_signature=keras.tree.map_structure(spec, make(steps.start)),
+    )
+    size = tf.data.experimental.assert_cardinality(len(steps))
+    return dataset.apply(size).prefetch(tf.data.AUTOTUNE)
+
+
+def map_steps(make: Callable[[tf.Tensor], Any], steps: range) -> tf.data.Dataset:
+    """Returns the batches that TensorFlow operations make of each step, in order."""
+    import tensorflow as tf
+
+    dataset = tf.data.Dataset.range(steps.start, steps.stop)
     return dataset.map(
         make, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
     ).prefetch(tf.data.AUTOTUNE)
 
 
-def map_steps_in_python(
-    make: Callable[[int], tuple[np.ndarray, ...]],
-    numbers: range,
-    specs: Sequence[tf.TensorSpec],
-) -> tf.data.Dataset:
-    """Returns as `batches` does what a function in Python makes, of known shapes."""
-    import tensorflow as tf
-
-    def call(number: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        made = tf.numpy_function(
-            lambda number: make(int(number)),
-            [number],
-            [spec.dtype for spec in specs],
-            stateful=False,
-        )
-        return tuple(
-            tf.ensure_shape(each, spec.shape)
-            for each, spec in zip(made, specs, strict=True)
-        )
-
-    return map_steps(call, numbers)
-
-
 def draw_rows(
-    step: tf.Tensor, *, batch_size: int, below: int, seed: int, share: Share
+    step: tf.Tensor, *, batch_size: int, below: int, seed: int, shard: HostShard | None
 ) -> tf.Tensor:
     """Returns a number from 0 for each row of a step that is read here, of type int64.
 
@@ -128,7 +283,7 @@ def draw_rows(
         batch_size: Rows of the batch of all hosts.
         below: What the numbers are less than.
         seed: Seed of the draws.
-        share: The host's rows: what they get does not depend on how many hosts share.
+        shard: The host's rows: what they get does not depend on the number of hosts.
     """
     import tensorflow as tf
 
@@ -139,4 +294,82 @@ def draw_rows(
         dtype=tf.int64,
         alg="philox",
     )
-    return drawn[share.rows(batch_size)]
+    return drawn[(shard or HostShard()).rows(batch_size)]
+
+
+def batches_of_dataset(
+    dataset: tf.data.Dataset,
+    *,
+    batch_size: int,
+    steps: range,
+    shard: HostShard | None = None,
+) -> tf.data.Dataset:
+    """Returns one batch for each step of a dataset of examples, repeated as needed.
+
+    The steps before the first are read and skipped, so that a run that goes on has the
+    batches it would have had if the dataset gives the same examples each time.
+
+    Args:
+        dataset: Single examples, not batches.
+        batch_size: Rows of the batch of all hosts.
+        steps: The steps.
+        shard: Which rows of each batch are kept here. Defaults to all.
+    """
+    import keras
+
+    rows = (shard or HostShard()).rows(batch_size)
+    batched = dataset.repeat().batch(batch_size, drop_remainder=True)
+    kept = batched.skip(steps.start).take(len(steps))
+    return kept.map(
+        lambda *batch: keras.tree.map_structure(
+            lambda x: x[rows], batch if len(batch) > 1 else batch[0]
+        )
+    ).prefetch(2)
+
+
+def _start_worker(index: int, count: int) -> None:
+    """Has a process that makes batches end with its parent, also by `kill -9`."""
+    del index, count
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # The parent has said it.
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # This is a worker.
+
+    def end() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True, name="parent watch").start()
+
+
+def _import_grain() -> ModuleType:
+    """Returns Grain, which warns that JAX is absent, and does without it.
+
+    Raises:
+        HyperparameterError: If it is not installed.
+    """
+    log = logging.getLogger("absl")
+    log.addFilter(_is_not_about_jax)
+    try:
+        import grain
+    except ImportError:
+        raise HyperparameterError(
+            "params: expected Grain, which draws and reads examples; received an "
+            "environment without. `pip install grain` brings it."
+        ) from None
+    finally:
+        log.removeFilter(_is_not_about_jax)
+    return grain
+
+
+def _is_not_about_jax(record: logging.LogRecord) -> bool:
+    return "jax profiler" not in record.getMessage()
+
+
+def _standard_float(array: Any) -> np.ndarray:
+    """Returns an array; as Keras does, one of another float type in Keras' own."""
+    import keras
+
+    array = np.asarray(array)
+    if array.dtype == np.float64:
+        return array.astype(keras.config.floatx())
+    return array

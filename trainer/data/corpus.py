@@ -24,7 +24,7 @@ import numpy as np
 
 from trainer.checkpoint import store
 from trainer.data import batches, sources, token_cache, tokenizers
-from trainer.data.batches import WHOLE, Share
+from trainer.data.batches import HostShard
 from trainer.data.tokenizers import BYTES, FileTokenizer, Tokenizer
 from trainer.hyperparams import HyperparameterError, Hyperparams, field
 
@@ -306,7 +306,7 @@ def random_windows(
     steps: range,
     seed: int,
     stride: int = 1,
-    share: Share = WHOLE,
+    shard: HostShard | None = None,
 ) -> tf.data.Dataset:
     """Returns one batch a step, a pure function of the text, the seed and the step.
 
@@ -317,7 +317,7 @@ def random_windows(
         steps: The steps that batches are for.
         seed: Seed of the draws.
         stride: Tokens from where a window may begin to where the next may.
-        share: Which windows of each batch are read here.
+        shard: Which windows of each batch are read here.
     """
     import tensorflow as tf
 
@@ -327,7 +327,7 @@ def random_windows(
 
     def batch(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         starts = batches.draw_rows(
-            step, batch_size=batch_size, below=last + 1, seed=seed, share=share
+            step, batch_size=batch_size, below=last + 1, seed=seed, shard=shard
         )
         return _cut(tensor, stride * starts, length)
 

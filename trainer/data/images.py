@@ -15,7 +15,7 @@ from trainer.data import digits, sources, synthetic
 from trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
-    from trainer.data.image_batches import Examples, Target
+    from trainer.data.image_examples import ImageExamples, Target
     from trainer.data.sources import Source
     from trainer.experiment import Split
 
@@ -117,16 +117,16 @@ class Pictures(Hyperparams, abc.ABC):
             return self.records("files", own)
         return self.records("validation_files", self.validation_files)
 
-    def open(self, split: Split) -> Examples:
+    def open(self, split: Split) -> ImageExamples:
         """Returns the images of a split, the first of them read.
 
         Raises:
             HyperparameterError: If there is none, or none that can be used.
         """
-        from trainer.data.image_batches import Examples
+        from trainer.data.image_examples import ImageExamples
         from trainer.data.sources import BadRecords
 
-        examples = Examples(
+        examples = ImageExamples(
             self.source(split),
             shape=self.shape,
             target=self.target(),
@@ -175,7 +175,7 @@ class Images(Pictures):
 
     def target(self) -> Target:
         """Returns what stands beside each image: its class."""
-        from trainer.data.image_batches import Class
+        from trainer.data.image_examples import Class
 
         # Folders have no numbers of their own, so theirs begin at 0.
         first = 0 if self.class_names() else self.first_label
@@ -408,7 +408,7 @@ class Scenes(Pictures):
 
     def target(self) -> Target:
         """Returns what stands beside each image: its mask."""
-        from trainer.data.image_batches import Mask
+        from trainer.data.image_examples import Mask
 
         height, width, _ = self.shape
         return Mask((height, width), classes=self.classes, ignored=self.ignored)

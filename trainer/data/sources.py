@@ -70,6 +70,13 @@ class BadRecords:
     def __len__(self) -> int:
         return len(self._found)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a process that reads examples gets, which counts for itself."""
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
+
     @property
     def first(self) -> list[str]:
         """The first ten, as `"FILE record NUMBER: reason"`."""

@@ -157,21 +157,21 @@ _DARK, _BRIGHT = (0.1, 0.4), (0.5, 0.9)
 
 
 def draw_shapes(
-    *, rows: slice, size: int, num_shapes: int, seed: int, step: int, stream: str
+    step: int, *, rows: slice, size: int, num_shapes: int, seed: int, stream: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns images and the classes of their pixels.
 
     Args:
+        step: The step.
         rows: Which images of the step, from a number to another.
         size: Height and width of an image.
         num_shapes: Most shapes in an image, at least one.
         seed: The seed.
-        step: The step.
         stream: `"train"` or `"validation"`, which have no image in common.
 
     Returns:
         `[num_rows, size, size, 1]` of type float32, mostly between 0 and 1, and
-        `[num_rows, size, size]` of type int32, numbers of `CLASSES`.
+        `[num_rows, size, size]` of type int32, numbers of `SHAPES`.
     """
     places = (np.arange(size) + 0.5) / size
     y, x = np.meshgrid(places, places, indexing="ij")

@@ -33,13 +33,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from trainer.data import batches, sources
-from trainer.data.batches import WHOLE, Share
+from trainer.data import sources
 from trainer.data.sources import BadRecordError, BadRecords
 from trainer.hyperparams import Hyperparams, field
 
 if TYPE_CHECKING:
-    import tensorflow as tf
+    pass
 
 
 PADDING, START, END = range(3)
@@ -262,47 +261,3 @@ def encode_pairs(
     target[np.arange(len(pairs)), ends] = END
     shifted = np.pad(text, [[0, 0], [1, 0]], constant_values=START)
     return PairArrays(source, shifted, target)
-
-
-def random_pair_batches(
-    table: PairArrays, *, batch_size: int, steps: range, seed: int, share: Share = WHOLE
-) -> tf.data.Dataset:
-    """Returns one batch a step, a pure function of the pairs, the seed and the step.
-
-    Args:
-        table: The pairs.
-        batch_size: Rows of a batch of all hosts.
-        steps: The steps that batches are for.
-        seed: Seed of the draws.
-        share: Which rows of each batch are read here.
-    """
-    import tensorflow as tf
-
-    source, shifted, target = map(
-        tf.constant, (table.source, table.shifted, table.target)
-    )
-
-    def batch(step: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], tf.Tensor]:
-        chosen = batches.draw_rows(
-            step,
-            batch_size=batch_size,
-            below=len(table.source),
-            seed=seed,
-            share=share,
-        )
-        inputs = tf.gather(source, chosen), tf.gather(shifted, chosen)
-        return inputs, tf.gather(target, chosen)
-
-    return batches.map_steps(batch, steps)
-
-
-def first_pair_batches(
-    table: PairArrays, *, batch_size: int, num_batches: int
-) -> tf.data.Dataset:
-    """Returns batches of the first pairs, whole ones, at most so many."""
-    import tensorflow as tf
-
-    every = tf.data.Dataset.from_tensor_slices(
-        ((table.source, table.shifted), table.target)
-    )
-    return every.batch(batch_size, drop_remainder=True).take(num_batches)

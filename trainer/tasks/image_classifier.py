@@ -5,19 +5,19 @@ from __future__ import annotations
 import csv
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from trainer.data import digits
-from trainer.data.batches import WHOLE, Share
+from trainer.data.batches import validation_indices
 from trainer.data.images import Augmentation, Images
 from trainer.experiment import Experiment, Split
-from trainer.hyperparams import HyperparameterError, Hyperparams, field, override
+from trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
     import keras
-    import tensorflow as tf
+
+    from trainer.data.image_examples import ImageExamples
 
 
 class ImageClassifier(Experiment):
@@ -30,38 +30,30 @@ class ImageClassifier(Experiment):
         default=Augmentation(), help="How images are changed in training."
     )
 
-    @property
-    def tokens_per_step(self) -> int:
-        """How many images a step trains on."""
-        return self.training.batch_size
-
     def metrics(self) -> list[keras.metrics.Metric]:
         """Returns the share of images that are right."""
         import keras
 
         return [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
 
-    def build_dataset(
-        self, split: Split, *, first_step: int = 0, share: Share = WHOLE
-    ) -> tf.data.Dataset:
-        """Returns batches: each image once an epoch to train; in order to validate."""
-        from trainer.data import image_batches
+    def examples(self, split: Split) -> ImageExamples:
+        """Returns the images of a split."""
+        return self.data.open(split)
 
-        examples, training = self.data.open(split), self.training
-        if split == "validation":
-            return image_batches.validation_batches(
-                examples,
-                batch_size=training.batch_size,
-                num_batches=self.evaluation.num_batches,
-            )
-        return image_batches.training_batches(
-            examples,
-            batch_size=training.batch_size,
-            steps=range(first_step, training.num_steps),
+    def transform(
+        self, batch: tuple[np.ndarray, np.ndarray], step: int, rows: slice
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns a training batch with its images changed."""
+        pixels, labels = batch
+        # Drawn for the whole batch: a row does not depend on who reads it.
+        pixels = self.augmentation.apply(
+            pixels,
+            rows=rows,
+            batch_size=self.training.batch_size,
             seed=self.seed,
-            share=share,
-            augmentation=self.augmentation,
+            step=step,
         )
+        return pixels, labels
 
     def baselines(self) -> dict[str, float]:
         """Returns the loss of guessing, all classes being equally likely."""
@@ -74,10 +66,8 @@ class ImageClassifier(Experiment):
         label that the model finds most likely, and how likely that is. Labels are the
         names of folders, or numbers as the files have them.
         """
-        from trainer.data import image_batches
-
         examples = self.data.open("validation")
-        numbers = image_batches.validation_numbers(
+        numbers = validation_indices(
             len(examples),
             batch_size=self.training.batch_size,
             num_batches=self.evaluation.num_batches,
@@ -89,7 +79,7 @@ class ImageClassifier(Experiment):
             table = csv.writer(file)
             table.writerow(["number", "file", "label", "predicted", "probability"])
             for chosen in numbers:
-                pixels, labels = examples.stack(chosen)
+                pixels, labels = examples.take(chosen)
                 logits = np.float64(model.predict(pixels, verbose=0))
                 odds = np.exp(logits - logits.max(axis=1, keepdims=True))
                 shares = odds / odds.sum(axis=1, keepdims=True)
@@ -102,24 +92,6 @@ class ImageClassifier(Experiment):
                     table.writerow([number, place, label, predicted, share])
                     number += 1
         return f"accuracy {right / number:.1%} of {number} validation images: {path}"
-
-    def representative(self) -> np.ndarray:
-        """Returns images of the training split to find ranges with."""
-        examples = self.data.open("train")
-        return np.stack([examples.read(i)[0] for i in range(min(256, len(examples)))])
-
-    def test_data(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Returns the digits of the test split, None where images are a user's own."""
-        if self.data.files is not None or self.data.shape != digits.SHAPE:
-            return None
-        images = digits.read("test")
-        return images.pixels, images.labels
-
-    def float_twin(self) -> Self | None:
-        """Returns the same experiment without quantization, if it has any."""
-        if not self.precision.quantizes:
-            return None
-        return override(self, ["precision.quantize=none", "training.export=false"])
 
 
 class ConvNet(Hyperparams):

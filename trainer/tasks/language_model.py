@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from trainer.data import tokenizers
-from trainer.data.batches import WHOLE, Share
+from trainer.data.batches import HostShard
 from trainer.data.corpus import Corpus
 from trainer.data.tokenizers import BYTES, Tokenizer
 from trainer.experiment import Experiment, Split
@@ -219,8 +219,8 @@ class LanguageModel(Experiment):
 
         return transformer.quantize_rules()
 
-    def build_dataset(
-        self, split: Split, *, first_step: int = 0, share: Share = WHOLE
+    def batches(
+        self, split: Split, *, first_step: int = 0, shard: HostShard | None = None
     ) -> tf.data.Dataset:
         """Returns batches of windows: random ones to train, even ones to validate.
 
@@ -246,7 +246,7 @@ class LanguageModel(Experiment):
             steps=range(first_step, self.training.num_steps),
             seed=self.seed,
             stride=stride,
-            share=share,
+            shard=shard,
         )
 
     def baselines(self) -> dict[str, float]:
@@ -275,7 +275,7 @@ class LanguageModel(Experiment):
 
     def _validation_pairs(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns all inputs and targets validated on, `[rows, length]` each."""
-        pairs = list(self.build_dataset("validation").as_numpy_iterator())
+        pairs = list(self.batches("validation").as_numpy_iterator())
         inputs, targets = (np.concatenate(side) for side in zip(*pairs, strict=True))
         return inputs, targets
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from trainer.data import synthetic
-from trainer.data.batches import WHOLE, Share
+from trainer.data.batches import HostShard
 from trainer.data.images import Scenes
 from trainer.experiment import Experiment, Split
 from trainer.hyperparams import HyperparameterError, Hyperparams, field
@@ -17,6 +18,8 @@ from trainer.hyperparams import HyperparameterError, Hyperparams, field
 if TYPE_CHECKING:
     import keras
     import tensorflow as tf
+
+    from trainer.data.image_examples import ImageExamples
 
 
 _NUM_DRAWN = 16  # Images that `decode` draws.
@@ -82,56 +85,33 @@ class Segmenter(Experiment):
             )
         ]
 
-    def build_dataset(
-        self, split: Split, *, first_step: int = 0, share: Share = WHOLE
+    def batches(
+        self, split: Split, *, first_step: int = 0, shard: HostShard | None = None
     ) -> tf.data.Dataset:
         """Returns batches of a user's own images, or made as they are asked for."""
-        from trainer.data import image_batches
+        if self.data.files is not None:
+            return super().batches(split, first_step=first_step, shard=shard)
+        from trainer.data.batches import from_function
 
-        batch_size = self.training.batch_size
-        steps = range(first_step, self.training.num_steps)
-        if self.data.files is None:
-            return self._made(split, steps, share)
-        if split == "train":
-            return image_batches.training_batches(
-                self.data.open(split),
-                batch_size=batch_size,
-                steps=steps,
-                seed=self.seed,
-                share=share,
-            )
-        return image_batches.validation_batches(
-            self.data.open(split),
-            batch_size=batch_size,
-            num_batches=self.evaluation.num_batches,
-        )
-
-    def _made(self, split: Split, steps: range, share: Share) -> tf.data.Dataset:
-        import tensorflow as tf
-
-        from trainer.data import batches
-
-        size, _, _ = self.data.shape
         trains = split == "train"
-        rows = (share if trains else WHOLE).rows(self.training.batch_size)
-
-        def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
-            return synthetic.draw_shapes(
-                rows=rows,
-                size=size,
-                num_shapes=self.data.num_shapes,
-                # Seeds are of training; all are to be compared on the same images.
-                seed=self.seed if trains else 0,
-                step=step,
-                stream=split,
-            )
-
-        shape = [rows.stop - rows.start, size, size]
-        return batches.map_steps_in_python(
-            batch,
-            steps if trains else range(self.evaluation.num_batches),
-            [tf.TensorSpec([*shape, 1], tf.float32), tf.TensorSpec(shape, tf.int32)],
+        shard = shard if trains and shard is not None else HostShard()
+        make = functools.partial(
+            synthetic.draw_shapes,
+            rows=shard.rows(self.training.batch_size),
+            size=self.data.shape[0],
+            num_shapes=self.data.num_shapes,
+            # Seeds are of training; all are to be compared on the same images.
+            seed=self.seed if trains else 0,
+            stream=split,
         )
+        steps = range(first_step, self.training.num_steps)
+        if not trains:
+            steps = range(self.evaluation.num_batches)
+        return from_function(make, steps, num_workers=self.training.num_workers)
+
+    def examples(self, split: Split) -> ImageExamples:
+        """Returns the user's images of a split."""
+        return self.data.open(split)
 
     def baselines(self) -> dict[str, float]:
         """Returns the loss of guessing, all classes being equally likely."""
@@ -148,7 +128,7 @@ class Segmenter(Experiment):
         num_classes = self.data.classes
         counts = np.zeros((num_classes, num_classes), np.int64)  # [wanted, received]
         rows: list[np.ndarray] = []
-        for pixels, wanted in self.build_dataset("validation").as_numpy_iterator():
+        for pixels, wanted in self.batches("validation").as_numpy_iterator():
             found = np.asarray(model.predict(pixels, verbose=0)).argmax(axis=-1)
             counted = wanted != self.data.ignored
             np.add.at(counts, (wanted[counted], found[counted]), 1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from trainer.data import text_pairs
-from trainer.data.batches import WHOLE, Share
+from trainer.data.batches import ArrayExamples, Examples
 from trainer.data.text_pairs import END, PADDING, START, Pairs
 from trainer.experiment import Experiment, Split
 from trainer.hyperparams import HyperparameterError, Hyperparams, field
@@ -17,7 +17,6 @@ from trainer.tasks import language_model
 
 if TYPE_CHECKING:
     import keras
-    import tensorflow as tf
 
     from trainer.data.text_pairs import PairArrays
 
@@ -87,26 +86,10 @@ class Translation(Experiment):
 
         return [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
 
-    def build_dataset(
-        self, split: Split, *, first_step: int = 0, share: Share = WHOLE
-    ) -> tf.data.Dataset:
-        """Returns batches of pairs: random ones to train, the first to validate."""
-        from trainer.data import text_pairs
-
-        rows, batch_size = self._rows(split), self.training.batch_size
-        if split == "validation":
-            return text_pairs.first_pair_batches(
-                rows,
-                batch_size=batch_size,
-                num_batches=self.evaluation.num_batches,
-            )
-        return text_pairs.random_pair_batches(
-            rows,
-            batch_size=batch_size,
-            steps=range(first_step, self.training.num_steps),
-            seed=self.seed,
-            share=share,
-        )
+    def examples(self, split: Split) -> Examples:
+        """Returns the pairs of a split, `((source, shifted), target)`."""
+        rows = self._rows(split)
+        return ArrayExamples(((rows.source, rows.shifted), rows.target))
 
     def baselines(self) -> dict[str, float]:
         """Returns the loss of the characters' frequencies in the training's targets."""
@@ -117,7 +100,7 @@ class Translation(Experiment):
         counts[text_pairs.PADDING] = 0  # It is never predicted.
         with np.errstate(divide="ignore"):
             log_probabilities = np.log(counts / counts.sum())
-        batches = self.build_dataset("validation").as_numpy_iterator()
+        batches = self.batches("validation").as_numpy_iterator()
         targets = np.concatenate([target for _, target in batches])
         counted = targets[targets != text_pairs.PADDING]
         return {"unigram": float(-log_probabilities[counted].mean())}
@@ -129,9 +112,7 @@ class Translation(Experiment):
             A few of them, and the share that is exactly right.
         """
         size, length = self.training.batch_size, self._target_length
-        batches = self.build_dataset("validation").take(
-            max(1, self.num_decoded // size)
-        )
+        batches = self.batches("validation").take(max(1, self.num_decoded // size))
         table = [
             tuple(text_pairs.decode_text(text, self.data.alphabet) for text in row)
             for (source, _), target in batches.as_numpy_iterator()

@@ -1,8 +1,7 @@
-"""Batches of images, read and decoded while the model trains on others.
+"""Images brought to one shape, each with a class or a mask; bad ones are replaced.
 
-The batch of a step is a function of the images, the seed and the step alone: which
-examples it has, how they are augmented, and what replaces a bad one, which is the next
-good one of the source, whoever comes across it first.
+What replaces a bad one is the next good one of the source, whoever comes across it
+first, so a batch stays a function of its step.
 """
 
 from __future__ import annotations
@@ -12,11 +11,8 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from trainer.data import batches
-from trainer.data.batches import WHOLE, Share
-from trainer.data.images import Augmentation
+from trainer.data.batches import Examples
 from trainer.data.sources import BadRecordError, BadRecords, Source
 from trainer.hyperparams import HyperparameterError
 
@@ -109,7 +105,7 @@ Example = tuple[np.ndarray, np.ndarray]
 _LUMA = np.array([[0.299], [0.587], [0.114]], np.float32)
 
 
-class Examples:
+class ImageExamples(Examples):
     """The images of a source, brought to one shape, bad ones replaced.
 
     Args:
@@ -139,13 +135,6 @@ class Examples:
     def __len__(self) -> int:
         return len(self._source)
 
-    def specs(self, num_rows: int | None) -> tuple[tf.TensorSpec, tf.TensorSpec]:
-        """Returns the shapes and types of a batch."""
-        return (
-            tf.TensorSpec([num_rows, *self._shape], tf.float32),
-            tf.TensorSpec([num_rows, *self._target.shape], tf.int32),
-        )
-
     def name(self, number: int) -> str:
         """Returns how to find a record that has been read: its file, its number there.
 
@@ -153,9 +142,9 @@ class Examples:
         """
         return self._source.name(self._instead.get(number, number))
 
-    def stack(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def take(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns a batch of examples."""
-        read = [self.read(number) for number in numbers.tolist()]
+        read = [self.read(index) for index in indices.tolist()]
         pixels, targets = zip(*read, strict=True)
         return np.stack(pixels), np.stack(targets)
 
@@ -190,71 +179,6 @@ class Examples:
         )
 
 
-def training_batches(
-    examples: Examples,
-    *,
-    batch_size: int,
-    steps: range,
-    seed: int,
-    share: Share = WHOLE,
-    augmentation: Augmentation | None = None,
-) -> tf.data.Dataset:
-    """Returns one batch for each step, `(pixels, targets)`.
-
-    Args:
-        examples: What to draw them from; each comes once in an epoch.
-        batch_size: Rows of a batch of all hosts.
-        steps: The steps.
-        seed: The seed of the order, and of what is random in augmentation.
-        share: Which rows of each batch are read here.
-        augmentation: What is done to the pixels, if anything.
-    """
-    rows = share.rows(batch_size)
-
-    def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
-        numbers = batches.examples_of_step(
-            step, batch_size=batch_size, num_examples=len(examples), seed=seed
-        )
-        pixels, targets = examples.stack(numbers[rows])
-        if augmentation is not None:
-            # Drawn for the whole batch: a row does not depend on who reads it.
-            pixels = augmentation.apply(
-                pixels, rows=rows, batch_size=batch_size, seed=seed, step=step
-            )
-        return pixels, targets
-
-    return batches.map_steps_in_python(
-        batch, steps, examples.specs(rows.stop - rows.start)
-    )
-
-
-def validation_batches(
-    examples: Examples, *, batch_size: int, num_batches: int
-) -> tf.data.Dataset:
-    """Returns all examples, or as many batches, spread evenly over all of them."""
-    numbers = validation_numbers(
-        len(examples), batch_size=batch_size, num_batches=num_batches
-    )
-    return batches.map_steps_in_python(
-        lambda i: examples.stack(numbers[i]),
-        range(len(numbers)),
-        examples.specs(None),
-    )
-
-
-def validation_numbers(
-    num_examples: int, *, batch_size: int, num_batches: int
-) -> list[np.ndarray]:
-    """Returns which examples each batch of validation has.
-
-    >>> [x.tolist() for x in validation_numbers(9, batch_size=2, num_batches=2)]
-    [[0, 2], [5, 8]]
-    """
-    count = min(num_examples, batch_size * num_batches)
-    numbers = np.linspace(0, num_examples - 1, count).astype(np.int64)
-    return [numbers[i : i + batch_size] for i in range(0, count, batch_size)]
-
-
 def _fitted(pixels: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
     """Returns pixels with the channels and the size of a shape."""
     height, width, channels = shape
@@ -269,6 +193,8 @@ def _fitted(pixels: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
     if colors.shape[2] != channels:
         colors = np.repeat(colors, channels, axis=2)
     if colors.shape[:2] != (height, width):
+        import tensorflow as tf
+
         with tf.device("CPU:0"):  # An accelerator has the model to compute.
             colors = tf.image.resize(colors, [height, width], antialias=True).numpy()
     return colors

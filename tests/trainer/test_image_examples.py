@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import image_files
-from trainer.data import image_batches
-from trainer.data.batches import Share
-from trainer.data.image_batches import Class
+from trainer.data import image_examples
+from trainer.data.batches import training_batches
+from trainer.data.image_examples import Class
 from trainer.data.images import Augmentation, Images
 from trainer.data.sources import BadRecordError, BadRecords, Source, told_by
 from trainer.hyperparams import HyperparameterError
@@ -44,8 +45,8 @@ class Numbers(Source):
 
 def _examples(
     source: Source, limit: int = 100, cache: bool = False
-) -> image_batches.Examples:
-    return image_batches.Examples(
+) -> image_examples.ImageExamples:
+    return image_examples.ImageExamples(
         source,
         shape=(2, 2, 1),
         target=Class(100),
@@ -55,26 +56,10 @@ def _examples(
 
 
 def _classes(
-    examples: image_batches.Examples,
-    steps: range,
-    batch_size: int = 4,
-    **arguments: Share,
+    examples: image_examples.ImageExamples, steps: range, batch_size: int = 4
 ) -> list[list[int]]:
-    dataset = image_batches.training_batches(
-        examples,
-        batch_size=batch_size,
-        steps=steps,
-        seed=1,
-        augmentation=Augmentation(),
-        **arguments,
-    )
+    dataset = training_batches(examples, batch_size=batch_size, steps=steps, seed=1)
     return [classes.tolist() for _, classes in dataset.as_numpy_iterator()]
-
-
-def test_each_image_comes_once_an_epoch() -> None:
-    line = sum(_classes(_examples(Numbers(10)), range(5)), [])  # noqa: RUF017
-    assert sorted(line[:10]) == sorted(line[10:]) == list(range(10))
-    assert line[:10] != line[10:]
 
 
 @settings(max_examples=10, deadline=None)
@@ -82,15 +67,6 @@ def test_each_image_comes_once_an_epoch() -> None:
 def test_a_run_that_is_taken_up_has_the_batches_it_would_have_had(first, bad):
     whole = _classes(_examples(Numbers(10, bad)), range(8))
     assert _classes(_examples(Numbers(10, bad)), range(first, 8)) == whole[first:]
-
-
-def test_hosts_have_the_rows_of_one_batch() -> None:
-    whole = _classes(_examples(Numbers(10)), range(3))
-    parts = [
-        _classes(_examples(Numbers(10)), range(3), share=Share(host, 2))
-        for host in (0, 1)
-    ]
-    assert [first + second for first, second in zip(*parts, strict=True)] == whole
 
 
 def test_rows_are_changed_alike_whichever_host_reads_them() -> None:
@@ -183,17 +159,6 @@ def test_a_cache_reads_each_record_once(cache: bool, reads: int) -> None:
     assert source.num_reads == reads
 
 
-def test_validation_is_in_order_and_spread_over_all() -> None:
-    def classes(num_batches: int) -> list[list[int]]:
-        dataset = image_batches.validation_batches(
-            _examples(Numbers(10)), batch_size=4, num_batches=num_batches
-        )
-        return [classes.tolist() for _, classes in dataset.as_numpy_iterator()]
-
-    assert classes(9) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert classes(1) == [[0, 3, 6, 9]]
-
-
 @pytest.mark.parametrize(
     "write",
     [image_files.write_tfrecords, image_files.write_npz, image_files.write_folders],
@@ -205,6 +170,8 @@ def test_every_kind_of_file_holds_the_same_images(write, tmp_path: Path) -> None
         "train": 27,
         "validation": 3,
     }
+    # As a process gets them that reads examples ahead.
+    parts = pickle.loads(pickle.dumps(parts))
     found = {
         image.tobytes(): label
         for part in parts.values()
