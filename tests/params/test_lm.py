@@ -346,6 +346,7 @@ def test_a_model_of_tokens_trains_and_draws(
     (tmp_path / "text").write_bytes(tokenizer_files.TEXT)
     file = tokenizer_files.write(tmp_path, suffix)
     settings = [f"data.files={tmp_path}/text", f"data.tokenizer={file}"]
+    settings.append("model.num_layers=1")
     experiment = experiments.text(name, *settings, "sampling.num_bytes=20", *ALONE)
     tokenizer = experiment.data.load_tokenizer()
     experiment.check()
