@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.data import tokenizers
+from trainer.data import tokenizer_training
 
 TEXT = "".join(
     f"def square_{i}(x):\n    return  {i} * x  # café, 漢字\n\n" for i in range(300)
@@ -19,5 +19,7 @@ def write(folder: Path, suffix: str) -> str:
         suffix: `.json` or `.model`.
     """
     path = folder / f"words{suffix}"
-    path.write_bytes(tokenizers.train([TEXT], name=str(path), vocabulary_size=400))
+    path.write_bytes(
+        tokenizer_training.train([TEXT], name=str(path), vocabulary_size=400)
+    )
     return str(path)

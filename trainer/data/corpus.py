@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from trainer.checkpoint import store
 from trainer.data import batches, sources, token_cache, tokenizers
 from trainer.data.batches import HostShard
 from trainer.data.tokenizers import BYTES, FileTokenizer, Tokenizer
@@ -67,7 +66,7 @@ class Corpus(Hyperparams):
             HyperparameterError: If `files` matches no file.
         """
         text = bytearray()  # It grows in place: no two copies of all.
-        for part in self._pieces(split):
+        for part in self.pieces(split):
             text += part
         return np.frombuffer(text, np.uint8)
 
@@ -77,7 +76,7 @@ class Corpus(Hyperparams):
         Raises:
             HyperparameterError: If `files` matches no file, or one holds a zero byte.
         """
-        documents = list(_documents(self._parts(split)))
+        documents = list(_documents(self.parts(split)))
         if any(b"\0" in document for document in documents):
             raise HyperparameterError(
                 "data.files: expected text without zero bytes, which start packed "
@@ -142,68 +141,18 @@ class Corpus(Hyperparams):
         cut = f"packed {window}" if packed else "joined"
         return token_cache.encoded(
             Path(f"{self.tokenizer}.tokens").expanduser(),
-            read=lambda: self._parts(split) if packed else self._pieces(split),
+            read=lambda: self.parts(split) if packed else self.pieces(split),
             encode=encode,
             version=f"1 {cut} {tokenizer.version}",
             dtype=tokenizer.dtype,
         )
 
-    def train_tokenizer(self) -> str:
-        """Trains a tokenizer on the training split, and writes its file.
-
-        Returns:
-            How many tokens there are, and how long they are.
-
-        Raises:
-            HyperparameterError: If there is such a file, it cannot be written, or the
-                text does not have as many tokens.
-        """
-        name = self.tokenizer
-        if name is None:
-            raise HyperparameterError(
-                "data.tokenizer: expected the file to write, such as words.json or "
-                "words.model; received None."
-            )
-        path = Path(name).expanduser()
-        if path.exists():
-            raise HyperparameterError(
-                "data.tokenizer: expected a file that is not there, which "
-                f"--mode=tokenizer writes; {name} is. Give another name, or remove it."
-            )
-        if not path.parent.is_dir():
-            raise HyperparameterError(
-                f"data.tokenizer: expected a file in a folder that is there; {name} is "
-                "not. Make the folder first."
-            )
-        content = tokenizers.train(
-            tokenizers.split_lines(self._parts("train")),
-            name=name,
-            vocabulary_size=self.vocabulary_size or 8192,
-        )
-        tokenizer = tokenizers.parse(content, name=name)
-        encoded = tokenizers.encode_all(
-            tokenizer, self._pieces("validation"), lines=True
-        )
-        num_tokens = sum(map(len, encoded))
-        num_bytes = sum(map(len, self._pieces("validation")))
-        try:
-            store.replace(path, content)
-        except OSError as error:
-            raise HyperparameterError(
-                f"data.tokenizer: expected a file that can be written; {name} cannot: "
-                f"{error.strerror}."
-            ) from None
-        return (
-            f"{name} has {tokenizer.vocabulary_size:,} tokens, of "
-            f"{num_bytes / max(num_tokens, 1):.2f} bytes each on the validation split."
-        )
-
-    def _pieces(self, split: str) -> Iterator[bytes]:
+    def pieces(self, split: str) -> Iterator[bytes]:
         """Yields the text of a split in pieces, which joined are all of it."""
-        for number, part in enumerate(self._parts(split)):
+        for number, part in enumerate(self.parts(split)):
             yield b"\n" + part if number else part
 
-    def _parts(self, split: str) -> Iterator[bytes]:
+    def parts(self, split: str) -> Iterator[bytes]:
         """Yields what of each file is for a split."""
         paths = self._paths()
         for number, path in enumerate(paths):

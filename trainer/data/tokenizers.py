@@ -16,14 +16,12 @@ import functools
 import hashlib
 import importlib
 import importlib.metadata
-import io
 import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -195,15 +193,15 @@ def parse(content: bytes, *, name: str) -> FileTokenizer:
     Raises:
         HyperparameterError: If it is damaged, or its package is missing.
     """
-    make = _hugging_face if _suffix(name) == ".json" else _sentencepiece
-    package = _package(name)
+    make = _hugging_face if suffix_of(name) == ".json" else _sentencepiece
+    package = import_package(name)
     version = importlib.metadata.version(package.__name__)
     told = f"{hashlib.sha256(content).hexdigest()} {package.__name__} {version}"
     try:
         return make(package, content, name=name, version=told)
     # The packages raise Exception itself; both read what Rust and C++ cannot use.
     except Exception as error:
-        kind = {".json": "Hugging Face", ".model": "SentencePiece"}[_suffix(name)]
+        kind = {".json": "Hugging Face", ".model": "SentencePiece"}[suffix_of(name)]
         raise HyperparameterError(
             f"data.tokenizer: expected a tokenizer of {kind}; received {name!r}, which "
             f"cannot be read: {error}. Bring it back from a copy, or train another by "
@@ -211,7 +209,12 @@ def parse(content: bytes, *, name: str) -> FileTokenizer:
         ) from None
 
 
-def _suffix(name: str) -> str:
+def suffix_of(name: str) -> str:
+    """Returns `.json` or `.model`, which says of what kind a file is.
+
+    Raises:
+        HyperparameterError: If it is neither.
+    """
     suffix = Path(name).suffix
     if suffix not in _REQUIREMENTS:
         raise HyperparameterError(
@@ -221,9 +224,13 @@ def _suffix(name: str) -> str:
     return suffix
 
 
-def _package(name: str) -> ModuleType:
-    """Returns the package that reads and writes a file."""
-    requirement = _REQUIREMENTS[_suffix(name)]
+def import_package(name: str) -> ModuleType:
+    """Returns the package that reads and writes a file.
+
+    Raises:
+        HyperparameterError: If it is not installed.
+    """
+    requirement = _REQUIREMENTS[suffix_of(name)]
     package = requirement.partition(">")[0]
     try:
         return importlib.import_module(package)
@@ -345,64 +352,6 @@ def _sentencepiece(
         # A text's own such character would come back as a space.
         bytewise=_NO_UTF8 + (_SPACE if byte_ids else ""),
     )
-
-
-def train(texts: Iterable[bytes], *, name: str, vocabulary_size: int) -> bytes:
-    """Returns the content of a file with the byte pair encoding of a text.
-
-    Of the same text and the same version of the package it is the same. Bytes that are
-    no UTF-8 are not learnt from.
-
-    Args:
-        texts: The text in pieces, whole lines each.
-        name: The file; its suffix says what kind it is of.
-        vocabulary_size: Tokens to find; there are fewer if the text is too small.
-
-    Raises:
-        HyperparameterError: If that many, or so few, tokens cannot be found.
-    """
-    make = _train_byte_level if _suffix(name) == ".json" else _train_sentencepiece
-    decoded = (text.decode(errors="ignore") for text in texts)
-    try:
-        return make(_package(name), decoded, vocabulary_size)
-    except RuntimeError as error:
-        raise HyperparameterError(
-            "data.vocabulary_size: expected a number of tokens that the text has; "
-            f"received {vocabulary_size}: {str(error).rpartition('] ')[2]}"
-        ) from None
-
-
-def _train_byte_level(package: Any, texts: Iterator[str], size: int) -> bytes:
-    tokenizer = package.Tokenizer(package.models.BPE())
-    byte_level = package.pre_tokenizers.ByteLevel
-    tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
-    tokenizer.decoder = package.decoders.ByteLevel()
-    trainer = package.trainers.BpeTrainer(
-        vocab_size=size, initial_alphabet=byte_level.alphabet(), show_progress=False
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer.to_str(pretty=True).encode()
-
-
-def _train_sentencepiece(package: Any, texts: Iterator[str], size: int) -> bytes:
-    content = io.BytesIO()
-    package.SentencePieceTrainer.train(
-        sentence_iterator=(line for text in texts for line in text.splitlines()),
-        model_writer=content,
-        model_type="bpe",
-        vocab_size=size,
-        hard_vocab_limit=False,
-        # Every text comes back as it was.
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        add_dummy_prefix=False,
-        byte_fallback=True,
-        allow_whitespace_only_pieces=True,  # Indentation.
-        max_sentence_length=1 << 30,  # Longer ones would be left out.
-        num_threads=1,
-        minloglevel=2,
-    )
-    return content.getvalue()
 
 
 _LINES = 1 << 14

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from trainer.data import tokenizers
+from trainer.data import tokenizer_training, tokenizers
 from trainer.data.batches import HostShard
 from trainer.data.corpus import Corpus
 from trainer.data.tokenizers import BYTES, Tokenizer
@@ -290,7 +290,7 @@ class LanguageModel(Experiment):
 
     def train_tokenizer(self) -> str:
         """Trains a tokenizer on the training split, and says how good it is."""
-        return self.data.train_tokenizer()
+        return tokenizer_training.write(self.data)
 
     def sample(self, model: keras.Model) -> list[str]:
         """Returns a text drawn from the model for each prompt."""

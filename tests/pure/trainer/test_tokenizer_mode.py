@@ -10,7 +10,7 @@ import pytest
 from tests.helpers import tokenizer_files
 from tests.helpers.tokenizer_files import TEXT
 from trainer import run_dir
-from trainer.data import tokenizers
+from trainer.data import tokenizer_training, tokenizers
 from trainer.data.corpus import Corpus
 from trainer.experiment import find
 from trainer.hyperparams import HyperparameterError, override
@@ -36,7 +36,7 @@ def test_the_mode_writes_a_file_of_the_training_split(
     command = ["trainer", "--mode=tokenizer", *flags, "--set=data.vocabulary_size=400"]
     assert main(command) == 0
     corpus = Corpus(files=str(text))
-    content = tokenizers.train(
+    content = tokenizer_training.train(
         [corpus.read("train").tobytes()], name=str(path), vocabulary_size=400
     )
     assert path.read_bytes() == content

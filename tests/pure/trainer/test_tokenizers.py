@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers import tokenizer_files
-from trainer.data import tokenizers
+from trainer.data import tokenizer_training, tokenizers
 from trainer.data.tokenizers import FileTokenizer
 from trainer.hyperparams import HyperparameterError
 
@@ -80,7 +80,9 @@ def test_the_same_text_has_the_same_file(suffix: str, tmp_path: Path, files) -> 
 
 def test_a_size_that_cannot_be_is_refused() -> None:
     with pytest.raises(HyperparameterError) as error:
-        tokenizers.train([tokenizer_files.TEXT], name="a.model", vocabulary_size=257)
+        tokenizer_training.train(
+            [tokenizer_files.TEXT], name="a.model", vocabulary_size=257
+        )
     assert str(error.value).startswith(
         "data.vocabulary_size: expected a number of tokens that the text has; received "
         "257: Vocabulary size is smaller than required_chars."
