@@ -38,6 +38,7 @@ setup(
     extras_require={
         "pictures": ["matplotlib>=3.8"],
         "trainer": [
+            "google-crc32c>=1.7,<2",
             # The order of examples is its own: resumed runs depend on the version.
             "grain>=0.2.18,<0.3",
             "matplotlib>=3.8",
@@ -48,6 +49,7 @@ setup(
         "tokenizer": ["sentencepiece>=0.2,<0.3", "tokenizers>=0.20,<0.24"],
         "dev": [
             "build>=1.2",
+            "google-crc32c>=1.7,<2",
             "hypothesis>=6.100",
             "ipykernel>=6.29,<8",
             # Models of others, and where their mistakes are is known for this range.

@@ -36,7 +36,7 @@ class Reversal(_OnTwoCores):
                nats a character, where the unigram model has 3.53.
     """
 
-    data: Reversals = field(default=Reversals(), help="The pairs.")
+    data: Reversals = field(default=Reversals(), help="Pairs of texts.")
 
 
 class Dates(_OnTwoCores):
@@ -50,7 +50,7 @@ class Dates(_OnTwoCores):
                nats a character, where the unigram model has 2.26.
     """
 
-    data: DatePairs = field(default=DatePairs(), help="The pairs.")
+    data: DatePairs = field(default=DatePairs(), help="Pairs of texts.")
     training: Training = _OnTwoCores.training.replace(num_steps=600)
     saving: Saving = Saving(checkpoint_steps=300)
 
@@ -67,6 +67,6 @@ class Files(_OnTwoCores):
 
     unit: ClassVar[str] = "byte"
 
-    data: PairFiles = field(default=PairFiles(), help="The pairs.")
+    data: PairFiles = field(default=PairFiles(), help="Pairs of texts.")
     training: Training = _OnTwoCores.training.replace(num_steps=2000)
     saving: Saving = Saving(checkpoint_steps=500)

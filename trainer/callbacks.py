@@ -20,8 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.checkpoint import variable_names
-from trainer.checkpoint.checkpoints import Checkpoints, Copy
-from trainer.checkpoint.store import RunState
+from trainer.checkpoint.checkpoints import Checkpoints
+from trainer.checkpoint.store import Checkpoint, RunState
 from trainer.config import Training
 from trainer.errors import DivergedError
 from trainer.experiment import Experiment
@@ -316,7 +316,7 @@ class Checkpointing(StepCallback):
         self._stopping = stopping
         self._evaluate = evaluate
         self._saved_at = time.monotonic()
-        self._copy: Copy | None = None
+        self._copy: Checkpoint | None = None
 
     def begin(self, step: int) -> None:
         """Has signals wait for the end of the step."""

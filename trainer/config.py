@@ -19,50 +19,57 @@ if TYPE_CHECKING:
 class Pipelining(Hyperparams):
     """How the layers are spread over devices."""
 
-    num_stages: int = field(default=1, at_least=1, help="K, stages of the pipeline.")
+    num_stages: int = field(default=1, at_least=1, help="Number of pipeline stages, K.")
     num_microbatches: int = field(
-        default=1, at_least=1, help="M, microbatches to a mini-batch."
+        default=1, at_least=1, help="Number of microbatches of a mini-batch, M."
     )
     num_replicas: int = field(
-        default=1, at_least=1, help="D, copies of the pipeline that share each batch."
+        default=1, at_least=1, help="Data-parallel degree D: replicas of the pipeline."
     )
     num_shards: int = field(
-        default=1, at_least=1, help="T, devices that share each sharded layer."
+        default=1,
+        at_least=1,
+        help="Tensor-parallel degree T: devices of a sharded layer.",
     )
     sharding: Literal["sync", "ring"] = field(
-        default="sync", help="ring: parts move on while parts are multiplied."
+        default="sync", help="ring: communication overlaps with the products."
     )
     shard_replicas: Literal["none", "slots", "weights"] = field(
-        default="none", help="What replicas share out: optimizer slots, weights, too."
+        default="none", help="ZeRO over replicas: optimizer slots, or weights as well."
     )
     balance: Literal["params", "flops", "time", "memory"] = field(
-        default="params", help="What the fullest stage is to have least of."
+        default="params", help="What the partition minimises on the largest stage."
     )
     memory_limit: float | None = field(
-        default=None, at_least=0, help="Most GiB that a stage may need; None: any."
+        default=None,
+        at_least=0,
+        help="Memory limit of a device in GiB; None: no limit.",
     )
     layers: tuple[int, ...] | None = field(
-        default=None, help="Layers of each stage, in place of a balance."
+        default=None, help="Number of layers of each stage, instead of a balance."
     )
     remat: Literal["stage", "layer", "except_last", "none"] = field(
-        default="stage", help="What the backward pass recomputes: see PipelinedLayer."
+        default="stage", help="Rematerialisation: what the backward pass recomputes."
     )
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = field(
-        default="1f1b", help="The order of forwards and backwards on each device."
+        default="1f1b", help="Order of forward and backward passes on each device."
     )
     stages_per_device: int | None = field(
         default=None,
         at_least=2,
-        help="v, of schedule=interleaved, None: 2; or of gpipe, None: 1.",
+        help="v, for interleaved (None: 2) and gpipe (None: 1).",
     )
     transfer_dtype: Literal["none", "bfloat16", "float16", "int8", "int8_channel"] = (
-        field(default="none", help="What tensors between stages are compressed to.")
+        field(
+            default="none", help="Format of activations and gradients between stages."
+        )
     )
     jit_compile: Literal["auto", "on", "off"] = field(
-        default="auto", help="Whether XLA compiles the stages; auto: on GPUs only."
+        default="auto", help="Compile stages with XLA; auto: on GPUs only."
     )
     batch_norm: Literal["microbatch", "deferred"] = field(
-        default="microbatch", help="When moving averages of batch statistics move."
+        default="microbatch",
+        help="deferred: moving averages are those of the mini-batch.",
     )
 
     def validate(self) -> None:
@@ -125,23 +132,25 @@ class Pipelining(Hyperparams):
 class Training(Hyperparams):
     """How long, and in which steps."""
 
-    num_steps: int = field(default=1000, at_least=1, help="Steps of the run.")
-    batch_size: int = field(default=32, at_least=1, help="Examples in a step.")
+    num_steps: int = field(default=1000, at_least=1, help="Number of training steps.")
+    batch_size: int = field(
+        default=32, at_least=1, help="Examples of a step, over all replicas."
+    )
     num_workers: int = field(
         default=0,
         at_least=0,
-        help="Processes that read and transform examples; 0: threads of this one.",
+        help="Processes that read and transform examples; 0: threads.",
     )
-    log_every: int = field(default=10, at_least=1, help="Steps from line to line.")
+    log_every: int = field(default=10, at_least=1, help="Steps between log lines.")
     nonfinite: Literal["stop", "skip"] = field(
         default="stop",
-        help="At a loss or gradient that is not finite; skip: leave out.",
+        help="At a NaN or Inf in loss or gradients: stop, or skip the step.",
     )
     max_skips: int = field(
-        default=10, at_least=0, help="Steps that may be left out before it stops."
+        default=10, at_least=0, help="Maximum number of skipped steps."
     )
     export: bool = field(
-        default=False, help="Whether the run ends with what --mode=export does."
+        default=False, help="Export the model at the end, as --mode=export does."
     )
 
 
@@ -149,17 +158,22 @@ class Saving(Hyperparams):
     """When checkpoints are written, and which of them are kept."""
 
     checkpoint_steps: int = field(
-        default=100, at_least=1, help="Steps from checkpoint to checkpoint."
+        default=100, at_least=1, help="Steps between checkpoints."
     )
     checkpoint_minutes: float | None = field(
-        default=None, at_least=0, help="Minutes, if those are over before; None: never."
+        default=None, at_least=0, help="Minutes between checkpoints, if that is sooner."
     )
-    keep: int = field(default=3, at_least=1, help="How many of the last are kept.")
+    keep: int = field(
+        default=3, at_least=1, help="Number of latest checkpoints to keep."
+    )
     keep_hours: float | None = field(
-        default=None, at_least=0, help="Hours between those that stay for good."
+        default=None,
+        at_least=0,
+        help="Hours between checkpoints that are kept for good.",
     )
     write: Literal["background", "at_once"] = field(
-        default="background", help="at_once: training waits for the disk."
+        default="background",
+        help="at_once: training waits until a checkpoint is on disk.",
     )
 
 
@@ -172,14 +186,16 @@ class Evaluation(Hyperparams):
         help="Steps between evaluations; None: one, at the end.",
     )
     num_batches: int = field(
-        default=32, at_least=1, help="Batches of the validation split to evaluate on."
+        default=32, at_least=1, help="Number of validation batches."
     )
-    metric: str = field(default="loss", help="What the best checkpoint is best in.")
+    metric: str = field(default="loss", help="Metric that chooses the best checkpoint.")
     better: Literal["lower", "higher"] | None = field(
-        default=None, help="Which of two values of it is better; None: as Keras says."
+        default=None, help="Direction of the metric; None: as Keras knows it."
     )
     patience: int | None = field(
-        default=None, at_least=1, help="Evaluations without a better one to stop after."
+        default=None,
+        at_least=1,
+        help="Early stopping: evaluations without improvement.",
     )
 
     def validate(self) -> None:
@@ -240,13 +256,13 @@ class WarmStart(Hyperparams):
     """Weights that a new run begins with."""
 
     path: str | None = field(
-        default=None, help="A run's folder, a checkpoint in it, .keras or .weights.h5."
+        default=None, help="Run folder, checkpoint, .keras or .weights.h5 file."
     )
     names: tuple[str, ...] = field(
-        default=("*",), help="Patterns of the weights to take, as block*/dense/kernel."
+        default=("*",), help="Patterns of weights to load, as block*/dense/kernel."
     )
     rename: tuple[str, ...] = field(
-        default=(), help="OLD=NEW: how beginnings of names there are called here."
+        default=(), help="OLD=NEW: prefixes of names there, and here."
     )
 
 
@@ -254,46 +270,48 @@ class Optimizer(Hyperparams):
     """A rule to update weights by, and how its learning rate goes."""
 
     name: Literal["adamw", "adafactor", "lamb", "lion", "sgd"] = field(
-        default="adamw", help="The rule, as in keras.optimizers; sgd: with momentum."
+        default="adamw", help="Optimizer, as in keras.optimizers; sgd: with momentum."
     )
     learning_rate: float = field(
-        default=1e-3, at_least=0, help="The highest, at the end of the warm-up."
+        default=1e-3, at_least=0, help="Peak learning rate, at the end of the warm-up."
     )
     schedule: Literal["cosine", "linear", "inverse_sqrt", "constant"] = field(
-        default="cosine", help="How it falls after that; the first two end at nothing."
+        default="cosine", help="Decay of the learning rate; the first two end at zero."
     )
     warmup: float = field(
         default=0.1,
         at_least=0,
         less_than=1,
-        help="Share of the steps in which it rises.",
+        help="Fraction of the steps in which the rate rises linearly.",
     )
     momentum: float = field(
         default=0.9,
         at_least=0,
         less_than=1,
-        help="Decay of first moments (beta 1); none in adafactor.",
+        help="Decay of first moments, beta 1; adafactor has none.",
     )
     beta_2: float = field(
         default=0.98,
         at_least=0,
         less_than=1,
-        help="Decay of second moments, of adamw, lamb and lion.",
+        help="Decay of second moments, beta 2: adamw, lamb, lion.",
     )
     weight_decay: float = field(
-        default=0.01, at_least=0, help="Decay of matrices, times the learning rate."
+        default=0.01, at_least=0, help="Decoupled weight decay of matrices."
     )
     clip_norm: float | None = field(
-        default=1.0, at_least=0, help="Largest norm of all gradients; None: no limit."
+        default=1.0,
+        at_least=0,
+        help="Clips gradients to this global norm; None: does not.",
     )
     accumulate: int = field(
-        default=1, at_least=1, help="Steps whose mean gradient makes one update."
+        default=1, at_least=1, help="Gradient accumulation: steps of an update."
     )
     average: float | None = field(
         default=None,
         at_least=0,
         less_than=1,
-        help="Decay of averaged weights; None: not averaged.",
+        help="Decay of the moving average of weights; None: none.",
     )
 
     def build(self, num_steps: int) -> Any:
@@ -356,19 +374,23 @@ class Precision(Hyperparams):
     """Half precision, and training for 8-bit integers."""
 
     policy: Literal["float32", "mixed_float16", "mixed_bfloat16"] = field(
-        default="float32", help="What layers compute in; weights are in float32."
+        default="float32", help="Keras dtype policy; weights stay float32."
     )
     quantize: Literal["none", "8bit"] = field(
-        default="none", help="8bit: trains for int8: see tfgpipe.quantization."
+        default="none", help="8bit: quantization-aware training for int8."
     )
     quantize_start_step: int = field(
-        default=0, at_least=0, help="Steps that only look at ranges before it rounds."
+        default=0,
+        at_least=0,
+        help="Steps that observe ranges before fake quantization.",
     )
     freeze_ranges_step: int | None = field(
-        default=None, at_least=1, help="Steps after which ranges stay; None: never."
+        default=None,
+        at_least=1,
+        help="Step after which ranges are frozen; None: never.",
     )
     ranges: Literal["ramped", "slow"] = field(
-        default="ramped", help="ramped: averages that soon forget how they began."
+        default="ramped", help="ramped: moving averages with a decay that rises."
     )
 
     def validate(self) -> None:

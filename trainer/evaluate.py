@@ -126,12 +126,10 @@ def evaluate_each(experiment: Experiment, model: keras.Model, folder: Path) -> N
         for step in new:
             done.add(step)
             try:
-                store.check(checkpoints, step)
-                load(checkpoints, step, model)
-            except (store.DamagedError, tf.errors.OpError) as error:
+                load(store.read(checkpoints, step), model)
+            except store.DamagedError as error:
                 # It may be gone again, if the run is faster than this.
-                reason = str(error).partition("\n")[0]
-                print(f"\nThe checkpoint of step {step} is passed over: {reason}.")
+                print(f"\nThe checkpoint of step {step} is passed over: {error}.")
                 continue
             measured = evaluate(model, validation)
             metrics.write_validation(step, measured)

@@ -40,19 +40,22 @@ class Experiment(Hyperparams, abc.ABC):
     unit: ClassVar[str] = "example"
 
     pipelining: Pipelining = field(
-        default=Pipelining(), help="How the layers are spread over devices."
+        default=Pipelining(),
+        help="Parallelism: stages, microbatches, replicas, shards.",
     )
-    optimizer: Optimizer = field(default=Optimizer(), help="How weights are updated.")
-    training: Training = field(default=Training(), help="The run.")
-    saving: Saving = field(default=Saving(), help="Its checkpoints.")
-    evaluation: Evaluation = field(default=Evaluation(), help="How good it is.")
-    warm_start: WarmStart = field(default=WarmStart(), help="Weights to begin with.")
-    precision: Precision = field(
-        default=Precision(), help="In which numbers it computes."
+    optimizer: Optimizer = field(
+        default=Optimizer(), help="Optimizer and learning rate."
     )
-    seed: int = field(
-        default=0, at_least=0, less_than=2**32, help="Seed of all that is random."
+    training: Training = field(default=Training(), help="Length and batch size.")
+    saving: Saving = field(default=Saving(), help="Checkpoints.")
+    evaluation: Evaluation = field(
+        default=Evaluation(), help="Evaluation on the validation split."
     )
+    warm_start: WarmStart = field(
+        default=WarmStart(), help="Initial weights from another run or file."
+    )
+    precision: Precision = field(default=Precision(), help="Numeric precision.")
+    seed: int = field(default=0, at_least=0, less_than=2**32, help="Random seed.")
 
     @property
     def tokens_per_step(self) -> int:
@@ -87,8 +90,16 @@ class Experiment(Hyperparams, abc.ABC):
         Raises:
             HyperparameterError: If it does not fit its pipeline, or its metrics.
         """
+        import keras
+
         with self.precision.scope():
-            network = self.precision.apply(self.network(), self.quantize_rules)
+            network = self.network()
+            if not isinstance(network, keras.Model):
+                raise HyperparameterError(
+                    f"{type(self).__name__}: expected `network()` to return a "
+                    f"keras.Model; received {network!r}."
+                )
+            network = self.precision.apply(network, self.quantize_rules)
             model = self.pipelining.build(network)
             metrics = self.metrics()
             model.compile(

@@ -5,7 +5,7 @@
 ...     num_layers: int = field(default=4, help="Number of blocks.", at_least=1)
 ...     dropout: float = field(default=0.0, help="Share of activations dropped.")
 >>> class Tiny(Hyperparams):
-...     model: Transformer = field(default=Transformer(), help="The network.")
+...     model: Transformer = field(default=Transformer(), help="Network.")
 ...     seed: int = field(default=0, help="Seed of everything random.")
 >>> class Deep(Tiny):  # A subclass lists only what differs.
 ...     model: Transformer = Transformer(num_layers=48)

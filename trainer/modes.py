@@ -89,8 +89,9 @@ def _with_checkpoint(
 ) -> None:
     """Does what is done with one checkpoint."""
     checkpoints = run_dir.checkpoints(folder)
-    step = _loaded(flags.checkpoint, checkpoints, model)
-    print(f"The checkpoint of step {step}.", flush=True)
+    checkpoint = _chosen(flags.checkpoint, checkpoints)
+    load(checkpoint, model)
+    print(f"The checkpoint of step {checkpoint.about.step}.", flush=True)
     if flags.mode == "eval":
         measured = evaluate(model, experiment.batches("validation"))
         baselines = experiment.baselines()
@@ -107,31 +108,17 @@ def _with_checkpoint(
         export(experiment, model, folder)
 
 
-def _loaded(text: str, folder: Path, model: tfgpipe.PipelinedModel) -> int:
-    """Loads the checkpoint that --checkpoint means, and returns its step."""
-    while True:
-        step = _chosen(text, folder)
-        try:
-            load(folder, step, model)
-        except tf.errors.OpError:
-            # A run that is still training may have removed it meanwhile.
-            if store.place(folder, step).exists():
-                raise
-        else:
-            return step
-
-
-def _chosen(text: str, folder: Path) -> int:
-    """Returns the step that --checkpoint means.
+def _chosen(text: str, folder: Path) -> store.Checkpoint:
+    """Reads the checkpoint that --checkpoint means.
 
     Raises:
         CheckpointError: If there is no such checkpoint, or it is damaged.
     """
     newest = newest_whole(folder)
     assert newest is not None  # The folder holds a run.
-    best = newest.notes["best_step"]
+    best = newest.about.notes["best_step"]
     if text == "latest":
-        return newest.step
+        return newest
     if text == "best" and best is None:
         raise CheckpointError(
             f"Expected a run that has evaluated checkpoints; that of {folder} has not. "
@@ -145,9 +132,10 @@ def _chosen(text: str, folder: Path) -> int:
             f"are in {folder}; received {step}."
         )
     try:
-        store.check(folder, step)
+        return store.read(folder, step)
     except store.DamagedError as error:
+        if not store.place(folder, step).exists():
+            return _chosen(text, folder)  # A run that goes on has removed it meanwhile.
         raise CheckpointError(
             f"The checkpoint of step {step} is damaged: {error}."
         ) from None
-    return step

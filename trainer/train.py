@@ -22,6 +22,7 @@ from trainer.checkpoint.warm_start import warm_start
 from trainer.errors import StoppedError
 from trainer.evaluate import comparison, decode, evaluate, line
 from trainer.experiment import Experiment
+from trainer.hyperparams import HyperparameterError
 from trainer.logs import Metrics
 from trainer.stopping import Stopping
 
@@ -118,6 +119,7 @@ def train(
     training = team.training(
         lambda shard: experiment.batches("train", first_step=first_step, shard=shard)
     )
+    _check_inputs(model, training.element_spec)
     validation = None
     if options.evaluates:
         # Now, since what is wrong with it should not come up after the training.
@@ -186,6 +188,35 @@ def train(
             "writes its files.",
             flush=True,
         )
+
+
+def _check_inputs(model: tfgpipe.PipelinedModel, spec: Any) -> None:
+    """Compares what is read with what the network takes, before anything is traced.
+
+    Raises:
+        HyperparameterError: If structure or shapes differ.
+    """
+    given = spec[0] if isinstance(spec, tuple) else spec
+    plain = model.unpipelined()
+    taken = plain.inputs[0] if isinstance(plain, keras.Sequential) else plain.input
+    if isinstance(given, dict) and not isinstance(taken, dict):  # Keras goes by names.
+        taken = {each.name: each for each in plain.inputs}
+        given = {name: each for name, each in given.items() if name in taken}
+    try:
+        keras.tree.assert_same_structure(given, taken)
+    except (ValueError, TypeError):
+        raise HyperparameterError(
+            f"examples: expected inputs in the structure of the network's, {taken}; "
+            f"received {spec}."
+        ) from None
+    for got, wanted in zip(*map(keras.tree.flatten, (given, taken)), strict=True):
+        shape = wanted.shape[1:]
+        if not got.shape[1:].is_compatible_with(shape):
+            raise HyperparameterError(
+                f"examples: expected inputs of shape {tuple(shape)} each, as the "
+                f"network takes; received {tuple(got.shape[1:])}. A `tf.data.Dataset` "
+                "is of single examples: leave out `batch`."
+            )
 
 
 def _batch(experiment: Experiment, step: int) -> Any:

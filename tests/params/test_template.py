@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from params import template
 from tests.trainer import runs
@@ -64,3 +67,24 @@ def test_an_experiment_without_data_says_what_is_missing() -> None:
 
     with pytest.raises(HyperparameterError, match=r"Empty: .* `examples\(split\)`"):
         Empty().batches("train")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x, y: (x[:, :2], y), r"inputs of shape \(3,\) each, .* \(2,\)"),
+        (lambda x, y: ({"other": x}, y), "inputs in the structure of the network"),
+        (
+            lambda x, y: tf.data.Dataset.from_tensor_slices((x, y)).batch(4),
+            r"received \(None, 3\)\. .* leave out `batch`",
+        ),
+    ],
+)
+def test_inputs_that_the_network_does_not_take_are_refused(
+    change: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    given = change(*template.Mine().examples("train"))
+    monkeypatch.setattr(template.Mine, "examples", lambda self, split: given)
+    argv = ["trainer", "--params=template.Mine", *SHORT, f"--logdir={tmp_path}"]
+    assert main(argv) == 2
+    assert re.search(words, capsys.readouterr().err)

@@ -137,7 +137,7 @@ def test_replicas_restore_what_one_has_saved(trained, tmp_path: Path) -> None:
             other = _model()
         Checkpoints(tmp_path / "one", other, Saving()).restore()
         _save(tmp_path / shared, other, 2)
-        written = store.read_tensors(store.place(tmp_path / shared, 2))
+        written = store.read(tmp_path / shared, 2).values
         for name, value in _values(model).items():
             np.testing.assert_array_equal(written[name], value, err_msg=name)
 
@@ -157,18 +157,19 @@ def test_a_damaged_one_is_told_and_the_one_before_is_used(
     assert about is not None
     assert about.step == 5
     told = capsys.readouterr().err
-    assert "The checkpoint of step 6 is damaged: state.data-00000-of-00001 has" in told
+    assert "The checkpoint of step 6 is damaged: its values cannot be read: " in told
+    assert "RestoreV2" not in told
     assert f"It is {tmp_path}/damaged-0-step-00000006 now." in told
     assert (tmp_path / "damaged-0-step-00000006").is_dir()
     _save(tmp_path, model, 6)
-    assert store.check(tmp_path, 6)
+    assert store.read(tmp_path, 6).about.step == 6
 
 
 def test_when_all_are_damaged_nothing_begins_anew(tmp_path: Path) -> None:
     model = _model()
     _save(tmp_path, model, 5, 6)
     for step in (5, 6):
-        (store.place(tmp_path, step) / "about.json").write_text("{}")
+        (store.place(tmp_path, step) / "state.index").write_text("{}")
     for _ in range(2):  # Nor does the next start.
         with pytest.raises(CheckpointError, match=r"be read; all 2 are damaged\."):
             Checkpoints(tmp_path, model, Saving()).restore()
@@ -177,7 +178,7 @@ def test_when_all_are_damaged_nothing_begins_anew(tmp_path: Path) -> None:
 def test_an_old_one_that_is_damaged_stops_nothing(tmp_path: Path) -> None:
     model = _model()
     _save(tmp_path, model, 5)
-    (store.place(tmp_path, 5) / "about.json").write_bytes(b"\xff{")
+    (store.place(tmp_path, 5) / "state.index").write_bytes(b"\xff{")
     _save(tmp_path, model, 6, 7, 8, keep=2)
     assert store.steps(tmp_path) == [5, 7, 8]
 
@@ -220,12 +221,12 @@ def test_ranges_and_the_scale_of_the_loss_are_restored(
 def test_another_model_is_refused_by_name(tmp_path: Path) -> None:
     _save(tmp_path, _model(), 1)
     with pytest.raises(HyperparameterError, match="has in other shapes batch_normaliz"):
-        checkpoints.load(tmp_path, 1, _model(width=5))
+        checkpoints.load(store.read(tmp_path, 1), _model(width=5))
     other = _model()
     other.compile(keras.optimizers.SGD(momentum=0.9), "mse")
     other.optimizer.build(other.trainable_variables)
     with pytest.raises(HyperparameterError, match="has besides optimizer/batch_norma"):
-        checkpoints.load(tmp_path, 1, other)
+        checkpoints.load(store.read(tmp_path, 1), other)
 
 
 # In the background.
@@ -256,7 +257,7 @@ def test_training_goes_on_while_one_is_written(
     assert store.steps(tmp_path) == []
     go()
     saved.wait()
-    written = store.read_tensors(store.place(tmp_path, 1))
+    written = store.read(tmp_path, 1).values
     for name, value in before.items():
         np.testing.assert_array_equal(written[name], value, err_msg=name)
 

@@ -178,7 +178,7 @@ def test_a_run_that_diverges_keeps_what_was_good(
     assert "Try a smaller optimizer.learning_rate" in error
     assert "--set=training.nonfinite=skip" in error
     for step in store.steps(folder / "checkpoints"):
-        store.check(folder / "checkpoints", step)
+        store.read(folder / "checkpoints", step)
     assert all(np.isfinite(loss) for _, loss in runs.losses(folder))
     # Even the last one goes on, by another way than it came.
     mended = [flag for flag in small if "learning_rate" not in flag]

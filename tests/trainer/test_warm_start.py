@@ -68,9 +68,9 @@ def test_patterns_choose_and_the_rest_is_listed(trained, capsys) -> None:
         "  Not from there: batch_normalization/gamma, batch_normalization/beta, "
         "batch_normalization/moving_mean, batch_normalization/moving_variance, "
         "dense_2/kernel, dense_2/bias, dense_3/kernel, dense_3/bias",
-        "  Unused there: batch_normalization/beta, batch_normalization/gamma, "
+        "  Unused there: batch_normalization/gamma, batch_normalization/beta, "
         "batch_normalization/moving_mean, batch_normalization/moving_variance, "
-        "dense_2/bias, dense_2/kernel, dense_3/bias, dense_3/kernel",
+        "dense_2/kernel, dense_2/bias, dense_3/kernel, dense_3/bias",
     ]
 
 
@@ -128,5 +128,5 @@ def test_a_damaged_checkpoint_is_refused(trained, tmp_path: Path) -> None:
     at = tmp_path / "checkpoints" / "step-00000003"
     shutil.copytree(folder / "checkpoints", tmp_path / "checkpoints")
     (at / "state.index").write_bytes(b"")
-    with pytest.raises(HyperparameterError, match=r"is damaged: state\.index has 0 of"):
+    with pytest.raises(HyperparameterError, match="is damaged: its values cannot"):
         warm_start(WarmStart(path=str(at)), _model())

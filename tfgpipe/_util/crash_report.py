@@ -11,9 +11,10 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-# Lines of TensorFlow's messages that are no words about what was wrong.
+# Lines of TensorFlow's and Keras' messages that say where, not what, was wrong.
 _LOCATION_LINES = re.compile(
     r"\s|Graph execution error|Detected at node|<stack traces|In call "
+    r"|Exception encountered when calling "
 )
 
 
@@ -48,14 +49,21 @@ def report_crash(
 
 
 def _message_line(text: str) -> str:
-    """Returns the first line of a message that says what was wrong.
+    r"""Returns the first line of a message that says what was wrong.
 
     >>> _message_line("{{function_node f}} OOM when allocating tensor [Op:MatMul]")
     'OOM when allocating tensor [Op:MatMul]'
 
-    TensorFlow has others before that, which say where.
+    >>> keras = "Exception encountered when calling A.call().\n\n\x1b[1mNo.\x1b[0m"
+    >>> _message_line(keras)
+    'No.'
+
+    TensorFlow and Keras have others before that, which say where.
     """
-    lines = (re.sub(r"^\{\{.*?\}\} *", "", line) for line in text.splitlines())
+    # Keras prints what was wrong in bold.
+    lines = (
+        re.sub(r"^\{\{.*?\}\} *|\x1b\[\d*m", "", line) for line in text.splitlines()
+    )
     return next(
         (line.strip() for line in lines if line and not _LOCATION_LINES.match(line)), ""
     )

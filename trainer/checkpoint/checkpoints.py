@@ -8,7 +8,6 @@ checkpoint that cannot be written costs itself alone, and is told at once.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import queue
 import threading
 import time
@@ -20,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from trainer.checkpoint import store, variable_names
-from trainer.checkpoint.store import About, DamagedError
+from trainer.checkpoint.store import About, Checkpoint, DamagedError
 from trainer.config import Saving
 from trainer.errors import CheckpointError
 from trainer.hosts import Coordinator
@@ -28,28 +27,28 @@ from trainer.hyperparams import HyperparameterError
 from trainer.logs import tell
 
 
-def newest_whole(folder: Path, *, set_aside: bool = False) -> About | None:
-    """Returns the last checkpoint that is as it was written, telling what is not.
+def newest_whole(folder: Path, *, set_aside: bool = False) -> Checkpoint | None:
+    """Reads the last checkpoint that is as it was written, telling what is not.
 
     Args:
         folder: Where checkpoints are.
         set_aside: Whether to move damaged ones out of the way of a whole one.
 
     Raises:
-        CheckpointError: If there are checkpoints and all are damaged, or another
+        CheckpointError: If there are checkpoints and all are damaged, or a later
             version has written one.
     """
     damaged = []
     for step in reversed(store.steps(folder)):
         try:
-            about = store.check(folder, step)
+            checkpoint = store.read(folder, step)
         except DamagedError as error:
             tell(f"The checkpoint of step {step} is damaged: {error}.")
             damaged.append(step)
             continue
         for each in damaged if set_aside else ():
             tell(f"It is {store.set_aside(folder, each)} now.")
-        return about
+        return checkpoint
     if damaged:
         raise CheckpointError(
             f"Expected a checkpoint in {folder} that can be read; all {len(damaged)} "
@@ -58,14 +57,14 @@ def newest_whole(folder: Path, *, set_aside: bool = False) -> About | None:
     return None
 
 
-def load(folder: Path, step: int, model: keras.Model) -> None:
-    """Puts the values of a checkpoint that is whole into a model and its optimizer.
+def load(checkpoint: Checkpoint, model: keras.Model) -> None:
+    """Puts the values of a checkpoint into a model and its optimizer.
 
     Raises:
         HyperparameterError: If it is of another model or optimizer.
     """
     variables = variable_names.everything(model)
-    shapes = store.tensor_shapes(store.place(folder, step))
+    shapes = {name: tuple(x.shape) for name, x in checkpoint.values.items()}
     ours = {name: tuple(v.shape) for name, v in variables.items()}
     for what, difference in (
         ("lacks", ours.keys() - shapes.keys()),
@@ -80,21 +79,12 @@ def load(folder: Path, step: int, model: keras.Model) -> None:
             rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
             raise HyperparameterError(
                 "Expected a checkpoint of this model and this optimizer, shards "
-                f"included; that of step {step} in {folder} {what} "
+                f"included; that of step {checkpoint.about.step} {what} "
                 f"{', '.join(names[:5])}{rest}. Give the run's own hyperparameters, or "
                 "begin a new run with its weights by --set=warm_start.path=DIR."
             )
-    for name, value in store.read_tensors(store.place(folder, step)).items():
+    for name, value in checkpoint.values.items():
         variables[name].assign(value)
-
-
-@dataclasses.dataclass(frozen=True)
-class Copy:
-    """What one checkpoint will hold."""
-
-    step: int
-    values: Mapping[str, tf.Tensor]
-    notes: Mapping[str, Any]
 
 
 class Checkpoints:
@@ -119,7 +109,7 @@ class Checkpoints:
         self._saving = saving
         self.team = team or Coordinator(model)
         self._asked = self._written = -1
-        self._waiting: queue.Queue[Copy | None] = queue.Queue(maxsize=1)
+        self._waiting: queue.Queue[Checkpoint | None] = queue.Queue(maxsize=1)
         self._thread: threading.Thread | None = None
 
     def restore(self) -> About | None:
@@ -128,32 +118,35 @@ class Checkpoints:
         Raises:
             CheckpointError: If there are some, and none can be read here.
         """
-        about = self._newest()
-        if about is not None:
-            load(self._folder, about.step, self._model)
-            self._asked = self._written = about.step
-        return about
+        checkpoint = self._newest()
+        if checkpoint is None:
+            return None
+        load(checkpoint, self._model)
+        self._asked = self._written = checkpoint.about.step
+        return checkpoint.about
 
-    def copy(self, step: int, notes: Mapping[str, Any]) -> Copy:
-        """Returns what a checkpoint after `step` steps holds, `notes` included."""
+    def copy(self, step: int, notes: Mapping[str, Any]) -> Checkpoint:
+        """Returns a checkpoint of the model after `step` steps."""
         values = variable_names.copies(variable_names.everything(self._model))
-        return Copy(step, values, dict(notes))
+        about = About(step=step, time=time.time(), notes=dict(notes))
+        return Checkpoint(about=about, values=values)
 
-    def save(self, copy: Copy) -> None:
+    def save(self, checkpoint: Checkpoint) -> None:
         """Writes a checkpoint, or has it written."""
-        if copy.step == self._asked:
+        step = checkpoint.about.step
+        if step == self._asked:
             return
-        self._asked = copy.step
+        self._asked = step
         if not self.team.hosts.is_chief:
-            self._written = copy.step
+            self._written = step
             return
         if self._saving.write == "at_once":
-            self._write(copy)
+            self._write(checkpoint)
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._write_all, daemon=True)
             self._thread.start()
-        self._waiting.put(copy)
+        self._waiting.put(checkpoint)
 
     def wait(self) -> None:
         """Waits until all is written."""
@@ -185,17 +178,17 @@ class Checkpoints:
                 + " Make room, or let this user write there, and give the same command."
             )
 
-    def _newest(self) -> About | None:
-        """Returns the last checkpoint that is whole, which all hosts then read."""
-        about = None
+    def _newest(self) -> Checkpoint | None:
+        """Reads the last checkpoint that is whole, the same on all hosts."""
+        newest = None
         if self.team.hosts.is_chief:
             store.sweep(self._folder)
-            about = newest_whole(self._folder, set_aside=True)
-        step = self.team.with_chief(-1 if about is None else about.step)
-        if about is not None or step == -1:
-            return about
+            newest = newest_whole(self._folder, set_aside=True)
+        step = self.team.with_chief(-1 if newest is None else newest.about.step)
+        if newest is not None or step == -1:
+            return newest
         try:
-            return store.check(self._folder, step)
+            return store.read(self._folder, step)
         except DamagedError as error:
             raise CheckpointError(
                 f"Expected a --logdir that all hosts see, with the checkpoint of step "
@@ -203,30 +196,30 @@ class Checkpoints:
             ) from None
 
     def _write_all(self) -> None:
-        while (copy := self._waiting.get()) is not None:
-            self._write(copy)
+        while (checkpoint := self._waiting.get()) is not None:
+            self._write(checkpoint)
 
-    def _write(self, copy: Copy) -> None:
+    def _write(self, checkpoint: Checkpoint) -> None:
+        about = checkpoint.about
         try:
             while True:
                 try:
-                    with store.writing(self._folder, copy.step, copy.notes) as aside:
-                        store.write_tensors(aside, copy.values)
+                    store.write(self._folder, checkpoint)
                     break
                 except (OSError, tf.errors.OpError) as error:
-                    if not store.is_disk_full(error) or not self._makes_room(copy):
+                    if not store.is_disk_full(error) or not self._makes_room(about):
                         raise
-            self._written = copy.step
-            for step in self._superfluous(copy.notes, keep=self._saving.keep):
+            self._written = about.step
+            for step in self._superfluous(about, keep=self._saving.keep):
                 store.remove(store.place(self._folder, step))
         except Exception as error:  # Whatever it is, training is not to wait for it.
             reason = str(error).partition("\n")[0]
             tell(
-                f"The checkpoint of step {copy.step} could not be written: {reason}. "
+                f"The checkpoint of step {about.step} could not be written: {reason}. "
                 "Training goes on without it."
             )
 
-    def _makes_room(self, copy: Copy) -> bool:
+    def _makes_room(self, coming: About) -> bool:
         """Removes the oldest checkpoint that one yet to be written makes superfluous.
 
         Beside that one, the last that is there stays, and all that `saving` keeps for
@@ -235,36 +228,31 @@ class Checkpoints:
         Returns:
             Whether there was one.
         """
-        going = self._superfluous(copy.notes, keep=2, coming=copy.step)
+        going = self._superfluous(coming, keep=2)
         if not going:
             return False
         tell(
-            f"The disk has no room for the checkpoint of step {copy.step}: that of "
+            f"The disk has no room for the checkpoint of step {coming.step}: that of "
             f"step {going[0]} is removed for it."
         )
         store.remove(store.place(self._folder, going[0]))
         return True
 
-    def _superfluous(
-        self, notes: Mapping[str, Any], *, keep: int, coming: int | None = None
-    ) -> list[int]:
+    def _superfluous(self, newest: About, *, keep: int) -> list[int]:
         """Returns the steps of checkpoints that may go, the oldest first.
 
         Args:
-            notes: Those of the last, which name the best.
+            newest: The last, be it written or not; it names the best.
             keep: How many of the last stay.
-            coming: The step of one that is yet to be written.
         """
-        times = {}
+        times = {newest.step: newest.time}
         for step in store.steps(self._folder):
             # It is told when it is needed.
             with contextlib.suppress(DamagedError, CheckpointError):
                 times[step] = store.about(self._folder, step).time
-        if coming is not None:
-            times[coming] = time.time()
         return store.superfluous(
             times,
             keep=keep,
             keep_hours=self._saving.keep_hours,
-            best=notes.get("best_step"),
+            best=newest.notes.get("best_step"),
         )

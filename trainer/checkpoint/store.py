@@ -1,12 +1,15 @@
 """A checkpoint on disk: a folder that is there whole, or not at all.
 
     step-00000400/
-        state.index, state.data-00000-of-00001    the values, as TensorFlow writes them
-        about.json                  format, step, time, checksums of the files
-        about.sha256                              the checksum of that
+        state.index, state.data-00000-of-00001    a checkpoint as TensorFlow writes it
 
-It is written beside its place under another name, flushed to the disk and then renamed.
-A process that is killed leaves a `.writing-*` folder at worst, which nobody reads.
+It holds the values by name, and what else a run has to remember, as JSON in a tensor of
+strings. TensorFlow stores a checksum with each tensor and each block of the index, and
+compares it when it reads: reading a checkpoint is the check of it.
+
+A folder is written beside its place under another name, flushed to the disk and then
+renamed. A process that is killed leaves a `.writing-*` folder at worst, which nobody
+reads.
 """
 
 from __future__ import annotations
@@ -19,12 +22,9 @@ import json
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from trainer.devices import here
 from trainer.errors import CheckpointError
@@ -35,13 +35,14 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"step-(\d+)")
 _WRITING = ".writing-"
-_ABOUT = "about.json"
-_CHECKSUM = "about.sha256"
-_CHUNK = 1 << 22
-# Of `about.json`: a change of its fields, or of those of `RunState`, adds one.
-# What was written before there was a number counts as 0, and has the fields of 1.
-FORMAT = 1
-_FIELDS = {"step": int, "time": float, "notes": dict, "files": dict}
+_PREFIX = "state"
+# No variable has a name that begins so.
+_ABOUT = "/about"
+# A change of what that holds, or of the fields of `RunState`, adds one. Formats 1, and
+# 0 without a number, have it in a file.
+FORMAT = 2
+_OLD_ABOUT = "about.json"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DamagedError(Exception):
@@ -54,13 +55,26 @@ class About:
 
     Attributes:
         step: How many steps the run had done.
-        time: When it was written, in seconds since 1970.
-        notes: What else a run has to remember.
+        time: When its values were copied, in seconds since 1970.
+        notes: What else a run has to remember, as JSON can.
     """
 
     step: int
     time: float
     notes: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint in memory.
+
+    Attributes:
+        about: What it says of itself.
+        values: The values of variables, by name.
+    """
+
+    about: About
+    values: Mapping[str, tf.Tensor]
 
 
 def place(folder: Path, step: int) -> Path:
@@ -77,7 +91,7 @@ def steps(folder: Path) -> list[int]:
 
 
 @contextlib.contextmanager
-def writing(folder: Path, step: int, notes: Mapping[str, Any]) -> Iterator[Path]:
+def writing(folder: Path, step: int) -> Iterator[Path]:
     """Has a checkpoint come into being.
 
     Yields:
@@ -86,7 +100,6 @@ def writing(folder: Path, step: int, notes: Mapping[str, Any]) -> Iterator[Path]
     Args:
         folder: Where checkpoints are.
         step: Its step.
-        notes: What is to be remembered, as JSON can.
 
     Raises:
         OSError: If it could not be written; nothing is left of it then.
@@ -95,16 +108,6 @@ def writing(folder: Path, step: int, notes: Mapping[str, Any]) -> Iterator[Path]
     try:
         aside.mkdir(parents=True)
         yield aside
-        body = {
-            "format": FORMAT,
-            "step": step,
-            "time": time.time(),
-            "notes": dict(notes),
-            "files": {path.name: _look(path) for path in sorted(aside.iterdir())},
-        }
-        (aside / _ABOUT).write_text(json.dumps(body, indent=1), encoding="utf-8")
-        checksum = _look(aside / _ABOUT)["sha256"]
-        (aside / _CHECKSUM).write_text(f"{checksum}  {_ABOUT}\n", encoding="utf-8")
         for path in (*aside.iterdir(), aside):
             flush(path)
         target = place(folder, step)
@@ -116,91 +119,127 @@ def writing(folder: Path, step: int, notes: Mapping[str, Any]) -> Iterator[Path]
         raise
 
 
+def write(folder: Path, checkpoint: Checkpoint) -> None:
+    """Writes a checkpoint.
+
+    Raises:
+        OSError: If it could not be written; nothing is left of it then.
+        tf.errors.OpError: Likewise.
+    """
+    body = {
+        "format": FORMAT,
+        **dataclasses.asdict(checkpoint.about),
+        # TensorFlow's list of names is shorter, without an error, if a block of the
+        # index is damaged; a name that is looked up and not found is an error.
+        "tensors": {name: x.dtype.name for name, x in checkpoint.values.items()},
+    }
+    with writing(folder, checkpoint.about.step) as aside:
+        write_tensors(aside, {_ABOUT: json.dumps(body), **checkpoint.values})
+
+
+def write_tensors(folder: Path, tensors: Mapping[str, tf.Tensor | str]) -> None:
+    """Writes tensors to a folder.
+
+    Raises:
+        tf.errors.OpError: If that fails.
+    """
+    import tensorflow as tf
+
+    with tf.device(here()):
+        tf.raw_ops.SaveV2(
+            prefix=str(folder / _PREFIX),
+            tensor_names=list(tensors),
+            shape_and_slices=[""] * len(tensors),
+            tensors=list(tensors.values()),
+        )
+
+
 def about(folder: Path, step: int) -> About:
-    """Returns what a checkpoint says of itself.
+    """Returns what a checkpoint says of itself, without reading its values.
 
     Raises:
         DamagedError: If that is not as it was written.
-        CheckpointError: If another version has written it.
+        CheckpointError: If a later version has written it.
     """
-    return _about(place(folder, step))[0]
+    return _about(_read_body(place(folder, step)))
 
 
-def check(folder: Path, step: int) -> About:
-    """Returns what a checkpoint says of itself, having looked at every byte.
+def read(folder: Path, step: int) -> Checkpoint:
+    """Returns a checkpoint, every byte of which has been compared with its checksum.
 
     Raises:
         DamagedError: If it is not as it was written.
-        CheckpointError: If another version has written it.
+        CheckpointError: If a later version has written it.
     """
     at = place(folder, step)
-    found, files = _about(at)
-    for name, written in files.items():
-        with _reading(name):
-            look = _look(at / name)
-        if look["bytes"] != written["bytes"]:
-            raise DamagedError(
-                f"{name} has {look['bytes']:,} of {written['bytes']:,} bytes"
-            )
-        if look != written:
-            raise DamagedError(f"{name} has another checksum than when it was written")
-    return found
+    body = _read_body(at)
+    return Checkpoint(about=_about(body), values=_read_tensors(at, body["tensors"]))
 
 
-def _about(at: Path) -> tuple[About, Mapping[str, Any]]:
-    """Returns what a checkpoint says of itself, and of its files."""
-    with _reading(_ABOUT):
-        line = f"{_look(at / _ABOUT)['sha256']}  {_ABOUT}\n".encode()
-        text = (at / _ABOUT).read_text(encoding="utf-8", errors="replace")
-    with _reading(_CHECKSUM):
-        if (at / _CHECKSUM).read_bytes() != line:
-            raise DamagedError(f"{_ABOUT} has another checksum than {_CHECKSUM} says")
-    try:
-        body = json.loads(text)
-    except ValueError as error:
-        raise DamagedError(f"{_ABOUT} is no JSON: {error}") from None
-    _check_format(body, at)
-    files = body.pop("files")
-    for name in files:
-        if name in (".", "..") or name != Path(name).name:
-            raise DamagedError(f"{name!r} names no file of the checkpoint's own folder")
-    return About(step=body["step"], time=body["time"], notes=body["notes"]), files
+def _about(body: Mapping[str, Any]) -> About:
+    return About(step=body["step"], time=body["time"], notes=body["notes"])
 
 
-def _check_format(body: Any, at: Path) -> None:
-    """Refuses what is as it was written, but not as this version writes it."""
-    given = body if isinstance(body, dict) else {}
-    written = given.get("format", 0)
-    if written not in range(FORMAT + 1):
+def _read_body(at: Path) -> dict[str, Any]:
+    if (at / _OLD_ABOUT).exists():
+        return _read_old_body(at)
+    body = json.loads(_read_tensors(at, {_ABOUT: "string"})[_ABOUT].numpy())
+    if body["format"] != FORMAT:
         raise CheckpointError(
             f"Expected a checkpoint of format {FORMAT} or before; that in {at} is of "
-            f"format {written!r}. Go on with the version that wrote it, or a later one."
+            f"format {body['format']!r}. Go on with the version that wrote it, or a "
+            "later one."
         )
-    wrong = [
-        name for name, kind in _FIELDS.items() if not isinstance(given.get(name), kind)
-    ]
-    if "files" not in wrong and not all(map(_is_of_file, given["files"].values())):
-        wrong.append("files")
-    unknown = sorted(given.keys() - _FIELDS.keys() - {"format"})
-    if wrong or unknown:
-        raise CheckpointError(
-            f"Expected {_ABOUT} of {at} to hold {', '.join(_FIELDS)} alone; received "
-            f"{', '.join(given) or 'none of them'}, of which "
-            f"{', '.join([*wrong, *unknown])} cannot be used. Go on with the version "
-            "that wrote it, or move that folder away to go on from the one before."
-        )
+    return body
 
 
-def _is_of_file(written: Any) -> bool:
-    return isinstance(written, dict) and written.keys() == {"bytes", "sha256"}
+def _read_tensors(at: Path, dtypes: Mapping[str, str]) -> dict[str, tf.Tensor]:
+    """Returns tensors of a checkpoint, by name."""
+    import tensorflow as tf
 
-
-@contextlib.contextmanager
-def _reading(name: str) -> Iterator[None]:
     try:
-        yield
+        with tf.device(here()):
+            tensors = tf.raw_ops.RestoreV2(
+                prefix=str(at / _PREFIX),
+                tensor_names=list(dtypes),
+                shape_and_slices=[""] * len(dtypes),
+                dtypes=list(dtypes.values()),
+            )
+    except tf.errors.ResourceExhaustedError:  # Says nothing about the files.
+        raise
+    except tf.errors.OpError as error:
+        reason = re.sub(r"^\{\{.*?\}\} | \[Op:.*", "", error.message)
+        raise DamagedError(f"its values cannot be read: {reason}") from None
+    return dict(zip(dtypes, tensors, strict=True))
+
+
+def _read_old_body(at: Path) -> dict[str, Any]:
+    """Returns what a checkpoint of format 0 or 1 says of itself.
+
+    It does so in a file, whose checksum is in another. It has those of the other files:
+    with that of the index, TensorFlow's list of names can be relied on.
+    """
+    import tensorflow as tf
+
+    index = f"{_PREFIX}.index"
+    try:
+        text = (at / _OLD_ABOUT).read_bytes()
+        line = f"{hashlib.sha256(text).hexdigest()}  {_OLD_ABOUT}\n"
+        if (at / "about.sha256").read_bytes() != line.encode():
+            raise DamagedError(
+                f"{_OLD_ABOUT} has another checksum than when it was written"
+            )
+        body = json.loads(text)
+        checksum = hashlib.sha256((at / index).read_bytes()).hexdigest()
     except OSError as error:
-        raise DamagedError(f"{name} cannot be read: {error.strerror}") from None
+        raise DamagedError(
+            f"{error.filename} cannot be read: {error.strerror}"
+        ) from None
+    if checksum != body["files"][index]["sha256"]:
+        raise DamagedError(f"{index} has another checksum than when it was written")
+    reader = tf.train.load_checkpoint(str(at / _PREFIX))
+    dtypes = reader.get_variable_to_dtype_map()
+    return {**body, "tensors": {name: dtypes[name].name for name in sorted(dtypes)}}
 
 
 def remove(path: Path) -> None:
@@ -227,14 +266,6 @@ def sweep(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _look(path: Path) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
-
-
 def replace(path: Path, content: str | bytes) -> None:
     """Replaces what is in a file: whoever looks finds the old or the new.
 
@@ -255,10 +286,6 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-_PREFIX = "state"
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -287,9 +314,9 @@ class RunState:
         expected = [each.name for each in dataclasses.fields(cls)]
         if sorted(written) != sorted(expected):
             raise CheckpointError(
-                "Expected a checkpoint whose notes, in its about.json, are "
-                f"{', '.join(expected)}; received {', '.join(written) or 'none'}. Go "
-                "on with the version that wrote it."
+                f"Expected a checkpoint whose notes are {', '.join(expected)}; "
+                f"received {', '.join(written) or 'none'}. Go on with the version that "
+                "wrote it."
             )
         return cls(**written)
 
@@ -335,40 +362,6 @@ def superfluous(
                 last = times[step]
                 staying.add(step)
     return [step for step in ordered if step not in staying]
-
-
-def write_tensors(folder: Path, tensors: Mapping[str, tf.Tensor]) -> None:
-    """Writes tensors to a folder.
-
-    Raises:
-        tf.errors.OpError: If that fails.
-    """
-    import tensorflow as tf
-
-    with tf.device(here()):
-        tf.raw_ops.SaveV2(
-            prefix=str(folder / _PREFIX),
-            tensor_names=list(tensors),
-            shape_and_slices=[""] * len(tensors),
-            tensors=list(tensors.values()),
-        )
-
-
-def read_tensors(folder: Path) -> dict[str, np.ndarray]:
-    """Returns the tensors in a folder, by name."""
-    import tensorflow as tf
-
-    reader = tf.train.load_checkpoint(str(folder / _PREFIX))
-    return {name: reader.get_tensor(name) for name in tensor_shapes(folder)}
-
-
-def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the tensors in a folder, by name."""
-    import tensorflow as tf
-
-    reader = tf.train.load_checkpoint(str(folder / _PREFIX))
-    found = reader.get_variable_to_shape_map()
-    return {name: tuple(found[name]) for name in sorted(found)}
 
 
 def is_disk_full(error: Exception) -> bool:

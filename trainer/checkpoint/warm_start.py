@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -68,36 +69,34 @@ def _read(path: Path, model: tfgpipe.PipelinedModel) -> Mapping[str, np.ndarray]
     """Returns the weights there, by name."""
     if path.suffix in (".keras", ".h5") and path.is_file():
         return _of_file(path, model)
-    if path.name.startswith("step-"):
+    if re.fullmatch(r"step-\d+", path.name):
         return _of_checkpoint(path)
     folder = run_dir.checkpoints(path)
-    about = newest_whole(folder)
-    if about is None:
+    newest = newest_whole(folder)
+    if newest is None:
         raise HyperparameterError(
             "warm_start.path: expected the folder of a run, a step-* folder among its "
             f"checkpoints, a .keras or a .weights.h5 file; received {str(path)!r}."
         )
-    return _weights(store.place(folder, about.step))
+    return _weights(newest)
 
 
 def _of_checkpoint(path: Path) -> Mapping[str, np.ndarray]:
     folder, step = path.parent, int(path.name.removeprefix("step-"))
     try:
-        store.check(folder, step)
+        return _weights(store.read(folder, step))
     except store.DamagedError as error:
         raise HyperparameterError(
             f"warm_start.path: expected a checkpoint that can be read; that of step "
             f"{step} in {folder} is damaged: {error}."
         ) from None
-    return _weights(path)
 
 
-def _weights(checkpoint: Path) -> Mapping[str, np.ndarray]:
-    everything = store.read_tensors(checkpoint)
+def _weights(checkpoint: store.Checkpoint) -> Mapping[str, np.ndarray]:
     return {
-        n: v
-        for n, v in everything.items()
-        if not n.startswith(variable_names.OPTIMIZER)
+        name: value.numpy()
+        for name, value in checkpoint.values.items()
+        if not name.startswith(variable_names.OPTIMIZER)
     }
 
 

@@ -134,8 +134,8 @@ class ItemExamples(Examples):
             )
         except ValueError as error:
             raise HyperparameterError(
-                "examples: expected examples of one structure and one shape; those "
-                f"with the indices {indices.tolist()} have several: {error}."
+                "examples: expected examples of one structure and one shape each; "
+                f"received several: {error} Give arrays as a tuple, such as (x, y)."
             ) from None
 
 

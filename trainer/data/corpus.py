@@ -44,19 +44,19 @@ class Corpus(Hyperparams):
     """
 
     files: str | None = field(
-        default=None, help="Glob of your files; None: Python's standard library."
+        default=None, help="Glob of text files; None: Python's standard library."
     )
     documents: Literal["joined", "packed"] = field(
-        default="joined", help="packed: paragraphs that do not see each other."
+        default="joined", help="packed: attention within each paragraph only."
     )
     tokenizer: str | None = field(
         default=None,
-        help="A tokenizer's file, .json or .model; None: each byte is a token.",
+        help="Tokenizer file, .json or .model; None: each byte is a token.",
     )
     vocabulary_size: int | None = field(
         default=None,
         at_least=257,
-        help="Tokens that --mode=tokenizer is to find; None: 8192.",
+        help="Vocabulary size for --mode=tokenizer; None: 8192.",
     )
 
     def read(self, split: Literal["train", "validation"]) -> np.ndarray:

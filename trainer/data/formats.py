@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.data import crc32c
 from trainer.data.sources import BadRecordError, Source, from_0_to_1
 from trainer.hyperparams import HyperparameterError
 
@@ -237,16 +236,36 @@ def read_record(path: Path, place: Place) -> bytes:
     finally:
         os.close(file)
     data, (check,) = raw[: place.length], _CHECK.unpack(raw[place.length :])
-    if crc32c.masked(data) != check:
+    if masked_crc32c(data) != check:
         raise BadRecordError("its data does not fit its check")
     return data
+
+
+def masked_crc32c(data: bytes) -> int:
+    """Returns a CRC-32C as TFRecord files store it: rotated, with a constant added.
+
+    So does `Mask` in TensorFlow's `core/lib/hash/crc32c.h`.
+
+    Raises:
+        HyperparameterError: If google-crc32c is not installed.
+    """
+    try:
+        from google_crc32c import value
+    except ImportError:
+        raise HyperparameterError(
+            "data.format: expected the package google-crc32c for 'tfrecord'; received "
+            "an environment without. `pip install google-crc32c` brings it; npz and "
+            "folders do without."
+        ) from None
+    crc = value(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _length(header: bytes) -> int | None:
     if len(header) < _HEADER.size:
         return None
     length, check = _HEADER.unpack(header)
-    return length if crc32c.masked(header[:8]) == check else None
+    return length if masked_crc32c(header[:8]) == check else None
 
 
 class Tfds(Source):

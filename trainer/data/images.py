@@ -24,11 +24,9 @@ class Augmentation(Hyperparams):
     """What is done to images in training, each row by draws of its own."""
 
     shift: int = field(
-        default=0, at_least=0, help="Most pixels that images are moved, each way."
+        default=0, at_least=0, help="Maximum random shift in pixels, each way."
     )
-    flip: Literal["none", "horizontal"] = field(
-        default="none", help="horizontal: every other image, left for right."
-    )
+    flip: Literal["none", "horizontal"] = field(default="none", help="Random flips.")
 
     def apply(
         self, pixels: np.ndarray, *, rows: slice, batch_size: int, seed: int, step: int
@@ -68,18 +66,20 @@ class Augmentation(Hyperparams):
 class Pictures(Hyperparams, abc.ABC):
     """Images, those of validation named as well, or every tenth."""
 
-    files: str | None = field(default=None, help="Glob of your images.")
+    files: str | None = field(default=None, help="Glob of image files.")
     validation_files: str | None = field(
-        default=None, help="As files, to validate on; None: every tenth of `files`."
+        default=None, help="Files for validation; None: every tenth of `files`."
     )
     shape: tuple[int, int, int] = field(
-        default=(8, 8, 1), help="Height, width, channels that images are brought to."
+        default=(8, 8, 1), help="Height, width, channels that images are resized to."
     )
     max_bad_records: int = field(
-        default=10, at_least=0, help="More of them end the run; ten are named."
+        default=10,
+        at_least=0,
+        help="Maximum number of unusable records; ten are named.",
     )
     cache: Literal["none", "memory"] = field(
-        default="none", help="memory: images are read and decoded once, then kept."
+        default="none", help="memory: keep decoded images."
     )
 
     def validate(self) -> None:
@@ -153,24 +153,24 @@ class Images(Pictures):
     """
 
     files: str | None = field(
-        default=None, help="Glob of your files, a folder, a tfds name; None: digits."
+        default=None, help="Glob of files, folder, or tfds name; None: digits."
     )
     classes: int | None = field(
         default=None,
         at_least=2,
-        help="Number of classes; None: of the folders, of an npz file's labels.",
+        help="Number of classes; None: from folders or npz labels.",
     )
     format: Literal["auto", "tfrecord", "npz", "folders", "tfds"] = field(
-        default="auto", help="What `files` are; folders: LABEL/NAME.png."
+        default="auto", help="Format of the files; folders: LABEL/NAME.png."
     )
     image_key: str | None = field(
-        default=None, help="Name of the image in a record; None: the format's usual."
+        default=None, help="Feature of the image; None: the format's usual one."
     )
     label_key: str | None = field(
-        default=None, help="Name of the label in a record; None: the format's usual."
+        default=None, help="Feature of the label; None: the format's usual one."
     )
     first_label: int = field(
-        default=0, at_least=0, help="Label of the first class: 1 in ImageNet's files."
+        default=0, at_least=0, help="Label of the first class; 1 in ImageNet's files."
     )
 
     def target(self) -> Target:
@@ -359,23 +359,25 @@ class Scenes(Pictures):
     """
 
     files: str | None = field(
-        default=None, help="Glob of your images; None: made by the program."
+        default=None, help="Glob of image files; None: generated shapes."
     )
     masks: str | None = field(
-        default=None, help="Glob of their masks, of the same names: PNG of one channel."
+        default=None, help="Glob of their masks: PNG, one channel, same names."
     )
     validation_masks: str | None = field(
-        default=None, help="Masks of those; None: they are among `masks`."
+        default=None, help="Masks of validation_files; None: among `masks`."
     )
-    classes: int = field(default=len(synthetic.SHAPES), at_least=2, help="How many.")
+    classes: int = field(
+        default=len(synthetic.SHAPES), at_least=2, help="Number of classes."
+    )
     ignored: int | None = field(
-        default=None, at_least=0, help="Number of pixels that count for nothing."
+        default=None, at_least=0, help="Class of pixels that the loss ignores."
     )
     shape: tuple[int, int, int] = field(
-        default=(32, 32, 1), help="Height, width, channels that images are brought to."
+        default=(32, 32, 1), help="Height, width, channels that images are resized to."
     )
     num_shapes: int = field(
-        default=3, at_least=1, help="Most shapes in an image that is made."
+        default=3, at_least=1, help="Maximum number of shapes in a generated image."
     )
 
     def validate(self) -> None:

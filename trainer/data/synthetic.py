@@ -81,8 +81,8 @@ class Dates(MadePairs):
     A year of two digits is the only one of the range that ends in them.
     """
 
-    first_year: int = field(default=1970, at_least=1000, help="The first year.")
-    last_year: int = field(default=2069, at_least=1000, help="The last year.")
+    first_year: int = field(default=1970, at_least=1000, help="First year.")
+    last_year: int = field(default=2069, at_least=1000, help="Last year.")
 
     def validate(self) -> None:
         """Checks that two digits tell the years apart, and four are enough."""
@@ -121,8 +121,8 @@ class Reversals(MadePairs):
     Pair(source='jy1r', target='r1yj')
     """
 
-    shortest: int = field(default=4, at_least=1, help="Fewest characters.")
-    longest: int = field(default=12, at_least=1, help="Most characters.")
+    shortest: int = field(default=4, at_least=1, help="Minimum length in characters.")
+    longest: int = field(default=12, at_least=1, help="Maximum length in characters.")
 
     def validate(self) -> None:
         """Checks that there are lengths to draw from."""

@@ -143,10 +143,12 @@ class MadePairs(Pairs):
     """A task of the program's own, as many pairs as are asked for."""
 
     num_pairs: int = field(
-        default=50_000, at_least=1, help="Pairs, a tenth of them for validation."
+        default=50_000,
+        at_least=1,
+        help="Number of pairs, a tenth of them for validation.",
     )
     seed: int = field(
-        default=0, at_least=0, help="Seed of the pairs; runs of all seeds share them."
+        default=0, at_least=0, help="Seed of the pairs, apart from the run's seed."
     )
 
     @abc.abstractmethod
@@ -167,15 +169,15 @@ class PairFiles(Pairs):
 
     alphabet: ClassVar[Alphabet] = UTF8
 
-    files: str = field(default="", help="Glob of your files: SOURCE, a tab, TARGET.")
+    files: str = field(default="", help="Glob of text files: SOURCE, a tab, TARGET.")
     longest_source: int = field(
-        default=64, at_least=1, help="Most bytes of a source in UTF-8."
+        default=64, at_least=1, help="Maximum source length in bytes of UTF-8."
     )
     longest_target: int = field(
-        default=64, at_least=1, help="Most bytes of a target in UTF-8."
+        default=64, at_least=1, help="Maximum target length in bytes of UTF-8."
     )
     max_bad_records: int = field(
-        default=10, at_least=0, help="Lines that cannot be used before it is an error."
+        default=10, at_least=0, help="Maximum number of unusable lines."
     )
 
     @property

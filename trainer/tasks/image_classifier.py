@@ -25,9 +25,9 @@ class ImageClassifier(Experiment):
 
     unit: ClassVar[str] = "image"
 
-    data: Images = field(default=Images(), help="The images.")
+    data: Images = field(default=Images(), help="Images.")
     augmentation: Augmentation = field(
-        default=Augmentation(), help="How images are changed in training."
+        default=Augmentation(), help="Augmentation of training images."
     )
 
     def metrics(self) -> list[keras.metrics.Metric]:
@@ -101,7 +101,7 @@ class ConvNet(Hyperparams):
         default=(32, 64, 64), help="Channels of each convolution."
     )
     strides: tuple[int, ...] = field(
-        default=(1, 2, 2), help="Pixels from one window to the next, of each."
+        default=(1, 2, 2), help="Stride of each convolution."
     )
     width: int = field(default=128, at_least=1, help="Width of the dense layer.")
 
@@ -135,7 +135,7 @@ class ConvNet(Hyperparams):
 class ConvNetClassifier(ImageClassifier):
     """A plain convolutional network."""
 
-    model: ConvNet = field(default=ConvNet(), help="The network.")
+    model: ConvNet = field(default=ConvNet(), help="Network.")
 
     def network(self) -> keras.Model:
         """Returns the network, from pixels to logits."""
@@ -146,17 +146,17 @@ class AmoebaNet(Hyperparams):
     """The size of an AmoebaNet-D, as GPipe gives it."""
 
     num_layers: int = field(
-        default=18, at_least=3, help="L, normal cells, a multiple of 3."
+        default=18, at_least=3, help="Number of normal cells, L; a multiple of 3."
     )
     num_filters: int = field(
-        default=208, at_least=16, help="D, of the first of them, a multiple of 16."
+        default=208, at_least=16, help="Filters of the first cell, D; a multiple of 16."
     )
 
 
 class AmoebaNetClassifier(ImageClassifier):
     """AmoebaNet-D, the network that GPipe was measured with."""
 
-    model: AmoebaNet = field(default=AmoebaNet(), help="The network.")
+    model: AmoebaNet = field(default=AmoebaNet(), help="Network.")
 
     def network(self) -> keras.Model:
         """Returns the network, from pixels to logits."""
@@ -200,21 +200,23 @@ class Mlp(Hyperparams):
     Shards are of the hidden layers: each device has a part of every one.
     """
 
-    num_blocks: int = field(default=4, at_least=1, help="Perceptrons of two layers.")
-    width: int = field(default=128, at_least=1, help="Numbers between them.")
-    hidden: int = field(default=512, at_least=1, help="Numbers inside each.")
+    num_blocks: int = field(
+        default=4, at_least=1, help="Number of residual blocks of two layers."
+    )
+    width: int = field(default=128, at_least=1, help="Width of the residual stream.")
+    hidden: int = field(default=512, at_least=1, help="Hidden width of each block.")
     dropout: float = field(
         default=0.0,
         at_least=0,
         less_than=1,
-        help="Share of activations dropped after each.",
+        help="Dropout rate after each block.",
     )
 
 
 class Classifier(ImageClassifier):
     """A perceptron that tells images apart."""
 
-    model: Mlp = field(default=Mlp(), help="The network.")
+    model: Mlp = field(default=Mlp(), help="Network.")
 
     def network(self) -> keras.Model:
         """Returns the network, from pixels to logits."""

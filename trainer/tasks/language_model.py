@@ -37,21 +37,23 @@ def check_heads(*, width: int, num_heads: int) -> None:
 class Transformer(Hyperparams):
     """A decoder-only transformer with learnt positions and norms before each block."""
 
-    num_layers: int = field(default=4, at_least=1, help="Blocks.")
-    width: int = field(default=128, at_least=1, help="Embedding dimension.")
-    num_heads: int = field(default=4, at_least=1, help="Heads of each attention.")
+    num_layers: int = field(default=4, at_least=1, help="Number of transformer blocks.")
+    width: int = field(default=128, at_least=1, help="Embedding dimension (d_model).")
+    num_heads: int = field(default=4, at_least=1, help="Number of attention heads.")
     mlp_width: int = field(
-        default=512, at_least=1, help="Width inside each block's perceptron."
+        default=512, at_least=1, help="Hidden dimension of the MLP (d_ff)."
     )
-    context: int = field(default=128, at_least=1, help="Tokens that the model reads.")
+    context: int = field(
+        default=128, at_least=1, help="Context length in tokens (bytes by default)."
+    )
     dropout: float = field(
         default=0.0,
         at_least=0,
         less_than=1,
-        help="Share of activations dropped in training.",
+        help="Dropout rate.",
     )
     softmax: Literal["tied", "untied"] = field(
-        default="untied", help="tied: the embedding's vectors give the logits as well."
+        default="untied", help="tied: the embedding table is the output layer."
     )
 
     def validate(self) -> None:
@@ -62,14 +64,12 @@ class Transformer(Hyperparams):
 class Sampling(Hyperparams):
     """What to draw, and how boldly."""
 
-    prompt: str = field(default="def ", help="What the text begins with.")
+    prompt: str = field(default="def ", help="Prompt.")
     prompts: str | None = field(
-        default=None, help="A text file, each line a prompt, in place of `prompt`."
+        default=None, help="Text file with a prompt a line, instead of `prompt`."
     )
-    num_bytes: int = field(default=400, at_least=0, help="Bytes to draw after it.")
-    temperature: float = field(
-        default=0.8, at_least=0.01, help="Below 1 the likely tokens are drawn more."
-    )
+    num_bytes: int = field(default=400, at_least=0, help="Number of bytes to sample.")
+    temperature: float = field(default=0.8, at_least=0.01, help="Sampling temperature.")
 
     def read_prompts(self) -> list[str]:
         """Returns what the texts are to begin with, one text for each.
@@ -172,9 +172,9 @@ def encode_prompts(prompts: Sequence[str], tokenizer: Tokenizer) -> list[list[in
 class LanguageModel(Experiment):
     """A transformer that predicts the next token of a text, by default a byte."""
 
-    data: Corpus = field(default=Corpus(), help="The text.")
-    model: Transformer = field(default=Transformer(), help="The network.")
-    sampling: Sampling = field(default=Sampling(), help="The text drawn at the end.")
+    data: Corpus = field(default=Corpus(), help="Text.")
+    model: Transformer = field(default=Transformer(), help="Network.")
+    sampling: Sampling = field(default=Sampling(), help="Sampling at the end.")
 
     @property
     def unit(self) -> str:  # type: ignore[override]

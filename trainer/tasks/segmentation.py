@@ -29,10 +29,10 @@ class Network(Hyperparams):
     """A U-Net."""
 
     depth: int = field(
-        default=3, at_least=1, help="How many times height and width are halved."
+        default=3, at_least=1, help="Number of times height and width are halved."
     )
     num_filters: int = field(
-        default=8, at_least=1, help="At full size; twice as many at each smaller one."
+        default=8, at_least=1, help="Filters at full size, doubled at each smaller one."
     )
 
 
@@ -41,8 +41,8 @@ class Segmenter(Experiment):
 
     unit: ClassVar[str] = "pixel"
 
-    data: Scenes = field(default=Scenes(), help="The images.")
-    model: Network = field(default=Network(), help="The network.")
+    data: Scenes = field(default=Scenes(), help="Images.")
+    model: Network = field(default=Network(), help="Network.")
 
     @property
     def tokens_per_step(self) -> int:

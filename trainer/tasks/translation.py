@@ -24,18 +24,22 @@ if TYPE_CHECKING:
 class EncoderDecoder(Hyperparams):
     """An encoder-decoder transformer, learnt positions, norms before each block."""
 
-    num_encoder_layers: int = field(default=2, at_least=1, help="Encoder's blocks.")
-    num_decoder_layers: int = field(default=2, at_least=1, help="Decoder's blocks.")
-    width: int = field(default=64, at_least=1, help="Numbers in a character's vector.")
-    num_heads: int = field(default=4, at_least=1, help="Heads of each attention.")
+    num_encoder_layers: int = field(
+        default=2, at_least=1, help="Number of encoder blocks."
+    )
+    num_decoder_layers: int = field(
+        default=2, at_least=1, help="Number of decoder blocks."
+    )
+    width: int = field(default=64, at_least=1, help="Embedding dimension (d_model).")
+    num_heads: int = field(default=4, at_least=1, help="Number of attention heads.")
     mlp_width: int = field(
-        default=256, at_least=1, help="Width inside each block's perceptron."
+        default=256, at_least=1, help="Hidden dimension of the MLP (d_ff)."
     )
     dropout: float = field(
         default=0.0,
         at_least=0,
         less_than=1,
-        help="Share of activations dropped in training.",
+        help="Dropout rate.",
     )
 
     def validate(self) -> None:
@@ -48,9 +52,9 @@ class Translation(Experiment):
 
     unit: ClassVar[str] = "character"
 
-    model: EncoderDecoder = field(default=EncoderDecoder(), help="The network.")
+    model: EncoderDecoder = field(default=EncoderDecoder(), help="Network.")
     num_decoded: int = field(
-        default=256, at_least=1, help="Validation pairs to decode at the end, at most."
+        default=256, at_least=1, help="Maximum number of validation pairs to decode."
     )
 
     @property

@@ -22,4 +22,8 @@ def test_every_experiment_is_described_without_tensorflow() -> None:
     assert "data.first_year" in run.stdout  # Of translate.Dates.
     _, _, last = run.stdout.rpartition("lm.Tiny: ")
     (line,) = (li for li in last.splitlines() if li.startswith("model.num_la"))
-    assert line.split(maxsplit=2) == ["model.num_layers", "6", "Blocks."]
+    assert line.split(maxsplit=2) == [
+        "model.num_layers",
+        "6",
+        "Number of transformer blocks.",
+    ]

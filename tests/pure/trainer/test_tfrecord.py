@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import struct
+import sys
 from pathlib import Path
 
 import pytest
 
-from trainer.data import crc32c, formats
+from trainer.data import formats
 from trainer.data.sources import BadRecordError
 from trainer.hyperparams import HyperparameterError
 
@@ -26,7 +27,9 @@ def path(tmp_path: Path) -> Path:
 
 def _framed(record: bytes) -> bytes:
     length = struct.pack("<Q", len(record))
-    checks = [struct.pack("<I", crc32c.masked(part)) for part in (length, record)]
+    checks = [
+        struct.pack("<I", formats.masked_crc32c(part)) for part in (length, record)
+    ]
     return length + checks[0] + record + checks[1]
 
 
@@ -55,6 +58,14 @@ def test_a_record_is_framed_as_tensorflow_does(tmp_path: Path) -> None:
     # What `tf.io.TFRecordWriter` has written.
     path.write_bytes(bytes.fromhex("0500000000000000eab2043e666972737455ff23e5"))
     assert _read_all(path) == [b"first"]
+
+
+def test_google_crc32c_is_asked_for_by_name_when_it_is_absent(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
+    with pytest.raises(HyperparameterError, match="`pip install google-crc32c` brings"):
+        formats.scan_records(path)
 
 
 def test_one_changed_byte_costs_one_record(path: Path) -> None:

@@ -1,0 +1,221 @@
+"""What is in a checkpoint is read as it was written, and damage to it is found."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer.checkpoint import store
+from trainer.checkpoint.checkpoints import newest_whole
+from trainer.checkpoint.store import About, Checkpoint, DamagedError
+from trainer.errors import CheckpointError
+
+NOTES = {"best_step": 3, "best_value": 0.1, "num_worse": 0, "skipped": [1, 2]}
+
+
+def _values() -> dict[str, tf.Tensor]:
+    rng = np.random.default_rng(0)
+    return {
+        "dense/kernel": tf.constant(rng.normal(size=[4, 3]), tf.float32),
+        "dense/none": tf.zeros([0, 3]),
+        "half": tf.constant(rng.normal(size=[5]), tf.bfloat16),
+        "optimizer/iterations": tf.constant(7, tf.int64),
+        "flag": tf.constant(True),
+        "seed": tf.constant([2**32 - 1, 0], tf.uint32),
+    }
+
+
+def _write(folder: Path, step: int, **values: tf.Tensor) -> Path:
+    about = About(step=step, time=123.456, notes=NOTES)
+    store.write(folder, Checkpoint(about=about, values=values or _values()))
+    return store.place(folder, step)
+
+
+def _write_old(folder: Path, step: int, **body: Any) -> Path:
+    """Writes a checkpoint as format 1 was, or format 0 but for the number."""
+    at = folder / f"step-{step:08}"
+    at.mkdir(parents=True)
+    values = _values()
+    tf.raw_ops.SaveV2(
+        prefix=str(at / "state"),
+        tensor_names=list(values),
+        shape_and_slices=[""] * len(values),
+        tensors=list(values.values()),
+    )
+    files = {
+        path.name: {
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
+        for path in at.iterdir()
+    }
+    body = {
+        **body,
+        "step": step,
+        "time": 123.456,
+        "notes": NOTES,
+        "files": files,
+    }
+    text = json.dumps(body, indent=1)
+    (at / "about.json").write_text(text)
+    checksum = hashlib.sha256(text.encode()).hexdigest()
+    (at / "about.sha256").write_text(f"{checksum}  about.json\n")
+    return at
+
+
+def _same(values: Mapping[str, tf.Tensor], expected: Mapping[str, tf.Tensor]) -> bool:
+    return values.keys() == expected.keys() and all(
+        values[name].dtype == x.dtype
+        and values[name].shape == x.shape
+        and values[name].numpy().tobytes() == x.numpy().tobytes()
+        for name, x in expected.items()
+    )
+
+
+WRITERS = {
+    "format 0": _write_old,
+    "format 1": functools.partial(_write_old, format=1),
+    "format 2": _write,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_is_written_is_read(name: str, tmp_path: Path) -> None:
+    WRITERS[name](tmp_path, 20)
+    read = store.read(tmp_path, 20)
+    assert read.about == About(step=20, time=123.456, notes=NOTES)
+    assert store.about(tmp_path, 20) == read.about
+    assert _same(read.values, _values())
+
+
+def test_a_checkpoint_is_what_tensorflow_reads(tmp_path: Path) -> None:
+    reader = tf.train.load_checkpoint(str(_write(tmp_path, 1) / "state"))
+    for name, value in _values().items():
+        np.testing.assert_array_equal(reader.get_tensor(name), value, err_msg=name)
+    assert json.loads(reader.get_tensor("/about"))["step"] == 1
+
+
+def _found(folder: Path, about: About, values: Mapping[str, tf.Tensor]) -> bool:
+    """Returns whether damage is found; if it is not, all must be as it was."""
+    try:
+        read = store.read(folder, 1)
+    except DamagedError:
+        return True
+    assert read.about == about
+    assert _same(read.values, values)
+    return False
+
+
+@pytest.mark.parametrize("file", ["state.index", "state.data-00000-of-00001"])
+def test_every_flipped_bit_is_found_or_changes_nothing(
+    file: str, tmp_path: Path
+) -> None:
+    path = _write(tmp_path, 1) / file
+    whole, about = path.read_bytes(), store.about(tmp_path, 1)
+    found = []
+    for i in range(len(whole)):
+        for bit in (0, 7):
+            changed = whole[i] ^ (1 << bit)
+            path.write_bytes(whole[:i] + bytes([changed]) + whole[i + 1 :])
+            found.append(_found(tmp_path, about, _values()))
+    if file == "state.index":
+        # TensorFlow does not read an empty block at the end, and what pads the rest.
+        assert found.count(False) <= 2 * 61
+    else:
+        assert all(found)
+
+
+@pytest.mark.parametrize("file", ["state.index", "state.data-00000-of-00001"])
+def test_every_truncation_is_found(file: str, tmp_path: Path) -> None:
+    path = _write(tmp_path, 1) / file
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(DamagedError, match="its values cannot be read: "):
+            store.read(tmp_path, 1)
+    path.unlink()
+    with pytest.raises(DamagedError, match="its values cannot be read: "):
+        store.read(tmp_path, 1)
+
+
+def test_damage_to_a_large_index_is_found(tmp_path: Path) -> None:
+    """An index of many names has several blocks, each with a checksum."""
+    one = tf.constant(1.0)
+    values = {f"{i:04}{'x' * 300}": one for i in range(2000)}
+    path = _write(tmp_path, 1, **values) / "state.index"
+    whole, about = path.read_bytes(), store.about(tmp_path, 1)
+    assert (
+        len(
+            tf.train.load_checkpoint(
+                str(path.with_suffix(""))
+            ).get_variable_to_shape_map()
+        )
+        == 2001
+    )
+    for i in range(0, len(whole) - 61, len(whole) // 20):
+        path.write_bytes(whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :])
+        assert _found(tmp_path, about, values), i
+
+
+@pytest.mark.parametrize(
+    "file", ["about.json", "about.sha256", "state.index", "state.data-00000-of-00001"]
+)
+def test_damage_to_an_old_format_is_found(file: str, tmp_path: Path) -> None:
+    path = _write_old(tmp_path, 1, format=1) / file
+    whole = path.read_bytes()
+    for i in range(0, len(whole), 1 + len(whole) // 20):
+        path.write_bytes(whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :])
+        with pytest.raises(DamagedError, match=r"another checksum|cannot be read: "):
+            store.read(tmp_path, 1)
+    path.unlink()
+    with pytest.raises(DamagedError, match="cannot be read: "):
+        store.read(tmp_path, 1)
+
+
+def test_what_a_checkpoint_says_of_itself_is_read_without_its_values(
+    tmp_path: Path,
+) -> None:
+    path = _write(tmp_path, 1) / "state.data-00000-of-00001"
+    about = store.about(tmp_path, 1)
+    path.write_bytes(path.read_bytes()[:-1])  # The first tensor by name is `/about`.
+    assert store.about(tmp_path, 1) == about
+    with pytest.raises(DamagedError):
+        store.read(tmp_path, 1)
+
+
+def test_one_of_a_later_version_is_refused_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(tmp_path, 1)
+    with monkeypatch.context() as later:
+        later.setattr(store, "FORMAT", store.FORMAT + 1)
+        _write(tmp_path, 2)
+    words = r"of format 2 or before; that in .*step-00000002 is of format 3\. Go on"
+    for read in (store.read, store.about):
+        with pytest.raises(CheckpointError, match=words):
+            read(tmp_path, 2)
+    with pytest.raises(CheckpointError, match=words):
+        newest_whole(tmp_path, set_aside=True)
+    assert store.steps(tmp_path) == [1, 2]
+
+
+def test_lack_of_memory_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(tmp_path, 1)
+
+    def fail(**arguments: Any) -> None:
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM")
+
+    monkeypatch.setattr(tf.raw_ops, "RestoreV2", fail)
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        newest_whole(tmp_path, set_aside=True)
+    assert store.steps(tmp_path) == [1]
