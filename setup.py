@@ -45,6 +45,8 @@ setup(
             "scikit-learn>=1.5,<2",
             "tensorboard>=2.20,<2.22",
         ],
+        # One of them, for the files that `data.tokenizer` names.
+        "tokenizer": ["sentencepiece>=0.2,<0.3", "tokenizers>=0.20,<0.24"],
         "dev": [
             "build>=1.2",
             "google-crc32c>=1.7,<2",
@@ -59,7 +61,9 @@ setup(
             "pytest-xdist>=3.5",
             # Its format changes between minor releases.
             "ruff>=0.17,<0.18",
+            "sentencepiece>=0.2,<0.3",
             "setuptools>=64",
+            "tokenizers>=0.20,<0.24",
             "wheel>=0.43",
         ],
     },

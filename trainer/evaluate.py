@@ -43,20 +43,38 @@ def line(measured: Mapping[str, float]) -> str:
 
 
 def comparison(
-    measured: Mapping[str, float], baselines: Mapping[str, float], *, unit: str
+    measured: Mapping[str, float],
+    baselines: Mapping[str, float],
+    *,
+    unit: str,
+    other_units: Mapping[str, float] | None = None,
 ) -> str:
     """Returns losses in nats as a table, in bits as well, then all else.
+
+    Args:
+        measured: The model's loss per unit, and its metrics.
+        baselines: Other losses, by name.
+        unit: What a loss is of.
+        other_units: Other units that losses are shown in: how many a unit has.
 
     >>> print(comparison({"loss": 1.5, "acc": 0.5}, {"bigram": 2.5}, unit="byte"))
     validation   nats/byte   bits/byte
     model           1.5000      2.1640
     bigram          2.5000      3.6067
     acc             0.5000
+    >>> print(comparison({"loss": 1.5}, {}, unit="token", other_units={"byte": 3.0}))
+    validation  nats/token  bits/token   nats/byte   bits/byte
+    model           1.5000      2.1640      0.5000      0.7213
     """
-    columns = (f"nats/{unit}", f"bits/{unit}")
-    lines = [f"{'validation':10}  {columns[0]:>10}  {columns[1]:>10}"]
+    scales = {
+        f"{measure}/{name}": size * count
+        for name, count in {unit: 1.0, **(other_units or {})}.items()
+        for measure, size in (("nats", 1.0), ("bits", math.log(2)))
+    }
+    lines = ["  ".join([f"{'validation':10}", *(f"{name:>10}" for name in scales)])]
     for name, nats in {"model": measured["loss"], **baselines}.items():
-        lines.append(f"{name:10}  {nats:10.4f}  {nats / math.log(2):10.4f}")
+        values = [f"{nats / scale:10.4f}" for scale in scales.values()]
+        lines.append("  ".join([f"{name:10}", *values]))
     for name, value in measured.items():
         if name != "loss":
             lines.append(f"{name:10}  {value:10.4f}")

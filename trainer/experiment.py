@@ -209,6 +209,29 @@ class Experiment(Hyperparams, abc.ABC):
         """Returns losses to beat on the validation split, by name."""
         return {}
 
+    def other_units(self) -> dict[str, float]:
+        """Returns units that losses are reported in as well: how many a `unit` has."""
+        return {}
+
+    def digests(self) -> dict[str, str]:
+        """Returns digests of files that must not change in a run, by hyperparameter.
+
+        Raises:
+            HyperparameterError: If one cannot be read.
+        """
+        return {}
+
+    def train_tokenizer(self) -> str:
+        """Trains a tokenizer for the data, and says how good it is.
+
+        Raises:
+            HyperparameterError: If there is no text, or it cannot be done.
+        """
+        raise HyperparameterError(
+            "Expected a language model for --mode=tokenizer, such as "
+            f"--params=lm.Tiny; received one of {type(self).__name__}."
+        )
+
     def decode(self, model: keras.Model, folder: Path) -> str:
         """Writes what a trained model makes of data it has not seen.
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -102,6 +103,10 @@ def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
         print(f"{flags.params}: {inspect.getdoc(experiment)}\n")
         print(hyperparams.describe(experiment))
         return
+    if flags.mode == "tokenizer":
+        print(experiment.train_tokenizer())
+        print(f"Train with it:\n  {_training_command(flags)}")
+        return
     if told.count > 1:
         told.check(experiment.pipelining)
         told.shard.rows(experiment.training.batch_size)
@@ -150,6 +155,16 @@ def _doctor(flags: Flags) -> int:
     )
 
 
+def _training_command(flags: Flags) -> str:
+    """Returns the command that trains with the tokenizer of --mode=tokenizer."""
+    kept = [each for each in flags.set if not each.startswith("data.vocabulary_size")]
+    logdir = flags.logdir or "runs/tokens"
+    command = ["python", "-m", "trainer", f"--params={flags.params}"]
+    return shlex.join(
+        [*command, *(f"--set={each}" for each in kept), f"--logdir={logdir}"]
+    )
+
+
 def _of_run(flags: Flags) -> tuple[Flags, Experiment]:
     """Returns the experiment of a run, changed by --set, and flags that name it.
 
@@ -166,6 +181,8 @@ def _of_run(flags: Flags) -> tuple[Flags, Experiment]:
             run_dir.check(folder, name=flags.params, experiment=own)
         own = find(flags.params)()
     experiment = hyperparams.override(own, flags.set)
+    if not flags.allow_changes:
+        run_dir.check_files(folder, experiment)
     if difference := hyperparams.diff(own, experiment):
         print(f"Changed, for --mode={flags.mode} alone:\n{difference}", flush=True)
     return dataclasses.replace(flags, params=flags.params or name), experiment
@@ -277,6 +294,7 @@ MODES = (
     "export",
     "benchmark",
     "inspect",
+    "tokenizer",
     "describe",
     "diff",
     "doctor",
@@ -291,6 +309,7 @@ Trains an experiment of params/: python -m trainer --params=NAME --logdir=DIR
   --mode=MODE     train_and_eval (the default), or train alone
                   eval  decode  export  a checkpoint, by DIR's own params.txt
                   benchmark  time steps       inspect   stages, costs, mesh
+                  tokenizer  train data.tokenizer's file on the training split
                   describe  hyperparameters   diff A B  of experiments, or runs
                   doctor  what would be slow or fail on this machine
   --checkpoint=N  the step to eval, decode or export; or latest, or best

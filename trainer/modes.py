@@ -95,7 +95,13 @@ def _with_checkpoint(
     if flags.mode == "eval":
         measured = evaluate(model, experiment.batches("validation"))
         baselines = experiment.baselines()
-        print(comparison(measured, baselines, unit=experiment.unit), flush=True)
+        table = comparison(
+            measured,
+            baselines,
+            unit=experiment.unit,
+            other_units=experiment.other_units(),
+        )
+        print(table, flush=True)
     elif flags.mode == "decode":
         decode(experiment, model, folder)
     else:

@@ -1,5 +1,7 @@
 """The folder of a run: its hyperparameters in `params.txt`, its lock, its checkpoints.
 
+Digests of files that must not change, as a tokenizer's, are in `params.txt`, too.
+
 The lock lets one trainer into a folder; it ends with its process, however that ends.
 """
 
@@ -22,6 +24,7 @@ from trainer.hyperparams import HyperparameterError
 
 _PARAMS = "params.txt"
 _CHANGES = "changes.txt"
+_DIGEST = "# sha256 of "
 
 
 def checkpoints(folder: Path) -> Path:
@@ -74,7 +77,8 @@ def settle(folder: Path, *, name: str, experiment: Experiment) -> None:
             with (folder / _CHANGES).open("a", encoding="utf-8") as file:
                 file.write(f"# from step {step}\n{difference}\n")
             print(f"Changed from step {step}:\n{difference}", flush=True)
-        text = f"# {name}\n{hyperparams.to_text(experiment)}"
+        digests = [f"{_DIGEST}{n} = {d}\n" for n, d in experiment.digests().items()]
+        text = f"# {name}\n{''.join(digests)}{hyperparams.to_text(experiment)}"
         store.replace(folder / _PARAMS, text)
 
 
@@ -105,11 +109,39 @@ def check(folder: Path, *, name: str, experiment: Experiment) -> None:
         )
 
 
+def check_files(folder: Path, experiment: Experiment) -> None:
+    """Checks that files which must not change are those that a run was trained with.
+
+    Raises:
+        HyperparameterError: If they are others.
+    """
+    _, text = read(folder)
+    difference = _changed_files(text, experiment)
+    if difference:
+        raise HyperparameterError(
+            f"{folder} holds a run of other files (its -> yours):\n\n{difference}\n\n"
+            "Bring back its files, or go on with yours by --allow_changes."
+        )
+
+
 def _difference(folder: Path, name: str, experiment: Experiment) -> str:
     theirs, text = read(folder)
     if theirs != name:
         return f"{theirs} -> {name}"
-    return hyperparams.diff(hyperparams.from_text(text, type(experiment)), experiment)
+    own = hyperparams.from_text(text, type(experiment))
+    differences = hyperparams.diff(own, experiment), _changed_files(text, experiment)
+    return "\n".join(filter(None, differences))
+
+
+def _changed_files(text: str, experiment: Experiment) -> str:
+    lines = [line for line in text.splitlines() if line.startswith(_DIGEST)]
+    theirs = dict(line.removeprefix(_DIGEST).split(" = ") for line in lines)
+    yours = experiment.digests()
+    return "\n".join(
+        f"sha256 of {name}: {theirs[name]} -> {yours[name]}"
+        for name in theirs
+        if name in yours and theirs[name] != yours[name]
+    )
 
 
 @contextlib.contextmanager

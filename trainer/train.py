@@ -246,5 +246,11 @@ def _conclude(
     """Evaluates the trained model, and returns the losses that it should beat."""
     measured, baselines = evaluate(model, validation), experiment.baselines()
     metrics.write_validation(step, {**measured, **baselines}, final=True)
-    print(comparison(measured, baselines, unit=experiment.unit), flush=True)
+    table = comparison(
+        measured,
+        baselines,
+        unit=experiment.unit,
+        other_units=experiment.other_units(),
+    )
+    print(table, flush=True)
     return baselines

@@ -8,9 +8,11 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tokenizers as hugging_face
 
 import tfgpipe
-from tests.helpers import compare, experiments
+from tests.helpers import compare, experiments, tokenizer_files
+from trainer.data import tokenizers
 from trainer.data.corpus import START, pack
 from trainer.experiment import experiments as experiments_here
 from trainer.experiment import find
@@ -310,21 +312,111 @@ def test_a_file_of_a_packed_network_loads(packed_models, tmp_path: Path) -> None
 
 
 class _Listens:
-    """Keeps the windows that it is asked about; always says `b`."""
+    """Keeps the windows that it is asked about; always says one token, by default `b`.
 
-    def __init__(self) -> None:
-        self.windows: list[bytes] = []
+    Args:
+        token: What it says.
+        size: Of its vocabulary.
+    """
+
+    def __init__(self, token: int = ord("b"), size: int = 256) -> None:
+        self.windows: list[np.ndarray] = []
+        self._says = 1e3 * np.eye(size)[token]
 
     def predict_on_batch(self, window: np.ndarray) -> np.ndarray:
-        self.windows.append(window.astype(np.uint8).tobytes())
-        return 1e3 * np.eye(256)[np.full(window.shape, ord("b"))]
+        self.windows.append(window)
+        return np.broadcast_to(self._says, (*window.shape, len(self._says)))
 
 
 def test_a_sample_always_begins_with_its_start() -> None:
     model = _Listens()
     sampling = Sampling(prompt="a", num_bytes=4)
     assert sampling.draw(model, ["a"], length=4, seed=0, start=b"\0") == ["abbbb"]
-    assert model.windows == [b"\0a\0\0", b"\0ab\0", b"\0abb", b"\0bbb"]
+    windows = [window.astype(np.uint8).tobytes() for window in model.windows]
+    assert windows == [b"\0a\0\0", b"\0ab\0", b"\0abb", b"\0bbb"]
+
+
+# Tokens of a file.
+
+
+@pytest.mark.parametrize(("suffix", "name"), [(".json", "Tiny"), (".model", "Packed")])
+def test_a_model_of_tokens_trains_and_draws(
+    suffix: str, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_bytes(tokenizer_files.TEXT)
+    file = tokenizer_files.write(tmp_path, suffix)
+    settings = [f"data.files={tmp_path}/text", f"data.tokenizer={file}"]
+    settings.append("model.num_layers=1")
+    experiment = experiments.text(name, *settings, "sampling.num_bytes=20", *ALONE)
+    tokenizer = experiment.data.load_tokenizer()
+    experiment.check()
+    early = list(experiment.batches("train").take(4).as_numpy_iterator())
+    late = experiment.batches("train", first_step=2).take(2)
+    for a, b in zip(early[2:], late.as_numpy_iterator(), strict=True):
+        assert np.array_equal(a, b)
+    inputs, targets = early[0]
+    for window in np.concatenate([inputs, targets[:, -1:]], axis=1):
+        starts = np.flatnonzero(window == tokenizer.start)
+        assert len(starts) >= (name == "Packed")
+        for piece in np.split(window, starts):
+            text = tokenizer.decode(piece[piece != tokenizer.start].tolist())
+            assert text in tokenizer_files.TEXT
+    model = experiment.build_model()
+    size = tokenizer.vocabulary_size + (name == "Packed")
+    assert model.output_shape == (None, 12, size)
+    loss = model.train_on_batch(inputs, targets, return_dict=True)["loss"]
+    assert loss == pytest.approx(np.log(size), rel=0.1)
+    (sample,) = experiment.sample(model)
+    assert sample.startswith("def ")
+    assert len(sample.encode()) >= 24
+    # What the table shows per byte.
+    batches = list(experiment.batches("validation").as_numpy_iterator())
+    rows = [row[row != tokenizer.start] for _, targets in batches for row in targets]
+    num_bytes = sum(len(tokenizer.decode(row.tolist())) for row in rows)
+    assert experiment.unit == "token"
+    assert experiment.other_units() == {"byte": num_bytes / sum(map(len, rows))}
+    assert 0 < experiment.baselines()["bigram"] < np.log(size)
+
+
+def test_bytes_are_shown_per_byte_alone() -> None:
+    experiment = experiments.text("Tiny")
+    assert (experiment.unit, experiment.other_units()) == ("byte", {})
+
+
+def test_tokens_are_drawn_until_there_are_enough_bytes(tmp_path: Path) -> None:
+    tokenizer = tokenizers.load(tokenizer_files.write(tmp_path, ".json"))
+    size = tokenizer.vocabulary_size
+    prompt, (word, *_) = (ids.tolist() for ids in tokenizer.encode([b"x", b"return"]))
+    num_bytes = len(tokenizer.decode([word]))
+    assert num_bytes > 1
+    model = _Listens(word, size + 1)
+    sampling = Sampling(num_bytes=2 * num_bytes + 1)
+    (text,) = sampling.draw(
+        model, ["x"], length=8, seed=0, start=[tokenizer.start], tokenizer=tokenizer
+    )
+    assert text.encode() == tokenizer.decode([*prompt, word, word, word])
+    assert len(model.windows) == 3
+    # The start of documents, which is no text, is never drawn.
+    model = _Listens(tokenizer.start, size + 1)
+    sampling = Sampling(num_bytes=9)
+    sampling.draw(
+        model, ["x"], length=8, seed=0, start=[tokenizer.start], tokenizer=tokenizer
+    )
+    assert all((window[:, 1:] < size).all() for window in model.windows)
+
+
+def test_a_prompt_without_tokens_is_refused(tmp_path: Path) -> None:
+    words = hugging_face.Tokenizer(hugging_face.models.WordLevel({"a": 0}, "a"))
+    words.pre_tokenizer = hugging_face.pre_tokenizers.Whitespace()
+    words.save(f"{tmp_path}/words.json")
+    with pytest.raises(HyperparameterError) as error:
+        experiments.text(
+            "Tiny", f"data.tokenizer={tmp_path}/words.json", "sampling.prompt=' '"
+        ).check()
+    assert str(error.value) == (
+        "sampling.prompt: expected a text of one token or more; received ' ', of which "
+        "the tokenizer makes none."
+    )
 
 
 def test_a_text_shorter_than_a_window_is_refused(tmp_path: Path) -> None:

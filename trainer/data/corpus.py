@@ -1,28 +1,30 @@
-r"""Text: files as bytes, windows cut from them, documents packed into windows.
+r"""Text: files as tokens, windows cut from them, documents packed into windows.
 
-A window is `(inputs, targets)`, `[batch_size, length]` each, `targets` one byte further
-on. Documents may be packed: many short ones in one window, long ones in pieces.
+A token is a byte, or with `data.tokenizer` what that says. A window is
+`(inputs, targets)`, `[batch_size, length]` each, `targets` one token further on.
+Documents may be packed: many short ones in one window, long ones in pieces.
 
     \0 a d o c u m e n t \0 a n o t h e r \0 0 1 \0 \0 \0     one window
 
-A zero starts each piece, and fills up the end. The longest pieces are placed first,
-each in the window that it fills best: "best-fit decreasing", as of Ding et al. 2024,
-"Fewer Truncations Improve Language Modeling". Only documents longer than a window are
-cut.
+A zero, or the id after those of a tokenizer, starts each piece, and fills up the end.
+The longest pieces are placed first, each in the window that it fills best: "best-fit
+decreasing", as of Ding et al. 2024, "Fewer Truncations Improve Language Modeling". Only
+documents longer than a window are cut.
 """
 
 from __future__ import annotations
 
 import re
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from trainer.data import batches, sources
+from trainer.data import batches, sources, token_cache, tokenizers
 from trainer.data.batches import HostShard
+from trainer.data.tokenizers import BYTES, FileTokenizer, Tokenizer
 from trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ _SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
 
 
 class Corpus(Hyperparams):
-    """The bytes of text files, by default the source of Python's standard library.
+    """The tokens of text files, by default the source of Python's standard library.
 
     Every tenth file is for validation. Fewer than ten files are each cut, the last
     tenth of their bytes for validation. Documents are paragraphs, which blank lines
@@ -47,6 +49,15 @@ class Corpus(Hyperparams):
     documents: Literal["joined", "packed"] = field(
         default="joined", help="packed: attention within each paragraph only."
     )
+    tokenizer: str | None = field(
+        default=None,
+        help="Tokenizer file, .json or .model; None: each byte is a token.",
+    )
+    vocabulary_size: int | None = field(
+        default=None,
+        at_least=257,
+        help="Vocabulary size for --mode=tokenizer; None: 8192.",
+    )
 
     def read(self, split: Literal["train", "validation"]) -> np.ndarray:
         """Returns the bytes of a split, `[num_bytes]` of type uint8.
@@ -54,7 +65,10 @@ class Corpus(Hyperparams):
         Raises:
             HyperparameterError: If `files` matches no file.
         """
-        return np.frombuffer(b"\n".join(self._parts(split)), np.uint8)
+        text = bytearray()  # It grows in place: no two copies of all.
+        for part in self.pieces(split):
+            text += part
+        return np.frombuffer(text, np.uint8)
 
     def read_documents(self, split: Literal["train", "validation"]) -> list[bytes]:
         """Returns the documents of a split, none of which holds a zero byte.
@@ -62,30 +76,90 @@ class Corpus(Hyperparams):
         Raises:
             HyperparameterError: If `files` matches no file, or one holds a zero byte.
         """
-        parts = self._parts(split)
-        if any(b"\0" in part for part in parts):
+        documents = list(_documents(self.parts(split)))
+        if any(b"\0" in document for document in documents):
             raise HyperparameterError(
                 "data.files: expected text without zero bytes, which start packed "
                 "documents; received a file that has some. Leave it out, or try "
                 "data.documents=joined."
             )
-        return [
-            document
-            for part in parts
-            for document in re.split(rb"(?<=\n\n)(?=[^\n])", part)
-            if document
-        ]
+        return documents
 
-    def _parts(self, split: str) -> list[bytes]:
-        """Returns what of each file is for a split."""
+    def load_tokenizer(self) -> Tokenizer:
+        """Returns the tokenizer.
+
+        Raises:
+            HyperparameterError: If its file is not there or damaged, its package is
+                missing, or it has another size than `vocabulary_size`.
+        """
+        if self.tokenizer is None:
+            return BYTES
+        return self._load(self.tokenizer)
+
+    def _load(self, name: str) -> FileTokenizer:
+        tokenizer = tokenizers.load(name)
+        size = tokenizer.vocabulary_size
+        if self.vocabulary_size not in (None, size):
+            raise HyperparameterError(
+                f"data.vocabulary_size: expected None or {size}, the tokens of "
+                f"{self.tokenizer}; received {self.vocabulary_size}, which only "
+                "--mode=tokenizer asks for."
+            )
+        return tokenizer
+
+    def read_tokens(
+        self, split: Literal["train", "validation"], *, window: int
+    ) -> np.ndarray:
+        """Returns the tokens of a split, `[num_tokens]`.
+
+        Ids of a tokenizer's file are kept in files beside it, and are mapped from
+        there; they are encoded once.
+
+        Args:
+            split: The split.
+            window: Tokens of a window into which documents are packed, if they are;
+                windows are then returned one after another.
+
+        Raises:
+            HyperparameterError: If `files` or `tokenizer` cannot be used.
+        """
+        packed = self.documents == "packed"
+        if self.tokenizer is None:
+            if packed:
+                return pack(self.read_documents(split), size=window).ravel()
+            return self.read(split)
+        tokenizer = self._load(self.tokenizer)
+
+        def encode(parts: Iterable[bytes]) -> Iterator[np.ndarray]:
+            if not packed:
+                yield from tokenizers.encode_all(tokenizer, parts, lines=True)
+                return
+            documents = tokenizers.encode_all(tokenizer, _documents(parts), lines=False)
+            start, dtype = tokenizer.start, tokenizer.dtype
+            yield pack(list(documents), size=window, start=start, dtype=dtype).ravel()
+
+        cut = f"packed {window}" if packed else "joined"
+        return token_cache.encoded(
+            Path(f"{self.tokenizer}.tokens").expanduser(),
+            read=lambda: self.parts(split) if packed else self.pieces(split),
+            encode=encode,
+            version=f"1 {cut} {tokenizer.version}",
+            dtype=tokenizer.dtype,
+        )
+
+    def pieces(self, split: str) -> Iterator[bytes]:
+        """Yields the text of a split in pieces, which joined are all of it."""
+        for number, part in enumerate(self.parts(split)):
+            yield b"\n" + part if number else part
+
+    def parts(self, split: str) -> Iterator[bytes]:
+        """Yields what of each file is for a split."""
         paths = self._paths()
-        if len(paths) < 10:
-            return [_part(path.read_bytes(), split) for path in paths]
-        return [
-            path.read_bytes()
-            for number, path in enumerate(paths)
-            if (number % 10 == 0) == (split == "validation")
-        ]
+        for number, path in enumerate(paths):
+            if len(paths) < 10:
+                yield _part(path.read_bytes(), split)
+            elif (number % 10 == 0) == (split == "validation"):
+                yield path.read_bytes()
 
     def _paths(self) -> list[Path]:
         if self.files is None:
@@ -102,15 +176,29 @@ def _part(text: bytes, split: str) -> bytes:
     return text[:cut] if split == "train" else text[cut:]
 
 
-START = 0
+def _documents(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Yields the paragraphs of each part, with the blank lines that end them."""
+    for part in parts:
+        yield from filter(None, re.split(rb"(?<=\n\n)(?=[^\n])", part))
 
 
-def pack(documents: Sequence[bytes], *, size: int) -> np.ndarray:
-    """Returns documents in windows, `[num_windows, size]` of type uint8.
+START = BYTES.start
+
+
+def pack(
+    documents: Sequence[bytes | np.ndarray],
+    *,
+    size: int,
+    start: int = START,
+    dtype: np.dtype = BYTES.dtype,
+) -> np.ndarray:
+    """Returns documents in windows, `[num_windows, size]`.
 
     Args:
-        documents: Without zeros.
-        size: Bytes of a window, at least 2: a start, and a byte after it.
+        documents: Bytes, or ids `[num_tokens]`, without `start`.
+        size: Tokens of a window, at least 2: a start, and a token after it.
+        start: What starts each piece of a document, and fills up windows.
+        dtype: The type of the result, which bytes are of as they are.
     """
     room = size - 1  # Beside the start.
     pieces = [
@@ -119,10 +207,14 @@ def pack(documents: Sequence[bytes], *, size: int) -> np.ndarray:
         for first in range(0, len(document), room)
     ]
     bins = best_fit([len(piece) + 1 for piece in pieces], size=size)
-    rows = [
-        b"".join(b"\0" + pieces[i] for i in bin_).ljust(size, b"\0") for bin_ in bins
-    ]
-    return np.frombuffer(b"".join(rows), np.uint8).reshape(-1, size)
+    windows = np.full([len(bins), size], start, dtype)
+    for window, bin_ in zip(windows, bins, strict=True):
+        at = 0
+        for piece in (pieces[i] for i in bin_):
+            end = at + 1 + len(piece)
+            window[at + 1 : end] = np.frombuffer(piece, dtype)
+            at = end
+    return windows
 
 
 def best_fit(lengths: Sequence[int], *, size: int) -> list[list[int]]:
@@ -168,20 +260,21 @@ def random_windows(
     """Returns one batch a step, a pure function of the text, the seed and the step.
 
     Args:
-        text: Bytes. # [num_bytes]
-        length: Bytes of a window's inputs.
+        text: Tokens. # [num_tokens]
+        length: Tokens of a window's inputs.
         batch_size: Windows in a batch.
         steps: The steps that batches are for.
         seed: Seed of the draws.
-        stride: Bytes from where a window may begin to where the next may.
+        stride: Tokens from where a window may begin to where the next may.
         shard: Which windows of each batch are read here.
     """
     import tensorflow as tf
 
+    # The only copy: `batch` does not keep `text`.
     tensor = tf.constant(text)
+    last = (len(text) - length - 1) // stride
 
     def batch(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        last = (len(text) - length - 1) // stride
         starts = batches.draw_rows(
             step, batch_size=batch_size, below=last + 1, seed=seed, shard=shard
         )

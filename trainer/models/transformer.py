@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import keras
 
 import tfgpipe
-from trainer.data import corpus
 
 if TYPE_CHECKING:
     from tfgpipe.quantization import QuantizeConfig
@@ -32,8 +31,11 @@ ops = keras.ops
 class Segments(keras.layers.Layer):
     """Numbers the documents of a window, each from its start on.
 
+    Args:
+        start: The id that starts each document.
+
     Input shape:
-        `(batch_size, length)`, bytes.
+        `(batch_size, length)`, ids of tokens.
 
     Output shape:
         The same, of type int32.
@@ -47,19 +49,27 @@ class Segments(keras.layers.Layer):
 
     config_is_complete = True
 
+    def __init__(self, *, start: int = 0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.start = start
+
     def call(self, inputs: Any) -> Any:
-        """Returns the number of each byte's document."""
-        starts = ops.cast(ops.equal(inputs, corpus.START), "int32")
+        """Returns the number of each token's document."""
+        starts = ops.cast(ops.equal(inputs, self.start), "int32")
         return ops.cumsum(starts, axis=1)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {**super().get_config(), "start": self.start}
 
 
 def same(segments: Any) -> Any:
-    """Returns which bytes are of one document, `[batch_size, length, length]`."""
+    """Returns which tokens are of one document, `[batch_size, length, length]`."""
     return ops.equal(segments[:, :, None], segments[:, None, :])
 
 
 def places(segments: Any) -> Any:
-    """Returns how many bytes of its document stand before each byte.
+    """Returns how many tokens of its document stand before each token.
 
     >>> print(places(ops.array([[1, 1, 1, 2, 2]])).numpy())
     [[0 1 2 0 1]]
@@ -234,7 +244,8 @@ def quantize_rules() -> dict[type, QuantizeConfig]:
 def decoder_only(
     hyper: Transformer,
     *,
-    documents: Literal["joined", "packed"] = "joined",
+    vocabulary_size: int = 256,
+    start: int | None = None,
     num_shards: int = 1,
     sharding: Literal["sync", "ring"] = "sync",
 ) -> keras.Model:
@@ -245,8 +256,9 @@ def decoder_only(
 
     Args:
         hyper: Its sizes.
-        documents: Whether a window is one text, or documents that start with zeros and
-            do not see each other.
+        vocabulary_size: How many tokens there are.
+        start: The id that starts each document of a window; they do not see each other.
+            None: a window is one text.
         num_shards: T, over how many devices each block is spread.
         sharding: How: see `tfgpipe.layers.TPDense`.
     """
@@ -268,10 +280,10 @@ def decoder_only(
     norm = layers.LayerNormalization()
     tied = hyper.softmax == "tied"
     kind: Any = layers.ReversibleEmbedding if tied else layers.Embedding
-    embedding = kind(256, hyper.width)
-    head = None if tied else layers.Dense(256)
+    embedding = kind(vocabulary_size, hyper.width)
+    head = None if tied else layers.Dense(vocabulary_size)
     inputs = keras.Input([hyper.context], dtype="int32")
-    sides = {"segments": Segments()(inputs)} if documents == "packed" else {}
+    sides = {} if start is None else {"segments": Segments(start=start)(inputs)}
     x = embedding(inputs)  # [batch_size, context, width]
     for layer in numbered:
         x = layer(x, **sides)

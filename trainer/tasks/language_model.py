@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from trainer.data import corpus
+from trainer.data import tokenizer_training, tokenizers
 from trainer.data.batches import HostShard
 from trainer.data.corpus import Corpus
+from trainer.data.tokenizers import BYTES, Tokenizer
 from trainer.experiment import Experiment, Split
 from trainer.hyperparams import HyperparameterError, Hyperparams, field
 
@@ -100,7 +101,8 @@ class Sampling(Hyperparams):
         *,
         length: int,
         seed: int,
-        start: bytes = b"",
+        start: Sequence[int] = (),
+        tokenizer: Tokenizer = BYTES,
     ) -> list[str]:
         """Returns each prompt with what the model goes on with.
 
@@ -108,16 +110,30 @@ class Sampling(Hyperparams):
         traced once. What stands after a text does not matter to a causal model.
 
         Args:
-            model: Maps bytes to logits, `[rows, length]` to `[rows, length, 256]`.
+            model: Maps tokens to logits, `[rows, length]` to
+                `[rows, length, vocabulary_size]`.
             prompts: What the texts begin with.
-            length: Bytes that it reads.
+            length: Tokens that it reads.
             seed: Seed of the draws; each text has its own.
             start: What the model always reads first, before the text.
+            tokenizer: What the tokens are; none after its own is drawn.
+
+        Raises:
+            HyperparameterError: If a prompt has no tokens.
         """
         randoms = [np.random.default_rng([seed, row]) for row in range(len(prompts))]
-        texts = [list(prompt.encode()) or [ord("\n")] for prompt in prompts]
+        texts = encode_prompts(prompts, tokenizer)
+        ends_at = [len(tokenizer.decode(text)) + self.num_bytes for text in texts]
+        size = tokenizer.vocabulary_size
         room = length - len(start)
+        # Each is a byte or more, unless a token stands for nothing.
         for _ in range(self.num_bytes):
+            short = [
+                len(tokenizer.decode(text)) < end
+                for text, end in zip(texts, ends_at, strict=True)
+            ]
+            if not any(short):
+                break
             windows = np.zeros([len(texts), length], np.int32)
             ends = []
             for window, text in zip(windows, texts, strict=True):
@@ -125,40 +141,64 @@ class Sampling(Hyperparams):
                 window[: len(read)] = read
                 ends.append(len(read) - 1)
             logits = model.predict_on_batch(windows)[np.arange(len(texts)), ends]
-            for text, random, row in zip(texts, randoms, logits, strict=True):
-                text.append(self._drawn(row.astype(np.float64), random))
-        return [_shown(bytes(text)) for text in texts]
+            for text, random, row, draws in zip(
+                texts, randoms, logits, short, strict=True
+            ):
+                if draws:
+                    text.append(self._drawn(row[:size].astype(np.float64), random))
+        return [_shown(tokenizer.decode(text)) for text in texts]
 
     def _drawn(self, logits: np.ndarray, random: np.random.Generator) -> int:
         chances = np.exp((logits - logits.max()) / self.temperature)
-        return int(random.choice(256, p=chances / chances.sum()))
+        return int(random.choice(len(logits), p=chances / chances.sum()))
+
+
+def encode_prompts(prompts: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
+    """Returns the tokens of prompts; an empty one is a line end.
+
+    Raises:
+        HyperparameterError: If one has none, or cannot be written in such tokens.
+    """
+    encoded = tokenizer.encode([prompt.encode() or b"\n" for prompt in prompts])
+    for prompt, ids in zip(prompts, encoded, strict=True):
+        if not len(ids):
+            raise HyperparameterError(
+                "sampling.prompt: expected a text of one token or more; received "
+                f"{prompt!r}, of which the tokenizer makes none."
+            )
+    return [ids.tolist() for ids in encoded]
 
 
 class LanguageModel(Experiment):
-    """A transformer that predicts the next byte of a text."""
-
-    unit: ClassVar[str] = "byte"
+    """A transformer that predicts the next token of a text, by default a byte."""
 
     data: Corpus = field(default=Corpus(), help="Text.")
     model: Transformer = field(default=Transformer(), help="Network.")
     sampling: Sampling = field(default=Sampling(), help="Sampling at the end.")
 
     @property
+    def unit(self) -> str:  # type: ignore[override]
+        """A byte, or with a tokenizer a token."""
+        return "byte" if self.data.tokenizer is None else "token"
+
+    @property
     def tokens_per_step(self) -> int:
-        """How many bytes a step reads; a byte is a token here.
+        """How many tokens a step reads.
 
         Of packed documents it counts the starts as well, and the padding.
         """
         return self.training.batch_size * self.model.context
 
     def network(self) -> keras.Model:
-        """Returns the network, from bytes to logits."""
+        """Returns the network, from tokens to logits."""
         from trainer.models import transformer
 
+        size = self._vocabulary_size
         try:
             return transformer.decoder_only(
                 self.model,
-                documents=self.data.documents,
+                vocabulary_size=size,
+                start=self._start,
                 num_shards=self.pipelining.num_shards,
                 sharding=self.pipelining.sharding,
             )
@@ -166,11 +206,11 @@ class LanguageModel(Experiment):
             raise HyperparameterError(f"model: {error}") from None
 
     def loss(self) -> keras.losses.Loss:
-        """Returns the loss of logits, in nats per byte that is predicted."""
+        """Returns the loss of logits, in nats per token that is predicted."""
         import keras
 
         return keras.losses.SparseCategoricalCrossentropy(
-            from_logits=True, ignore_class=self._ignored
+            from_logits=True, ignore_class=self._start
         )
 
     def quantize_rules(self) -> Mapping[type, QuantizeConfig]:
@@ -190,7 +230,7 @@ class LanguageModel(Experiment):
 
         text = self._read(split)
         length, batch_size = self.model.context, self.training.batch_size
-        stride = length + 1 if self._packs else 1
+        stride = 1 if self._start is None else length + 1
         if split == "validation":
             return corpus.even_windows(
                 text,
@@ -210,18 +250,47 @@ class LanguageModel(Experiment):
         )
 
     def baselines(self) -> dict[str, float]:
-        """Returns the loss of the bigram model, of the very bytes validated on."""
-        log_probabilities = fit_bigrams(self._read("train"), ignored=self._ignored)
+        """Returns the loss of the bigram model, of the very tokens validated on."""
+        inputs, targets = self._validation_pairs()
+        if self._start is not None:
+            counted = targets != self._start
+            inputs, targets = inputs[counted], targets[counted]
+        bigram = bigram_cross_entropy(
+            self._read("train"),
+            inputs,
+            targets,
+            vocabulary_size=self._vocabulary_size,
+            ignored=self._start,
+        )
+        return {"bigram": bigram}
+
+    def other_units(self) -> dict[str, float]:
+        """Returns the bytes of a token, on average of the very tokens validated on."""
+        if self.data.tokenizer is None:
+            return {}
+        tokenizer = self.data.load_tokenizer()
+        _, targets = self._validation_pairs()
+        ids = targets[targets < tokenizer.vocabulary_size]
+        return {"byte": len(tokenizer.decode(ids.tolist())) / len(ids)}
+
+    def _validation_pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns all inputs and targets validated on, `[rows, length]` each."""
         pairs = list(self.batches("validation").as_numpy_iterator())
         inputs, targets = (np.concatenate(side) for side in zip(*pairs, strict=True))
-        if self._ignored is not None:
-            counted = targets != self._ignored
-            inputs, targets = inputs[counted], targets[counted]
-        return {"bigram": bigram_cross_entropy(log_probabilities, inputs, targets)}
+        return inputs, targets
 
     def check(self) -> None:
         """Reads the prompts."""
-        self.sampling.read_prompts()
+        encode_prompts(self.sampling.read_prompts(), self.data.load_tokenizer())
+
+    def digests(self) -> dict[str, str]:
+        """Returns the SHA-256 of the tokenizer's file, if there is one."""
+        name = self.data.tokenizer
+        return {} if name is None else {"data.tokenizer": tokenizers.digest(name)}
+
+    def train_tokenizer(self) -> str:
+        """Trains a tokenizer on the training split, and says how good it is."""
+        return tokenizer_training.write(self.data)
 
     def sample(self, model: keras.Model) -> list[str]:
         """Returns a text drawn from the model for each prompt."""
@@ -230,7 +299,8 @@ class LanguageModel(Experiment):
             self.sampling.read_prompts(),
             length=self.model.context,
             seed=self.seed,
-            start=bytes([corpus.START]) if self._packs else b"",
+            start=() if self._start is None else (self._start,),
+            tokenizer=self.data.load_tokenizer(),
         )
 
     def decode(self, model: keras.Model, folder: Path) -> str:
@@ -245,57 +315,77 @@ class LanguageModel(Experiment):
         return f"A sample:\n\n{samples[0]}"
 
     @property
-    def _packs(self) -> bool:
-        return self.data.documents == "packed"
+    def _start(self) -> int | None:
+        """The id that starts packed documents, and pads; it is not predicted."""
+        if self.data.documents == "joined":
+            return None
+        return self.data.load_tokenizer().start
 
     @property
-    def _ignored(self) -> int | None:
-        """The byte that is not predicted: another document's start, or padding."""
-        return corpus.START if self._packs else None
+    def _vocabulary_size(self) -> int:
+        """How many ids there are, the start of documents included."""
+        size = self.data.load_tokenizer().vocabulary_size
+        return size if self._start is None else max(size, self._start + 1)
 
     def _read(self, split: Split) -> np.ndarray:
-        """Returns text to cut windows from: `[num_bytes]`, packed or as it is."""
-        if self._packs:
-            documents = self.data.read_documents(split)
-            text = corpus.pack(documents, size=self.model.context + 1).ravel()
-        else:
-            text = self.data.read(split)
+        """Returns text to cut windows from: `[num_tokens]`, packed or as it is."""
+        text = self.data.read_tokens(split, window=self.model.context + 1)
         if len(text) <= self.model.context:
             raise HyperparameterError(
                 f"data.files: expected more than model.context={self.model.context} "
-                f"bytes for {split}; received {len(text)}. Give more text, or a "
+                f"{self.unit}s for {split}; received {len(text)}. Give more text, or a "
                 "smaller model.context."
             )
         return text
 
 
-def fit_bigrams(text: np.ndarray, *, ignored: int | None = None) -> np.ndarray:
-    """Returns the logarithms of P(next | previous), add-one smoothed.
-
-    >>> probabilities = np.exp(fit(np.frombuffer(b"aab", np.uint8)))
-    >>> print(f"{probabilities[ord('a'), ord('b')]:.6f} {(1 + 1) / (2 + 256):.6f}")
-    0.007752 0.007752
-
-    Args:
-        text: Bytes. # [num_bytes] uint8
-        ignored: A byte that is never to be predicted, if there is such.
-
-    Returns:
-        Logarithms. # [256 previous, 256 next]
-    """
-    pairs = text[:-1].astype(np.int32) * 256 + text[1:]
-    counts = np.bincount(pairs, minlength=256 * 256).reshape(256, 256) + 1
-    if ignored is not None:
-        counts[:, ignored] = 0
-    with np.errstate(divide="ignore"):
-        return np.log(counts / counts.sum(axis=1, keepdims=True))
+_BLOCK = 1 << 20
 
 
 def bigram_cross_entropy(
-    log_probabilities: np.ndarray, previous: np.ndarray, following: np.ndarray
+    text: np.ndarray,
+    previous: np.ndarray,
+    following: np.ndarray,
+    *,
+    vocabulary_size: int,
+    ignored: int | None = None,
 ) -> float:
-    """Returns the mean of -log P(following | previous), in nats per byte."""
-    return float(-log_probabilities[previous, following].mean())
+    """Returns the mean of -log P(following | previous), in nats per token.
+
+    P is add-one smoothed. Only the pairs that are asked for are counted, as a table of
+    all would have `vocabulary_size` squared entries.
+
+    >>> text = np.frombuffer(b"aab", np.uint8)
+    >>> loss = bigram_cross_entropy(text, text[1:2], text[2:], vocabulary_size=256)
+    >>> print(f"{np.exp(-loss):.6f} {(1 + 1) / (2 + 256):.6f}")
+    0.007752 0.007752
+
+    Args:
+        text: Tokens to count. # [num_tokens]
+        previous: Tokens.
+        following: The token after each of them; of the same shape.
+        vocabulary_size: Tokens are below it.
+        ignored: A token that is never to be predicted, if there is such.
+    """
+    size = vocabulary_size
+    asked, indices = np.unique(
+        previous.astype(np.int64) * size + following, return_inverse=True
+    )
+    counts, totals = np.zeros(len(asked), np.int64), np.zeros(size, np.int64)
+    for first in range(0, len(text) - 1, _BLOCK):
+        block = text[first : first + _BLOCK + 1].astype(np.int64)
+        before, after = block[:-1], block[1:]
+        if ignored is not None:
+            before, after = before[after != ignored], after[after != ignored]
+        totals += np.bincount(before, minlength=size)
+        pairs, occurrences = np.unique(before * size + after, return_counts=True)
+        _, ours, theirs = np.intersect1d(
+            asked, pairs, assume_unique=True, return_indices=True
+        )
+        counts[ours] += occurrences[theirs]
+    seen = counts[indices].reshape(previous.shape) + 1
+    possible = totals[previous] + size - (ignored is not None)
+    return float(-np.log(seen / possible).mean())
 
 
 def _shown(text: bytes) -> str:

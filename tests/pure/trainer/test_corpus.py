@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -114,32 +115,53 @@ def test_splits_do_not_overlap_and_do_not_change(library: dict[str, bytes]) -> N
     assert library["validation"][:5000] not in library["train"]
 
 
-def test_the_bigram_model_counts_add_one_smoothed() -> None:
-    chances = np.exp(language_model.fit_bigrams(np.frombuffer(b"abaab", np.uint8)))
-    a, b = b"ab"
-    # `a` is followed by b, a, b; `b` by a.
-    assert chances[a, b] == pytest.approx((2 + 1) / (3 + 256))
-    assert chances[a, a] == pytest.approx((1 + 1) / (3 + 256))
-    assert chances[b, a] == pytest.approx((1 + 1) / (1 + 256))
-    assert chances[b, b] == pytest.approx(1 / (1 + 256))
-    assert chances[0, 0] == pytest.approx(1 / 256)
-    assert chances.sum(axis=1) == pytest.approx(np.ones(256))
+def _table(text: bytes, *, ignored: int | None = None) -> np.ndarray:
+    """Returns P(next | previous) of bytes, add-one smoothed, `[256, 256]`."""
+    counts = np.ones([256, 256])
+    for previous, following in itertools.pairwise(text):
+        counts[previous, following] += 1
+    if ignored is not None:
+        counts[:, ignored] = 0
+    return counts / counts.sum(axis=1, keepdims=True)
 
 
-def test_the_bigram_model_never_predicts_what_is_ignored() -> None:
-    a, b = b"ab"
-    chances = np.exp(
-        language_model.fit_bigrams(np.frombuffer(b"abaab", np.uint8), ignored=a)
+def _bigram(text: bytes, asked: bytes, **settings: int) -> float:
+    tokens, pairs = (np.frombuffer(each, np.uint8) for each in (text, asked))
+    return language_model.bigram_cross_entropy(
+        tokens, pairs[:-1], pairs[1:], vocabulary_size=256, **settings
     )
-    assert chances[a, b] == pytest.approx((2 + 1) / (2 + 255))
-    assert not chances[:, a].any()
-    assert chances.sum(axis=1) == pytest.approx(np.ones(256))
 
 
 def test_the_bigram_cross_entropy_is_that_worked_out_by_hand() -> None:
-    fitted = language_model.fit_bigrams(np.frombuffer(b"abaab", np.uint8))
-    text = np.frombuffer(b"abb", np.uint8)
+    # `a` is followed by b, a, b; `b` by a.
     expected = -(math.log(3 / 259) + math.log(1 / 257)) / 2
-    assert language_model.bigram_cross_entropy(
-        fitted, text[:-1], text[1:]
-    ) == pytest.approx(expected)
+    assert _bigram(b"abaab", b"abb") == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("block", [1, 7, 1000])
+@pytest.mark.parametrize("ignored", [None, 3])
+def test_the_bigram_model_is_that_of_the_whole_table(
+    block: int, ignored: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(language_model, "_BLOCK", block)
+    random = np.random.default_rng(0)
+    text, asked = (random.integers(0, 5, 300).astype(np.uint8) for _ in range(2))
+    table = _table(text.tobytes(), ignored=ignored)
+    pairs = asked.reshape(2, -1, 3)
+    previous, following = pairs
+    if ignored is not None:
+        counted = following != ignored
+        previous, following = previous[counted], following[counted]
+    received = language_model.bigram_cross_entropy(
+        text, previous, following, vocabulary_size=256, ignored=ignored
+    )
+    assert received == pytest.approx(-np.log(table[previous, following]).mean())
+
+
+def test_the_bigram_model_of_a_large_vocabulary_needs_no_table_of_it() -> None:
+    # A table of 2 ** 17 squared counts would be of 128 GiB.
+    text = np.array([100_000, 7, 100_000, 7, 131_071], np.int32)
+    received = language_model.bigram_cross_entropy(
+        text, text[:1], text[1:2], vocabulary_size=1 << 17
+    )
+    assert received == pytest.approx(-math.log(3 / (2 + (1 << 17))))
