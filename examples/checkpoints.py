@@ -2,7 +2,7 @@
 
     python examples/checkpoints.py
 
-It needs no GPU, takes 10 seconds, and ends with:
+It needs no GPU, takes 10 seconds, writes into `checkpoints/`, and ends with:
 
     pipelined_layer: 4 stages, 4 microbatches, remat=stage
     stage  device  layers            parameters  weights    slots  share
@@ -14,7 +14,6 @@ It needs no GPU, takes 10 seconds, and ends with:
     four, back  0.998 0.981
 """
 
-import tempfile
 from pathlib import Path
 
 import keras
@@ -24,7 +23,8 @@ import tfgpipe
 
 tfgpipe.make_logical_cpus(4)
 keras.utils.set_random_seed(0)
-folder = Path(tempfile.mkdtemp())
+folder = Path("checkpoints")
+folder.mkdir(exist_ok=True)
 
 random = np.random.default_rng(0)
 x = random.standard_normal((64, 16), dtype="float32")
@@ -40,9 +40,8 @@ layers = [keras.layers.Dense(16, activation="relu") for _ in range(8)]
 plain = keras.Sequential([keras.Input((16,)), *layers])
 plain.compile(keras.optimizers.Adam(1e-2), "mse")
 train(plain)
-plain.save(
-    folder / "plain.keras"
-)  # Weights, Adam's moments, what it was compiled with.
+# A `.keras` file has weights, Adam's moments, and what the model was compiled with.
+plain.save(folder / "plain.keras")
 expected = [train(plain), train(plain)]  # What an undisturbed run goes on with.
 
 loaded = keras.saving.load_model(folder / "plain.keras")
@@ -50,9 +49,8 @@ four = tfgpipe.pipeline(loaded, num_stages=4, num_microbatches=4, schedule="1f1b
 received = [train(four)]
 print(tfgpipe.stage_table(four))
 
-four.save(folder / "four.keras")  # Loads with its stages, where tfgpipe is installed.
 back = four.unpipelined()  # A `keras.Sequential` with the same weights.
-back.compile(four.optimizer, four.loss)
+back.compile(four.optimizer, four.loss)  # With the optimizer, so with its moments.
 back.save(folder / "back.keras")  # Loads without tfgpipe.
 received.append(train(keras.saving.load_model(folder / "back.keras")))
 

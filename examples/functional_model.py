@@ -5,15 +5,15 @@
 It needs no GPU, takes 15 seconds, and ends with:
 
     3 stages, 4 microbatches of 8 examples, remat=stage, schedule=1f1b, partition as given
-    stage  layers                parameters   FLOPs     memory   receives  share
-    0      conv2d_3                     448   7.3 M  135.0 KiB        0 B   8.7%
-    1      conv2d_4                   2,320  37.9 M  420.2 KiB  128.0 KiB  45.5%
-    2      conv2d_5 .. kind (8)       4,772  38.3 M  590.7 KiB  256.0 KiB  45.8%
-    imbalance 1.375, bubble 43.9%, 590.7 KiB on the fullest device
-    kind_accuracy  plain 1.00  pipeline 1.00
-    kind_loss      plain 0.21  pipeline 0.21
-    loss           plain 0.63  pipeline 0.63
-    price_loss     plain 0.41  pipeline 0.41
+    stage  layers                 parameters   FLOPs     memory   receives  share
+    0      conv2d_6, conv2d_7          2,768  45.2 M  299.2 KiB        0 B  22.9%
+    1      conv2d_8, conv2d_9          4,640  75.9 M  584.5 KiB  128.0 KiB  38.5%
+    2      conv2d_10 .. kind (9)       7,092  76.2 M  754.9 KiB  256.0 KiB  38.6%
+    imbalance 1.159, bubble 38.2%, 754.9 KiB on the fullest device
+    kind_accuracy  plain 0.99  pipeline 0.99
+    kind_loss      plain 0.30  pipeline 0.30
+    loss           plain 0.69  pipeline 0.69
+    price_loss     plain 0.39  pipeline 0.39
     After five epochs all weights equal those of the plain model.
 """
 
@@ -31,7 +31,7 @@ def make_model() -> keras.Model:
     image = keras.Input((16, 16, 3), name="image")
     facts = keras.Input((4,), name="facts")
     x = stem = keras.layers.Conv2D(16, 3, padding="same", activation="relu")(image)
-    for _ in range(2):
+    for _ in range(5):
         x = keras.layers.Conv2D(16, 3, padding="same", activation="relu")(x)
     x = keras.layers.GlobalAveragePooling2D()(x + stem)
     y = keras.layers.Dense(16, activation="relu")(facts)
@@ -72,5 +72,5 @@ for name in expected:
         f"{name:14} plain {expected[name][-1]:.2f}  pipeline {received[name][-1]:.2f}"
     )
 for a, b in zip(plain.get_weights(), pipelined.get_weights(), strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-3)
+    np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 print("After five epochs all weights equal those of the plain model.")

@@ -2,7 +2,8 @@
 
     python examples/gpt2_lora.py
 
-It needs no GPU but keras-hub (`pip install keras-hub`), takes 20 seconds, and ends with:
+It needs no GPU but keras-hub (`pip install keras-hub`), takes 20 seconds, and
+ends with:
 
     pipelined_layer: 4 stages, 4 microbatches, remat=stage
     stage  device  layers                                                   parameters   weights     slots  share
@@ -15,7 +16,8 @@ It needs no GPU but keras-hub (`pip install keras-hub`), takes 20 seconds, and e
     the loss fell from 9.2 to 4.1
 
 The weights are random and the model is small, so that nothing is downloaded. For the
-real one replace the backbone by `keras_hub.models.Backbone.from_preset("gpt2_base_en")`.
+real one replace the backbone by `keras_hub.models.Backbone.from_preset("gpt2_base_en")`,
+and leave its embeddings as they are. `counting.lora.h5` has what was trained.
 """
 
 import keras
@@ -58,7 +60,6 @@ x = {"token_ids": tokens[:, :-1], "padding_mask": np.ones((64, LENGTH), "bool")}
 
 frozen = [weight.numpy() for weight in pipelined.non_trainable_weights]
 history = pipelined.fit(x, tokens[:, 1:], batch_size=32, epochs=10, verbose=0)
-
 losses = history.history["loss"]
 
 print(tfgpipe.stage_table(pipelined))

@@ -28,10 +28,10 @@ tfgpipe.make_logical_cpus(K)
 
 
 def eager_1f1b(num_stages: int, num_microbatches: int) -> tfgpipe.Schedule:
-    """Returns 1F1B with 2 (K - k) - 1 microbatches in flight on stage k (not K - k).
+    """Returns 1F1B with up to 2 (K - k) - 1 microbatches in flight on stage k.
 
-    A stage then need not wait while a result is on its way, if that takes no longer
-    than a forward.
+    1F1B has K - k. With more of them a stage has something to do while a result is on
+    its way ("eager 1F1B", Zhuang et al. 2022).
     """
     orders = []
     for k in range(num_stages):
@@ -72,15 +72,15 @@ def train(schedule: tfgpipe.Schedule | None) -> list[float]:
     """Returns the losses under a schedule, or of the plain model."""
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(16, activation="relu") for _ in range(6)]
-    model = keras.Sequential(layers)
-    if schedule is not None:
+    if schedule is None:
+        model = keras.Sequential(layers)
+    else:
         model = tfgpipe.PipelinedModel(
             layers, num_stages=K, num_microbatches=M, schedule=schedule
         )
     model.compile("adam", "mse")
-    return model.fit(x, x, batch_size=24, epochs=2, shuffle=False, verbose=0).history[
-        "loss"
-    ]
+    history = model.fit(x, x, batch_size=24, epochs=2, shuffle=False, verbose=0)
+    return history.history["loss"]
 
 
 np.testing.assert_allclose(train(mine), train(None), rtol=1e-4)

@@ -39,7 +39,7 @@ def make_model() -> keras.Model:
 keras.config.set_dtype_policy("mixed_bfloat16")
 workload = planner.read(make_model)  # Traced once, for the two searches.
 
-# A GPU of the table, and the same with half the memory and a slower network.
+# A GPU of the table, and the same with a quarter of the memory and a slower network.
 a100 = planner.TABLE["a100-80g"]
 small = dataclasses.replace(
     a100,

@@ -4,8 +4,8 @@
 
 It needs no GPU, takes 30 seconds, and ends with:
 
-    stage 0: replica 0 on CPU:0 + CPU:1, replica 1 on CPU:4 + CPU:5
-    stage 1: replica 0 on CPU:2 + CPU:3, replica 1 on CPU:6 + CPU:7
+    stage 0 on CPU:0 + CPU:1, CPU:4 + CPU:5
+    stage 1 on CPU:2 + CPU:3, CPU:6 + CPU:7
     losses on one device     1.622 0.508
     losses on eight devices  1.622 0.508
 """
@@ -51,8 +51,8 @@ alone.compile(keras.optimizers.Adam(1e-2), "mse")
 expected = alone.fit(x, y, **arguments).history["loss"]
 
 for k in range(2):
-    shards = strategy.mesh.short_names(k).split(", ")
-    print(f"stage {k}: replica 0 on {shards[0]}, replica 1 on {shards[1]}")
+    # Shards are joined by a plus sign, replicas by a comma.
+    print(f"stage {k} on {strategy.mesh.short_names(k)}")
 np.testing.assert_allclose(received, expected, rtol=1e-4)
 print("losses on one device    ", *(f"{loss:.3f}" for loss in expected))
 print("losses on eight devices ", *(f"{loss:.3f}" for loss in received))
