@@ -534,15 +534,6 @@ STATE = (
             "test_freezing_a_layer_without_weights_of_its_own_is_noticed",
         ),
     ),
-    Fault(
-        "a layer that was unfrozen inside a frozen one is not trained",
-        "tfgpipe/capture/interpreter.py",
-        "trainable = unique(v for v in variables if v.trainable)",
-        "trainable = unique(v for x in owners for v in x.trainable_variables)",
-        (
-            "tests/models/test_pipelined_losses.py::"
-            "test_an_inner_layer_that_is_unfrozen_in_a_frozen_one_trains",
-        ),
     ),
 )
 
