@@ -100,7 +100,7 @@ docs: $(DEV_INSTALLED)
 
 clean:
 	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find tfgpipe params trainer tests benchmarks docs -name __pycache__ -prune \
+	find tfgpipe params trainer tests benchmarks docs examples -name __pycache__ -prune \
 		-exec rm -rf {} +
 
 # Without build isolation an environment that already holds every requirement

@@ -20,7 +20,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],
-    # `params`, `trainer`, `tests` and `benchmarks` run from the checkout.
+    # `params`, `trainer`, `examples`, `tests` and `benchmarks` run from the checkout.
     packages=find_packages(include=["tfgpipe", "tfgpipe.*"]),
     package_data={"tfgpipe": ["py.typed"]},
     # `typing.dataclass_transform` is new in Python 3.11.

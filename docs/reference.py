@@ -61,6 +61,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "TPUPipelineStrategy",
         "place_optimizer",
         "ShardingSpec",
+        "devices.Mesh",
     ),
     "Schedules as values": ("Schedule", "Action", "schedules.draw"),
     "Simulation": (

@@ -228,7 +228,7 @@ class PipelinedLayer(keras.layers.Layer):
 
     @property
     def mesh(self) -> Mesh:
-        """The devices, `[replica][stage][shard]`."""
+        """The devices: `mesh.devices[replica][stage][shard]`."""
         return self._placement.mesh
 
     @property

@@ -161,7 +161,7 @@ class PipelinedModel(keras_internals.Replicated):
 
     @property
     def mesh(self) -> Mesh:
-        """The devices, `[replica][stage][shard]`."""
+        """The devices: `mesh.devices[replica][stage][shard]`."""
         return self.pipelined.mesh
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:

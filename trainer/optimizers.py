@@ -139,7 +139,7 @@ def _is_finite(gradient: Any) -> tf.Tensor:
 def apply_if_finite(rule: type[keras.optimizers.Optimizer]) -> Any:
     """Returns an optimizer class that leaves out steps that are not finite.
 
-    >>> optimizer = guarded(keras.optimizers.SGD)(0.5)
+    >>> optimizer = apply_if_finite(keras.optimizers.SGD)(0.5)
     >>> weight = keras.Variable(1.0)
     >>> optimizer.build([weight])
     >>> optimizer.apply([tf.constant(1.0)])

@@ -91,6 +91,31 @@ def test_nothing_to_train():
     assert_fits_the_same(models, X, Y)
 
 
+def test_an_inner_layer_that_is_unfrozen_in_a_frozen_one_trains():
+    """LoRA leaves layers so: `Backbone.enable_lora` of keras-hub, for one."""
+
+    def unfrozen():
+        model = keras.Sequential(
+            [
+                keras.Input((5,)),
+                layers.Reshape((5, 1)),
+                layers.TimeDistributed(layers.Dense(2)),
+                layers.Flatten(),
+                layers.Dense(3),
+            ]
+        )
+        model.layers[1].trainable = False
+        model.layers[1].layer.trainable = True
+        model.layers[3].trainable = False
+        return model
+
+    models = both(unfrozen, lambda: {"optimizer": sgd(), "loss": "mse"})
+    assert len(models[1].trainable_weights) == 2
+    before = models[1].trainable_weights[0].numpy()
+    assert_fits_the_same(models, X, Y)
+    assert (models[1].trainable_weights[0].numpy() != before).any()
+
+
 def test_freezing_after_a_first_step_is_noticed():
     models = both(small, lambda: {"optimizer": sgd(), "loss": "mse"})
     for trainable in (True, False):

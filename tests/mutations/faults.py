@@ -534,6 +534,7 @@ STATE = (
             "test_freezing_a_layer_without_weights_of_its_own_is_noticed",
         ),
     ),
+    ),
 )
 
 DEVICES = (

@@ -104,11 +104,11 @@ def layer_variables(
         captured: Variables that they use though those of other layers.
     """
     owners = [layer for layer in layers if isinstance(layer, keras.layers.Layer)]
-    trainable = [v for layer in owners for v in layer.trainable_variables]
-    other = [v for layer in owners for v in layer.non_trainable_variables]
-    for variable in captured:
-        (trainable if variable.trainable else other).append(variable)
-    return unique(trainable), unique(other)
+    # Not `layer.trainable_variables`: a frozen layer has none, though a layer inside it
+    # may have been unfrozen since, as LoRA does. A Keras model trains that one.
+    variables = [*(v for layer in owners for v in layer.variables), *captured]
+    trainable = unique(v for v in variables if v.trainable)
+    return trainable, unique(v for v in variables if not v.trainable)
 
 
 def _call(

@@ -86,7 +86,7 @@ class MultiWorkerPipelineStrategy(
 
     @property
     def mesh(self) -> Mesh:
-        """The devices, `[replica][stage][shard]`, one shard each."""
+        """The devices: `mesh.devices[replica][stage][0]`, one shard each."""
         return self._mesh
 
     @property

@@ -31,7 +31,8 @@ def place_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     rows.
 
     Under `fit` a pipeline does this to the model's own optimizer. Call it on an
-    optimizer of your own, for a custom training loop, before its first step.
+    optimizer of your own, for a custom training loop, before its first step. It changes
+    the optimizer in place.
 
     Example:
 

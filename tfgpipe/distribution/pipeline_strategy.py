@@ -149,7 +149,7 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
 
     @property
     def mesh(self) -> Mesh:
-        """The devices, `[replica][stage][shard]`."""
+        """The devices: `mesh.devices[replica][stage][shard]`."""
         return self._mesh
 
     @property

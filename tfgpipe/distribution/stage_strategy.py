@@ -19,7 +19,7 @@ class StageStrategy(abc.ABC):
     @property
     @abc.abstractmethod
     def mesh(self) -> Mesh:
-        """The devices, `[replica][stage][shard]`."""
+        """The devices: `mesh.devices[replica][stage][shard]`."""
 
     @property
     @abc.abstractmethod

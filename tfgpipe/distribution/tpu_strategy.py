@@ -100,7 +100,7 @@ class TPUPipelineStrategy(tf.distribute.TPUStrategy, StageStrategy):
 
     @property
     def mesh(self) -> Mesh:
-        """The devices, `[replica][stage][shard]`, one shard each."""
+        """The devices: `mesh.devices[replica][stage][0]`, one shard each."""
         return self._mesh
 
     @property

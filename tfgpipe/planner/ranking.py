@@ -66,7 +66,8 @@ class SearchResult:
     Attributes:
         request: The model and the devices.
         best: The fastest that fit, the first first; empty if nothing fits.
-        rejected: Why the others are not among them.
+        rejected: Why the others are not among them: groups of these by `name`, such as
+            `"K=1"`, each with its best `config` and a `reason`.
         closest: Of those that do not fit, the one that needs least; None if all fit.
         num_configs: How many there are.
         num_fitting: How many of them fit.

@@ -49,8 +49,8 @@ def write_date(date: datetime.date, form: str) -> str:
     """Returns a date in one of the `FORMATS`.
 
     >>> date = datetime.date(2024, 3, 9)
-    >>> for form in FORMATS[3:8]:
-    ...     print(write(date, form))
+    >>> for form in DATE_FORMATS[3:8]:
+    ...     print(write_date(date, form))
     Saturday, March 9th, 2024
     the 9th of March 2024
     9 Mar 2024

@@ -16,7 +16,13 @@ from tfgpipe.schedules.schedule import draw
 
 ROOT = Path(__file__).resolve().parents[3]
 README = ROOT / "README.md"
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+DOCUMENTS = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "examples").glob("*.md"),
+    ]
+)
 
 
 def blocks(document: Path, *languages: str) -> list[str]:
