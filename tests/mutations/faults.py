@@ -534,7 +534,6 @@ STATE = (
             "test_freezing_a_layer_without_weights_of_its_own_is_noticed",
         ),
     ),
-    ),
 )
 
 DEVICES = (
