@@ -45,15 +45,17 @@ def table(experiment: Experiment, folder: Path) -> str:
         ("float", _accuracy(plain), path),
         ("fake-quant", _accuracy(model), None),
     ]
+    identical: dict[str, str] = {}  # Outputs, beside those of the model.
     for name, of, examples in (
         ("int8", model, None),
         ("int8, calibrated", plain, calibration_examples(plain_experiment)),
     ):
         file = folder / f"{name.replace(', ', '-')}.tflite"
         tfgpipe.export_int8(of, file, examples)
-        accuracy = quantization.compare(of, file, test).int8_accuracy
-        assert accuracy is not None  # There are labels.
-        rows.append((name, accuracy, file))
+        compared = quantization.compare(of, file, test)
+        assert compared.int8_accuracy is not None  # There are labels.
+        rows.append((name, compared.int8_accuracy, file))
+        identical[name] = f"{compared.num_identical / compared.num_outputs:.1%}"
     by_keras = quantization.quantize_after_training(plain)
     by_keras.save(folder / "keras-int8.keras")
     rows.append(("Keras' quantize", _accuracy(by_keras), folder / "keras-int8.keras"))
@@ -64,6 +66,7 @@ def table(experiment: Experiment, folder: Path) -> str:
             {
                 "model": name,
                 "test accuracy": f"{accuracy:.2%}",
+                "identical outputs": identical.get(name, ""),
                 "size": "" if file is None else readable_bytes(file.stat().st_size),
                 "of float": ""
                 if file is None

@@ -34,8 +34,8 @@ class Mine(Experiment):
 
     width: int = field(default=64, at_least=1, help="Units of a hidden layer.")
     pipelining: Pipelining = Pipelining(num_stages=2, num_microbatches=4)
-    training: Training = Training(num_steps=500, batch_size=64, log_every=100)
-    evaluation: Evaluation = Evaluation(num_batches=8)
+    training: Training = Training(num_steps=500, batch_size=64, log_every=25)
+    evaluation: Evaluation = Evaluation(steps=100, num_batches=8)
 
     def network(self) -> keras.Model:
         """Returns a Sequential or Functional model, from inputs to logits."""
@@ -59,7 +59,10 @@ class Mine(Experiment):
 
 
 class FromDataset(Mine):
-    """The same from a `tf.data.Dataset` of single examples."""
+    """The same from a `tf.data.Dataset` of single examples.
+
+    Time:      20 seconds.
+    """
 
     def examples(self, split: Split) -> Any:
         """Returns a dataset; a seed makes a run that was stopped go on exactly."""
@@ -73,6 +76,8 @@ class FromItems(Mine):
     """The same from what has `len(items)` and `items[i]`, such as a list.
 
     With `training.num_workers` processes that read ahead.
+
+    Time:      20 seconds.
     """
 
     def examples(self, split: Split) -> Any:
@@ -81,7 +86,10 @@ class FromItems(Mine):
 
 
 class OwnClass(Mine):
-    """The same with a model class, whose `call` consists of layers and `keras.ops`."""
+    """The same with a model class, whose `call` consists of layers and `keras.ops`.
+
+    Time:      20 seconds.
+    """
 
     def network(self) -> keras.Model:
         """Returns what the class does as a Functional model."""
