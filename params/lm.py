@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from trainer.config import Optimizer, Pipelining, Saving, Training
 from trainer.data.corpus import Corpus
-from trainer.tasks.language_model import LanguageModel, Transformer
+from trainer.models.sizes import Transformer
+from trainer.tasks.language_model import LanguageModel
 
 
 class Tiny(LanguageModel):

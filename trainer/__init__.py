@@ -1,6 +1,7 @@
 """The trainer: `python -m trainer` lists what there is to train.
 
 main         from the command line to an exit status
+flags        the command line
 listing      the experiments there are to run, one line each
 doctor       what is read off a machine before a run
 findings     what that means for training

@@ -15,8 +15,8 @@ from trainer.errors import CheckpointError
 from trainer.evaluate import comparison, decode, evaluate, evaluate_each
 from trainer.experiment import Experiment
 from trainer.export import export
+from trainer.flags import Flags
 from trainer.hosts import ALONE, Coordinator, Hosts
-from trainer.main import Flags
 from trainer.stopping import Stopping
 from trainer.tools import benchmark
 from trainer.train import Options, build, print_plan, show_mesh, train

@@ -17,8 +17,9 @@ from trainer.data.corpus import START, pack
 from trainer.experiment import experiments as experiments_here
 from trainer.experiment import find
 from trainer.hyperparams import HyperparameterError, from_text, to_text
+from trainer.models.sizes import Transformer
 from trainer.models.transformer import Block, Positions
-from trainer.tasks.language_model import Sampling, Transformer
+from trainer.tasks.language_model import Sampling
 
 
 @pytest.fixture

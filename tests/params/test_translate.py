@@ -13,8 +13,9 @@ from tests.helpers import compare, experiments
 from trainer.data import text_pairs
 from trainer.experiment import find
 from trainer.hyperparams import HyperparameterError, override
+from trainer.models.sizes import EncoderDecoder
 from trainer.tasks import translation
-from trainer.tasks.translation import EncoderDecoder, Translation
+from trainer.tasks.translation import Translation
 
 TARGET_LENGTH = 7
 

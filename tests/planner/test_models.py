@@ -68,7 +68,7 @@ def test_blocks_that_can_be_sharded_are_known():
 
 
 def test_the_formula_of_a_transformer_is_near_the_traced_one():
-    from trainer.tasks.language_model import Transformer
+    from trainer.models.sizes import Transformer
 
     sizes = Transformer(num_layers=1, width=64, num_heads=4, mlp_width=256, context=32)
 

@@ -102,6 +102,22 @@ def test_imports_make_no_circle() -> None:
     graphlib.TopologicalSorter(_graph()).prepare()
 
 
+def test_imports_of_the_trainer_make_no_circle() -> None:
+    """Those in functions, and for types alone, count as well."""
+    names = {
+        f"{top}.{name}".removesuffix(".__init__"): path
+        for top in ("trainer", "params")
+        for name, path in modules(top).items()
+    }
+    graph: dict[str, set[str]] = {}
+    for name, path in names.items():
+        # `from trainer.data import batches` names a module, `from trainer.data.batches
+        # import HostShard` a thing in one.
+        found = [x if x in names else x.rpartition(".")[0] for x in imports(path)]
+        graph[name] = {x for x in found if x in names}
+    graphlib.TopologicalSorter(graph).prepare()
+
+
 @pytest.mark.parametrize("top", ["tfgpipe", "params", "trainer", "benchmarks", "docs"])
 def test_a_package_is_entered_by_its_door(top: str) -> None:
     """Neither `from tfgpipe.x.y import z` nor, if `y` is not exported, `x import y`."""

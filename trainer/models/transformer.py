@@ -20,8 +20,7 @@ import tfgpipe
 
 if TYPE_CHECKING:
     from tfgpipe.quantization import QuantizeConfig
-    from trainer.tasks.language_model import Transformer
-    from trainer.tasks.translation import EncoderDecoder
+    from trainer.models.sizes import EncoderDecoder, Transformer
 
 
 ops = keras.ops

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,51 +14,13 @@ from trainer.data.corpus import Corpus
 from trainer.data.tokenizers import BYTES, Tokenizer
 from trainer.experiment import Experiment, Split
 from trainer.hyperparams import HyperparameterError, Hyperparams, field
+from trainer.models.sizes import Transformer
 
 if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
     from tfgpipe.quantization import QuantizeConfig
-
-
-def check_heads(*, width: int, num_heads: int) -> None:
-    """Checks that heads share the width.
-
-    Raises:
-        HyperparameterError: If they cannot.
-    """
-    if width % num_heads:
-        raise HyperparameterError(
-            f"width: expected a multiple of num_heads={num_heads}; received {width}."
-        )
-
-
-class Transformer(Hyperparams):
-    """A decoder-only transformer with learnt positions and norms before each block."""
-
-    num_layers: int = field(default=4, at_least=1, help="Number of transformer blocks.")
-    width: int = field(default=128, at_least=1, help="Embedding dimension (d_model).")
-    num_heads: int = field(default=4, at_least=1, help="Number of attention heads.")
-    mlp_width: int = field(
-        default=512, at_least=1, help="Hidden dimension of the MLP (d_ff)."
-    )
-    context: int = field(
-        default=128, at_least=1, help="Context length in tokens (bytes by default)."
-    )
-    dropout: float = field(
-        default=0.0,
-        at_least=0,
-        less_than=1,
-        help="Dropout rate.",
-    )
-    softmax: Literal["tied", "untied"] = field(
-        default="untied", help="tied: the embedding table is the output layer."
-    )
-
-    def validate(self) -> None:
-        """Checks that the heads share the width."""
-        check_heads(width=self.width, num_heads=self.num_heads)
 
 
 class Sampling(Hyperparams):

@@ -1,0 +1,167 @@
+"""The command line of the trainer."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import absl.flags
+
+from tfgpipe.cluster import WORKERS_VARIABLE
+from trainer.errors import UsageError
+
+MODES = (
+    "train_and_eval",
+    "train",
+    "eval",
+    "decode",
+    "export",
+    "benchmark",
+    "inspect",
+    "tokenizer",
+    "describe",
+    "diff",
+    "doctor",
+)
+
+
+HELP = """\
+Trains an experiment of params/: python -m trainer --params=NAME --logdir=DIR
+
+  --params=NAME   the experiment; without any flag those there are are listed
+  --logdir=DIR    the run's folder; a run that was stopped goes on from there
+  --set=A.B=C     change a hyperparameter, as data.files='own/*'; repeatable
+  --mode=MODE     train_and_eval (the default), or train alone
+                  eval  decode  export  a checkpoint, by DIR's own params.txt
+                  benchmark  time steps       inspect   stages, costs, mesh
+                  tokenizer  train data.tokenizer's file on the training split
+                  describe  hyperparameters   diff A B  of experiments, or runs
+                  doctor  what would be slow or fail on this machine
+  --checkpoint=N  the step to eval, decode or export; or latest, or best
+  --follow        eval each new checkpoint until the run ends
+  --dry_run       build, make one step on zeros, print the plan
+  --allow_changes go on with DIR's run with other hyperparameters
+  --trace_steps=A,B  --profile_steps=A,B  time devices, or profile, from A to B
+  --cluster=HOST:PORT,...  or  --tpu=NAME --tpu_zone=ZONE  run there
+  --hosts=HOST:PORT,... --host=I  one replica on each host; this is the I-th
+  --device=cpu    train on the CPU, though there are GPUs
+  --help          print this
+Exit status
+  0  done                       3  diverged: loss or gradient not finite
+  1  a crash, or wrong flags    42  stopped by a signal, all saved: start again
+  2  wrong or changed           75  a worker is not there, or gone:
+     hyperparameters                the same command goes on
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """The values of the flags."""
+
+    params: str
+    logdir: str
+    mode: str
+    set: list[str]
+    checkpoint: str
+    follow: bool
+    dry_run: bool
+    allow_changes: bool
+    tpu: str
+    tpu_zone: str
+    cluster: str
+    hosts: str
+    device: str
+    host: int | None
+    trace_steps: tuple[int, int] | None
+    profile_steps: tuple[int, int] | None
+    help: bool
+    compared: tuple[str, ...] = ()
+
+
+def define() -> absl.flags.FlagValues:
+    """Returns the trainer's flags, without those that other modules define."""
+    flags = absl.flags.FlagValues()
+    flags.set_gnu_getopt(True)
+    # `HELP` says what they mean.
+    absl.flags.DEFINE_enum("mode", MODES[0], MODES, None, flag_values=flags)
+    absl.flags.DEFINE_multi_string("set", [], None, flag_values=flags)
+    absl.flags.DEFINE_enum("device", "auto", ("auto", "cpu"), None, flag_values=flags)
+    # The supervisor, `python -m tfgpipe.cluster launch`, says it in the environment.
+    cluster = os.environ.get(WORKERS_VARIABLE, "")
+    names = ("params", "logdir", "tpu", "tpu_zone", "hosts")
+    texts = {**dict.fromkeys(names, ""), "cluster": cluster}
+    for name, default in {**texts, "checkpoint": "latest"}.items():
+        absl.flags.DEFINE_string(name, default, None, flag_values=flags)
+    absl.flags.DEFINE_integer("host", None, None, flag_values=flags)
+    for name in ("trace_steps", "profile_steps"):
+        absl.flags.DEFINE_list(name, [], None, flag_values=flags)
+    for name in ("follow", "dry_run", "allow_changes"):
+        absl.flags.DEFINE_bool(name, False, None, flag_values=flags)
+    absl.flags.DEFINE_bool("help", False, None, short_name="h", flag_values=flags)
+    return flags
+
+
+def parse(argv: Sequence[str]) -> Flags:
+    """Returns the flags of a command line, program name first.
+
+    Raises:
+        UsageError: If a flag is unknown or wrong, or something is no flag.
+    """
+    values = define()
+    try:
+        stray = values(argv)[1:]
+    except absl.flags.Error as error:
+        raise UsageError(str(error)) from None
+    compares = values["mode"].value == "diff"
+    if compares and len(stray) != 2:
+        raise UsageError(
+            "Expected --mode=diff A B, each the name of an experiment or the folder of "
+            f"a run; received {' '.join(stray) or 'neither'}."
+        )
+    if stray and not compares:
+        raise UsageError(
+            f"Expected flags only, such as --params=lm.Tiny; received {stray[0]!r}."
+        )
+    if values["tpu_zone"].value and not values["tpu"].value:
+        raise UsageError("Expected --tpu=NAME, which --tpu_zone=ZONE is the zone of.")
+    if values["device"].value == "cpu" and (
+        values["tpu"].value or values["cluster"].value
+    ):
+        raise UsageError(
+            "Expected --device=cpu without --tpu and --cluster, as it is about the "
+            "devices of this machine."
+        )
+    if values["follow"].value and values["mode"].value != "eval":
+        raise UsageError("Expected --mode=eval, which --follow is of.")
+    _check_checkpoint(values["checkpoint"].value)
+    own = [each.name for each in dataclasses.fields(Flags) if each.name in values]
+    chosen: dict[str, Any] = {name: values[name].value for name in own}
+    for name in ("trace_steps", "profile_steps"):
+        chosen[name] = _steps(name, chosen[name])
+    return Flags(**chosen, compared=tuple(stray))
+
+
+def _check_checkpoint(text: str) -> None:
+    if text not in ("latest", "best") and not text.isdigit():
+        raise UsageError(
+            f"Expected --checkpoint=latest, best, or a step; received {text!r}."
+        )
+
+
+def _steps(name: str, numbers: list[str]) -> tuple[int, int] | None:
+    """Returns the first and the last step of a flag, or None for none."""
+    if not numbers:
+        return None
+    try:
+        first, last = map(int, numbers)
+    except ValueError:
+        first = last = 0
+    if not 1 <= first <= last:
+        what = "time" if name == "trace_steps" else "profile"
+        raise UsageError(
+            f"Expected --{name}=A,B, the first and the last step to {what}; received "
+            f"{','.join(numbers)!r}."
+        )
+    return first, last

@@ -1,0 +1,72 @@
+"""Sizes of transformers, as hyperparameters. It loads no TensorFlow."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trainer.hyperparams import HyperparameterError, Hyperparams, field
+
+
+def check_heads(*, width: int, num_heads: int) -> None:
+    """Checks that heads share the width.
+
+    Raises:
+        HyperparameterError: If they cannot.
+    """
+    if width % num_heads:
+        raise HyperparameterError(
+            f"width: expected a multiple of num_heads={num_heads}; received {width}."
+        )
+
+
+class Transformer(Hyperparams):
+    """A decoder-only transformer with learnt positions and norms before each block."""
+
+    num_layers: int = field(default=4, at_least=1, help="Number of transformer blocks.")
+    width: int = field(default=128, at_least=1, help="Embedding dimension (d_model).")
+    num_heads: int = field(default=4, at_least=1, help="Number of attention heads.")
+    mlp_width: int = field(
+        default=512, at_least=1, help="Hidden dimension of the MLP (d_ff)."
+    )
+    context: int = field(
+        default=128, at_least=1, help="Context length in tokens (bytes by default)."
+    )
+    dropout: float = field(
+        default=0.0,
+        at_least=0,
+        less_than=1,
+        help="Dropout rate.",
+    )
+    softmax: Literal["tied", "untied"] = field(
+        default="untied", help="tied: the embedding table is the output layer."
+    )
+
+    def validate(self) -> None:
+        """Checks that the heads share the width."""
+        check_heads(width=self.width, num_heads=self.num_heads)
+
+
+class EncoderDecoder(Hyperparams):
+    """An encoder-decoder transformer, learnt positions, norms before each block."""
+
+    num_encoder_layers: int = field(
+        default=2, at_least=1, help="Number of encoder blocks."
+    )
+    num_decoder_layers: int = field(
+        default=2, at_least=1, help="Number of decoder blocks."
+    )
+    width: int = field(default=64, at_least=1, help="Embedding dimension (d_model).")
+    num_heads: int = field(default=4, at_least=1, help="Number of attention heads.")
+    mlp_width: int = field(
+        default=256, at_least=1, help="Hidden dimension of the MLP (d_ff)."
+    )
+    dropout: float = field(
+        default=0.0,
+        at_least=0,
+        less_than=1,
+        help="Dropout rate.",
+    )
+
+    def validate(self) -> None:
+        """Checks that the heads share the width."""
+        check_heads(width=self.width, num_heads=self.num_heads)
