@@ -3,10 +3,10 @@
     cp params/template.py params/mine.py
     python -m trainer --params=mine.Mine --logdir=runs/mine
 
-The file may be anywhere that Python can import: `--params=my_package.my_file.Mine`. All
-of `python -m trainer --mode=describe --params=mine.Mine` can be set in the class, as
-here, or by `--set=training.num_steps=500`. Keras is imported in the methods, so that
-`python -m trainer` lists experiments at once.
+The file may be wherever Python can import it, `--params=my_package.my_file.Mine`; in
+another folder with `PYTHONPATH=CHECKOUT`. All that `--mode=describe --params=mine.Mine`
+prints can be set in the class, or by `--set=training.num_steps=500`. Keras is imported
+in the methods, so that `python -m trainer` lists experiments at once.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from params import image
 from trainer.config import Evaluation, Pipelining, Training
 from trainer.experiment import Experiment, Split
 from trainer.hyperparams import field
@@ -33,9 +34,9 @@ class Mine(Experiment):
     """
 
     width: int = field(default=64, at_least=1, help="Units of a hidden layer.")
-    pipelining: Pipelining = Pipelining(num_stages=2, num_microbatches=4)
-    training: Training = Training(num_steps=500, batch_size=64, log_every=25)
-    evaluation: Evaluation = Evaluation(steps=100, num_batches=8)
+    pipelining = Pipelining(num_stages=2, num_microbatches=4)
+    training = Training(num_steps=500, batch_size=64, log_every=25)
+    evaluation = Evaluation(steps=100, num_batches=8)
 
     def network(self) -> keras.Model:
         """Returns a Sequential or Functional model, from inputs to logits."""
@@ -108,3 +109,28 @@ class OwnClass(Mine):
 
         inputs = keras.Input([3])
         return keras.Model(inputs, Residual(self.width).call(inputs))
+
+
+class OnImages(image.Digits):
+    """A network of your own on images, those of scikit-learn or your own.
+
+    Command:   python -m trainer --params=template.OnImages --logdir=runs/images
+               --set='data.files=PICTURES/*/*.png' --set=data.shape=32,32,3
+    Time:      20 seconds.
+    """
+
+    optimizer = image.Digits.optimizer.replace(learning_rate=1e-3)
+
+    def network(self) -> keras.Model:
+        """Returns the network, from pixels between 0 and 1 to logits."""
+        from keras import Input, Sequential, layers
+
+        return Sequential(
+            [
+                Input(self.data.shape),
+                layers.Conv2D(16, 3, padding="same", activation="relu"),
+                layers.GlobalAveragePooling2D(),
+                layers.Dense(64, activation="relu"),
+                layers.Dense(self.data.num_classes),
+            ]
+        )

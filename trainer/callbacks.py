@@ -42,11 +42,14 @@ class StepCallback(keras.callbacks.Callback):
 
     Args:
         first_step: Steps that were done before.
+
+    Attributes:
+        step: The step that has begun last.
     """
 
     def __init__(self, *, first_step: int) -> None:
         super().__init__()
-        self.first_step = first_step
+        self.first_step = self.step = first_step
 
     def begin(self, step: int) -> None:
         """Is called before a step."""
@@ -59,7 +62,8 @@ class StepCallback(keras.callbacks.Callback):
     ) -> None:
         """Makes the loss that Keras reports this step's, not a mean of several."""
         self.model.reset_metrics()
-        self.begin(self.first_step + batch + 1)
+        self.step = self.first_step + batch + 1
+        self.begin(self.step)
 
     def on_train_batch_end(
         self, batch: int, logs: Mapping[str, Any] | None = None

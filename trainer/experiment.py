@@ -99,6 +99,12 @@ class Experiment(Hyperparams, abc.ABC):
                     f"{type(self).__name__}: expected `network()` to return a "
                     f"keras.Model; received {network!r}."
                 )
+            if not network.built:
+                raise HyperparameterError(
+                    f"{type(self).__name__}: expected `network()` to return a model "
+                    "whose input is known; received a model that is not built. Begin a "
+                    "Sequential with keras.Input(shape)."
+                )
             network = self.precision.apply(network, self.quantize_rules)
             model = self.pipelining.build(network)
             metrics = self.metrics()

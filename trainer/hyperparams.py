@@ -8,7 +8,7 @@
 ...     model: Transformer = field(default=Transformer(), help="Network.")
 ...     seed: int = field(default=0, help="Seed of everything random.")
 >>> class Deep(Tiny):  # A subclass lists only what differs.
-...     model: Transformer = Transformer(num_layers=48)
+...     model = Transformer(num_layers=48)
 >>> print(describe(override(Deep(), ["model.dropout=0.1", "seed=7"])))
 model.num_layers  48   Number of blocks.
 model.dropout     0.1  Share of activations dropped.
@@ -28,6 +28,7 @@ itself, so a run could not be recognised by its hyperparameters.
 import ast
 import dataclasses
 import difflib
+import inspect
 import math
 import re
 import types
@@ -81,6 +82,12 @@ class Hyperparams:
     """Base class that makes each subclass a frozen, keyword-only dataclass."""
 
     def __init_subclass__(cls) -> None:
+        # A new default needs no annotation; it has that of the parent.
+        annotations = inspect.get_annotations(cls)
+        known = typing.get_type_hints(cls.__mro__[1])
+        for name in vars(cls).keys() & known.keys() - annotations.keys():
+            annotations = {**annotations, name: known[name]}
+        cls.__annotations__ = annotations
         for inherited in dataclasses.fields(cls):
             default = vars(cls).get(inherited.name, inherited)
             if not isinstance(default, dataclasses.Field):  # A new default.

@@ -97,8 +97,8 @@ def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
         names = ", ".join(experiments())
         raise UsageError(f"Expected --params=NAME, one of {names}.")
     if flags.mode == "describe":
-        print(f"{flags.params}: {inspect.getdoc(experiment)}\n")
-        print(hyperparams.describe(experiment))
+        text = hyperparams.describe(experiment)
+        _show(f"{flags.params}: {inspect.getdoc(experiment)}\n\n{text}")
         return
     if flags.mode == "tokenizer":
         print(experiment.train_tokenizer())

@@ -15,7 +15,7 @@ import tensorflow as tf
 import tfgpipe
 from tfgpipe.report import device_memory, draw_memory
 from tfgpipe.schedules import draw
-from trainer import devices, hyperparams, loss_plot, run_dir
+from trainer import devices, example_checks, hyperparams, loss_plot, run_dir
 from trainer.callbacks import Checkpointing, Finiteness, Logging, Profile
 from trainer.checkpoint.checkpoints import Checkpoints
 from trainer.checkpoint.store import RunState
@@ -23,7 +23,6 @@ from trainer.checkpoint.warm_start import warm_start
 from trainer.errors import StoppedError
 from trainer.evaluate import comparison, decode, evaluate, line
 from trainer.experiment import Experiment
-from trainer.hyperparams import HyperparameterError
 from trainer.logs import Metrics, Progress
 from trainer.stopping import Stopping
 
@@ -120,7 +119,7 @@ def train(
     training = team.training(
         lambda shard: experiment.batches("train", first_step=first_step, shard=shard)
     )
-    _check_inputs(model, training.element_spec)
+    example_checks.check_shapes(model, experiment.loss(), training.element_spec)
     validation = None
     if options.evaluates:
         # Now, since what is wrong with it should not come up after the training.
@@ -163,6 +162,13 @@ def train(
             ]
             try:
                 model.fit(training, callbacks=callbacks, shuffle=False, verbose=0)
+            except tf.errors.OpError as error:
+                explained = example_checks.explain(
+                    model, experiment.loss(), lambda: _batch(experiment, keeping.step)
+                )
+                if explained is None:
+                    raise
+                raise explained from error
             finally:
                 checkpoints.wait()
         for each in looking:
@@ -190,35 +196,6 @@ def train(
             "writes its files.",
             flush=True,
         )
-
-
-def _check_inputs(model: tfgpipe.PipelinedModel, spec: Any) -> None:
-    """Compares what is read with what the network takes, before anything is traced.
-
-    Raises:
-        HyperparameterError: If structure or shapes differ.
-    """
-    given = spec[0] if isinstance(spec, tuple) else spec
-    plain = model.unpipelined()
-    taken = plain.inputs[0] if isinstance(plain, keras.Sequential) else plain.input
-    if isinstance(given, dict) and not isinstance(taken, dict):  # Keras goes by names.
-        taken = {each.name: each for each in plain.inputs}
-        given = {name: each for name, each in given.items() if name in taken}
-    keys = [set(each) if isinstance(each, dict) else None for each in (given, taken)]
-    leaves = [keras.tree.flatten(each) for each in (given, taken)]
-    if keys[0] != keys[1] or len(leaves[0]) != len(leaves[1]):
-        raise HyperparameterError(
-            f"examples: expected inputs in the structure of the network's, {taken}; "
-            f"received {spec}."
-        )
-    for got, wanted in zip(*leaves, strict=True):
-        shape = wanted.shape[1:]
-        if not got.shape[1:].is_compatible_with(shape):
-            raise HyperparameterError(
-                f"examples: expected inputs of shape {tuple(shape)} each, as the "
-                f"network takes; received {tuple(got.shape[1:])}. A `tf.data.Dataset` "
-                "is of single examples: leave out `batch`."
-            )
 
 
 def _batch(experiment: Experiment, step: int) -> Any:

@@ -52,6 +52,7 @@ def test_the_named_experiments_are_all_there() -> None:
         "template.FromDataset",
         "template.FromItems",
         "template.Mine",
+        "template.OnImages",
         "template.OwnClass",
         "translate.Dates",
         "translate.Files",

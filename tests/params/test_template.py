@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -78,9 +80,12 @@ def test_an_experiment_without_data_says_what_is_missing() -> None:
             lambda x, y: tf.data.Dataset.from_tensor_slices((x, y)).batch(4),
             r"received \(None, 3\)\. .* leave out `batch`",
         ),
+        (lambda x, y: x, r"expected inputs and targets, such as \(x, y\)"),
+        (lambda x, y: (x, np.eye(8)[y]), r"labels of shape \(\) each, .* one-hot"),
+        (lambda x, y: (x, y + 1), r"from 0 to 7, as the network has 8 .* received 8"),
     ],
 )
-def test_inputs_that_the_network_does_not_take_are_refused(
+def test_examples_that_do_not_fit_the_network_are_refused(
     change: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     given = change(*template.Mine().examples("train"))
@@ -88,3 +93,22 @@ def test_inputs_that_the_network_does_not_take_are_refused(
     argv = ["trainer", "--params=template.Mine", *SHORT, f"--logdir={tmp_path}"]
     assert main(argv) == 2
     assert re.search(words, capsys.readouterr().err)
+
+
+def test_a_network_of_unknown_input_is_refused() -> None:
+    class NoInput(template.Mine):
+        def network(self) -> keras.Model:
+            return keras.Sequential([keras.layers.Dense(8)])
+
+    with pytest.raises(HyperparameterError, match=r"Begin a Sequential with keras"):
+        NoInput().build_model()
+
+
+def test_a_group_is_changed_without_an_annotation() -> None:
+    class Longer(template.Mine):
+        training = template.Mine.training.replace(num_steps=7)
+
+    assert Longer().training.num_steps == 7
+    assert Longer(training=Longer().training.replace(num_steps=8)).width == 64
+    with pytest.raises(HyperparameterError, match="training: expected a Training"):
+        type("Wrong", (template.Mine,), {"training": 3})()

@@ -346,7 +346,9 @@ def check_layer_list(
         raise TypeError(
             "A pipeline partitions Functional and Sequential models, whose calls Keras "
             f"knows. Received '{layers.name}' of type {type(layers).__name__}, which "
-            "has a `call` of its own. Give its layers as a list, or write it with "
+            "has a `call` of its own. If that consists of layers and `keras.ops`, give "
+            "`keras.Model(x, model.call(x))` for `x = keras.Input(shape)`; else give "
+            "its layers as a list, or write it with "
             "`keras.Model(inputs, outputs)`."
         )
     if not isinstance(layers, Sequence) or not layers:

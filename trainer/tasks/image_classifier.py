@@ -55,6 +55,18 @@ class ImageClassifier(Experiment):
         )
         return pixels, labels
 
+    def check(self) -> None:
+        """Says which images of the user's there are, and how they are resized."""
+        if self.data.files is None:
+            return
+        parts = {split: self.data.source(split) for split in ("train", "validation")}
+        numbers = ", ".join(f"{len(parts[split]):,} for {split}" for split in parts)
+        print(
+            f"Images: {numbers}; {self.data.num_classes} classes; resized to "
+            f"{self.data.shape}, by --set=data.shape=HEIGHT,WIDTH,CHANNELS.",
+            flush=True,
+        )
+
     def baselines(self) -> dict[str, float]:
         """Returns the loss of guessing, all classes being equally likely."""
         return {"guessing": math.log(self.data.num_classes)}

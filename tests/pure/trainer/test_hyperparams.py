@@ -292,11 +292,14 @@ def test_a_subclass_lists_only_what_differs() -> None:
     assert "An int." in describe(Child())
 
 
-def test_a_default_without_its_type_is_refused() -> None:
-    with pytest.raises(TypeError, match="'integer' is a field but has no type"):
+def test_a_default_without_its_type_has_that_of_the_parent() -> None:
+    class Child(Whole):
+        integer = 5
 
-        class Child(Whole):
-            integer = 5
+    assert Child().integer == 5
+    assert "An int." in describe(Child())
+    with pytest.raises(HyperparameterError, match="integer: expected an int"):
+        Child(integer="5")
 
 
 def test_a_field_without_help_is_refused() -> None:
