@@ -36,9 +36,8 @@ Trains an experiment of params/: python -m trainer --params=NAME --logdir=DIR
   --mode=MODE     train_and_eval (the default), or train alone
                   eval  decode  export  a checkpoint, by DIR's own params.txt
                   benchmark  time steps       inspect   stages, costs, mesh
-                  tokenizer  train data.tokenizer's file on the training split
                   describe  hyperparameters   diff A B  of experiments, or runs
-                  doctor  what would be slow or fail on this machine
+                  tokenizer  train data.tokenizer   doctor  look at this machine
   --checkpoint=N  the step to eval, decode or export; or latest, or best
   --follow        eval each new checkpoint until the run ends
   --dry_run       build, make one step on zeros, print the plan

@@ -20,6 +20,7 @@ from trainer.callbacks import Checkpointing, Finiteness, Logging, Profile
 from trainer.checkpoint.checkpoints import Checkpoints
 from trainer.checkpoint.store import RunState
 from trainer.checkpoint.warm_start import warm_start
+from trainer.data.batches import HostShard
 from trainer.errors import StoppedError
 from trainer.evaluate import comparison, decode, evaluate, line
 from trainer.experiment import Experiment
@@ -116,10 +117,15 @@ def train(
     notes = RunState.read(about.notes) if about else RunState()
     over = notes.is_over(experiment.evaluation.patience)
     run_dir.settle(folder, name=options.name, experiment=experiment)
-    training = team.training(
-        lambda shard: experiment.batches("train", first_step=first_step, shard=shard)
-    )
-    example_checks.check_shapes(model, experiment.loss(), training.element_spec)
+    specs = []
+
+    def build(shard: HostShard) -> tf.data.Dataset:
+        batches = experiment.batches("train", first_step=first_step, shard=shard)
+        specs.append(batches.element_spec)
+        return batches
+
+    training = team.training(build)
+    example_checks.check_shapes(model, experiment.loss(), specs[0])
     validation = None
     if options.evaluates:
         # Now, since what is wrong with it should not come up after the training.
