@@ -294,7 +294,7 @@ tfgpipe.plot_timelines([timing.theory, timing.timeline])
 # %% [markdown]
 # Compared with the same model on one of the two cores, `benchmarks/pipeline.py` measured 1.64
 # times the speed for a transformer at K = 2, M = 8; the formula allows 2 x 8 / 9 = 1.78
-# ([speed](speed.md) explains the rest).
+# ([measured](../benchmarks/RESULTS.md#targets)).
 
 # %% [markdown]
 # ## Rematerialisation, and the memory wall
@@ -1011,7 +1011,7 @@ assert run.returncode == 0, run.stdout
 # | peak memory of activations is O(N + L/K x N/M) with rematerialisation, O(N x L) without (2.3) | [to the byte](#rematerialisation-and-the-memory-wall) in the plan; in measured steps, asserted to be less than half |
 # | gradients are consistent, whatever the number of stages (2.2) | to 1e-12 in double precision, [for every weight](#gradients-are-those-of-the-model-without-a-pipeline) |
 # | communication is low: only tensors at stage boundaries (2.3) | [the bytes are those](#partitioning-a-model-into-stages); time on slow links between accelerators was not measured |
-# | almost linear speed-up where stages are equal (3) | bounded: K (1 - bubble) on [devices that wait](#the-bubble-measured); 1.64 of 1.78 on two real cores, in a benchmark. No run on several accelerators; Tables 2 and 3 [predicted](planner.md#compared-with-gpipes-tables), cell by cell |
+# | almost linear speed-up where stages are equal (3) | bounded: K (1 - bubble) on [devices that wait](#the-bubble-measured); 1.64 of 1.78 on two real cores, in a benchmark. No run on several accelerators; Tables 2 and 3 [predicted](../benchmarks/RESULTS.md#the-planner-and-gpipes-tables), cell by cell |
 # | batch statistics over microbatches, moving averages over mini-batches (2.2) | [`batch_norm="deferred"`](#batch-normalisation), equal to the unpipelined layer's |
 # | layers of uneven cost reduce the speed-up (3) | [shown, and balanced](#unequal-layers-and-balancing) |
 # | AmoebaNet-D (18, 208) has 82 million weights (Table 1) | yes: `tests/nightly/test_amoebanet.py` |
