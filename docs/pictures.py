@@ -1,4 +1,4 @@
-"""The pictures of `docs/explanation/how-it-works.md`.
+"""The pictures of `README.md` and `docs/explanation/how-it-works.md`.
 
     python -m docs.pictures
 
@@ -29,9 +29,7 @@ def _timeline(schedule: Schedule, costs: Costs, title: str) -> Timeline:
 
 def _pipeline(path: Path) -> None:
     """The same step without microbatches, and with eight of them."""
-    whole = dataclasses.replace(
-        COSTS, forward=M * COSTS.forward, backward=M * COSTS.backward
-    )
+    whole = dataclasses.replace(COSTS, forward=M * 0.010, backward=M * 0.020)
     tfgpipe.plot_timelines(
         [
             _timeline(schedules.gpipe(K, 1), whole, "four stages, whole mini-batch"),
