@@ -6,9 +6,9 @@
 #   make test-keras KERAS=3.14.1   what depends on Keras, with another Keras
 #   make lint      the first three of these
 #   make format    rewrite the code in the project's format
-#   make guide     run docs/guide.py, and write the notebook and the page of it
+#   make guide     run docs/tutorial/guide.py, and write the notebook and the page of it
 #   make bench     what was to be reached, and whether it is
-#   make docs      docs/api.md from the docstrings, and the pictures of docs/
+#   make docs      docs/reference/api.md from the docstrings, and the pictures of docs/
 #   make measure   speed, schedules, profile, start-up, memory, cuts, plans, retraces
 #   make clean     remove caches and builds (not the environment, not the runs)
 #

@@ -1,4 +1,4 @@
-"""The pictures of `docs/how_it_works.md`.
+"""The pictures of `docs/explanation/how-it-works.md`.
 
     python -m docs.pictures
 

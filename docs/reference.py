@@ -1,9 +1,9 @@
-"""The reference, `docs/api.md`, made of the docstrings of all public names.
+"""The reference, `docs/reference/api.md`, made of the docstrings of all public names.
 
     python -m docs.reference          writes it
     python -m docs.reference --check  exits with 1 if it is not what would be written
 
-The links of `docs/how_it_works.md` to lines of the code are brought up to date as well.
+The links of `docs/explanation/how-it-works.md` to lines of the code are brought up to date as well.
 
 A docstring is Google's form in Markdown already: sections become lists, examples become
 blocks, all else stays as it is.

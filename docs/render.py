@@ -1,10 +1,10 @@
-"""Makes `docs/guide.ipynb` and `docs/guide.md` of `docs/guide.py`: `make guide`.
+"""Makes `docs/tutorial/guide.ipynb` and `docs/tutorial/guide.ipynb` of `docs/tutorial/guide.py`: `make guide`.
 
-    docs/guide.py     the source: text and code, cell by cell
+    docs/tutorial/guide.py     the source: text and code, cell by cell
         |  executed from the first cell to the last, by a kernel of its own
         v
-    docs/guide.ipynb  cells with what they have printed and drawn
-    docs/guide.md     the same as a page, its pictures in docs/guide/
+    docs/tutorial/guide.ipynb  cells with what they have printed and drawn
+    docs/tutorial/guide.ipynb     the same as a page, its pictures in docs/guide/
 
 A cell begins with `# %% name` if it is code and with `# %% [markdown]` if it is text,
 as Jupytext, VS Code and Spyder have it. A picture is called like the cell that draws

@@ -1,4 +1,4 @@
-"""The numbers in `docs/tuning.md` are those that simulation gives."""
+"""The numbers in `docs/how-to/settings.md` are those that simulation gives."""
 
 from __future__ import annotations
 

@@ -1,38 +1,40 @@
-# Pipeline parallelism, from one partition to several hosts
+# %% [markdown]
+# # Pipeline parallelism, from one partition to several hosts
+#
+# A network that is too big or too slow for one accelerator is partitioned into stages, one
+# per device, and its mini-batches are split into microbatches that follow one another
+# through the stages, as cars through an assembly line. This is GPipe ([Huang et al.
+# 2019](https://arxiv.org/abs/1811.06965)); `tfgpipe` does it for Keras 3 models on
+# TensorFlow.
+#
+# This guide explains it from the beginning, in pictures and figures. Each chapter answers
+# one question, and can be read on its own. The paper's claims are reproduced where two CPU
+# cores can reproduce them, and bounded where they cannot; the
+# [last chapter](#what-the-paper-claims-and-what-was-found-here) lists every claim.
+# Everything exact is asserted in the code: the guide runs as a test.
+#
+# | letter | what it counts |
+# |---|---|
+# | K | stages; stage k is the k-th |
+# | M | microbatches of a mini-batch; microbatch m is the m-th |
+# | N | examples of a mini-batch |
+# | L | layers |
+#
+# The source is [guide.py](guide.py), the notebook [guide.ipynb](guide.ipynb), and this
+# text with its pictures [guide.md](guide.ipynb). `make guide` runs it again, which takes
+# about four minutes on two cores.
 
-A network that is too big or too slow for one accelerator is partitioned into stages, one
-per device, and its mini-batches are split into microbatches that follow one another
-through the stages, as cars through an assembly line. This is GPipe ([Huang et al.
-2019](https://arxiv.org/abs/1811.06965)); `tfgpipe` does it for Keras 3 models on
-TensorFlow.
+# %% [markdown]
+# ## Set-up
+#
+# Eight logical CPUs represent eight accelerators. Each has its own device name and weights,
+# but all share one pool of threads: results are right, but no faster than the cores of this
+# machine. One thread computes each operation, so that two stages share two cores as two
+# devices would.
 
-This guide explains it from the beginning, in pictures and figures. Each chapter answers
-one question, and can be read on its own. The paper's claims are reproduced where two CPU
-cores can reproduce them, and bounded where they cannot; the
-[last chapter](#what-the-paper-claims-and-what-was-found-here) lists every claim.
-Everything exact is asserted in the code: the guide runs as a test.
-
-| letter | what it counts |
-|---|---|
-| K | stages; stage k is the k-th |
-| M | microbatches of a mini-batch; microbatch m is the m-th |
-| N | examples of a mini-batch |
-| L | layers |
-
-The source is [guide.py](guide.py), the notebook [guide.ipynb](guide.ipynb), and this
-text with its pictures [guide.md](guide.md). `make guide` runs it again, which takes
-about four minutes on two cores.
-
-## Set-up
-
-Eight logical CPUs represent eight accelerators. Each has its own device name and weights,
-but all share one pool of threads: results are right, but no faster than the cores of this
-machine. One thread computes each operation, so that two stages share two cores as two
-devices would.
-
-```python skip
-%matplotlib inline
-%config InlineBackend.print_figure_kwargs = {"dpi": 110, "bbox_inches": None}
+# %% set-up
+# %matplotlib inline
+# %config InlineBackend.print_figure_kwargs = {"dpi": 110, "bbox_inches": None}
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -66,20 +68,17 @@ keras.utils.set_random_seed(0)
 folder = Path(tempfile.mkdtemp())
 random = np.random.default_rng(0)
 print(f"TensorFlow {tf.__version__}, Keras {keras.__version__}, {os.cpu_count()} cores")
-```
 
-```text
-TensorFlow 2.21.0, Keras 3.15.1, 2 cores
-```
+# %% [markdown]
+# ## Partitioning a model into stages
+#
+# *Which layers are on which device, and what is sent between them?*
+#
+# A stage consists of consecutive layers. `tfgpipe.plan` finds the best partition, before
+# anything is on a device. Here are twelve equal layers for four devices:
 
-## Partitioning a model into stages
 
-*Which layers are on which device, and what is sent between them?*
-
-A stage consists of consecutive layers. `tfgpipe.plan` finds the best partition, before
-anything is on a device. Here are twelve equal layers for four devices:
-
-```python skip
+# %% cut-plan
 def stack(num_layers=12, width=256):
     return [
         keras.layers.Dense(width, activation="relu", name=f"dense_{i}")
@@ -90,76 +89,50 @@ def stack(num_layers=12, width=256):
 x = random.standard_normal((64, 256), dtype="float32")
 plan = tfgpipe.plan(stack(), num_stages=4, num_microbatches=8, sample=x)
 print(plan)
-```
 
-```text
-4 stages, 8 microbatches of 8 examples, remat=stage, balanced by params
-stage  layers                   parameters   FLOPs   memory  receives  share
-0      dense_0 .. dense_2 (3)      197,376  12.6 M  3.0 MiB       0 B  25.0%
-1      dense_3 .. dense_5 (3)      197,376  12.6 M  3.1 MiB   8.0 KiB  25.0%
-2      dense_6 .. dense_8 (3)      197,376  12.6 M  3.1 MiB   8.0 KiB  25.0%
-3      dense_9 .. dense_11 (3)     197,376  12.6 M  3.1 MiB   8.0 KiB  25.0%
-imbalance 1.000, bubble 27.3%, 3.1 MiB on the fullest device
-```
+# %% [markdown]
+# `receives` counts all that is sent to a stage for a microbatch: the output of the layer
+# before the stage boundary, and in the backward as many bytes of gradient. Weights, their
+# gradients and the optimizer's slots are never sent. That is the paper's point on
+# communication: a few tensors between neighbours, no all-reduce over all devices. For
+# comparison, what data parallelism sends for the same layers:
 
-`receives` counts all that is sent to a stage for a microbatch: the output of the layer
-before the stage boundary, and in the backward as many bytes of gradient. Weights, their
-gradients and the optimizer's slots are never sent. That is the paper's point on
-communication: a few tensors between neighbours, no all-reduce over all devices. For
-comparison, what data parallelism sends for the same layers:
-
-```python skip
+# %% cut-bytes
 row_bytes = 256 * 4
 assert [s.received_bytes for s in plan.stages] == [0] + [64 // 8 * row_bytes] * 3
 boundary = 2 * 8 * sum(stage.received_bytes for stage in plan.stages)  # M each way.
 weights = 4 * sum(stage.parameters for stage in plan.stages)
 print(f"a step sends between the stages  {boundary / 2**20:6.2f} MiB")
 print(f"gradients to sum over replicas   {weights / 2**20:6.2f} MiB, on each replica")
-```
 
-```text
-a step sends between the stages    0.38 MiB
-gradients to sum over replicas     3.01 MiB, on each replica
-```
+# %% [markdown]
+# `PipelinedLayer` is that plan as a Keras layer, used like any other. After a training step
+# each device has the weights of its stage and Adam's slots for them, and nothing of other
+# stages:
 
-`PipelinedLayer` is that plan as a Keras layer, used like any other. After a training step
-each device has the weights of its stage and Adam's slots for them, and nothing of other
-stages:
-
-```python skip
+# %% cut-table
 layer = tfgpipe.PipelinedLayer(stack(), num_stages=4, num_microbatches=8)
 model = keras.Sequential([keras.Input((256,)), layer])
 model.compile("adam", "mse")
 model.fit(x, x, batch_size=64, verbose=0)
 print(tfgpipe.stage_table(model))
-```
 
-```text
-pipelined_layer: 4 stages, 8 microbatches, remat=stage
-stage  device  layers                   parameters    weights    slots  share
-0      CPU:0   dense_0 .. dense_2 (3)      197,376  771.0 KiB  1.5 MiB  25.0%
-1      CPU:1   dense_3 .. dense_5 (3)      197,376  771.0 KiB  1.5 MiB  25.0%
-2      CPU:2   dense_6 .. dense_8 (3)      197,376  771.0 KiB  1.5 MiB  25.0%
-3      CPU:3   dense_9 .. dense_11 (3)     197,376  771.0 KiB  1.5 MiB  25.0%
-```
-
-```python skip
+# %% stages-on-devices
 tfgpipe.plot_mesh(device_memory(model))
-```
 
-![Stages on devices](guide/stages-on-devices.png)
+# %% [markdown]
+# ## Splitting a mini-batch
+#
+# *Why are four devices no faster than one if the mini-batch is not split?*
+#
+# Because each waits for the others. Stage 1 needs the output of stage 0, so with M = 1 one
+# device works at a time. With microbatches stage 0 continues with the next one while stage 1
+# has the first. Time is horizontal, devices are vertical, the numbers are microbatches, and
+# hatched is idle. The work is the same in all three pictures, and more of it is done in
+# parallel:
 
-## Splitting a mini-batch
 
-*Why are four devices no faster than one if the mini-batch is not split?*
-
-Because each waits for the others. Stage 1 needs the output of stage 0, so with M = 1 one
-device works at a time. With microbatches stage 0 continues with the next one while stage 1
-has the first. Time is horizontal, devices are vertical, the numbers are microbatches, and
-hatched is idle. The work is the same in all three pictures, and more of it is done in
-parallel:
-
-```python skip
+# %% slicing
 def sliced(M):
     # A stage takes 16 ms forward and 32 ms backward for the whole mini-batch.
     costs = tfgpipe.Costs(forward=0.016 / M, backward=0.032 / M)
@@ -168,85 +141,61 @@ def sliced(M):
 
 
 tfgpipe.plot_timelines([sliced(1), sliced(2), sliced(4)])
-```
 
-![Slicing](guide/slicing.png)
+# %% [markdown]
+# The result does not depend on M. Nor does M have to divide the mini-batch: examples are
+# distributed as evenly as possible, and a batch smaller than M is split into single
+# examples.
 
-The result does not depend on M. Nor does M have to divide the mini-batch: examples are
-distributed as evenly as possible, and a batch smaller than M is split into single
-examples.
-
-```python skip
+# %% slicing-any-size
 plain = layer.unpipelined()
 for rows in (64, 10, 3):
     expected, found = plain(x[:rows]), layer(x[:rows])
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     print(f"{rows:2} examples in 8 microbatches: as unpipelined")
-```
 
-```text
-64 examples in 8 microbatches: as unpipelined
-10 examples in 8 microbatches: as unpipelined
- 3 examples in 8 microbatches: as unpipelined
-```
+# %% [markdown]
+# ## The schedule, and its bubble
+#
+# *In which order does a device work, and how long must it wait?*
+#
+# GPipe runs all forwards, then all backwards, last microbatch first. As text, one column
+# a time slot:
 
-## The schedule, and its bubble
-
-*In which order does a device work, and how long must it wait?*
-
-GPipe runs all forwards, then all backwards, last microbatch first. As text, one column
-a time slot:
-
-```python skip
+# %% schedule-text
 print(draw(schedules.gpipe(4, 8)))
-```
 
-```text
-stage 0  F0 F1 F2 F3 F4 F5 F6 F7 .. .. .. .. .. .. B7 B6 B5 B4 B3 B2 B1 B0
-stage 1  .. F0 F1 F2 F3 F4 F5 F6 F7 .. .. .. .. B7 B6 B5 B4 B3 B2 B1 B0 ..
-stage 2  .. .. F0 F1 F2 F3 F4 F5 F6 F7 .. .. B7 B6 B5 B4 B3 B2 B1 B0 .. ..
-stage 3  .. .. .. F0 F1 F2 F3 F4 F5 F6 F7 B7 B6 B5 B4 B3 B2 B1 B0 .. .. ..
-```
+# %% [markdown]
+# A backward takes as long as about two forwards, since it computes input gradients and weight
+# gradients. So the same schedule is:
 
-A backward takes as long as about two forwards, since it computes input gradients and weight
-gradients. So the same schedule is:
-
-```python skip
+# %% schedule-drawn
 tfgpipe.plot_schedule(schedules.gpipe(4, 8))
-```
 
-![Schedule drawn](guide/schedule-drawn.png)
+# %% [markdown]
+# The hatched part is the *bubble*. A stage waits until the first microbatch has reached it,
+# again until the first gradient arrives, and at the end for the stages before it. In
+# forwards and in backwards, each device works for M slots of M + K - 1. So the bubble is
+# (K - 1) / (M + K - 1) of the step if stages are equal, however long a backward takes.
+# Simulation gives exactly that:
 
-The hatched part is the *bubble*. A stage waits until the first microbatch has reached it,
-again until the first gradient arrives, and at the end for the stages before it. In
-forwards and in backwards, each device works for M slots of M + K - 1. So the bubble is
-(K - 1) / (M + K - 1) of the step if stages are equal, however long a backward takes.
-Simulation gives exactly that:
-
-```python skip
+# %% schedule-formula
 for K in range(1, 9):
     for M in (1, 2, 3, 8, 32):
         timeline = tfgpipe.simulate(schedules.gpipe(K, M), tfgpipe.Costs()).timeline
         assert abs(timeline.bubble - (K - 1) / (M + K - 1)) < 1e-12
 for K in (2, 4, 8, 16, 64):
     print(f"K = {K:2}, M = 4K: a bubble of {(K - 1) / (5 * K - 1):.1%}")
-```
 
-```text
-K =  2, M = 4K: a bubble of 11.1%
-K =  4, M = 4K: a bubble of 15.8%
-K =  8, M = 4K: a bubble of 17.9%
-K = 16, M = 4K: a bubble of 19.0%
-K = 64, M = 4K: a bubble of 19.7%
-```
+# %% [markdown]
+# The paper calls the bubble negligible from M = 4K on. By the formula it is below a fifth
+# there, for any K: small, but not zero. Other schedules do better. 1F1B has the same bubble
+# and fewer microbatches in flight; zero bubble fills it with weight gradients, which no
+# other stage needs. They are the `schedule=` of a `PipelinedModel`, and all give the same
+# gradients ([schedules](../explanation/schedules.md)).
 
-The paper calls the bubble negligible from M = 4K on. By the formula it is below a fifth
-there, for any K: small, but not zero. Other schedules do better. 1F1B has the same bubble
-and fewer microbatches in flight; zero bubble fills it with weight gradients, which no
-other stage needs. They are the `schedule=` of a `PipelinedModel`, and all give the same
-gradients ([schedules](schedules.md)).
 
-```python skip
+# %% schedules-compared
 def scheduled(name):
     schedule = schedules.make(name, num_stages=4, num_microbatches=8)
     costs = tfgpipe.Costs(forward=1e-3, backward=2e-3)
@@ -255,21 +204,20 @@ def scheduled(name):
 
 
 tfgpipe.plot_timelines([scheduled(name) for name in ("gpipe", "1f1b", "zero_bubble")])
-```
 
-![Schedules compared](guide/schedules-compared.png)
+# %% [markdown]
+# ## The bubble, measured
+#
+# *Do real steps of this library have the bubble of the formula?*
+#
+# Eight stages cannot compute in parallel on two cores. But for the host an accelerator is
+# something to wait for, and waiting needs no core. So here is a layer that computes little
+# and then waits, a millisecond per example, and twice that in the backward. Everything else
+# is real: the library executes the actions in the order of the schedule, and
+# `TimelineCallback` reads the clock before and after each of them.
 
-## The bubble, measured
 
-*Do real steps of this library have the bubble of the formula?*
-
-Eight stages cannot compute in parallel on two cores. But for the host an accelerator is
-something to wait for, and waiting needs no core. So here is a layer that computes little
-and then waits, a millisecond per example, and twice that in the backward. Everything else
-is real: the library executes the actions in the order of the schedule, and
-`TimelineCallback` reads the clock before and after each of them.
-
-```python skip
+# %% waiting-layer
 class Waiting(keras.layers.Dense):
     """A dense layer that takes a given time for each row, on no core."""
 
@@ -304,9 +252,9 @@ def measured(layers, rows=128, **arguments):
     x = np.ones((rows, 4), "float32")
     model.fit(x, x, batch_size=rows, epochs=2, verbose=0, callbacks=[timing])
     return timing.timeline
-```
 
-```python skip
+
+# %% bubble-table
 cases = [(2, 1), (2, 4), (2, 8), (4, 4), (4, 16), (8, 8)]
 steps = [
     measured([Waiting() for _ in range(K)], num_stages=K, num_microbatches=M)
@@ -316,37 +264,24 @@ print("K   M  bubble in theory  measured  devices at work")
 for (K, M), step in zip(cases, steps, strict=True):
     theory, speedup = (K - 1) / (M + K - 1), K * (1 - step.bubble)
     print(f"{K}  {M:2}  {theory:16.1%}  {step.bubble:8.1%}  {speedup:15.2f}")
-```
 
-```text
-K   M  bubble in theory  measured  devices at work
-2   1             50.0%     50.0%             1.00
-2   4             20.0%     20.3%             1.59
-2   8             11.1%     11.6%             1.77
-4   4             42.9%     43.1%             2.28
-4  16             15.8%     17.0%             3.32
-8   8             46.7%     47.4%             4.21
-```
-
-```python skip
+# %% bubble-measured
 tfgpipe.plot_gpipe_bubbles((2, 4, 8), measured=steps)
-```
 
-![Bubble measured](guide/bubble-measured.png)
+# %% [markdown]
+# The dots are above their curves by the time that the machine needs besides waiting: to start
+# actions and threads, and for the layers' small matrix products on two cores that eight
+# devices share. With other load on the cores it is more.
+#
+# `devices at work` is the mean over the step, K x (1 - bubble): the speed-up of K equal
+# devices over one. The paper's *almost linear speed-up* is this, from M = 4K on, if stages
+# are equal and links are fast. It is a property of the schedule; how fast a real accelerator
+# computes a small microbatch is not measured here.
+#
+# Two stages do fit two cores, without any waiting. Dense layers of 512, simulated above (the
+# schedule with the measured mean times), measured below:
 
-The dots are above their curves by the time that the machine needs besides waiting: to start
-actions and threads, and for the layers' small matrix products on two cores that eight
-devices share. With other load on the cores it is more.
-
-`devices at work` is the mean over the step, K x (1 - bubble): the speed-up of K equal
-devices over one. The paper's *almost linear speed-up* is this, from M = 4K on, if stages
-are equal and links are fast. It is a property of the schedule; how fast a real accelerator
-computes a small microbatch is not measured here.
-
-Two stages do fit two cores, without any waiting. Dense layers of 512, simulated above (the
-schedule with the measured mean times), measured below:
-
-```python skip
+# %% real-timeline
 model = tfgpipe.PipelinedModel(
     stack(8, 512), num_stages=2, num_microbatches=8, remat="none", name="dense_512"
 )
@@ -355,28 +290,27 @@ timing = tfgpipe.TimelineCallback(folder / "timing", steps=(3, 6))
 x = random.standard_normal((1024, 512), dtype="float32")
 model.fit(x, x, batch_size=1024, epochs=6, verbose=0, callbacks=[timing])
 tfgpipe.plot_timelines([timing.theory, timing.timeline])
-```
 
-![Real timeline](guide/real-timeline.png)
+# %% [markdown]
+# Compared with the same model on one of the two cores, `benchmarks/pipeline.py` measured 1.64
+# times the speed for a transformer at K = 2, M = 8; the formula allows 2 x 8 / 9 = 1.78
+# ([measured](../../benchmarks/RESULTS.md#targets)).
 
-Compared with the same model on one of the two cores, `benchmarks/pipeline.py` measured 1.64
-times the speed for a transformer at K = 2, M = 8; the formula allows 2 x 8 / 9 = 1.78
-([speed](speed.md) explains the rest).
+# %% [markdown]
+# ## Rematerialisation, and the memory wall
+#
+# *What fills a device's memory, and what does recomputing save?*
+#
+# The backward pass needs the activations of the forward, layer by layer, so without
+# rematerialisation those of N examples in L layers are in memory: O(N x L), whatever M is.
+# *Rematerialisation* saves, for each microbatch, only the input of the stage, and runs the
+# forward again right before the backward. By the paper the peak then is O(N + L/K x N/M):
+# the N inputs at the stage boundary, and the activations of one microbatch in one stage.
+#
+# A stack of 60 layers on four devices, 2048 examples in 8 microbatches. The prediction of
+# `plan` for each choice of `remat`, including gradients and weights:
 
-## Rematerialisation, and the memory wall
-
-*What fills a device's memory, and what does recomputing save?*
-
-The backward pass needs the activations of the forward, layer by layer, so without
-rematerialisation those of N examples in L layers are in memory: O(N x L), whatever M is.
-*Rematerialisation* saves, for each microbatch, only the input of the stage, and runs the
-forward again right before the backward. By the paper the peak then is O(N + L/K x N/M):
-the N inputs at the stage boundary, and the activations of one microbatch in one stage.
-
-A stack of 60 layers on four devices, 2048 examples in 8 microbatches. The prediction of
-`plan` for each choice of `remat`, including gradients and weights:
-
-```python skip
+# %% memory-plan
 L, K, M, N, width = 60, 4, 8, 2048, 256
 
 
@@ -404,15 +338,13 @@ of_stages = {
     for remat in REMATS
 }
 tfgpipe.plot_peaks(of_stages, title="60 layers in 4 stages: planned peak memory")
-```
 
-![Memory plan](guide/memory-plan.png)
+# %% [markdown]
+# `"layer"` also recomputes layer by layer, so that the recomputation itself never needs the
+# activations of all layers of a stage. The plan agrees with the paper's formula to the
+# byte:
 
-`"layer"` also recomputes layer by layer, so that the recomputation itself never needs the
-activations of all layers of a stage. The plan agrees with the paper's formula to the
-byte:
-
-```python skip
+# %% memory-formula
 kept = sum(plan.profile.saved_bytes[0])  # Of a layer, for a microbatch of N / M rows.
 weights = 2 * 4 * (L // K) * (width * width + width)  # And as many gradients.
 boundary = N * width * 4  # What N rows take between two stages.
@@ -424,17 +356,11 @@ MiB = 2**20
 print(f"a layer keeps {M * kept / MiB:.1f} MiB of the mini-batch")
 print(f"without: N x L            {none / MiB:6.1f} MiB on one device")
 print(f"with: N + L/K x N/M       {paper / MiB:6.1f} MiB on each of {K} devices")
-```
 
-```text
-a layer keeps 8.0 MiB of the mini-batch
-without: N x L             480.0 MiB on one device
-with: N + L/K x N/M         17.0 MiB on each of 4 devices
-```
+# %% [markdown]
+# Over a step: without rematerialisation activations accumulate with each forward.
 
-Over a step: without rematerialisation activations accumulate with each forward.
-
-```python skip
+# %% memory-kept
 inputs, activations = boundary / M, (L // K) * kept  # Of a microbatch, in a stage.
 
 
@@ -446,26 +372,22 @@ def over_time(title, **costs):
 
 
 over_time('remat="none"', kept_bytes=inputs + activations)
-```
 
-![Memory kept](guide/memory-kept.png)
+# %% [markdown]
+# With it only inputs do, and the activations of one microbatch at a time:
 
-With it only inputs do, and the activations of one microbatch at a time:
-
-```python skip
+# %% memory-recomputed
 over_time(
     'remat="stage"', recompute=1e-3, kept_bytes=inputs, backward_bytes=activations
 )
-```
 
-![Memory recomputed](guide/memory-recomputed.png)
+# %% [markdown]
+# And measured: the peak of resident memory of this process during a step, less what was
+# resident before. All stages are in one process here, so it is the sum over devices. (On
+# Linux only. The allocator is set to return memory immediately, so that resident memory is
+# live memory.)
 
-And measured: the peak of resident memory of this process during a step, less what was
-resident before. All stages are in one process here, so it is the sum over devices. (On
-Linux only. The allocator is set to return memory immediately, so that resident memory is
-live memory.)
-
-```python skip
+# %% memory-measured
 libc = ctypes.CDLL(None)
 libc.mallopt(-3, 2**16)  # M_MMAP_THRESHOLD
 libc.mallopt(-4, 2**20)  # M_MMAP_MAX
@@ -506,33 +428,24 @@ for remat in REMATS:
     planned_mib, measured_mib = expected[remat] / MiB, peaks[remat] / MiB
     print(f"{remat:5}  {planned_mib:5.1f} MiB  {measured_mib:5.1f} MiB  {share:7.2f}")
 assert peaks["stage"] < peaks["none"] / 2 and peaks["layer"] < peaks["none"] / 2
-```
 
-```text
-remat    planned   measured  of none
-none   501.1 MiB  503.0 MiB     1.00
-stage   81.1 MiB   81.1 MiB     0.16
-layer   40.1 MiB   56.7 MiB     0.11
-```
-
-```python skip
+# %% memory-picture
 tfgpipe.plot_peaks(
     {"planned": expected, "measured": peaks},
     title="60 layers: memory of a step, by what is recomputed",
 )
-```
 
-![Memory picture](guide/memory-picture.png)
+# %% [markdown]
+# The plan leaves out the workspace of operations, and tensors that wait to be sent; if little
+# is saved, that is much of the memory.
+#
+# So models can grow. The table shows how many such layers, with Adam, fit devices of 1 GiB
+# for N = 2048 and M = 8; the paper's Table 1 answers the same question for AmoebaNet on real
+# accelerators, where 82 million weights without GPipe became 318 million on one and 1.8
+# billion on eight. The price is a second forward: a quarter of the speed.
 
-The plan leaves out the workspace of operations, and tensors that wait to be sent; if little
-is saved, that is much of the memory.
 
-So models can grow. The table shows how many such layers, with Adam, fit devices of 1 GiB
-for N = 2048 and M = 8; the paper's Table 1 answers the same question for AmoebaNet on real
-accelerators, where 82 million weights without GPipe became 318 million on one and 1.8
-billion on eight. The price is a second forward: a quarter of the speed.
-
-```python skip
+# %% memory-largest
 def most_layers(num_devices, remat):
     layer = 4 * (4 * width * width + 4 * width)  # Weight, gradient, two slots.
     if remat == "none":
@@ -545,27 +458,19 @@ for devices in (1, 2, 4, 8):
     print(
         f"{devices} x remat='stage'             {most_layers(devices, 'stage'):6,} layers"
     )
-```
 
-```text
-one device, everything kept      113 layers
-1 x remat='stage'                510 layers
-2 x remat='stage'              1,020 layers
-4 x remat='stage'              2,040 layers
-8 x remat='stage'              4,080 layers
-```
+# %% [markdown]
+# ## Gradients are those of the model without a pipeline
+#
+# *Does partitioning, splitting or recomputing change what the model learns?*
+#
+# No. The gradient of a mini-batch is the sum of those of its microbatches, under any
+# partition, and is applied once per step. Below, the gradient of every weight in five
+# pipelines is compared with that of the plain layers, in double precision, so that rounding
+# hides no mistakes: the largest difference relative to the largest value, for 26 examples,
+# which no M here divides but 1:
 
-## Gradients are those of the model without a pipeline
-
-*Does partitioning, splitting or recomputing change what the model learns?*
-
-No. The gradient of a mini-batch is the sum of those of its microbatches, under any
-partition, and is applied once per step. Below, the gradient of every weight in five
-pipelines is compared with that of the plain layers, in double precision, so that rounding
-hides no mistakes: the largest difference relative to the largest value, for 26 examples,
-which no M here divides but 1:
-
-```python skip
+# %% gradients
 TOLERANCE = 1e-12
 keras.config.set_floatx("float64")
 keras.config.set_dtype_policy("float64")
@@ -623,31 +528,26 @@ keras.config.set_dtype_policy("float32")
 largest = max(value for some in differences.values() for value in some.values())
 assert largest < TOLERANCE
 print(f"{len(names)} weights, 5 pipelines: the largest difference is {largest:.1e}")
-```
 
-```text
-18 weights, 5 pipelines: the largest difference is 6.7e-16
-```
-
-```python skip
+# %% gradients-picture
 tfgpipe.plot_differences(differences, tolerance=TOLERANCE)
-```
 
-![Gradients picture](guide/gradients-picture.png)
+# %% [markdown]
+# The remaining differences come from the order of additions. `tests/models/test_identity.py` does this for
+# all K in 1..4 and M in {1, 2, 3, 5}, every kind of layer and each `remat`.
 
-The remaining differences come from the order of additions. `tests/models/test_identity.py` does this for
-all K in 1..4 and M in {1, 2, 3, 5}, every kind of layer and each `remat`.
+# %% [markdown]
+# ## Unequal layers, and balancing
+#
+# *What does one slow stage cost, and how is a better partition found?*
+#
+# The slowest stage determines the speed. Here are four layers with equally many weights, of
+# which the last takes three times as long as each of the others. Balanced by parameters, the
+# default, each stage has two layers, and one takes twice as long as the other.
+# `balance="time"` measures each layer, forward and backward, and finds the best partition:
 
-## Unequal layers, and balancing
 
-*What does one slow stage cost, and how is a better partition found?*
-
-The slowest stage determines the speed. Here are four layers with equally many weights, of
-which the last takes three times as long as each of the others. Balanced by parameters, the
-default, each stage has two layers, and one takes twice as long as the other.
-`balance="time"` measures each layer, forward and backward, and finds the best partition:
-
-```python skip
+# %% balance-plans
 def uneven():
     fast = [Waiting(milliseconds=0.5, name=f"fast_{i}") for i in range(3)]
     return [*fast, Waiting(milliseconds=1.5, name="slow")]
@@ -666,52 +566,37 @@ by_parameters, by_time = (
     for balance in ("params", "time")
 )
 print(by_parameters, by_time, sep="\n\n")
-```
 
-```text
-2 stages, 8 microbatches of 16 examples, remat=none, balanced by params
-stage  layers          parameters  FLOPs   memory  receives  share
-0      fast_0, fast_1          40  3.6 k  4.6 KiB       0 B  50.0%
-1      fast_2, slow            40  3.6 k  6.6 KiB     256 B  50.0%
-imbalance 1.000, bubble 11.1%, 6.6 KiB on the fullest device
+# %% [markdown]
+# The unbalanced and the balanced pipeline, measured:
 
-2 stages, 8 microbatches of 16 examples, remat=none, balanced by time, the best of 8 runs of a layer on CPU:0
-stage  layers                parameters    ms   memory  receives  share
-0      fast_0 .. fast_2 (3)          60  77.1  6.9 KiB       0 B  50.9%
-1      slow                          20  74.4  4.3 KiB     256 B  49.1%
-imbalance 1.018, bubble 12.3%, 6.9 KiB on the fullest device
-```
-
-The unbalanced and the balanced pipeline, measured:
-
-```python skip
+# %% balance-measured
 timelines = []
 for title, plan in (("params", by_parameters), ("time", by_time)):
     timeline = measured(uneven(), num_microbatches=8, balance=plan.calls_per_stage)
     title = f'balance="{title}": {plan.calls_per_stage[0]} layers and {plan.calls_per_stage[1]}'
     timelines.append(dataclasses.replace(timeline, title=title))
 tfgpipe.plot_timelines(timelines)
-```
 
-![Balance measured](guide/balance-measured.png)
+# %% [markdown]
+# The paper balances by an estimate of each layer's cost, and says that imbalance costs
+# AmoebaNet its linear speed-up. Here the partition is optimal for costs that can be
+# parameters, FLOPs, measured time or memory, within a `memory_limit` if there is one.
+# `tfgpipe.recut(model, plan.rebalance(measured).calls_per_stage)` changes the partition of a
+# model in training, which continues as it would have, to rounding.
 
-The paper balances by an estimate of each layer's cost, and says that imbalance costs
-AmoebaNet its linear speed-up. Here the partition is optimal for costs that can be
-parameters, FLOPs, measured time or memory, within a `memory_limit` if there is one.
-`tfgpipe.recut(model, plan.rebalance(measured).calls_per_stage)` changes the partition of a
-model in training, which continues as it would have, to rounding.
+# %% [markdown]
+# ## Batch normalisation
+#
+# *Which examples does batch normalisation normalise over?*
+#
+# Those of the microbatch: otherwise every microbatch would wait for all others in every such
+# layer. The paper does the same in training, and updates the moving averages, which
+# evaluation uses, by the whole mini-batch. That is `batch_norm="deferred"`. With
+# `"microbatch"`, the default, they are updated M times per step, as Keras updates them
+# whenever a layer is called.
 
-## Batch normalisation
-
-*Which examples does batch normalisation normalise over?*
-
-Those of the microbatch: otherwise every microbatch would wait for all others in every such
-layer. The paper does the same in training, and updates the moving averages, which
-evaluation uses, by the whole mini-batch. That is `batch_norm="deferred"`. With
-`"microbatch"`, the default, they are updated M times per step, as Keras updates them
-whenever a layer is called.
-
-```python skip
+# %% batch-normalisation
 x = random.standard_normal((32, 4), dtype="float32") + 3
 
 
@@ -744,29 +629,22 @@ for name in ("moving_mean", "moving_variance"):
     )
     np.testing.assert_allclose(deferred, one, rtol=1e-5)
     assert np.abs(every - one).max() > 0.01
-```
 
-```text
-after one step of 32 rows
-layers             moving mean                      moving variance
-unpipelined        -0.3029 -0.2864 -0.0452   0.9548  1.1476  1.1218
-M = 4, microbatch  -1.0363 -0.9723 -0.1368   0.8085  1.3519  1.2852
-M = 4, deferred    -0.3029 -0.2864 -0.0452   0.9548  1.1476  1.1218
-M = 1, microbatch  -0.3029 -0.2864 -0.0452   0.9548  1.1476  1.1218
-```
+# %% [markdown]
+# A pipeline that updates averages once per microbatch warns, once.
+# [batch-statistics.md](../explanation/batch-statistics.md) has the full table, with replicas.
 
-A pipeline that updates averages once per microbatch warns, once.
-[batch-statistics.md](batch-statistics.md) has the full table, with replicas.
+# %% [markdown]
+# ## Variable lengths
+#
+# *What if every batch has another length?*
+#
+# Nothing has to be configured. Padding is masked by Keras masks, which cross stage boundaries
+# with the activations, and a new length does not retrace anything. Ten batches of ten
+# lengths, the last one smaller, through the same model without and with a pipeline:
 
-## Variable lengths
 
-*What if every batch has another length?*
-
-Nothing has to be configured. Padding is masked by Keras masks, which cross stage boundaries
-with the activations, and a new length does not retrace anything. Ten batches of ten
-lengths, the last one smaller, through the same model without and with a pipeline:
-
-```python skip
+# %% variable-lengths
 class Counted(keras.layers.Dense):
     """A dense layer that counts how often Python runs its `call`."""
 
@@ -812,25 +690,22 @@ for name, model in (("unpipelined", plain), ("pipelined", pipelined)):
     print(f"{name:12} 10 lengths, loss {loss:.6f}, traces: {counted.num_calls}")
 for a, b in zip(plain.get_weights(), pipelined.get_weights(), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-```
 
-```text
-unpipelined  10 lengths, loss 0.882238, traces: 1
-pipelined    10 lengths, loss 0.882238, traces: 1
-```
+# %% [markdown]
+# Ragged tensors are refused; the error says how to pad them.
 
-Ragged tensors are refused; the error says how to pad them.
+# %% [markdown]
+# ## A U-Net
+#
+# *What about a model that is no chain of layers?*
+#
+# A U-Net decreases in size and increases again, and each level of the second half uses the
+# output of the same level of the first. In a pipeline such a skip connection goes directly
+# from the stage that computes it to the stage that uses it, not through those between.
+# `tfgpipe.pipeline` takes the Functional model unchanged:
 
-## A U-Net
 
-*What about a model that is no chain of layers?*
-
-A U-Net decreases in size and increases again, and each level of the second half uses the
-output of the same level of the first. In a pipeline such a skip connection goes directly
-from the stage that computes it to the stage that uses it, not through those between.
-`tfgpipe.pipeline` takes the Functional model unchanged:
-
-```python skip
+# %% u-net-plan
 def u_net(size=32, filters=8, depth=2):
     def twice(x, filters, where):
         for i in range(2):
@@ -863,22 +738,13 @@ plan = tfgpipe.plan(
     plain, num_stages=3, num_microbatches=4, balance="flops", batch_size=16
 )
 print(plan)
-```
 
-```text
-3 stages, 4 microbatches of 4 examples, remat=stage, balanced by flops
-stage  layers                              parameters   FLOPs     memory   receives  share
-0      down_0_conv_0 .. bottom_conv_1 (8)      18,040  78.7 M  777.9 KiB        0 B  39.1%
-1      up_1 .. up_1_conv_1 (4)                  9,008  61.1 M  844.8 KiB   96.0 KiB  30.3%
-2      up_0 .. logits (5)                       2,273  61.6 M    1.4 MiB  192.0 KiB  30.6%
-imbalance 1.173, bubble 38.6%, 1.4 MiB on the fullest device
-```
+# %% [markdown]
+# The last stage receives 64 KiB per microbatch from its neighbour, and 128 KiB, the skip
+# connection of the topmost level, from the first stage. Trained to find bright discs in
+# noise, the pipeline has the losses of the plain model:
 
-The last stage receives 64 KiB per microbatch from its neighbour, and 128 KiB, the skip
-connection of the topmost level, from the first stage. Trained to find bright discs in
-noise, the pipeline has the losses of the plain model:
-
-```python skip
+# %% u-net-trained
 pipelined = tfgpipe.pipeline(
     u_net(), num_microbatches=4, balance=plan.calls_per_stage, schedule="1f1b"
 )
@@ -896,29 +762,21 @@ for model in (plain, pipelined):
 print("unpipelined", np.round(losses[0], 5))
 print("pipelined  ", np.round(losses[1], 5))
 np.testing.assert_allclose(*losses, rtol=1e-4)
-```
 
-```text
-unpipelined [0.61902 0.46418 0.36041]
-pipelined   [0.61902 0.46418 0.36041]
-```
-
-```python skip
+# %% u-net-on-devices
 tfgpipe.plot_mesh(device_memory(pipelined))
-```
 
-![U net on devices](guide/u-net-on-devices.png)
+# %% [markdown]
+# ## Mixed precision
+#
+# *What is in half precision, and what happens when it overflows?*
+#
+# With `dtype="mixed_float16"` layers compute in half precision, and activations cross stage
+# boundaries in it, in half the bytes. Weights, gradient accumulators and slots are float32.
+# Loss scaling is Keras' own: an overflow in one microbatch reaches the accumulated gradient,
+# so the step is skipped, and the scale halved.
 
-## Mixed precision
-
-*What is in half precision, and what happens when it overflows?*
-
-With `dtype="mixed_float16"` layers compute in half precision, and activations cross stage
-boundaries in it, in half the bytes. Weights, gradient accumulators and slots are float32.
-Loss scaling is Keras' own: an overflow in one microbatch reaches the accumulated gradient,
-so the step is skipped, and the scale halved.
-
-```python skip
+# %% mixed-precision
 layers = [*stack(5, 64), keras.layers.Dense(1, dtype="float32")]
 model = tfgpipe.PipelinedModel(
     layers, num_stages=2, num_microbatches=4, schedule="1f1b", dtype="mixed_float16"
@@ -942,27 +800,22 @@ for a, b in zip(before, model.get_weights(), strict=True):
     np.testing.assert_array_equal(a, b)
 print(f"after an overflow: no weight moved, scale {float(optimizer.dynamic_scale):.0f}")
 assert float(optimizer.dynamic_scale) == 512
-```
 
-```text
-computed in float16, kept in float32
-a microbatch sends 2048 bytes between the stages
-after an overflow: no weight moved, scale 512
-```
+# %% [markdown]
+# For slow links activations can be compressed in any precision: `transfer_dtype="bfloat16"`
+# or `"int8"` ([mixed-precision.md](../how-to/half-precision.md)).
 
-For slow links activations can be compressed in any precision: `transfer_dtype="bfloat16"`
-or `"int8"` ([mixed-precision.md](mixed-precision.md)).
+# %% [markdown]
+# ## Quantization-aware training
+#
+# *How is a model converted to int8 without losing accuracy?*
+#
+# By training with the rounding of int8. `quantization.apply` wraps each layer, so that
+# weights and activations are rounded to 256 levels; the ranges of these levels are updated
+# once per step, by all microbatches. So M changes nothing, with rematerialisation or
+# without. Handwritten digits of scikit-learn, M = 8 compared with M = 1:
 
-## Quantization-aware training
-
-*How is a model converted to int8 without losing accuracy?*
-
-By training with the rounding of int8. `quantization.apply` wraps each layer, so that
-weights and activations are rounded to 256 levels; the ranges of these levels are updated
-once per step, by all microbatches. So M changes nothing, with rematerialisation or
-without. Handwritten digits of scikit-learn, M = 8 compared with M = 1:
-
-```python skip
+# %% int8-trained
 images, labels = datasets.load_digits(return_X_y=True)
 images = (images / 16).astype("float32")
 train, test = slice(0, 1280), slice(1280, None)
@@ -997,47 +850,33 @@ print(f"first epoch: M = 1 {losses[0][0]:.5f}, M = 8 recomputing {losses[1][0]:.
 np.testing.assert_allclose(*losses, rtol=1e-4)
 history = model.fit(images[train], labels[train], epochs=9, **arguments)
 print(f"after 10 epochs: {history.history['loss'][-1]:.5f}")
-```
 
-```text
-first epoch: M = 1 1.99815, M = 8 recomputing 1.99815
-after 10 epochs: 0.08583
-```
+# %% [markdown]
+# Then the file, whose inputs and outputs are 8-bit integers, compared with the model on test
+# images:
 
-Then the file, whose inputs and outputs are 8-bit integers, compared with the model on test
-images:
-
-```python skip
+# %% int8-exported
 tfgpipe.export_int8(model, folder / "digits.tflite")
 compared = quantization.compare(
     model, folder / "digits.tflite", (images[test], labels[test])
 )
 print(compared)
 assert compared.largest_difference <= 1 and compared.identical > 0.9
-```
 
-```text
-identical outputs       5153 of 5170
-                        99.67%
-largest difference      1 LSB
-accuracy of the model   91.30%
-accuracy of the file    91.30%
-file                    9.2 KiB
-operations with floats  0 of 3
-```
+# %% [markdown]
+# [quantization.md](../explanation/quantization.md) is on the training, [int8.md](../how-to/int8.md) on the file.
 
-[quantization.md](quantization.md) is on the training, [int8.md](int8.md) on the file.
+# %% [markdown]
+# ## Checkpoint and resume
+#
+# *Does a saved run continue exactly, and has it to continue under the same partition?*
+#
+# Yes, and no. Stages are where weights are, not what they are: a checkpoint names layers, and
+# loads under any partition (under another TensorFlow may fuse other operations, so that the
+# last bit can differ). A run of four stages is saved and continues for three steps; then two
+# stages load it, Adam's slots included, and take the same three steps:
 
-## Checkpoint and resume
-
-*Does a saved run continue exactly, and has it to continue under the same partition?*
-
-Yes, and no. Stages are where weights are, not what they are: a checkpoint names layers, and
-loads under any partition (under another TensorFlow may fuse other operations, so that the
-last bit can differ). A run of four stages is saved and continues for three steps; then two
-stages load it, Adam's slots included, and take the same three steps:
-
-```python skip
+# %% checkpoint
 x, y = random.standard_normal((64, 32)), random.standard_normal((64, 32))
 
 
@@ -1069,34 +908,31 @@ print("K = 4 went on ", went_on)
 print("K = 2 resumed ", resumed)
 np.testing.assert_allclose(resumed, went_on, rtol=1e-6)
 assert int(two.optimizer.iterations) == 6
-```
 
-```text
-K = 4 went on  [0.9562915563583374, 0.954929769039154, 0.9536929726600647]
-K = 2 resumed  [0.9562915563583374, 0.954929769039154, 0.9536929726600647]
-```
+# %% [markdown]
+# `model.save`, `save_weights` and `ModelCheckpoint` of Keras work as well, and
+# `model.unpipelined()` is the plain Keras model with the same weights, which can be served or
+# loaded without this library.
+#
+# For whole runs there is the trainer. It saves in the background, checks every byte that it
+# loads, and after a kill at any time continues with the losses of an undisturbed run, to the
+# last bit ([trainer.md](../how-to/training.md)):
+#
+# ```bash
+# python -m trainer --params=lm.Tiny --logdir=runs/tiny    # Killed? The same again.
+# ```
 
-`model.save`, `save_weights` and `ModelCheckpoint` of Keras work as well, and
-`model.unpipelined()` is the plain Keras model with the same weights, which can be served or
-loaded without this library.
+# %% [markdown]
+# ## Replicas and several hosts
+#
+# *What changes with more devices than one pipeline needs, or on other hosts?*
+#
+# With more devices: replicas. `PipelineStrategy` creates D copies of the pipeline on D x K
+# devices, splits each mini-batch among them, and all-reduces the gradients of each stage
+# over its D devices. The result is that of one pipeline on the whole batch:
 
-For whole runs there is the trainer. It saves in the background, checks every byte that it
-loads, and after a kill at any time continues with the losses of an undisturbed run, to the
-last bit ([trainer.md](trainer.md)):
 
-```bash
-python -m trainer --params=lm.Tiny --logdir=runs/tiny    # Killed? The same again.
-```
-
-## Replicas and several hosts
-
-*What changes with more devices than one pipeline needs, or on other hosts?*
-
-With more devices: replicas. `PipelineStrategy` creates D copies of the pipeline on D x K
-devices, splits each mini-batch among them, and all-reduces the gradients of each stage
-over its D devices. The result is that of one pipeline on the whole batch:
-
-```python skip
+# %% replicas
 def replicated(D):
     keras.utils.set_random_seed(6)
     strategy = tfgpipe.PipelineStrategy(num_stages=2, num_replicas=D)
@@ -1112,25 +948,17 @@ model, together = replicated(2)
 print("one pipeline ", alone)
 print("two replicas ", together)
 np.testing.assert_allclose(together, alone, rtol=1e-5)
-```
 
-```text
-one pipeline  [1.0183987617492676, 1.0026423931121826]
-two replicas  [1.0183987617492676, 1.0026423931121826]
-```
-
-```python skip
+# %% replicas-on-devices
 tfgpipe.plot_mesh(device_memory(model))
-```
 
-![Replicas on devices](guide/replicas-on-devices.png)
+# %% [markdown]
+# Other hosts offer their devices through a worker, `python -m tfgpipe.cluster worker`, and a
+# program names these instead of its own. `launch` starts workers on this machine and then
+# the program, which is enough to show it: each stage is in its own process, and they share
+# only the network.
 
-Other hosts offer their devices through a worker, `python -m tfgpipe.cluster worker`, and a
-program names these instead of its own. `launch` starts workers on this machine and then
-the program, which is enough to show it: each stage is in its own process, and they share
-only the network.
-
-```python skip
+# %% cluster
 PROGRAM = """
 import os
 import keras, numpy as np, tfgpipe
@@ -1166,30 +994,26 @@ print(
     *(line for line in run.stdout.splitlines() if line.startswith("losses")), sep="\n"
 )
 assert run.returncode == 0, run.stdout
-```
 
-```text
-losses on CPU:0 and CPU:1 [1.0541844367980957, 1.0412991046905518]
-losses on worker:0/CPU:0 and worker:1/CPU:0 [1.0541844367980957, 1.0412991046905518]
-```
+# %% [markdown]
+# The same losses, bit for bit, from two processes connected by gRPC. If a worker dies, it is
+# restarted, and so is the program, which resumes from its checkpoint. Read
+# [cluster.md](../how-to/hosts.md) before opening a port: TensorFlow's runtime has no
+# authentication.
 
-The same losses, bit for bit, from two processes connected by gRPC. If a worker dies, it is
-restarted, and so is the program, which resumes from its checkpoint. Read
-[cluster.md](cluster.md) before opening a port: TensorFlow's runtime has no
-authentication.
-
-## What the paper claims, and what was found here
-
-| claim of [Huang et al. 2019](https://arxiv.org/abs/1811.06965) | found here |
-|---|---|
-| the bubble is (K - 1) / (M + K - 1) (2.3) | exactly, in simulation; [measured](#the-bubble-measured) for K up to 8 above it, by the overhead of the machine |
-| it is negligible from M = 4K on (2.3) | below a fifth for any K: 11% at K = 2, 16% at K = 4; less with zero bubble |
-| peak memory of activations is O(N + L/K x N/M) with rematerialisation, O(N x L) without (2.3) | [to the byte](#rematerialisation-and-the-memory-wall) in the plan; in measured steps, asserted to be less than half |
-| gradients are consistent, whatever the number of stages (2.2) | to 1e-12 in double precision, [for every weight](#gradients-are-those-of-the-model-without-a-pipeline) |
-| communication is low: only tensors at stage boundaries (2.3) | [the bytes are those](#partitioning-a-model-into-stages); time on slow links between accelerators was not measured |
-| almost linear speed-up where stages are equal (3) | bounded: K (1 - bubble) on [devices that wait](#the-bubble-measured); 1.64 of 1.78 on two real cores, in a benchmark. No run on several accelerators; Tables 2 and 3 [predicted](planner.md#compared-with-gpipes-tables), cell by cell |
-| batch statistics over microbatches, moving averages over mini-batches (2.2) | [`batch_norm="deferred"`](#batch-normalisation), equal to the unpipelined layer's |
-| layers of uneven cost reduce the speed-up (3) | [shown, and balanced](#unequal-layers-and-balancing) |
-| AmoebaNet-D (18, 208) has 82 million weights (Table 1) | yes: `tests/nightly/test_amoebanet.py` |
-| models of 1.8 and 83.9 billion weights train (Table 1) | not run: no such hardware. What fits a device was [computed](planner.md#compared-with-gpipes-tables), within 15% of the published |
-| 84.4% on ImageNet, translation of 103 languages (4, 5) | not run |
+# %% [markdown]
+# ## What the paper claims, and what was found here
+#
+# | claim of [Huang et al. 2019](https://arxiv.org/abs/1811.06965) | found here |
+# |---|---|
+# | the bubble is (K - 1) / (M + K - 1) (2.3) | exactly, in simulation; [measured](#the-bubble-measured) for K up to 8 above it, by the overhead of the machine |
+# | it is negligible from M = 4K on (2.3) | below a fifth for any K: 11% at K = 2, 16% at K = 4; less with zero bubble |
+# | peak memory of activations is O(N + L/K x N/M) with rematerialisation, O(N x L) without (2.3) | [to the byte](#rematerialisation-and-the-memory-wall) in the plan; in measured steps, asserted to be less than half |
+# | gradients are consistent, whatever the number of stages (2.2) | to 1e-12 in double precision, [for every weight](#gradients-are-those-of-the-model-without-a-pipeline) |
+# | communication is low: only tensors at stage boundaries (2.3) | [the bytes are those](#partitioning-a-model-into-stages); time on slow links between accelerators was not measured |
+# | almost linear speed-up where stages are equal (3) | bounded: K (1 - bubble) on [devices that wait](#the-bubble-measured); 1.64 of 1.78 on two real cores, in a benchmark. No run on several accelerators; Tables 2 and 3 [predicted](../../benchmarks/RESULTS.md#the-planner-and-gpipes-tables), cell by cell |
+# | batch statistics over microbatches, moving averages over mini-batches (2.2) | [`batch_norm="deferred"`](#batch-normalisation), equal to the unpipelined layer's |
+# | layers of uneven cost reduce the speed-up (3) | [shown, and balanced](#unequal-layers-and-balancing) |
+# | AmoebaNet-D (18, 208) has 82 million weights (Table 1) | yes: `tests/nightly/test_amoebanet.py` |
+# | models of 1.8 and 83.9 billion weights train (Table 1) | not run: no such hardware. What fits a device was [computed](../how-to/planner.md#compared-with-gpipes-tables), within 15% of the published |
+# | 84.4% on ImageNet, translation of 103 languages (4, 5) | not run |
