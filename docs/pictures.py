@@ -27,6 +27,22 @@ def _timeline(schedule: Schedule, costs: Costs, title: str) -> Timeline:
     return dataclasses.replace(simulate(schedule, costs).timeline, title=title)
 
 
+def _pipeline(path: Path) -> None:
+    """The same step without microbatches, and with eight of them."""
+    whole = dataclasses.replace(
+        COSTS, forward=M * COSTS.forward, backward=M * COSTS.backward
+    )
+    tfgpipe.plot_timelines(
+        [
+            _timeline(schedules.gpipe(K, 1), whole, "four stages, whole mini-batch"),
+            _timeline(
+                schedules.one_f_one_b(K, M), COSTS, "four stages, eight microbatches"
+            ),
+        ],
+        path=path,
+    )
+
+
 def _schedules(path: Path) -> None:
     """The four schedules with a name, on one axis of time."""
     P = K
@@ -99,6 +115,7 @@ def _shrink(path: Path) -> None:
 
 
 PICTURES: dict[str, Callable[[Path], None]] = {
+    "pipeline.png": _pipeline,
     "how-schedules.png": _schedules,
     "how-remat.png": _remat,
     "how-memory-gpipe.png": _memory(schedules.gpipe(K, M)),
