@@ -65,9 +65,9 @@ def test_links_into_documents_lead_to_a_heading(document: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=title)
 def test_tests_and_benchmarks_that_are_named_exist(document: Path) -> None:
-    named = re.findall(
-        r"`((?:tests|benchmarks)/[\w/]+\.py)(?:::(\w+))?`", document.read_text("utf-8")
-    )
+    text = document.read_text("utf-8")
+    assert not re.findall(r"`test_\w+\.py", text), "a test is named with its folder"
+    named = re.findall(r"`((?:tests|benchmarks)/[\w/]+\.py)(?:::(\w+))?`", text)
     for path, function in named:
         source = _source(path)
         assert not function or re.search(
@@ -76,6 +76,17 @@ def test_tests_and_benchmarks_that_are_named_exist(document: Path) -> None:
             path,
             function,
         )
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=title)
+def test_modules_that_commands_run_exist(document: Path) -> None:
+    commands = re.findall(
+        r"python -m ((?:benchmarks|docs|tests|tfgpipe|trainer)[\w.]*\w)",
+        document.read_text("utf-8"),
+    )
+    for name in commands:
+        path = ROOT / name.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), name
 
 
 @pytest.mark.parametrize(
