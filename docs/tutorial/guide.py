@@ -632,7 +632,7 @@ for name in ("moving_mean", "moving_variance"):
 
 # %% [markdown]
 # A pipeline that updates averages once per microbatch warns, once.
-# [batch-statistics.md](../explanation/batch-statistics.md) has the full table, with replicas.
+# [A table](../explanation/parallelism.md#batch-statistics) has all cases, with replicas.
 
 # %% [markdown]
 # ## Variable lengths
