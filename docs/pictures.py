@@ -1,4 +1,4 @@
-"""The pictures of `docs/explanation/how-it-works.md`.
+"""The pictures of `docs/explanation/how-it-works.md`, and of the home page.
 
     python -m docs.pictures
 
@@ -25,6 +25,17 @@ MIB = 2**20
 
 def _timeline(schedule: Schedule, costs: Costs, title: str) -> Timeline:
     return dataclasses.replace(simulate(schedule, costs).timeline, title=title)
+
+
+def _home(path: Path) -> None:
+    """Two schedules, the first and the one with the smallest bubble."""
+    tfgpipe.plot_timelines(
+        [
+            _timeline(schedules.gpipe(K, M), COSTS, "gpipe"),
+            _timeline(schedules.zero_bubble(K, M), COSTS, "zero_bubble"),
+        ],
+        path=path,
+    )
 
 
 def _schedules(path: Path) -> None:
@@ -99,6 +110,7 @@ def _shrink(path: Path) -> None:
 
 
 PICTURES: dict[str, Callable[[Path], None]] = {
+    "home-schedules.png": _home,
     "how-schedules.png": _schedules,
     "how-remat.png": _remat,
     "how-memory-gpipe.png": _memory(schedules.gpipe(K, M)),

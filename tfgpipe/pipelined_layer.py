@@ -59,8 +59,8 @@ class PipelinedLayer(keras.layers.Layer):
     straight to those that read it, skip connections and masks included.
 
     Batch normalization normalises each microbatch with its own statistics. What its
-    moving averages move by is the choice of `batch_norm`; `docs/explanation/batch-statistics.md`
-    tells what is normalised with what.
+    moving averages move by is the choice of `batch_norm`;
+    `docs/explanation/batch-statistics.md` tells what is normalised with what.
 
     Args:
         layers: A Functional or Sequential model, with models inside it opened; or

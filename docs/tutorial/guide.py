@@ -20,9 +20,8 @@
 # | N | examples of a mini-batch |
 # | L | layers |
 #
-# The source is [guide.py](guide.py), the notebook [guide.ipynb](guide.ipynb), and this
-# text with its pictures [guide.md](guide.md). `make guide` runs it again, which takes
-# about four minutes on two cores.
+# The source is [guide.py](guide.py); `make guide` runs it again, which takes about four
+# minutes on two cores.
 
 # %% [markdown]
 # ## Set-up
@@ -192,7 +191,7 @@ for K in (2, 4, 8, 16, 64):
 # there, for any K: small, but not zero. Other schedules do better. 1F1B has the same bubble
 # and fewer microbatches in flight; zero bubble fills it with weight gradients, which no
 # other stage needs. They are the `schedule=` of a `PipelinedModel`, and all give the same
-# gradients ([schedules](schedules.md)).
+# gradients ([schedules](../explanation/schedules.md)).
 
 
 # %% schedules-compared
@@ -294,7 +293,7 @@ tfgpipe.plot_timelines([timing.theory, timing.timeline])
 # %% [markdown]
 # Compared with the same model on one of the two cores, `benchmarks/pipeline.py` measured 1.64
 # times the speed for a transformer at K = 2, M = 8; the formula allows 2 x 8 / 9 = 1.78
-# ([speed](speed.md) explains the rest).
+# ([speed](../speed.md) explains the rest).
 
 # %% [markdown]
 # ## Rematerialisation, and the memory wall
@@ -632,7 +631,7 @@ for name in ("moving_mean", "moving_variance"):
 
 # %% [markdown]
 # A pipeline that updates averages once per microbatch warns, once.
-# [batch-statistics.md](batch-statistics.md) has the full table, with replicas.
+# [batch-statistics.md](../explanation/batch-statistics.md) has the full table, with replicas.
 
 # %% [markdown]
 # ## Variable lengths
@@ -803,7 +802,7 @@ assert float(optimizer.dynamic_scale) == 512
 
 # %% [markdown]
 # For slow links activations can be compressed in any precision: `transfer_dtype="bfloat16"`
-# or `"int8"` ([mixed-precision.md](mixed-precision.md)).
+# or `"int8"` ([mixed-precision.md](../how-to/half-precision.md)).
 
 # %% [markdown]
 # ## Quantization-aware training
@@ -864,7 +863,7 @@ print(compared)
 assert compared.largest_difference <= 1 and compared.identical > 0.9
 
 # %% [markdown]
-# [quantization.md](quantization.md) is on the training, [int8.md](int8.md) on the file.
+# [quantization.md](../explanation/quantization.md) is on the training, [int8.md](../how-to/int8.md) on the file.
 
 # %% [markdown]
 # ## Checkpoint and resume
@@ -916,7 +915,7 @@ assert int(two.optimizer.iterations) == 6
 #
 # For whole runs there is the trainer. It saves in the background, checks every byte that it
 # loads, and after a kill at any time continues with the losses of an undisturbed run, to the
-# last bit ([trainer.md](trainer.md)):
+# last bit ([trainer.md](../how-to/training.md)):
 #
 # ```bash
 # python -m trainer --params=lm.Tiny --logdir=runs/tiny    # Killed? The same again.
@@ -998,7 +997,7 @@ assert run.returncode == 0, run.stdout
 # %% [markdown]
 # The same losses, bit for bit, from two processes connected by gRPC. If a worker dies, it is
 # restarted, and so is the program, which resumes from its checkpoint. Read
-# [cluster.md](cluster.md) before opening a port: TensorFlow's runtime has no
+# [cluster.md](../how-to/hosts.md) before opening a port: TensorFlow's runtime has no
 # authentication.
 
 # %% [markdown]
@@ -1011,9 +1010,9 @@ assert run.returncode == 0, run.stdout
 # | peak memory of activations is O(N + L/K x N/M) with rematerialisation, O(N x L) without (2.3) | [to the byte](#rematerialisation-and-the-memory-wall) in the plan; in measured steps, asserted to be less than half |
 # | gradients are consistent, whatever the number of stages (2.2) | to 1e-12 in double precision, [for every weight](#gradients-are-those-of-the-model-without-a-pipeline) |
 # | communication is low: only tensors at stage boundaries (2.3) | [the bytes are those](#partitioning-a-model-into-stages); time on slow links between accelerators was not measured |
-# | almost linear speed-up where stages are equal (3) | bounded: K (1 - bubble) on [devices that wait](#the-bubble-measured); 1.64 of 1.78 on two real cores, in a benchmark. No run on several accelerators; Tables 2 and 3 [predicted](planner.md#compared-with-gpipes-tables), cell by cell |
+# | almost linear speed-up where stages are equal (3) | bounded: K (1 - bubble) on [devices that wait](#the-bubble-measured); 1.64 of 1.78 on two real cores, in a benchmark. No run on several accelerators; Tables 2 and 3 [predicted](../how-to/planner.md#compared-with-gpipes-tables), cell by cell |
 # | batch statistics over microbatches, moving averages over mini-batches (2.2) | [`batch_norm="deferred"`](#batch-normalisation), equal to the unpipelined layer's |
 # | layers of uneven cost reduce the speed-up (3) | [shown, and balanced](#unequal-layers-and-balancing) |
 # | AmoebaNet-D (18, 208) has 82 million weights (Table 1) | yes: `tests/nightly/test_amoebanet.py` |
-# | models of 1.8 and 83.9 billion weights train (Table 1) | not run: no such hardware. What fits a device was [computed](planner.md#compared-with-gpipes-tables), within 15% of the published |
+# | models of 1.8 and 83.9 billion weights train (Table 1) | not run: no such hardware. What fits a device was [computed](../how-to/planner.md#compared-with-gpipes-tables), within 15% of the published |
 # | 84.4% on ImageNet, translation of 103 languages (4, 5) | not run |
