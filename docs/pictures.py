@@ -1,4 +1,4 @@
-"""The pictures of `README.md` and `docs/explanation/how-it-works.md`.
+"""The pictures of `README.md`, of the home page and of how-it-works.md.
 
     python -m docs.pictures
 
@@ -36,6 +36,17 @@ def _pipeline(path: Path) -> None:
             _timeline(
                 schedules.one_f_one_b(K, M), COSTS, "four stages, eight microbatches"
             ),
+        ],
+        path=path,
+    )
+
+
+def _home(path: Path) -> None:
+    """Two schedules, the first and the one with the smallest bubble."""
+    tfgpipe.plot_timelines(
+        [
+            _timeline(schedules.gpipe(K, M), COSTS, "gpipe"),
+            _timeline(schedules.zero_bubble(K, M), COSTS, "zero_bubble"),
         ],
         path=path,
     )
@@ -114,6 +125,7 @@ def _shrink(path: Path) -> None:
 
 PICTURES: dict[str, Callable[[Path], None]] = {
     "pipeline.png": _pipeline,
+    "home-schedules.png": _home,
     "how-schedules.png": _schedules,
     "how-remat.png": _remat,
     "how-memory-gpipe.png": _memory(schedules.gpipe(K, M)),

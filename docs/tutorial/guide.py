@@ -20,9 +20,8 @@
 # | N | examples of a mini-batch |
 # | L | layers |
 #
-# The source is [guide.py](guide.py), the notebook [guide.ipynb](guide.ipynb), and this
-# text with its pictures [guide.md](guide.ipynb). `make guide` runs it again, which takes
-# about four minutes on two cores.
+# The source is [guide.py](guide.py); `make guide` runs it again, which takes about four
+# minutes on two cores.
 
 # %% [markdown]
 # ## Set-up

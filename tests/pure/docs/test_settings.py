@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "tuning.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs/how-to/settings.md"
 
 
 def test_simulated_rows_are_those_in_the_tables(capsys):
