@@ -1,4 +1,4 @@
-"""The pictures of `README.md`, the home page, and `docs/explanation/how-it-works.md`.
+"""The pictures of `README.md`, of the home page and of how-it-works.md.
 
     python -m docs.pictures
 

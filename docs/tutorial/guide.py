@@ -1014,5 +1014,5 @@ assert run.returncode == 0, run.stdout
 # | batch statistics over microbatches, moving averages over mini-batches (2.2) | [`batch_norm="deferred"`](#batch-normalisation), equal to the unpipelined layer's |
 # | layers of uneven cost reduce the speed-up (3) | [shown, and balanced](#unequal-layers-and-balancing) |
 # | AmoebaNet-D (18, 208) has 82 million weights (Table 1) | yes: `tests/nightly/test_amoebanet.py` |
-# | models of 1.8 and 83.9 billion weights train (Table 1) | not run: no such hardware. What fits a device was [computed](../how-to/planner.md#compared-with-gpipes-tables), within 15% of the published |
+# | models of 1.8 and 83.9 billion weights train (Table 1) | not run: no such hardware. What fits a device was [computed](../../benchmarks/RESULTS.md#the-planner-and-gpipes-tables), within 15% of the published |
 # | 84.4% on ImageNet, translation of 103 languages (4, 5) | not run |
