@@ -6,9 +6,10 @@
 #   make test-keras KERAS=3.14.1   what depends on Keras, with another Keras
 #   make lint      the first three of these
 #   make format    rewrite the code in the project's format
-#   make guide     run docs/guide.py, and write the notebook and the page of it
+#   make site      the documentation as a site, in build/site
+#   make guide     run docs/tutorial/guide.py, and write the notebook of it
+#   make pictures  the pictures of docs/
 #   make bench     what was to be reached, and whether it is
-#   make docs      docs/api.md from the docstrings, and the pictures of docs/
 #   make measure   speed, schedules, profile, start-up, memory, cuts, plans, retraces
 #   make clean     remove caches and builds (not the environment, not the runs)
 #
@@ -28,7 +29,7 @@ BIN := $(VENV)/bin
 TRAINER_INSTALLED := $(VENV)/.installed-trainer
 DEV_INSTALLED := $(VENV)/.installed-dev
 
-.PHONY: help train test test-all test-nightly test-keras lint format guide bench docs measure clean
+.PHONY: help train test test-all test-nightly test-keras lint format site guide pictures bench measure clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -74,6 +75,10 @@ format: $(DEV_INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+site: $(DEV_INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "build/site/index.html"
+
 guide: $(DEV_INSTALLED)
 	$(BIN)/python docs/render.py
 
@@ -94,8 +99,7 @@ measure: $(TRAINER_INSTALLED)
 	$(BIN)/python -m benchmarks.transfer
 	$(BIN)/python -m benchmarks.planner
 
-docs: $(DEV_INSTALLED)
-	$(BIN)/python -m docs.reference
+pictures: $(DEV_INSTALLED)
 	$(BIN)/python -m docs.pictures
 
 clean:

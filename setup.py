@@ -12,6 +12,16 @@ HERE = Path(__file__).parent
     re.MULTILINE,
 )
 
+# The site: `make site`.
+DOCS = [
+    "griffelib>=2.4,<3",
+    "mkdocs>=1.6,<2",
+    "mkdocs-material>=9.8,<10",
+    "mkdocstrings>=1,<2",
+    "mkdocstrings-python>=2,<3",
+    "nbformat>=5.10,<6",
+]
+
 setup(
     name="tfgpipe",
     version=VERSION,
@@ -47,7 +57,9 @@ setup(
         ],
         # One of them, for the files that `data.tokenizer` names.
         "tokenizer": ["sentencepiece>=0.2,<0.3", "tokenizers>=0.20,<0.24"],
+        "docs": DOCS,
         "dev": [
+            *DOCS,
             "build>=1.2",
             "google-crc32c>=1.7,<2",
             "hypothesis>=6.100",
@@ -56,7 +68,6 @@ setup(
             "keras-hub>=0.32,<0.33",
             "mypy>=1.11",
             "nbclient>=0.10,<1",
-            "nbformat>=5.10,<6",
             "pytest>=8.2",
             "pytest-xdist>=3.5",
             # Its format changes between minor releases.

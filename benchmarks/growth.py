@@ -1,6 +1,6 @@
 """How step time, start-up, memory and the graph grow with M, K and depth.
 
-    python -m benchmarks.growth --picture=docs/growth.png
+    python -m benchmarks.growth --picture=benchmarks/growth.png
 
 Narrow transformer blocks on short sequences, so that the overhead of the pipeline shows
 rather than arithmetic; one quantity varies at a time. The slope of each curve is fitted

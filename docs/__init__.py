@@ -1,1 +1,1 @@
-"""What makes parts of the documentation: `make docs`."""
+"""What makes parts of the documentation: `make site`, `make guide`."""

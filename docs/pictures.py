@@ -1,4 +1,4 @@
-"""The pictures of `docs/how_it_works.md`.
+"""The pictures of `README.md`, of the home page and of how-it-works.md.
 
     python -m docs.pictures
 
@@ -25,6 +25,31 @@ MIB = 2**20
 
 def _timeline(schedule: Schedule, costs: Costs, title: str) -> Timeline:
     return dataclasses.replace(simulate(schedule, costs).timeline, title=title)
+
+
+def _pipeline(path: Path) -> None:
+    """The same step without microbatches, and with eight of them."""
+    whole = dataclasses.replace(COSTS, forward=M * 0.010, backward=M * 0.020)
+    tfgpipe.plot_timelines(
+        [
+            _timeline(schedules.gpipe(K, 1), whole, "four stages, whole mini-batch"),
+            _timeline(
+                schedules.one_f_one_b(K, M), COSTS, "four stages, eight microbatches"
+            ),
+        ],
+        path=path,
+    )
+
+
+def _home(path: Path) -> None:
+    """Two schedules, the first and the one with the smallest bubble."""
+    tfgpipe.plot_timelines(
+        [
+            _timeline(schedules.gpipe(K, M), COSTS, "gpipe"),
+            _timeline(schedules.zero_bubble(K, M), COSTS, "zero_bubble"),
+        ],
+        path=path,
+    )
 
 
 def _schedules(path: Path) -> None:
@@ -99,6 +124,8 @@ def _shrink(path: Path) -> None:
 
 
 PICTURES: dict[str, Callable[[Path], None]] = {
+    "pipeline.png": _pipeline,
+    "home-schedules.png": _home,
     "how-schedules.png": _schedules,
     "how-remat.png": _remat,
     "how-memory-gpipe.png": _memory(schedules.gpipe(K, M)),

@@ -1,10 +1,12 @@
-"""Makes `docs/guide.ipynb` and `docs/guide.md` of `docs/guide.py`: `make guide`.
+"""Makes the notebook of the guide from its source: `make guide`.
 
-    docs/guide.py     the source: text and code, cell by cell
+    docs/tutorial/guide.py     the source: text and code, cell by cell
         |  executed from the first cell to the last, by a kernel of its own
         v
-    docs/guide.ipynb  cells with what they have printed and drawn
-    docs/guide.md     the same as a page, its pictures in docs/guide/
+    docs/tutorial/guide.ipynb  cells with what they have printed and drawn
+        |  when the site is built
+        v
+    tutorial/guide.md          a page of the site, its pictures in tutorial/guide/
 
 A cell begins with `# %% name` if it is code and with `# %% [markdown]` if it is text,
 as Jupytext, VS Code and Spyder have it. A picture is called like the cell that draws
@@ -15,7 +17,6 @@ from __future__ import annotations
 
 import base64
 import re
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -24,11 +25,11 @@ from typing import Any
 import nbclient
 import nbformat
 
-DOCS = Path(__file__).resolve().parent
-SOURCE = DOCS / "guide.py"
+FOLDER = Path(__file__).resolve().parent / "tutorial"
+SOURCE = FOLDER / "guide.py"
 NOTEBOOK = SOURCE.with_suffix(".ipynb")
-PAGE = SOURCE.with_suffix(".md")
-PICTURES = DOCS / "guide"
+# Of the page, relative to it.
+PICTURES = "guide"
 # Seconds that a cell may take on a machine that is busy with other things.
 LIMIT = 600
 _CELL = re.compile(r"^# %% *(\[markdown\]|[a-z0-9-]+)$", re.MULTILINE)
@@ -64,7 +65,7 @@ def _code(body: str) -> str:
     return re.sub(r"^# (?=%[a-z])", "", body.strip(), flags=re.MULTILINE)
 
 
-def execute(notebook: Any, folder: Path = DOCS) -> dict[str, float]:
+def execute(notebook: Any, folder: Path = FOLDER) -> dict[str, float]:
     """Runs a notebook in a new kernel, and returns the seconds that each cell took.
 
     Args:
@@ -122,15 +123,14 @@ def page(notebook: Any) -> tuple[str, dict[str, bytes]]:
         if cell.cell_type == "markdown":
             parts.append(cell.source)
             continue
-        # `skip`: no block of these runs without those before it.
-        parts.append(f"```python skip\n{cell.source}\n```")
+        parts.append(f"```python\n{cell.source}\n```")
         for output in cell.outputs:
             data = output.get("data", {})
             if "image/png" in data:
                 name = f"{cell.id}.png"
                 pictures[name] = base64.b64decode(data["image/png"])
                 words = cell.id.replace("-", " ").capitalize()
-                parts.append(f"![{words}]({PICTURES.name}/{name})")
+                parts.append(f"![{words}]({PICTURES}/{name})")
             else:
                 text = output.get("text") or data.get("text/plain", "")
                 parts.append(f"```text\n{text.rstrip()}\n```")
@@ -138,17 +138,11 @@ def page(notebook: Any) -> tuple[str, dict[str, bytes]]:
 
 
 def main() -> None:
-    """Runs the guide, and writes what comes of it."""
+    """Runs the guide, and writes the notebook."""
     notebook = read()
     seconds = execute(notebook)
     nbformat.validate(notebook)
-    text, pictures = page(notebook)
     nbformat.write(notebook, NOTEBOOK)
-    PAGE.write_text(text, encoding="utf-8")
-    shutil.rmtree(PICTURES, ignore_errors=True)
-    PICTURES.mkdir()
-    for name, content in pictures.items():
-        (PICTURES / name).write_bytes(content)
     for name, taken in seconds.items():
         print(f"{taken:6.1f} s  {name}", file=sys.stderr)
     print(f"{sum(seconds.values()):6.1f} s  in all", file=sys.stderr)

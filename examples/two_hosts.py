@@ -14,7 +14,7 @@ stage. It needs no GPU, takes 60 seconds, and ends with:
 
 On two real hosts run `python -m tfgpipe.cluster worker --port=4000 --host=0.0.0.0`, and
 pass their addresses to `launch` with `--cluster=` instead of `--workers=`. Read
-docs/cluster.md first: the ports of workers belong into a private network.
+docs/how-to/hosts.md first: the ports of workers belong into a private network.
 """
 
 import os

@@ -59,8 +59,8 @@ class PipelinedLayer(keras.layers.Layer):
     straight to those that read it, skip connections and masks included.
 
     Batch normalization normalises each microbatch with its own statistics. What its
-    moving averages move by is the choice of `batch_norm`; `docs/batch-statistics.md`
-    tells what is normalised with what.
+    moving averages move by is the choice of `batch_norm`;
+    `docs/explanation/parallelism.md` tells what is normalised with what.
 
     Args:
         layers: A Functional or Sequential model, with models inside it opened; or
@@ -94,14 +94,14 @@ class PipelinedLayer(keras.layers.Layer):
             forward and backward: `"bfloat16"` or `"float16"`; or, forward alone,
             `"int8"`, with a scale for each example, or `"int8_channel"`, with one for
             each channel of a microbatch. Defaults to no compression, which all else is
-            an approximation of: `docs/mixed-precision.md` has measured errors.
+            an approximation of: `docs/how-to/half-precision.md` has measured errors.
         devices: Names of K devices, such as `["GPU:0", "GPU:1"]`; of K * T, those of
             one stage next to each other, if layers are split into T shards. Not to be
             given under a `PipelineStrategy`, which has devices of its own.
         name: The layer's name.
         dtype: A dtype or dtype policy such as `"mixed_bfloat16"`, for the layers inside
             that were made without one, as if Keras' global policy had been this one.
-            Defaults to leaving them as they are. See `docs/mixed-precision.md`.
+            Defaults to leaving them as they are. See `docs/how-to/half-precision.md`.
 
     Call arguments:
         inputs: What the model, or the first layer, takes, in its structure.

@@ -219,7 +219,7 @@ def _tpu_scope(
             f"--tpu={name}: no TPU was reached: {reason}. Give the name, or the "
             "grpc:// address, of a TPU that is running, and --tpu_zone=ZONE if it is "
             "in another zone than this machine; on a TPU VM --tpu=local, with a "
-            "TensorFlow that is built for TPUs (docs/tpu.md)."
+            "TensorFlow that is built for TPUs (docs/how-to/tpu.md)."
         ) from None
     try:
         strategy = tfgpipe.TPUPipelineStrategy(

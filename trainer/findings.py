@@ -301,7 +301,7 @@ def check_malloc(
                 "slow",
                 "glibc gives freed tensors back and asks for them anew: "
                 f"MALLOC_TRIM_THRESHOLD_=8589934592 {name}=1073741824 keeps them "
-                "(docs/tuning.md#on-cpus).",
+                "(docs/how-to/settings.md#on-cpus).",
             )
         ]
     if text.isdigit() and int(text) < 2**20:

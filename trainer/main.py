@@ -77,7 +77,7 @@ def _status(argv: Sequence[str], signals: contextlib.ExitStack) -> int:
             what += (
                 "\nThere is too little memory. Try a smaller training.batch_size, more "
                 "pipelining.num_microbatches or num_stages, pipelining.remat=stage or "
-                "layer, or a smaller model: see docs/tuning.md."
+                "layer, or a smaller model: see docs/how-to/memory.md."
             )
         return _failed(1, what)
     return 0

@@ -6,7 +6,7 @@
 The first makes an environment for each peer: `torch.distributed.pipelining`,
 torchgpipe, and a pipeline of JAX's `shard_map`. The second measures those that are
 there, and says of the others why they are left out; `--torch=PYTHON` names an
-environment elsewhere. `docs/peers.md` has what came out.
+environment elsewhere. `benchmarks/RESULTS.md` has what came out.
 
 Each side trains the same layers from the same weights on the same data with the same
 optimizer, in processes of its own with one core a stage. `plain` is the framework's own

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from docs import reference
+from tests.docs.test_reference import documented
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = [
@@ -20,11 +20,15 @@ MODULES = [
     for package in ("tfgpipe", "params", "benchmarks", "trainer", "docs")
     for path in sorted((ROOT / package).rglob("*.py"))
     # Which would run the program, or the whole guide.
-    if path.stem != "__main__" and path != ROOT / "docs" / "guide.py"
+    if path.stem != "__main__" and path != ROOT / "docs" / "tutorial" / "guide.py"
     if ">>>" in path.read_text("utf-8")
 ]
 GIVEN = {"keras": keras, "np": np, "tf": tf, "tfgpipe": tfgpipe}
-SHOWN = reference.shown()
+SHOWN = {
+    f"{thing.__module__}.{thing.__qualname__}"
+    for thing in documented().values()
+    if hasattr(thing, "__qualname__")
+} | set(documented())
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -50,7 +50,7 @@ PRINTED = {block: text for d in DOCUMENTS for block, text in _printed(d).items()
 
 def is_slow(document: Path) -> bool:
     """Returns whether `tests/nightly/test_documents.py` runs its blocks."""
-    return document.name in {"int8.md", "replicas.md", "tensor-parallel.md"}
+    return document.name in {"int8.md", "parallelism.md"}
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,64 @@
-"""The reference is made of the docstrings."""
+"""Every public name is on one page of the reference."""
 
 from __future__ import annotations
 
-from docs import reference
+import importlib
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import tfgpipe
+from trainer import hyperparams
+
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "reference" / "api"
+MODULES = (
+    "schedules",
+    "layers",
+    "tensor_parallel",
+    "quantization",
+    "cluster",
+    "planner",
+)
 
 
-def test_the_file_is_what_the_docstrings_say():
-    written = reference.PATH.read_text("utf-8")
-    assert written == reference.page(), "Run `make docs`."
+def documented() -> dict[str, Any]:
+    """Returns what the pages describe, by the names that they have there."""
+    text = "\n".join(path.read_text("utf-8") for path in sorted(PAGES.glob("*.md")))
+    names = re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE)
+    assert len(set(names)) == len(names)
+    return {name: _found(name) for name in names}
+
+
+def _found(name: str) -> Any:
+    package, _, inner = name.rpartition(".")
+    return getattr(importlib.import_module(package), inner)
+
+
+def test_every_public_name_is_on_a_page():
+    things = list(documented().values())
+    public = {f"tfgpipe.{name}": getattr(tfgpipe, name) for name in tfgpipe.__all__}
+    for module in MODULES:
+        package = importlib.import_module(f"tfgpipe.{module}")
+        public |= {
+            f"{module}.{name}": getattr(package, name) for name in package.__all__
+        }
+    public |= {
+        name: thing
+        for name, thing in vars(hyperparams).items()
+        if getattr(thing, "__module__", None) == hyperparams.__name__
+        if (inspect.isclass(thing) or inspect.isfunction(thing)) and name[0] != "_"
+    }
+    missing = [
+        name
+        for name, thing in public.items()
+        # Not packages, nor names of types.
+        if inspect.isclass(thing) or inspect.isroutine(thing) or name.isupper()
+        if not any(thing is other for other in things)
+    ]
+    assert not missing
+
+
+def test_a_name_is_described_once():
+    things = [thing for thing in documented().values() if inspect.isclass(thing)]
+    assert len(set(things)) == len(things)

@@ -1,6 +1,6 @@
 """What the test suites of other pipeline libraries check, and no other file here does.
 
-The whole list is `docs/compared.md`: each behaviour of torchgpipe's, PyTorch's and
+The whole list is `tests/README.md`: each behaviour of torchgpipe's, PyTorch's and
 Lingvo's suites with the test that checks it here. As everywhere, the reference is the
 plain Keras model of the same layers, weights and seeds. Each is here in a short form;
 `tests/nightly/test_other_libraries.py` has the numbers that their suites take.

@@ -9,8 +9,8 @@ import itertools
 import socket
 from collections.abc import Sequence
 
-# The environment variable with the workers of a supervised command.
 WORKERS_VARIABLE = "TFGPIPE_CLUSTER"
+"""The environment variable with the workers of a supervised command."""
 
 # The environment variable of the secret that workers and their client share, if any.
 TOKEN_VARIABLE = "TFGPIPE_TOKEN"

@@ -9,10 +9,10 @@ import sys
 import threading
 from typing import NoReturn
 
-# Exit code of a temporary failure, as in sysexits.h: the same command goes on.
 EX_TEMPFAIL = 75
-# Exit code after a request to stop, with all saved: the same command goes on.
+"""Exit code of a temporary failure, as in sysexits.h: the same command goes on."""
 EXIT_PREEMPTED = 42
+"""Exit code after a request to stop, with all saved: the same command goes on."""
 
 
 class ClusterError(RuntimeError):

@@ -32,8 +32,8 @@ State = Literal["starting", "ready", "taken"]
 
 HEALTH_PATH, SESSION_PATH = "/healthz", "/session"
 BEAT_SECONDS = 1.0
-# Without a sign of life for so long a peer is gone; one that swaps is slow.
 SILENCE_SECONDS = 30.0
+"""Without a sign of life for so long a peer is gone; one that swaps is slow."""
 MAX_BYTES = 4096
 _POLL_SECONDS = 0.2
 

@@ -4,7 +4,8 @@ TensorFlow compiles a step for TPUs as one computation that all replicas run, ea
 logical cores; which physical core that is for each replica, a `DeviceAssignment` says.
 In the computation logical core `k` is named `TPU_REPLICATED_CORE:k`, and operations go
 where they are named to, as they go to devices elsewhere. (Lingvo pipelines in the same
-way.) Only placement has been tested, on a slice that was not there: see `docs/tpu.md`.
+way.) Only placement has been tested, on a slice that was not there: see
+`docs/how-to/tpu.md`.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def _parser(subject: argparse.ArgumentParser) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--device", required=True, metavar="NAME", help="see docs/planner.md")
+    add("--device", required=True, metavar="NAME", help="see docs/how-to/planner.md")
     add("--device_file", metavar="FILE", help="devices of your own, TOML or JSON")
     how_many = "how many: replicas x stages x shards"
     add("--devices", type=_positive, required=True, metavar="N", help=how_many)

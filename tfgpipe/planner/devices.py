@@ -232,8 +232,8 @@ _DEVICES = (
         source="one core at 2.5 GHz with AVX2; benchmarks/planner.py measures yours",
     ),
 )
-# On NVIDIA's float32 is TF32, TensorFlow's default since Ampere.
 TABLE: Mapping[str, Device] = {device.name: device for device in _DEVICES}
+"""The known accelerators. NVIDIA's float32 is TF32, the default since Ampere."""
 
 
 def find(name: str, table: Mapping[str, Device] = TABLE) -> Device:

@@ -8,8 +8,8 @@ from tfgpipe.schedules.schedule import Action, Schedule
 
 # The name of a schedule.
 Name = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
-# The names of all schedules.
 NAMES: tuple[Name, ...] = get_args(Name)
+"""The names of all schedules."""
 
 
 def gpipe(

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from docs.reference import anchor
-from tfgpipe import schedules
-from tfgpipe.schedules.schedule import draw
-
 ROOT = Path(__file__).resolve().parents[3]
-README = ROOT / "README.md"
+LINE_LINK = re.compile(r"\[`([\w.]+)`\]\((?![a-z]+:)([\w./-]+\.py)\)")
 DOCUMENTS = sorted(
     [
         *ROOT.glob("*.md"),
         *(ROOT / "docs").rglob("*.md"),
-        *(ROOT / "examples").glob("*.md"),
+        *(
+            path
+            for top in ("benchmarks", "examples", "tests")
+            for path in (ROOT / top).glob("*.md")
+        ),
     ]
 )
+
+
+def title(document: Path) -> str:
+    """Returns the path of a document, as pytest shows it."""
+    return str(document.relative_to(ROOT))
 
 
 def blocks(document: Path, *languages: str) -> list[str]:
@@ -31,7 +34,12 @@ def blocks(document: Path, *languages: str) -> list[str]:
     return re.findall(fence, document.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def anchor(heading: str) -> str:
+    """Returns what a link to a heading ends with."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=title)
 def test_make_commands_exist(document: Path) -> None:
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     shell = "\n".join(blocks(document, "bash", "console"))
@@ -39,18 +47,13 @@ def test_make_commands_exist(document: Path) -> None:
     assert set(commands) <= set(targets)
 
 
-def test_the_picture_is_the_schedule() -> None:
-    rows = re.findall(r"^(stage \d .*?)(?:    .*)?$", blocks(README, "text")[0], re.M)
-    assert "\n".join(rows) == draw(schedules.gpipe(4, 4))
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=title)
 def test_relative_links_lead_somewhere(document: Path) -> None:
     links = re.findall(r"\]\((?![a-z]+:|#)([^)#\s]+)", document.read_text("utf-8"))
     assert not [link for link in links if not (document.parent / link).exists()]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=title)
 def test_links_into_documents_lead_to_a_heading(document: Path) -> None:
     links = re.findall(
         r"\]\((?![a-z]+:)([^)#\s]*(?<!\.py))#([^)\s]+)\)", document.read_text("utf-8")
@@ -64,11 +67,11 @@ def test_links_into_documents_lead_to_a_heading(document: Path) -> None:
         assert heading in {anchor(title) for title in headings}, (path, heading)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=title)
 def test_tests_and_benchmarks_that_are_named_exist(document: Path) -> None:
-    named = re.findall(
-        r"`((?:tests|benchmarks)/[\w/]+\.py)(?:::(\w+))?`", document.read_text("utf-8")
-    )
+    text = document.read_text("utf-8")
+    assert not re.findall(r"`test_\w+\.py", text), "a test is named with its folder"
+    named = re.findall(r"`((?:tests|benchmarks)/[\w/]+\.py)(?:::(\w+))?`", text)
     for path, function in named:
         source = _source(path)
         assert not function or re.search(
@@ -79,10 +82,21 @@ def test_tests_and_benchmarks_that_are_named_exist(document: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=title)
+def test_modules_that_commands_run_exist(document: Path) -> None:
+    commands = re.findall(
+        r"python -m ((?:benchmarks|docs|tests|tfgpipe|trainer)[\w.]*\w)",
+        document.read_text("utf-8"),
+    )
+    for name in commands:
+        path = ROOT / name.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), name
+
+
 @pytest.mark.parametrize(
     "document",
     [path for path in DOCUMENTS if path.parent.name == "contributing"],
-    ids=lambda path: path.name,
+    ids=title,
 )
 def test_modules_that_contributors_are_sent_to_exist(document: Path) -> None:
     text = document.read_text("utf-8")
@@ -91,47 +105,13 @@ def test_modules_that_contributors_are_sent_to_exist(document: Path) -> None:
         assert path.with_suffix(".py").exists() or path.is_dir(), name
 
 
-def test_messages_of_errors_are_those_of_the_code() -> None:
-    """`...` stands for anything. Those of argparse and TensorFlow are left out."""
-    code = " ".join(
-        text
-        for top in ("tfgpipe", "trainer", "params")
-        for path in (ROOT / top).rglob("*.py")
-        for text in _texts(ast.parse(path.read_text("utf-8")))
-    )
-    page = (ROOT / "docs" / "errors.md").read_text("utf-8")
-    own = page.partition("## Errors of TensorFlow")[0]
-    others = ("message", "status", "argument", "the following", "one of the", "unrec")
-    unknown = [
-        message
-        for message in re.findall(r"^\| (.*?) \| ", own, re.MULTILINE)
-        if not message.startswith(others)
-        for part in re.split(r"\.\.\.+", message)
-        for words in [part.strip(" .,:;'`")]
-        if len(words) > 3 and words not in code
-    ]
-    assert not unknown
-
-
-def _texts(tree: ast.AST) -> Iterator[str]:
-    """Yields the texts in a module, with a gap for each value in an f-string."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
-            yield "\0".join(
-                str(x.value) for x in node.values if isinstance(x, ast.Constant)
-            )
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
-
-
-def test_links_to_lines_of_code_lead_to_what_they_name() -> None:
-    text = (ROOT / "docs" / "how_it_works.md").read_text("utf-8")
-    links = re.findall(r"\[`([\w.]+)`\]\(\.\./(tfgpipe/[\w/]+\.py)#L(\d+)\)", text)
-    assert links
-    for name, path, number in links:
-        line = _source(path).splitlines()[int(number) - 1]
-        last = name.rpartition(".")[2]
-        assert re.match(rf" *(def|class) {last}\b", line), (name, path, line)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=title)
+def test_a_link_from_a_name_in_code_leads_to_its_definition(document: Path) -> None:
+    """On the site such a link leads to the line."""
+    for name, path in LINE_LINK.findall(document.read_text("utf-8")):
+        source = (document.parent / path).read_text("utf-8")
+        for part in name.split("."):
+            assert re.search(rf"^ *(def|class) {part}\b", source, re.M), (name, path)
 
 
 @functools.cache
