@@ -17,8 +17,8 @@ DOCS = [
     "griffelib>=2.4,<3",
     "mkdocs>=1.6,<2",
     "mkdocs-material>=9.8,<10",
-    "mkdocstrings>=1,<2",
-    "mkdocstrings-python>=2,<3",
+    "mkdocstrings>=1.0.8,<2",
+    "mkdocstrings-python>=2.0.11,<3",
     "nbformat>=5.10,<6",
 ]
 
