@@ -7,6 +7,9 @@ The file may be wherever Python can import it, `--params=my_package.my_file.Mine
 another folder with `PYTHONPATH=CHECKOUT`. All that `--mode=describe --params=mine.Mine`
 prints can be set in the class, or by `--set=training.num_steps=500`. Keras is imported
 in the methods, so that `python -m trainer` lists experiments at once.
+
+`params/variants.py` has the same with a `tf.data.Dataset`, a list of examples, a model
+class, and a network on images.
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from params import image
 from trainer.config import Evaluation, Pipelining, Training
 from trainer.experiment import Experiment, Split
 from trainer.hyperparams import field
@@ -57,80 +59,3 @@ class Mine(Experiment):
         import keras
 
         return [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
-
-
-class FromDataset(Mine):
-    """The same from a `tf.data.Dataset` of single examples.
-
-    Time:      20 seconds.
-    """
-
-    def examples(self, split: Split) -> Any:
-        """Returns a dataset; a seed makes a run that was stopped go on exactly."""
-        import tensorflow as tf
-
-        dataset = tf.data.Dataset.from_tensor_slices(super().examples(split))
-        return dataset.shuffle(1000, seed=self.seed) if split == "train" else dataset
-
-
-class FromItems(Mine):
-    """The same from what has `len(items)` and `items[i]`, such as a list.
-
-    With `training.num_workers` processes that read ahead.
-
-    Time:      20 seconds.
-    """
-
-    def examples(self, split: Split) -> Any:
-        """Returns a sequence of examples."""
-        return list(zip(*super().examples(split), strict=True))
-
-
-class OwnClass(Mine):
-    """The same with a model class, whose `call` consists of layers and `keras.ops`.
-
-    Time:      20 seconds.
-    """
-
-    def network(self) -> keras.Model:
-        """Returns what the class does as a Functional model."""
-        import keras
-
-        class Residual(keras.Model):
-            def __init__(self, width: int) -> None:
-                super().__init__()
-                self.first = keras.layers.Dense(width)
-                self.hidden = keras.layers.Dense(width, activation="gelu")
-                self.last = keras.layers.Dense(8)
-
-            def call(self, x: Any) -> Any:
-                x = self.first(x)
-                return self.last(x + self.hidden(x))
-
-        inputs = keras.Input([3])
-        return keras.Model(inputs, Residual(self.width).call(inputs))
-
-
-class OnImages(image.Digits):
-    """A network of your own on images, those of scikit-learn or your own.
-
-    Command:   python -m trainer --params=template.OnImages --logdir=runs/images
-               --set='data.files=PICTURES/*/*.png' --set=data.shape=32,32,3
-    Time:      20 seconds.
-    """
-
-    optimizer = image.Digits.optimizer.replace(learning_rate=1e-3)
-
-    def network(self) -> keras.Model:
-        """Returns the network, from pixels between 0 and 1 to logits."""
-        from keras import Input, Sequential, layers
-
-        return Sequential(
-            [
-                Input(self.data.shape),
-                layers.Conv2D(16, 3, padding="same", activation="relu"),
-                layers.GlobalAveragePooling2D(),
-                layers.Dense(64, activation="relu"),
-                layers.Dense(self.data.num_classes),
-            ]
-        )

@@ -49,14 +49,14 @@ def test_the_named_experiments_are_all_there() -> None:
         "parallelism.TensorParallel",
         "parallelism.TensorParallelRing",
         "segmentation.UNet",
-        "template.FromDataset",
-        "template.FromItems",
         "template.Mine",
-        "template.OnImages",
-        "template.OwnClass",
         "translate.Dates",
         "translate.Files",
         "translate.Reversal",
+        "variants.FromDataset",
+        "variants.FromItems",
+        "variants.OnImages",
+        "variants.OwnClass",
     ]
 
 

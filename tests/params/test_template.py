@@ -27,15 +27,21 @@ SHORT = [
 ]
 
 
-@pytest.mark.parametrize("name", ["Mine", "FromDataset", "FromItems", "OwnClass"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "template.Mine",
+        *(f"variants.{x}" for x in ("FromDataset", "FromItems", "OwnClass")),
+    ],
+)
 def test_it_trains_and_goes_on_exactly(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["trainer", f"--params=template.{name}", *SHORT]
+    command = ["trainer", f"--params={name}", *SHORT]
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     assert main([*command, f"--logdir={whole}"]) == 0
     assert "accuracy" in capsys.readouterr().out
-    if name == "OwnClass":  # Its data are those of `Mine`.
+    if name == "variants.OwnClass":  # Its data are those of `Mine`.
         return
     shutil.copytree(whole, stopped)
     for step in store.steps(stopped / "checkpoints")[1:]:
@@ -44,7 +50,7 @@ def test_it_trains_and_goes_on_exactly(
     printed = capsys.readouterr().out
     assert "Going on from step 2." in printed
     assert ("Skipping 2 batches of a tf.data.Dataset" in printed) == (
-        name == "FromDataset"
+        name == "variants.FromDataset"
     )
     assert runs.timeless(stopped) == runs.timeless(whole)
 
@@ -56,7 +62,7 @@ def test_a_class_is_found_in_any_module(
     package.mkdir()
     shutil.copy(template.__file__, package / "my_file.py")
     monkeypatch.syspath_prepend(tmp_path)
-    found = find("my_package.my_file.OwnClass")
+    found = find("my_package.my_file.Mine")
     assert issubclass(found, Experiment)
     assert found.__module__ == "my_package.my_file"
     with pytest.raises(HyperparameterError, match=r"Did you mean my_package.my_file.M"):
