@@ -971,7 +971,7 @@ def losses(**devices):
         model.compile("adam", "mse")
     x = np.random.default_rng(8).standard_normal((32, 16), dtype="float32")
     history = model.fit(x, x, batch_size=16, epochs=2, shuffle=False, verbose=0)
-    names = [short_name(device) for device in model.mesh.primary_devices[0]]
+    names = [model.mesh.short_names(stage) for stage in range(2)]
     print("losses on", " and ".join(names), history.history["loss"])
     return history.history["loss"]
 
