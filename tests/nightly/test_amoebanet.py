@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.helpers import compare
 from tests.helpers.zoo import floats
-from tests.params.test_amoebanet import tiny
+from tests.trainer.test_amoebanet import tiny
 from trainer.models.amoebanet import amoebanet_d
 
 
