@@ -118,3 +118,8 @@ def test_a_group_is_changed_without_an_annotation() -> None:
     assert Longer(training=Longer().training.replace(num_steps=8)).width == 64
     with pytest.raises(HyperparameterError, match="training: expected a Training"):
         type("Wrong", (template.Mine,), {"training": 3})()
+
+
+def test_a_network_on_images_takes_their_shape_and_classes() -> None:
+    network = find("variants.OnImages")().network()
+    assert (network.input_shape, network.output_shape) == ((None, 8, 8, 1), (None, 10))
