@@ -76,13 +76,25 @@ def read(
                 f"'{model.name}' without any. Begin with a `keras.Input`."
             )
         captured = source.capture(source.inputs, {})
-        layers = _layers(captured)
+        return read_captured(captured, name=name or model.name)
+
+
+def read_captured(captured: tracer.CapturedModel, *, name: str) -> Workload:
+    """Returns the workload of a model that is captured, as a pipeline's is.
+
+    Args:
+        captured: The model.
+        name: Its name in the table.
+
+    Raises:
+        ValueError: If a size other than the batch's is not known.
+    """
     compute = next(
         call.layer.compute_dtype
         for call in reversed(captured.graph.calls)
         if isinstance(call.layer, keras.layers.Layer)
     )
-    return Workload(name=name or model.name, layers=layers, dtype=compute)
+    return Workload(name=name, layers=_layers(captured), dtype=compute)
 
 
 def num_slots(

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
-from tfgpipe.dry_run.platforms import Platform, find
+from tfgpipe.accelerators.platforms import Platform, find
 
 _PACKAGES = {
     "tpu": ("jax", "jaxlib", "libtpu"),

@@ -1,0 +1,272 @@
+"""Where the operations of a step run on GPUs, and what is copied for them.
+
+The step is traced on the devices that there are. Its operations name their device, so
+that those of the first stage are on the first GPU, and so on. What TensorFlow then does
+follows from the kernels that are registered for GPUs, which its wheel has:
+
+    no kernel for an operation's types    it runs on the host
+    an argument in the host's memory      a tensor on the GPU is copied to the host,
+                                          and the host waits for it
+    int32 arguments of functions          are in the host's memory
+
+    stage_forward on GPU:1                             memory
+        seeds         argument, uint32                 GPU:1
+        dropout/GetKeyCounter(seed: host)              seeds GPU:1 -> host: a copy
+        dropout/RandomUniform(key: GPU)                key host -> GPU:1: a copy
+        dense/MatMul                                   GPU:1
+
+Calls are followed; a call counts as often as it runs, and a copy once for all that read
+it.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfgpipe._compat import kernels
+from tfgpipe._util import num_bytes
+from tfgpipe.devices import colocation
+from tfgpipe.graph import reader
+
+HOST = -1
+"""The host, where others are the indices of devices."""
+
+# The kernels of these are not the question: arguments, and what calls a function.
+_CALL_FUNCTIONS = """
+    Case If PartitionedCall StatefulPartitionedCall StatelessCase StatelessIf
+    StatelessWhile While
+"""
+_CALLS = frozenset(_CALL_FUNCTIONS.split())
+_NO_KERNEL_NEEDED = frozenset(["NoOp", "Placeholder", *_CALLS])
+# In the memory of the host wherever the operation is.
+_ON_HOST = (tf.int32, tf.string, tf.resource, tf.variant)
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """An operation of a step.
+
+    Attributes:
+        name: Its name, which begins with that of its layer.
+        op: Its type.
+        dtypes: The types of its inputs.
+        function: The function of the step that has it, empty for the step itself.
+        device: The index of its device.
+    """
+
+    name: str
+    op: str
+    dtypes: tuple[str, ...]
+    function: str
+    device: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Copy:
+    """A tensor that is copied from one memory to another.
+
+    Attributes:
+        operation: What makes it, or what reads it if it is an argument of a function.
+        reader: What reads it first: the operation, with the name of its argument.
+        num_bytes: Its size.
+        source: The device in whose memory it is, or `HOST`.
+        target: Where it is copied.
+    """
+
+    operation: Operation
+    reader: str
+    num_bytes: int
+    source: int
+    target: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """What runs where in a step, and what is copied.
+
+    Attributes:
+        on_host: Operations of devices that have no kernel for their types there, with
+            how often they run in a step.
+        copies: What is copied, with how often in a step.
+        num_operations: How many operations run on each device in a step.
+    """
+
+    on_host: Mapping[Operation, int]
+    copies: Mapping[Copy, int]
+    num_operations: Mapping[int, int]
+
+
+def place(graph: tf.Graph, optimized: Any, devices: Sequence[str]) -> Placement:
+    """Returns what runs where if each device of a step were a GPU.
+
+    Args:
+        graph: The graph of a step, of known shapes.
+        optimized: It as a `GraphDef`, with the functions that it calls optimized.
+        devices: The names of the devices, as operations name them.
+    """
+    tally = _Tally()
+    arguments = {
+        op.outputs[0].name: HOST
+        for op in graph.get_operations()
+        if op.type == "Placeholder"
+    }
+    where = _devices_of_operations(graph, devices)
+    _Body(reader.read_graph_def(optimized), where, arguments, "", tally).run(1)
+    return Placement(tally.on_host, tally.copies, tally.num_operations)
+
+
+def _devices_of_operations(graph: tf.Graph, devices: Sequence[str]) -> dict[str, int]:
+    """Returns the device of each operation, as TensorFlow places them.
+
+    One that names none is where its first input that has a device is, a constant where
+    it is read if that is one device, and any other on the first device.
+    """
+    index = {name: i for i, name in enumerate(devices)}
+    find = colocation.device_finder()
+    where: dict[str, int] = {}
+    for op in graph.get_operations():
+        named = [op.device, *map(find, op.outputs[:1]), *map(find, op.inputs)]
+        device = next(filter(None, named), "")
+        where[op.name] = index.get(device, HOST if device else 0)
+    for op in graph.get_operations():
+        if not op.device and not op.inputs and op.type == "Const":
+            readers = {where[reader.name] for reader in op.outputs[0].consumers()}
+            if len(readers) == 1:
+                (where[op.name],) = readers
+    return where
+
+
+class _Tally:
+    """How often operations run, and tensors are copied."""
+
+    def __init__(self) -> None:
+        self.on_host: collections.Counter[Operation] = collections.Counter()
+        self.copies: collections.Counter[Copy] = collections.Counter()
+        self.num_operations: collections.Counter[int] = collections.Counter()
+
+
+class _Body:
+    """A graph, or the body of a function for calls on one device.
+
+    Args:
+        graph: It.
+        where: The device of each operation.
+        memory: The device in whose memory each argument is.
+        function: The name of the function.
+        tally: Is added to.
+    """
+
+    def __init__(
+        self,
+        graph: reader.FunctionGraph,
+        where: Mapping[str, int],
+        memory: Mapping[str, int],
+        function: str,
+        tally: _Tally,
+    ) -> None:
+        self._graph = graph
+        self._where = where
+        self._memory = dict(memory)
+        self._function = function
+        self._tally = tally
+        self._copied: set[tuple[str, int]] = set()
+
+    def run(self, times: int, results: Mapping[str, int] | None = None) -> None:
+        """Adds what running it so often does.
+
+        Args:
+            times: How often.
+            results: In whose memory results are to be.
+        """
+        executed = set(self._graph.executed_operations()) if self._function else None
+        for name in self._graph.nodes:
+            if executed is None or name in executed:
+                self._add(name, times)
+        for tensor, target in (results or {}).items():
+            self._move(tensor, target, "", times)
+
+    def _add(self, name: str, times: int) -> None:
+        graph, node, tally = self._graph, self._graph.nodes[name], self._tally
+        device = self._where[name]
+        inputs, outputs = graph.input_names(name), graph.output_names(name)
+        if node.op == "Placeholder" or (not self._function and node.op == "NoOp"):
+            return
+        if node.op in _CALLS:
+            self._call(name, device, times)
+            return
+        kernel = None if device == HOST else kernels.kernel_for(node, "GPU")
+        if device != HOST:
+            tally.num_operations[device] += times
+            if kernel is None and node.op not in _NO_KERNEL_NEEDED:
+                tally.on_host[self._operation(name)] += times
+        taken, made = graph.argument_names(name)
+        on_host = kernel.host_arguments if kernel else frozenset([*taken, *made])
+        for tensor, argument in zip(inputs, taken, strict=True):
+            if graph.tensor(tensor).dtype == tf.resource:
+                continue
+            target = HOST if argument in on_host else device
+            self._move(tensor, target, f"{name}({argument})", times)
+        for tensor, argument in zip(outputs, made, strict=True):
+            self._memory[tensor] = HOST if argument in on_host else device
+
+    def _call(self, name: str, device: int, times: int) -> None:
+        """Adds the functions that an operation calls: a loop's as often as it runs."""
+        graph, node = self._graph, self._graph.nodes[name]
+        inputs, outputs = graph.input_names(name), graph.output_names(name)
+        if node.op in reader.BRANCHES:
+            self._move(inputs[0], HOST, f"{name}(cond)", times)
+            inputs = inputs[1:]
+        for tensor in inputs:
+            if graph.tensor(tensor).dtype != tf.resource:
+                self._move(tensor, self._passed(tensor, device), name, times)
+        for tensor in outputs:
+            self._memory[tensor] = self._passed(tensor, device)
+        bodies = graph.called_functions(name)
+        if node.op in reader.LOOPS:
+            times *= graph.loop(name).num_trips()
+        for body in bodies:
+            memory = {x: self._passed(x, device, body) for x in body.arguments}
+            if node.op in reader.LOOPS and len(body.results) == 1 < len(body.arguments):
+                results = {body.results[0]: HOST}  # The condition.
+            else:
+                results = {x: self._passed(x, device, body) for x in body.results}
+            where = {x: _named_device(body.nodes[x].device, device) for x in body.nodes}
+            function = self._function or name
+            _Body(body, where, memory, function, self._tally).run(times, results)
+
+    def _passed(
+        self, tensor: str, device: int, graph: reader.FunctionGraph | None = None
+    ) -> int:
+        """Returns in whose memory an argument or a result of a function is."""
+        dtype = (graph or self._graph).tensor(tensor).dtype
+        return HOST if dtype in _ON_HOST else device
+
+    def _move(self, tensor: str, target: int, reader: str, times: int) -> None:
+        """Adds the copy of a tensor, unless it is there."""
+        source = self._memory.get(tensor, target)
+        if source == target or (tensor, target) in self._copied:
+            return
+        self._copied.add((tensor, target))
+        made, _, _ = tensor.rpartition(":")
+        if made in self._graph.nodes:
+            operation = self._operation(made)
+        else:
+            name = reader.partition("(")[0]
+            operation = Operation(name, "", (), self._function, target)
+        size = num_bytes(self._graph.tensor(tensor))
+        self._tally.copies[Copy(operation, reader, size, source, target)] += times
+
+    def _operation(self, name: str) -> Operation:
+        node = self._graph.nodes[name]
+        dtypes = tuple(x.dtype.name for x in self._graph.input_tensors(name))
+        return Operation(name, node.op, dtypes, self._function, self._where[name])
+
+
+def _named_device(name: str, device: int) -> int:
+    """Returns the device that an operation of a function is on."""
+    return HOST if name and "CPU" in name else device
