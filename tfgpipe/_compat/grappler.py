@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -54,17 +55,15 @@ class VirtualCluster:
         optimized = tf_optimizer.OptimizeGraph(
             config, _meta_graph(graph_def, fetches), cluster=self._cluster
         )
+        # Those that only what is optimized away calls are as they were.
+        found = {each.signature.name: each for each in optimized.library.function}
         result = copy.deepcopy(graph_def)
-        result.library.CopyFrom(optimized.library)
-        with tf.Graph().as_default() as library:
-            tf.graph_util.import_graph_def(
-                tf.compat.v1.GraphDef(library=result.library), name=""
-            )
+        for function in result.library.function:
+            function.CopyFrom(found.get(function.signature.name, function))
+        with _library(result.library):
             for function in result.library.function:
-                _add_shapes(
-                    function, function_def_to_graph.function_def_to_graph(function)
-                )
-        del library
+                graph = function_def_to_graph.function_def_to_graph(function)
+                _add_shapes(function, graph)
         return result
 
     def peak_bytes(self, function: Any, library: Any) -> dict[str, int]:
@@ -77,15 +76,20 @@ class VirtualCluster:
         Returns:
             Bytes by device; a device that nothing is on is left out.
         """
-        with tf.Graph().as_default():
-            tf.graph_util.import_graph_def(
-                tf.compat.v1.GraphDef(library=library), name=""
-            )
+        with _library(library):
             graph = function_def_to_graph.function_def_to_graph(function)
         fetches = dict.fromkeys(x.op.name for x in graph.outputs)
         measured = item.Item(_meta_graph(graph.as_graph_def(add_shapes=True), fetches))
         found = self._cluster.DeterminePeakMemoryUsage(measured)
         return {name: peak for name, (peak, _) in found.items() if peak >= 0}
+
+
+@contextlib.contextmanager
+def _library(library: Any) -> Iterator[None]:
+    """Has the functions of a library known inside."""
+    with tf.Graph().as_default():
+        tf.graph_util.import_graph_def(tf.compat.v1.GraphDef(library=library), name="")
+        yield
 
 
 def _meta_graph(graph_def: Any, fetches: Iterable[str]) -> Any:

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from tfgpipe.accelerators.compilers import Compiled as Compiled
     from tfgpipe.accelerators.compilers import Compiler as Compiler
     from tfgpipe.accelerators.compilers import missing as missing
-    from tfgpipe.accelerators.dry_run import DryRun as DryRun
-    from tfgpipe.accelerators.dry_run import dry_run as dry_run
     from tfgpipe.accelerators.hlo import UnsupportedOpError as UnsupportedOpError
     from tfgpipe.accelerators.platforms import PLATFORMS as PLATFORMS
     from tfgpipe.accelerators.platforms import Platform as Platform
     from tfgpipe.accelerators.platforms import find as find
     from tfgpipe.accelerators.platforms import roofline_seconds as roofline_seconds
+    from tfgpipe.accelerators.report import DryRun as DryRun
+    from tfgpipe.accelerators.report import dry_run as dry_run
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

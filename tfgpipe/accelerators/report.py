@@ -234,7 +234,7 @@ def dry_run(model: keras.Model, *, batch: Any, platform: str) -> DryRun:
     optimized = cluster.optimize_functions(on_gpus)
     placed = placement.Placement({}, {}, {})
     if found.kind == "gpu":
-        placed = placement.place(step.graph, optimized, step.devices)
+        placed = placement.place(step.graph, optimized, step.devices, gpus)
     layers = steps.layer_names(step)
     return DryRun(
         platform=found,
@@ -285,7 +285,7 @@ def _transfers(placed: Placement, layers: Sequence[str]) -> list[Transfer]:
             layer_of(operation.name, layers),
             copy.source,
             copy.target,
-            bool(operation.function),
+            operation.function.startswith("stage_"),
         )
         counts[key] += times
         sizes[key] += times * copy.num_bytes
