@@ -35,8 +35,7 @@ Trains an experiment of params/: python -m trainer --params=NAME --logdir=DIR
   --set=A.B=C     change a hyperparameter, as data.files='own/*'; repeatable
   --mode=MODE     train_and_eval (the default), or train alone
                   eval  decode  export  a checkpoint, by DIR's own params.txt
-                  benchmark  time steps       inspect   stages, costs, mesh;
-                      with --device=h100-80g  a step as it would run there
+                  benchmark  time steps       inspect   stages, costs, mesh
                   describe  hyperparameters   diff A B  of experiments, or runs
                   tokenizer  train data.tokenizer   doctor  look at this machine
   --checkpoint=N  the step to eval, decode or export; or latest, or best
@@ -46,7 +45,7 @@ Trains an experiment of params/: python -m trainer --params=NAME --logdir=DIR
   --trace_steps=A,B  --profile_steps=A,B  time devices, or profile, from A to B
   --cluster=HOST:PORT,...  or  --tpu=NAME --tpu_zone=ZONE  run there
   --hosts=HOST:PORT,... --host=I  one replica on each host; this is the I-th
-  --device=cpu    train on the CPU, though there are GPUs
+  --device=cpu    train on the CPU; inspect for another: --device=h100-80g
   --help          print this
 Exit status
   0  done                       3  diverged: loss or gradient not finite

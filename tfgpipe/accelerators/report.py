@@ -376,7 +376,7 @@ def _estimate(step: steps.Step, platform: Platform, batch: Any) -> planner.Estim
         stages_per_device=schedule.num_stages // schedule.num_devices,
     )
     request = planner.PlanRequest(
-        planner.read_captured(captured, name=step.model.name),
+        planner.read(captured, name=step.model.name),
         device=platform.device,
         num_devices=config.total_devices,
         batch_size=steps.batch_size(batch) * mesh.num_replicas,
