@@ -284,7 +284,7 @@ for (K, M), step in zip(cases, steps, strict=True):
 tfgpipe.plot_gpipe_bubbles((2, 4, 8), measured=steps)
 
 # %% [markdown]
-# The dots are slightly above their curves, because the machine also needs time to start
+# The dots are on their curves or slightly above, because the machine also needs time to start
 # operations and for the products. Other work on the cores moves them further up.
 #
 # Two stages fit on two cores without sleeping. Below are dense layers of width 512 in
