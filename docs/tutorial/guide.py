@@ -284,8 +284,8 @@ for (K, M), step in zip(cases, steps, strict=True):
 tfgpipe.plot_gpipe_bubbles((2, 4, 8), measured=steps)
 
 # %% [markdown]
-# The dots are on their curves or slightly above, because the machine also needs time to start
-# operations and for the products. Other work on the cores moves them further up.
+# The dots are on their curves or slightly above, because the machine also needs time to
+# start operations and for the products. Other work on the cores moves them further up.
 #
 # Two stages fit on two cores without sleeping. Below are dense layers of width 512 in
 # two stages. The upper half is simulated with the mean measured times, the lower half
@@ -302,9 +302,9 @@ model.fit(x, x, batch_size=1024, epochs=6, verbose=0, callbacks=[timing])
 tfgpipe.plot_timelines([timing.theory, timing.timeline])
 
 # %% [markdown]
-# With K = 2 and M = 8 no pipeline is faster than 2 x 8 / 9 = 1.78 times one device. A
-# transformer reached 1.64 on two cores, which is 92% of that (`make bench`,
-# [table](../../benchmarks/RESULTS.md#targets)).
+# By the formula GPipe's schedule with K = 2 and M = 8 is at most 2 x 8 / 9 = 1.78 times
+# as fast as one device. A transformer reached 1.64 on two cores, which is 92% of that
+# (`make bench`, [table](../../benchmarks/RESULTS.md#targets)).
 
 # %% [markdown]
 # ## Rematerialisation
@@ -321,7 +321,7 @@ tfgpipe.plot_timelines([timing.theory, timing.timeline])
 #
 # - `"none"` keeps all activations;
 # - `"stage"`, the default, recomputes a stage at once;
-# - `"layer"` recomputes layer by layer, with the activations of one layer at a time.
+# - `"layer"` recomputes a second time, layer by layer, and needs the least memory.
 #
 # For 60 layers on four devices `plan` predicts this peak memory, with weights and
 # gradients:
