@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from tests.stage.test_functions import traced
-from tfgpipe.dry_run import Compiler, find, missing
-from tfgpipe.dry_run.hlo import hlo
+from tfgpipe.accelerators import Compiler, find, missing
+from tfgpipe.accelerators.hlo import hlo
 
 ROWS, WIDTH = 256, 512
 MATRICES = (tf.TensorSpec([ROWS, WIDTH]), tf.TensorSpec([WIDTH, WIDTH]))

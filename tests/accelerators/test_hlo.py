@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.stage.test_functions import dense, traced
-from tfgpipe.dry_run.hlo import Operation, UnsupportedOpError, hlo
+from tfgpipe.accelerators.hlo import Operation, UnsupportedOpError, hlo
 
 VECTOR = tf.TensorSpec([4])
 
