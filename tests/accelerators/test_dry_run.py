@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tfgpipe.accelerators import DryRun
+from tfgpipe.accelerators import DryRun, find, missing
 
 K, M, ROWS, WIDTH = 2, 4, 8, 16
 
@@ -124,9 +124,31 @@ def test_a_loop_counts_as_often_as_it_runs() -> None:
 
 def test_nothing_is_said_of_kernels_of_tpus() -> None:
     report = _run(_model(), "tpu-v5e")
-    assert not report.transfers
+    assert {(x.source, x.target) for x in report.transfers} == {(0, 1), (1, 0)}
     assert "kernel" not in str(report)
     assert "TPU:1" in str(report)
+
+
+def test_what_is_not_compiled_is_said() -> None:
+    spec = tf.TensorSpec([ROWS, WIDTH])
+    report = tfgpipe.dry_run(
+        _model(), batch=(spec, spec), platform="h100-80g", compiles=False
+    )
+    assert str(report).endswith("Not compiled: compiles=False.")
+
+
+def test_functions_and_updates_are_compiled() -> None:
+    if packages := missing(find("tpu-v5e")):
+        pytest.skip(f"not installed: {', '.join(packages)}")
+    report = _run(_model(), "tpu-v5e")
+    assert not report.left_out
+    for each in report.functions:
+        assert each.compiled is not None
+        assert each.compiled.error is None
+    assert sorted(report.updates) == list(range(K))
+    size = 4 * (WIDTH * WIDTH + WIDTH)
+    # Weights, two slots, gradients.
+    assert all(4 * size <= x.argument_bytes < 5 * size for x in report.updates.values())
 
 
 def test_a_model_stays_as_it_is() -> None:

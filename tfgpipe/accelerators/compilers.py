@@ -70,6 +70,11 @@ class Compiled:
     collectives: dict[str, int] = dataclasses.field(default_factory=dict)
     error: str | None = None
 
+    @property
+    def total_bytes(self) -> int:
+        """What it takes, makes and needs in between."""
+        return self.argument_bytes + self.output_bytes + self.temp_bytes
+
 
 class Compiler:
     """The compiler of one platform, a process that lives as long as the context.

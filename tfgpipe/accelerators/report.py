@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import itertools
 import re
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -41,6 +42,8 @@ class StageFunction:
         device: The index of its device.
         calls: How often a step calls it there.
         peak_bytes: The most that it holds, by Grappler's estimate.
+        planned_seconds: How long it takes by the planner: the mean of the stages of its
+            device. None for what the planner does not know.
         compiled: What the compiler of the platform says of it, or None.
     """
 
@@ -49,6 +52,7 @@ class StageFunction:
     device: int
     calls: int
     peak_bytes: int
+    planned_seconds: float | None = None
     compiled: Compiled | None = None
 
 
@@ -91,7 +95,7 @@ class DryRun:
         devices: The devices of the trace, in whose place those of the platform are.
         on_host: Operations of GPUs that run on the host, since they have no kernel for
             their types there: how often in a step, by operation. Empty for TPUs.
-        transfers: What is copied between the memories of host and GPUs.
+        transfers: What is copied between the devices, and between GPUs and the host.
         functions: The stage functions on each device.
         state: Weights and slots in words, a line a device.
         estimate: Time and memory of the step by the planner.
@@ -122,15 +126,15 @@ class DryRun:
             f"A training step on {len(self.devices)} x {self.platform.name}, traced "
             f"and not run: {names}."
         )
+        between = [x for x in self.transfers if HOST not in (x.source, x.target)]
+        others = [x for x in self.transfers if HOST in (x.source, x.target)]
         if self.platform.kind == "gpu":
             yield self._kernels()
-            between = [x for x in self.transfers if HOST not in (x.source, x.target)]
-            others = [x for x in self.transfers if HOST in (x.source, x.target)]
             loop = [x for x in others if x.in_loop]
             once = [x for x in others if not x.in_loop]
             yield self._copies("From host to GPU and back, for each microbatch", loop)
             yield self._copies("From host to GPU and back, once a step", once)
-            yield self._copies("From GPU to GPU", between)
+        yield self._copies("From device to device", between)
         yield "Weights and slots\n" + "\n".join(self.state)
         yield self._memory()
         yield self._functions()
@@ -207,30 +211,43 @@ class DryRun:
             )
             for k, c in self.updates.items()
         ]
-        rows, errors = [], []
-        for each in [*self.functions, *updates]:
-            peak = readable_bytes(each.peak_bytes) if each.peak_bytes else "-"
-            row = [each.name, self._device(each.device), f"{each.calls:,}", peak]
+        called = [*self.functions, *updates]
+        header = ["function", "device", "calls", "by Grappler", "planned us"]
+        if any(each.compiled for each in called):
+            header += ["arguments", "results", "temporary", "code", "FLOPs"]
+            header += ["roofline us", "compiled in s"]
+        rows, remarks = [], []
+        for each in called:
+            planned = each.planned_seconds
+            row = [
+                each.name,
+                self._device(each.device),
+                f"{each.calls:,}",
+                readable_bytes(each.peak_bytes) if each.peak_bytes else "-",
+                "-" if planned is None else f"{1e6 * planned:,.1f}",
+            ]
             if each.compiled is not None:
                 row += self._compiled(each.compiled)
                 if each.compiled.error:
-                    errors.append(f"{row[0]} on {row[1]}: {each.compiled.error}")
+                    remarks.append(f"{row[0]} on {row[1]}: {each.compiled.error}")
+                elif each.peak_bytes > 2 * each.compiled.total_bytes:
+                    remarks.append(
+                        f"{row[0]} on {row[1]}: by Grappler more than twice what the "
+                        f"compiler needs, {readable_bytes(each.compiled.total_bytes)}."
+                    )
             rows.append(row)
-        header = ["function", "device", "calls", "by Grappler"]
-        if len(rows[0]) > len(header):
-            header += ["by compiler", "code", "FLOPs", "roofline us", "compiled in s"]
         table = text_table(header, rows, left=header[:2])
-        return "\n".join(filter(None, [table, *errors, self.left_out]))
+        return "\n".join(filter(None, [table, *remarks, self.left_out]))
 
     def _compiled(self, found: Compiled) -> list[str]:
         if found.error:
-            return ["-", "-", "-", "-", "no"]
+            return [*("-" * 6), "no"]
         least = platforms.roofline_seconds(
             found.flops, found.bytes_accessed, self.platform, dtype=self.dtype
         )
+        sizes = (found.argument_bytes, found.output_bytes, found.temp_bytes)
         return [
-            readable_bytes(found.temp_bytes),
-            readable_bytes(found.code_bytes),
+            *map(readable_bytes, (*sizes, found.code_bytes)),
             f"{found.flops:.3g}",
             f"{1e6 * least:,.1f}",
             f"{found.seconds:.1f}",
@@ -276,9 +293,9 @@ def dry_run(
     on_gpus = steps.on_other_devices(step, gpus)
     cluster = grappler.VirtualCluster(_properties(found, gpus))
     optimized = cluster.optimize_functions(on_gpus)
-    placed = placement.Placement({}, {}, {})
-    if found.kind == "gpu":
-        placed = placement.place(step.graph, optimized, step.devices, gpus)
+    placed = placement.place(step.graph, optimized, step.devices, gpus)
+    if found.kind == "tpu":  # Its functions are compiled as they are.
+        placed = placement.between_devices(placed)
     layers = steps.layer_names(step)
     called, updates = _functions(step, optimized, cluster), {}
     left_out = _left_out(found, compiles=compiles)
@@ -291,6 +308,12 @@ def dry_run(
         ]
         updates = stage_functions.compile_updates(step, found)
     workload = planner.read(step.pipeline.pipeline.captured, name=model.name)
+    estimate, planned = _plan(step, found, workload, batch)
+    called = [
+        dataclasses.replace(each, planned_seconds=planned[p].get(each.name))
+        for each in called
+        for p in [each.device // step.pipeline.mesh.num_shards % len(planned)]
+    ]
     return DryRun(
         platform=found,
         devices=step.devices,
@@ -298,7 +321,7 @@ def dry_run(
         transfers=_transfers(placed, layers),
         functions=called,
         state=_state(model),
-        estimate=_estimate(step, found, workload, batch),
+        estimate=estimate,
         layers=layers,
         updates=updates,
         left_out=left_out,
@@ -427,10 +450,13 @@ def _state(model: keras.Model) -> list[str]:
     return [f"{i}: {held.lines[2]}; {held.layers}" for i, held in enumerate(grid)]
 
 
-def _estimate(
+def _plan(
     step: steps.Step, platform: Platform, workload: planner.Workload, batch: Any
-) -> planner.Estimate:
-    """Returns what the planner says of the same step."""
+) -> tuple[planner.Estimate, list[dict[str, float]]]:
+    """Returns what the planner says of the step, and of the functions of each device.
+
+    The latter are mean seconds, by the name of the function.
+    """
     pipelined = step.pipeline
     mesh, schedule = pipelined.mesh, steps.schedule(step.model, pipelined)
     config = planner.ParallelConfig(
@@ -450,4 +476,14 @@ def _estimate(
         num_slots=steps.num_slots(step.model),
     )
     sizes = [len(stage.segment.calls) for stage in pipelined.stages]
-    return request.estimate(config, sizes)
+    times = request.stage_times(config, sizes)
+    means = []
+    for p in range(schedule.num_devices):
+        mine = [x for x, q in zip(times, schedule.placement, strict=True) if p == q]
+        forward, backward = (
+            statistics.mean(getattr(x, name) for x in mine)
+            for name in ("forward", "backward")
+        )
+        again = statistics.mean(x.recompute for x in mine)
+        means.append({"stage_forward": forward, "stage_backward": backward + again})
+    return request.estimate(config, sizes), means
