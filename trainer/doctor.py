@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import fcntl
 import importlib.metadata
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfgpipe._compat import native_logging_off
+from tfgpipe._util import TENSORFLOWS, installed_version, installed_versions
 from trainer import findings, listing
 from trainer.experiment import Experiment
 from trainer.findings import Finding
@@ -36,6 +36,8 @@ _OPTIONAL = {
     "tokenizers": "language models over the tokens of a tokenizer.json",
     "sentencepiece": "language models over the tokens of a SentencePiece model",
 }
+# They require `tensorflow`, which is not installed beside one of another name.
+_OF_TENSORFLOW = frozenset({"tensorflow-model-optimization"})
 # Those that the documents take for workers; each has its health check on the next.
 _PORTS = (4000, 4001)
 
@@ -177,14 +179,6 @@ def _gpu_memory() -> list[int]:
     return [2**20 * int(line) for line in said.stdout.split() if line.isdigit()]
 
 
-def _installed(*names: str) -> str | None:
-    """Returns the version of the first of these packages that is installed."""
-    for name in names:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(name)
-    return None
-
-
 def _ranges(*, extras: bool) -> dict[str, str]:
     """Returns supported versions by package: of tfgpipe itself, or of its extras."""
     try:
@@ -202,12 +196,17 @@ def _ranges(*, extras: bool) -> dict[str, str]:
 
 def _versions() -> Iterator[Finding]:
     yield Finding("ok", f"Python {platform.python_version()}.")
-    yield findings.check_version("tfgpipe", installed=_installed("tfgpipe"))
+    yield findings.check_version("tfgpipe", installed=installed_version("tfgpipe"))
+    tensorflows = installed_versions(*TENSORFLOWS)
     for name, supported in _ranges(extras=False).items():
-        names = ("tensorflow", "tensorflow-cpu") if name == "tensorflow" else (name,)
-        yield findings.check_version(
-            name, installed=_installed(*names), supported=supported
-        )
+        if name in TENSORFLOWS:
+            yield findings.check_tensorflow(
+                tensorflows, required=name, supported=supported
+            )
+        elif name not in _OF_TENSORFLOW or "tensorflow" in tensorflows:
+            yield findings.check_version(
+                name, installed=installed_version(name), supported=supported
+            )
 
 
 def _optional() -> Iterator[Finding]:
@@ -215,7 +214,7 @@ def _optional() -> Iterator[Finding]:
     for name, purpose in _OPTIONAL.items():
         yield findings.check_optional(
             name,
-            installed=_installed(name),
+            installed=installed_version(name),
             supported=ranges.get(name, ""),
             purpose=purpose,
         )

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import http.client
-import importlib.metadata
 import json
 import platform
 import socket
@@ -25,6 +24,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
+from tfgpipe._util import TENSORFLOWS, installed_version
 from tfgpipe.cluster.addresses import Address
 from tfgpipe.cluster.errors import ClusterError, WorkerUnavailable
 
@@ -103,12 +103,10 @@ def parse_message(line: bytes) -> dict[str, Any]:
     raise ValueError("its answer is no line of JSON")
 
 
-def version(distribution: str) -> str:
-    """Returns the version of an installed distribution, without importing it."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
+def version(package: str) -> str:
+    """Returns the version of an installed package, without importing it."""
+    names = TENSORFLOWS if package == "tensorflow" else (package,)
+    return installed_version(*names) or "none"
 
 
 def ask(address: Address, *, seconds: float) -> Status:
