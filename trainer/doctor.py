@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import importlib.metadata
@@ -17,8 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfgpipe._compat import native_logging_off
-from tfgpipe._util import TENSORFLOWS, installed_version, installed_versions
+from tfgpipe._compat import TENSORFLOWS, installed_tensorflows, native_logging_off
 from trainer import findings, listing
 from trainer.experiment import Experiment
 from trainer.findings import Finding
@@ -179,6 +179,12 @@ def _gpu_memory() -> list[int]:
     return [2**20 * int(line) for line in said.stdout.split() if line.isdigit()]
 
 
+def _installed(name: str) -> str | None:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(name)
+    return None
+
+
 def _ranges(*, extras: bool) -> dict[str, str]:
     """Returns supported versions by package: of tfgpipe itself, or of its extras."""
     try:
@@ -196,8 +202,8 @@ def _ranges(*, extras: bool) -> dict[str, str]:
 
 def _versions() -> Iterator[Finding]:
     yield Finding("ok", f"Python {platform.python_version()}.")
-    yield findings.check_version("tfgpipe", installed=installed_version("tfgpipe"))
-    tensorflows = installed_versions(*TENSORFLOWS)
+    yield findings.check_version("tfgpipe", installed=_installed("tfgpipe"))
+    tensorflows = installed_tensorflows()
     for name, supported in _ranges(extras=False).items():
         if name in TENSORFLOWS:
             yield findings.check_tensorflow(
@@ -205,7 +211,7 @@ def _versions() -> Iterator[Finding]:
             )
         elif name not in _OF_TENSORFLOW or "tensorflow" in tensorflows:
             yield findings.check_version(
-                name, installed=installed_version(name), supported=supported
+                name, installed=_installed(name), supported=supported
             )
 
 
@@ -214,7 +220,7 @@ def _optional() -> Iterator[Finding]:
     for name, purpose in _OPTIONAL.items():
         yield findings.check_optional(
             name,
-            installed=installed_version(name),
+            installed=_installed(name),
             supported=ranges.get(name, ""),
             purpose=purpose,
         )

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from tfgpipe._util.arguments import checks_argument_names as checks_argument_names
     from tfgpipe._util.command_line import CommandParser as CommandParser
     from tfgpipe._util.crash_report import report_crash as report_crash
-    from tfgpipe._util.distributions import TENSORFLOWS as TENSORFLOWS
-    from tfgpipe._util.distributions import installed_version as installed_version
-    from tfgpipe._util.distributions import installed_versions as installed_versions
     from tfgpipe._util.identity_map import IdentityMap as IdentityMap
     from tfgpipe._util.identity_map import unique as unique
     from tfgpipe._util.sizes import num_bytes as num_bytes

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import http.client
+import importlib.metadata
 import json
 import platform
 import socket
@@ -24,7 +25,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
-from tfgpipe._util import TENSORFLOWS, installed_version
+from tfgpipe._compat import installed_tensorflows
 from tfgpipe.cluster.addresses import Address
 from tfgpipe.cluster.errors import ClusterError, WorkerUnavailable
 
@@ -105,8 +106,12 @@ def parse_message(line: bytes) -> dict[str, Any]:
 
 def version(package: str) -> str:
     """Returns the version of an installed package, without importing it."""
-    names = TENSORFLOWS if package == "tensorflow" else (package,)
-    return installed_version(*names) or "none"
+    if package == "tensorflow":
+        return next(iter(installed_tensorflows().values()), "none")
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
 
 
 def ask(address: Address, *, seconds: float) -> Status:
