@@ -36,6 +36,10 @@ def with_tensorflow(*requirements: str) -> list[str]:
     return [*requirements] if TENSORFLOW == "tensorflow" else []
 
 
+# `tensorflow-tpu` takes any from 0.0.14 on. Those from 0.0.32 on lack functions that
+# TensorFlow 2.20 calls, and newer ones most of them: it then finds no TPU, or aborts.
+LIBTPU = ["libtpu>=0.0.14,<0.0.32"] if TENSORFLOW == "tensorflow-tpu" else []
+
 # The site: `make site`.
 DOCS = [
     "griffelib>=2.4,<3",
@@ -68,6 +72,7 @@ setup(
         "rich>=13",
         f"{TENSORFLOW}{TENSORFLOW_RANGE}",
         *with_tensorflow("tensorflow-model-optimization>=0.8,<0.9"),
+        *LIBTPU,
     ],
     extras_require={
         "and-cuda": with_tensorflow(f"tensorflow[and-cuda]{TENSORFLOW_RANGE}"),

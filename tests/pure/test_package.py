@@ -137,6 +137,11 @@ def test_one_tensorflow_is_required(tensorflow: str) -> None:
     assert tensorflow == "tensorflow" or not required & others
 
 
+def test_libtpu_is_required_with_the_tensorflow_of_tpus_alone() -> None:
+    assert _requirement("libtpu", TFGPIPE_TENSORFLOW="tensorflow-tpu")
+    assert not any("libtpu" in each for each in _run_setup().install_requires)
+
+
 def test_tensorflow_is_required_by_default() -> None:
     assert _requirement("tensorflow")
     assert _requirement("tensorflow", TFGPIPE_TENSORFLOW="")
