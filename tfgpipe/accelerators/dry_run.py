@@ -203,7 +203,8 @@ def dry_run(model: keras.Model, *, batch: Any, platform: str) -> DryRun:
 
     The step is traced, optimized by TensorFlow's Grappler for these devices, and
     compared with the kernels that TensorFlow has for them. Nothing runs, no such device
-    is needed, and the model stays as it is.
+    is needed, and the model stays as it is. For GPUs this is a step of
+    `jit_compile=False`.
 
     Args:
         model: A compiled model with a pipeline in it, on logical CPUs for example.
@@ -227,7 +228,7 @@ def dry_run(model: keras.Model, *, batch: Any, platform: str) -> DryRun:
     (0, 4)
     """
     found = platforms.find(platform)
-    step = steps.trace(model, batch)
+    step = steps.trace(model, batch, for_gpus=found.kind == "gpu")
     gpus = [f"{i.rpartition('CPU:')[0]}GPU:{n}" for n, i in enumerate(step.devices)]
     on_gpus = steps.on_other_devices(step, gpus)
     cluster = grappler.VirtualCluster(_properties(found, gpus))
@@ -285,7 +286,7 @@ def _transfers(placed: Placement, layers: Sequence[str]) -> list[Transfer]:
             layer_of(operation.name, layers),
             copy.source,
             copy.target,
-            bool(operation.function),
+            bool(operation.function) or "stage_" in operation.name,
         )
         counts[key] += times
         sizes[key] += times * copy.num_bytes
@@ -329,7 +330,7 @@ def _functions(
     calls: collections.Counter[tuple[str, str, int]] = collections.Counter()
     index = {name: i for i, name in enumerate(step.devices)}
     for op in step.graph.get_operations():
-        if not op.name.startswith("stage_"):
+        if not op.name.startswith("stage_") or placement.is_on_host(op.name):
             continue
         function = steps.innermost(op.node_def.attr["f"].func.name, library)
         calls[(_without_number(op.name), function, index[op.device])] += 1

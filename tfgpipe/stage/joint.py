@@ -205,6 +205,35 @@ class JointGraph:
         unchanged = (before for before, after in pairs if before == after)
         return (*self.given.weights, *unchanged)
 
+    @functools.cached_property
+    def integer_state(self) -> tuple[str, ...]:
+        """State of integers that changes, and by itself: that of seed generators."""
+        pairs = {
+            before: after
+            for before, after in zip(
+                self.given.state, self.forward.new_state, strict=True
+            )
+            if before != after and self.spec(before).dtype.is_integer
+        }
+        while True:
+            kept = {b: a for b, a in pairs.items() if self._is_made_of(a, pairs)}
+            if kept == pairs:
+                return tuple(kept)
+            pairs = kept
+
+    def _is_made_of(self, tensor: str, given: Collection[str]) -> bool:
+        """Returns whether a tensor depends on nothing else that is given."""
+        pending, seen = [self.graph.get_tensor_by_name(tensor)], set()
+        while pending:
+            x = pending.pop()
+            if x.name in given or x.op in seen:
+                continue
+            if x.op.type == "Placeholder" or x.op.op_def.is_stateful:
+                return False
+            seen.add(x.op)
+            pending.extend(x.op.inputs)
+        return True
+
     @property
     def has_captures(self) -> bool:
         """Whether it has captured tensors, so that it serves these layers alone."""

@@ -30,6 +30,9 @@ _HOISTABLE_OP_TYPES = (
     "PadV2",
 )
 
+# Types whose results the host makes for GPUs, which take them from its memory or whose
+# kernels have integers in theirs, where the host would wait for them.
+_HOST_OP_TYPES = ("Cast", "SelectV2", "StatelessRandomGetKeyCounter")
 
 # Element-wise operations that code unaware of sharding inserts on a weight shard: Keras
 # casts, `tf.recompute_grad` adds copies and a zero. They stay on the shard's device.
@@ -66,6 +69,8 @@ class GraphSource:
         placeholders: Names of what is given to it.
         hoistable_ops: Names of operations whose results are worth hoisting if they do
             not change during a step.
+        host_ops: Names of operations that the host is to run for GPUs if it has what
+            they are made of.
     """
 
     def __init__(self, trace: JointGraph, *, on_one_device: bool = False) -> None:
@@ -91,6 +96,12 @@ class GraphSource:
         self.placeholders = [op.name for op in operations if op.type == "Placeholder"]
         self.hoistable_ops = [
             op.name for op in operations if op.type in _HOISTABLE_OP_TYPES
+        ]
+        self.host_ops = [
+            op.name
+            for op in operations
+            if op.type in _HOST_OP_TYPES
+            and op.outputs[0].dtype in (tf.int32, tf.uint64)
         ]
 
     def extract(
