@@ -1,50 +1,200 @@
-"""What a training step would do on GPUs: what of each microbatch the host waits for."""
+"""A dry run says what a step on GPUs would do, without any."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfgpipe
+from tfgpipe.accelerators import DryRun
 from tfgpipe.accelerators.placement import HOST
 
-layers = keras.layers
+K, M, ROWS, WIDTH = 2, 4, 8, 16
 
 
-def transformer(dtype="int32"):
-    """Embeddings with a mask, attention with dropout."""
+class Pooled(keras.layers.Layer):
+    """An operation that has no kernel for GPUs."""
+
+    def call(self, x: Any) -> Any:
+        """Pools in random regions."""
+        images = tf.reshape(x, [-1, 4, 4, 1])
+        pooled, _, _ = tf.nn.fractional_max_pool(images, [1.0, 1.3, 1.3, 1.0], seed=1)
+        return x + tf.reduce_mean(pooled)
+
+
+class Looped(keras.layers.Layer):
+    """A loop whose body reads a number on the host, five times."""
+
+    def call(self, x: Any) -> Any:
+        """Repeats a fake quantization whose range is computed from the input."""
+        for_range = tf.stop_gradient(tf.reduce_max(x))
+
+        def body(i: Any, y: Any) -> Any:
+            return i + 1, tf.quantization.fake_quant_with_min_max_vars(
+                y, -1.0, for_range
+            )
+
+        return tf.while_loop(lambda i, _: i < 5, body, [0, x])[1]
+
+
+def _transformer(dtype: str) -> keras.Model:
+    """A model with embeddings that have a mask, and attention with dropout."""
     x = inputs = keras.Input((6,), dtype=dtype)
-    x = layers.Embedding(20, 8, mask_zero=True)(x)
+    x = keras.layers.Embedding(20, 8, mask_zero=True)(x)
     for _ in range(2):
-        h = layers.LayerNormalization()(x)
-        h = layers.MultiHeadAttention(2, 4, dropout=0.1)(h, h, use_causal_mask=True)
-        x = layers.Dropout(0.2)(layers.Add()([x, h]))
-    return keras.Model(inputs, layers.Dense(20)(x))
-
-
-def report(model, *, dtype="int32", **arguments):
-    model = tfgpipe.pipeline(model, num_stages=2, num_microbatches=4, **arguments)
+        h = keras.layers.MultiHeadAttention(2, 4, dropout=0.1)(
+            x, x, use_causal_mask=True
+        )
+        x = keras.layers.Dropout(0.2)(keras.layers.Add()([x, h]))
+    outputs = keras.layers.Dense(20)(x)
+    model = tfgpipe.pipeline(
+        keras.Model(inputs, outputs), num_stages=K, num_microbatches=M
+    )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(clipnorm=1.0), loss)
-    batch = tf.TensorSpec((8, 6), dtype), tf.TensorSpec((8, 6), dtype)
-    return tfgpipe.dry_run(model, batch=batch, platform="h100-80g")
+    return model
 
 
-def waits(found, *, in_loop):
-    return [x for x in found.transfers if x.waits and x.in_loop == in_loop]
+def _model(*layers: keras.layers.Layer, **arguments: Any) -> keras.Model:
+    dense = [keras.layers.Dense(WIDTH, name=f"dense_{i}") for i in range(2)]
+    model = tfgpipe.PipelinedModel(
+        [dense[0], *layers, dense[1]],
+        num_stages=K,
+        num_microbatches=M,
+        balance=[1 + len(layers), 1],
+        schedule="1f1b",
+        **arguments,
+    )
+    model.compile("adam", "mse")
+    model.build((None, WIDTH))
+    return model
+
+
+def _run(model: keras.Model, platform: str = "h100-80g") -> DryRun:
+    spec = tf.TensorSpec([ROWS, WIDTH])
+    return tfgpipe.dry_run(model, batch=(spec, spec), platform=platform)
+
+
+@pytest.fixture(scope="module")
+def plain() -> DryRun:
+    """Two dense layers."""
+    return _run(_model())
+
+
+def test_all_operations_of_dense_layers_have_kernels(plain: DryRun) -> None:
+    assert not plain.on_host
+    assert "Every operation on a GPU has a kernel there." in str(plain)
+
+
+def test_activations_and_gradients_cross_once_a_microbatch(plain: DryRun) -> None:
+    crossing = [
+        (x.source, x.target, x.count, x.num_bytes)
+        for x in plain.transfers
+        if x.reader.startswith("stage_") and x.count == M and x.target >= 0
+    ]
+    size = 4 * ROWS * WIDTH
+    assert sorted(crossing) == [(0, 1, M, size), (1, 0, M, size)]
+
+
+def test_nobody_waits_in_the_loop_of_dense_layers(plain: DryRun) -> None:
+    assert not [x for x in plain.transfers if x.in_loop and x.waits]
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_the_host_waits_for_nothing_of_a_microbatch(dtype):
-    found = report(transformer(dtype), dtype=dtype)
-    assert not waits(found, in_loop=True)
+def test_nobody_waits_for_seeds_and_indices_of_a_microbatch(dtype: str) -> None:
+    spec = tf.TensorSpec([ROWS, 6], dtype)
+    report = tfgpipe.dry_run(
+        _transformer(dtype), batch=(spec, spec), platform="h100-80g", compiles=False
+    )
+    waits = [x for x in report.transfers if x.waits]
+    assert not [x for x in waits if x.in_loop]
     # The seeds of the layers that draw, as they are before the step.
-    assert sum(x.count for x in waits(found, in_loop=False)) == 4
+    assert [(x.reader, x.count) for x in waits] == [("stage_host", 2)] * K
+    # No index of a gradient to be added, but those of the embeddings.
+    copied = {x.reader for x in report.transfers if x.source == HOST and x.in_loop}
+    assert "(i)" not in copied
+    assert "(segment_ids)" in copied or dtype == "int64"
 
 
-def test_no_index_is_copied_to_add_up_gradients():
-    found = report(transformer())
-    assert {"(segment_ids)", "(indices)"} <= {x.reader for x in found.transfers}
-    readers = {x.reader for x in found.transfers if x.in_loop and x.source == HOST}
-    assert "(i)" not in readers
+def test_functions_are_counted(plain: DryRun) -> None:
+    calls = {(f.name, f.device): f.calls for f in plain.functions}
+    names = ("stage_forward", "stage_backward")
+    assert calls.items() >= {((name, p), M) for name in names for p in range(K)}
+    # At least what a forward makes.
+    assert all(f.peak_bytes >= 4 * ROWS // M * WIDTH for f in plain.functions)
+
+
+def test_the_planner_counts_weights_as_they_are(plain: DryRun) -> None:
+    weights = 4 * (WIDTH * WIDTH + WIDTH)
+    assert [held.weights for held in plain.estimate.memory] == [weights, weights]
+    assert [held.slots for held in plain.estimate.memory] == [2 * weights, 2 * weights]
+
+
+def test_an_operation_without_a_kernel_is_named_with_its_layer() -> None:
+    report = _run(_model(Pooled(name="pooled"), remat="none"))
+    found = {each.op: each for each in report.on_host}
+    pooling = found["FractionalMaxPool"]
+    assert report.on_host[pooling] == M
+    assert pooling.name.startswith("pooled")
+    (line,) = [
+        x for x in str(report).splitlines() if x.startswith("FractionalMaxPool ")
+    ]
+    assert line.split()[-3:] == ["pooled", "GPU:0", str(M)]
+
+
+def test_a_loop_counts_as_often_as_it_runs() -> None:
+    report = _run(_model(Looped(name="looped"), remat="none"))
+    waits = {
+        x.reader: x.count
+        for x in report.transfers
+        if x.in_loop and x.layer.startswith("looped") and x.waits
+    }
+    # In the loop, and in that of its gradient.
+    assert waits == {"(min)": 2 * 5 * M, "(max)": 2 * 5 * M}
+
+
+def test_nothing_is_said_of_kernels_of_tpus() -> None:
+    report = _run(_model(), "tpu-v5e")
+    assert not report.transfers
+    assert "kernel" not in str(report)
+    assert "TPU:1" in str(report)
+
+
+def test_a_model_stays_as_it_is() -> None:
+    model = _model()
+    before = [v.numpy() for v in model.variables]
+    _run(model)
+    after = [v.numpy() for v in model.variables]
+    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_arrays_are_a_batch_as_well(plain: DryRun) -> None:
+    x = np.zeros((ROWS, WIDTH), "float32")
+    report = tfgpipe.dry_run(_model(), batch=(x, x), platform="h100-80g")
+    assert report.transfers == plain.transfers
+
+
+@pytest.mark.parametrize(
+    ("batch", "platform", "message"),
+    [
+        ((None, WIDTH), "h100-80g", "all sizes of a batch"),
+        ((ROWS, WIDTH), "h100", "Did you mean h100-80g"),
+    ],
+)
+def test_what_cannot_be_told_is_refused(
+    batch: Any, platform: str, message: str
+) -> None:
+    spec = tf.TensorSpec(batch)
+    with pytest.raises(ValueError, match=message):
+        tfgpipe.dry_run(_model(), batch=(spec, spec), platform=platform)
+
+
+def test_a_model_without_a_pipeline_is_refused() -> None:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"with a pipeline.*tfgpipe\.pipeline"):
+        tfgpipe.dry_run(model, batch=tf.zeros([2, 4]), platform="h100-80g")

@@ -1,9 +1,13 @@
-"""Compilation for absent accelerators: the compilers of TPUs and NVIDIA GPUs alone.
+"""What a training step would do on accelerators that are not here.
 
 platforms        the accelerators: memory, peaks, and what their compiler is to know
+steps            the graph of a training step, traced and not run
+placement        where its operations run on GPUs, and what is copied for them
 hlo              the HLO module of what TensorFlow has traced
 compilers        a compiler in a process of its own, and what it says of a module
 compile_process  that process
+stage_functions  the stage functions of a step, compiled
+report           all of it together: `tfgpipe.dry_run`
 
 Nothing is run, so nothing is said of results or measured times. The compilers are
 packages of the extra `tfgpipe[compilers]`.
@@ -19,12 +23,12 @@ if TYPE_CHECKING:
     from tfgpipe.accelerators.compilers import Compiled as Compiled
     from tfgpipe.accelerators.compilers import Compiler as Compiler
     from tfgpipe.accelerators.compilers import missing as missing
-    from tfgpipe.accelerators.dry_run import DryRun as DryRun
-    from tfgpipe.accelerators.dry_run import dry_run as dry_run
     from tfgpipe.accelerators.hlo import UnsupportedOpError as UnsupportedOpError
     from tfgpipe.accelerators.platforms import PLATFORMS as PLATFORMS
     from tfgpipe.accelerators.platforms import Platform as Platform
     from tfgpipe.accelerators.platforms import find as find
     from tfgpipe.accelerators.platforms import roofline_seconds as roofline_seconds
+    from tfgpipe.accelerators.report import DryRun as DryRun
+    from tfgpipe.accelerators.report import dry_run as dry_run
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,8 +43,10 @@ _CALL_FUNCTIONS = """
     StatelessWhile While
 """
 _CALLS = frozenset(_CALL_FUNCTIONS.split())
+_LOWERED = _CALLS - {"PartitionedCall", "StatefulPartitionedCall"}
 _NO_KERNEL_NEEDED = frozenset(["NoOp", "Placeholder", *_CALLS])
 # In the memory of the host wherever the operation is.
+_HANDLES = (tf.resource, tf.variant)
 _ON_HOST = (tf.int32, tf.string, tf.resource, tf.variant)
 
 
@@ -101,22 +104,29 @@ class Placement:
     num_operations: Mapping[int, int]
 
 
-def place(graph: tf.Graph, optimized: Any, devices: Sequence[str]) -> Placement:
+def place(
+    graph: tf.Graph, optimized: Any, devices: Sequence[str], names: Sequence[str]
+) -> Placement:
     """Returns what runs where if each device of a step were a GPU.
 
     Args:
         graph: The graph of a step, of known shapes.
         optimized: It as a `GraphDef`, with the functions that it calls optimized.
-        devices: The names of the devices, as operations name them.
+        devices: The names of the devices, as operations of the graph name them.
+        names: The names of the devices in its place.
     """
     tally = _Tally()
+    where = _devices_of_operations(graph, devices)
     arguments = {
-        op.outputs[0].name: HOST
+        x.name: where[x.op.name] if x.dtype == tf.resource else HOST
         for op in graph.get_operations()
         if op.type == "Placeholder"
+        for x in op.outputs
     }
-    where = _devices_of_operations(graph, devices)
-    _Body(reader.read_graph_def(optimized), where, arguments, "", tally).run(1)
+    index = {name: i for i, name in enumerate(names)}
+    _Body(reader.read_graph_def(optimized), where, arguments, "", index, tally).run(
+        1, {}
+    )
     return Placement(tally.on_host, tally.copies, tally.num_operations)
 
 
@@ -168,6 +178,7 @@ class _Body:
         where: The device of each operation.
         memory: The device in whose memory each argument is.
         function: The name of the function.
+        index: Devices by the names that operations have for them.
         tally: Is added to.
     """
 
@@ -177,33 +188,41 @@ class _Body:
         where: Mapping[str, int],
         memory: Mapping[str, int],
         function: str,
+        index: Mapping[str, int],
         tally: _Tally,
     ) -> None:
         self._graph = graph
         self._where = where
         self._memory = dict(memory)
         self._function = function
+        self._index = index
         self._tally = tally
         self._copied: set[tuple[str, int]] = set()
 
-    def run(self, times: int, results: Mapping[str, int] | None = None) -> None:
-        """Adds what running it so often does.
+    def run(self, times: int, results: Mapping[str, int]) -> list[int]:
+        """Adds what running it so often does, and returns where its results are.
 
         Args:
             times: How often.
-            results: In whose memory results are to be.
+            results: In whose memory some results are to be.
         """
         executed = set(self._graph.executed_operations()) if self._function else None
         for name in self._graph.nodes:
             if executed is None or name in executed:
                 self._add(name, times)
-        for tensor, target in (results or {}).items():
-            self._move(tensor, target, "", times)
+        for tensor, target in results.items():
+            if self._graph.tensor(tensor).dtype not in _HANDLES:
+                self._move(tensor, target, "result", times)
+        return [results.get(x, self._memory.get(x, HOST)) for x in self._graph.results]
 
     def _add(self, name: str, times: int) -> None:
         graph, node, tally = self._graph, self._graph.nodes[name], self._tally
-        device = self._where[name]
         inputs, outputs = graph.input_names(name), graph.output_names(name)
+        device = self._where[name]
+        if not node.device:
+            # Where the variable is that it reads or writes.
+            resources = (x for x in inputs if graph.tensor(x).dtype == tf.resource)
+            device = next((self._memory[x] for x in resources), device)
         if node.op == "Placeholder" or (not self._function and node.op == "NoOp"):
             return
         if node.op in _CALLS:
@@ -217,7 +236,7 @@ class _Body:
         taken, made = graph.argument_names(name)
         on_host = kernel.host_arguments if kernel else frozenset([*taken, *made])
         for tensor, argument in zip(inputs, taken, strict=True):
-            if graph.tensor(tensor).dtype == tf.resource:
+            if graph.tensor(tensor).dtype in _HANDLES:
                 continue
             target = HOST if argument in on_host else device
             self._move(tensor, target, f"{name}({argument})", times)
@@ -225,36 +244,55 @@ class _Body:
             self._memory[tensor] = HOST if argument in on_host else device
 
     def _call(self, name: str, device: int, times: int) -> None:
-        """Adds the functions that an operation calls: a loop's as often as it runs."""
+        """Adds the functions that an operation calls: a loop's as often as it runs.
+
+        Conditionals and loops are lowered: their arguments stay where they are, and
+        only the condition is needed on the host.
+        """
         graph, node = self._graph, self._graph.nodes[name]
         inputs, outputs = graph.input_names(name), graph.output_names(name)
+        lowered = node.op in _LOWERED
         if node.op in reader.BRANCHES:
             self._move(inputs[0], HOST, f"{name}(cond)", times)
             inputs = inputs[1:]
+        given = []
         for tensor in inputs:
-            if graph.tensor(tensor).dtype != tf.resource:
-                self._move(tensor, self._passed(tensor, device), name, times)
-        for tensor in outputs:
-            self._memory[tensor] = self._passed(tensor, device)
-        bodies = graph.called_functions(name)
+            dtype = graph.tensor(tensor).dtype
+            there = self._memory.get(tensor, device)
+            target = there if lowered else _passed(dtype, device)
+            if dtype not in _HANDLES:
+                self._move(tensor, target, name, times)
+            given.append(target)
+        results: list[int] = []
         if node.op in reader.LOOPS:
             times *= graph.loop(name).num_trips()
-        for body in bodies:
-            memory = {x: self._passed(x, device, body) for x in body.arguments}
-            if node.op in reader.LOOPS and len(body.results) == 1 < len(body.arguments):
-                results = {body.results[0]: HOST}  # The condition.
-            else:
-                results = {x: self._passed(x, device, body) for x in body.results}
-            where = {x: _named_device(body.nodes[x].device, device) for x in body.nodes}
-            function = self._function or name
-            _Body(body, where, memory, function, self._tally).run(times, results)
-
-    def _passed(
-        self, tensor: str, device: int, graph: reader.FunctionGraph | None = None
-    ) -> int:
-        """Returns in whose memory an argument or a result of a function is."""
-        dtype = (graph or self._graph).tensor(tensor).dtype
-        return HOST if dtype in _ON_HOST else device
+        for body in graph.called_functions(name):
+            memory = dict(zip(body.arguments, given, strict=True))
+            targets: Mapping[str, int] = {}
+            if node.op in reader.LOOPS and len(body.results) == 1:
+                targets = {body.results[0]: HOST}  # The condition, or all there is.
+            elif not lowered:
+                types = {x: body.tensor(x).dtype for x in body.results}
+                targets = {x: _passed(dtype, device) for x, dtype in types.items()}
+            where = {
+                n: self._index.get(
+                    node.device, HOST if "CPU" in node.device else device
+                )
+                for n, node in body.nodes.items()
+            }
+            inner = _Body(
+                body,
+                where,
+                memory,
+                self._function or _kind(name),
+                self._index,
+                self._tally,
+            )
+            results = inner.run(times, targets)
+        for i, tensor in enumerate(outputs):
+            kept = lowered and i < len(results)
+            dtype = graph.tensor(tensor).dtype
+            self._memory[tensor] = results[i] if kept else _passed(dtype, device)
 
     def _move(self, tensor: str, target: int, reader: str, times: int) -> None:
         """Adds the copy of a tensor, unless it is there."""
@@ -277,6 +315,11 @@ class _Body:
         return Operation(name, node.op, dtypes, self._function, self._where[name])
 
 
-def _named_device(name: str, device: int) -> int:
-    """Returns the device that an operation of a function is on."""
-    return HOST if name and "CPU" in name else device
+def _kind(name: str) -> str:
+    """Returns the name of a call without its number."""
+    return re.sub(r"_\d+$", "", name)
+
+
+def _passed(dtype: tf.DType, device: int) -> int:
+    """Returns in whose memory an argument or a result of a function is."""
+    return HOST if dtype in _ON_HOST else device

@@ -269,6 +269,8 @@ class Loop:
             step = None
             if op in _ADDITION_SIGNS:
                 first, second = body.input_names(partitioner.op_name(after))
+                if op != "Sub" and body.copied_from(second)[0] == before:
+                    first, second = second, first
                 if body.copied_from(first)[0] == before:
                     step = body.static_integer(second)
             found.append(0 if after == before else step and step * _ADDITION_SIGNS[op])

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tfgpipe.planner.devices import Link as Link
     from tfgpipe.planner.memory import Memory as Memory
     from tfgpipe.planner.models import read as read
-    from tfgpipe.planner.models import read_captured as read_captured
     from tfgpipe.planner.parallel_config import ParallelConfig as ParallelConfig
     from tfgpipe.planner.parallel_config import Remat as Remat
     from tfgpipe.planner.plan_request import Estimate as Estimate

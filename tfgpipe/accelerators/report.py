@@ -12,9 +12,16 @@ from typing import Any, cast
 import keras
 
 from tfgpipe import planner, schedules
-from tfgpipe._compat import grappler
+from tfgpipe._compat import functions, grappler
 from tfgpipe._util import readable_bytes, text_table
-from tfgpipe.accelerators import placement, platforms, steps
+from tfgpipe.accelerators import (
+    compilers,
+    placement,
+    platforms,
+    stage_functions,
+    steps,
+)
+from tfgpipe.accelerators.compilers import Compiled
 from tfgpipe.accelerators.placement import HOST, Operation, Placement
 from tfgpipe.accelerators.platforms import GpuTarget, Platform
 from tfgpipe.report import device_memory
@@ -34,6 +41,7 @@ class StageFunction:
         device: The index of its device.
         calls: How often a step calls it there.
         peak_bytes: The most that it holds, by Grappler's estimate.
+        compiled: What the compiler of the platform says of it, or None.
     """
 
     name: str
@@ -41,6 +49,7 @@ class StageFunction:
     device: int
     calls: int
     peak_bytes: int
+    compiled: Compiled | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,6 +96,9 @@ class DryRun:
         state: Weights and slots in words, a line a device.
         estimate: Time and memory of the step by the planner.
         layers: The names of the layers.
+        updates: What the compiler says of the optimizer's update of each stage.
+        left_out: What was not done, and why; empty if all was.
+        dtype: What products are computed in.
     """
 
     platform: Platform
@@ -97,6 +109,9 @@ class DryRun:
     state: Sequence[str]
     estimate: planner.Estimate
     layers: tuple[str, ...]
+    updates: Mapping[int, Compiled]
+    left_out: str
+    dtype: str
 
     def __str__(self) -> str:
         return "\n\n".join(self._sections())
@@ -185,25 +200,51 @@ class DryRun:
         return f"Memory by the planner, of {capacity}\n{table}"
 
     def _functions(self) -> str:
-        rows = [
-            (
-                each.name,
-                self._device(each.device),
-                f"{each.calls:,}",
-                readable_bytes(each.peak_bytes),
+        """Returns a row for each stage function, and what does not compile."""
+        updates = [
+            StageFunction(
+                name="update", function="", device=k, calls=1, peak_bytes=0, compiled=c
             )
-            for each in self.functions
+            for k, c in self.updates.items()
         ]
-        header = ("function", "device", "calls", "peak by Grappler")
-        return text_table(header, rows, left=("function", "device"))
+        rows, errors = [], []
+        for each in [*self.functions, *updates]:
+            peak = readable_bytes(each.peak_bytes) if each.peak_bytes else "-"
+            row = [each.name, self._device(each.device), f"{each.calls:,}", peak]
+            if each.compiled is not None:
+                row += self._compiled(each.compiled)
+                if each.compiled.error:
+                    errors.append(f"{row[0]} on {row[1]}: {each.compiled.error}")
+            rows.append(row)
+        header = ["function", "device", "calls", "by Grappler"]
+        if len(rows[0]) > len(header):
+            header += ["by compiler", "code", "FLOPs", "roofline us", "compiled in s"]
+        table = text_table(header, rows, left=header[:2])
+        return "\n".join(filter(None, [table, *errors, self.left_out]))
+
+    def _compiled(self, found: Compiled) -> list[str]:
+        if found.error:
+            return ["-", "-", "-", "-", "no"]
+        least = platforms.roofline_seconds(
+            found.flops, found.bytes_accessed, self.platform, dtype=self.dtype
+        )
+        return [
+            readable_bytes(found.temp_bytes),
+            readable_bytes(found.code_bytes),
+            f"{found.flops:.3g}",
+            f"{1e6 * least:,.1f}",
+            f"{found.seconds:.1f}",
+        ]
 
 
-def dry_run(model: keras.Model, *, batch: Any, platform: str) -> DryRun:
+def dry_run(
+    model: keras.Model, *, batch: Any, platform: str, compiles: bool = True
+) -> DryRun:
     """Returns what a training step of a model would do on other devices.
 
     The step is traced, optimized by TensorFlow's Grappler for these devices, and
     compared with the kernels that TensorFlow has for them. Nothing runs, no such device
-    is needed, and the model stays as it is. For GPUs this is a step of
+    is needed, and the model stays as it is. For GPUs kernels and copies are those of
     `jit_compile=False`.
 
     Args:
@@ -211,6 +252,9 @@ def dry_run(model: keras.Model, *, batch: Any, platform: str) -> DryRun:
         batch: What a step takes, `(x, y)` or `(x, y, sample_weight)`: arrays, tensors
             or `tf.TensorSpec`. With replicas it is the batch of one of them.
         platform: The devices, such as `"h100-80g"`, `"a100-40g"` or `"tpu-v5e"`.
+        compiles: Whether stage functions and updates are also compiled by XLA for the
+            platform, some seconds each. Needs the packages of `tfgpipe[compilers]`;
+            without these the report says that this is left out.
 
     Raises:
         ValueError: If there is no such platform, if the model has no pipeline or is not
@@ -235,18 +279,44 @@ def dry_run(model: keras.Model, *, batch: Any, platform: str) -> DryRun:
     optimized = cluster.optimize_functions(on_gpus)
     placed = placement.Placement({}, {}, {})
     if found.kind == "gpu":
-        placed = placement.place(step.graph, optimized, step.devices)
+        placed = placement.place(step.graph, optimized, step.devices, gpus)
     layers = steps.layer_names(step)
+    called, updates = _functions(step, optimized, cluster), {}
+    left_out = _left_out(found, compiles=compiles)
+    if not left_out:
+        names = [each.function for each in called]
+        compiled = stage_functions.compile_stage_functions(step, names, found)
+        called = [
+            dataclasses.replace(each, compiled=compiled[each.function])
+            for each in called
+        ]
+        updates = stage_functions.compile_updates(step, found)
+    workload = planner.read(step.pipeline.pipeline.captured, name=model.name)
     return DryRun(
         platform=found,
         devices=step.devices,
         on_host=placed.on_host,
         transfers=_transfers(placed, layers),
-        functions=_functions(step, optimized, cluster),
+        functions=called,
         state=_state(model),
-        estimate=_estimate(step, found, batch),
+        estimate=_estimate(step, found, workload, batch),
         layers=layers,
+        updates=updates,
+        left_out=left_out,
+        dtype=workload.dtype,
     )
+
+
+def _left_out(platform: Platform, *, compiles: bool) -> str:
+    """Returns why nothing is compiled, empty if it is."""
+    if not compiles:
+        return "Not compiled: compiles=False."
+    if packages := compilers.missing(platform):
+        return (
+            f"Not compiled: {', '.join(packages)} are not installed. "
+            "`pip install 'tfgpipe[compilers]'` adds them."
+        )
+    return ""
 
 
 def _properties(platform: Platform, gpus: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -286,7 +356,7 @@ def _transfers(placed: Placement, layers: Sequence[str]) -> list[Transfer]:
             layer_of(operation.name, layers),
             copy.source,
             copy.target,
-            bool(operation.function) or "stage_" in operation.name,
+            _is_stage(operation.function) or _is_stage(operation.name),
         )
         counts[key] += times
         sizes[key] += times * copy.num_bytes
@@ -318,6 +388,11 @@ def layer_of(name: str, layers: Sequence[str]) -> str:
     return scope if inside else ""
 
 
+def _is_stage(name: str) -> bool:
+    """Returns whether an operation of a step calls a function of a stage."""
+    return name.rpartition("/")[2].startswith("stage_")
+
+
 def _without_number(name: str) -> str:
     return re.sub(r"_\d+$", "", name)
 
@@ -334,12 +409,8 @@ def _functions(
             continue
         function = steps.innermost(op.node_def.attr["f"].func.name, library)
         calls[(_without_number(op.name), function, index[op.device])] += 1
-    peaks = {
-        function: max(
-            cluster.peak_bytes(library[function], optimized.library).values(), default=0
-        )
-        for function in dict.fromkeys(function for _, function, _ in calls)
-    }
+    graphs = functions.graphs_of_functions(optimized.library)
+    peaks = {name: cluster.peak_bytes(graphs[name]) for _, name, _ in calls}
     return [
         StageFunction(
             name=name,
@@ -362,10 +433,11 @@ def _state(model: keras.Model) -> list[str]:
     return [f"{i}: {held.lines[2]}; {held.layers}" for i, held in enumerate(grid)]
 
 
-def _estimate(step: steps.Step, platform: Platform, batch: Any) -> planner.Estimate:
+def _estimate(
+    step: steps.Step, platform: Platform, workload: planner.Workload, batch: Any
+) -> planner.Estimate:
     """Returns what the planner says of the same step."""
     pipelined = step.pipeline
-    captured = pipelined.pipeline.captured
     mesh, schedule = pipelined.mesh, steps.schedule(step.model, pipelined)
     config = planner.ParallelConfig(
         num_replicas=mesh.num_replicas,
@@ -377,7 +449,7 @@ def _estimate(step: steps.Step, platform: Platform, batch: Any) -> planner.Estim
         stages_per_device=schedule.num_stages // schedule.num_devices,
     )
     request = planner.PlanRequest(
-        planner.read_captured(captured, name=step.model.name),
+        workload,
         device=platform.device,
         num_devices=config.total_devices,
         batch_size=steps.batch_size(batch) * mesh.num_replicas,
