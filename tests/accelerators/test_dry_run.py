@@ -120,6 +120,17 @@ def test_nobody_waits_for_seeds_and_indices_of_a_microbatch(dtype: str) -> None:
     assert "(segment_ids)" in copied or dtype == "int64"
 
 
+def test_nobody_waits_for_the_range_of_a_fake_quantization() -> None:
+    layers = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(4)]
+    model = tfgpipe.PipelinedModel(
+        tfgpipe.quantization.apply(layers), num_stages=K, num_microbatches=M
+    )
+    model.compile("adam", "mse")
+    model.build((None, WIDTH))
+    report = _run(model)
+    assert not [x for x in report.transfers if x.in_loop and x.waits]
+
+
 def test_functions_are_counted(plain: DryRun) -> None:
     calls = {(f.name, f.device): f.calls for f in plain.functions}
     names = ("stage_forward", "stage_backward")

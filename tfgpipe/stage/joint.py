@@ -33,7 +33,7 @@ from tfgpipe.capture import (
 )
 from tfgpipe.devices import sharding
 from tfgpipe.distribution import ReplicaGroup
-from tfgpipe.graph import matmul
+from tfgpipe.graph import fake_quant, matmul
 
 ForwardFunction = Callable[[Sequence[tf.Tensor]], Mapping[Any, tf.Tensor | None]]
 
@@ -274,6 +274,7 @@ def trace_joint(
     non_differentiable: Collection[int] = (),
     per_step: Collection[int] = (),
     uses_cpu_kernels: bool = False,
+    uses_gpu_kernels: bool = False,
     shard_indices: IdentityMap[keras.Variable, int] | None = None,
 ) -> JointGraph:
     """Traces `body` with variables replaced by explicit values, and its gradient.
@@ -288,6 +289,7 @@ def trace_joint(
         non_differentiable: Positions of inputs that want no gradient.
         per_step: Positions of inputs that are the same for all microbatches.
         uses_cpu_kernels: Whether TensorFlow's own kernels for CPUs are to run it.
+        uses_gpu_kernels: Whether those for GPUs are.
         shard_indices: Of each variable that is part of a weight, which shard.
 
     Raises:
@@ -320,6 +322,8 @@ def trace_joint(
         targets = [*outputs.values(), *not_none(loss)]
         target_grads, gradients = _differentiate(tape, targets, sources)
         replacements = matmul.faster_matmuls(graph) if uses_cpu_kernels else {}
+        if uses_gpu_kernels:
+            replacements = fake_quant.fake_quants_on_device(graph)
         names = _NameMap(replacements)
         shard_of = shard_indices or IdentityMap()
         return JointGraph(

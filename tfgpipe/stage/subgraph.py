@@ -19,13 +19,14 @@ from tfgpipe.graph import partitioner
 from tfgpipe.stage.joint import JointGraph
 
 # Types that are hoisted: copies of weights in another dtype, padded or quantized, and
-# the ranges to quantize with.
+# the ranges to quantize with, or what is made of these.
 _HOISTABLE_OP_TYPES = (
     "Cast",
     "FakeQuantWithMinMaxVars",
     "FakeQuantWithMinMaxVarsPerChannel",
     "Max",
     "Min",
+    "Pack",
     "Pad",
     "PadV2",
 )
@@ -94,8 +95,11 @@ class GraphSource:
         self.stateful = [op.name for op in operations if op.op_def.is_stateful]
         self.constants = [op.name for op in operations if op.type == "Const"]
         self.placeholders = [op.name for op in operations if op.type == "Placeholder"]
+        hoistable = [op for op in operations if op.type in _HOISTABLE_OP_TYPES]
+        # An operation's other form is worth as much.
         self.hoistable_ops = [
-            op.name for op in operations if op.type in _HOISTABLE_OP_TYPES
+            partitioner.op_name(trace.replacements.get(f"{op.name}:0", op.name))
+            for op in hoistable
         ]
         self.host_ops = [
             op.name
