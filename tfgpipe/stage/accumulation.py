@@ -35,7 +35,7 @@ import tensorflow as tf
 from tfgpipe.devices import sharding
 from tfgpipe.graph import matmul
 from tfgpipe.stage.joint import GradientNames, JointGraph, zero_buffer
-from tfgpipe.stage.options import Platform, StageOptions
+from tfgpipe.stage.options import StageOptions
 
 
 class GradientAccumulation:
@@ -57,6 +57,7 @@ class GradientAccumulation:
 
     def __init__(self, trace: JointGraph, options: StageOptions) -> None:
         self._platform = options.platform
+        self._is_sharded = trace.is_sharded
         num_microbatches = options.num_microbatches
         self._terms = [
             _WeightGradient(
@@ -161,7 +162,11 @@ class GradientAccumulation:
         return self._adder()(buffer, term, values)
 
     def _adder(self) -> _Adder:
-        return _Adder() if self._platform == "tpu" else _InPlaceAdder(self._platform)
+        if self._platform == "tpu":
+            return _Adder()
+        return _InPlaceAdder(
+            on_gpu=self._platform == "gpu", is_sharded=self._is_sharded
+        )
 
     def finalize(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the final gradients, after the last microbatch."""
@@ -234,8 +239,9 @@ class _InPlaceAdder(_Adder):
     allocate a second one, and fault its pages in, for every weight and microbatch.
     """
 
-    def __init__(self, platform: Platform | None) -> None:
-        self._on_gpu = platform == "gpu"
+    def __init__(self, *, on_gpu: bool, is_sharded: bool) -> None:
+        self._on_gpu = on_gpu
+        self._is_sharded = is_sharded
         self._indices: dict[int, tf.Tensor] = {}
 
     def add(self, total: tf.Tensor, value: tf.Tensor, shard: int) -> tf.Tensor:
@@ -261,12 +267,14 @@ class _InPlaceAdder(_Adder):
         """Returns the index of the only row, one tensor for all gradients of a shard.
 
         A constant of integers is in the memory of the host, and GPUs take the index in
-        theirs, where `zero_buffer` makes one.
+        theirs, where `zero_buffer` makes one. But a function in shards is several, and
+        what one hands to another is in the memory of the host as well; each has
+        constants of its own.
         """
         if shard not in self._indices:
             self._indices[shard] = (
                 zero_buffer(tf.TensorSpec([1], tf.int32))
-                if self._on_gpu
+                if self._on_gpu and not self._is_sharded
                 else tf.constant([0])
             )
         return self._indices[shard]
