@@ -216,7 +216,9 @@ class _Adder:
             if term.gradient.indices is None:
                 return self.add(total, value, term.shard)
             value = tf.reshape(value, [-1, *total.shape[1:]])
-            rows = tf.reshape(values[term.gradient.indices], [-1])
+            rows = values[term.gradient.indices]
+            if rows.shape.rank != 1:  # GPUs have the host reshape integers.
+                rows = tf.reshape(rows, [-1])
             return self.add_rows(total, rows, value, term.shard)
 
     def add(self, total: tf.Tensor, value: tf.Tensor, shard: int) -> tf.Tensor:
