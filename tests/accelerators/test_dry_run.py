@@ -57,7 +57,7 @@ def _model(*layers: keras.layers.Layer, **arguments: Any) -> keras.Model:
 
 def _run(model: keras.Model, platform: str = "h100-80g") -> DryRun:
     spec = tf.TensorSpec([ROWS, WIDTH])
-    return tfgpipe.accelerators(model, batch=(spec, spec), platform=platform)
+    return tfgpipe.dry_run(model, batch=(spec, spec), platform=platform)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_a_model_stays_as_it_is() -> None:
 
 def test_arrays_are_a_batch_as_well(plain: DryRun) -> None:
     x = np.zeros((ROWS, WIDTH), "float32")
-    report = tfgpipe.accelerators(_model(), batch=(x, x), platform="h100-80g")
+    report = tfgpipe.dry_run(_model(), batch=(x, x), platform="h100-80g")
     assert report.transfers == plain.transfers
 
 
@@ -155,11 +155,11 @@ def test_what_cannot_be_told_is_refused(
 ) -> None:
     spec = tf.TensorSpec(batch)
     with pytest.raises(ValueError, match=message):
-        tfgpipe.accelerators(_model(), batch=(spec, spec), platform=platform)
+        tfgpipe.dry_run(_model(), batch=(spec, spec), platform=platform)
 
 
 def test_a_model_without_a_pipeline_is_refused() -> None:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"with a pipeline.*tfgpipe\.pipeline"):
-        tfgpipe.accelerators(model, batch=tf.zeros([2, 4]), platform="h100-80g")
+        tfgpipe.dry_run(model, batch=tf.zeros([2, 4]), platform="h100-80g")

@@ -222,7 +222,7 @@ def dry_run(model: keras.Model, *, batch: Any, platform: str) -> DryRun:
     >>> model = tfgpipe.PipelinedModel(layers, num_stages=2, num_microbatches=2)
     >>> model.compile("sgd", "mse")
     >>> batch = np.zeros((4, 8), "float32"), np.zeros((4, 8), "float32")
-    >>> report = tfgpipe.accelerators(model, batch=batch, platform="h100-80g")
+    >>> report = tfgpipe.dry_run(model, batch=batch, platform="h100-80g")
     >>> len(report.on_host), len(report.functions)
     (0, 4)
     """
