@@ -82,7 +82,7 @@ class Outcome:
         elif kind == "left out":
             self.findings.append(("", f"Not run: {value}"))
         else:
-            self.status = kind
+            self.status = "failed" if "failed" in (kind, self.status) else kind
             self.reasons.append(value)
 
 

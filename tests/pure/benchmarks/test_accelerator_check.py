@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sys
@@ -28,10 +29,8 @@ def recorded(body):
     """Returns the outcome that a process which runs `body` leaves."""
     stream = io.StringIO()
     recorder = Recorder(stream, seconds=10)
-    try:
+    with contextlib.suppress(ZeroDivisionError):
         recorder.run(body)
-    except ZeroDivisionError:
-        pass
     outcome = Outcome(PART)
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert lines[-1]["kind"] == "end"
