@@ -61,12 +61,11 @@ def read_machine(folder: Path) -> Machine | None:
     return Machine(**json.loads(path.read_text("utf-8"))) if path.exists() else None
 
 
-def start(*, quick: bool, divided: bool = True) -> Machine:
+def start(*, quick: bool) -> Machine:
     """Starts TensorFlow on the devices that there are.
 
     Args:
         quick: Whether models are to be small; on CPUs they are.
-        divided: Whether a single GPU is divided.
     """
     if tpus := tf.config.list_physical_devices("TPU"):
         return Machine(kind="TPU", devices=[], num_physical=len(tpus), quick=quick)
@@ -77,7 +76,7 @@ def start(*, quick: bool, divided: bool = True) -> Machine:
         return Machine(kind="CPU", devices=devices, num_physical=1)
     details = tf.config.experimental.get_device_details(gpus[0])
     name, memory = str(details.get("device_name", "")), _memory_bytes()
-    if len(gpus) == 1 and divided:
+    if len(gpus) == 1:
         each = (1 - _RESERVED) * (memory or 8 * 2**30) / NUM_LOGICAL / 2**20
         limit = tf.config.LogicalDeviceConfiguration(memory_limit=int(each))
         tf.config.set_logical_device_configuration(gpus[0], [limit] * NUM_LOGICAL)

@@ -30,6 +30,9 @@ def memory_part(recorder: Recorder, machine: Machine, folder: Path) -> None:
         what = machine.name or "a CPU"
         recorder.left_out(f"the planner's time: no platform is known for {what}")
     for dtype in models.dtypes(machine):
+        if dtype not in predicted or recorder.seconds_left < 40:
+            recorder.left_out(f"{dtype}: time, here or where it is predicted")
+            continue
         model, batch = models.language_model(machine, dtype=dtype)
         if machine.kind == "GPU":
             for device in machine.devices:

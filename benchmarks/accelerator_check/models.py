@@ -59,7 +59,7 @@ def sizes_of(machine: Machine) -> tuple[Transformer, int]:
         small: Any = {"width": 64, "num_heads": 4, "mlp_width": 256, "context": 32}
         return Transformer(num_layers=len(machine.devices), dropout=0.1, **small), 16
     large: Any = {"width": 768, "num_heads": 12, "mlp_width": 3072, "context": 512}
-    return Transformer(num_layers=12, dropout=0.1, **large), 32
+    return Transformer(num_layers=8, dropout=0.1, **large), 32
 
 
 def dtypes(machine: Machine) -> list[str]:

@@ -33,6 +33,9 @@ def prediction_part(recorder: Recorder, machine: Machine, folder: Path) -> None:
         recorder.text(f"No platform is known for {what}; predicted is {platform}.")
     made: dict[str, dict[str, Any]] = {}
     for dtype in models.dtypes(machine):
+        if made and recorder.seconds_left < 60:
+            recorder.left_out(f"a dry run in {dtype}: time")
+            break
         model, batch = models.language_model(
             machine, dtype=dtype, devices=devices, jit_compile=False
         )
@@ -46,29 +49,33 @@ def prediction_part(recorder: Recorder, machine: Machine, folder: Path) -> None:
         for operation, count in run.on_host.items():
             if "float" in " ".join(operation.dtypes):
                 on_host[operation.op] += count
+        second = run.estimate.memory[1]
         made[dtype] = {
             "platform": platform,
             "bytes": [held.total - held.reserved for held in run.estimate.memory],
+            # Of a stage of blocks alone, if there are more than two.
+            "function_bytes": second.workspace + second.recomputed,
             "seconds": run.estimate.time.total,
             "copies": +copies,
             "on_host": on_host,
         }
         recorder.text(f"{dtype}: see `parts/prediction-{dtype}.txt`")
         (folder / f"prediction-{dtype}.txt").write_text(f"{run}\n", "utf-8")
-        function = max(x.workspace + x.recomputed for x in run.estimate.memory)
-        made[dtype]["function_bytes"] = function
         (folder / _FILE).write_text(json.dumps(made, indent=1), "utf-8")
     if packages := missing(find(platform)):
         recorder.left_out(f"the compiler: not installed are {', '.join(packages)}")
         return
-    with Compiler(platform, timeout_seconds=90) as compiler:
+    with Compiler(platform, timeout_seconds=60) as compiler:
         for dtype, predicted in made.items():
+            if recorder.seconds_left < 60:
+                recorder.left_out(f"the compiler in {dtype}: time")
+                continue
             compiled = compiler.compile(_gradients_of_a_stage(machine, dtype))
             if compiled.error is not None:
                 recorder.failed(f"The compiler says for {dtype}: {compiled.error}")
                 continue
             recorder.row(
-                "One microbatch of a middle stage, forward and backward",
+                "Forward and backward of the second stage, one microbatch",
                 dtype=dtype,
                 platform=platform,
                 **{

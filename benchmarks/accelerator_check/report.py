@@ -33,7 +33,7 @@ class Part:
 PARTS = (
     Part(name="machine", title="The machine", minutes=1),
     Part(name="identity", title="Steps equal the plain model's", minutes=6),
-    Part(name="prediction", title="What is predicted", minutes=3, on_cpu=True),
+    Part(name="prediction", title="What is predicted", minutes=5, on_cpu=True),
     Part(name="placement", title="What ran where", minutes=2),
     Part(name="memory", title="Memory and time of a step", minutes=4),
     Part(name="overlap", title="Timeline and overlap", minutes=3),
@@ -106,7 +106,8 @@ class Recorder:
     def row(self, title: str, **cells: Any) -> None:
         """Adds a row to the table of a title; its first row says which columns."""
         self._write("row", cells, title=title)
-        print("   ", ", ".join(f"{k} {v}" for k, v in cells.items()), flush=True)
+        told = {k: f"{v:.3g}" if isinstance(v, float) else v for k, v in cells.items()}
+        print("   ", ", ".join(f"{k} {v}" for k, v in told.items()), flush=True)
 
     def text(self, text: str) -> None:
         """Adds a sentence or a paragraph."""

@@ -27,6 +27,14 @@ def test_graphs_name_the_device_of_each_node_and_what_is_sent():
     assert ends == [[b"CPU:0", b"CPU:1"]]
 
 
+def test_graphs_are_of_functions_that_run_for_the_first_time():
+    twice = tf.function(lambda x: 2 * x)
+    x = tf.ones([3])
+    first, again = (executed.partition_graphs(lambda: twice(x)) for _ in range(2))
+    assert first
+    assert not again
+
+
 def test_the_profiler_writes_what_ran_on_the_host(tmp_path):
     tf.profiler.experimental.start(str(tmp_path))
     tf.linalg.matmul(tf.ones([64, 64]), tf.ones([64, 64]))
