@@ -29,11 +29,12 @@ from benchmarks.accelerator_check.report import PARTS, NotRunError, Recorder
 def machine_part(recorder: Recorder, machine: Machine, folder: Path) -> None:
     """Says what the machine is."""
     machine.write(folder)
+    memory = machine.memory_bytes / 2**30
     build = tf.sysconfig.get_build_info()
     about = {
         "devices": f"{len(machine.devices)} x {machine.kind} {machine.name}".strip(),
         "physical devices": machine.num_physical,
-        "memory of a GPU": f"{machine.memory_bytes / 2**30:.1f} GiB",
+        "memory of a GPU": f"{memory:.1f} GiB" if memory else "not known",
         "platform of the planner": machine.platform,
         "sizes": "quick" if machine.quick else "full",
         "TensorFlow": tf.__version__,
