@@ -131,8 +131,8 @@ print(f"data parallelism has to sum   {gradient_bytes / 2**20:5.2f} MiB on each 
 #
 # Stage 1 needs the output of stage 0. With M = 1 only one device works at any time, and
 # four devices are as slow as one. With microbatches stage 0 starts the next one while
-# stage 1 computes the first. `simulate` computes when each device works, from the time
-# that a forward and a backward take. In the pictures time runs to the right, each row
+# stage 1 computes the first. `simulate` takes the times of a forward and of a backward,
+# and computes when each device works. In the pictures time runs to the right, each row
 # is a device, and a number is the index of a microbatch. Hatched is idle time. All
 # three steps do the same work:
 
@@ -148,10 +148,10 @@ def step_in(M):
 tfgpipe.plot_timelines([step_in(1), step_in(2), step_in(4)])
 
 # %% [markdown]
-# M does not change the result. M need not divide the number of examples either:
-# microbatches then differ by one example. A batch of fewer than M examples is split
-# into single examples. `model.unpipelined()` is the plain Keras model with the same
-# weights, for comparison:
+# M does not change the result, except with [batch normalisation](#batch-normalisation)
+# and dropout. M need not divide the number of examples: the sizes of microbatches then
+# differ by one. A batch of fewer than M examples is split into single examples.
+# `model.unpipelined()` is the plain Keras model with the same weights, for comparison:
 
 # %% microbatches-any-size
 plain = model.unpipelined()
@@ -220,8 +220,8 @@ tfgpipe.plot_timelines([step_of(name) for name in ("gpipe", "1f1b", "zero_bubble
 # *Do real steps have the bubble of the formula?*
 #
 # Eight devices cannot compute in parallel on two cores, but they can wait in parallel.
-# The layer below computes a small product and then sleeps: one millisecond per example
-# in the forward, two in the backward. The rest is a normal training step.
+# The layer below computes a small matrix product and then sleeps: one millisecond per
+# example in the forward, two in the backward. The rest is a normal training step.
 # `TimelineCallback` reads the clock before and after each forward and backward:
 
 
@@ -265,7 +265,7 @@ def measured(layers, num_examples=128, **arguments):
 # %% [markdown]
 # `measured` takes two steps and returns the timeline of the second one (`remat="none"`
 # means that nothing is recomputed). `devices at work` is the mean number of devices
-# that compute, K (1 - bubble). This is the speed-up over one device, if links are fast:
+# that compute, K (1 - bubble). If links are fast, this is the speed-up over one device:
 
 # %% bubble-table
 cases = [(2, 1), (2, 4), (2, 8), (4, 4), (4, 16), (8, 8)]
@@ -282,12 +282,13 @@ for (K, M), step in zip(cases, steps, strict=True):
 tfgpipe.plot_gpipe_bubbles((2, 4, 8), measured=steps)
 
 # %% [markdown]
-# The dots are on their curves or slightly above, because the machine also needs time to
-# start operations and for the products. Other work on the cores moves them further up.
+# The dots are on their curves or slightly above, because starting operations and
+# computing the products also take time. Other programs on the cores move the dots
+# further up.
 #
-# Two stages fit on two cores without sleeping. Below are dense layers of width 512 in
-# two stages. The upper half is simulated with the mean measured times, the lower half
-# is measured:
+# Two stages can compute in parallel on two cores, without sleeping. Below are dense
+# layers of width 512 in two stages. The upper half is simulated with the mean measured
+# times, the lower half is measured:
 
 # %% real-timeline
 model = tfgpipe.PipelinedModel(
@@ -315,11 +316,14 @@ tfgpipe.plot_timelines([timing.theory, timing.timeline])
 # *Rematerialisation* (gradient checkpointing) keeps only the input of the stage for
 # each microbatch, and repeats the forward just before the backward. By the paper a
 # device then needs O(N + L/K x N/M): the inputs of N examples, and the activations of
-# one microbatch in one stage. The argument `remat` selects it:
+# one microbatch in one stage. The argument `remat` selects what is recomputed:
 #
-# - `"none"` keeps all activations;
-# - `"stage"`, the default, recomputes a stage at once;
-# - `"layer"` recomputes a second time, layer by layer, and needs the least memory.
+# - `"none"`: nothing, all activations are kept;
+# - `"stage"`, the default: a whole stage at once;
+# - `"layer"`: first the stage, then each layer again, which usually needs the least
+#   memory;
+# - `"except_last"`: as `"stage"`, but not for a microbatch whose backward directly
+#   follows its forward, as in the last stage of 1F1B.
 #
 # For 60 layers on four devices `plan` predicts this peak memory, with weights and
 # gradients:
@@ -376,11 +380,12 @@ print(f"each of 4, remat: N + L/K x N/M  {(M * inputs + activations) / MiB:7.1f}
 #
 # *Does a pipeline change what a model learns?*
 #
-# No. Gradients are summed over microbatches, and the optimizer is applied once per
-# step. The next cell compares the gradient of every weight in three pipelines with that
-# of plain layers. It uses double precision, so that rounding cannot hide an error, and
-# 26 examples, which no M here divides. `PipelinedLayer` is a pipeline as a layer of a
-# larger model:
+# No, except for layers that mix examples, such as [batch
+# normalisation](#batch-normalisation). Gradients are summed over microbatches, and the
+# optimizer is applied once per step. The next cell compares the gradient of every
+# weight in three pipelines with that of plain layers. It uses double precision, so that
+# rounding cannot hide an error, and 26 examples, which no M here divides.
+# `PipelinedLayer` is a pipeline as a layer of a larger model:
 
 # %% gradients
 TOLERANCE = 1e-12
@@ -443,9 +448,10 @@ tfgpipe.plot_differences(differences, tolerance=TOLERANCE)
 # *What does one slow stage cost?*
 #
 # The slowest stage determines the speed of a pipeline. Below, the last of four layers
-# takes three times as long as each other one. All have equally many weights. The
-# default, `balance="params"`, gives each stage two layers, so one stage takes twice as
-# long as the other. `balance="time"` measures each layer and finds the best partition:
+# takes three times as long as each of the others. All have the same number of weights.
+# The default, `balance="params"`, gives each stage two layers, so one stage takes twice
+# as long as the other. `balance="time"` measures each layer and finds the best
+# partition:
 
 
 # %% balance-plans
@@ -480,8 +486,8 @@ for balance, plan in plans.items():
 tfgpipe.plot_timelines(timelines)
 
 # %% [markdown]
-# `balance` can also be `"flops"` or `"memory"`
-# ([settings](../how-to/settings.md#balance)).
+# `balance` can also be `"flops"`, `"memory"`, or a list with the number of layers of
+# each stage ([settings](../how-to/settings.md#balance)).
 
 # %% [markdown]
 # ## Batch normalisation
@@ -489,10 +495,11 @@ tfgpipe.plot_timelines(timelines)
 # *Over which examples does batch normalisation compute its statistics?*
 #
 # Over those of a microbatch, as in the paper. Otherwise each such layer would have to
-# wait for the whole mini-batch. The moving averages for evaluation are another
-# question. With `batch_norm="deferred"` they are updated once per step, with the
-# statistics of the whole mini-batch; this is the paper's rule. With `"microbatch"`, the
-# default, they are updated once per microbatch:
+# wait for the whole mini-batch. So here M does change what a model learns, as with
+# gradient accumulation. The moving averages for evaluation can be updated in two ways.
+# With `batch_norm="deferred"` they are updated once per step, with the statistics of
+# the whole mini-batch; this is the paper's rule. With `"microbatch"`, the default, they
+# are updated once per microbatch:
 
 
 # %% batch-normalisation
@@ -623,12 +630,12 @@ assert float(optimizer.dynamic_scale) == 512
 #
 # *How does a model become an int8 file without losing accuracy?*
 #
-# It is trained with the rounding of int8. `quantization.apply` wraps each layer, so
-# that weights and activations are rounded to 256 levels between a smallest and a
-# largest value. For activations these two are moving averages over steps, updated once
-# per step from all microbatches (`ramp=True` lets them adapt faster at the beginning).
-# So M changes the result only by rounding. Here are scikit-learn's handwritten digits,
-# with M = 1 and M = 8:
+# The forward pass rounds as int8 does (*fake quantization*). `quantization.apply` wraps
+# each layer, so that weights and activations are rounded to 256 levels between a
+# smallest and a largest value. For activations these two values are moving averages
+# over steps, updated once per step from all microbatches (`ramp=True` lets them adapt
+# faster at the beginning). So M changes the result only by rounding errors. Here are
+# scikit-learn's handwritten digits, with M = 1 and M = 8:
 
 # %% int8-trained
 images, labels = datasets.load_digits(return_X_y=True)
@@ -662,8 +669,9 @@ for M in (1, 8):
 np.testing.assert_allclose(losses[1][0], losses[8][0], rtol=1e-4)
 
 # %% [markdown]
-# `export_int8` writes a TFLite file with 8-bit inputs and outputs. `compare` runs model
-# and file on test images. One LSB is one step of the 8-bit output:
+# `export_int8` writes a TFLite file with 8-bit inputs and outputs. `compare` runs the
+# model and the file on test images. One LSB (least significant bit) is one step of the
+# 8-bit output:
 
 # %% int8-exported
 tfgpipe.export_int8(model, folder / "digits.tflite")
@@ -674,8 +682,8 @@ print(compared)
 assert compared.largest_difference <= 1 and compared.identical > 0.9
 
 # %% [markdown]
-# [Training for 8 bits](../explanation/quantization.md) explains the training, [models
-# in 8-bit integers](../how-to/int8.md) the file.
+# [Training for 8 bits](../explanation/quantization.md) explains the training, [Export
+# to int8](../how-to/int8.md) the file.
 
 # %% [markdown]
 # ## Checkpoints
@@ -721,9 +729,9 @@ assert int(two.optimizer.iterations) == 6
 
 # %% [markdown]
 # Keras' `model.save`, `save_weights` and `ModelCheckpoint` work as well
-# ([weights](../how-to/weights.md)). The trainer does all of this for whole runs: after
-# a kill, the same command continues where the last checkpoint was ([training
-# runs](../how-to/training.md)):
+# ([weights](../how-to/weights.md)). The trainer, a program in the checkout, does all of
+# this for whole runs: after a kill, the same command continues from the last checkpoint
+# ([training runs](../how-to/training.md)):
 #
 # ```bash
 # python -m trainer --params=lm.Tiny --logdir=runs/tiny
@@ -734,7 +742,7 @@ assert int(two.optimizer.iterations) == 6
 #
 # *What if there are more devices than stages?*
 #
-# Then the pipeline is replicated, which combines it with data parallelism.
+# Then pipeline parallelism is combined with data parallelism.
 # `PipelineStrategy` creates D copies of the pipeline on D x K devices. Each copy gets a
 # part of the mini-batch, and the gradients of each stage are summed over its D devices.
 # The result is that of one pipeline on the whole mini-batch:
@@ -761,8 +769,8 @@ np.testing.assert_allclose(together, alone, rtol=1e-5)
 tfgpipe.plot_mesh(device_memory(model))
 
 # %% [markdown]
-# A single layer can also be divided among devices ([replicas, stages,
-# shards](../explanation/parallelism.md)).
+# A single layer can also be divided among devices, which is tensor parallelism
+# ([replicas, stages, shards](../explanation/parallelism.md)).
 
 # %% [markdown]
 # ## Several hosts
@@ -775,9 +783,9 @@ tfgpipe.plot_mesh(device_memory(model))
 # python -m tfgpipe.cluster worker --port=4000 --host=0.0.0.0     # on each machine
 # ```
 #
-# The program names the workers in the argument `cluster` of its strategy, such as
+# Your program names the workers in the argument `cluster` of its strategy, such as
 # `PipelineStrategy(num_stages=2, cluster="10.0.0.5:4000,10.0.0.6:4000")`. Nothing else
-# changes in it.
+# in the program changes.
 #
 # [two_hosts.py](../../examples/two_hosts.py) does this with two workers on one machine,
 # kills a process, and continues from a checkpoint. Read [several
@@ -787,7 +795,8 @@ tfgpipe.plot_mesh(device_memory(model))
 # %% [markdown]
 # ## What the paper claims, and what was found here
 #
-# No GPU or TPU was available: "measured" means on two CPU cores.
+# No GPU or TPU was available: "measured" means on two CPU cores. Numbers in parentheses
+# are sections of the paper.
 #
 # | claim of [Huang et al. 2019](https://arxiv.org/abs/1811.06965) | found here |
 # |---|---|
