@@ -292,7 +292,10 @@ def dry_run(
     """
     found = platforms.find(platform)
     step = steps.trace(model, batch, for_gpus=found.kind == "gpu")
-    gpus = [f"{i.rpartition('CPU:')[0]}GPU:{n}" for n, i in enumerate(step.devices)]
+    gpus = [
+        f"{name.rpartition('/')[0]}/device:GPU:{i}"
+        for i, name in enumerate(step.devices)
+    ]
     on_gpus = steps.on_other_devices(step, gpus)
     cluster = grappler.VirtualCluster(_properties(found, gpus))
     optimized = cluster.optimize_functions(on_gpus)
