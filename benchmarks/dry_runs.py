@@ -46,7 +46,7 @@ NAMES = (
 
 def measure(name: str, platform: str, *, compiles: bool) -> tables.Row:
     """Returns the row of an experiment."""
-    from tfgpipe.accelerators import placement
+    from tfgpipe.accelerators import HOST
     from trainer import devices
     from trainer.experiment import find
 
@@ -61,7 +61,7 @@ def measure(name: str, platform: str, *, compiles: bool) -> tables.Row:
     batch = experiment.batches("train").element_spec
     report = tfgpipe.dry_run(model, batch=batch, platform=platform, compiles=compiles)
     loop = [x for x in report.transfers if x.in_loop]
-    host = [x for x in loop if placement.HOST in (x.source, x.target)]
+    host = [x for x in loop if HOST in (x.source, x.target)]
     across = [x for x in report.transfers if x not in host]
     row: tables.Row = {
         "experiment": name,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tfgpipe.accelerators.compilers import Compiler as Compiler
     from tfgpipe.accelerators.compilers import missing as missing
     from tfgpipe.accelerators.hlo import UnsupportedOpError as UnsupportedOpError
+    from tfgpipe.accelerators.placement import HOST as HOST
     from tfgpipe.accelerators.platforms import PLATFORMS as PLATFORMS
     from tfgpipe.accelerators.platforms import Platform as Platform
     from tfgpipe.accelerators.platforms import find as find

@@ -265,8 +265,8 @@ def dry_run(
     `jit_compile=False`.
 
     Args:
-        model: A built and compiled model with a pipeline in it, on logical CPUs for
-            example.
+        model: A compiled model with a pipeline in it, on logical CPUs for example. If
+            it is not built, it is built for the batch.
         batch: What a step takes, `(x, y)` or `(x, y, sample_weight)`: arrays, tensors
             or `tf.TensorSpec`. With replicas it is the batch of one of them.
         platform: The devices, such as `"h100-80g"`, `"a100-40g"` or `"tpu-v5e"`.
@@ -284,7 +284,6 @@ def dry_run(
     >>> layers = [keras.layers.Dense(8) for _ in range(4)]
     >>> model = tfgpipe.PipelinedModel(layers, num_stages=2, num_microbatches=2)
     >>> model.compile("sgd", "mse")
-    >>> model.build((None, 8))
     >>> batch = np.zeros((4, 8), "float32"), np.zeros((4, 8), "float32")
     >>> report = tfgpipe.dry_run(model, batch=batch, platform="h100-80g")
     >>> len(report.on_host), len(report.functions)

@@ -59,6 +59,9 @@ def trace(model: keras.Model, batch: Any, *, for_gpus: bool) -> Step:
         )
     specs = tf.nest.map_structure(_spec, batch)
     strategy = model.distribute_strategy
+    if not model.built:
+        with strategy.scope():
+            model.build(tf.nest.map_structure(_open_shape, specs[0]))
     if not model.optimizer.built:
         with strategy.scope():
             model.optimizer.build(model.trainable_variables)
@@ -74,6 +77,11 @@ def trace(model: keras.Model, batch: Any, *, for_gpus: bool) -> Step:
     pipeline = pipelines[0]
     mesh = (d for replica in pipeline.mesh.devices for stage in replica for d in stage)
     return Step(model, pipeline, graph, tuple(dict.fromkeys(mesh)))
+
+
+def _open_shape(spec: tf.TensorSpec) -> tuple[int | None, ...]:
+    """Returns the shape of a batch of any number of examples."""
+    return (None, *spec.shape[1:])
 
 
 def _spec(x: Any) -> tf.TensorSpec:
