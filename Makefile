@@ -11,6 +11,7 @@
 #   make guide     run docs/tutorial/guide.py, and write the notebook of it
 #   make pictures  the pictures of docs/
 #   make bench     what was to be reached, and whether it is
+#   make accelerator-check  what holds on the GPUs of this machine, as a report
 #   make measure   speed, schedules, profile, start-up, memory, cuts, plans, retraces
 #   make clean     remove caches and builds (not the environment, not the runs)
 #
@@ -30,7 +31,7 @@ BIN := $(VENV)/bin
 TRAINER_INSTALLED := $(VENV)/.installed-trainer
 DEV_INSTALLED := $(VENV)/.installed-dev
 
-.PHONY: help train test test-all test-nightly test-keras test-tensorflow lint format site guide pictures bench measure clean
+.PHONY: help train test test-all test-nightly test-keras test-tensorflow lint format site guide pictures bench accelerator-check measure clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -100,6 +101,10 @@ guide: $(DEV_INSTALLED)
 
 bench: $(TRAINER_INSTALLED)
 	$(BIN)/python -m benchmarks.targets
+
+# It compares with what the tests' helpers compute.
+accelerator-check: $(DEV_INSTALLED)
+	$(BIN)/python -m benchmarks.accelerator_check
 
 measure: $(TRAINER_INSTALLED)
 	$(BIN)/python -m benchmarks.pipeline --workload=mlp

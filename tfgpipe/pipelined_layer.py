@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import keras
@@ -324,6 +325,20 @@ class PipelinedLayer(keras.layers.Layer):
                 transfer_dtype=self.transfer_dtype,
             ),
         )
+
+    @contextlib.contextmanager
+    def traced_for_gpus(self) -> Iterator[None]:
+        """Steps traced inside are those of TensorFlow's GPU kernels, on any device.
+
+        On GPUs steps of `jit_compile=False` are traced like this by themselves.
+        """
+        before = self.pipeline
+        options = dataclasses.replace(before.options, platform="gpu", jit_compile=False)
+        self._pipeline = dataclasses.replace(before, options=options)
+        try:
+            yield
+        finally:
+            self._pipeline = before
 
     def plan(
         self, *, sample: Any = None, batch_size: int = 32, num_slots: int = 2

@@ -429,7 +429,8 @@ def test_an_optimizer_is_applied_by_what_it_was_given():
         applied.append(type(optimizer).__name__)
         type(optimizer).apply(optimizer, grads, trainable_variables)
 
-    keras_internals.patch_apply(optimizer, optimizer_lib._ColocatedStrategy(), apply)
+    strategy = optimizer_lib._ColocatedStrategy(optimizer)
+    keras_internals.patch_apply(optimizer, strategy, apply)
     scale = float(optimizer.dynamic_scale.numpy())
     optimizer.apply_gradients([(tf.constant([scale]), weight)])
     assert applied == ["LossScaleOptimizer"], MOVED  # Which sums, once.

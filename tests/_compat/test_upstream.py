@@ -20,6 +20,7 @@ import tfgpipe
 from tests._compat.test_functions import executed_calls, traced
 from tests.helpers.subprocesses import interpret
 from tfgpipe._compat import functions
+from tfgpipe._compat.kernels import kernel_for
 
 VECTOR = tf.TensorSpec([2])
 
@@ -167,6 +168,27 @@ def test_the_wheel_says_which_arguments_gpus_take_from_the_host():
     registered = kernels.get_registered_kernels_for_op("FakeQuantWithMinMaxVars").kernel
     (gpu,) = [kernel for kernel in registered if kernel.device_type == "GPU"]
     assert sorted(gpu.host_memory_arg) == ["max", "min"]
+
+
+@pytest.mark.parametrize(
+    ("op", "types", "in_host_memory"),
+    [
+        ("AddV2", {"T": tf.int32}, ["x", "y", "z"]),
+        ("SelectV2", {"T": tf.int32}, []),
+        ("Cast", {"SrcT": tf.int64, "DstT": tf.int32}, []),
+        ("StatelessRandomGetKeyCounter", {}, ["counter", "key", "seed"]),
+        ("InplaceAdd", {"T": tf.float32}, []),
+        ("Empty", {"dtype": tf.int32}, ["shape"]),
+    ],
+)
+def test_kernels_of_gpus_have_integers_in_one_memory_or_the_other(
+    op, types, in_host_memory
+):
+    node = tf.compat.v1.NodeDef(op=op)
+    for name, dtype in types.items():
+        node.attr[name].type = dtype.as_datatype_enum
+    kernel = kernel_for(node, "GPU")
+    assert sorted(kernel.host_arguments) == in_host_memory
 
 
 def test_onednn_is_on_by_default_where_the_processor_has_vnni():

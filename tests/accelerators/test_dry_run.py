@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tfgpipe.accelerators import DryRun, find, missing
+from tfgpipe.accelerators.placement import HOST
 
 K, M, ROWS, WIDTH = 2, 4, 8, 16
 
@@ -38,6 +39,24 @@ class Looped(keras.layers.Layer):
             )
 
         return tf.while_loop(lambda i, _: i < 5, body, [0, x])[1]
+
+
+def _transformer(dtype: str) -> keras.Model:
+    """A model with embeddings that have a mask, and attention with dropout."""
+    x = inputs = keras.Input((6,), dtype=dtype)
+    x = keras.layers.Embedding(20, 8, mask_zero=True)(x)
+    for _ in range(2):
+        h = keras.layers.MultiHeadAttention(2, 4, dropout=0.1)(
+            x, x, use_causal_mask=True
+        )
+        x = keras.layers.Dropout(0.2)(keras.layers.Add()([x, h]))
+    outputs = keras.layers.Dense(20)(x)
+    model = tfgpipe.pipeline(
+        keras.Model(inputs, outputs), num_stages=K, num_microbatches=M
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(clipnorm=1.0), loss)
+    return model
 
 
 def _model(*layers: keras.layers.Layer, **arguments: Any) -> keras.Model:
@@ -83,6 +102,33 @@ def test_activations_and_gradients_cross_once_a_microbatch(plain: DryRun) -> Non
 
 def test_nobody_waits_in_the_loop_of_dense_layers(plain: DryRun) -> None:
     assert not [x for x in plain.transfers if x.in_loop and x.waits]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_nobody_waits_for_seeds_and_indices_of_a_microbatch(dtype: str) -> None:
+    spec = tf.TensorSpec([ROWS, 6], dtype)
+    report = tfgpipe.dry_run(
+        _transformer(dtype), batch=(spec, spec), platform="h100-80g", compiles=False
+    )
+    waits = [x for x in report.transfers if x.waits]
+    assert not [x for x in waits if x.in_loop]
+    # The seeds of the layers that draw, as they are before the step.
+    assert [(x.reader, x.count) for x in waits] == [("stage_host", 2)] * K
+    # No index of a gradient to be added, but those of the embeddings.
+    copied = {x.reader for x in report.transfers if x.source == HOST and x.in_loop}
+    assert "(i)" not in copied
+    assert "(segment_ids)" in copied or dtype == "int64"
+
+
+def test_nobody_waits_for_the_range_of_a_fake_quantization() -> None:
+    layers = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(4)]
+    model = tfgpipe.PipelinedModel(
+        tfgpipe.quantization.apply(layers), num_stages=K, num_microbatches=M
+    )
+    model.compile("adam", "mse")
+    model.build((None, WIDTH))
+    report = _run(model)
+    assert not [x for x in report.transfers if x.in_loop and x.waits]
 
 
 def test_functions_are_counted(plain: DryRun) -> None:

@@ -9,6 +9,7 @@ plain model takes the mini-batch in microbatches as well.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ from tests.helpers.layer_stacks import (
 from tests.helpers.sharded_dense import Columns
 from tests.stage.test_normalization import Reference
 from tfgpipe import quantization, schedules
+from tfgpipe.pipelined_layer import find_pipelines
 from tfgpipe.quantization.fake_quant import RANGE_UPDATES
 
 layers = keras.layers
@@ -227,6 +229,8 @@ FACTORS = {
     "transfer_dtype": TRANSFER_DTYPES,
     "quantized": (None, *RANGE_UPDATES),
     "num_shards": (1, 2),
+    # On CPUs as on them, or as on GPUs.
+    "kernels": ("native", "gpu"),
 }
 # What takes longest to trace waits for the night.
 ALL_FACTORS = {
@@ -341,6 +345,7 @@ def assert_same_step(
     dense: Dense = layers.Dense,
     quantized: str | None = None,
     tolerance: tuple[float, float] | None = None,
+    kernels: str = "native",
     **arguments: Any,
 ) -> None:
     """Asserts that a step of the pipeline is that of the plain model.
@@ -356,6 +361,7 @@ def assert_same_step(
         dense: Makes dense layers.
         quantized: When the ranges of quantized layers move, or None for plain layers.
         tolerance: Relative and absolute, in place of those of the type.
+        kernels: `"gpu"` for the operations that GPUs are given.
         **arguments: More arguments of the pipeline.
     """
     M = num_microbatches
@@ -380,6 +386,8 @@ def assert_same_step(
         pipelined = keras.Sequential([keras.Input(**input_of(stack)), layer])
     else:
         pipelined = tfgpipe.pipeline(modelled(make(), stack), **arguments)
+        (layer,) = find_pipelines(pipelined)
+    traced = layer.traced_for_gpus if kernels == "gpu" else contextlib.nullcontext
     rng = np.random.default_rng(0)
     for a, b in zip(plain.variables, pipelined.variables, strict=True):
         if a.trainable:  # Biases of zero, and scales of one, would hide much.
@@ -391,7 +399,8 @@ def assert_same_step(
         reference = compare.OneAfterAnother(plain, M) if in_microbatches else plain
         specs = compare.unknown_sizes(x) if unknown else None
         expected = compare.run(reference, x, graph=False)
-        received = compare.run(pipelined, x, graph=not eagerly, specs=specs)
+        with traced():
+            received = compare.run(pipelined, x, graph=not eagerly, specs=specs)
         assert any(np.any(g) for g in expected.weight_grads.values())
         compare.assert_same(expected, received, rtol=rtol, atol=atol)
         return
@@ -403,7 +412,8 @@ def assert_same_step(
     reference.compile(train_steps.Keeps(), **stack.compiled(), run_eagerly=True)
     pipelined.compile(train_steps.Keeps(), **stack.compiled(), run_eagerly=eagerly)
     before = train_steps.train(reference, *data)
-    after = train_steps.train(pipelined, *data, unknown=unknown)
+    with traced():
+        after = train_steps.train(pipelined, *data, unknown=unknown)
     assert any(np.any(g) for g in before.gradients.values())
     train_steps.assert_same(before, after, rtol=rtol, atol=atol)
 

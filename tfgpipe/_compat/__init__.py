@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tfgpipe._util import lazy_exports
 
 if TYPE_CHECKING:
+    from tfgpipe._compat import executed as executed
     from tfgpipe._compat import functions as functions
     from tfgpipe._compat import grappler as grappler
     from tfgpipe._compat import keras_internals as keras_internals

@@ -291,6 +291,18 @@ def optimizer_weights(optimizer: keras.optimizers.Optimizer) -> list[keras.Varia
     return list(optimizer._trainable_variables)
 
 
+def update_strategy(optimizer: keras.optimizers.Optimizer) -> Any:
+    """Returns the strategy by which an optimizer updates variables."""
+    return optimizer._distribution_strategy
+
+
+def optimizer_scalars(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Returns what the update of each weight reads: the step, and the learning rate."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    scalars = (inner._iterations, inner._learning_rate)
+    return [v for v in scalars if isinstance(v, keras.Variable)]
+
+
 def optimizer_slots(
     optimizer: keras.optimizers.Optimizer,
 ) -> IdentityMap[keras.Variable, list[keras.Variable]]:
@@ -316,9 +328,9 @@ def optimizer_slots(
 
 @contextlib.contextmanager
 def view_as_copies(
-    copies: Sequence[tuple[keras.Variable, tf.Variable]],
+    copies: Sequence[tuple[keras.Variable, tf.Variable | tf.Tensor]],
 ) -> Iterator[None]:
-    """Inside, each Keras variable is one replica's copy of it."""
+    """Inside, each Keras variable is one replica's copy of it, or a value to read."""
     values = [(variable, variable._value) for variable, _ in copies]
     for variable, copy in copies:
         variable._value = copy

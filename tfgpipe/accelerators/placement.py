@@ -140,6 +140,14 @@ def between_devices(placed: Placement) -> Placement:
     return Placement({}, copies, placed.num_operations)
 
 
+def is_on_host(name: str) -> bool:
+    """Returns whether an operation of a step is what the host does for a stage.
+
+    Of the devices of the trace the host is the first one as well.
+    """
+    return name.rpartition("/")[2].startswith("stage_host")
+
+
 def _devices_of_operations(graph: tf.Graph, devices: Sequence[str]) -> dict[str, int]:
     """Returns the device of each operation, as TensorFlow places them.
 
@@ -153,6 +161,8 @@ def _devices_of_operations(graph: tf.Graph, devices: Sequence[str]) -> dict[str,
         named = [op.device, *map(find, op.outputs[:1]), *map(find, op.inputs)]
         device = next(filter(None, named), "")
         where[op.name] = index.get(device, HOST if device else 0)
+        if is_on_host(op.name):
+            where[op.name] = HOST
     for op in graph.get_operations():
         if not op.device and not op.inputs and op.type == "Const":
             readers = {where[reader.name] for reader in op.outputs[0].consumers()}

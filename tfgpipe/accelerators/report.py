@@ -261,7 +261,8 @@ def dry_run(
 
     The step is traced, optimized by TensorFlow's Grappler for these devices, and
     compared with the kernels that TensorFlow has for them. Nothing runs, no such device
-    is needed, and the model stays as it is.
+    is needed, and the model stays as it is. For GPUs kernels and copies are those of
+    `jit_compile=False`.
 
     Args:
         model: A built and compiled model with a pipeline in it, on logical CPUs for
@@ -290,8 +291,11 @@ def dry_run(
     (0, 4)
     """
     found = platforms.find(platform)
-    step = steps.trace(model, batch)
-    gpus = [f"{i.rpartition('CPU:')[0]}GPU:{n}" for n, i in enumerate(step.devices)]
+    step = steps.trace(model, batch, for_gpus=found.kind == "gpu")
+    gpus = [
+        f"{name.rpartition('/')[0]}/device:GPU:{i}"
+        for i, name in enumerate(step.devices)
+    ]
     on_gpus = steps.on_other_devices(step, gpus)
     cluster = grappler.VirtualCluster(_properties(found, gpus))
     optimized = cluster.optimize_functions(on_gpus)
@@ -380,7 +384,7 @@ def _transfers(placed: Placement, layers: Sequence[str]) -> list[Transfer]:
             layer_of(operation.name, layers),
             copy.source,
             copy.target,
-            operation.function.startswith("stage_"),
+            _is_stage(operation.function) or _is_stage(operation.name),
         )
         counts[key] += times
         sizes[key] += times * copy.num_bytes
@@ -412,6 +416,11 @@ def layer_of(name: str, layers: Sequence[str]) -> str:
     return scope if inside else ""
 
 
+def _is_stage(name: str) -> bool:
+    """Returns whether an operation of a step calls a function of a stage."""
+    return name.rpartition("/")[2].startswith("stage_")
+
+
 def _without_number(name: str) -> str:
     return re.sub(r"_\d+$", "", name)
 
@@ -424,7 +433,7 @@ def _functions(
     calls: collections.Counter[tuple[str, str, int]] = collections.Counter()
     index = {name: i for i, name in enumerate(step.devices)}
     for op in step.graph.get_operations():
-        if not op.name.startswith("stage_"):
+        if not op.name.startswith("stage_") or placement.is_on_host(op.name):
             continue
         function = steps.innermost(op.node_def.attr["f"].func.name, library)
         calls[(_without_number(op.name), function, index[op.device])] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -35,7 +36,7 @@ class Step:
     devices: tuple[str, ...]
 
 
-def trace(model: keras.Model, batch: Any) -> Step:
+def trace(model: keras.Model, batch: Any, *, for_gpus: bool) -> Step:
     """Returns a training step of a model, traced and not run.
 
     Args:
@@ -43,6 +44,7 @@ def trace(model: keras.Model, batch: Any) -> Step:
         batch: What a step takes, `(x, y)` or `(x, y, sample_weight)`: arrays, tensors
             or `tf.TensorSpec`, as `dataset.element_spec` gives them. All sizes are
             known. With replicas it is the batch of one of them.
+        for_gpus: Whether stages are traced for the kernels of GPUs, wherever they are.
 
     Raises:
         ValueError: If the model has no pipeline or is not compiled, or a size is not
@@ -65,7 +67,10 @@ def trace(model: keras.Model, batch: Any) -> Step:
         return strategy.run(lambda *data: model.train_step(data), args=data)
 
     traced = tf.function(step, autograph=False)
-    graph = functions.without_grappler(traced.get_concrete_function)(*specs).graph
+    with contextlib.ExitStack() as stack:
+        for each in pipelines if for_gpus else ():
+            stack.enter_context(each.traced_for_gpus())
+        graph = functions.without_grappler(traced.get_concrete_function)(*specs).graph
     pipeline = pipelines[0]
     mesh = (d for replica in pipeline.mesh.devices for stage in replica for d in stage)
     return Step(model, pipeline, graph, tuple(dict.fromkeys(mesh)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -53,14 +53,31 @@ def place_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
             f"MultiOptimizer '{optimizer.name}'. Use one of those inside it, or leave "
             "the strategy out."
         )
-    colocated: Any = _ColocatedStrategy()
+    colocated: Any = _ColocatedStrategy(optimizer)
     if strategy is not None and strategy.places_updates:
         colocated = strategy
     keras_internals.patch_apply(optimizer, colocated, _apply)
 
 
 class _ColocatedStrategy:
-    """The strategy of a Keras optimizer that colocates with the weights."""
+    """The strategy of a Keras optimizer that colocates with the weights.
+
+    What the update of every weight reads is read once on each device.
+    """
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer) -> None:
+        self._optimizer = optimizer
+        # What the updates of one step have read, by graph and device.
+        self._read: dict[Hashable, list[tuple[keras.Variable, tf.Tensor]]] = {}
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """The updates of one step are inside. The next one reads anew."""
+        self._read.clear()
+        try:
+            yield
+        finally:
+            self._read.clear()
 
     @property
     def extended(self) -> _ColocatedStrategy:
@@ -84,7 +101,17 @@ class _ColocatedStrategy:
     ) -> Any:
         del group  # One variable on one device: nothing to group.
         with tf.device(variable.device):
-            return fn(variable, *args, **(kwargs or {}))
+            if tf.executing_eagerly():
+                return fn(variable, *args, **(kwargs or {}))
+            # The update may be in the branch of a conditional.
+            place = tf.compat.v1.get_default_graph(), variable.device
+            if place not in self._read:
+                self._read[place] = [
+                    (scalar, tf.identity(scalar.value))
+                    for scalar in keras_internals.optimizer_scalars(self._optimizer)
+                ]
+            with keras_internals.view_as_copies(self._read[place]):
+                return fn(variable, *args, **(kwargs or {}))
 
 
 def _apply(
@@ -93,6 +120,19 @@ def _apply(
     trainable_variables: Sequence[keras.Variable] | None = None,
 ) -> None:
     """Applies an optimizer, in place of its own `apply`."""
+    colocated = keras_internals.update_strategy(optimizer)
+    if not isinstance(colocated, _ColocatedStrategy):
+        _apply_once(optimizer, grads, trainable_variables)
+        return
+    with colocated.step():
+        _apply_once(optimizer, grads, trainable_variables)
+
+
+def _apply_once(
+    optimizer: keras.optimizers.Optimizer,
+    grads: Sequence[Gradient | None],
+    trainable_variables: Sequence[keras.Variable] | None,
+) -> None:
     context = tf.distribute.get_replica_context()
     strategy = replica_context.current_strategy()
     _check_strategy(strategy)

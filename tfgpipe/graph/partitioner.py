@@ -101,7 +101,7 @@ def hoistable_tensors(
         fetches: Tensors to compute.
         constants: Operations whose results are constant.
         stateful: Operations whose results may differ from run to run.
-        hoistable_ops: Operations with one result each that is worth hoisting.
+        hoistable_ops: Operations whose results are worth hoisting.
     """
     # What constants alone lead to, and what the sources do.
     fixed, same = set(constants), set(map(op_name, invariant))
@@ -114,17 +114,26 @@ def hoistable_tensors(
         elif behind <= fixed | same:
             same.add(name)
     needed = subgraph(graph, fetches=fetches, feeds=invariant).operations
-    used = set(map(op_name, fetches))
-    hoisted = []
+    # By operation, its tensors that are used by what is not hoisted.
+    used: dict[str, set[str]] = {}
+
+    def use(tensors: Iterable[str]) -> None:
+        for tensor in tensors:
+            name = op_name(tensor)
+            known = used.setdefault(name, set())
+            known.add(canonical(tensor) if tensor[0] != "^" else f"{name}:0")
+
+    use(fetches)
+    hoisted: list[str] = []
     for name in reversed(list(graph)):
         if name not in needed:
             continue
         if name in same and name not in used:
             continue  # Only hoisted tensors depend on it.
         if name in same and name in hoistable_ops:
-            hoisted.append(f"{name}:0")
+            hoisted.extend(sorted(used[name], reverse=True))
         else:
-            used.update(map(op_name, graph[name]))
+            use(graph[name])
     return tuple(reversed(hoisted))
 
 

@@ -227,6 +227,7 @@ class Executor:
         k, m = action.stage, action.microbatch
         run = self._runs[k]
         values = {**run.carry.values(m), **self._receive(k, m)}
+        values.update(run.made_on_host(m, values))
         values.update(self._emit(action, values))
         run.saved[m] = values
         for key, name in zip(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tfgpipe.devices import host_device
 from tfgpipe.runtime import microbatch
 from tfgpipe.runtime.state import Carry
 from tfgpipe.schedules import ActionKind
@@ -55,6 +56,23 @@ class StageRun:
         """Makes the accumulators of weight gradients, which are zero."""
         self._sums = self._functions(0).accumulation.begin(self.devices)
 
+    def made_on_host(self, m: int, values: NamedTensors) -> NamedTensors:
+        """Returns what the host makes of a microbatch for a GPU, before its forward.
+
+        Args:
+            m: The microbatch.
+            values: What the stage takes.
+        """
+        function = self._functions(m).host
+        if function is None:
+            return {}
+        host = host_device(self.device)
+        with tf.device(host):
+            made, _ = function(
+                values, (), *self._rows(m), devices=[host for _ in self.devices]
+            )
+        return made
+
     def feeds(self, kind: ActionKind, m: int, values: NamedTensors) -> NamedTensors:
         """Returns what the function of an action takes.
 
@@ -82,9 +100,8 @@ class StageRun:
             last backward these are the gradients.
         """
         adds = kind in ("backward", "backward_weight")
-        rows = [self._split.sizes[m]] if self._split.may_be_empty else []
         made, sums = self._function(kind, m)(
-            feeds, self._sums if adds else (), *rows, devices=self.devices
+            feeds, self._sums if adds else (), *self._rows(m), devices=self.devices
         )
         if not adds:
             return made, []
@@ -93,6 +110,10 @@ class StageRun:
         if not self._num_pending and not self._functions(m).accumulation.is_final:
             self._finalize(m)
         return made, self._sums
+
+    def _rows(self, m: int) -> list[tf.Tensor]:
+        """Returns the number of rows of a microbatch if that may be zero."""
+        return [self._split.sizes[m]] if self._split.may_be_empty else []
 
     def _finalize(self, m: int) -> None:
         """Makes gradients of the accumulators, after the last backward."""

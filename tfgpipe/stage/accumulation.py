@@ -15,6 +15,11 @@ Three forms, by what is fastest and takes no more memory than an accumulator:
 
 XLA has no in-place operation, and decides itself what to update in place. So in a
 computation for TPUs, which it compiles as a whole, gradients are added as usual.
+
+A weight that was indexed, as an embedding, has as gradient some of its rows, and only
+these are added. Not on GPUs: there the host would wait to know how many different rows
+there are. Instead the rows are first summed into a tensor as large as the weight, which
+takes that much more memory for the time of one function.
 """
 
 from __future__ import annotations
@@ -51,7 +56,8 @@ class GradientAccumulation:
     """
 
     def __init__(self, trace: JointGraph, options: StageOptions) -> None:
-        self._add = _add if options.platform == "tpu" else _add_in_place
+        self._platform = options.platform
+        self._is_sharded = trace.is_sharded
         num_microbatches = options.num_microbatches
         self._terms = [
             _WeightGradient(
@@ -123,10 +129,11 @@ class GradientAccumulation:
         """
         if self._single_microbatch:
             return [self._single(term, values) for term in self._terms]
-        added = []
-        for total, term in zip(sums, self._added, strict=False):
-            with sharding.shard_scope(term.shard):
-                added.append(self._add(total, term.gradient, values))
+        add = self._adder()
+        added = [
+            add(total, term, values)
+            for total, term in zip(sums, self._added, strict=False)
+        ]
         if not self._stacked:
             return added
         *stacked, count = sums[len(added) :]
@@ -151,7 +158,15 @@ class GradientAccumulation:
         if term.gradient.indices is None:
             return values[term.gradient.values]
         with sharding.shard_scope(term.shard):
-            return self._add(zero_buffer(term.weight), term.gradient, values)
+            buffer = zero_buffer(term.weight)
+        return self._adder()(buffer, term, values)
+
+    def _adder(self) -> _Adder:
+        if self._platform == "tpu":
+            return _Adder()
+        return _InPlaceAdder(
+            on_gpu=self._platform == "gpu", is_sharded=self._is_sharded
+        )
 
     def finalize(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the final gradients, after the last microbatch."""
@@ -186,42 +201,85 @@ class _WeightGradient:
     shard: int
 
 
-def add_in_place(total: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """Adds a gradient to the accumulator's own buffer.
+class _Adder:
+    """Adds gradients of a microbatch, in one function."""
+
+    def __call__(
+        self,
+        total: tf.Tensor,
+        term: _WeightGradient,
+        values: Mapping[str, tf.Tensor],
+    ) -> tf.Tensor:
+        """Returns an accumulator plus a gradient."""
+        value = values[term.gradient.values]
+        with sharding.shard_scope(term.shard):
+            if term.gradient.indices is None:
+                return self.add(total, value, term.shard)
+            value = tf.reshape(value, [-1, *total.shape[1:]])
+            rows = values[term.gradient.indices]
+            if rows.shape.rank != 1:  # GPUs have the host reshape integers.
+                rows = tf.reshape(rows, [-1])
+            return self.add_rows(total, rows, value, term.shard)
+
+    def add(self, total: tf.Tensor, value: tf.Tensor, shard: int) -> tf.Tensor:
+        """Adds a dense gradient."""
+        del shard
+        return total + value
+
+    def add_rows(
+        self, total: tf.Tensor, rows: tf.Tensor, value: tf.Tensor, shard: int
+    ) -> tf.Tensor:
+        """Adds rows of a gradient; several may be of one row of the weight."""
+        del shard
+        return tf.tensor_scatter_nd_add(total, rows[:, None], value)
+
+
+class _InPlaceAdder(_Adder):
+    """Adds gradients to the accumulators' own buffers.
 
     A function's argument is never the only reference to its buffer, so `acc + g` would
     allocate a second one, and fault its pages in, for every weight and microbatch.
     """
-    added = tf.raw_ops.InplaceAdd(
-        x=tf.reshape(total, [1, -1]), i=[0], v=tf.reshape(value, [1, -1])
-    )
-    return tf.reshape(added, total.shape)
 
+    def __init__(self, *, on_gpu: bool, is_sharded: bool) -> None:
+        self._on_gpu = on_gpu
+        self._is_sharded = is_sharded
+        self._indices: dict[int, tf.Tensor] = {}
 
-def _add(
-    total: tf.Tensor, gradient: GradientNames, values: Mapping[str, tf.Tensor]
-) -> tf.Tensor:
-    """Returns an accumulator plus a gradient, dense or indexed."""
-    value = values[gradient.values]
-    if gradient.indices is None:
-        return total + value
-    rows = tf.reshape(values[gradient.indices], [-1, 1])
-    value = tf.reshape(value, [-1, *total.shape[1:]])
-    return tf.tensor_scatter_nd_add(total, rows, value)
+    def add(self, total: tf.Tensor, value: tf.Tensor, shard: int) -> tf.Tensor:
+        added = tf.raw_ops.InplaceAdd(
+            x=tf.reshape(total, [1, -1]),
+            i=self._index(shard),
+            v=tf.reshape(value, [1, -1]),
+        )
+        return tf.reshape(added, total.shape)
 
+    def add_rows(
+        self, total: tf.Tensor, rows: tf.Tensor, value: tf.Tensor, shard: int
+    ) -> tf.Tensor:
+        if self._on_gpu:
+            whole = tf.math.unsorted_segment_sum(value, rows, total.shape[0])
+            return self.add(total, whole, shard)
+        # Each row once: additions to one row might overtake one another.
+        rows, where = tf.unique(rows)
+        value = tf.math.unsorted_segment_sum(value, where, tf.size(rows))
+        return tf.raw_ops.InplaceAdd(x=total, i=tf.cast(rows, tf.int32), v=value)
 
-def _add_in_place(
-    total: tf.Tensor, gradient: GradientNames, values: Mapping[str, tf.Tensor]
-) -> tf.Tensor:
-    """Adds a gradient, dense or indexed, to an accumulator in place."""
-    value = values[gradient.values]
-    if gradient.indices is None:
-        return add_in_place(total, value)
-    value = tf.reshape(value, [-1, *total.shape[1:]])
-    # Each row once: on a GPU additions to one row would overtake one another.
-    rows, where = tf.unique(tf.reshape(values[gradient.indices], [-1]))
-    value = tf.math.unsorted_segment_sum(value, where, tf.size(rows))
-    return tf.raw_ops.InplaceAdd(x=total, i=tf.cast(rows, tf.int32), v=value)
+    def _index(self, shard: int) -> tf.Tensor:
+        """Returns the index of the only row, one tensor for all gradients of a shard.
+
+        A constant of integers is in the memory of the host, and GPUs take the index in
+        theirs, where `zero_buffer` makes one. But a function in shards is several, and
+        what one hands to another is in the memory of the host as well; each has
+        constants of its own.
+        """
+        if shard not in self._indices:
+            self._indices[shard] = (
+                zero_buffer(tf.TensorSpec([1], tf.int32))
+                if self._on_gpu and not self._is_sharded
+                else tf.constant([0])
+            )
+        return self._indices[shard]
 
 
 def _stacked_specs(

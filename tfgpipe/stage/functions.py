@@ -9,6 +9,7 @@ tensors and need not know which of them a split of the joint graph turned out to
                   ├─▶ backward_input    the first half of it
                   ├─▶ backward_weight   the second half: adds up gradients of weights
                   ├─▶ hoisted           what is the same for all microbatches, once
+                  ├─▶ host              what the host makes of a microbatch for a GPU
                   └─▶ finalize          accumulators ─▶ gradients of the weights, once
 
 They stay *calls* in the graph of a training step, so that this graph grows with the
@@ -101,6 +102,7 @@ class StageFunctions:
     Attributes:
         accumulation: How the gradients of the weights are summed over microbatches.
         hoistable: Names of tensors that are the same for all microbatches of a step.
+        host_made: Names of tensors that the host makes of each microbatch for a GPU.
         residuals: Names of the tensors that the forward saves for the backward.
     """
 
@@ -122,25 +124,40 @@ class StageFunctions:
         self._key = (saves, options.code, source.fingerprint)
         self.accumulation = GradientAccumulation(trace, options)
         self._hoisted: dict[tuple[str, ...], StageFunction] = {}
-        forward, backward = trace.forward, trace.backward
-        self._outputs = [
-            *forward.outputs,
-            *trace.changed_carry,
-            *not_none(forward.loss),
+        forward, backward, given = trace.forward, trace.backward, trace.given
+        host_state = trace.integer_state if options.uses_gpu_kernels else ()
+        self._new_host_state = [
+            after
+            for before, after in zip(given.state, forward.new_state, strict=True)
+            if before in host_state
         ]
+        self._carry = [x for x in trace.changed_carry if x not in self._new_host_state]
+        self._outputs = [*forward.outputs, *self._carry, *not_none(forward.loss)]
         self._input_grads = not_none(*backward.input_grads)
         self._gradients = [*self._input_grads, *self.accumulation.addend_names]
-        self.hoistable = partitioner.hoistable_tensors(
+        hoistable = functools.partial(
+            partitioner.hoistable_tensors,
             source.graph,
-            invariant=self._invariant,
             fetches=[*self._outputs, *self._gradients],
             constants=source.constants,
             stateful=source.stateful,
-            hoistable_ops=source.hoistable_ops,
         )
-        given = trace.given
+        self.hoistable = hoistable(
+            invariant=self._invariant, hoistable_ops=source.hoistable_ops
+        )
+        # Short integers are in the memory of the host as long as they are arguments.
+        self._on_host = (
+            *host_state,
+            *(x for x in given.inputs if trace.spec(x).dtype == tf.int32),
+        )
+        self.host_made = (
+            hoistable(invariant=self._on_host, hoistable_ops=source.host_ops)
+            if options.uses_gpu_kernels
+            else ()
+        )
         self._sources = (
             *self.hoistable,
+            *self.host_made,
             *given.inputs,
             *given.weights,
             *trace.carry,
@@ -173,11 +190,32 @@ class StageFunctions:
             feeds=self._sources,
             side_effects=trace.forward.side_effects,
         )
-        # A microbatch without rows leaves the carry as it was, so that is fed as well.
-        before = dict(zip(trace.new_carry, trace.carry, strict=True))
-        kept = (before[after] for after in trace.changed_carry)
-        feeds = tuple(dict.fromkeys((*subgraph.feeds, *kept)))
+        feeds = self._with_carry(subgraph.feeds, self._carry)
         return self._function("forward", self._run(subgraph), feeds, subgraph.fetches)
+
+    @functools.cached_property
+    def host(self) -> StageFunction | None:
+        """The function of what the host makes of a microbatch, before the forward.
+
+        GPUs would have the host wait for seeds and indices: some operations on integers
+        have kernels on GPUs, others are run by the host. It is None if there are none.
+        """
+        fetches = (*self.host_made, *self._new_host_state)
+        if not fetches:
+            return None
+        subgraph = self._source.extract(fetches=fetches, feeds=self._on_host)
+        feeds = self._with_carry(subgraph.feeds, self._new_host_state)
+        return self._function("host", self._run(subgraph), feeds, subgraph.fetches)
+
+    def _with_carry(
+        self, feeds: Sequence[str], new_carry: Sequence[str]
+    ) -> tuple[str, ...]:
+        """Returns feeds with the carry as it was before `new_carry` was made of it.
+
+        A microbatch without rows leaves it so.
+        """
+        before = dict(zip(self._trace.new_carry, self._trace.carry, strict=True))
+        return tuple(dict.fromkeys((*feeds, *(before[after] for after in new_carry))))
 
     @functools.cached_property
     def backward(self) -> StageFunction:

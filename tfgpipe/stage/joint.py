@@ -33,7 +33,7 @@ from tfgpipe.capture import (
 )
 from tfgpipe.devices import sharding
 from tfgpipe.distribution import ReplicaGroup
-from tfgpipe.graph import matmul
+from tfgpipe.graph import fake_quant, matmul
 
 ForwardFunction = Callable[[Sequence[tf.Tensor]], Mapping[Any, tf.Tensor | None]]
 
@@ -205,6 +205,35 @@ class JointGraph:
         unchanged = (before for before, after in pairs if before == after)
         return (*self.given.weights, *unchanged)
 
+    @functools.cached_property
+    def integer_state(self) -> tuple[str, ...]:
+        """State of integers that changes, and by itself: that of seed generators."""
+        pairs = {
+            before: after
+            for before, after in zip(
+                self.given.state, self.forward.new_state, strict=True
+            )
+            if before != after and self.spec(before).dtype.is_integer
+        }
+        while True:
+            kept = {b: a for b, a in pairs.items() if self._is_made_of(a, pairs)}
+            if kept == pairs:
+                return tuple(kept)
+            pairs = kept
+
+    def _is_made_of(self, tensor: str, given: Collection[str]) -> bool:
+        """Returns whether a tensor depends on nothing else that is given."""
+        pending, seen = [self.graph.get_tensor_by_name(tensor)], set()
+        while pending:
+            x = pending.pop()
+            if x.name in given or x.op in seen:
+                continue
+            if x.op.type == "Placeholder" or x.op.op_def.is_stateful:
+                return False
+            seen.add(x.op)
+            pending.extend(x.op.inputs)
+        return True
+
     @property
     def has_captures(self) -> bool:
         """Whether it has captured tensors, so that it serves these layers alone."""
@@ -245,6 +274,7 @@ def trace_joint(
     non_differentiable: Collection[int] = (),
     per_step: Collection[int] = (),
     uses_cpu_kernels: bool = False,
+    uses_gpu_kernels: bool = False,
     shard_indices: IdentityMap[keras.Variable, int] | None = None,
 ) -> JointGraph:
     """Traces `body` with variables replaced by explicit values, and its gradient.
@@ -259,6 +289,7 @@ def trace_joint(
         non_differentiable: Positions of inputs that want no gradient.
         per_step: Positions of inputs that are the same for all microbatches.
         uses_cpu_kernels: Whether TensorFlow's own kernels for CPUs are to run it.
+        uses_gpu_kernels: Whether those for GPUs are.
         shard_indices: Of each variable that is part of a weight, which shard.
 
     Raises:
@@ -291,6 +322,8 @@ def trace_joint(
         targets = [*outputs.values(), *not_none(loss)]
         target_grads, gradients = _differentiate(tape, targets, sources)
         replacements = matmul.faster_matmuls(graph) if uses_cpu_kernels else {}
+        if uses_gpu_kernels:
+            replacements = fake_quant.fake_quants_on_device(graph)
         names = _NameMap(replacements)
         shard_of = shard_indices or IdentityMap()
         return JointGraph(

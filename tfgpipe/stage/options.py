@@ -23,8 +23,9 @@ class StageOptions:
             GPUs.
         batch_norm: When moving averages of batch statistics move.
         transfer_dtype: What values are compressed to on their way to another stage.
-        platform: What its device is. On TPUs XLA compiles the step as a whole: nothing
-            is written in place, and every operation names its core.
+        platform: What its device is, or None for what the device's name says. On TPUs
+            XLA compiles the step as a whole: nothing is written in place, and every
+            operation names its core.
         tpu_core: On TPUs the name of the core.
         training: Whether layers run as in training; None leaves it to each.
         num_microbatches: M, or None if that is not known.
@@ -36,7 +37,7 @@ class StageOptions:
     jit_compile: bool | Literal["auto"] = False
     batch_norm: BatchNorm = "microbatch"
     transfer_dtype: TransferDtype | None = None
-    platform: Platform = "gpu"
+    platform: Platform | None = None
     tpu_core: str | None = None
     training: bool | None = True
     num_microbatches: int | None = None
@@ -45,7 +46,7 @@ class StageOptions:
 
     def on(self, device: str) -> StageOptions:
         """Returns the options of a stage on a device."""
-        platform = platform_of(device)
+        platform = self.platform or platform_of(device)
         core = device if platform == "tpu" else None
         return dataclasses.replace(self, platform=platform, tpu_core=core)
 
@@ -60,6 +61,11 @@ class StageOptions:
     def uses_cpu_kernels(self) -> bool:
         """Whether TensorFlow's own kernels for CPUs run it."""
         return self.platform == "cpu" and not self.compiles_functions
+
+    @property
+    def uses_gpu_kernels(self) -> bool:
+        """Whether TensorFlow's own kernels for GPUs run it."""
+        return self.platform == "gpu" and not self.compiles_functions
 
     @property
     def code(self) -> StageOptions:

@@ -54,7 +54,9 @@ def _unmasked(
 ) -> GradientNames:
     if gradient.indices is not None:
         return gradient
-    op = trace.graph.get_tensor_by_name(gradient.values).op
+    originals = {new: old for old, new in trace.replacements.items()}
+    values = originals.get(gradient.values, gradient.values)
+    op = trace.graph.get_tensor_by_name(values).op
     if op.type not in _MASKS:
         return gradient
     before, *others = op.inputs

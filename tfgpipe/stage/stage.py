@@ -304,6 +304,7 @@ class Stage:
                         non_differentiable=request.non_differentiable,
                         per_step=request.per_step,
                         uses_cpu_kernels=options.uses_cpu_kernels,
+                        uses_gpu_kernels=options.uses_gpu_kernels,
                         shard_indices=self.shard_indices,
                     )
             except CapturedVariablesError as error:

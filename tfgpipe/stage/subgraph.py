@@ -19,17 +19,21 @@ from tfgpipe.graph import partitioner
 from tfgpipe.stage.joint import JointGraph
 
 # Types that are hoisted: copies of weights in another dtype, padded or quantized, and
-# the ranges to quantize with.
+# the ranges to quantize with, or what is made of these.
 _HOISTABLE_OP_TYPES = (
     "Cast",
     "FakeQuantWithMinMaxVars",
     "FakeQuantWithMinMaxVarsPerChannel",
     "Max",
     "Min",
+    "Pack",
     "Pad",
     "PadV2",
 )
 
+# Types whose results the host makes for GPUs, which take them from its memory or whose
+# kernels have integers in theirs, where the host would wait for them.
+_HOST_OP_TYPES = ("Cast", "SelectV2", "StatelessRandomGetKeyCounter")
 
 # Element-wise operations that code unaware of sharding inserts on a weight shard: Keras
 # casts, `tf.recompute_grad` adds copies and a zero. They stay on the shard's device.
@@ -66,6 +70,8 @@ class GraphSource:
         placeholders: Names of what is given to it.
         hoistable_ops: Names of operations whose results are worth hoisting if they do
             not change during a step.
+        host_ops: Names of operations that the host is to run for GPUs if it has what
+            they are made of.
     """
 
     def __init__(self, trace: JointGraph, *, on_one_device: bool = False) -> None:
@@ -89,8 +95,17 @@ class GraphSource:
         self.stateful = [op.name for op in operations if op.op_def.is_stateful]
         self.constants = [op.name for op in operations if op.type == "Const"]
         self.placeholders = [op.name for op in operations if op.type == "Placeholder"]
+        hoistable = [op for op in operations if op.type in _HOISTABLE_OP_TYPES]
+        # An operation's other form is worth as much.
         self.hoistable_ops = [
-            op.name for op in operations if op.type in _HOISTABLE_OP_TYPES
+            partitioner.op_name(trace.replacements.get(f"{op.name}:0", op.name))
+            for op in hoistable
+        ]
+        self.host_ops = [
+            op.name
+            for op in operations
+            if op.type in _HOST_OP_TYPES
+            and op.outputs[0].dtype in (tf.int32, tf.uint64)
         ]
 
     def extract(
