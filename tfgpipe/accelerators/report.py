@@ -341,7 +341,7 @@ def _left_out(platform: Platform, *, compiles: bool) -> str:
     if packages := compilers.missing(platform):
         return (
             f"Not compiled: {', '.join(packages)} are not installed. "
-            "`pip install 'tfgpipe[compilers]'` adds them."
+            "Install the extra `compilers`."
         )
     return ""
 

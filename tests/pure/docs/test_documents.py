@@ -41,9 +41,11 @@ def anchor(heading: str) -> str:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=title)
 def test_make_commands_exist(document: Path) -> None:
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     shell = "\n".join(blocks(document, "bash", "console"))
-    commands = re.findall(r"^\$? ?make(?: +[A-Z]+=\S+)* +([a-z]+)", shell, re.MULTILINE)
+    commands = re.findall(
+        r"^\$? ?make(?: +[A-Z]+=\S+)* +([a-z-]+)", shell, re.MULTILINE
+    )
     assert set(commands) <= set(targets)
 
 
