@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from tfgpipe.simulation import Costs as Costs
     from tfgpipe.simulation import Timeline as Timeline
     from tfgpipe.simulation import simulate as simulate
+    from tfgpipe.spmd import SPMDPipeline as SPMDPipeline
 
 __version__ = "0.1.0"
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

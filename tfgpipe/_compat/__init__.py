@@ -9,6 +9,7 @@ from tfgpipe._util import lazy_exports
 if TYPE_CHECKING:
     from tfgpipe._compat import functions as functions
     from tfgpipe._compat import keras_internals as keras_internals
+    from tfgpipe._compat import spmd as spmd
     from tfgpipe._compat import tf_internals as tf_internals
     from tfgpipe._compat import tflite as tflite
     from tfgpipe._compat.backend import check_keras_backend as check_keras_backend
