@@ -57,6 +57,16 @@ setup(
         ],
         # One of them, for the files that `data.tokenizer` names.
         "tokenizer": ["sentencepiece>=0.2,<0.3", "tokenizers>=0.20,<0.24"],
+        # `tfgpipe.dry_run` compiles for accelerators that are not there. JAX, its
+        # plugin and libtpu are of one month: each is built for the others.
+        "compilers": [
+            "jax>=0.10.2,<0.11",
+            "jax-cuda12-pjrt>=0.10.2,<0.11",
+            "jax-cuda12-plugin>=0.10.2,<0.11",
+            "jaxlib>=0.10.2,<0.11",
+            "libtpu>=0.0.52,<0.0.53",
+            "nvidia-cuda-nvcc-cu12>=12.8,<13",
+        ],
         "docs": DOCS,
         "dev": [
             *DOCS,

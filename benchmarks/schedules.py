@@ -24,8 +24,9 @@ import contextlib
 import dataclasses
 import os
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 from benchmarks import tables
 from benchmarks.worker import Remat, Schedule, Side, Worker
@@ -51,16 +52,12 @@ def measure(
         losses = {turn[name].loss for turn in turns[:1] for name in sides}
         if max(losses) - min(losses) > 1e-4 * max(losses):
             raise ArithmeticError(f"Schedules must agree. Received losses {losses}.")
-        timelines: dict[str, Timeline] = {}
-        for name, worker in workers.items():
-            worker.timeline()  # Traces, and takes memory that later ones find.
-            timelines[name] = average_timelines([worker.timeline() for _ in range(5)])
+        found = _timelines(workers)
     rows = []
     for name, side in sides.items():
         timed = turns[warmup:]
         seconds = [turn[name].seconds for turn in timed]
-        measured = timelines[name]
-        theory = simulate(measured.schedule, costs_of(measured)).timeline
+        theory, measured = found[name]
         with Worker(side, for_memory=True) as worker:
             memory = worker.memory()
         rows.append(
@@ -98,6 +95,48 @@ def measure(
     return rows
 
 
+def timelines(sides: dict[str, Side]) -> dict[str, tuple[Timeline, Timeline]]:
+    """Returns a step of each, simulated and measured."""
+    with contextlib.ExitStack() as stack:
+        return _timelines(
+            {name: stack.enter_context(Worker(side)) for name, side in sides.items()}
+        )
+
+
+def _timelines(workers: dict[str, Worker]) -> dict[str, tuple[Timeline, Timeline]]:
+    found = {}
+    for name, worker in workers.items():
+        worker.timeline()  # Traces, and takes memory that later ones find.
+        measured = average_timelines([worker.timeline() for _ in range(5)])
+        theory = simulate(measured.schedule, costs_of(measured)).timeline
+        found[name] = theory, measured
+    return found
+
+
+def make_sides(
+    workload: Literal["mlp", "transformer"],
+    *,
+    cores: Sequence[int],
+    num_microbatches: int,
+    remat: Remat = "none",
+) -> dict[str, Side]:
+    """Returns a side for each schedule, with as many devices as there are cores."""
+    P = len(cores)
+    return {
+        name: Side(
+            workload=workload,
+            num_stages=P * (2 if name == "interleaved" else 1),
+            num_devices=P,
+            num_microbatches=num_microbatches,
+            schedule=name,
+            remat=remat,
+            executor="serial",
+            cores=tuple(cores),
+        )
+        for name in SCHEDULES
+    }
+
+
 def main() -> None:
     """Measures every schedule with each number of microbatches."""
     flags = _parse()
@@ -111,19 +150,12 @@ def main() -> None:
         flags.pictures.mkdir(parents=True, exist_ok=True)
     rows = []
     for num_microbatches in flags.microbatches:
-        sides = {
-            name: Side(
-                workload=flags.workload,
-                num_stages=flags.devices * (2 if name == "interleaved" else 1),
-                num_devices=flags.devices,
-                num_microbatches=num_microbatches,
-                schedule=name,
-                remat=flags.remat,
-                executor="serial",
-                cores=tuple(cores),
-            )
-            for name in SCHEDULES
-        }
+        sides = make_sides(
+            flags.workload,
+            cores=cores,
+            num_microbatches=num_microbatches,
+            remat=flags.remat,
+        )
         measured = measure(
             sides, steps=flags.steps, warmup=flags.warmup, pictures=flags.pictures
         )

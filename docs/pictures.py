@@ -1,26 +1,39 @@
-"""The pictures of `README.md`, of the home page and of how-it-works.md.
+"""The pictures in the documents, all in one style: `make pictures`.
 
-    python -m docs.pictures
+    python -m docs.pictures [NAME ...]
 
-All but `how-mesh.png` are of simulated steps. One forward takes 10 ms, one backward 20,
-and the next device has a result 1 ms after it is made.
+Steps are simulated unless the name begins with `step-`: one forward takes 10 ms, one
+backward 20, and the next device has a result 1 ms after it is made. Those with `step-`
+are measured here, on a core a device; `growth.png` is drawn from the measurements in
+`benchmarks/growth.json`.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import tfgpipe
 from tfgpipe import Costs, Schedule, Timeline, schedules, simulate
 
-FOLDER = Path(__file__).parent
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "docs" / "assets"
 
 K, M = 4, 8
 COSTS = Costs(forward=0.010, backward=0.020, latency=0.001)
 HALF = dataclasses.replace(COSTS, forward=0.005, backward=0.010)
 MIB = 2**20
+PLAN = (
+    "--params=lm.OneBillion --device=h100-80g --devices=64 --best=1 "
+    "--set=training.batch_size=1024 --set=precision.policy=mixed_bfloat16 "
+    "--set=model.num_heads=16"
+)
 
 
 def _timeline(schedule: Schedule, costs: Costs, title: str) -> Timeline:
@@ -41,17 +54,6 @@ def _pipeline(path: Path) -> None:
     )
 
 
-def _home(path: Path) -> None:
-    """Two schedules, the first and the one with the smallest bubble."""
-    tfgpipe.plot_timelines(
-        [
-            _timeline(schedules.gpipe(K, M), COSTS, "gpipe"),
-            _timeline(schedules.zero_bubble(K, M), COSTS, "zero_bubble"),
-        ],
-        path=path,
-    )
-
-
 def _schedules(path: Path) -> None:
     """The four schedules with a name, on one axis of time."""
     P = K
@@ -65,6 +67,11 @@ def _schedules(path: Path) -> None:
         ],
         path=path,
     )
+
+
+def _bubbles(path: Path) -> None:
+    """The bubble of the four schedules over the number of microbatches."""
+    tfgpipe.plot_bubbles(K, path=path)
 
 
 def _remat(path: Path) -> None:
@@ -90,8 +97,43 @@ def _memory(schedule: Schedule) -> Callable[[Path], None]:
     return draw
 
 
+def _step(name: schedules.Name) -> Callable[[Path], None]:
+    """A step of eight transformer blocks on two devices, simulated and measured."""
+
+    def draw(path: Path) -> None:
+        from benchmarks.schedules import make_sides, timelines
+
+        P = 2
+        cores = sorted(os.sched_getaffinity(0))[:P]
+        side = make_sides("transformer", cores=cores, num_microbatches=M)[name]
+        ((theory, measured),) = timelines({name: side}).values()
+        tfgpipe.plot_timelines(
+            [
+                dataclasses.replace(theory, title=f"{name}, simulated"),
+                dataclasses.replace(measured, title=f"{name}, measured"),
+            ],
+            path=path,
+        )
+
+    return draw
+
+
+def _growth(path: Path) -> None:
+    """Step time, start-up, memory and graph over M, K and depth, as measured."""
+    from benchmarks import growth
+
+    rows = json.loads((ROOT / "benchmarks" / "growth.json").read_text("utf-8"))
+    growth.draw(rows, path)
+
+
+def _planner(path: Path) -> None:
+    """What each device holds, of the best plan in docs/how-to/planner.md."""
+    command = [sys.executable, "-m", "trainer.plan", *PLAN.split()]
+    subprocess.run([*command, f"--picture={path}"], cwd=ROOT, check=True)
+
+
 def _mesh(path: Path) -> None:
-    """Which device holds what, of the model in `how_it_works.md` on two replicas."""
+    """Which device holds what, of the model in `how-it-works.md` on two replicas."""
     import keras
 
     from tfgpipe.report import device_memory
@@ -124,17 +166,29 @@ def _shrink(path: Path) -> None:
 
 
 PICTURES: dict[str, Callable[[Path], None]] = {
-    "pipeline.png": _pipeline,
-    "home-schedules.png": _home,
-    "how-schedules.png": _schedules,
-    "how-remat.png": _remat,
-    "how-memory-gpipe.png": _memory(schedules.gpipe(K, M)),
-    "how-memory-1f1b.png": _memory(schedules.one_f_one_b(K, M)),
-    "how-mesh.png": _mesh,
+    "pipeline": _pipeline,
+    "schedules": _schedules,
+    "bubbles": _bubbles,
+    "remat": _remat,
+    "memory-gpipe": _memory(schedules.gpipe(K, M)),
+    "memory-1f1b": _memory(schedules.one_f_one_b(K, M)),
+    "step-1f1b": _step("1f1b"),
+    "step-interleaved": _step("interleaved"),
+    "growth": _growth,
+    "planner-memory": _planner,
+    "mesh": _mesh,
 }
 
 
+def main() -> None:
+    """Draws the pictures that are named, or all."""
+    parser = argparse.ArgumentParser(description="Draws the pictures of the documents.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PICTURES))
+    for name in parser.parse_args().names or PICTURES:
+        path = FOLDER / f"{name}.png"
+        PICTURES[name](path)
+        _shrink(path)
+
+
 if __name__ == "__main__":
-    for name, draw in PICTURES.items():
-        draw(FOLDER / name)
-        _shrink(FOLDER / name)
+    main()

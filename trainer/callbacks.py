@@ -22,7 +22,8 @@ import tensorflow as tf
 from trainer import devices
 from trainer.checkpoint import variable_names
 from trainer.checkpoint.checkpoints import Checkpoints
-from trainer.checkpoint.store import Checkpoint, RunState
+from trainer.checkpoint.run_state import RunState
+from trainer.checkpoint.store import Checkpoint
 from trainer.config import Training
 from trainer.errors import DivergedError
 from trainer.experiment import Experiment
@@ -85,7 +86,7 @@ class Logging(StepCallback):
         experiment: What is trained.
         metrics: Where measurements go.
         progress: Where it is shown how the run goes.
-        notes: What the run remembers.
+        run_state: What the run remembers.
         first_step: Steps that were done before.
     """
 
@@ -94,12 +95,12 @@ class Logging(StepCallback):
         experiment: Experiment,
         metrics: Metrics,
         progress: Progress,
-        notes: RunState,
+        run_state: RunState,
         *,
         first_step: int,
     ) -> None:
         super().__init__(first_step=first_step)
-        self._notes = notes
+        self._run_state = run_state
         self._training = experiment.training
         self._tokens_per_step = experiment.tokens_per_step
         self._unit = experiment.unit
@@ -121,8 +122,8 @@ class Logging(StepCallback):
     def end(self, step: int, loss: float) -> None:
         """Measures and reports."""
         if math.isfinite(loss):
-            self._notes.loss_sum += loss
-            self._notes.num_losses += 1
+            self._run_state.loss_sum += loss
+            self._run_state.num_losses += 1
         before = self._smooth_loss
         if not math.isfinite(before):
             self._smooth_loss = loss
@@ -144,9 +145,13 @@ class Logging(StepCallback):
         return step % self._training.log_every == 0 or step == self._training.num_steps
 
     def _record(self, step: int) -> None:
-        notes = self._notes
-        loss = notes.loss_sum / notes.num_losses if notes.num_losses else math.nan
-        notes.loss_sum, notes.num_losses = 0.0, 0
+        run_state = self._run_state
+        loss = (
+            run_state.loss_sum / run_state.num_losses
+            if run_state.num_losses
+            else math.nan
+        )
+        run_state.loss_sum, run_state.num_losses = 0.0, 0
         measurement = self._measured(step, loss, self._marks[-1])
         self._marks.append((step, time.perf_counter()))
         if not self._progress.is_live:
@@ -186,7 +191,7 @@ class Finiteness(StepCallback):
 
     Args:
         training: What to do, and how often.
-        notes: What the run remembers.
+        run_state: What the run remembers.
         first_step: Steps that were done before.
         batch: Returns the batch of a step again, which may be what is not finite.
     """
@@ -194,7 +199,7 @@ class Finiteness(StepCallback):
     def __init__(
         self,
         training: Training,
-        notes: RunState,
+        run_state: RunState,
         *,
         first_step: int,
         batch: Callable[[int], Any] | None = None,
@@ -202,7 +207,7 @@ class Finiteness(StepCallback):
         super().__init__(first_step=first_step)
         self._batch = batch
         self._training = training
-        self._notes = notes
+        self._run_state = run_state
         self._num_left_out = 0
         self._learnt: variable_names.State = {}
         self._before: dict[str, Any] = {}
@@ -245,7 +250,7 @@ class Finiteness(StepCallback):
         if count != self._num_left_out:
             what += f", and the gradient of {self._culprits()}"
         self._num_left_out = count
-        skipped = self._notes.skipped
+        skipped = self._run_state.skipped
         if self._training.nonfinite == "stop":
             self._check_batch(step)
             raise DivergedError(
@@ -273,13 +278,15 @@ class Finiteness(StepCallback):
                 "steps out with --set=training.nonfinite=skip"
             )
 
-    def _guard(self) -> ApplyIfFinite | None:
+    def _apply_if_finite(self) -> ApplyIfFinite | None:
         optimizer = self.model.optimizer
         return optimizer if isinstance(optimizer, ApplyIfFinite) else None
 
     def _count(self) -> int:
-        guard = self._guard()
-        return int(keras.ops.convert_to_numpy(guard.num_left_out)) if guard else 0
+        optimizer = self._apply_if_finite()
+        return (
+            int(keras.ops.convert_to_numpy(optimizer.num_left_out)) if optimizer else 0
+        )
 
     def _scale(self) -> float | None:
         """Returns by what the loss is scaled; an overflow leaves its step out, too."""
@@ -290,9 +297,9 @@ class Finiteness(StepCallback):
 
     def _culprits(self) -> str:
         """Says whose gradient was not finite, the backward pass' first one first."""
-        guard = self._guard()
-        assert guard is not None  # It has counted.
-        finite = np.asarray(keras.ops.convert_to_numpy(guard.was_finite))
+        optimizer = self._apply_if_finite()
+        assert optimizer is not None  # It has counted.
+        finite = np.asarray(keras.ops.convert_to_numpy(optimizer.was_finite))
         names = {id(v): name for name, v in variable_names.weights(self.model).items()}
         named = [names[id(v)] for v in self.model.trainable_variables]
         spoilt = [n for n, fine in zip(named, finite, strict=True) if not fine]
@@ -335,7 +342,7 @@ class Checkpointing(StepCallback):
     Args:
         experiment: What is trained.
         checkpoints: Where it is saved.
-        notes: What the run remembers.
+        run_state: What the run remembers.
         stopping: Whether somebody has asked for the end.
         evaluate: Measures the model after a step, or None to train alone.
         first_step: Steps that were done before.
@@ -345,7 +352,7 @@ class Checkpointing(StepCallback):
         self,
         experiment: Experiment,
         checkpoints: Checkpoints,
-        notes: RunState,
+        run_state: RunState,
         stopping: Stopping,
         evaluate: Evaluate | None,
         *,
@@ -358,7 +365,7 @@ class Checkpointing(StepCallback):
         if evaluate and self._evaluation.steps:
             self._better = self._evaluation.direction(experiment.metrics())
         self._checkpoints = checkpoints
-        self._notes = notes
+        self._run_state = run_state
         self._stopping = stopping
         self._evaluate = evaluate
         self._saved_at = time.monotonic()
@@ -379,12 +386,14 @@ class Checkpointing(StepCallback):
         if self._evaluate and every and step % every == 0:
             self._compare(step, self._evaluate(step))
         # One host is asked to stop, or finds that time is over; all act on it.
-        asked, is_late = self._checkpoints.team.any(self._stopping.asked, self._is_late)
+        asked, is_late = self._checkpoints.coordinator.any(
+            self._stopping.asked, self._is_late
+        )
         self._stopping.agreed |= asked
         ends = self._is_over or asked or step == self._num_steps
         is_due = is_late or step % self._saving.checkpoint_steps == 0
-        if ends or is_due or self._notes.best_step == step:
-            self._copy = self._checkpoints.copy(step, self._notes.written())
+        if ends or is_due or self._run_state.best_step == step:
+            self._copy = self._checkpoints.copy(step, self._run_state.written())
             self._saved_at = time.monotonic()
         if ends:
             self._hand_over()
@@ -392,7 +401,7 @@ class Checkpointing(StepCallback):
 
     @property
     def _is_over(self) -> bool:
-        return self._notes.is_over(self._evaluation.patience)
+        return self._run_state.is_over(self._evaluation.patience)
 
     def _hand_over(self) -> None:
         """Has the last copy written."""
@@ -407,18 +416,22 @@ class Checkpointing(StepCallback):
 
     def _compare(self, step: int, measured: Mapping[str, float]) -> None:
         """Notes whether an evaluation is the best so far."""
-        metric, notes = self._evaluation.metric, self._notes
+        metric, run_state = self._evaluation.metric, self._run_state
         value = measured[metric]
         sign = 1 if self._better == "lower" else -1
-        if notes.best_value is None or sign * value < sign * notes.best_value:
-            notes.best_step, notes.best_value, notes.num_worse = step, value, 0
+        if run_state.best_value is None or sign * value < sign * run_state.best_value:
+            run_state.best_step, run_state.best_value, run_state.num_worse = (
+                step,
+                value,
+                0,
+            )
             return
-        notes.num_worse += 1
+        run_state.num_worse += 1
         if self._is_over:
             print(
-                f"\nStopping early: of the last {notes.num_worse} evaluations "
-                f"none was better than {metric} {notes.best_value:.4f} at step "
-                f"{notes.best_step}.",
+                f"\nStopping early: of the last {run_state.num_worse} evaluations "
+                f"none was better than {metric} {run_state.best_value:.4f} at step "
+                f"{run_state.best_step}.",
                 flush=True,
             )
 

@@ -298,7 +298,7 @@ def _data(experiment: Experiment) -> Iterator[Finding]:
     except (HyperparameterError, ImportError) as error:
         yield Finding("fails", _one_line(error))
     except tf.errors.OpError as error:
-        yield Finding("fails", _one_line(sources.told_by(error) or error.message))
+        yield Finding("fails", _one_line(sources.record_error(error) or error.message))
     except StopIteration:
         yield Finding("fails", f"Its {split} split is empty.")
     else:

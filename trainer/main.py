@@ -87,8 +87,8 @@ def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
     if flags.mode == "diff":
         print(_diff(*flags.compared))
         return
-    told = hosts.find_hosts(flags.hosts, flags.host)
-    _check_mode(told, flags)
+    run_hosts = hosts.find_hosts(flags.hosts, flags.host)
+    _check_mode(run_hosts, flags)
     if flags.mode in _OF_CHECKPOINTS:
         flags, experiment = _of_run(flags)
     elif flags.params:
@@ -104,16 +104,16 @@ def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
         print(experiment.train_tokenizer())
         print(f"Train with it:\n  {_training_command(flags)}")
         return
-    if told.count > 1:
-        told.check(experiment.pipelining)
-        told.shard.rows(experiment.training.batch_size)
+    if run_hosts.count > 1:
+        run_hosts.check(experiment.pipelining)
+        run_hosts.shard.rows(experiment.training.batch_size)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(told.speaking())
-        stack.enter_context(told.leaving())
+        stack.enter_context(run_hosts.speaking())
+        stack.enter_context(run_hosts.leaving())
         stop = Stopping(status=cluster.EXIT_PREEMPTED)
         if flags.mode in _TRAINING and not flags.dry_run:
             folder = _folder_to_write(flags, experiment)
-            if told.is_chief:
+            if run_hosts.is_chief:
                 stack.enter_context(run_dir.held(folder))
             stop = signals.enter_context(
                 stopping.on_signals(status=cluster.EXIT_PREEMPTED)
@@ -121,11 +121,11 @@ def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
             stack.callback(stop.settle)
             if run_dir.holds_run(folder) and not flags.allow_changes:
                 run_dir.check(folder, name=flags.params, experiment=experiment)
-        stack.enter_context(_workers(flags, experiment, told))
+        stack.enter_context(_workers(flags, experiment, run_hosts))
         # TensorFlow comes with these, so they wait for the line above.
         from trainer import modes
 
-        modes.run(flags, experiment, stop, told)
+        modes.run(flags, experiment, stop, run_hosts)
 
 
 def _show(text: str) -> None:
@@ -230,14 +230,14 @@ def _check_trains_alone(experiment: Experiment) -> None:
         )
 
 
-def _check_mode(told: Hosts, flags: Flags) -> None:
+def _check_mode(run_hosts: Hosts, flags: Flags) -> None:
     """Refuses what several hosts do not do."""
-    if told.count == 1 or flags.mode == "describe":
+    if run_hosts.count == 1 or flags.mode == "describe":
         return
     if flags.mode not in _TRAINING or flags.dry_run:
         what = "--dry_run" if flags.dry_run else f"--mode={flags.mode}"
         raise UsageError(
-            f"Expected one host for {what}; received {told.count}: several train "
+            f"Expected one host for {what}; received {run_hosts.count}: several train "
             "alone. Leave out --hosts, or TF_CONFIG."
         )
     if flags.cluster or flags.tpu:
@@ -261,11 +261,11 @@ def _experiment(name: str) -> Experiment:
 
 
 @contextlib.contextmanager
-def _workers(flags: Flags, experiment: Experiment, told: Hosts) -> Iterator[None]:
+def _workers(flags: Flags, experiment: Experiment, run_hosts: Hosts) -> Iterator[None]:
     """Starts TensorFlow, and tells errors that come of lost workers from others."""
     connected = devices.start_tensorflow(
         experiment.pipelining,
-        hosts=told,
+        hosts=run_hosts,
         tpu=flags.tpu,
         workers=flags.cluster,
         device=flags.device,

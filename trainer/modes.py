@@ -35,9 +35,9 @@ def run(
         _run(flags, experiment, stopping, hosts)
     except tf.errors.OpError as error:
         # What is raised inside a dataset comes out as an error of TensorFlow.
-        told = sources.told_by(error)
-        if told is not None:
-            raise told from None
+        found = sources.record_error(error)
+        if found is not None:
+            raise found from None
         is_full = isinstance(error, tf.errors.ResourceExhaustedError)
         if is_full and not store.is_disk_full(error):
             raise MemoryError(error.message) from error

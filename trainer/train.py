@@ -18,7 +18,7 @@ from tfgpipe.schedules import draw
 from trainer import devices, example_checks, hyperparams, loss_plot, run_dir
 from trainer.callbacks import Checkpointing, Finiteness, Logging, Profile
 from trainer.checkpoint.checkpoints import Checkpoints
-from trainer.checkpoint.store import RunState
+from trainer.checkpoint.run_state import RunState
 from trainer.checkpoint.warm_start import warm_start
 from trainer.data.batches import HostShard
 from trainer.errors import StoppedError
@@ -111,11 +111,11 @@ def train(
         DivergedError: If a loss or a gradient is not finite.
     """
     experiment.check()
-    team = checkpoints.team
+    coordinator = checkpoints.coordinator
     about = checkpoints.restore()
     first_step = about.step if about else 0
-    notes = RunState.read(about.notes) if about else RunState()
-    over = notes.is_over(experiment.evaluation.patience)
+    run_state = RunState.read(about.notes) if about else RunState()
+    over = run_state.is_over(experiment.evaluation.patience)
     run_dir.settle(folder, name=options.name, experiment=experiment)
     specs = []
 
@@ -124,12 +124,12 @@ def train(
         specs.append(batches.element_spec)
         return batches
 
-    training = team.training(build)
+    training = coordinator.training(build)
     example_checks.check_shapes(model, experiment.loss(), specs[0])
     validation = None
     if options.evaluates:
         # Now, since what is wrong with it should not come up after the training.
-        validation = team.validation(experiment.batches("validation"))
+        validation = coordinator.validation(experiment.batches("validation"))
     metrics = Metrics(folder, step=first_step, text=hyperparams.to_text(experiment))
     if about:
         print(f"Going on from step {first_step}.", flush=True)
@@ -145,11 +145,11 @@ def train(
 
     if first_step < experiment.training.num_steps and not over:
         print("Tracing the first step.", flush=True)
-        looking = _looking(folder, options, first_step)
-        keeping = Checkpointing(
+        profilers = _profilers(folder, options, first_step)
+        checkpointing = Checkpointing(
             experiment,
             checkpoints,
-            notes,
+            run_state,
             stopping,
             measure if options.evaluates else None,
             first_step=first_step,
@@ -158,26 +158,30 @@ def train(
             callbacks = [
                 Finiteness(
                     experiment.training,
-                    notes,
+                    run_state,
                     first_step=first_step,
                     batch=lambda step: _batch(experiment, step),
                 ),
-                Logging(experiment, metrics, progress, notes, first_step=first_step),
-                keeping,
-                *looking,
+                Logging(
+                    experiment, metrics, progress, run_state, first_step=first_step
+                ),
+                checkpointing,
+                *profilers,
             ]
             try:
                 model.fit(training, callbacks=callbacks, shuffle=False, verbose=0)
             except tf.errors.OpError as error:
                 explained = example_checks.explain(
-                    model, experiment.loss(), lambda: _batch(experiment, keeping.step)
+                    model,
+                    experiment.loss(),
+                    lambda: _batch(experiment, checkpointing.step),
                 )
                 if explained is None:
                     raise
                 raise explained from error
             finally:
                 checkpoints.wait()
-        for each in looking:
+        for each in profilers:
             print(each.summary(), flush=True)
     checkpoints.check()
     if stopping.agreed:
@@ -194,7 +198,7 @@ def train(
         title=options.name,
         unit=experiment.unit,
     )
-    if options.evaluates and team.hosts.count == 1:
+    if options.evaluates and coordinator.hosts.count == 1:
         decode(experiment, model, folder)
     elif options.evaluates:
         print(
@@ -209,14 +213,14 @@ def _batch(experiment: Experiment, step: int) -> Any:
     return next(iter(experiment.batches("train", first_step=step - 1)))
 
 
-def _looking(folder: Path, options: Options, first_step: int) -> list[Any]:
+def _profilers(folder: Path, options: Options, first_step: int) -> list[Any]:
     """Returns callbacks that time devices, or profile, in some steps."""
-    looking: list[Any] = []
+    profilers: list[Any] = []
     if options.trace_steps is not None:
-        looking.append(tfgpipe.TimelineCallback(folder, steps=options.trace_steps))
+        profilers.append(tfgpipe.TimelineCallback(folder, steps=options.trace_steps))
     if options.profile_steps is not None:
-        looking.append(Profile(folder, options.profile_steps, first_step=first_step))
-    return looking
+        profilers.append(Profile(folder, options.profile_steps, first_step=first_step))
+    return profilers
 
 
 def _conclude(

@@ -16,7 +16,7 @@ import tfgpipe
 from tests.trainer import runs
 from trainer.callbacks import Finiteness, not_finite
 from trainer.checkpoint import store, variable_names
-from trainer.checkpoint.store import RunState
+from trainer.checkpoint.run_state import RunState
 from trainer.config import Optimizer, Training
 from trainer.errors import DivergedError
 from trainer.main import main

@@ -16,7 +16,7 @@ from trainer.data import image_examples
 from trainer.data.batches import training_batches
 from trainer.data.image_examples import Class
 from trainer.data.images import Augmentation, Images
-from trainer.data.sources import BadRecordError, BadRecords, Source, told_by
+from trainer.data.sources import BadRecordError, BadRecords, Source, record_error
 from trainer.hyperparams import HyperparameterError
 
 SHAPE = (4, 5, 3)
@@ -96,11 +96,11 @@ def test_a_bad_record_is_replaced_by_the_next_good_one(
     examples = _examples(Numbers(10, bad))
     expected = [[instead.get(number, number) for number in batch] for batch in good]
     assert _classes(examples, range(5)) == expected
-    # Each is counted, and told, once.
+    # Each is counted, and named, once.
     assert len(examples.bad) == 3
     assert sorted(examples.bad.first) == [f"record {n}: it is bad" for n in (2, 3, 9)]
-    told = capsys.readouterr().err.splitlines()
-    assert sorted(line for line in told if "Bad" in line) == [
+    named = capsys.readouterr().err.splitlines()
+    assert sorted(line for line in named if "Bad" in line) == [
         f"Bad record, not used: record {n}: it is bad." for n in (2, 3, 9)
     ]
 
@@ -131,14 +131,14 @@ def test_training_ends_at_the_limit_with_the_same_words() -> None:
     examples = _examples(Numbers(10, {2, 3, 9}), limit=1)
     with pytest.raises(tf.errors.OpError) as error:
         _classes(examples, range(5))
-    told = told_by(error.value)
-    assert isinstance(told, HyperparameterError)
-    assert str(told).startswith(
+    named = record_error(error.value)
+    assert isinstance(named, HyperparameterError)
+    assert str(named).startswith(
         "data.max_bad_records: expected at most 1 bad records; received 2, of which "
         "the first are\n  record "
     )
-    assert str(told).endswith("Mend or remove them, or raise data.max_bad_records.")
-    assert told_by(ValueError("something else")) is None
+    assert str(named).endswith("Mend or remove them, or raise data.max_bad_records.")
+    assert record_error(ValueError("something else")) is None
 
 
 def test_a_source_without_a_good_record_is_an_error() -> None:

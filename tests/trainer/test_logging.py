@@ -13,7 +13,7 @@ import pytest
 
 from tests.trainer import runs
 from trainer.callbacks import Logging
-from trainer.checkpoint.store import RunState
+from trainer.checkpoint.run_state import RunState
 from trainer.config import Training
 from trainer.logs import Metrics, Progress
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tests.trainer import runs
 from trainer.callbacks import Checkpointing
 from trainer.checkpoint import store, variable_names
-from trainer.checkpoint.store import RunState
+from trainer.checkpoint.run_state import RunState
 from trainer.config import Evaluation
 from trainer.hyperparams import HyperparameterError
 from trainer.main import main
@@ -227,8 +227,8 @@ def _compared(
     )
     notes, measured = RunState(), iter(values)
     checkpoints = mock.Mock()
-    checkpoints.team.any = lambda *said: said
-    keeping = Checkpointing(
+    checkpoints.coordinator.any = lambda *said: said
+    checkpointing = Checkpointing(
         experiment,
         checkpoints,
         notes,
@@ -237,7 +237,7 @@ def _compared(
         first_step=0,
     )
     for step in range(1, len(values) + 1):
-        keeping.end(step, 0.0)
+        checkpointing.end(step, 0.0)
     return notes
 
 

@@ -219,6 +219,7 @@ _DEVICES = (
     _tpu("tpu-v4-32g", 32, 1228, 275, link=50, group=4096),
     _tpu("tpu-v5e-16g", 16, 819, 197, link=50),
     _tpu("tpu-v5p-95g", 95, 2765, 459, link=100, group=8960),
+    _tpu("tpu-v6e-32g", 32, 1600, 918, link=100),
     Device(
         name="cpu-core",
         flops={"float32": 80e9},

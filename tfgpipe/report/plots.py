@@ -39,7 +39,7 @@ COLOURS: dict[SpanKind, str] = {
     "forward": "#0072B2",
     "recompute": "#E69F00",
     "backward": "#009E73",
-    "backward_input": "#009E73",
+    "backward_input": "#F0E442",
     "backward_weight": "#CC79A7",
 }
 # Of curves: colour, marker with line, size of the marker. 1F1B lies on GPipe.
@@ -521,8 +521,8 @@ def _width(timelines: Sequence[Timeline], longest: float) -> tuple[float, float]
     """Returns the inches across and the size of labels at which most of them fit."""
     most = max(timeline.schedule.num_microbatches for timeline in timelines)
     durations = [span.duration for t in timelines for span in t.spans if span.duration]
-    # The lower quartile: a few short boxes may stay without.
-    short = sorted(durations)[len(durations) // 4]
+    # A few short boxes of a measured step may stay without.
+    short = sorted(durations)[len(durations) // 20]
     for size in LABEL_SIZES:
         points = (DIGIT * size * len(str(most - 1)) + MARGIN + 1) * longest / short
         if points <= 72 * WIDEST:

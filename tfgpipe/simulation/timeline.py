@@ -30,8 +30,8 @@ KIND_LABELS: dict[SpanKind, str] = {
     "forward": "F forward",
     "recompute": "r recompute",
     "backward": "B backward",
-    "backward_input": "B backward of inputs",
-    "backward_weight": "W backward of weights",
+    "backward_input": "B input gradient",
+    "backward_weight": "W weight gradient",
 }
 # Columns of a terminal that a timeline as text takes at most.
 WIDTH = 100

@@ -94,7 +94,7 @@ class Checkpoints:
         folder: Where they are.
         model: A compiled model with a built optimizer.
         saving: When to write, and what to keep.
-        team: The hosts that train the model, if there are several: the chief writes.
+        coordinator: The hosts that train the model, if several do: the chief writes.
     """
 
     def __init__(
@@ -102,12 +102,12 @@ class Checkpoints:
         folder: Path,
         model: keras.Model,
         saving: Saving,
-        team: Coordinator | None = None,
+        coordinator: Coordinator | None = None,
     ) -> None:
         self._folder = folder
         self._model = model
         self._saving = saving
-        self.team = team or Coordinator(model)
+        self.coordinator = coordinator or Coordinator(model)
         self._asked = self._written = -1
         self._waiting: queue.Queue[Checkpoint | None] = queue.Queue(maxsize=1)
         self._thread: threading.Thread | None = None
@@ -137,7 +137,7 @@ class Checkpoints:
         if step == self._asked:
             return
         self._asked = step
-        if not self.team.hosts.is_chief:
+        if not self.coordinator.hosts.is_chief:
             self._written = step
             return
         if self._saving.write == "at_once":
@@ -181,10 +181,10 @@ class Checkpoints:
     def _newest(self) -> Checkpoint | None:
         """Reads the last checkpoint that is whole, the same on all hosts."""
         newest = None
-        if self.team.hosts.is_chief:
+        if self.coordinator.hosts.is_chief:
             store.sweep(self._folder)
             newest = newest_whole(self._folder, set_aside=True)
-        step = self.team.with_chief(-1 if newest is None else newest.about.step)
+        step = self.coordinator.with_chief(-1 if newest is None else newest.about.step)
         if newest is not None or step == -1:
             return newest
         try:

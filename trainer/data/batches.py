@@ -366,7 +366,7 @@ def _is_not_about_jax(record: logging.LogRecord) -> bool:
 
 
 def _standard_float(array: Any) -> np.ndarray:
-    """Returns an array; as Keras does, one of another float type in Keras' own."""
+    """Returns an array; float64 becomes `keras.config.floatx()`, as in Keras."""
     import keras
 
     array = np.asarray(array)

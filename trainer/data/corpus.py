@@ -2,12 +2,12 @@ r"""Text: files as tokens, windows cut from them, documents packed into windows.
 
 A token is a byte, or with `data.tokenizer` what that says. A window is
 `(inputs, targets)`, `[batch_size, length]` each, `targets` one token further on.
-Documents may be packed: many short ones in one window, long ones in pieces.
+Documents may be packed: many short ones in one window, long ones in chunks.
 
     \0 a d o c u m e n t \0 a n o t h e r \0 0 1 \0 \0 \0     one window
 
-A zero, or the id after those of a tokenizer, starts each piece, and fills up the end.
-The longest pieces are placed first, each in the window that it fills best: "best-fit
+A zero, or the id after those of a tokenizer, starts each chunk, and fills up the end.
+The longest chunks are placed first, each in the window that it fills best: "best-fit
 decreasing", as of Ding et al. 2024, "Fewer Truncations Improve Language Modeling". Only
 documents longer than a window are cut.
 """
@@ -66,7 +66,7 @@ class Corpus(Hyperparams):
             HyperparameterError: If `files` matches no file.
         """
         text = bytearray()  # It grows in place: no two copies of all.
-        for part in self.pieces(split):
+        for part in self.chunks(split):
             text += part
         return np.frombuffer(text, np.uint8)
 
@@ -141,14 +141,14 @@ class Corpus(Hyperparams):
         cut = f"packed {window}" if packed else "joined"
         return token_cache.encoded(
             Path(f"{self.tokenizer}.tokens").expanduser(),
-            read=lambda: self.parts(split) if packed else self.pieces(split),
+            read=lambda: self.parts(split) if packed else self.chunks(split),
             encode=encode,
             version=f"1 {cut} {tokenizer.version}",
             dtype=tokenizer.dtype,
         )
 
-    def pieces(self, split: str) -> Iterator[bytes]:
-        """Yields the text of a split in pieces, which joined are all of it."""
+    def chunks(self, split: str) -> Iterator[bytes]:
+        """Yields the text of a split in chunks, which joined are all of it."""
         for number, part in enumerate(self.parts(split)):
             yield b"\n" + part if number else part
 
@@ -197,22 +197,22 @@ def pack(
     Args:
         documents: Bytes, or ids `[num_tokens]`, without `start`.
         size: Tokens of a window, at least 2: a start, and a token after it.
-        start: What starts each piece of a document, and fills up windows.
+        start: What starts each chunk of a document, and fills up windows.
         dtype: The type of the result, which bytes are of as they are.
     """
     room = size - 1  # Beside the start.
-    pieces = [
+    chunks = [
         document[first : first + room]
         for document in documents
         for first in range(0, len(document), room)
     ]
-    bins = best_fit([len(piece) + 1 for piece in pieces], size=size)
+    bins = best_fit([len(chunk) + 1 for chunk in chunks], size=size)
     windows = np.full([len(bins), size], start, dtype)
     for window, bin_ in zip(windows, bins, strict=True):
         at = 0
-        for piece in (pieces[i] for i in bin_):
-            end = at + 1 + len(piece)
-            window[at + 1 : end] = np.frombuffer(piece, dtype)
+        for chunk in (chunks[i] for i in bin_):
+            end = at + 1 + len(chunk)
+            window[at + 1 : end] = np.frombuffer(chunk, dtype)
             at = end
     return windows
 

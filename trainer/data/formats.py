@@ -20,15 +20,12 @@ import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from trainer.data.sources import BadRecordError, Source, from_0_to_1
 from trainer.hyperparams import HyperparameterError
-
-if TYPE_CHECKING:
-    pass
 
 
 class TfRecords(Source):

@@ -107,7 +107,7 @@ class BadRecords:
                 )
 
 
-def told_by(error: Exception) -> HyperparameterError | None:
+def record_error(error: Exception) -> HyperparameterError | None:
     """Returns the error about records that an error of TensorFlow repeats, if any.
 
     What a dataset's function raises comes out of `fit` as an error of TensorFlow, which

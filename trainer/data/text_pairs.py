@@ -29,17 +29,13 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from trainer.data import sources
 from trainer.data.sources import BadRecordError, BadRecords
 from trainer.hyperparams import Hyperparams, field
-
-if TYPE_CHECKING:
-    pass
-
 
 PADDING, START, END = range(3)
 _NONE = 0xFF  # A byte that no text in UTF-8 has.

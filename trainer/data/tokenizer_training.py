@@ -46,9 +46,9 @@ def write(corpus: Corpus) -> str:
         vocabulary_size=corpus.vocabulary_size or 8192,
     )
     tokenizer = tokenizers.parse(content, name=name)
-    encoded = tokenizers.encode_all(tokenizer, corpus.pieces("validation"), lines=True)
+    encoded = tokenizers.encode_all(tokenizer, corpus.chunks("validation"), lines=True)
     num_tokens = sum(map(len, encoded))
-    num_bytes = sum(map(len, corpus.pieces("validation")))
+    num_bytes = sum(map(len, corpus.chunks("validation")))
     try:
         store.replace(path, content)
     except OSError as error:
@@ -69,7 +69,7 @@ def train(texts: Iterable[bytes], *, name: str, vocabulary_size: int) -> bytes:
     no UTF-8 are not learnt from.
 
     Args:
-        texts: The text in pieces, whole lines each.
+        texts: The text in chunks, whole lines each.
         name: The file; its suffix says what kind it is of.
         vocabulary_size: Tokens to find; there are fewer if the text is too small.
 

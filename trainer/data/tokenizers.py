@@ -196,9 +196,9 @@ def parse(content: bytes, *, name: str) -> FileTokenizer:
     make = _hugging_face if suffix_of(name) == ".json" else _sentencepiece
     package = import_package(name)
     version = importlib.metadata.version(package.__name__)
-    told = f"{hashlib.sha256(content).hexdigest()} {package.__name__} {version}"
+    identity = f"{hashlib.sha256(content).hexdigest()} {package.__name__} {version}"
     try:
-        return make(package, content, name=name, version=told)
+        return make(package, content, name=name, version=identity)
     # The packages raise Exception itself; both read what Rust and C++ cannot use.
     except Exception as error:
         kind = {".json": "Hugging Face", ".model": "SentencePiece"}[suffix_of(name)]

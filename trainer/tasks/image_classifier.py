@@ -37,8 +37,15 @@ class ImageClassifier(Experiment):
         return [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
 
     def examples(self, split: Split) -> ImageExamples:
-        """Returns the images of a split."""
-        return self.data.open(split)
+        """Returns the images of a split, and says how many of the user's it has."""
+        examples = self.data.open(split)
+        if self.data.files is not None:
+            print(
+                f"{split}: {len(examples):,} images of {self.data.num_classes} "
+                f"classes, resized to data.shape={self.data.shape}.",
+                flush=True,
+            )
+        return examples
 
     def transform(
         self, batch: tuple[np.ndarray, np.ndarray], step: int, rows: slice
@@ -54,18 +61,6 @@ class ImageClassifier(Experiment):
             step=step,
         )
         return pixels, labels
-
-    def check(self) -> None:
-        """Says which images of the user's there are, and how they are resized."""
-        if self.data.files is None:
-            return
-        parts = {split: self.data.source(split) for split in ("train", "validation")}
-        numbers = ", ".join(f"{len(parts[split]):,} for {split}" for split in parts)
-        print(
-            f"Images: {numbers}; {self.data.num_classes} classes; resized to "
-            f"{self.data.shape}, by --set=data.shape=HEIGHT,WIDTH,CHANNELS.",
-            flush=True,
-        )
 
     def baselines(self) -> dict[str, float]:
         """Returns the loss of guessing, all classes being equally likely."""

@@ -10,6 +10,12 @@ from tests.pure.docs.test_documents import DOCUMENTS
 
 @pytest.mark.parametrize("name", pictures.PICTURES)
 def test_a_picture_is_there_and_small_and_shown(name):
-    assert 0 < (pictures.FOLDER / name).stat().st_size < 120_000
+    path = pictures.FOLDER / f"{name}.png"
+    assert 0 < path.stat().st_size < 120_000
     texts = [path.read_text("utf-8") for path in DOCUMENTS]
-    assert any(f"/{name})" in text or f"]({name})" in text for text in texts)
+    assert any(f"assets/{path.name})" in text for text in texts)
+
+
+def test_a_command_draws_every_picture():
+    drawn = {path.stem for path in pictures.FOLDER.glob("*.png")}
+    assert drawn == set(pictures.PICTURES)

@@ -253,8 +253,8 @@ def test_a_number_without_room_is_left_out():
             [
                 "forward",
                 "recompute",
-                "backward of inputs",
-                "backward of weights",
+                "input gradient",
+                "weight gradient",
                 "idle",
             ],
         ),

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.checkpoint import store
-from trainer.checkpoint.store import RunState
+from trainer.checkpoint.run_state import RunState
 from trainer.errors import CheckpointError
 
 

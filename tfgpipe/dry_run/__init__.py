@@ -1,0 +1,28 @@
+"""Compilation for absent accelerators: the compilers of TPUs and NVIDIA GPUs alone.
+
+platforms        the accelerators: memory, peaks, and what their compiler is to know
+hlo              the HLO module of what TensorFlow has traced
+compilers        a compiler in a process of its own, and what it says of a module
+compile_process  that process
+
+Nothing is run, so nothing is said of results or measured times. The compilers are
+packages of the extra `tfgpipe[compilers]`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tfgpipe._util import lazy_exports
+
+if TYPE_CHECKING:
+    from tfgpipe.dry_run.compilers import Compiled as Compiled
+    from tfgpipe.dry_run.compilers import Compiler as Compiler
+    from tfgpipe.dry_run.compilers import missing as missing
+    from tfgpipe.dry_run.hlo import UnsupportedOpError as UnsupportedOpError
+    from tfgpipe.dry_run.platforms import PLATFORMS as PLATFORMS
+    from tfgpipe.dry_run.platforms import Platform as Platform
+    from tfgpipe.dry_run.platforms import find as find
+    from tfgpipe.dry_run.platforms import roofline_seconds as roofline_seconds
+
+__all__, __getattr__, __dir__ = lazy_exports(__name__)

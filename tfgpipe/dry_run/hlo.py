@@ -1,0 +1,114 @@
+"""The HLO module of a traced function, which any of XLA's compilers takes.
+
+It is the graph after tf2xla and before any optimization. TensorFlow lowers it as for a
+GPU, for which none has to be there, or if it captures variables for where they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+# TensorFlow writes `op (why){{function_node outer}}{{node name}}` of each operation
+# that tf2xla lacks, and `{{...}}` in the reason as well.
+_UNSUPPORTED = re.compile(
+    r"(\w+) \([^{}]*(?:\{\{[^{}]*\}\}[^{}]*)*\)(?:\{\{function_node [^}]+\}\})*"
+    r"\{\{node ([^}]+)\}\}"
+)
+# Captured variables are lowered for the device they are on alone.
+_CAPTURED = "does not support resource arguments"
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """An operation that XLA does not have.
+
+    Attributes:
+        op: Its type.
+        node: Its name in the graph.
+    """
+
+    op: str
+    node: str
+
+    @property
+    def layer(self) -> str:
+        """The layer that it is of: the scope in which it was made."""
+        return self.node.rpartition("/")[0]
+
+
+class UnsupportedOpError(ValueError):
+    """A function has operations that XLA does not compile.
+
+    Attributes:
+        operations: Those it has found.
+    """
+
+    def __init__(self, operations: tuple[Operation, ...]) -> None:
+        self.operations = operations
+        found = dict.fromkeys(
+            f"{each.op} of layer '{each.layer}'"
+            if each.layer
+            else f"{each.op} (node '{each.node}')"
+            for each in operations
+        )
+        super().__init__(
+            f"XLA does not compile {', '.join(found)}. A layer that TPUs or compiled "
+            "functions are to run needs another way to compute this."
+        )
+
+
+def hlo(function: Callable[..., Any], *args: tf.Tensor | tf.TensorSpec) -> bytes:
+    """Returns the serialized `HloModuleProto` of a function.
+
+    Args:
+        function: One of TensorFlow: concrete, of a stage, or traced now.
+        *args: What it takes: shapes and types, or tensors if it needs some values to
+            be traced. All dimensions are known.
+
+    Raises:
+        UnsupportedOpError: If it has operations that XLA lacks.
+        ValueError: If a dimension is not known, or XLA cannot compile it otherwise.
+    """
+    specs = [x if isinstance(x, tf.TensorSpec) else _spec(x) for x in args]
+    for position, spec in enumerate(specs):
+        if not spec.shape.is_fully_defined():
+            raise ValueError(
+                "XLA compiles for known shapes. Received an argument "
+                f"{position} of shape {spec.shape}."
+            )
+
+    def call(*tensors: tf.Tensor) -> Any:
+        return function(*tensors)
+
+    compiled = tf.function(call, autograph=False, jit_compile=True)
+    tensors = all(isinstance(x, tf.Tensor) for x in args)
+    try:
+        generate = compiled.experimental_get_compiler_ir(*(args if tensors else specs))
+        try:
+            return generate(stage="hlo_serialized", platform_name="GPU")
+        except ValueError as error:
+            if _CAPTURED not in str(error):
+                raise
+            return generate(stage="hlo_serialized")
+    except (ValueError, tf.errors.OpError) as error:
+        text = str(error)
+        found = tuple(Operation(*each) for each in _UNSUPPORTED.findall(text))
+        if found:
+            raise UnsupportedOpError(found) from None
+        raise ValueError(f"XLA cannot compile this: {_reason(text)}") from error
+
+
+def _spec(tensor: Any) -> tf.TensorSpec:
+    """Returns the shape and type of a tensor or a variable."""
+    return tf.TensorSpec(tensor.shape, tensor.dtype)
+
+
+def _reason(text: str) -> str:
+    """Returns the first line of an error that says something."""
+    text = text.removeprefix("Failed getting HLO text: ").strip("'\" ")
+    return next((line for line in text.splitlines() if line.strip()), text)

@@ -1,0 +1,56 @@
+"""The state of a run besides its variables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.errors import CheckpointError
+
+
+@dataclasses.dataclass(kw_only=True)
+class RunState:
+    """What a run has to remember besides variables, to go on as if never stopped.
+
+    Attributes:
+        best_step: The step of the best evaluation.
+        best_value: What it measured.
+        num_worse: Evaluations since.
+        skipped: Steps left out because they were not finite.
+        loss_sum: The sum of the losses since the last record of `metrics.jsonl`.
+        num_losses: How many those are.
+    """
+
+    best_step: int | None = None
+    best_value: float | None = None
+    num_worse: int = 0
+    skipped: list[int] = dataclasses.field(default_factory=list)
+    loss_sum: float = 0.0
+    num_losses: int = 0
+
+    @classmethod
+    def read(cls, written: Mapping[str, Any]) -> RunState:
+        """Returns the notes of a checkpoint.
+
+        Raises:
+            CheckpointError: If they are not those of this version.
+        """
+        # Format 1 had no losses.
+        written = {"loss_sum": 0.0, "num_losses": 0, **written}
+        expected = [each.name for each in dataclasses.fields(cls)]
+        if sorted(written) != sorted(expected):
+            raise CheckpointError(
+                f"Expected a checkpoint whose notes are {', '.join(expected)}; "
+                f"received {', '.join(written) or 'none'}. Go on with the version that "
+                "wrote it."
+            )
+        return cls(**written)
+
+    def is_over(self, patience: int | None) -> bool:
+        """Returns whether a run ends here, as too long nothing was better."""
+        return patience is not None and self.num_worse >= patience
+
+    def written(self) -> dict[str, Any]:
+        """Returns them as a checkpoint takes them."""
+        return dataclasses.asdict(self)
