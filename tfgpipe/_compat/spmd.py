@@ -9,8 +9,13 @@ outside XLA none of them has a kernel.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
+from tensorflow.compiler.xla import xla_data_pb2
+from tensorflow.compiler.xla.service import hlo_pb2
 from tensorflow.python.compiler.xla.experimental import xla_sharding
 
 
@@ -64,3 +69,67 @@ def _tiles(rank: int, num_parts: int, axis: int) -> xla_sharding.Sharding:
         [num_parts if i == axis else 1 for i in range(rank)]
     )
     return xla_sharding.Sharding.tile(grid)
+
+
+def with_split_arguments(
+    module: bytes, arguments: Collection[int], *, num_parts: int
+) -> bytes:
+    """Returns an HLO module with its arguments split, or replicated.
+
+    TensorFlow's compiler for TPUs says so of each argument when it calls XLA, from how
+    variables are stored. Elsewhere TensorFlow has no partitions and says nothing.
+    Results that take the place of an argument, as the new value of a variable, are
+    split as it is.
+
+    Args:
+        module: A serialized `HloModuleProto`.
+        arguments: Indices of those that are split along their first axis.
+        num_parts: The number of cores.
+    """
+    proto = hlo_pb2.HloModuleProto.FromString(module)
+    (entry,) = (c for c in proto.computations if c.id == proto.entry_computation_id)
+    by_id = {instruction.id: instruction for instruction in entry.instructions}
+    for instruction in entry.instructions:
+        if instruction.opcode == "parameter":
+            is_split = instruction.parameter_number in arguments
+            instruction.sharding.CopyFrom(
+                _first_axis(instruction.shape, num_parts, is_split=is_split)
+            )
+    root = by_id[entry.root_id]
+    assert root.opcode == "tuple", root.opcode
+    aliased = _aliased(proto)
+    root.sharding.type = xla_data_pb2.OpSharding.TUPLE
+    for i, shape in enumerate(root.shape.tuple_shapes):
+        is_split = aliased.get(i) in arguments
+        root.sharding.tuple_shardings.append(
+            _first_axis(shape, num_parts, is_split=is_split)
+        )
+        # A copy of an argument is XLA's to make, and not all of its formats have it.
+        operand = by_id[root.operand_ids[i]]
+        if operand.opcode == "copy":
+            root.operand_ids[i] = operand.operand_ids[0]
+    return proto.SerializeToString()
+
+
+def updated_arguments(module: bytes) -> dict[int, int]:
+    """Returns, for results that take the place of an argument, that argument's index.
+
+    Args:
+        module: A serialized `HloModuleProto`.
+    """
+    return _aliased(hlo_pb2.HloModuleProto.FromString(module))
+
+
+def _aliased(proto: Any) -> dict[int, int]:
+    return {
+        alias.output_shape_index[0]: alias.parameter_number
+        for alias in proto.input_output_alias.entries
+    }
+
+
+def _first_axis(shape: Any, num_parts: int, *, is_split: bool) -> Any:
+    rank = len(shape.dimensions)
+    tiles = (
+        _tiles(rank, num_parts, 0) if is_split else xla_sharding.Sharding.replicate()
+    )
+    return tiles.proto
