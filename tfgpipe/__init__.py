@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         MultiWorkerPipelineStrategy as MultiWorkerPipelineStrategy,
     )
     from tfgpipe.distribution import PipelineStrategy as PipelineStrategy
+    from tfgpipe.distribution import SPMDPipelineStrategy as SPMDPipelineStrategy
     from tfgpipe.distribution import TPUPipelineStrategy as TPUPipelineStrategy
     from tfgpipe.distribution import place_optimizer as place_optimizer
     from tfgpipe.partition import plan as plan

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tfgpipe._compat import spmd as spmd
     from tfgpipe._compat import tf_internals as tf_internals
     from tfgpipe._compat import tflite as tflite
+    from tfgpipe._compat import tpu_variables as tpu_variables
     from tfgpipe._compat.backend import check_keras_backend as check_keras_backend
     from tfgpipe._compat.native_logging import native_logging_off as native_logging_off
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from tfgpipe.distribution.placement import Placement as Placement
     from tfgpipe.distribution.placement import choose_placement as choose_placement
     from tfgpipe.distribution.placement import optimizer_slots as optimizer_slots
+    from tfgpipe.distribution.spmd_strategy import (
+        SPMDPipelineStrategy as SPMDPipelineStrategy,
+    )
     from tfgpipe.distribution.stage_collectives import ReplicaGroup as ReplicaGroup
     from tfgpipe.distribution.stage_strategy import StageStrategy as StageStrategy
     from tfgpipe.distribution.tpu_strategy import (

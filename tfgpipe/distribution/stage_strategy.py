@@ -26,11 +26,6 @@ class StageStrategy(abc.ABC):
     def stage_devices(self) -> tuple[tuple[str, ...], ...]:
         """For each stage, the devices of the replica whose computation is built."""
 
-    @property
-    def num_partitions(self) -> int:
-        """Over how many devices XLA partitions a replica's computation."""
-        return 1
-
     def weight_scope(
         self, k: int, shard: int, weight: keras.Variable
     ) -> contextlib.AbstractContextManager[None]:

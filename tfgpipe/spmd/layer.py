@@ -8,8 +8,13 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
+from tfgpipe._compat import keras_internals
 from tfgpipe._util import check_choice, check_num_microbatches
-from tfgpipe.distribution import StageStrategy, replica_context
+from tfgpipe.distribution import (
+    SPMDPipelineStrategy,
+    StageStrategy,
+    replica_context,
+)
 from tfgpipe.spmd import loop
 from tfgpipe.spmd.partitioning import Cores, OneDevice, Partitioning
 from tfgpipe.spmd.stacking import StackedStages
@@ -39,12 +44,12 @@ class SPMDPipeline(keras.layers.Layer):
             shape and dtype that all have. K divides their number, and each stage has
             the same sequence of classes and configurations. Layers that are built
             give the values of their weights.
-        num_stages: K. Under a `TPUPipelineStrategy` that of the strategy.
+        num_stages: K. Under an `SPMDPipelineStrategy` that of the strategy.
         num_microbatches: M, into how many microbatches each mini-batch is split; it
             divides the batch size. Cores compute in vain for (K - 1) / (M + K - 1) of
             the time.
         partitioned: Whether the computation is compiled for K cores. `"auto"` is for
-            yes under a `TPUPipelineStrategy`.
+            yes under an `SPMDPipelineStrategy`.
         name: The layer's name.
         **kwargs: Further arguments of `keras.layers.Layer`.
 
@@ -97,8 +102,9 @@ class SPMDPipeline(keras.layers.Layer):
 
     def build(self, input_shape: Any) -> None:
         """Builds the layers on the host, and stacks their variables."""
-        # Inside the scope variables get a shape but no value yet, so those of the
-        # layers can be sent to the host.
+        strategy = _spmd_strategy(self.num_stages)
+        # Inside the scope variables get a shape but no value yet, so it can be said
+        # where they are to be.
         with keras.StatelessScope():
             for stack in self._stacked.build(tuple(input_shape)):
                 stack.variable = self.add_weight(
@@ -110,6 +116,10 @@ class SPMDPipeline(keras.layers.Layer):
                     regularizer=getattr(stack.rows[0], "regularizer", None),
                     autocast=False,
                 )
+                if strategy is not None:
+                    keras_internals.initialize_in_scope(
+                        stack.variable, strategy.split_scope, None
+                    )
 
     def unstack(self) -> tuple[keras.layers.Layer, ...]:
         """Returns the layers that were given, with the values that weights have now.
@@ -192,11 +202,8 @@ class SPMDPipeline(keras.layers.Layer):
 
     def _partitioning(self) -> Partitioning:
         partitioned = self.partitioned
-        strategy = replica_context.stage_strategy()
         if partitioned == "auto":
-            partitioned = strategy is not None
-        if strategy is not None:
-            _check_strategy(strategy, self.num_stages)
+            partitioned = _spmd_strategy(self.num_stages) is not None
         kind = Cores if partitioned and self.num_stages > 1 else OneDevice
         return kind(self.num_stages)
 
@@ -216,13 +223,24 @@ def _read(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
     return [tf.convert_to_tensor(variable.value) for variable in variables]
 
 
-def _check_strategy(strategy: StageStrategy, num_stages: int) -> None:
-    if strategy.num_partitions != num_stages:
+def _spmd_strategy(num_stages: int) -> SPMDPipelineStrategy | None:
+    """Returns the strategy in scope if it partitions computations.
+
+    Raises:
+        ValueError: If it is for another number of stages, or for other pipelines.
+    """
+    strategy = replica_context.current_strategy()
+    if isinstance(strategy, SPMDPipelineStrategy):
+        if strategy.num_stages != num_stages:
+            raise ValueError(
+                "An SPMD pipeline has as many stages as its strategy. Received "
+                f"num_stages={num_stages} under a strategy of {strategy.num_stages}."
+            )
+        return strategy
+    if isinstance(strategy, StageStrategy):
         raise ValueError(
-            "An SPMD pipeline runs under "
-            "`tfgpipe.TPUPipelineStrategy(..., num_stages=K)` of as many stages as it "
-            f"has itself, or under no strategy. Received {num_stages} stages under a "
-            f"{type(strategy).__name__} that partitions computations over "
-            f"{strategy.num_partitions} devices. On GPUs and CPUs use "
-            "`tfgpipe.PipelinedModel`."
+            "An SPMD pipeline runs under `tfgpipe.SPMDPipelineStrategy`, or on one "
+            f"device. Received a {type(strategy).__name__}. Use "
+            "`tfgpipe.PipelinedModel` there."
         )
+    return None

@@ -7,9 +7,8 @@ values back.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -166,7 +165,9 @@ class StackedStages:
         for layer in layers:
             for variable in layer.variables:
                 if not keras_internals.is_initialized(variable):
-                    keras_internals.initialize_in_scope(variable, _host, None)
+                    keras_internals.initialize_in_scope(
+                        variable, tf_internals.host_variables, None
+                    )
 
     def _check_outputs(self, x: tf.Tensor, scope: keras.StatelessScope) -> None:
         if scope.losses or keras_internals.get_mask(x) is not None:
@@ -248,17 +249,6 @@ def _check_stackable(first: keras.Variable) -> None:
             "regularizer must be a sum over elements. Received "
             f"{regularizer} on '{first.path}'. Use L1, L2 or L1L2."
         )
-
-
-@contextlib.contextmanager
-def _host() -> Iterator[None]:
-    """Variables created inside are on the host, whatever strategy is in scope."""
-    with (
-        tf_internals.eager_variables(),
-        tf_internals.without_strategy(),
-        tf.device("CPU:0"),
-    ):
-        yield
 
 
 def _name(

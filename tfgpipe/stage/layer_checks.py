@@ -42,7 +42,7 @@ def check_alike(
             f"own. Received '{first.name}' in stage 0 and, at its place in stage "
             f"{stage}, '{layer.name}', which differs in configuration or variables. "
             "Put layers that differ before or behind the pipeline, or on TPUs use "
-            'PipelinedModel under TPUPipelineStrategy(..., partitioning="placement").'
+            "PipelinedModel under TPUPipelineStrategy."
         )
 
 
