@@ -268,7 +268,7 @@ class _Ticks:
         return tf.while_loop(
             lambda t, *_: t < self._num_ticks,
             tick,
-            [tf.constant(0), *carry],
+            (tf.constant(0), *carry),
             maximum_iterations=self._num_ticks,
             parallel_iterations=1,
         )

@@ -195,6 +195,8 @@ def _serialized(
     """
     module = str(x.get("module"))
     is_keras = f"{module}.".startswith("keras.") and x.get("registered_name") is None
+    # Counts objects while Keras saves or loads a model.
+    x = {key: value for key, value in x.items() if key != "shared_object_id"}
     if is_keras and module != "keras.layers":
         return x
     if not is_keras and (module, x["class_name"]) not in classes:
