@@ -133,3 +133,18 @@ def _first_axis(shape: Any, num_parts: int, *, is_split: bool) -> Any:
         _tiles(rank, num_parts, 0) if is_split else xla_sharding.Sharding.replicate()
     )
     return tiles.proto
+
+
+def argument_shardings(module: bytes) -> list[list[int]]:
+    """Returns, for each argument of an HLO module, into how many parts each axis is.
+
+    That is nothing if all cores have the whole of it.
+
+    Args:
+        module: A serialized `HloModuleProto`.
+    """
+    proto = hlo_pb2.HloModuleProto.FromString(module)
+    (entry,) = (c for c in proto.computations if c.id == proto.entry_computation_id)
+    parameters = [i for i in entry.instructions if i.opcode == "parameter"]
+    parameters.sort(key=lambda instruction: instruction.parameter_number)
+    return [list(i.sharding.tile_assignment_dimensions) for i in parameters]

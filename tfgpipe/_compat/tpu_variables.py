@@ -51,6 +51,10 @@ class _SplitVariable(tpu_replicated_variable.TPUReplicatedVariable):
     def numpy(self) -> np.ndarray:
         return np.concatenate([v.numpy() for v in self._vars])
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        del copy
+        return np.asarray(self.numpy(), dtype)
+
     def _update(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
         parts = tf.split(tf.convert_to_tensor(value, self.dtype), len(self._vars))
         updates = []
