@@ -6,6 +6,7 @@ The step itself runs partitioned in `tests/spmd/test_step.py`, on CPUs.
 from __future__ import annotations
 
 import collections
+import re
 from typing import Any
 
 import keras
@@ -118,6 +119,41 @@ def test_the_step_is_partitioned_and_takes_parts_of_the_variables() -> None:
     assert counts["XlaSpmdFullToShardShape"]
     assert counts["XlaSpmdShardToFullShape"]
     assert not [op for op in operations if fake_tpu.core_of(op) is not None]
+
+
+def test_the_compiler_of_tensorflow_for_tpus_splits_arguments_as_variables_are() -> (
+    None
+):
+    """Its passes before XLA are in every TensorFlow; what they make is not run."""
+    strategy = _strategy(2, 1)
+    with strategy.scope():
+        layers = [keras.layers.Dense(4) for _ in range(2)]
+        pipelined = tfgpipe.SPMDPipeline(layers, num_stages=2, num_microbatches=2)
+        made = keras.Sequential(
+            [keras.Input((4,)), pipelined, keras.layers.Dense(3, name="last")]
+        )
+        made.compile("adam", "mse")
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> Any:
+        return strategy.run(made.train_step, args=((x, y),))
+
+    with strategy.scope():
+        traced = step.get_concrete_function(
+            tf.TensorSpec([8, 4]), tf.TensorSpec([8, 3])
+        )
+    text = tf.mlir.experimental.run_pass_pipeline(
+        tf.mlir.experimental.convert_function(traced, pass_pipeline=""),
+        "tf-replicated-clustering-bridge-v2",
+    )
+    (function,) = re.findall(r"func.func private @_func\((.*?)\) ->", text)
+    shardings = re.findall(r'mhlo.sharding = "(.*?)"', function)
+    # A kernel and a bias with two slots each, [2, 4, 4] and [2, 4].
+    assert sum(x.startswith(r"\08\03\1A\03\02\01\01") for x in shardings) == 3
+    # The inputs as well are split, along the batch.
+    assert sum(x.startswith(r"\08\03\1A\02\02\01") for x in shardings) == 3 + 1
+    # A kernel and a bias with two slots each, metrics, iteration, learning rate, ...
+    assert shardings.count("") >= 3 + 3
 
 
 def test_another_number_of_stages_is_refused() -> None:
