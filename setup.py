@@ -57,7 +57,7 @@ setup(
         ],
         # One of them, for the files that `data.tokenizer` names.
         "tokenizer": ["sentencepiece>=0.2,<0.3", "tokenizers>=0.20,<0.24"],
-        # `tfgpipe.dry_run` compiles for accelerators that are not there. JAX, its
+        # `tfgpipe.accelerators` compiles for accelerators that are not there. JAX, its
         # plugin and libtpu are of one month: each is built for the others.
         "compilers": [
             "jax>=0.10.2,<0.11",

@@ -2,6 +2,7 @@
 
     tutorial/guide.md              the executed notebook, and its pictures
     reference/hyperparameters.md   its tables, from the classes of the trainer
+    reference/commands.md          its texts, from the `--help` of each program
     source/...                     files that pages link to: code, other documents
 
 Links in the pages are those of the checkout, so that they also work in an editor.
@@ -17,7 +18,7 @@ from typing import Any
 import nbformat
 from mkdocs.structure.files import File, Files
 
-from docs import hyperparameters, render
+from docs import commands, hyperparameters, render
 
 ROOT = Path(__file__).resolve().parents[1]
 _LINK = re.compile(r"(?:\[`([\w.]+)`)?\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
@@ -75,6 +76,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     uri = page.file.src_uri
     if uri == "reference/hyperparameters.md":
         markdown = f"{markdown}\n\n{hyperparameters.tables()}"
+    if uri == "reference/commands.md":
+        markdown = f"{markdown}\n\n{commands.sections()}"
     path = uri.removeprefix("source/") if uri.startswith("source/") else f"docs/{uri}"
     if path.endswith(".py.md"):
         return markdown

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tfgpipe import quantization as quantization
     from tfgpipe import schedules as schedules
     from tfgpipe import tensor_parallel as tensor_parallel
+    from tfgpipe.accelerators import dry_run as dry_run
     from tfgpipe.callbacks import TimelineCallback as TimelineCallback
     from tfgpipe.devices import ShardingSpec as ShardingSpec
     from tfgpipe.devices import make_logical_cpus as make_logical_cpus

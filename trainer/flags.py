@@ -45,7 +45,7 @@ Trains an experiment of params/: python -m trainer --params=NAME --logdir=DIR
   --trace_steps=A,B  --profile_steps=A,B  time devices, or profile, from A to B
   --cluster=HOST:PORT,...  or  --tpu=NAME --tpu_zone=ZONE  run there
   --hosts=HOST:PORT,... --host=I  one replica on each host; this is the I-th
-  --device=cpu    train on the CPU, though there are GPUs
+  --device=cpu    train on the CPU; inspect for another: --device=h100-80g
   --help          print this
 Exit status
   0  done                       3  diverged: loss or gradient not finite
@@ -86,12 +86,12 @@ def define() -> absl.flags.FlagValues:
     # `HELP` says what they mean.
     absl.flags.DEFINE_enum("mode", MODES[0], MODES, None, flag_values=flags)
     absl.flags.DEFINE_multi_string("set", [], None, flag_values=flags)
-    absl.flags.DEFINE_enum("device", "auto", ("auto", "cpu"), None, flag_values=flags)
     # The supervisor, `python -m tfgpipe.cluster launch`, says it in the environment.
     cluster = os.environ.get(WORKERS_VARIABLE, "")
     names = ("params", "logdir", "tpu", "tpu_zone", "hosts")
     texts = {**dict.fromkeys(names, ""), "cluster": cluster}
-    for name, default in {**texts, "checkpoint": "latest"}.items():
+    texts.update(checkpoint="latest", device="auto")
+    for name, default in texts.items():
         absl.flags.DEFINE_string(name, default, None, flag_values=flags)
     absl.flags.DEFINE_integer("host", None, None, flag_values=flags)
     for name in ("trace_steps", "profile_steps"):
@@ -132,6 +132,7 @@ def parse(argv: Sequence[str]) -> Flags:
             "Expected --device=cpu without --tpu and --cluster, as it is about the "
             "devices of this machine."
         )
+    _check_device(values["device"].value, values["mode"].value)
     if values["follow"].value and values["mode"].value != "eval":
         raise UsageError("Expected --mode=eval, which --follow is of.")
     _check_checkpoint(values["checkpoint"].value)
@@ -140,6 +141,18 @@ def parse(argv: Sequence[str]) -> Flags:
     for name in ("trace_steps", "profile_steps"):
         chosen[name] = _steps(name, chosen[name])
     return Flags(**chosen, compared=tuple(stray))
+
+
+def _check_device(name: str, mode: str) -> None:
+    if name in ("auto", "cpu"):
+        return
+    from tfgpipe.accelerators import PLATFORMS
+
+    if mode != "inspect" or name not in PLATFORMS:
+        raise UsageError(
+            "Expected --device=auto or cpu, or with --mode=inspect one of "
+            f"{', '.join(PLATFORMS)}; received {name!r} with --mode={mode}."
+        )
 
 
 def _check_checkpoint(text: str) -> None:

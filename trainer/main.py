@@ -268,7 +268,8 @@ def _workers(flags: Flags, experiment: Experiment, run_hosts: Hosts) -> Iterator
         hosts=run_hosts,
         tpu=flags.tpu,
         workers=flags.cluster,
-        device=flags.device,
+        # What is inspected for another device is traced on the CPU.
+        device="auto" if flags.device == "auto" else "cpu",
     )
     if connected is None:
         yield

@@ -59,6 +59,10 @@ def _run(
     elif flags.mode == "inspect":
         show_mesh(model, folder if flags.logdir else None)
         print_plan(experiment, model)
+        if flags.device not in ("auto", "cpu"):
+            batch = experiment.batches("train").element_spec
+            report = tfgpipe.dry_run(model, batch=batch, platform=flags.device)
+            print(f"\n{report}", flush=True)
     elif flags.mode == "benchmark":
         print(benchmark(experiment, model), flush=True)
     elif flags.follow:

@@ -15,12 +15,12 @@ from tests.pure.docs.test_documents import DOCUMENTS, blocks
 # Nothing of them is measured. `tests/nightly/test_guide.py` runs all.
 CELLS = (
     "set-up",
-    "cut-plan",
-    "cut-bytes",
-    "cut-table",
+    "stages-trained",
     "stages-on-devices",
-    "slicing",
-    "slicing-any-size",
+    "plan",
+    "plan-bytes",
+    "microbatches",
+    "microbatches-any-size",
     "schedule-text",
     "schedule-drawn",
     "schedule-formula",
@@ -74,4 +74,4 @@ def test_the_first_chapters_of_the_guide_run(tmp_path: Path) -> None:
     program = "\n".join(code[cell] for cell in CELLS)
     run = fresh_processes.run(re.sub("^%", "# %", program, flags=re.M), cwd=tmp_path)
     assert run.returncode == 0, run.output
-    assert "3 examples in 8 microbatches: as unpipelined" in run.output
+    assert "3 examples in 8 microbatches: equal to the plain model" in run.output

@@ -82,5 +82,6 @@ def test_links_lead_to_a_page_and_an_anchor(site: dict[Path, Links]) -> None:
 def test_made_pages_are_there(site: dict[Path, Links]) -> None:
     pages = {path.name: path.read_text("utf-8") for path in site}
     assert "training.num_steps" in pages["hyperparameters.html"]
+    assert "python -m tfgpipe.cluster launch" in pages["commands.html"]
     assert "PipelinedLayer" in pages["pipelines.html"]
     assert 'src="guide/schedule-drawn.png"' in pages["guide.html"]

@@ -8,7 +8,9 @@ from tfgpipe._util import lazy_exports
 
 if TYPE_CHECKING:
     from tfgpipe._compat import functions as functions
+    from tfgpipe._compat import grappler as grappler
     from tfgpipe._compat import keras_internals as keras_internals
+    from tfgpipe._compat import kernels as kernels
     from tfgpipe._compat import spmd as spmd
     from tfgpipe._compat import tf_internals as tf_internals
     from tfgpipe._compat import tflite as tflite

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tfgpipe.graph import matmul as matmul
     from tfgpipe.graph import memory as memory
     from tfgpipe.graph import partitioner as partitioner
+    from tfgpipe.graph import reader as reader
     from tfgpipe.graph.multi_device import MultiDeviceFunction as MultiDeviceFunction
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

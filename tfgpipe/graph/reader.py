@@ -30,7 +30,11 @@ _ADDITION_SIGNS = {"Add": 1, "AddV2": 1, "Sub": -1}
 
 def read_graph(graph: tf.Graph) -> FunctionGraph:
     """Returns a graph with all that it calls."""
-    graph_def = graph.as_graph_def(add_shapes=True)
+    return read_graph_def(graph.as_graph_def(add_shapes=True))
+
+
+def read_graph_def(graph_def: Any) -> FunctionGraph:
+    """Returns a graph, whose operations have the shapes of their results as well."""
     return FunctionGraph(_FunctionLibrary(graph_def), graph_def.node)
 
 
@@ -51,21 +55,25 @@ class _FunctionLibrary:
         meta = tf.compat.v1.train.export_meta_graph(
             graph_def=tf.compat.v1.GraphDef(node=each), graph=tf.Graph()
         )
-        self._results = {
-            signature.name: signature.output_arg
+        self._signatures = {
+            signature.name: signature
             for signature in meta.meta_info_def.stripped_op_list.op
         }
 
     def results(self, node: Any) -> Iterator[tuple[str, int]]:
         """Yields the name and the type of each tensor that an operation returns."""
-        for result in self._results[node.op]:
-            if result.type_list_attr:
-                types = node.attr[result.type_list_attr].list.type
-            else:
-                number = node.attr[result.number_attr].i if result.number_attr else 1
-                types = [result.type or node.attr[result.type_attr].type] * number
-            for index, dtype in enumerate(types):
+        for result in self._signatures[node.op].output_arg:
+            for index, dtype in enumerate(_types(result, node)):
                 yield f"{node.name}:{result.name}:{index}", dtype
+
+    def argument_names(self, node: Any) -> tuple[list[str], list[str]]:
+        """Returns the name of the argument that each input and each output is of."""
+        signature = self._signatures[node.op]
+        inputs, outputs = (
+            [each.name for each in some for _ in _types(each, node)]
+            for some in (signature.input_arg, signature.output_arg)
+        )
+        return inputs, outputs
 
     def body(self, function: str, values: Sequence[int | None] = ()) -> FunctionGraph:
         """Returns the body of a function for known values of its arguments."""
@@ -151,6 +159,18 @@ class FunctionGraph:
     def input_names(self, name: str) -> list[str]:
         """Returns the names of the tensors that an operation reads."""
         return [tensor for tensor in self._inputs[name] if not tensor.startswith("^")]
+
+    def output_names(self, name: str) -> list[str]:
+        """Returns the names of the tensors that an operation returns."""
+        return self._outputs[name]
+
+    def argument_names(self, name: str) -> tuple[list[str], list[str]]:
+        """Returns the name of the argument that each input and each output is of."""
+        return self._library.argument_names(self.nodes[name])
+
+    def tensor(self, name: str) -> Tensor:
+        """Returns the tensor of a name."""
+        return self._tensors[name]
 
     def copied_from(self, tensor: str) -> tuple[str, str]:
         """Follows copies of a tensor: returns the source and its operation's type."""
@@ -249,6 +269,8 @@ class Loop:
             step = None
             if op in _ADDITION_SIGNS:
                 first, second = body.input_names(partitioner.op_name(after))
+                if op != "Sub" and body.copied_from(second)[0] == before:
+                    first, second = second, first
                 if body.copied_from(first)[0] == before:
                     step = body.static_integer(second)
             found.append(0 if after == before else step and step * _ADDITION_SIGNS[op])
@@ -289,6 +311,15 @@ class Loop:
         if tensor in self._condition.arguments:
             return self._variables[self._condition.arguments.index(tensor)]
         return self._condition.static_integer(tensor), 0
+
+
+def _types(argument: Any, node: Any) -> Sequence[int]:
+    """Returns the types of the tensors that an argument of an operation stands for."""
+    if argument.type_list_attr:
+        types: Sequence[int] = node.attr[argument.type_list_attr].list.type
+        return types
+    number = node.attr[argument.number_attr].i if argument.number_attr else 1
+    return [argument.type or node.attr[argument.type_attr].type] * number
 
 
 def _shapes(attribute: Any) -> Iterator[Any]:

@@ -64,8 +64,7 @@ class Device:
         group: How many devices the fast link connects.
         efficiency: The share of the peak that large products reach.
         fusion_factor: Of the memory traffic of element-wise operations, the share left
-            after a compiler has fused them: 1 without a compiler. (XLA brings gelu's
-            time from 47 to 17 ms on a CPU.)
+            after a compiler has fused them: 1 without a compiler.
         reserved: Bytes that the runtime reserves.
         overhead: Seconds that an action takes beside its arithmetic.
         rates: Measured FLOP/s of a pass's products, by their number of rows, in place

@@ -47,7 +47,9 @@ def without_weights() -> Iterator[None]:
 
 
 def read(
-    model: keras.Model | Callable[[], keras.Model], *, name: str | None = None
+    model: keras.Model | Callable[[], keras.Model] | tracer.CapturedModel,
+    *,
+    name: str | None = None,
 ) -> Workload:
     """Returns the workload of a Keras model.
 
@@ -60,13 +62,16 @@ def read(
 
     Args:
         model: A Functional or Sequential model; or a function that returns one, which
-            then never has weights, so that any size will do.
+            then never has weights, so that any size will do; or what a pipeline has
+            captured.
         name: Its name in the table. None for the model's name.
 
     Raises:
         ValueError: If a size other than the batch's is not known.
         TypeError: If it is a model with a `call` of its own.
     """
+    if isinstance(model, tracer.CapturedModel):
+        return _read_captured(model, name or "")
     with without_weights():
         model = model if isinstance(model, keras.Model) else model()
         source = source_model.make_source(source_model.copy_unbuilt(model))
@@ -76,13 +81,16 @@ def read(
                 f"'{model.name}' without any. Begin with a `keras.Input`."
             )
         captured = source.capture(source.inputs, {})
-        layers = _layers(captured)
+        return _read_captured(captured, name or model.name)
+
+
+def _read_captured(captured: tracer.CapturedModel, name: str) -> Workload:
     compute = next(
         call.layer.compute_dtype
         for call in reversed(captured.graph.calls)
         if isinstance(call.layer, keras.layers.Layer)
     )
-    return Workload(name=name or model.name, layers=layers, dtype=compute)
+    return Workload(name=name, layers=_layers(captured), dtype=compute)
 
 
 def num_slots(

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
-from tfgpipe.dry_run.platforms import Platform, find
+from tfgpipe.accelerators.platforms import Platform, find
 
 _PACKAGES = {
     "tpu": ("jax", "jaxlib", "libtpu"),
@@ -53,7 +53,8 @@ class Compiled:
         argument_bytes: What the executable takes.
         output_bytes: What it makes.
         temp_bytes: What it needs in between.
-        flops: What it computes, by XLA's count. A loop of unknown length counts once.
+        flops: What it computes, by XLA's count; on GPUs with what cuDNN computes of a
+            convolution's padding. A loop of unknown length counts once.
         bytes_accessed: What its kernels read and write, by XLA's count.
         collectives: How many of each there are in the optimized module.
         error: The first line of what the compiler says if it fails, or None.

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tfgpipe.dry_run import Compiler, compilers, find, missing
+from tfgpipe.accelerators import Compiler, compilers, find, missing
 
 _PROCESS = """
 import json, os, sys, time

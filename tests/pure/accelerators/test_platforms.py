@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfgpipe.dry_run import PLATFORMS, find, roofline_seconds
+from tfgpipe.accelerators import PLATFORMS, find, roofline_seconds
 
 
 def test_an_unknown_platform_is_refused_and_the_known_are_named():

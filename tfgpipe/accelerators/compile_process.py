@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import re
 import sys
@@ -26,8 +27,14 @@ COLLECTIVES = (
     "reduce-scatter",
 )
 _COLLECTIVE = re.compile(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(")
-# Nobody is to be asked what is in this machine.
+_CUSTOM_CALL = re.compile(
+    r"= (.*?) custom-call\((.*?)\), (?:(.*?), )?custom_call_target=\"([^\"]*)\"(.*)"
+)
+_SHAPE = re.compile(r"\b[a-z]\w*\[([\d,]*)\]")
+_SCALAR_PAD = re.compile(r" pad\((%[^ ,]+), %[^ ,]+\), padding=(?=,|$)", re.MULTILINE)
+# Nobody is to be asked what is in this machine, or waited for.
 _ENVIRONMENT = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "JAX_PLATFORMS": "cpu",
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -71,7 +78,6 @@ def _compile(
     import numpy as np
     from jax.interpreters import mlir
     from jaxlib import xla_client
-    from jaxlib._jax.mlir import hlo_to_stablehlo
     from jaxlib.mlir import ir
 
     described = _devices(json.dumps(topology))
@@ -87,7 +93,7 @@ def _compile(
     started = time.perf_counter()
     with mlir.make_ir_context():
         executable = devices[0].client.compile(
-            ir.Module.parse(hlo_to_stablehlo(hlo)),
+            ir.Module.parse(_stablehlo(hlo)),
             xla_client.DeviceList(devices),
             options,
         )
@@ -110,6 +116,27 @@ def _compile(
     }
 
 
+def _stablehlo(hlo: bytes) -> bytes:
+    """Returns a module as StableHLO, which has no copy of a value.
+
+    TensorFlow copies what it assigns to variables. Reshaping to the same shape is as
+    good, and XLA removes it.
+    """
+    from jaxlib import xla_client
+    from jaxlib._jax.mlir import hlo_to_stablehlo
+
+    module = xla_client.XlaComputation(hlo).get_hlo_module()
+    if " copy(" not in module.to_string():
+        return hlo_to_stablehlo(hlo)
+    options = xla_client.hlo.HloPrintOptions()
+    options.print_large_constants = True
+    text = module.to_string(options).replace(" copy(", " reshape(")
+    # XLA writes the padding of a scalar, which is none, as it does not read it.
+    text = _SCALAR_PAD.sub(r" reshape(\1)", text)
+    module = xla_client.hlo.hlo_module_from_text(text)
+    return hlo_to_stablehlo(module.as_serialized_hlo_module_proto())
+
+
 @functools.cache
 def _devices(topology: str) -> Any:
     """Returns the devices of a topology, which is JSON."""
@@ -119,14 +146,63 @@ def _devices(topology: str) -> Any:
 
 
 def _costs(executable: Any, optimized: Any) -> dict[str, float]:
-    """Returns what the optimized module costs, by its compiler or by plain XLA."""
+    """Returns what the optimized module costs, by its compiler or by plain XLA.
+
+    The compiler for NVIDIA's GPUs counts nothing, and plain XLA nothing of a call of
+    cuDNN or cuBLAS but -1 operations.
+    """
     from jaxlib import xla_client
     from jaxlib._jax import JaxRuntimeError, hlo_module_cost_analysis
 
     try:
         return executable.cost_analysis()
-    except JaxRuntimeError:  # The compiler for NVIDIA's has none.
-        return hlo_module_cost_analysis(xla_client.make_cpu_client(), optimized)
+    except JaxRuntimeError:
+        costs = hlo_module_cost_analysis(xla_client.make_cpu_client(), optimized)
+    options = xla_client.hlo.HloPrintOptions()
+    options.print_operand_shape = True
+    calls = _CUSTOM_CALL.findall(optimized.to_string(options))
+    flops = costs.get("flops", 0.0) + sum(1 + library_flops(*call) for call in calls)
+    return {**costs, "flops": max(flops, 0.0)}
+
+
+def library_flops(
+    result: str, operands: str, attributes: str, target: str, config: str
+) -> float:
+    """Returns the operations of a call of cuDNN or cuBLAS, 0 if it is another.
+
+    >>> library_flops("f32[8,4]", "f32[8,2] %x, f32[2,4] %y", "", "__cublas$gemm",
+    ...               '"lhs_contracting_dimensions":["1"]')
+    128.0
+
+    Args:
+        result: The shape of what it makes, or shapes.
+        operands: The shapes of what it takes, in order.
+        attributes: What is written between its operands and its name.
+        target: Its name.
+        config: What is written after its name.
+    """
+    made = [_sizes(shape) for shape in _SHAPE.findall(result)]
+    given = [_sizes(shape) for shape in _SHAPE.findall(operands)]
+    if target.startswith("__cublas$"):
+        found = re.search(r'"lhs_contracting_dimensions":\[([^]]*)\]', config)
+        dimensions = re.findall(r"\d+", found[1]) if found else []
+        summed = math.prod(given[0][int(dimension)] for dimension in dimensions)
+        return 2.0 * math.prod(made[0]) * summed
+    labels = re.search(r"dim_labels=\w+_(\w+)->", attributes)
+    if not target.startswith("__cudnn$conv") or labels is None:
+        return 0.0
+    if "BackwardInput" in target:
+        outputs, kernel = given[0], given[1]
+    elif "BackwardFilter" in target:
+        outputs, kernel = given[1], made[0]
+    else:
+        outputs, kernel = made[0], given[1]
+    features = kernel[labels[1].index("o")]
+    return 2.0 * math.prod(outputs) * math.prod(kernel) / features
+
+
+def _sizes(shape: str) -> list[int]:
+    return [int(size) for size in shape.split(",") if size]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The HLO module of a traced function, which any of XLA's compilers takes.
 
 It is the graph after tf2xla and before any optimization. TensorFlow lowers it as for a
-GPU, for which none has to be there, or if it captures variables for where they are.
+GPU, for which none has to be there; or, if it captures variables, for the device that
+they are on, which is one.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfgpipe._compat import functions
+
 # TensorFlow writes `op (why){{function_node outer}}{{node name}}` of each operation
 # that tf2xla lacks, and `{{...}}` in the reason as well.
 _UNSUPPORTED = re.compile(
     r"(\w+) \([^{}]*(?:\{\{[^{}]*\}\}[^{}]*)*\)(?:\{\{function_node [^}]+\}\})*"
     r"\{\{node ([^}]+)\}\}"
 )
-# Captured variables are lowered for the device they are on alone.
-_CAPTURED = "does not support resource arguments"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,14 +87,15 @@ def hlo(function: Callable[..., Any], *args: tf.Tensor | tf.TensorSpec) -> bytes
         return function(*tensors)
 
     compiled = tf.function(call, autograph=False, jit_compile=True)
-    tensors = all(isinstance(x, tf.Tensor) for x in args)
+    given = args if all(isinstance(x, tf.Tensor) for x in args) else specs
     try:
-        generate = compiled.experimental_get_compiler_ir(*(args if tensors else specs))
-        try:
+        captured = functions.captures(compiled.get_concrete_function(*given).graph)
+        devices = {x.device for x in captured.values() if x.dtype == tf.resource}
+        generate = compiled.experimental_get_compiler_ir(*given)
+        if not devices:
             return generate(stage="hlo_serialized", platform_name="GPU")
-        except ValueError as error:
-            if _CAPTURED not in str(error):
-                raise
+        # TensorFlow reads variables when it lowers, on the device of the scope alone.
+        with tf.device(min(devices)):
             return generate(stage="hlo_serialized")
     except (ValueError, tf.errors.OpError) as error:
         text = str(error)

@@ -1,0 +1,165 @@
+"""A dry run says what a step on GPUs would do, without any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfgpipe
+from tfgpipe.accelerators import DryRun
+
+K, M, ROWS, WIDTH = 2, 4, 8, 16
+
+
+class Pooled(keras.layers.Layer):
+    """An operation that has no kernel for GPUs."""
+
+    def call(self, x: Any) -> Any:
+        """Pools in random regions."""
+        images = tf.reshape(x, [-1, 4, 4, 1])
+        pooled, _, _ = tf.nn.fractional_max_pool(images, [1.0, 1.3, 1.3, 1.0], seed=1)
+        return x + tf.reduce_mean(pooled)
+
+
+class Looped(keras.layers.Layer):
+    """A loop whose body reads a number on the host, five times."""
+
+    def call(self, x: Any) -> Any:
+        """Repeats a fake quantization whose range is computed from the input."""
+        for_range = tf.stop_gradient(tf.reduce_max(x))
+
+        def body(i: Any, y: Any) -> Any:
+            return i + 1, tf.quantization.fake_quant_with_min_max_vars(
+                y, -1.0, for_range
+            )
+
+        return tf.while_loop(lambda i, _: i < 5, body, [0, x])[1]
+
+
+def _model(*layers: keras.layers.Layer, **arguments: Any) -> keras.Model:
+    dense = [keras.layers.Dense(WIDTH, name=f"dense_{i}") for i in range(2)]
+    model = tfgpipe.PipelinedModel(
+        [dense[0], *layers, dense[1]],
+        num_stages=K,
+        num_microbatches=M,
+        balance=[1 + len(layers), 1],
+        schedule="1f1b",
+        **arguments,
+    )
+    model.compile("adam", "mse")
+    model.build((None, WIDTH))
+    return model
+
+
+def _run(model: keras.Model, platform: str = "h100-80g") -> DryRun:
+    spec = tf.TensorSpec([ROWS, WIDTH])
+    return tfgpipe.accelerators(model, batch=(spec, spec), platform=platform)
+
+
+@pytest.fixture(scope="module")
+def plain() -> DryRun:
+    """Two dense layers."""
+    return _run(_model())
+
+
+def test_all_operations_of_dense_layers_have_kernels(plain: DryRun) -> None:
+    assert not plain.on_host
+    assert "Every operation on a GPU has a kernel there." in str(plain)
+
+
+def test_activations_and_gradients_cross_once_a_microbatch(plain: DryRun) -> None:
+    crossing = [
+        (x.source, x.target, x.count, x.num_bytes)
+        for x in plain.transfers
+        if x.reader.startswith("stage_") and x.count == M and x.target >= 0
+    ]
+    size = 4 * ROWS * WIDTH
+    assert sorted(crossing) == [(0, 1, M, size), (1, 0, M, size)]
+
+
+def test_nobody_waits_in_the_loop_of_dense_layers(plain: DryRun) -> None:
+    assert not [x for x in plain.transfers if x.in_loop and x.waits]
+
+
+def test_functions_are_counted(plain: DryRun) -> None:
+    calls = {(f.name, f.device): f.calls for f in plain.functions}
+    names = ("stage_forward", "stage_backward")
+    assert calls.items() >= {((name, p), M) for name in names for p in range(K)}
+    # At least what a forward makes.
+    assert all(f.peak_bytes >= 4 * ROWS // M * WIDTH for f in plain.functions)
+
+
+def test_the_planner_counts_weights_as_they_are(plain: DryRun) -> None:
+    weights = 4 * (WIDTH * WIDTH + WIDTH)
+    assert [held.weights for held in plain.estimate.memory] == [weights, weights]
+    assert [held.slots for held in plain.estimate.memory] == [2 * weights, 2 * weights]
+
+
+def test_an_operation_without_a_kernel_is_named_with_its_layer() -> None:
+    report = _run(_model(Pooled(name="pooled"), remat="none"))
+    found = {each.op: each for each in report.on_host}
+    pooling = found["FractionalMaxPool"]
+    assert report.on_host[pooling] == M
+    assert pooling.name.startswith("pooled")
+    (line,) = [
+        x for x in str(report).splitlines() if x.startswith("FractionalMaxPool ")
+    ]
+    assert line.split()[-3:] == ["pooled", "GPU:0", str(M)]
+
+
+def test_a_loop_counts_as_often_as_it_runs() -> None:
+    report = _run(_model(Looped(name="looped"), remat="none"))
+    waits = {
+        x.reader: x.count
+        for x in report.transfers
+        if x.in_loop and x.layer.startswith("looped") and x.waits
+    }
+    # In the loop, and in that of its gradient.
+    assert waits == {"(min)": 2 * 5 * M, "(max)": 2 * 5 * M}
+
+
+def test_nothing_is_said_of_kernels_of_tpus() -> None:
+    report = _run(_model(), "tpu-v5e")
+    assert not report.transfers
+    assert "kernel" not in str(report)
+    assert "TPU:1" in str(report)
+
+
+def test_a_model_stays_as_it_is() -> None:
+    model = _model()
+    before = [v.numpy() for v in model.variables]
+    _run(model)
+    after = [v.numpy() for v in model.variables]
+    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_arrays_are_a_batch_as_well(plain: DryRun) -> None:
+    x = np.zeros((ROWS, WIDTH), "float32")
+    report = tfgpipe.accelerators(_model(), batch=(x, x), platform="h100-80g")
+    assert report.transfers == plain.transfers
+
+
+@pytest.mark.parametrize(
+    ("batch", "platform", "message"),
+    [
+        ((None, WIDTH), "h100-80g", "all sizes of a batch"),
+        ((ROWS, WIDTH), "h100", "Did you mean h100-80g"),
+    ],
+)
+def test_what_cannot_be_told_is_refused(
+    batch: Any, platform: str, message: str
+) -> None:
+    spec = tf.TensorSpec(batch)
+    with pytest.raises(ValueError, match=message):
+        tfgpipe.accelerators(_model(), batch=(spec, spec), platform=platform)
+
+
+def test_a_model_without_a_pipeline_is_refused() -> None:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"with a pipeline.*tfgpipe\.pipeline"):
+        tfgpipe.accelerators(model, batch=tf.zeros([2, 4]), platform="h100-80g")

@@ -1,0 +1,30 @@
+"""Compilation for absent accelerators: the compilers of TPUs and NVIDIA GPUs alone.
+
+platforms        the accelerators: memory, peaks, and what their compiler is to know
+hlo              the HLO module of what TensorFlow has traced
+compilers        a compiler in a process of its own, and what it says of a module
+compile_process  that process
+
+Nothing is run, so nothing is said of results or measured times. The compilers are
+packages of the extra `tfgpipe[compilers]`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tfgpipe._util import lazy_exports
+
+if TYPE_CHECKING:
+    from tfgpipe.accelerators.compilers import Compiled as Compiled
+    from tfgpipe.accelerators.compilers import Compiler as Compiler
+    from tfgpipe.accelerators.compilers import missing as missing
+    from tfgpipe.accelerators.hlo import UnsupportedOpError as UnsupportedOpError
+    from tfgpipe.accelerators.platforms import PLATFORMS as PLATFORMS
+    from tfgpipe.accelerators.platforms import Platform as Platform
+    from tfgpipe.accelerators.platforms import find as find
+    from tfgpipe.accelerators.platforms import roofline_seconds as roofline_seconds
+    from tfgpipe.accelerators.report import DryRun as DryRun
+    from tfgpipe.accelerators.report import dry_run as dry_run
+
+__all__, __getattr__, __dir__ = lazy_exports(__name__)

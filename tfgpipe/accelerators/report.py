@@ -1,0 +1,386 @@
+"""`dry_run`: what a training step would do on devices that are not here."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import keras
+
+from tfgpipe import planner, schedules
+from tfgpipe._compat import grappler
+from tfgpipe._util import readable_bytes, text_table
+from tfgpipe.accelerators import placement, platforms, steps
+from tfgpipe.accelerators.placement import HOST, Operation, Placement
+from tfgpipe.accelerators.platforms import GpuTarget, Platform
+from tfgpipe.report import device_memory
+
+_GRADIENT = "gradient_tape/"
+# Rows of a table of the report.
+_MOST_ROWS = 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StageFunction:
+    """A function that a step calls on a device.
+
+    Attributes:
+        name: What it does, such as `stage_forward`.
+        function: Its name in the graph of the step.
+        device: The index of its device.
+        calls: How often a step calls it there.
+        peak_bytes: The most that it holds, by Grappler's estimate.
+    """
+
+    name: str
+    function: str
+    device: int
+    calls: int
+    peak_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """Copies of one kind, of a layer.
+
+    Attributes:
+        what: The operation whose result is copied, or `argument`.
+        reader: What reads it.
+        layer: The layer of the operation.
+        source: From the memory of which device, or `HOST`.
+        target: To which.
+        in_loop: Whether that is in the functions of stages, for each microbatch.
+        count: How often in a step.
+        num_bytes: All that is copied in a step.
+    """
+
+    what: str
+    reader: str
+    layer: str
+    source: int
+    target: int
+    in_loop: bool
+    count: int
+    num_bytes: int
+
+    @property
+    def waits(self) -> bool:
+        """Whether the host waits for the device."""
+        return self.target == HOST
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """What a training step would do on a platform; `print` it for a report.
+
+    Attributes:
+        platform: The platform.
+        devices: The devices of the trace, in whose place those of the platform are.
+        on_host: Operations of GPUs that run on the host, since they have no kernel for
+            their types there: how often in a step, by operation. Empty for TPUs.
+        transfers: What is copied between the memories of host and GPUs.
+        functions: The stage functions on each device.
+        state: Weights and slots in words, a line a device.
+        estimate: Time and memory of the step by the planner.
+        layers: The names of the layers.
+    """
+
+    platform: Platform
+    devices: tuple[str, ...]
+    on_host: Mapping[Operation, int]
+    transfers: Sequence[Transfer]
+    functions: Sequence[StageFunction]
+    state: Sequence[str]
+    estimate: planner.Estimate
+    layers: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n\n".join(self._sections())
+
+    def _sections(self) -> Iterator[str]:
+        names = ", ".join(self._device(i) for i in range(len(self.devices)))
+        yield (
+            f"A training step on {len(self.devices)} x {self.platform.name}, traced "
+            f"and not run: {names}."
+        )
+        if self.platform.kind == "gpu":
+            yield self._kernels()
+            between = [x for x in self.transfers if HOST not in (x.source, x.target)]
+            others = [x for x in self.transfers if HOST in (x.source, x.target)]
+            loop = [x for x in others if x.in_loop]
+            once = [x for x in others if not x.in_loop]
+            yield self._copies("From host to GPU and back, for each microbatch", loop)
+            yield self._copies("From host to GPU and back, once a step", once)
+            yield self._copies("From GPU to GPU", between)
+        yield "Weights and slots\n" + "\n".join(self.state)
+        yield self._memory()
+        yield self._functions()
+
+    def _device(self, index: int) -> str:
+        return "host" if index == HOST else f"{self.platform.kind.upper()}:{index}"
+
+    def _kernels(self) -> str:
+        if not self.on_host:
+            return "Every operation on a GPU has a kernel there."
+        rows = collections.Counter[tuple[str, ...]]()
+        for operation, count in self.on_host.items():
+            types = ", ".join(operation.dtypes)
+            layer = layer_of(operation.name, self.layers)
+            rows[(operation.op, types, layer, self._device(operation.device))] += count
+        table = text_table(
+            ("operation", "types", "layer", "device", "times"),
+            [(*row, f"{count:,}") for row, count in rows.most_common(_MOST_ROWS)],
+            left=("operation", "types", "layer", "device"),
+        )
+        return f"Operations without a kernel, which run on the host\n{table}"
+
+    def _copies(self, title: str, found: list[Transfer]) -> str:
+        waits = sum(each.count for each in found if each.waits)
+        size = readable_bytes(sum(each.num_bytes for each in found))
+        number = sum(each.count for each in found)
+        title = f"{title}: {number:,} copies a step, {size}"
+        if waits:
+            title += f"; the host waits for {waits:,} of them"
+        # Those that somebody waits for first.
+        found.sort(key=lambda each: (not each.waits, -each.count, -each.num_bytes))
+        rows = [
+            (
+                self._device(each.source),
+                self._device(each.target),
+                each.what,
+                each.reader,
+                each.layer,
+                f"{each.count:,}",
+                readable_bytes(each.num_bytes),
+            )
+            for each in found
+        ]
+        header = ("from", "to", "result of", "for", "layer", "times", "bytes")
+        table = text_table(header, rows[:_MOST_ROWS], left=header[:5])
+        more = len(rows) - _MOST_ROWS
+        return "\n".join(
+            [title, *([table] if rows else []), *([f"... {more} more"] * (more > 0))]
+        )
+
+    def _memory(self) -> str:
+        rows = []
+        for p, held in enumerate(self.estimate.memory):
+            peaks = [each.peak_bytes for each in self.functions if each.device == p]
+            rows.append(
+                (
+                    self._device(p),
+                    readable_bytes(int(held.total)),
+                    held.largest,
+                    readable_bytes(int(held.workspace + held.recomputed)),
+                    readable_bytes(max(peaks, default=0)),
+                )
+            )
+        capacity = readable_bytes(int(self.platform.memory_bytes))
+        header = ("device", "step", "most of it", "one function", "by Grappler")
+        table = text_table(header, rows, left=("device", "most of it"))
+        return f"Memory by the planner, of {capacity}\n{table}"
+
+    def _functions(self) -> str:
+        rows = [
+            (
+                each.name,
+                self._device(each.device),
+                f"{each.calls:,}",
+                readable_bytes(each.peak_bytes),
+            )
+            for each in self.functions
+        ]
+        header = ("function", "device", "calls", "peak by Grappler")
+        return text_table(header, rows, left=("function", "device"))
+
+
+def dry_run(model: keras.Model, *, batch: Any, platform: str) -> DryRun:
+    """Returns what a training step of a model would do on other devices.
+
+    The step is traced, optimized by TensorFlow's Grappler for these devices, and
+    compared with the kernels that TensorFlow has for them. Nothing runs, no such device
+    is needed, and the model stays as it is.
+
+    Args:
+        model: A compiled model with a pipeline in it, on logical CPUs for example.
+        batch: What a step takes, `(x, y)` or `(x, y, sample_weight)`: arrays, tensors
+            or `tf.TensorSpec`. With replicas it is the batch of one of them.
+        platform: The devices, such as `"h100-80g"`, `"a100-40g"` or `"tpu-v5e"`.
+
+    Raises:
+        ValueError: If there is no such platform, if the model has no pipeline or is not
+            compiled, or if a size of the batch is not known.
+
+    Example:
+
+    >>> tfgpipe.make_logical_cpus(2)
+    >>> layers = [keras.layers.Dense(8) for _ in range(4)]
+    >>> model = tfgpipe.PipelinedModel(layers, num_stages=2, num_microbatches=2)
+    >>> model.compile("sgd", "mse")
+    >>> batch = np.zeros((4, 8), "float32"), np.zeros((4, 8), "float32")
+    >>> report = tfgpipe.accelerators(model, batch=batch, platform="h100-80g")
+    >>> len(report.on_host), len(report.functions)
+    (0, 4)
+    """
+    found = platforms.find(platform)
+    step = steps.trace(model, batch)
+    gpus = [f"{i.rpartition('CPU:')[0]}GPU:{n}" for n, i in enumerate(step.devices)]
+    on_gpus = steps.on_other_devices(step, gpus)
+    cluster = grappler.VirtualCluster(_properties(found, gpus))
+    optimized = cluster.optimize_functions(on_gpus)
+    placed = placement.Placement({}, {}, {})
+    if found.kind == "gpu":
+        placed = placement.place(step.graph, optimized, step.devices, gpus)
+    layers = steps.layer_names(step)
+    return DryRun(
+        platform=found,
+        devices=step.devices,
+        on_host=placed.on_host,
+        transfers=_transfers(placed, layers),
+        functions=_functions(step, optimized, cluster),
+        state=_state(model),
+        estimate=_estimate(step, found, batch),
+        layers=layers,
+    )
+
+
+def _properties(platform: Platform, gpus: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Returns what Grappler is to know of devices. To it a TPU is like an A100."""
+    target = platform.target
+    if not isinstance(target, GpuTarget):
+        target = platforms.find("a100-40g").target
+        assert isinstance(target, GpuTarget)
+    major, minor = target.compute_capability
+    gpu = {
+        "type": "GPU",
+        "vendor": "NVIDIA",
+        "model": target.name,
+        "frequency": int(1e3 * target.clock_ghz),
+        "num_cores": target.num_multiprocessors,
+        "memory_size": int(platform.device.memory),
+        "bandwidth": int(platform.device.bandwidth / 1e3),  # KB/s.
+        "environment": {"architecture": f"{major}.{minor}", "cudnn": "9000"},
+    }
+    cpu = {"type": "CPU", "frequency": 2500, "num_cores": 8, "memory_size": 2**36}
+    host = gpus[0].replace("GPU:", "CPU:")
+    return {**dict.fromkeys(gpus, gpu), host: cpu}
+
+
+def _transfers(placed: Placement, layers: Sequence[str]) -> list[Transfer]:
+    """Returns copies, added up for each kind and layer."""
+    counts: collections.Counter[tuple[Any, ...]] = collections.Counter()
+    sizes: collections.Counter[tuple[Any, ...]] = collections.Counter()
+    for copy, times in placed.copies.items():
+        operation = copy.operation
+        reader = copy.reader.rpartition("/")[2]
+        if not operation.function:
+            reader = _without_number(reader)
+        key = (
+            operation.op or "argument",
+            re.sub(r"^\w+?(_\d+)?\(", "(", reader) if "(" in reader else reader,
+            layer_of(operation.name, layers),
+            copy.source,
+            copy.target,
+            operation.function.startswith("stage_"),
+        )
+        counts[key] += times
+        sizes[key] += times * copy.num_bytes
+    names = ("what", "reader", "layer", "source", "target", "in_loop")
+    return [
+        Transfer(
+            **dict(zip(names, key, strict=True)), count=count, num_bytes=sizes[key]
+        )
+        for key, count in counts.items()
+    ]
+
+
+def layer_of(name: str, layers: Sequence[str]) -> str:
+    """Returns the layer that an operation is of, or its own scope.
+
+    >>> layer_of("gradient_tape/dense_1_2/MatMul", ["dense_1"])
+    'dense_1'
+    >>> layer_of("AddN_2", ["dense_1"])
+    ''
+
+    Args:
+        name: The name of the operation.
+        layers: The names of all layers. One that is called again has a number after it.
+    """
+    scope, inside, _ = name.removeprefix(_GRADIENT).partition("/")
+    known = _without_number(scope)
+    if known in layers and scope not in layers:
+        return known
+    return scope if inside else ""
+
+
+def _without_number(name: str) -> str:
+    return re.sub(r"_\d+$", "", name)
+
+
+def _functions(
+    step: steps.Step, optimized: Any, cluster: grappler.VirtualCluster
+) -> list[StageFunction]:
+    """Returns the stage functions of a step, with Grappler's estimates."""
+    library = {f.signature.name: f for f in optimized.library.function}
+    calls: collections.Counter[tuple[str, str, int]] = collections.Counter()
+    index = {name: i for i, name in enumerate(step.devices)}
+    for op in step.graph.get_operations():
+        if not op.name.startswith("stage_"):
+            continue
+        function = steps.innermost(op.node_def.attr["f"].func.name, library)
+        calls[(_without_number(op.name), function, index[op.device])] += 1
+    peaks = {
+        function: max(
+            cluster.peak_bytes(library[function], optimized.library).values(), default=0
+        )
+        for function in dict.fromkeys(function for _, function, _ in calls)
+    }
+    return [
+        StageFunction(
+            name=name,
+            function=function,
+            device=device,
+            calls=count,
+            peak_bytes=peaks[function],
+        )
+        for (name, function, device), count in sorted(
+            calls.items(), key=lambda item: (item[0][2], item[0][0])
+        )
+    ]
+
+
+def _state(model: keras.Model) -> list[str]:
+    """Returns the layers, weights and slots of each device, a line each."""
+    grid = itertools.chain.from_iterable(
+        stage for replica in device_memory(model) for stage in replica
+    )
+    return [f"{i}: {held.lines[2]}; {held.layers}" for i, held in enumerate(grid)]
+
+
+def _estimate(step: steps.Step, platform: Platform, batch: Any) -> planner.Estimate:
+    """Returns what the planner says of the same step."""
+    pipelined = step.pipeline
+    captured = pipelined.pipeline.captured
+    mesh, schedule = pipelined.mesh, steps.schedule(step.model, pipelined)
+    config = planner.ParallelConfig(
+        num_replicas=mesh.num_replicas,
+        num_devices=schedule.num_devices,
+        num_shards=mesh.num_shards,
+        num_microbatches=schedule.num_microbatches,
+        schedule=cast(schedules.Name, schedule.name),
+        remat=pipelined.remat,
+        stages_per_device=schedule.num_stages // schedule.num_devices,
+    )
+    request = planner.PlanRequest(
+        planner.read(captured, name=step.model.name),
+        device=platform.device,
+        num_devices=config.total_devices,
+        batch_size=steps.batch_size(batch) * mesh.num_replicas,
+        num_slots=steps.num_slots(step.model),
+    )
+    sizes = [len(stage.segment.calls) for stage in pipelined.stages]
+    return request.estimate(config, sizes)
