@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfgpipe
 from tests.helpers import jax_cpus
 from tests.helpers.transformer_blocks import Block, data, pair, pipeline_of, values
 from tfgpipe import spmd
@@ -115,6 +116,17 @@ def test_on_several_devices_the_step_is_that_of_the_plain_model(
         np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
     # Forward, forward again, backward.
     assert results["permutes"] >= 3
+
+
+def test_the_loops_alone_are_a_module_too() -> None:
+    layers = [keras.layers.Dense(4) for _ in range(2)]
+    layer = tfgpipe.SPMDPipeline(
+        layers, num_stages=2, num_microbatches=2, partitioned=True
+    )
+    layer.build((4, 4))
+    module = spmd.gradient_module(layer, tf.ones([4, 4]))
+    assert annotations.argument_shardings(module.hlo)[:3] == [[], [2, 1, 1], [2, 1]]
+    assert len(module.split) == 2
 
 
 def _run(step: Any, folder: Path) -> Any:
