@@ -178,6 +178,26 @@ def test_tensors_between_stages_have_the_compute_dtype(policy: str) -> None:
     np.testing.assert_array_equal(tf.cast(y, "float32"), tf.cast(plain, "float32"))
 
 
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: keras.optimizers.Adafactor(), "Adafactor"),
+        (lambda: keras.optimizers.Adam(clipnorm=1.0), "clipnorm=1.0"),
+    ],
+)
+def test_an_optimizer_that_takes_norms_of_weights_is_warned_of(
+    make: Callable[[], keras.optimizers.Optimizer], what: str
+) -> None:
+    trained = model(
+        [Block() for _ in range(2)],
+        num_stages=2,
+        num_microbatches=2,
+        optimizer=make(),
+    )
+    with pytest.warns(UserWarning, match=f"weights of all stages .*{what}"):
+        trained.train_step(data(4))
+
+
 def test_a_model_is_saved_and_loaded(tmp_path: Path) -> None:
     saved = model([Block() for _ in range(2)], num_stages=2, num_microbatches=2)
     x, y = data(8)

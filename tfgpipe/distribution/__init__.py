@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from tfgpipe.distribution.optimizer import (
         warn_of_sharded_updates as warn_of_sharded_updates,
     )
+    from tfgpipe.distribution.optimizer import (
+        warn_of_stacked_updates as warn_of_stacked_updates,
+    )
     from tfgpipe.distribution.pipeline_strategy import (
         PipelineStrategy as PipelineStrategy,
     )

@@ -8,7 +8,6 @@ from tfgpipe._util import lazy_exports
 
 if TYPE_CHECKING:
     from tfgpipe.spmd.layer import SPMDPipeline as SPMDPipeline
-    from tfgpipe.spmd.step import PartitionedModule as PartitionedModule
     from tfgpipe.spmd.step import gradient_module as gradient_module
     from tfgpipe.spmd.step import train_step_module as train_step_module
 

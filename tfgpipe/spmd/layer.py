@@ -14,6 +14,7 @@ from tfgpipe.distribution import (
     SPMDPipelineStrategy,
     StageStrategy,
     replica_context,
+    warn_of_stacked_updates,
 )
 from tfgpipe.spmd import loop
 from tfgpipe.spmd.partitioning import Cores, OneDevice, Partitioning
@@ -157,6 +158,9 @@ class SPMDPipeline(keras.layers.Layer):
                 f"mask. Layer '{self.name}' received inputs with a mask. Leave out "
                 "`mask_zero=True`, and give padding no weight in the loss."
             )
+        optimizer = keras_internals.calling_optimizer()
+        if training and optimizer is not None:
+            warn_of_stacked_updates(optimizer)
         partitioning = self._partitioning()
         inputs = partitioning.split_batch(tf.cast(inputs, self._stacked.dtype))
         weights, constants, state = self._stacked.variables
