@@ -280,6 +280,8 @@ def test_batches_that_microbatches_do_not_divide_and_masks_are_refused() -> None
     pipelined = tfgpipe.SPMDPipeline(layers, num_stages=2, num_microbatches=4)
     with pytest.raises(ValueError, match=r"6 examples for num_microbatches=4"):
         pipelined(np.ones((6, 4), "float32"))
+    with pytest.raises(ValueError, match="received int32"):
+        pipelined(np.ones((4, 4), "int32"))
     embedding = keras.layers.Embedding(5, 4, mask_zero=True)
     with pytest.raises(ValueError, match="received inputs with a mask"):
         pipelined(embedding(np.ones((4, 3), "int32")))

@@ -4,8 +4,8 @@ TensorFlow compiles a step for TPUs as one computation that all replicas run, ea
 logical cores; which physical core that is for each replica, a `DeviceAssignment` says.
 In the computation logical core `k` is named `TPU_REPLICATED_CORE:k`, and operations go
 where they are named to, as they go to devices elsewhere. (Lingvo pipelines in the same
-way.) Only placement has been tested, on a slice that was not there: see
-`docs/how-to/tpu.md`.
+way.) Only placement has been tested, on a slice that was not there, and today's
+compilers of TPUs refuse such computations: see `docs/how-to/tpu.md`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ class TPUPipelineStrategy(tf.distribute.TPUStrategy, StageStrategy):
     What `PipelineStrategy` is for GPUs: build and compile a model inside its scope,
     then `fit`. Neighbouring stages are on one chip or on neighbouring chips. The number
     of rows in a batch must be known: `dataset.batch(size, drop_remainder=True)`.
+
+    Today's compilers of TPUs (libtpu 0.0.52) refuse computations whose operations name
+    their cores. They take those of `SPMDPipelineStrategy`, for stages that are alike.
 
     Example (which needs TPUs):
 

@@ -150,13 +150,19 @@ class SPMDPipeline(keras.layers.Layer):
             mask: Must be None.
 
         Raises:
-            ValueError: If there is a mask, or M does not divide B.
+            ValueError: If there is a mask, M does not divide B, or the inputs are not
+                floats.
         """
         if mask is not None:
             raise ValueError(
                 "An SPMD pipeline passes one tensor from stage to stage, and no Keras "
                 f"mask. Layer '{self.name}' received inputs with a mask. Leave out "
                 "`mask_zero=True`, and give padding no weight in the loss."
+            )
+        if not inputs.dtype.is_floating:
+            raise ValueError(
+                "An SPMD pipeline passes floats from stage to stage. Layer "
+                f"'{self.name}' received {inputs.dtype.name}. Put embeddings before it."
             )
         optimizer = keras_internals.calling_optimizer()
         if training and optimizer is not None:
