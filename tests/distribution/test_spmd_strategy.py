@@ -162,6 +162,13 @@ def test_another_number_of_stages_is_refused() -> None:
         model([Block(), Block()], num_stages=2, num_microbatches=1)
 
 
+def test_sums_over_replicas_inside_a_pipeline_are_refused() -> None:
+    norm = keras.layers.BatchNormalization
+    with _strategy(2, 2).scope(), pytest.raises(ValueError, match="synchronized=True"):
+        layers = [norm(synchronized=True) for _ in range(2)]
+        tfgpipe.SPMDPipeline(layers, num_stages=2, num_microbatches=1).build((4, 3))
+
+
 def test_other_pipelines_are_refused() -> None:
     strategy = _strategy(2, 1)
     layers = [keras.layers.Dense(4), keras.layers.Dense(4)]

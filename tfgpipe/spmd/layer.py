@@ -19,6 +19,7 @@ from tfgpipe.distribution import (
 from tfgpipe.spmd import loop
 from tfgpipe.spmd.partitioning import Cores, OneDevice, Partitioning
 from tfgpipe.spmd.stacking import StackedStages
+from tfgpipe.stage import normalization
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
@@ -104,6 +105,11 @@ class SPMDPipeline(keras.layers.Layer):
     def build(self, input_shape: Any) -> None:
         """Builds the layers on the host, and stacks their variables."""
         strategy = _spmd_strategy(self.num_stages)
+        if strategy is not None and normalization.any_synchronized(self.layers):
+            raise ValueError(
+                "On TPUs layers in a pipeline cannot sum over replicas. Received "
+                f"`synchronized=True` in layer '{self.name}'. Leave it out."
+            )
         # Inside the scope variables get a shape but no value yet, so it can be said
         # where they are to be.
         with keras.StatelessScope():
