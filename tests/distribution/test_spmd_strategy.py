@@ -164,9 +164,11 @@ def test_another_number_of_stages_is_refused() -> None:
 
 def test_sums_over_replicas_inside_a_pipeline_are_refused() -> None:
     norm = keras.layers.BatchNormalization
-    with _strategy(2, 2).scope(), pytest.raises(ValueError, match="synchronized=True"):
+    with _strategy(2, 2).scope():
         layers = [norm(synchronized=True) for _ in range(2)]
-        tfgpipe.SPMDPipeline(layers, num_stages=2, num_microbatches=1).build((4, 3))
+        pipelined = tfgpipe.SPMDPipeline(layers, num_stages=2, num_microbatches=1)
+        with pytest.raises(ValueError, match="synchronized=True"):
+            pipelined.build((4, 3))
 
 
 def test_other_pipelines_are_refused() -> None:
