@@ -1,5 +1,10 @@
-"""Metadata of tfgpipe; `make train` and `make test` install it from here."""
+"""Metadata of tfgpipe; `make train` and `make test` install it from here.
 
+TFGPIPE_TENSORFLOW in the environment names another TensorFlow to require:
+`tensorflow-tpu` or `tensorflow-cpu` (docs/how-to/install.md).
+"""
+
+import os
 import re
 from pathlib import Path
 
@@ -11,6 +16,29 @@ HERE = Path(__file__).parent
     (HERE / "tfgpipe" / "__init__.py").read_text("utf-8"),
     re.MULTILINE,
 )
+
+# Both ends are tested (`make test-tensorflow TENSORFLOW=2.20.0`), since private names
+# are used of functions, collectives and variables. `tensorflow-tpu` ends at 2.20.
+TENSORFLOW_RANGE = ">=2.20,<2.22"
+# Distributions with the same files: pip replaces those of one by those of the next
+# without a word. So only one may be required, here and by what is required here.
+TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")
+TENSORFLOW = os.environ.get("TFGPIPE_TENSORFLOW") or "tensorflow"
+if TENSORFLOW not in TENSORFLOWS:
+    raise SystemExit(
+        "TFGPIPE_TENSORFLOW names the TensorFlow that is required: expected one of "
+        f"{', '.join(TENSORFLOWS)}; received {TENSORFLOW!r}."
+    )
+
+
+def with_tensorflow(*requirements: str) -> list[str]:
+    """Returns packages that require `tensorflow`, unless another one is chosen."""
+    return [*requirements] if TENSORFLOW == "tensorflow" else []
+
+
+# `tensorflow-tpu` takes any from 0.0.14 on. Those from 0.0.32 on lack functions that
+# TensorFlow 2.20 calls, and newer ones most of them: it then finds no TPU, or aborts.
+LIBTPU = ["libtpu>=0.0.14,<0.0.32"] if TENSORFLOW == "tensorflow-tpu" else []
 
 # The site: `make site`.
 DOCS = [
@@ -42,10 +70,12 @@ setup(
         "keras>=3.14,<3.16",
         "numpy>=1.26,<3",
         "rich>=13",
-        "tensorflow>=2.21,<2.22",
-        "tensorflow-model-optimization>=0.8,<0.9",
+        f"{TENSORFLOW}{TENSORFLOW_RANGE}",
+        *with_tensorflow("tensorflow-model-optimization>=0.8,<0.9"),
+        *LIBTPU,
     ],
     extras_require={
+        "and-cuda": with_tensorflow(f"tensorflow[and-cuda]{TENSORFLOW_RANGE}"),
         "pictures": ["matplotlib>=3.8"],
         "trainer": [
             "google-crc32c>=1.7,<2",
@@ -75,7 +105,7 @@ setup(
             "hypothesis>=6.100",
             "ipykernel>=6.29,<8",
             # Models of others, and where their mistakes are is known for this range.
-            "keras-hub>=0.32,<0.33",
+            *with_tensorflow("keras-hub>=0.32,<0.33"),
             "mypy>=1.11",
             "nbclient>=0.10,<1",
             "pytest>=8.2",

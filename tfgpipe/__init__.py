@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tfgpipe._compat import check_keras_backend
+from tfgpipe._compat import check_keras_backend, check_tensorflow
 from tfgpipe._util import lazy_exports
 
 if TYPE_CHECKING:
@@ -54,4 +54,5 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__, __getattr__, __dir__ = lazy_exports(__name__)
 
+check_tensorflow()
 check_keras_backend()

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfgpipe._compat import native_logging_off
+from tfgpipe._compat import TENSORFLOWS, installed_tensorflows, native_logging_off
 from trainer import findings, listing
 from trainer.experiment import Experiment
 from trainer.findings import Finding
@@ -36,6 +36,8 @@ _OPTIONAL = {
     "tokenizers": "language models over the tokens of a tokenizer.json",
     "sentencepiece": "language models over the tokens of a SentencePiece model",
 }
+# They require `tensorflow`, which is not installed beside one of another name.
+_OF_TENSORFLOW = frozenset({"tensorflow-model-optimization"})
 # Those that the documents take for workers; each has its health check on the next.
 _PORTS = (4000, 4001)
 
@@ -177,11 +179,9 @@ def _gpu_memory() -> list[int]:
     return [2**20 * int(line) for line in said.stdout.split() if line.isdigit()]
 
 
-def _installed(*names: str) -> str | None:
-    """Returns the version of the first of these packages that is installed."""
-    for name in names:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(name)
+def _installed(name: str) -> str | None:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(name)
     return None
 
 
@@ -203,11 +203,16 @@ def _ranges(*, extras: bool) -> dict[str, str]:
 def _versions() -> Iterator[Finding]:
     yield Finding("ok", f"Python {platform.python_version()}.")
     yield findings.check_version("tfgpipe", installed=_installed("tfgpipe"))
+    tensorflows = installed_tensorflows()
     for name, supported in _ranges(extras=False).items():
-        names = ("tensorflow", "tensorflow-cpu") if name == "tensorflow" else (name,)
-        yield findings.check_version(
-            name, installed=_installed(*names), supported=supported
-        )
+        if name in TENSORFLOWS:
+            yield findings.check_tensorflow(
+                tensorflows, required=name, supported=supported
+            )
+        elif name not in _OF_TENSORFLOW or "tensorflow" in tensorflows:
+            yield findings.check_version(
+                name, installed=_installed(name), supported=supported
+            )
 
 
 def _optional() -> Iterator[Finding]:

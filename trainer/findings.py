@@ -58,6 +58,31 @@ def check_version(name: str, *, installed: str | None, supported: str = "") -> F
     return Finding("ok", f"{name} {installed}{supported and f' ({supported})'}.")
 
 
+def check_tensorflow(
+    installed: Mapping[str, str], *, required: str, supported: str
+) -> Finding:
+    """Compares the TensorFlow that is installed, of whatever name, with the range.
+
+    >>> found = {"tensorflow-tpu": "2.20.0"}
+    >>> print(check_tensorflow(found, required="tensorflow", supported=">=2.20,<2.22"))
+    ok     tensorflow-tpu 2.20.0 (>=2.20,<2.22).
+
+    Args:
+        installed: Versions by the name of the distribution.
+        required: The distribution that tfgpipe was installed with.
+        supported: As for `check_version`.
+    """
+    if len(installed) > 1:
+        found = " and ".join(f"{name} {installed[name]}" for name in installed)
+        return Finding(
+            "fails",
+            f"{found} are installed, and have the same files: `pip uninstall "
+            f"{' '.join(installed)}`, then install one of them.",
+        )
+    name, version = next(iter(installed.items()), (required, None))
+    return check_version(name, installed=version, supported=supported)
+
+
 def _is_within(version: str, bounds: str) -> bool:
     compare = {
         ">=": lambda order: order >= 0,

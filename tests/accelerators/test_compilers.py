@@ -131,3 +131,20 @@ def test_an_update_of_variables_is_compiled(compiler):
     compiled = compiler.compile(module)
     assert compiled.error is None
     assert compiled.argument_bytes > 4 * 4 * WIDTH * WIDTH  # Two slots as well.
+
+
+def test_a_product_that_triton_cannot_tile_is_of_cublas():
+    """With the GPU XLA would try kernels, and leave out those that fail."""
+    if packages := missing(find("h100-80g")):
+        pytest.skip(f"not installed: {', '.join(packages)}")
+
+    def function(x, y):
+        rows = tf.reshape(tf.transpose(x, (0, 3, 1, 2)), [32 * 13, 64])
+        return tf.matmul(rows, y, transpose_b=True)
+
+    module = hlo(function, tf.TensorSpec([32, 4, 16, 13]), tf.TensorSpec([64, 64]))
+    with Compiler("h100-80g") as compiler:
+        compiled = compiler.compile(module)
+    assert compiled.error is None
+    assert "cuBLAS" in compiled.remark
+    assert compiled.flops == pytest.approx(2 * 32 * 13 * 64 * 64, rel=0.01)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tfgpipe.accelerators import DryRun
+from tfgpipe.accelerators import DryRun, find, missing
 
 K, M, ROWS, WIDTH = 2, 4, 8, 16
 
@@ -57,7 +57,7 @@ def _model(*layers: keras.layers.Layer, **arguments: Any) -> keras.Model:
 
 def _run(model: keras.Model, platform: str = "h100-80g") -> DryRun:
     spec = tf.TensorSpec([ROWS, WIDTH])
-    return tfgpipe.accelerators(model, batch=(spec, spec), platform=platform)
+    return tfgpipe.dry_run(model, batch=(spec, spec), platform=platform)
 
 
 @pytest.fixture(scope="module")
@@ -124,9 +124,31 @@ def test_a_loop_counts_as_often_as_it_runs() -> None:
 
 def test_nothing_is_said_of_kernels_of_tpus() -> None:
     report = _run(_model(), "tpu-v5e")
-    assert not report.transfers
+    assert {(x.source, x.target) for x in report.transfers} == {(0, 1), (1, 0)}
     assert "kernel" not in str(report)
     assert "TPU:1" in str(report)
+
+
+def test_what_is_not_compiled_is_said() -> None:
+    spec = tf.TensorSpec([ROWS, WIDTH])
+    report = tfgpipe.dry_run(
+        _model(), batch=(spec, spec), platform="h100-80g", compiles=False
+    )
+    assert str(report).endswith("Not compiled: compiles=False.")
+
+
+def test_functions_and_updates_are_compiled() -> None:
+    if packages := missing(find("h100-80g")):
+        pytest.skip(f"not installed: {', '.join(packages)}")
+    report = _run(_model())
+    assert not report.left_out
+    for each in report.functions:
+        assert each.compiled is not None
+        assert each.compiled.error is None
+    assert sorted(report.updates) == list(range(K))
+    size = 4 * (WIDTH * WIDTH + WIDTH)
+    # Weights, two slots, gradients.
+    assert all(4 * size <= x.argument_bytes < 5 * size for x in report.updates.values())
 
 
 def test_a_model_stays_as_it_is() -> None:
@@ -139,8 +161,9 @@ def test_a_model_stays_as_it_is() -> None:
 
 def test_arrays_are_a_batch_as_well(plain: DryRun) -> None:
     x = np.zeros((ROWS, WIDTH), "float32")
-    report = tfgpipe.accelerators(_model(), batch=(x, x), platform="h100-80g")
-    assert report.transfers == plain.transfers
+    report = tfgpipe.dry_run(_model(), batch=(x, x), platform="h100-80g")
+    sizes = [(each.source, each.target, each.num_bytes) for each in report.transfers]
+    assert sizes == [(x.source, x.target, x.num_bytes) for x in plain.transfers]
 
 
 @pytest.mark.parametrize(
@@ -155,11 +178,11 @@ def test_what_cannot_be_told_is_refused(
 ) -> None:
     spec = tf.TensorSpec(batch)
     with pytest.raises(ValueError, match=message):
-        tfgpipe.accelerators(_model(), batch=(spec, spec), platform=platform)
+        tfgpipe.dry_run(_model(), batch=(spec, spec), platform=platform)
 
 
 def test_a_model_without_a_pipeline_is_refused() -> None:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"with a pipeline.*tfgpipe\.pipeline"):
-        tfgpipe.accelerators(model, batch=tf.zeros([2, 4]), platform="h100-80g")
+        tfgpipe.dry_run(model, batch=tf.zeros([2, 4]), platform="h100-80g")

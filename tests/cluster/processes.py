@@ -25,7 +25,8 @@ PATIENCE = 180.0
 
 def environment(**more: str) -> dict[str, str]:
     """Returns the environment of processes that import this checkout."""
-    paths = [more.pop("PYTHONPATH", ""), str(ROOT)]
+    inherited = os.environ.get("PYTHONPATH", "")
+    paths = [more.pop("PYTHONPATH", ""), str(ROOT), inherited]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),

@@ -54,13 +54,13 @@ def test_neither_worker_nor_supervisor_loads_tensorflow() -> None:
 
 
 def test_a_worker_of_another_tensorflow_is_refused_by_name(tmp_path: Path) -> None:
-    other = tmp_path / "tensorflow-2.20.0.dist-info"
+    other = tmp_path / "tensorflow-2.0.0.dist-info"
     other.mkdir()
-    (other / "METADATA").write_text("Name: tensorflow\nVersion: 2.20.0\n")
+    (other / "METADATA").write_text("Name: tensorflow\nVersion: 2.0.0\n")
     address = Address("127.0.0.1", free_ports(1)[0])
     command = [*CLUSTER, "worker", f"--port={address.port}"]
     env = environment(PYTHONPATH=str(tmp_path))
-    message = f"Worker 1 at {address} has TensorFlow 2.20.0; this process has "
+    message = f"Worker 1 at {address} has TensorFlow 2.0.0; this process has "
     with (
         running(command, log=tmp_path / "log", env=env),
         pytest.raises(ClusterError, match=re.escape(message)),

@@ -39,10 +39,12 @@ def interpret(
         variables: More variables of its environment.
     """
     inherited = {k: v for k, v in os.environ.items() if k not in without}
+    # `make test-keras` has another Keras on the path.
+    paths = [str(ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
         cwd=cwd,
-        env={**inherited, "PYTHONPATH": str(ROOT), **variables},
+        env={**inherited, "PYTHONPATH": os.pathsep.join(paths), **variables},
         capture_output=True,
         text=True,
         check=False,

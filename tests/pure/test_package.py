@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import itertools
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ import setuptools  # Before distutils, which it replaces.
 
 import tfgpipe
 from tests.helpers.subprocesses import interpret
+from tfgpipe._compat import TENSORFLOWS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,6 +62,17 @@ def test_the_tensorflow_backend_is_accepted(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
 
 
+def test_without_tensorflow_the_import_says_what_to_install(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['tensorflow'] = None; import tfgpipe"
+    wanted = _requirement("tensorflow")
+    on_tpus = _requirement("tensorflow-tpu", TFGPIPE_TENSORFLOW="tensorflow-tpu")
+    assert _refusal(_python(code, cwd=tmp_path)) == (
+        "ImportError: tfgpipe needs TensorFlow, which is not installed in this "
+        f"environment. Try `pip install '{wanted}'`; on a TPU VM `pip install "
+        f"'{on_tpus}'`."
+    )
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="PipelinedLayers"):
         _ = tfgpipe.PipelinedLayers
@@ -65,10 +80,25 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 @pytest.fixture(scope="module")
 def distribution() -> setuptools.Distribution:
+    return _run_setup()
+
+
+def _run_setup(**variables: str) -> setuptools.Distribution:
     from distutils.core import run_setup
 
-    with contextlib.chdir(ROOT):
+    with contextlib.chdir(ROOT), pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TFGPIPE_TENSORFLOW", raising=False)
+        for name, value in variables.items():
+            patch.setenv(name, value)
         return run_setup("setup.py", stop_after="init")
+
+
+def _requirement(name: str, **variables: str) -> str:
+    """Returns what is required of a package, as `"keras>=3.14,<3.16"`."""
+    required = _run_setup(**variables).install_requires
+    (found,) = (each for each in required if re.split("[<>=]", each)[0] == name)
+    # Sorted by setuptools.
+    return name + ",".join(sorted(found.removeprefix(name).split(","), reverse=True))
 
 
 def test_setup_takes_its_version_from_the_package(
@@ -88,14 +118,60 @@ def test_every_folder_of_the_package_is_installed(
     }
 
 
-def test_the_keras_at_hand_is_in_the_range_that_is_tested() -> None:
-    setup = (ROOT / "setup.py").read_text("utf-8")
-    oldest, newest = re.search(r'"keras>=([\d.]+),<([\d.]+)"', setup).groups()
-    here = importlib.metadata.version("keras")
+@pytest.mark.parametrize("tensorflow", TENSORFLOWS)
+def test_one_tensorflow_is_required(tensorflow: str) -> None:
+    """All distributions of it have the same files, so any other replaces them."""
+    chosen = _run_setup(TFGPIPE_TENSORFLOW=tensorflow)
+    extras = itertools.chain.from_iterable(chosen.extras_require.values())
+    required = {
+        re.split(r"[\[<>=;]", each)[0] for each in (*chosen.install_requires, *extras)
+    }
+    assert required & set(TENSORFLOWS) == {tensorflow}
+    # Each of them requires `tensorflow`.
+    others = {
+        "keras-hub",
+        "tensorflow-model-optimization",
+        "tensorflow-text",
+        "tf-keras",
+    }
+    assert tensorflow == "tensorflow" or not required & others
+
+
+def test_libtpu_is_required_with_the_tensorflow_of_tpus_alone() -> None:
+    assert _requirement("libtpu", TFGPIPE_TENSORFLOW="tensorflow-tpu")
+    assert not any("libtpu" in each for each in _run_setup().install_requires)
+
+
+def test_tensorflow_is_required_by_default() -> None:
+    assert _requirement("tensorflow")
+    assert _requirement("tensorflow", TFGPIPE_TENSORFLOW="")
+
+
+def test_a_tensorflow_of_another_name_is_refused() -> None:
+    run = subprocess.run(
+        [sys.executable, "setup.py", "--version"],
+        cwd=ROOT,
+        env={**os.environ, "TFGPIPE_TENSORFLOW": "tf-nightly"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 1
+    assert run.stderr.endswith(
+        "TFGPIPE_TENSORFLOW names the TensorFlow that is required: expected one of "
+        f"{', '.join(TENSORFLOWS)}; received 'tf-nightly'.\n"
+    )
+
+
+@pytest.mark.parametrize("package", ["keras", "tensorflow"])
+def test_the_version_at_hand_is_in_the_range_that_is_tested(package: str) -> None:
+    oldest, newest = re.findall(r"[\d.]+", _requirement(package))
+    here = importlib.metadata.version(package)
     assert _numbers(oldest) <= _numbers(here) < _numbers(newest)
-    # What `make test-keras` installs by itself is the oldest.
+    # What `make test-keras` and `make test-tensorflow` install is the oldest.
     makefile = (ROOT / "Makefile").read_text("utf-8")
-    assert re.search(rf"^KERAS \?= {re.escape(oldest)}\.\d+$", makefile, re.MULTILINE)
+    installed = rf"^{package.upper()} \?= {re.escape(oldest)}\.\d+$"
+    assert re.search(installed, makefile, re.MULTILINE)
 
 
 def _numbers(version: str) -> list[int]:

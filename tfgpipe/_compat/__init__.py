@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from tfgpipe._compat import tflite as tflite
     from tfgpipe._compat import tpu_variables as tpu_variables
     from tfgpipe._compat.backend import check_keras_backend as check_keras_backend
+    from tfgpipe._compat.backend import check_tensorflow as check_tensorflow
+    from tfgpipe._compat.distributions import TENSORFLOWS as TENSORFLOWS
+    from tfgpipe._compat.distributions import (
+        installed_tensorflows as installed_tensorflows,
+    )
     from tfgpipe._compat.native_logging import native_logging_off as native_logging_off
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -1,11 +1,29 @@
-"""A check that Keras runs on TensorFlow, made before anything is built on it."""
+"""Checks that TensorFlow is there and Keras runs on it, before either is imported."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pathlib
 import sys
+
+
+def check_tensorflow() -> None:
+    """Raises ImportError, with what to install, where TensorFlow is missing.
+
+    Looks for it without importing it, which takes seconds. After `pip uninstall` of one
+    of two distributions a folder without code may be left, which is none.
+    """
+    if sys.modules.get("tensorflow"):
+        return
+    spec = importlib.util.find_spec("tensorflow")
+    if spec is None or spec.origin is None:
+        raise ImportError(
+            "tfgpipe needs TensorFlow, which is not installed in this environment. "
+            "Try `pip install 'tensorflow>=2.20,<2.22'`; on a TPU VM "
+            "`pip install 'tensorflow-tpu>=2.20,<2.22'`."
+        )
 
 
 def check_keras_backend() -> None:

@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 from tensorflow.python.eager import context
+from tensorflow.python.framework import function_def_to_graph
 from tensorflow.python.ops import gradients_util
 
 _thread_options = threading.local()
@@ -98,6 +99,19 @@ def output_shapes(node: tf.compat.v1.NodeDef) -> tf.compat.v1.AttrValue:
 def input_shapes(function: Any) -> tf.compat.v1.AttrValue:
     """Returns the shapes of the arguments of a function in a graph's library."""
     return function.attr["_input_shapes"]
+
+
+def graphs_of_functions(library: Any) -> dict[str, tf.Graph]:
+    """Returns the functions of a graph's library as graphs of their own, by name.
+
+    Each has `inputs` and `outputs`, tensors of it.
+    """
+    with tf.Graph().as_default():
+        tf.graph_util.import_graph_def(tf.compat.v1.GraphDef(library=library), name="")
+        return {
+            each.signature.name: function_def_to_graph.function_def_to_graph(each)
+            for each in library.function
+        }
 
 
 class GraphFunction:

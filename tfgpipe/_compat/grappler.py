@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import device_properties_pb2
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
-from tensorflow.python.framework import function_def_to_graph
 from tensorflow.python.grappler import cluster, item, tf_optimizer
+
+from tfgpipe._compat import functions
 
 # Of DeviceProperties: numbers, and strings by name.
 Properties = Mapping[str, Any]
@@ -60,36 +60,21 @@ class VirtualCluster:
         result = copy.deepcopy(graph_def)
         for function in result.library.function:
             function.CopyFrom(found.get(function.signature.name, function))
-        with _library(result.library):
-            for function in result.library.function:
-                graph = function_def_to_graph.function_def_to_graph(function)
-                _add_shapes(function, graph)
+        graphs = functions.graphs_of_functions(result.library)
+        for function in result.library.function:
+            _add_shapes(function, graphs[function.signature.name])
         return result
 
-    def peak_bytes(self, function: Any, library: Any) -> dict[str, int]:
+    def peak_bytes(self, graph: tf.Graph) -> int:
         """Returns Grappler's estimate of the memory that a function needs.
 
         Args:
-            function: A function of a graph's library.
-            library: The library.
-
-        Returns:
-            Bytes by device; a device that nothing is on is left out.
+            graph: The function, one of `functions.graphs_of_functions`.
         """
-        with _library(library):
-            graph = function_def_to_graph.function_def_to_graph(function)
         fetches = dict.fromkeys(x.op.name for x in graph.outputs)
         measured = item.Item(_meta_graph(graph.as_graph_def(add_shapes=True), fetches))
         found = self._cluster.DeterminePeakMemoryUsage(measured)
-        return {name: peak for name, (peak, _) in found.items() if peak >= 0}
-
-
-@contextlib.contextmanager
-def _library(library: Any) -> Iterator[None]:
-    """Has the functions of a library known inside."""
-    with tf.Graph().as_default():
-        tf.graph_util.import_graph_def(tf.compat.v1.GraphDef(library=library), name="")
-        yield
+        return sum(peak for peak, _ in found.values() if peak > 0)
 
 
 def _meta_graph(graph_def: Any, fetches: Iterable[str]) -> Any:

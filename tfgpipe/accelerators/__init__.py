@@ -1,9 +1,13 @@
-"""Compilation for absent accelerators: the compilers of TPUs and NVIDIA GPUs alone.
+"""What a training step would do on accelerators that are not here.
 
 platforms        the accelerators: memory, peaks, and what their compiler is to know
+steps            the graph of a training step, traced and not run
+placement        where its operations run on GPUs, and what is copied for them
 hlo              the HLO module of what TensorFlow has traced
 compilers        a compiler in a process of its own, and what it says of a module
 compile_process  that process
+stage_functions  the stage functions of a step, compiled
+report           all of it together: `tfgpipe.dry_run`
 
 Nothing is run, so nothing is said of results or measured times. The compilers are
 packages of the extra `tfgpipe[compilers]`.

@@ -31,6 +31,7 @@ _CUSTOM_CALL = re.compile(
     r"= (.*?) custom-call\((.*?)\), (?:(.*?), )?custom_call_target=\"([^\"]*)\"(.*)"
 )
 _SHAPE = re.compile(r"\b[a-z]\w*\[([\d,]*)\]")
+_NO_TILES = "Couldn't find output tile sizes"
 _SCALAR_PAD = re.compile(r" pad\((%[^ ,]+), %[^ ,]+\), padding=(?=,|$)", re.MULTILINE)
 # Nobody is to be asked what is in this machine, or waited for.
 _ENVIRONMENT = {
@@ -78,6 +79,7 @@ def _compile(
     import numpy as np
     from jax.interpreters import mlir
     from jaxlib import xla_client
+    from jaxlib._jax import JaxRuntimeError
     from jaxlib.mlir import ir
 
     described = _devices(json.dumps(topology))
@@ -90,13 +92,24 @@ def _compile(
     build = options.executable_build_options
     build.num_partitions = num_partitions
     build.use_spmd_partitioning = num_partitions > 1
+    stablehlo, remark = _stablehlo(hlo), None
+
+    def compile_module() -> Any:
+        with mlir.make_ir_context():
+            return devices[0].client.compile(
+                ir.Module.parse(stablehlo), xla_client.DeviceList(devices), options
+            )
+
     started = time.perf_counter()
-    with mlir.make_ir_context():
-        executable = devices[0].client.compile(
-            ir.Module.parse(_stablehlo(hlo)),
-            xla_client.DeviceList(devices),
-            options,
-        )
+    try:
+        executable = compile_module()
+    except JaxRuntimeError as error:
+        if _NO_TILES not in str(error):
+            raise
+        # With a device XLA would try kernels, of Triton's and of cuBLAS, and take one.
+        options.env_option_overrides = [("xla_gpu_enable_triton_gemm", False)]
+        executable = compile_module()
+        remark = "All products by cuBLAS: XLA found no tiles for one with Triton."
     seconds = time.perf_counter() - started
     (optimized,) = executable.hlo_modules()
     memory = executable.get_compiled_memory_stats()
@@ -113,6 +126,7 @@ def _compile(
         "flops": costs.get("flops", 0.0),
         "bytes_accessed": costs.get("bytes accessed", 0.0),
         "collectives": {name: found.count(name) for name in COLLECTIVES},
+        "remark": remark,
     }
 
 

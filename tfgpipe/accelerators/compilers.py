@@ -57,6 +57,8 @@ class Compiled:
             convolution's padding. A loop of unknown length counts once.
         bytes_accessed: What its kernels read and write, by XLA's count.
         collectives: How many of each there are in the optimized module.
+        remark: How it was compiled otherwise than a machine with the device would, or
+            None.
         error: The first line of what the compiler says if it fails, or None.
     """
 
@@ -68,7 +70,13 @@ class Compiled:
     flops: float = 0.0
     bytes_accessed: float = 0.0
     collectives: dict[str, int] = dataclasses.field(default_factory=dict)
+    remark: str | None = None
     error: str | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        """What it takes, makes and needs in between."""
+        return self.argument_bytes + self.output_bytes + self.temp_bytes
 
 
 class Compiler:

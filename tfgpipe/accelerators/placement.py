@@ -130,6 +130,16 @@ def place(
     return Placement(tally.on_host, tally.copies, tally.num_operations)
 
 
+def between_devices(placed: Placement) -> Placement:
+    """Returns what is copied from device to device alone."""
+    copies = {
+        copy: times
+        for copy, times in placed.copies.items()
+        if HOST not in (copy.source, copy.target)
+    }
+    return Placement({}, copies, placed.num_operations)
+
+
 def _devices_of_operations(graph: tf.Graph, devices: Sequence[str]) -> dict[str, int]:
     """Returns the device of each operation, as TensorFlow places them.
 

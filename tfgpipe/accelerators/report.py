@@ -6,15 +6,23 @@ import collections
 import dataclasses
 import itertools
 import re
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import keras
 
 from tfgpipe import planner, schedules
-from tfgpipe._compat import grappler
+from tfgpipe._compat import functions, grappler
 from tfgpipe._util import readable_bytes, text_table
-from tfgpipe.accelerators import placement, platforms, steps
+from tfgpipe.accelerators import (
+    compilers,
+    placement,
+    platforms,
+    stage_functions,
+    steps,
+)
+from tfgpipe.accelerators.compilers import Compiled
 from tfgpipe.accelerators.placement import HOST, Operation, Placement
 from tfgpipe.accelerators.platforms import GpuTarget, Platform
 from tfgpipe.report import device_memory
@@ -34,6 +42,9 @@ class StageFunction:
         device: The index of its device.
         calls: How often a step calls it there.
         peak_bytes: The most that it holds, by Grappler's estimate.
+        planned_seconds: How long it takes by the planner: the mean of the stages of its
+            device. None for what the planner does not know.
+        compiled: What the compiler of the platform says of it, or None.
     """
 
     name: str
@@ -41,6 +52,8 @@ class StageFunction:
     device: int
     calls: int
     peak_bytes: int
+    planned_seconds: float | None = None
+    compiled: Compiled | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,11 +95,14 @@ class DryRun:
         devices: The devices of the trace, in whose place those of the platform are.
         on_host: Operations of GPUs that run on the host, since they have no kernel for
             their types there: how often in a step, by operation. Empty for TPUs.
-        transfers: What is copied between the memories of host and GPUs.
+        transfers: What is copied between the devices, and between GPUs and the host.
         functions: The stage functions on each device.
         state: Weights and slots in words, a line a device.
         estimate: Time and memory of the step by the planner.
         layers: The names of the layers.
+        updates: What the compiler says of the optimizer's update of each stage.
+        left_out: What was not done, and why; empty if all was.
+        dtype: What products are computed in.
     """
 
     platform: Platform
@@ -97,6 +113,9 @@ class DryRun:
     state: Sequence[str]
     estimate: planner.Estimate
     layers: tuple[str, ...]
+    updates: Mapping[int, Compiled]
+    left_out: str
+    dtype: str
 
     def __str__(self) -> str:
         return "\n\n".join(self._sections())
@@ -107,15 +126,15 @@ class DryRun:
             f"A training step on {len(self.devices)} x {self.platform.name}, traced "
             f"and not run: {names}."
         )
+        between = [x for x in self.transfers if HOST not in (x.source, x.target)]
+        others = [x for x in self.transfers if HOST in (x.source, x.target)]
         if self.platform.kind == "gpu":
             yield self._kernels()
-            between = [x for x in self.transfers if HOST not in (x.source, x.target)]
-            others = [x for x in self.transfers if HOST in (x.source, x.target)]
             loop = [x for x in others if x.in_loop]
             once = [x for x in others if not x.in_loop]
             yield self._copies("From host to GPU and back, for each microbatch", loop)
             yield self._copies("From host to GPU and back, once a step", once)
-            yield self._copies("From GPU to GPU", between)
+        yield self._copies("From device to device", between)
         yield "Weights and slots\n" + "\n".join(self.state)
         yield self._memory()
         yield self._functions()
@@ -185,20 +204,59 @@ class DryRun:
         return f"Memory by the planner, of {capacity}\n{table}"
 
     def _functions(self) -> str:
-        rows = [
-            (
+        """Returns a row for each stage function, and what does not compile."""
+        updates = [
+            StageFunction(
+                name="update", function="", device=k, calls=1, peak_bytes=0, compiled=c
+            )
+            for k, c in self.updates.items()
+        ]
+        called = [*self.functions, *updates]
+        header = ["function", "device", "calls", "by Grappler", "planned us"]
+        if any(each.compiled for each in called):
+            header += ["arguments", "results", "temporary", "code", "FLOPs"]
+            header += ["roofline us", "compiled in s"]
+        rows, remarks = [], []
+        for each in called:
+            planned = each.planned_seconds
+            row = [
                 each.name,
                 self._device(each.device),
                 f"{each.calls:,}",
-                readable_bytes(each.peak_bytes),
-            )
-            for each in self.functions
+                readable_bytes(each.peak_bytes) if each.peak_bytes else "-",
+                "-" if planned is None else f"{1e6 * planned:,.1f}",
+            ]
+            if each.compiled is not None:
+                row += self._compiled(each.compiled)
+                if each.compiled.error:
+                    remarks.append(f"{row[0]} on {row[1]}: {each.compiled.error}")
+                elif each.peak_bytes > 2 * each.compiled.total_bytes:
+                    remarks.append(
+                        f"{row[0]} on {row[1]}: by Grappler more than twice what the "
+                        f"compiler needs, {readable_bytes(each.compiled.total_bytes)}."
+                    )
+            rows.append(row)
+        table = text_table(header, rows, left=header[:2])
+        return "\n".join(filter(None, [table, *remarks, self.left_out]))
+
+    def _compiled(self, found: Compiled) -> list[str]:
+        if found.error:
+            return [*("-" * 6), "no"]
+        least = platforms.roofline_seconds(
+            found.flops, found.bytes_accessed, self.platform, dtype=self.dtype
+        )
+        sizes = (found.argument_bytes, found.output_bytes, found.temp_bytes)
+        return [
+            *map(readable_bytes, (*sizes, found.code_bytes)),
+            f"{found.flops:.3g}",
+            f"{1e6 * least:,.1f}",
+            f"{found.seconds:.1f}",
         ]
-        header = ("function", "device", "calls", "peak by Grappler")
-        return text_table(header, rows, left=("function", "device"))
 
 
-def dry_run(model: keras.Model, *, batch: Any, platform: str) -> DryRun:
+def dry_run(
+    model: keras.Model, *, batch: Any, platform: str, compiles: bool = True
+) -> DryRun:
     """Returns what a training step of a model would do on other devices.
 
     The step is traced, optimized by TensorFlow's Grappler for these devices, and
@@ -210,6 +268,9 @@ def dry_run(model: keras.Model, *, batch: Any, platform: str) -> DryRun:
         batch: What a step takes, `(x, y)` or `(x, y, sample_weight)`: arrays, tensors
             or `tf.TensorSpec`. With replicas it is the batch of one of them.
         platform: The devices, such as `"h100-80g"`, `"a100-40g"` or `"tpu-v5e"`.
+        compiles: Whether stage functions and updates are also compiled by XLA for the
+            platform, some seconds each. Needs the packages of `tfgpipe[compilers]`;
+            without these the report says that this is left out.
 
     Raises:
         ValueError: If there is no such platform, if the model has no pipeline or is not
@@ -222,7 +283,7 @@ def dry_run(model: keras.Model, *, batch: Any, platform: str) -> DryRun:
     >>> model = tfgpipe.PipelinedModel(layers, num_stages=2, num_microbatches=2)
     >>> model.compile("sgd", "mse")
     >>> batch = np.zeros((4, 8), "float32"), np.zeros((4, 8), "float32")
-    >>> report = tfgpipe.accelerators(model, batch=batch, platform="h100-80g")
+    >>> report = tfgpipe.dry_run(model, batch=batch, platform="h100-80g")
     >>> len(report.on_host), len(report.functions)
     (0, 4)
     """
@@ -232,20 +293,52 @@ def dry_run(model: keras.Model, *, batch: Any, platform: str) -> DryRun:
     on_gpus = steps.on_other_devices(step, gpus)
     cluster = grappler.VirtualCluster(_properties(found, gpus))
     optimized = cluster.optimize_functions(on_gpus)
-    placed = placement.Placement({}, {}, {})
-    if found.kind == "gpu":
-        placed = placement.place(step.graph, optimized, step.devices, gpus)
+    placed = placement.place(step.graph, optimized, step.devices, gpus)
+    if found.kind == "tpu":  # Its functions are compiled as they are.
+        placed = placement.between_devices(placed)
     layers = steps.layer_names(step)
+    called, updates = _functions(step, optimized, cluster), {}
+    left_out = _left_out(found, compiles=compiles)
+    if not left_out:
+        names = [each.function for each in called]
+        compiled = stage_functions.compile_stage_functions(step, names, found)
+        called = [
+            dataclasses.replace(each, compiled=compiled[each.function])
+            for each in called
+        ]
+        updates = stage_functions.compile_updates(step, found)
+    workload = planner.read(step.pipeline.pipeline.captured, name=model.name)
+    estimate, planned = _plan(step, found, workload, batch)
+    called = [
+        dataclasses.replace(each, planned_seconds=planned[p].get(each.name))
+        for each in called
+        for p in [each.device // step.pipeline.mesh.num_shards % len(planned)]
+    ]
     return DryRun(
         platform=found,
         devices=step.devices,
         on_host=placed.on_host,
         transfers=_transfers(placed, layers),
-        functions=_functions(step, optimized, cluster),
+        functions=called,
         state=_state(model),
-        estimate=_estimate(step, found, batch),
+        estimate=estimate,
         layers=layers,
+        updates=updates,
+        left_out=left_out,
+        dtype=workload.dtype,
     )
+
+
+def _left_out(platform: Platform, *, compiles: bool) -> str:
+    """Returns why nothing is compiled, empty if it is."""
+    if not compiles:
+        return "Not compiled: compiles=False."
+    if packages := compilers.missing(platform):
+        return (
+            f"Not compiled: {', '.join(packages)} are not installed. "
+            "`pip install 'tfgpipe[compilers]'` adds them."
+        )
+    return ""
 
 
 def _properties(platform: Platform, gpus: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -333,12 +426,8 @@ def _functions(
             continue
         function = steps.innermost(op.node_def.attr["f"].func.name, library)
         calls[(_without_number(op.name), function, index[op.device])] += 1
-    peaks = {
-        function: max(
-            cluster.peak_bytes(library[function], optimized.library).values(), default=0
-        )
-        for function in dict.fromkeys(function for _, function, _ in calls)
-    }
+    graphs = functions.graphs_of_functions(optimized.library)
+    peaks = {name: cluster.peak_bytes(graphs[name]) for _, name, _ in calls}
     return [
         StageFunction(
             name=name,
@@ -361,10 +450,14 @@ def _state(model: keras.Model) -> list[str]:
     return [f"{i}: {held.lines[2]}; {held.layers}" for i, held in enumerate(grid)]
 
 
-def _estimate(step: steps.Step, platform: Platform, batch: Any) -> planner.Estimate:
-    """Returns what the planner says of the same step."""
+def _plan(
+    step: steps.Step, platform: Platform, workload: planner.Workload, batch: Any
+) -> tuple[planner.Estimate, list[dict[str, float]]]:
+    """Returns what the planner says of the step, and of the functions of each device.
+
+    The latter are mean seconds, by the name of the function.
+    """
     pipelined = step.pipeline
-    captured = pipelined.pipeline.captured
     mesh, schedule = pipelined.mesh, steps.schedule(step.model, pipelined)
     config = planner.ParallelConfig(
         num_replicas=mesh.num_replicas,
@@ -376,11 +469,21 @@ def _estimate(step: steps.Step, platform: Platform, batch: Any) -> planner.Estim
         stages_per_device=schedule.num_stages // schedule.num_devices,
     )
     request = planner.PlanRequest(
-        planner.read(captured, name=step.model.name),
+        workload,
         device=platform.device,
         num_devices=config.total_devices,
         batch_size=steps.batch_size(batch) * mesh.num_replicas,
         num_slots=steps.num_slots(step.model),
     )
     sizes = [len(stage.segment.calls) for stage in pipelined.stages]
-    return request.estimate(config, sizes)
+    times = request.stage_times(config, sizes)
+    means = []
+    for p in range(schedule.num_devices):
+        mine = [x for x, q in zip(times, schedule.placement, strict=True) if p == q]
+        forward, backward = (
+            statistics.mean(getattr(x, name) for x in mine)
+            for name in ("forward", "backward")
+        )
+        again = statistics.mean(x.recompute for x in mine)
+        means.append({"stage_forward": forward, "stage_backward": backward + again})
+    return request.estimate(config, sizes), means

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
+from tfgpipe._compat import installed_tensorflows
 from tfgpipe.cluster.addresses import Address
 from tfgpipe.cluster.errors import ClusterError, WorkerUnavailable
 
@@ -103,10 +104,12 @@ def parse_message(line: bytes) -> dict[str, Any]:
     raise ValueError("its answer is no line of JSON")
 
 
-def version(distribution: str) -> str:
-    """Returns the version of an installed distribution, without importing it."""
+def version(package: str) -> str:
+    """Returns the version of an installed package, without importing it."""
+    if package == "tensorflow":
+        return next(iter(installed_tensorflows().values()), "none")
     try:
-        return importlib.metadata.version(distribution)
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "none"
 

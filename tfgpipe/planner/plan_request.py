@@ -130,6 +130,18 @@ class PlanRequest:
             mfu=self.workload.flops * self.batch_size / time.total / peak,
         )
 
+    def stage_times(
+        self, config: ParallelConfig, layers_per_stage: Sequence[int]
+    ) -> list[step_time.StageTimes]:
+        """Returns what each stage takes on a microbatch."""
+        return step_time.stage_times(
+            self.workload,
+            config,
+            layers_per_stage,
+            rows=self.rows(config),
+            device=self.device,
+        )
+
     def least_seconds(
         self, config: ParallelConfig, layers_per_stage: Sequence[int]
     ) -> float:

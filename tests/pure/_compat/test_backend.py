@@ -1,4 +1,4 @@
-"""The check that Keras runs on TensorFlow looks where Keras looks."""
+"""TensorFlow is looked for, and the backend of Keras where Keras looks."""
 
 from __future__ import annotations
 
@@ -51,3 +51,29 @@ def test_keras_looks_there(tmp_path, variable, expected):
     code = "import keras; print(keras.config.backend())"
     run = interpret(code, KERAS_BACKEND=variable, KERAS_HOME=str(tmp_path))
     assert expected in run.stdout + run.stderr
+
+
+def test_a_missing_tensorflow_is_an_import_error(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(sys, "path_importer_cache", {})
+    with pytest.raises(ImportError, match="pip install 'tensorflow>="):
+        backend.check_tensorflow()
+    # What `pip uninstall` may leave.
+    (tmp_path / "tensorflow" / "include").mkdir(parents=True)
+    with pytest.raises(ImportError, match="not installed"):
+        backend.check_tensorflow()
+
+
+def test_a_tensorflow_is_found_and_not_imported(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    (tmp_path / "tensorflow").mkdir()
+    (tmp_path / "tensorflow" / "__init__.py").write_text("raise AssertionError")
+    monkeypatch.syspath_prepend(tmp_path)
+    backend.check_tensorflow()
+
+
+def test_a_loaded_tensorflow_is_there_wherever_it_came_from(monkeypatch):
+    # Without a spec, as modules have that a program makes itself.
+    monkeypatch.setitem(sys.modules, "tensorflow", types.ModuleType("tensorflow"))
+    backend.check_tensorflow()

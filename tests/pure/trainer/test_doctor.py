@@ -41,6 +41,30 @@ def test_a_version_is_within_the_range_or_fails(
     assert ("pip install 'keras>=3.14,<3.16'" in found.text) == (level == "fails")
 
 
+@pytest.mark.parametrize(
+    ("installed", "level", "words"),
+    [
+        ({"tensorflow": "2.21.0"}, "ok", "tensorflow 2.21.0"),
+        ({"tensorflow-cpu": "2.21.0"}, "ok", "tensorflow-cpu 2.21.0"),
+        ({"tensorflow-tpu": "2.19.1"}, "fails", "install 'tensorflow-tpu>=2.20,<2.22'"),
+        ({}, "fails", "pip install 'tensorflow>=2.20,<2.22'"),
+        (
+            {"tensorflow": "2.21.0", "tensorflow-tpu": "2.20.0"},
+            "fails",
+            "pip uninstall tensorflow tensorflow-tpu",
+        ),
+    ],
+)
+def test_one_tensorflow_of_any_name_is_expected(
+    installed: dict[str, str], level: str, words: str
+) -> None:
+    found = findings.check_tensorflow(
+        installed, required="tensorflow", supported=">=2.20,<2.22"
+    )
+    assert found.level == level
+    assert words in found.text
+
+
 def test_an_optional_package_that_is_missing_is_no_failure() -> None:
     found = findings.check_optional("grain", installed=None, purpose="data sets")
     assert found == Finding(
