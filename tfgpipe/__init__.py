@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         MultiWorkerPipelineStrategy as MultiWorkerPipelineStrategy,
     )
     from tfgpipe.distribution import PipelineStrategy as PipelineStrategy
+    from tfgpipe.distribution import SPMDPipelineStrategy as SPMDPipelineStrategy
     from tfgpipe.distribution import TPUPipelineStrategy as TPUPipelineStrategy
     from tfgpipe.distribution import place_optimizer as place_optimizer
     from tfgpipe.partition import plan as plan
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from tfgpipe.simulation import Costs as Costs
     from tfgpipe.simulation import Timeline as Timeline
     from tfgpipe.simulation import simulate as simulate
+    from tfgpipe.spmd import SPMDPipeline as SPMDPipeline
 
 __version__ = "0.1.0"
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -33,6 +33,7 @@ LAYERS = {
     "tensor_parallel": 5,
     "stage": 5,
     "runtime": 6,
+    "spmd": 6,
     "partition": 7,
     "pipelined_layer": 8,
     "report": 9,
@@ -56,7 +57,7 @@ FOR_USERS = {
     "tensor_parallel",
 }
 # Entries of `tfgpipe/`, and of any folder inside.
-MOST_ENTRIES = 23
+MOST_ENTRIES = 24
 # Modules that load no TensorFlow, and import nothing but NumPy.
 PURE = (
     "_compat.backend",

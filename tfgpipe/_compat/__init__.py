@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from tfgpipe._compat import grappler as grappler
     from tfgpipe._compat import keras_internals as keras_internals
     from tfgpipe._compat import kernels as kernels
+    from tfgpipe._compat import spmd as spmd
     from tfgpipe._compat import tf_internals as tf_internals
     from tfgpipe._compat import tflite as tflite
+    from tfgpipe._compat import tpu_variables as tpu_variables
     from tfgpipe._compat.backend import check_keras_backend as check_keras_backend
     from tfgpipe._compat.backend import check_tensorflow as check_tensorflow
     from tfgpipe._compat.distributions import TENSORFLOWS as TENSORFLOWS

@@ -64,6 +64,22 @@ def eager_variables() -> Iterator[None]:
         graph._variable_creator_stack = creators
 
 
+@contextlib.contextmanager
+def host_variables() -> Iterator[None]:
+    """Variables created inside are plain ones of this machine's first CPU.
+
+    That is, whatever strategy or function is around: none of its creators is asked.
+    """
+    with tf.init_scope(), without_strategy(), tf.device("CPU:0"):
+        graph = tf.compat.v1.get_default_graph()
+        creators = graph._variable_creator_stack
+        graph._variable_creator_stack = []
+        try:
+            yield
+        finally:
+            graph._variable_creator_stack = creators
+
+
 _OF_FUNCTIONS = 50  # The priority of the creators of functions.
 
 

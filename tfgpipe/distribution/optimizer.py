@@ -167,11 +167,9 @@ def warn_of_sharded_updates(
     optimizer: keras.optimizers.Optimizer, num_shards: int
 ) -> None:
     """Warns of an optimizer that treats each shard of a weight as a weight."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    of_whole = isinstance(inner, _WHOLE_WEIGHT_OPTIMIZERS)
-    if num_shards == 1 or not (of_whole or inner.clipnorm):
+    what = _looks_at_whole_weights(optimizer)
+    if num_shards == 1 or what is None:
         return
-    what = type(inner).__name__ if of_whole else f"clipnorm={inner.clipnorm}"
     warnings.warn(
         "The parts of a weight in shards are updated one by one, as if they were "
         f"weights. Received {what}, which takes a norm, a mean or a product of a whole "
@@ -179,3 +177,25 @@ def warn_of_sharded_updates(
         "optimizer such as Adam, and `global_clipnorm`.",
         stacklevel=3,
     )
+
+
+def warn_of_stacked_updates(optimizer: keras.optimizers.Optimizer) -> None:
+    """Warns of an optimizer that treats the weights of all stages as one weight."""
+    what = _looks_at_whole_weights(optimizer)
+    if what is None:
+        return
+    warnings.warn(
+        "In an SPMD pipeline the weights of all stages are updated as one. Received "
+        f"{what}, which takes a norm, a mean or a product of a whole weight: training "
+        "differs from that of the layers without a pipeline. Use an optimizer such as "
+        "Adam, and `global_clipnorm`.",
+        stacklevel=3,
+    )
+
+
+def _looks_at_whole_weights(optimizer: keras.optimizers.Optimizer) -> str | None:
+    """Returns what of an optimizer depends on a weight as a whole, if anything does."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if isinstance(inner, _WHOLE_WEIGHT_OPTIMIZERS):
+        return type(inner).__name__
+    return f"clipnorm={inner.clipnorm}" if inner.clipnorm else None

@@ -4,8 +4,8 @@ TensorFlow compiles a step for TPUs as one computation that all replicas run, ea
 logical cores; which physical core that is for each replica, a `DeviceAssignment` says.
 In the computation logical core `k` is named `TPU_REPLICATED_CORE:k`, and operations go
 where they are named to, as they go to devices elsewhere. (Lingvo pipelines in the same
-way.) Only placement has been tested, on a slice that was not there: see
-`docs/how-to/tpu.md`.
+way.) Only placement has been tested, on a slice that was not there, and today's
+compilers of TPUs refuse such computations: see `docs/how-to/tpu.md`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ class TPUPipelineStrategy(tf.distribute.TPUStrategy, StageStrategy):
     What `PipelineStrategy` is for GPUs: build and compile a model inside its scope,
     then `fit`. Neighbouring stages are on one chip or on neighbouring chips. The number
     of rows in a batch must be known: `dataset.batch(size, drop_remainder=True)`.
+
+    Today's compilers of TPUs (libtpu 0.0.52) refuse computations whose operations name
+    their cores. They take those of `SPMDPipelineStrategy`, for stages that are alike.
 
     Example (which needs TPUs):
 
@@ -69,20 +72,12 @@ class TPUPipelineStrategy(tf.distribute.TPUStrategy, StageStrategy):
         torus: tpu_topology.Torus = (False, False, False),
     ) -> None:
         check_not_nested("TPUPipelineStrategy")
-        if slice_topology is None:
-            tf.config.experimental_connect_to_cluster(resolver)
-            slice_topology = tf.tpu.experimental.initialize_tpu_system(resolver)
-        self.device_assignment = tf.tpu.experimental.DeviceAssignment(
+        self.device_assignment = connect(
+            resolver,
             slice_topology,
-            np.array(
-                tpu_topology.assign_cores(
-                    tuple(map(int, slice_topology.mesh_shape)),
-                    num_stages=num_stages,
-                    num_replicas=num_replicas,
-                    missing=[tuple(c) for c in slice_topology.missing_devices.tolist()],
-                    torus=torus,
-                )
-            ),
+            num_stages=num_stages,
+            num_replicas=num_replicas,
+            torus=torus,
         )
         super().__init__(
             resolver, experimental_device_assignment=self.device_assignment
@@ -156,3 +151,36 @@ class TPUPipelineStrategy(tf.distribute.TPUStrategy, StageStrategy):
         """Assignments to a variable, made inside, are on the core that holds it."""
         first, *_ = self.experimental_local_results(variable)
         return self.stage_scope(self._mesh.primary_devices[0].index(first.device))
+
+
+def connect(
+    resolver: tf.distribute.cluster_resolver.TPUClusterResolver,
+    slice_topology: tf.tpu.experimental.Topology | None,
+    *,
+    num_stages: int,
+    num_replicas: int,
+    torus: tpu_topology.Torus,
+) -> tf.tpu.experimental.DeviceAssignment:
+    """Returns which core each stage of each replica is on.
+
+    Args:
+        resolver: Says where the TPUs are.
+        slice_topology: The slice; None to connect to it and initialize it.
+        num_stages: K.
+        num_replicas: D.
+        torus: For x, y and z, whether the last chip is next to the first.
+
+    Raises:
+        ValueError: If the slice is too small for K * D cores.
+    """
+    if slice_topology is None:
+        tf.config.experimental_connect_to_cluster(resolver)
+        slice_topology = tf.tpu.experimental.initialize_tpu_system(resolver)
+    cores = tpu_topology.assign_cores(
+        tuple(map(int, slice_topology.mesh_shape)),
+        num_stages=num_stages,
+        num_replicas=num_replicas,
+        missing=[tuple(c) for c in slice_topology.missing_devices.tolist()],
+        torus=torus,
+    )
+    return tf.tpu.experimental.DeviceAssignment(slice_topology, np.array(cores))

@@ -23,7 +23,7 @@ import hashlib
 import itertools
 import types
 import warnings
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Any
 
 import keras
@@ -44,6 +44,17 @@ def structure(segment: Segment) -> Hashable | None:
     """Returns a key that is equal for segments that share a trace; None if unknown."""
     try:
         return _segment_key(segment)
+    except _NotDescribableError:
+        return None
+
+
+def layer_structure(layer: keras.layers.Layer) -> Hashable | None:
+    """Returns a key that is equal for built layers that compute the same.
+
+    That is, on equal inputs and equal values of their variables. None if unknown.
+    """
+    try:
+        return (_layer_key(layer), _layers_variables_key([layer]))
     except _NotDescribableError:
         return None
 
@@ -73,14 +84,14 @@ def _segment_key(segment: Segment) -> Hashable:
         calls.append((positions[call.layer], repr(nesting), leaves, outputs))
     return (
         tuple(map(_layer_key, segment.layers)),
-        _variables_key(segment),
+        _layers_variables_key(segment.layers),
         tuple(calls),
         tuple(order[n] for n in segment.input_ids),
         tuple(order[n] for n in segment.output_ids),
     )
 
 
-def _variables_key(segment: Segment) -> Hashable:
+def _layers_variables_key(layers: Iterable[Any]) -> Hashable:
     """Describes the variables of each layer; the same variable has the same index."""
     indices: IdentityMap[keras.Variable, int] = IdentityMap()
     return tuple(
@@ -90,7 +101,7 @@ def _variables_key(segment: Segment) -> Hashable:
                 layer.trainable_variables, layer.non_trainable_variables
             )
         )
-        for layer in segment.layers
+        for layer in layers
         if isinstance(layer, keras.layers.Layer)
     )
 
@@ -184,6 +195,8 @@ def _serialized(
     """
     module = str(x.get("module"))
     is_keras = f"{module}.".startswith("keras.") and x.get("registered_name") is None
+    # Counts objects while Keras saves or loads a model.
+    x = {key: value for key, value in x.items() if key != "shared_object_id"}
     if is_keras and module != "keras.layers":
         return x
     if not is_keras and (module, x["class_name"]) not in classes:

@@ -14,7 +14,36 @@ import keras
 
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap, some_of
-from tfgpipe.stage import normalization
+from tfgpipe.stage import dedup, normalization
+
+
+def check_alike(
+    first: keras.layers.Layer, layer: keras.layers.Layer, *, stage: int
+) -> None:
+    """Raises ValueError if built layers are not known to compute the same.
+
+    Args:
+        first: The layer in stage 0.
+        layer: The one at its place in another stage.
+        stage: The index of the other stage.
+    """
+    structure = dedup.layer_structure(first)
+    if structure is None:
+        raise ValueError(
+            "The stages of an SPMD pipeline compute the same, each with weights of its "
+            f"own. Whether they do is not known of layer '{first.name}' of type "
+            f"{type(first).__name__}. If layers of this type with equal "
+            "`get_config()` compute the same, say so in the class: "
+            "`config_is_complete = True`."
+        )
+    if structure != dedup.layer_structure(layer):
+        raise ValueError(
+            "The stages of an SPMD pipeline compute the same, each with weights of its "
+            f"own. Received '{first.name}' in stage 0 and, at its place in stage "
+            f"{stage}, '{layer.name}', which differs in configuration or variables. "
+            "Put layers that differ before or behind the pipeline, or on TPUs use "
+            "PipelinedModel under TPUPipelineStrategy."
+        )
 
 
 def check_not_stateful(called: Iterable[Any]) -> None:
