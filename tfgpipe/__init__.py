@@ -12,6 +12,7 @@ from tfgpipe._compat import check_keras_backend, check_tensorflow
 from tfgpipe._util import lazy_exports
 
 if TYPE_CHECKING:
+    from tfgpipe import accelerators as accelerators
     from tfgpipe import cluster as cluster
     from tfgpipe import layers as layers
     from tfgpipe import planner as planner

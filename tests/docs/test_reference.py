@@ -13,6 +13,7 @@ from trainer import hyperparams
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "reference" / "api"
 MODULES = (
+    "accelerators",
     "schedules",
     "layers",
     "tensor_parallel",

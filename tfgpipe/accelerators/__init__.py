@@ -25,11 +25,14 @@ if TYPE_CHECKING:
     from tfgpipe.accelerators.compilers import missing as missing
     from tfgpipe.accelerators.hlo import UnsupportedOpError as UnsupportedOpError
     from tfgpipe.accelerators.placement import HOST as HOST
+    from tfgpipe.accelerators.placement import Operation as Operation
     from tfgpipe.accelerators.platforms import PLATFORMS as PLATFORMS
     from tfgpipe.accelerators.platforms import Platform as Platform
     from tfgpipe.accelerators.platforms import find as find
     from tfgpipe.accelerators.platforms import roofline_seconds as roofline_seconds
     from tfgpipe.accelerators.report import DryRun as DryRun
+    from tfgpipe.accelerators.report import StageFunction as StageFunction
+    from tfgpipe.accelerators.report import Transfer as Transfer
     from tfgpipe.accelerators.report import dry_run as dry_run
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)
