@@ -440,6 +440,25 @@ def test_an_optimizer_is_applied_by_what_it_was_given():
     ], MOVED
 
 
+def test_an_optimizer_reads_the_step_and_the_learning_rate():
+    for make in (keras.optimizers.Adam, _scaling):
+        optimizer = make()
+        strategy = optimizer_lib._ColocatedStrategy(optimizer)
+        keras_internals.patch_apply(optimizer, strategy, lambda *_: None)
+        assert keras_internals.update_strategy(optimizer) is strategy, MOVED
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        step, rate = keras_internals.optimizer_scalars(optimizer)
+        assert step is inner.iterations, MOVED
+        assert rate is inner.learning_rate, MOVED
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+    scalars = keras_internals.optimizer_scalars(keras.optimizers.SGD(schedule))
+    assert len(scalars) == 1, MOVED
+
+
+def _scaling():
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0))
+
+
 def _several(optimizer):
     return keras.optimizers.MultiOptimizer(lambda variable: optimizer)
 
