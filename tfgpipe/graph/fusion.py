@@ -56,7 +56,7 @@ _LEAST_SAVED = 2**18
 _SHORT = 1 / 8
 # Constants of more numbers are given to a chain.
 _MOST_CONSTANT = 1024
-_DTYPES = (tf.float32, tf.bool)
+_DTYPES = (tf.float32, tf.float64, tf.bool)
 
 # Functions of chains, by what they compute.
 ChainCache = MutableMapping[bytes, Any]
@@ -113,7 +113,7 @@ def fused_chains(
         likewise for control dependencies, `^name`, on what is in a chain.
     """
     search = _Search(graph, replaced, ends)
-    found = {}
+    found: dict[str, str] = {}
     for chain in search.chains():
         function = search.function(chain, cache)
         with graph.as_default():
@@ -132,9 +132,15 @@ class _Search:
     Every operation of a chain has one result, so names of operations do for both.
     """
 
-    def __init__(self, graph: tf.Graph, replaced: Mapping[str, str], ends: Ends) -> None:
+    def __init__(
+        self, graph: tf.Graph, replaced: Mapping[str, str], ends: Ends
+    ) -> None:
         self._graph = graph
         self._ops = {op.name: op for op in graph.get_operations()}
+        # Equal layers have their operations in the same order.
+        self._traced = {
+            x.name: i for i, op in enumerate(self._ops.values()) for x in op.outputs
+        }
         self._fetches = {*ends.forward, *ends.gradients}
         self._inputs = {
             name: tuple(replaced.get(x.name, x.name) for x in op.inputs)
@@ -307,13 +313,16 @@ class _Search:
                     found[result] = None
                     break
                 name = partitioner.op_name(self._inputs[name][0])
-        return list(found)
+        return sorted(found, key=self._traced.__getitem__)
 
     def _size(self, name: str) -> int:
         return math.prod(self._ops[name].outputs[0].shape)
 
     def _repeated(
-        self, group: Sequence[str], repeatable: Collection[str], written: Collection[str]
+        self,
+        group: Sequence[str],
+        repeatable: Collection[str],
+        written: Collection[str],
     ) -> list[str]:
         """Returns what a group of the gradient computes again."""
         found: dict[str, None] = {}
@@ -327,14 +336,28 @@ class _Search:
         return list(found)
 
     def _chain(self, operations: Sequence[str], outputs: Sequence[str]) -> _Chain:
-        """Returns a chain of those operations that outputs depend on."""
-        made = {self._ops[name].outputs[0].name for name in operations}
-        given = {x for name in operations for x in self._inputs[name]} - made
-        needed = partitioner.subgraph(self._inputs, fetches=outputs, feeds=given)
-        order = [name for name in self._needed if name in needed.operations]
-        inputs = [x for name in order for x in self._inputs[name] if x in given]
-        variable = (x for x in dict.fromkeys(inputs) if self._constant(x) is None)
-        return _Chain(tuple(order), tuple(variable), tuple(outputs))
+        """Returns a chain of those operations that outputs depend on.
+
+        It has them in an order that is the same wherever they are in the graph.
+        """
+        members = set(operations)
+        order: dict[str, None] = {}
+
+        pending = [partitioner.op_name(tensor) for tensor in reversed(outputs)]
+        while pending:
+            behind = map(partitioner.op_name, self._inputs[pending[-1]])
+            first = [x for x in behind if x in members and x not in order]
+            if first:
+                pending.extend(reversed(first))
+            else:
+                order[pending.pop()] = None
+        read = dict.fromkeys(x for name in order for x in self._inputs[name])
+        inputs = (
+            x
+            for x in read
+            if partitioner.op_name(x) not in order and self._constant(x) is None
+        )
+        return _Chain(tuple(order), tuple(inputs), tuple(outputs))
 
     def _constant(self, tensor: str) -> Any:
         """Returns the value of a tensor that is constant and small, or None."""

@@ -361,7 +361,9 @@ def trace_joint(
                 forward=Forward(
                     keys=tuple(outputs),
                     outputs=names.all(outputs.values()),
-                    dropped=tuple(key for key, output in made.items() if output is None),
+                    dropped=tuple(
+                        key for key, output in made.items() if output is None
+                    ),
                     new_state=names.all(map(scope.get_current_value, state)),
                     loss=names(loss),
                     side_effects=tuple(effects),
