@@ -215,6 +215,21 @@ def test_xla_has_every_operation_on_cpus(op):
     assert "XLA_CPU_JIT" in {kernel.device_type for kernel in registered}
 
 
+def test_nothing_is_fused_without_xla_for_cpus(monkeypatch):
+    """As with `tensorflow-tpu`."""
+
+    def refuse(*_args, **_kwargs):
+        raise tf.errors.NotFoundError(None, None, "could not find platform Host")
+
+    fusion._has_xla.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(tf, "function", lambda *_args, **_kwargs: refuse)
+        assert not fusion._has_xla()
+    assert not Fused(lambda x: tf.exp(tf.tanh(x) * x), spec(4, 8)).found
+    fusion._has_xla.cache_clear()
+    assert Fused(lambda x: tf.exp(tf.tanh(x) * x), spec(4, 8)).found
+
+
 def test_long_chains_are_fused():
     def function(x):
         for _ in range(1200):

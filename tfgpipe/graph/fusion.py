@@ -21,6 +21,7 @@ Equal chains share one function, which XLA compiles once on each device.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
@@ -112,6 +113,8 @@ def fused_chains(
         By the name of each tensor that is replaced, the name of the new one; and
         likewise for control dependencies, `^name`, on what is in a chain.
     """
+    if not _has_xla():
+        return {}
     search = _Search(graph, replaced, ends)
     found: dict[str, str] = {}
     for chain in search.chains():
@@ -124,6 +127,17 @@ def fused_chains(
         for name in chain.operations:
             found.setdefault(f"^{name}", f"^{call}")
     return found
+
+
+@functools.cache
+def _has_xla() -> bool:
+    """Returns whether XLA compiles for CPUs; that of `tensorflow-tpu` does not."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        try:
+            tf.function(tf.identity, autograph=False, jit_compile=True)(tf.zeros([]))
+        except tf.errors.OpError:
+            return False
+    return True
 
 
 class _Search:
