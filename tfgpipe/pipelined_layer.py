@@ -86,7 +86,9 @@ class PipelinedLayer(keras.layers.Layer):
             except for the last microbatch, whose backward follows at once; `"none"`
             keeps all activations.
         jit_compile: Whether XLA compiles each stage's functions. `"auto"` does so on
-            GPUs and not on CPUs, nor those of stages in shards.
+            GPUs; on CPUs it compiles large chains of elementwise operations and
+            reductions, such as a normalization, and leaves all else to TensorFlow.
+            Stages in shards are not compiled.
         batch_norm: When moving averages of Keras' `BatchNormalization` layers move,
             wherever these are: `"microbatch"` for once a microbatch, by its statistics,
             or `"deferred"` for once a step, by those of the whole mini-batch, as they
