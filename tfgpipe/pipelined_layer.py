@@ -39,6 +39,7 @@ from tfgpipe.runtime import (
 )
 from tfgpipe.schedules import Schedule
 from tfgpipe.stage import (
+    Platform,
     Remat,
     Stage,
     StageOptions,
@@ -329,13 +330,18 @@ class PipelinedLayer(keras.layers.Layer):
         )
 
     @contextlib.contextmanager
-    def traced_for_gpus(self) -> Iterator[None]:
-        """Steps traced inside are those of TensorFlow's GPU kernels, on any device.
+    def traced_without_xla(self, platform: Platform | None = None) -> Iterator[None]:
+        """Steps traced inside leave all to the kernels of TensorFlow.
 
-        On GPUs steps of `jit_compile=False` are traced like this by themselves.
+        Args:
+            platform: What these kernels are for, on any device, or None for the device.
         """
         before = self.pipeline
-        options = dataclasses.replace(before.options, platform="gpu", jit_compile=False)
+        options = dataclasses.replace(
+            before.options,
+            platform=platform or before.options.platform,
+            jit_compile=False,
+        )
         self._pipeline = dataclasses.replace(before, options=options)
         try:
             yield

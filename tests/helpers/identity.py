@@ -398,7 +398,7 @@ def assert_same_step(
     traced: Callable[[], Any] = {
         "native": contextlib.nullcontext,
         "fused": functools.partial(mock.patch.object, fusion, "_LEAST_SAVED", 0),
-        "gpu": layer.traced_for_gpus,
+        "gpu": functools.partial(layer.traced_without_xla, "gpu"),
     }[kernels]
     rng = np.random.default_rng(0)
     for a, b in zip(plain.variables, pipelined.variables, strict=True):
