@@ -209,11 +209,9 @@ class _Search:
         gradient = [group for group in groups if group[0] in self._in_gradient]
         # What these alone read of the forward, they compute again.
         in_gradient = {name for group in gradient for name in group}
-        repeatable = self._fusible - self._in_gradient
+        candidates = self._fusible - self._in_gradient - self._in_forward
         for name in reversed(self._needed):
-            if name in repeatable - self._in_forward and in_gradient.issuperset(
-                self._readers_of(name)
-            ):
+            if name in candidates and in_gradient.issuperset(self._readers_of(name)):
                 in_gradient.add(name)
         repeatable = in_gradient.difference(*gradient)
         written: set[str] = set()
