@@ -18,7 +18,6 @@ Columns, of a microbatch and in MiB:
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import multiprocessing
 from collections.abc import Callable
@@ -30,10 +29,18 @@ if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
+    from tfgpipe.planner import Remat
+
 MIB = 2**20
 WIDTH = 1024
 POLICIES = ("float32", "mixed_bfloat16")
-REMATS = ("none", "stage")
+REMATS: tuple[Remat, ...] = ("none", "stage")
+PRODUCTS = frozenset(
+    [
+        *("MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"),
+        *("Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"),
+    ]
+)
 
 
 def main() -> None:
@@ -49,7 +56,7 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
     parser.add_argument("--remats", nargs="+", choices=REMATS, default=REMATS)
     flags = parser.parse_args()
-    rows = []
+    rows: list[tables.Row] = []
     context = multiprocessing.get_context("spawn")
     tasks = [
         (platform, block, policy, remat)
@@ -60,14 +67,15 @@ def main() -> None:
     ]
     for task in tasks:
         with context.Pool(1) as pool:
-            (row,) = pool.starmap(measure, [task])
-        print(json.dumps(row), flush=True)
-        rows.append(row)
+            (found,) = pool.starmap(measure, [task])
+        for row in found:
+            print(json.dumps(row), flush=True)
+        rows += found
     print(tables.draw(rows))
 
 
-def measure(platform: str, block: str, policy: str, remat: str) -> tables.Row:
-    """Returns the row of a block's stage."""
+def measure(platform: str, block: str, policy: str, remat: Remat) -> list[tables.Row]:
+    """Returns a row for the forward of a block's stage, and one for its backward."""
     import keras
     import tensorflow as tf
 
@@ -78,24 +86,77 @@ def measure(platform: str, block: str, policy: str, remat: str) -> tables.Row:
     keras.config.set_dtype_policy(policy)
     make, shape, rows = BLOCKS[block]
     inputs = keras.Input(shape)
-    alone = keras.Model(inputs, make(inputs))
-    workload = planner.read(alone)
-    x = make(keras.layers.LayerNormalization()(inputs))
-    pipelined = keras.Model(inputs, keras.layers.LayerNormalization()(x))
-    num = len(workload.layers)
+    norm = keras.layers.LayerNormalization
     model = tfgpipe.PipelinedModel(
-        pipelined,
+        keras.Model(inputs, norm()(make(norm()(inputs)))),
         num_stages=3,
         num_microbatches=2,
-        balance=[1, num, 1],
+        balance=[1, NUM_LAYERS[block], 1],
         remat=remat,
-        schedule="gpipe",
     )
     model.compile("sgd", "mse")
     spec = tf.TensorSpec([2 * rows, *shape])
     report = tfgpipe.dry_run(model, batch=(spec, spec), platform=platform)
     compiled = {x.name: x.compiled for x in report.functions if x.device == 1}
-    return {k: vars(v) for k, v in compiled.items()}
+    alone = keras.Model(inputs, make(inputs))
+    layers = planner.read(alone).layers
+    products = _product_bytes(alone, tf.TensorSpec([rows, *shape], alone.compute_dtype))
+    traffic = [
+        rows * sum(getattr(x, f"{name}_traffic") for x in layers)
+        for name in ("forward", "backward")
+    ]
+    # A sum of gradients is read and written.
+    trained = sum(4 * x.num_trained for x in layers)
+    products[1] += 2 * trained
+    if remat != "none":
+        products[1] += products[0]
+        traffic[1] += traffic[0]
+    held = report.estimate.memory[1]
+    planned = [0.0, held.workspace + held.recomputed]
+    found = []
+    for i, name in enumerate(("forward", "backward")):
+        each = compiled[f"stage_{name}"]
+        assert each is not None
+        if each.error:
+            raise SystemExit(f"{platform}, {block}, {name}: {each.error}")
+        # Outputs are sums of gradients, which are elsewhere, and gradients of inputs.
+        temp = each.temp_bytes + (each.output_bytes - trained if i else 0)
+        row = {
+            "platform": platform,
+            "block": block,
+            "policy": policy,
+            "remat": remat,
+            "pass": name,
+            "accessed": each.bytes_accessed / MIB,
+            "products": products[i] / MIB,
+            "unfused": traffic[i] / MIB,
+            "left": (each.bytes_accessed - products[i]) / traffic[i],
+            "temp": temp / MIB,
+            "planned": planned[i] / MIB,
+            "of planned": temp / planned[i] if i else "",
+        }
+        found.append(row)
+    return found
+
+
+def _product_bytes(model: keras.Model, spec: tf.TensorSpec) -> list[float]:
+    """Returns what products of the forward and of the backward read and write."""
+    import tensorflow as tf
+
+    @tf.function(autograph=False)
+    def gradients(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = model(x, training=True)
+        return tape.gradient(y, [x, *model.trainable_variables])
+
+    totals = [0.0, 0.0]
+    for op in gradients.get_concrete_function(spec).graph.get_operations():
+        if op.type in PRODUCTS:
+            tensors = [x for x in (*op.inputs, *op.outputs) if x.dtype.is_floating]
+            size = sum(x.dtype.size * x.shape.num_elements() for x in tensors)
+            totals[op.name.startswith("gradient_tape")] += size
+    return totals
 
 
 def _transformer(x: Any) -> Any:
@@ -119,9 +180,11 @@ def _convolution(x: Any) -> Any:
 
 # What makes a block, the shape of an example, and the examples of a microbatch.
 BLOCKS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], int]] = {
-    "transformer": (_transformer, (512, WIDTH), 4),
-    "convolution": (_convolution, (14, 14, WIDTH), 32),
+    "transformer": (_transformer, (512, WIDTH), 16),
+    "convolution": (_convolution, (14, 14, WIDTH), 128),
 }
+
+NUM_LAYERS = {"transformer": 1, "convolution": 10}
 
 if __name__ == "__main__":
     main()

@@ -7,8 +7,8 @@
 
 Without names, all experiments that train on two CPU cores. A row for each experiment
 and platform: operations that run on the host for want of a kernel; copies between the
-host and GPUs in the loop over microbatches, and those that the host waits for; bytes a
-step from device to device; with `--compile`, which needs `tfgpipe[compilers]`, how many
+host and GPUs in the loop over microbatches, and those that the host waits for; bytes of
+all other copies of a step; with `--compile`, which needs `tfgpipe[compilers]`, how many
 stage functions and updates compile, their seconds, the most that one needs beside its
 arguments, and of the forwards and backwards of a step the roofline time, of the device
 that has most, and the planner's. Each row is a process of its own.
@@ -114,7 +114,13 @@ def _milliseconds(report: DryRun) -> dict[str, float]:
             )
             times[each.device][0] += 1e3 * each.calls * least
             times[each.device][1] += 1e3 * each.calls * each.planned_seconds
-    return dict(zip(("roofline ms", "planned ms"), max(times.values(), default=[0.0, 0.0]), strict=True))
+    return dict(
+        zip(
+            ("roofline ms", "planned ms"),
+            max(times.values(), default=[0.0, 0.0]),
+            strict=True,
+        )
+    )
 
 
 def _measure(arguments: tuple[str, str, Sequence[str], bool]) -> tables.Row:
