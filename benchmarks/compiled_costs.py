@@ -55,15 +55,17 @@ def main() -> None:
     parser.add_argument("--blocks", nargs="+", choices=BLOCKS, default=[*BLOCKS])
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
     parser.add_argument("--remats", nargs="+", choices=REMATS, default=REMATS)
+    parser.add_argument("--numbers", nargs="+", type=int, default=[1], metavar="N")
     flags = parser.parse_args()
     rows: list[tables.Row] = []
     context = multiprocessing.get_context("spawn")
     tasks = [
-        (platform, block, policy, remat)
+        (platform, block, policy, remat, number)
         for platform in flags.platforms
         for block in flags.blocks
         for policy in flags.policies
         for remat in flags.remats
+        for number in flags.numbers
     ]
     for task in tasks:
         with context.Pool(1) as pool:
@@ -74,8 +76,10 @@ def main() -> None:
     print(tables.draw(rows))
 
 
-def measure(platform: str, block: str, policy: str, remat: Remat) -> list[tables.Row]:
-    """Returns a row for the forward of a block's stage, and one for its backward."""
+def measure(
+    platform: str, block: str, policy: str, remat: Remat, num_blocks: int
+) -> list[tables.Row]:
+    """Returns a row for the forward of a stage of blocks, and one for its backward."""
     import keras
     import tensorflow as tf
 
@@ -84,14 +88,20 @@ def measure(platform: str, block: str, policy: str, remat: Remat) -> list[tables
 
     tfgpipe.make_logical_cpus(3)
     keras.config.set_dtype_policy(policy)
-    make, shape, rows = BLOCKS[block]
+    make_one, shape, rows = BLOCKS[block]
+
+    def make(x: Any) -> Any:
+        for _ in range(num_blocks):
+            x = make_one(x)
+        return x
+
     inputs = keras.Input(shape)
     norm = keras.layers.LayerNormalization
     model = tfgpipe.PipelinedModel(
         keras.Model(inputs, norm()(make(norm()(inputs)))),
         num_stages=3,
         num_microbatches=2,
-        balance=[1, NUM_LAYERS[block], 1],
+        balance=[1, num_blocks * NUM_LAYERS[block], 1],
         remat=remat,
     )
     model.compile("sgd", "mse")
@@ -126,6 +136,7 @@ def measure(platform: str, block: str, policy: str, remat: Remat) -> list[tables
             "block": block,
             "policy": policy,
             "remat": remat,
+            "blocks": num_blocks,
             "pass": name,
             "accessed": each.bytes_accessed / MIB,
             "products": products[i] / MIB,

@@ -32,8 +32,9 @@ def test_a_product_costs_what_it_does_and_holds_what_it_takes(compiler):
     assert compiled.argument_bytes == 4 * (ROWS * WIDTH + WIDTH * WIDTH)
     assert compiled.output_bytes == pytest.approx(4 * ROWS * WIDTH, rel=0.01)
     total = compiled.argument_bytes + compiled.output_bytes
-    # Each once, though a TPU's copies to the memory on its chip.
-    assert 0.99 * total <= compiled.bytes_accessed <= 1.3 * total
+    # Each once, though a TPU copies to the memory on its chip; parts of sums twice.
+    most = 1.1 * total + 2 * compiled.temp_bytes
+    assert 0.99 * total <= compiled.bytes_accessed <= most
     assert compiled.code_bytes > 1000
     assert set(compiled.collectives.values()) == {0}
 
