@@ -90,13 +90,13 @@ def measure(
             "compiled": f"{len(right)} of {len(done)}",
             "seconds": sum(x.seconds for x in right),
             "temp MiB": max((x.temp_bytes for x in right), default=0) / MIB,
-            **_milliseconds(report),
+            **_microseconds(report),
             "error": next((x.error for x in done if x.error), "") or "",
         }
     return row
 
 
-def _milliseconds(report: DryRun) -> dict[str, float]:
+def _microseconds(report: DryRun) -> dict[str, float]:
     """Returns the least time of a device's forwards and backwards, and the planner's.
 
     Of a step, on the device where the first is longest.
@@ -112,11 +112,11 @@ def _milliseconds(report: DryRun) -> dict[str, float]:
                 report.platform,
                 dtype=report.dtype,
             )
-            times[each.device][0] += 1e3 * each.calls * least
-            times[each.device][1] += 1e3 * each.calls * each.planned_seconds
+            times[each.device][0] += 1e6 * each.calls * least
+            times[each.device][1] += 1e6 * each.calls * each.planned_seconds
     return dict(
         zip(
-            ("roofline ms", "planned ms"),
+            ("roofline us", "planned us"),
             max(times.values(), default=[0.0, 0.0]),
             strict=True,
         )
