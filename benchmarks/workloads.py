@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
 import tfgpipe
+
+if TYPE_CHECKING:
+    from tfgpipe.quantization import QuantizeConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -178,11 +181,17 @@ def quantized(layers: list[keras.layers.Layer]) -> list[keras.layers.Layer]:
     """Returns layers that train as they will run in 8 bits."""
     from tfgpipe import quantization
 
-    block = quantization.QuantizeConfig(
+    scheme = quantization.default_8bit().with_rule(EncoderBlock, quantize_config())
+    return quantization.apply(layers, scheme=scheme)
+
+
+def quantize_config() -> QuantizeConfig:
+    """Returns how an `EncoderBlock` is quantized."""
+    from tfgpipe import quantization
+
+    return quantization.QuantizeConfig(
         weights=["kernel"], activations=["hidden.activation"], output=True
     )
-    scheme = quantization.default_8bit().with_rule(EncoderBlock, block)
-    return quantization.apply(layers, scheme=scheme)
 
 
 def set_weights(layers: list[keras.layers.Layer]) -> None:
