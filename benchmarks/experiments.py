@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -80,8 +79,12 @@ class Encoder(MLP):
         )
         if T == 1:
             return workload
-        sharded = functools.partial(workloads.ShardedEncoderBlock, num_shards=T)
-        return dataclasses.replace(workload, make_layer=sharded)
+
+        def make_layers() -> list[keras.layers.Layer]:
+            number = range(self.num_layers)
+            return [workloads.ShardedEncoderBlock(num_shards=T) for _ in number]
+
+        return dataclasses.replace(workload, make_layers=make_layers)
 
     def quantize_rules(self) -> Mapping[type, QuantizeConfig]:
         """Returns how a block is quantized."""
