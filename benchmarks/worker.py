@@ -283,10 +283,11 @@ class _Trainer:
         side = self._side
         if side.num_stages is None:
             return plain
+        ends = self._workload.stage_ends(self._layers, side.num_stages)
         arguments: dict[str, Any] = {
             "num_stages": side.num_stages,
             "num_microbatches": side.num_microbatches,
-            "balance": self._workload.stage_ends(self._layers, side.num_stages),
+            "balance": ends or "params",
             "remat": side.remat,
             "jit_compile": "auto" if side.jit_compile is None else side.jit_compile,
         }

@@ -281,7 +281,7 @@ def dry_run(
 
     Example:
 
-    >>> tfgpipe.make_logical_cpus(2)
+    >>> tfgpipe.make_logical_cpus(8)
     >>> layers = [keras.layers.Dense(8) for _ in range(4)]
     >>> model = tfgpipe.PipelinedModel(layers, num_stages=2, num_microbatches=2)
     >>> model.compile("sgd", "mse")
