@@ -603,9 +603,9 @@ def set_weights(layers: list[keras.layers.Layer]) -> None:
 
     Matrices are drawn with variance 2 / inputs, so that sixteen layers of relu neither
     lose nor inflate what goes through them; vectors get Keras' zeros and ones. Residual
-    paths of ResNet50 begin at zero (Goyal et al. 2017, section 5.1): with ones, rounding
-    grows tenfold and more in a step, and losses of two orders of summation soon have
-    nothing in common.
+    paths of ResNet50 begin at zero (Goyal et al. 2017, section 5.1): with ones,
+    rounding grows tenfold and more in a step, and losses of two orders of summation
+    soon have nothing in common.
     """
     rng = np.random.default_rng(0)
     for weight in (w for layer in layers for w in layer.trainable_weights):

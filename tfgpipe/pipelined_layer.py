@@ -39,7 +39,6 @@ from tfgpipe.runtime import (
 )
 from tfgpipe.schedules import Schedule
 from tfgpipe.stage import (
-    Platform,
     Remat,
     Stage,
     StageOptions,
@@ -330,11 +329,14 @@ class PipelinedLayer(keras.layers.Layer):
         )
 
     @contextlib.contextmanager
-    def traced_without_xla(self, platform: Platform | None = None) -> Iterator[None]:
+    def traced_without_xla(
+        self, platform: Literal["gpu"] | None = None
+    ) -> Iterator[None]:
         """Steps traced inside leave all to the kernels of TensorFlow.
 
         Args:
-            platform: What these kernels are for, on any device, or None for the device.
+            platform: `"gpu"` for the kernels of GPUs, on any device; None for those of
+                the device.
         """
         before = self.pipeline
         options = dataclasses.replace(
