@@ -1,14 +1,15 @@
 """Resident memory of a train step by schedule and rematerialisation, and its formula.
 
     python -m benchmarks.memory --blocks=32 --devices=4 --microbatches=32
+    python -m benchmarks.memory --workload=resnet50 --devices=2 --microbatches=8
 
-The transformer workload, deeper. Every row is measured in its own process, which traces
-the train step and then runs it once: `step MiB` is the peak of resident memory less
-what was resident before (weights, data, TensorFlow itself: `before MiB`). `formula`
-adds up gradients, one buffer per weight, and activations of the microbatches in flight,
-by `tfgpipe.simulate`. All stages are in one process here, so both are sums over
-devices. `of first` compares with the first schedule of the same `remat`. The first row
-is the plain `keras.Sequential`. Linux only.
+The transformer workload, deeper, or another. Every row is measured in its own process,
+which traces the train step and then runs it once: `step MiB` is the peak of resident
+memory less what was resident before (weights, data, TensorFlow itself: `before MiB`).
+`formula` adds up gradients, one buffer per weight, and activations of the microbatches
+in flight, by `tfgpipe.simulate`. All stages are in one process here, so both are sums
+over devices. `of first` compares with the first schedule of the same `remat`. The first
+row is the plain `keras.Sequential`. Linux only.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from benchmarks import tables
 from benchmarks.worker import Remat, Schedule, Side, Worker
 
 MIB = 2**20
+WORKLOADS = ("transformer", "decoder", "translation", "resnet50", "mlp")
 
 
 def measure(side: Side) -> tables.Row:
@@ -43,14 +45,15 @@ def main() -> None:
     """Measures the plain model, then each schedule in each way of rematerialisation."""
     flags = _parse()
     cores = tuple(sorted(os.sched_getaffinity(0)))
-    sizes = {"num_layers": flags.blocks}
-    rows = [measure(Side(workload="transformer", sizes=sizes, cores=cores))]
+    workload = flags.workload
+    sizes = {"num_layers": flags.blocks} if workload == "transformer" else {}
+    rows = [measure(Side(workload=workload, sizes=sizes, cores=cores))]
     for remat in flags.remat:
         base = 0
         for schedule in flags.schedules:
             row = measure(
                 Side(
-                    workload="transformer",
+                    workload=workload,
                     sizes=sizes,
                     num_stages=flags.devices * (2 if schedule == "interleaved" else 1),
                     num_devices=flags.devices,
@@ -74,7 +77,8 @@ def _parse() -> argparse.Namespace:
         return text.split(",")
 
     parser = argparse.ArgumentParser(description="Measures the memory of a train step.")
-    parser.add_argument("--blocks", type=int, default=32)
+    parser.add_argument("--workload", choices=WORKLOADS, default="transformer")
+    parser.add_argument("--blocks", type=int, default=32, help="of the transformer")
     parser.add_argument("--devices", type=int, default=4, help="P")
     parser.add_argument("--microbatches", type=int, default=32, help="M")
     parser.add_argument(

@@ -65,6 +65,11 @@ class Side:
     executor: Literal["parallel", "serial"] = "parallel"
     cores: tuple[int, ...] = (0,)
 
+    @property
+    def pipeline_jit_compile(self) -> bool | Literal["auto"]:
+        """What XLA compiles of a pipeline."""
+        return "auto" if self.jit_compile is None else self.jit_compile
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
@@ -289,7 +294,7 @@ class _Trainer:
             "num_microbatches": side.num_microbatches,
             "balance": ends or "params",
             "remat": side.remat,
-            "jit_compile": "auto" if side.jit_compile is None else side.jit_compile,
+            "jit_compile": side.pipeline_jit_compile,
         }
         if side.schedule is None:
             layer = tfgpipe.PipelinedLayer(plain, **arguments)
@@ -363,12 +368,14 @@ class _Trainer:
         from tfgpipe.capture import TensorKey
         from tfgpipe.partition import SegmentProfiler
         from tfgpipe.simulation import Costs, simulate
+        from tfgpipe.stage import StageOptions
 
         side, pipeline = self._side, self._model.pipelined.pipeline
         rows = self._x.shape[0] // side.num_microbatches
         given = {TensorKey(0): tf.TensorSpec([rows, *self._x.shape[1:]], self._x.dtype)}
         spans = stage_spans([len(stage.segment.calls) for stage in pipeline.stages])
-        traced = SegmentProfiler(pipeline.captured.graph, spans, given)
+        options = StageOptions(jit_compile=side.pipeline_jit_compile, platform="cpu")
+        traced = SegmentProfiler(pipeline.captured.graph, spans, given, options)
         sizes = traced.value_bytes()
         received = [
             sum(sizes[n] for n in stage.segment.input_ids) for stage in pipeline.stages

@@ -96,6 +96,7 @@ class SegmentProfiler:
         graph: The calls.
         spans: Which calls each segment has.
         inputs: Shapes and types of the graph's inputs for one microbatch.
+        options: How they are traced.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class SegmentProfiler:
         graph: CallGraph,
         spans: Sequence[slice],
         inputs: Mapping[TensorKey, tf.TensorSpec],
+        options: StageOptions = _OPTIONS,
     ) -> None:
         cache = StageCache()  # Identical segments share functions, and measurements.
         self._stages = [
@@ -110,7 +112,7 @@ class SegmentProfiler:
         ]
         self._inputs = dict(inputs)
         self._traced = trace_all(
-            self._stages, inputs, [_OPTIONS] * len(self._stages), unit="call", remark=""
+            self._stages, inputs, [options] * len(self._stages), unit="call", remark=""
         )
 
     def flops(self) -> list[CallCost]:
