@@ -387,7 +387,7 @@ def compare(
     with _floats_of(family.floatx):
         keras.utils.set_random_seed(0)
         model = family.make()
-    inputs = _inputs(model, family)
+    inputs = example_inputs(model, family)
     state = [variable.numpy() for variable in model.non_trainable_variables]
 
     def from_the_start(*arguments: Any) -> _Step:
@@ -488,7 +488,7 @@ def _difference(expected: list[np.ndarray], received: list[np.ndarray]) -> float
     )
 
 
-def _inputs(model: keras.Model, family: Family) -> dict[str, Any]:
+def example_inputs(model: keras.Model, family: Family) -> dict[str, Any]:
     """Returns random inputs: the last tokens of some examples are padding."""
     rng = np.random.default_rng(0)
     lengths = np.resize([LENGTH, LENGTH - 2, LENGTH - 1], BATCH)

@@ -117,9 +117,8 @@ def main() -> None:
             f"Received {len(cores)}. Use --stages={len(cores)} or fewer."
         )
     sizes = {"num_layers": flags.layers} if flags.layers else {}
-    jit_compile: Literal["auto", False] = (
-        "auto" if flags.jit_compile == "auto" else False
-    )
+    choices: dict[str, Literal["auto", False] | None] = {"off": False, "auto": "auto"}
+    jit_compile = choices.get(flags.jit_compile)
     rows = []
     plain_side = Side(
         workload=flags.workload,
@@ -177,8 +176,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--jit_compile",
         choices=("off", "auto"),
-        default="off",
-        help="XLA: none, or where Keras and PipelinedLayer choose it by themselves",
+        help="XLA: none, or where Keras and PipelinedLayer choose it by themselves; "
+        "without the flag none of the plain model",
     )
     parser.add_argument(
         "--executor",

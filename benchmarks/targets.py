@@ -28,6 +28,7 @@ from typing import Literal
 
 from benchmarks import pipeline, startup, tables
 from benchmarks.peers import turns
+from benchmarks.peers.environments import PEERS
 from benchmarks.worker import Remat, Schedule, Side, Worker
 
 # Those that are compared with torch's.
@@ -113,7 +114,7 @@ def measure(torch: str | None, steps: int) -> Iterator[Target]:
     yield Target("step memory, of the formula", _memory(cores), 1.10, "most")
     if torch is None:
         return
-    for workload in ("mlp", "transformer"):
+    for workload in PEERS["torch"].workloads:
         comparison = turns.measure(
             workload,
             num_microbatches=8,
@@ -124,7 +125,7 @@ def measure(torch: str | None, steps: int) -> Iterator[Target]:
         ms = {row["side"]: row["ms"] for row in comparison.rows}
         for kind, some in {"plain": ("plain",), "pipeline": SCHEDULES}.items():
             ours, theirs = (
-                min(ms[f"{library} {name}"] for name in some)
+                min(ms[side] for name in some if (side := f"{library} {name}") in ms)
                 for library in ("tfgpipe", "torch")
             )
             name = f"{workload}, M=8: {kind}, of torch's best"

@@ -43,7 +43,9 @@ class Side:
         remat: What the pipeline rematerialises.
         precision: What layers compute in; `"int8"` for quantization-aware training in
             single precision.
-        jit_compile: False, or "auto" for what Keras and `PipelinedLayer` choose.
+        jit_compile: What XLA compiles: False for nothing, "auto" for what Keras or the
+            pipeline chooses. None for nothing of a plain model, which is faster on
+            CPUs, and for "auto" of a pipeline.
         executor: "parallel" is TensorFlow's own: operations of one stage run side by
             side wherever a core is idle, which fills the bubble and flatters the
             pipeline. "serial" runs a stage's operations one after another, as if each
@@ -52,14 +54,14 @@ class Side:
     """
 
     workload: str
-    sizes: dict[str, int] = dataclasses.field(default_factory=dict)
+    sizes: dict[str, float] = dataclasses.field(default_factory=dict)
     num_stages: int | None = None
     num_microbatches: int = 1
     schedule: Schedule | None = None
     num_devices: int | None = None
     remat: Remat = "none"
     precision: Precision = "float32"
-    jit_compile: bool | Literal["auto"] = False
+    jit_compile: bool | Literal["auto"] | None = None
     executor: Literal["parallel", "serial"] = "parallel"
     cores: tuple[int, ...] = (0,)
 
@@ -261,39 +263,42 @@ class _Trainer:
         workload = workloads.WORKLOADS[side.workload](**side.sizes)
         if side.precision != "int8":
             keras.config.set_dtype_policy(side.precision)
+        self._workload = workload
         self._layers = workload.make_layers()
         if side.precision == "int8":
             self._layers = workloads.quantized(self._layers)
         self._x, self._y = map(tf.constant, workload.make_data())
         # XLA compiles for one device: each stage for itself, not the model.
-        jit_compile = side.jit_compile if side.num_stages is None else False
-        self._model = self._make_model(keras.Input(workload.batch_shape[1:]))
-        self._model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=jit_compile)
+        jit_compile = (side.jit_compile or False) if side.num_stages is None else False
+        self._model = self._make_model(workload.make_model(self._layers))
+        optimizer = keras.optimizers.SGD(0.01)
+        self._model.compile(optimizer, workload.loss, jit_compile=jit_compile)
         self.reset()
 
-    def _make_model(self, inputs: Any) -> Any:
+    def _make_model(self, plain: Any) -> Any:
         import keras
 
         import tfgpipe
 
         side = self._side
         if side.num_stages is None:
-            return keras.Sequential([inputs, *self._layers])
+            return plain
+        ends = self._workload.stage_ends(self._layers, side.num_stages)
         arguments: dict[str, Any] = {
             "num_stages": side.num_stages,
             "num_microbatches": side.num_microbatches,
+            "balance": ends or "params",
             "remat": side.remat,
-            "jit_compile": side.jit_compile,
+            "jit_compile": "auto" if side.jit_compile is None else side.jit_compile,
         }
         if side.schedule is None:
-            layer = tfgpipe.PipelinedLayer(self._layers, **arguments)
-            return keras.Sequential([inputs, layer])
+            layer = tfgpipe.PipelinedLayer(plain, **arguments)
+            inputs = keras.Input(plain.input_shape[1:], dtype=plain.input.dtype)
+            return keras.Model(inputs, layer(inputs))
         devices = [f"CPU:{p}" for p in range(side.num_devices or side.num_stages)]
-        model = tfgpipe.PipelinedModel(
-            self._layers, schedule=side.schedule, devices=devices, **arguments
+        return tfgpipe.PipelinedModel(
+            plain, schedule=side.schedule, devices=devices, **arguments
         )
-        model(inputs)
-        return model
 
     def reset(self) -> None:
         from benchmarks import workloads

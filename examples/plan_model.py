@@ -5,10 +5,10 @@
 It needs no GPU, takes 15 seconds, and ends with:
 
     a100-80g: D=4 K=4 T=1 M=16 zero_bubble remat=none
-        612 ms, 15.4 of 80 GiB
-        without stages: 1.44 x the best step; 50% of it is all-reduces of gradients
+        594 ms, 15.4 of 80 GiB
+        without stages: 1.46 x the best step; 51% of it is all-reduces of gradients
     small: D=2 K=8 T=1 M=32 zero_bubble remat=none
-        790 ms, 11.9 of 20 GiB
+        772 ms, 11.9 of 20 GiB
         without stages: needs 26.6 GiB of 20, at the least: slots 11.0, weights 8.2
 """
 

@@ -86,7 +86,9 @@ class PipelinedLayer(keras.layers.Layer):
             except for the last microbatch, whose backward follows at once; `"none"`
             keeps all activations.
         jit_compile: Whether XLA compiles each stage's functions. `"auto"` does so on
-            GPUs and not on CPUs, nor those of stages in shards.
+            GPUs; on CPUs it compiles large chains of elementwise operations and
+            reductions, such as a normalization, and leaves all else to TensorFlow.
+            Stages in shards are not compiled.
         batch_norm: When moving averages of Keras' `BatchNormalization` layers move,
             wherever these are: `"microbatch"` for once a microbatch, by its statistics,
             or `"deferred"` for once a step, by those of the whole mini-batch, as they
@@ -327,13 +329,21 @@ class PipelinedLayer(keras.layers.Layer):
         )
 
     @contextlib.contextmanager
-    def traced_for_gpus(self) -> Iterator[None]:
-        """Steps traced inside are those of TensorFlow's GPU kernels, on any device.
+    def traced_without_xla(
+        self, platform: Literal["gpu"] | None = None
+    ) -> Iterator[None]:
+        """Steps traced inside leave all to the kernels of TensorFlow.
 
-        On GPUs steps of `jit_compile=False` are traced like this by themselves.
+        Args:
+            platform: `"gpu"` for the kernels of GPUs, on any device; None for those of
+                the device.
         """
         before = self.pipeline
-        options = dataclasses.replace(before.options, platform="gpu", jit_compile=False)
+        options = dataclasses.replace(
+            before.options,
+            platform=platform or before.options.platform,
+            jit_compile=False,
+        )
         self._pipeline = dataclasses.replace(before, options=options)
         try:
             yield

@@ -65,7 +65,8 @@ class Pipelining(Hyperparams):
         )
     )
     jit_compile: Literal["auto", "on", "off"] = field(
-        default="auto", help="Compile stages with XLA; auto: on GPUs only."
+        default="auto",
+        help="Compile stages with XLA; auto: on CPUs only elementwise operations.",
     )
     batch_norm: Literal["microbatch", "deferred"] = field(
         default="microbatch",

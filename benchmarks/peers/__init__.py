@@ -15,4 +15,9 @@ every step no time is told. Columns: milliseconds a step, median and least; the 
 of the ratios to this library's 1F1B in neighbouring steps; the CPU time of all of a
 side's threads, and how many cores that kept busy; the loss of the first and the last
 step.
+
+`decoder`, `resnet50` and `translation` are torch's alone. `decoder` is timed with
+dropout, whose masks no two sides share: its losses are compared by `--small`, without
+dropout. Pipelines normalize each microbatch of `resnet50`, so that their losses are
+compared with this library's 1F1B, and those of plain models with Keras'.
 """

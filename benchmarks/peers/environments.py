@@ -25,12 +25,14 @@ class Peer:
         module: What runs it, of this package.
         requirements: What pip installs for it, the library itself first.
         schedules: Those it has.
+        workloads: Those that its module has.
         one_process: Whether all its stages run in one process.
     """
 
     module: str
     requirements: tuple[str, ...]
     schedules: tuple[str, ...] = ("gpipe",)
+    workloads: tuple[str, ...] = ("mlp", "transformer")
     one_process: bool = False
 
     @property
@@ -49,6 +51,7 @@ PEERS = {
         module="torch_pipelining",
         requirements=(TORCH, "numpy"),
         schedules=("plain", "gpipe", "1f1b", "interleaved", "zero_bubble"),
+        workloads=("mlp", "transformer", "decoder", "resnet50", "translation"),
     ),
     "torchgpipe": Peer(
         module="torch_gpipe",

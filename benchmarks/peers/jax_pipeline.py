@@ -46,13 +46,14 @@ def encoder_block(weights: Stacked, x: Any) -> Any:
         return normal * weights[f"{name}.gamma"] + weights[f"{name}.beta"]
 
     def heads(name: str, x: Any) -> Any:
-        kernel = weights[f"{name}.kernel"]
-        return jnp.einsum("btd,dhs->bths", x, kernel) + weights[f"{name}.bias"]
+        kernel = weights[f"attention.{name}.kernel"]
+        bias = weights[f"attention.{name}.bias"]
+        return jnp.einsum("btd,dhs->bths", x, kernel) + bias
 
     y = norm("attention_norm", x)
     y = jax.nn.dot_product_attention(*(heads(n, y) for n in ("query", "key", "value")))
-    y = jnp.einsum("bths,hsd->btd", y, weights["attention_output.kernel"])
-    x = x + y + weights["attention_output.bias"]
+    y = jnp.einsum("bths,hsd->btd", y, weights["attention.attention_output.kernel"])
+    x = x + y + weights["attention.attention_output.bias"]
     y = norm("mlp_norm", x) @ weights["hidden.kernel"] + weights["hidden.bias"]
     y = jax.nn.gelu(y, approximate=False) @ weights["output_projection.kernel"]
     return x + y + weights["output_projection.bias"]
@@ -79,10 +80,11 @@ def make_step(task: protocol.Task, rank: int) -> protocol.StepFn:
             value.shape, NamedSharding(mesh, spec), lambda index: value[index]
         )
 
-    x, y, layers = protocol.read(task)
+    given = protocol.read(task)
+    x, y, layers = given.x, given.y, given.layers
     weights = {
-        name: place(np.stack([layer[name] for layer in layers]), P("stage"))
-        for name in layers[0]
+        name: place(np.stack([layer.weights[name] for layer in layers]), P("stage"))
+        for name in layers[0].weights
     }
     if task.schedule == "plain":
         loss_of = plain_loss(task)

@@ -13,12 +13,13 @@ update. Here is all that peers have in common; it needs nothing but numpy.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
@@ -29,31 +30,47 @@ LEARNING_RATE = 0.01
 # Of Keras' LayerNormalization.
 EPSILON = 1e-3
 
-# The weights of a layer, in Keras' order. Kernels are as Keras has them: inputs first,
-# and those of attention with the heads apart.
-NAMES = {
-    "mlp": ("kernel", "bias"),
-    "transformer": (
-        "attention_norm.gamma",
-        "attention_norm.beta",
-        "query.kernel",
-        "query.bias",
-        "key.kernel",
-        "key.bias",
-        "value.kernel",
-        "value.bias",
-        "attention_output.kernel",
-        "attention_output.bias",
-        "mlp_norm.gamma",
-        "mlp_norm.beta",
-        "hidden.kernel",
-        "hidden.bias",
-        "output_projection.kernel",
-        "output_projection.bias",
-    ),
-}
-
 Weights = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layer:
+    """A layer of a workload, as Keras has it.
+
+    Attributes:
+        kind: The name of its class.
+        config: What its `get_config` returns.
+        weights: By their paths inside the layer, with dots. Kernels have inputs first,
+            those of attention have the heads apart.
+    """
+
+    kind: str
+    config: dict[str, Any]
+    weights: Weights
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Given:
+    """What all sides start from.
+
+    Attributes:
+        x: The input.
+        y: The target: numbers of the output's shape, or classes.
+        layers: In order.
+        layers_per_stage: By the number of stages, where they are not equal.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    layers: list[Layer]
+    layers_per_stage: Mapping[int, Sequence[int]]
+
+    def spans(self, num_stages: int) -> list[slice]:
+        """Returns which layers each stage has."""
+        size = len(self.layers) // num_stages
+        counts = self.layers_per_stage.get(num_stages, [size] * num_stages)
+        ends = itertools.accumulate(counts)
+        return [slice(end - n, end) for end, n in zip(ends, counts, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,8 +78,8 @@ class Task:
     """What a peer trains, and how.
 
     Attributes:
-        workload: A name in `NAMES`.
-        given: The file of initial weights and data, see `write`.
+        workload: Its name.
+        given: The file of a `Given`, see `write`.
         num_stages: K, with a core each; 1 for the plain model.
         num_processes: K, or 1 for all stages in one process.
         num_microbatches: M.
@@ -87,27 +104,39 @@ StepFn = Callable[[], float | None]
 MakeStep = Callable[[Task, int], StepFn]
 
 
-def write(
-    path: Path, *, x: np.ndarray, y: np.ndarray, layers: list[list[np.ndarray]]
-) -> None:
-    """Writes input, target, and each layer's weights in Keras' order."""
-    arrays: dict[str, Any] = {"x": x, "y": y}
-    for layer, weights in enumerate(layers):
-        for number, weight in enumerate(weights):
-            arrays[f"{layer}.{number}"] = weight
+def write(path: Path, given: Given) -> None:
+    """Writes a file that `read` reads."""
+    model = {
+        "layers": [(layer.kind, layer.config) for layer in given.layers],
+        "layers_per_stage": given.layers_per_stage,
+    }
+    arrays: dict[str, Any] = {"x": given.x, "y": given.y, "model": json.dumps(model)}
+    for index, layer in enumerate(given.layers):
+        for name, weight in layer.weights.items():
+            arrays[f"{index}/{name}"] = weight
     np.savez(path, **arrays)
 
 
-def read(task: Task) -> tuple[np.ndarray, np.ndarray, list[Weights]]:
-    """Returns input, target, and each layer's weights by their names."""
-    names = NAMES[task.workload]
+def read(task: Task) -> Given:
+    """Returns what `write` wrote to the file of a task."""
     with np.load(task.given) as arrays:
-        num_layers = (len(arrays.files) - 2) // len(names)
+        model = json.loads(arrays["model"].item())
         layers = [
-            {name: arrays[f"{layer}.{number}"] for number, name in enumerate(names)}
-            for layer in range(num_layers)
+            Layer(kind=kind, config=config, weights={})
+            for kind, config in model["layers"]
         ]
-        return arrays["x"], arrays["y"], layers
+        for key in arrays.files:
+            index, slash, name = key.partition("/")
+            if slash:
+                layers[int(index)].weights[name] = arrays[key]
+        return Given(
+            x=arrays["x"],
+            y=arrays["y"],
+            layers=layers,
+            layers_per_stage={
+                int(K): counts for K, counts in model["layers_per_stage"].items()
+            },
+        )
 
 
 def run(make_step: MakeStep, **versions: str) -> None:

@@ -18,16 +18,16 @@ from benchmarks.peers import protocol, torch_layers
 def make_step(task: protocol.Task, rank: int) -> protocol.StepFn:
     """Returns the step of a model in `num_stages` partitions."""
     torch.set_num_threads(1)
-    layers, inputs, targets = torch_layers.read(task)
     K = task.num_stages
-    model = torchgpipe.GPipe(
-        nn.Sequential(*layers),
-        balance=[len(layers) // K] * K,
+    model = torch_layers.read(task, num_stages=K)
+    pipeline = torchgpipe.GPipe(
+        nn.Sequential(*model.layers),
+        balance=[span.stop - span.start for span in model.spans],
         devices=["cpu"] * K,
         chunks=task.num_microbatches,
         checkpoint={"none": "never", "stage": "always"}[task.remat],
     )
-    return torch_layers.whole_step(model, inputs, targets)
+    return torch_layers.whole_step(pipeline, model)
 
 
 if __name__ == "__main__":

@@ -26,29 +26,21 @@ SCHEDULES = {
 def make_step(task: protocol.Task, rank: int) -> protocol.StepFn:
     """Returns the step of the plain model, or of a process' stages."""
     torch.set_num_threads(1)
-    layers, inputs, targets = torch_layers.read(task)
     if task.schedule == "plain":
-        return torch_layers.whole_step(nn.Sequential(*layers), inputs, targets)
-    return _stages_step(task, rank, layers, inputs, targets)
+        model = torch_layers.read(task, num_stages=1)
+        return torch_layers.whole_step(torch_layers.Chain(model.layers), model)
+    return _stages_step(task, rank)
 
 
-def _stages_step(
-    task: protocol.Task,
-    rank: int,
-    layers: list[nn.Module],
-    inputs: torch.Tensor,
-    targets: torch.Tensor,
-) -> protocol.StepFn:
+def _stages_step(task: protocol.Task, rank: int) -> protocol.StepFn:
     K = task.num_stages
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(task.port))
     dist.init_process_group("gloo", rank=rank, world_size=K)
     several = task.schedule in ("interleaved", "zero_bubble")
     virtual = 2 * K if several else K
-    size = len(layers) // virtual
+    model = torch_layers.read(task, num_stages=virtual)
     numbers = range(rank, virtual, K)
-    mine: list[nn.Module] = [
-        nn.Sequential(*layers[k * size : (k + 1) * size]) for k in numbers
-    ]
+    mine: list[nn.Module] = [model.stages[k] for k in numbers]
     if task.remat == "stage":
         mine = [torch_layers.Rematerialised(module) for module in mine]
     stages = [
@@ -58,7 +50,7 @@ def _stages_step(
     schedule = SCHEDULES[task.schedule](
         stages if several else stages[0],
         task.num_microbatches,
-        loss_fn=nn.functional.mse_loss,
+        loss_fn=torch_layers.loss_of,
     )
     optimizer = torch_layers.make_optimizer(*mine)
 
@@ -66,11 +58,11 @@ def _stages_step(
         optimizer.zero_grad()
         losses: list[torch.Tensor] = []
         if rank == 0:
-            schedule.step(inputs)
+            schedule.step(model.inputs, **model.given)
         elif rank == K - 1:
-            schedule.step(target=targets, losses=losses)
+            schedule.step(target=model.targets, losses=losses, **model.given)
         else:
-            schedule.step()
+            schedule.step(**model.given)
         optimizer.step()
         return torch.stack(losses).mean().item() if rank == K - 1 else None
 

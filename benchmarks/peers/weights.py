@@ -9,9 +9,15 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.peers import protocol
+
+if TYPE_CHECKING:
+    import keras
 
 
-def dump(path: Path, workload: str, sizes: Mapping[str, int]) -> None:
+def dump(path: Path, workload: str, sizes: Mapping[str, float]) -> None:
     """Writes the initial weights and the data of a workload for peers to read.
 
     Args:
@@ -27,18 +33,31 @@ def dump(path: Path, workload: str, sizes: Mapping[str, int]) -> None:
         raise RuntimeError("The weights were not written. What was said is above.")
 
 
-def _dump(path: Path, workload: str, sizes: dict[str, int]) -> None:
-    import keras
-
+def _dump(path: Path, workload: str, sizes: dict[str, float]) -> None:
     from benchmarks import workloads
-    from benchmarks.peers import protocol
 
     made = workloads.WORKLOADS[workload](**sizes)
     layers = made.make_layers()
-    keras.Sequential([keras.Input(made.batch_shape[1:]), *layers])
+    made.make_model(layers)
     workloads.set_weights(layers)
-    weights = [
-        [weight.numpy() for weight in layer.trainable_weights] for layer in layers
-    ]
     x, y = made.make_data()
-    protocol.write(path, x=x, y=y, layers=weights)
+    given = protocol.Given(
+        x=x,
+        y=y,
+        layers=[describe(layer) for layer in layers],
+        layers_per_stage=made.layers_per_stage,
+    )
+    protocol.write(path, given)
+
+
+def describe(layer: keras.Layer) -> protocol.Layer:
+    """Returns a built Keras layer as other libraries read it."""
+    prefix = f"{layer.path}/"
+    return protocol.Layer(
+        kind=type(layer).__name__,
+        config=layer.get_config(),
+        weights={
+            weight.path.removeprefix(prefix).replace("/", "."): weight.numpy()
+            for weight in layer.trainable_weights
+        },
+    )

@@ -144,6 +144,12 @@ def test_the_planner_counts_weights_as_they_are(plain: DryRun) -> None:
     assert [held.slots for held in plain.estimate.memory] == [2 * weights, 2 * weights]
 
 
+def test_remat_that_the_planner_does_not_know_is_planned_as_the_next() -> None:
+    report = _run(_model(remat="except_last"))
+    assert report.estimate.config.remat == "stage"
+    assert "remat=stage" in str(report)
+
+
 def test_an_operation_without_a_kernel_is_named_with_its_layer() -> None:
     report = _run(_model(Pooled(name="pooled"), remat="none"))
     found = {each.op: each for each in report.on_host}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import keras
 import numpy as np
 import pytest
 
 from benchmarks import workloads
-from benchmarks.peers import protocol, turns
+from benchmarks.peers import protocol, turns, weights
 from benchmarks.peers.__main__ import main
 from benchmarks.worker import Step
 
@@ -72,33 +71,94 @@ def test_a_peer_that_stops_is_named():
         turns.PeerProcess("false", module="jax_pipeline", task=TASK, cores=(0,))
 
 
-@pytest.mark.parametrize("workload", ["mlp", "transformer"])
-def test_peers_read_the_weights_of_keras_by_their_names(workload, tmp_path):
-    made = workloads.WORKLOADS[workload](**{**turns.SMALL[workload], "num_layers": 2})
-    layers = made.make_layers()
-    keras.Sequential([keras.Input(made.batch_shape[1:]), *layers])
-    workloads.set_weights(layers)
-    given = [[w.numpy() for w in layer.trainable_weights] for layer in layers]
-    x, y = made.make_data()
+def test_pipelines_with_batch_normalization_are_compared_with_each_other():
+    turn = [
+        {
+            "tfgpipe plain": step(1.0, 0.9),
+            "tfgpipe 1f1b": step(1.0, 0.7),
+            "torch plain": step(1.0, 0.9),
+            "torch 1f1b": step(1.0, 0.7),
+            "torch gpipe": step(1.0, 0.9),
+        }
+    ]
+    rows = turns.summarise(turn, warmup=0, pipelines_as="tfgpipe 1f1b")
+    assert [row["ms"] for row in rows] == [1000] * 4 + ["losses differ"]
+
+
+def test_with_dropout_losses_are_said_not_to_be_compared():
+    turn = [{"tfgpipe plain": step(1.0, 0.9), "tfgpipe 1f1b": step(1.0, 0.7)}]
+    rows = turns.summarise(turn, warmup=0, compare_losses=False)
+    assert [row["ms"] for row in rows] == [1000, 1000]
+    assert all(row["loss"].endswith("not compared") for row in rows)
+
+
+@pytest.mark.parametrize("workload", list(turns.SMALL))
+def test_peers_read_what_keras_starts_from(workload, tmp_path):
     path = tmp_path / "given.npz"
-    protocol.write(path, x=x, y=y, layers=given)
+    made = workloads.WORKLOADS[workload](**turns.SMALL[workload])
+    layers = made.make_layers()
+    model = made.make_model(layers)
+    workloads.set_weights(layers)
+    x, y = made.make_data()
+    assert x.shape == made.batch_shape
+    given = protocol.Given(
+        x=x,
+        y=y,
+        layers=[weights.describe(layer) for layer in layers],
+        layers_per_stage=made.layers_per_stage,
+    )
+    protocol.write(path, given)
 
     task = protocol.Task(**{**vars(TASK), "workload": workload, "given": str(path)})
-    read_x, read_y, read = protocol.read(task)
-    np.testing.assert_array_equal(read_x, x)
-    np.testing.assert_array_equal(read_y, y)
-    assert len(read) == 2
-    for layer, weights in zip(layers, read, strict=True):
-        for weight, (name, value) in zip(
-            layer.trainable_weights, weights.items(), strict=True
+    read = protocol.read(task)
+    np.testing.assert_array_equal(read.x, x)
+    np.testing.assert_array_equal(read.y, y)
+    assert [type(layer).__name__ for layer in layers] == [r.kind for r in read.layers]
+    for layer, other in zip(layers, read.layers, strict=True):
+        for weight, value in zip(
+            layer.trainable_weights, other.weights.values(), strict=True
         ):
-            assert weight.path.endswith(name.rpartition(".")[-1])
             np.testing.assert_array_equal(value, weight.numpy())
     if workload == "transformer":
-        block, weights = layers[1], read[1]
+        block, named = layers[1], read.layers[1].weights
         query = block.attention.query_dense.kernel
-        np.testing.assert_array_equal(weights["query.kernel"], query)
-        np.testing.assert_array_equal(weights["hidden.kernel"], block.hidden.kernel)
+        np.testing.assert_array_equal(named["attention.query.kernel"], query)
+        np.testing.assert_array_equal(named["hidden.kernel"], block.hidden.kernel)
+    for num_stages in (1, 2, 4):
+        spans = read.spans(num_stages)
+        joined = [name for span in spans for name in range(len(layers))[span]]
+        assert joined == list(range(len(layers)))
+        ends = [layers[span.stop - 1].name for span in spans[:-1]]
+        assert made.stage_ends(layers, num_stages) == ends
+    assert len(model.trainable_weights) == sum(len(r.weights) for r in read.layers)
+
+
+def test_what_is_padding_or_to_come_changes_no_logits():
+    made = workloads.WORKLOADS["translation"](**turns.SMALL["translation"])
+    layers = made.make_layers()
+    model = made.make_model(layers)
+    workloads.set_weights(layers)
+    tokens, targets = made.make_data()
+    assert (targets == 0).any()
+    shortest = np.argmax((tokens[:, 0] == 0).sum(1))
+    tokens = tokens[shortest : shortest + 1]
+    before = model(tokens).numpy()
+    changed = tokens.copy()
+    changed[:, 1, 9:] = 1
+    np.testing.assert_allclose(model(changed)[:, :9], before[:, :9], rtol=1e-4)
+    assert np.abs(model(changed)[:, 9:] - before[:, 9:]).max() > 1e-2
+    # Whatever the encoder makes of padding, no decoder attends to it.
+    padded = tokens[0, 0] == 0
+    assert padded.any()
+    positions = layers[0].positions
+    positions.assign(positions + padded[:, None] * np.arange(32, dtype="float32"))
+    np.testing.assert_allclose(model(tokens), before, rtol=1e-4)
+
+
+def test_padding_counts_as_a_loss_of_zero():
+    logits = np.zeros((1, 4, 8), "float32")
+    losses = workloads.cross_entropy(np.array([[3, 1, 0, 0]]), logits)
+    np.testing.assert_allclose(losses[0], [np.log(8), np.log(8), 0, 0], rtol=1e-6)
 
 
 def test_the_command_measures_the_peers_that_are_there(monkeypatch, capsys, tmp_path):

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -30,6 +31,7 @@ from tests.helpers.layer_stacks import (
 from tests.helpers.sharded_dense import Columns
 from tests.stage.test_normalization import Reference
 from tfgpipe import quantization, schedules
+from tfgpipe.graph import fusion
 from tfgpipe.pipelined_layer import find_pipelines
 from tfgpipe.quantization.fake_quant import RANGE_UPDATES
 
@@ -229,8 +231,8 @@ FACTORS = {
     "transfer_dtype": TRANSFER_DTYPES,
     "quantized": (None, *RANGE_UPDATES),
     "num_shards": (1, 2),
-    # On CPUs as on them, or as on GPUs.
-    "kernels": ("native", "gpu"),
+    # On CPUs as on them, with all chains of operations fused, or as on GPUs.
+    "kernels": ("native", "fused", "gpu"),
 }
 # What takes longest to trace waits for the night.
 ALL_FACTORS = {
@@ -265,6 +267,11 @@ IMPOSSIBLE = (
     lambda transfer_dtype, stack: (
         transfer_dtype == "int8_channel" and stack in ("regularised", "deferred")
     ),
+    # XLA compiles what is of one device and of known shapes; each chain takes a while.
+    lambda kernels, sizes: kernels == "fused" and sizes == "unknown",
+    lambda kernels, rows: kernels == "fused" and rows == "few",
+    lambda kernels, num_shards: kernels == "fused" and num_shards > 1,
+    lambda kernels, num_stages: kernels == "fused" and num_stages > 2,
     # Simulated integers are of single precision, and of layers that are known.
     lambda quantized, dtype: quantized and dtype == "float64",
     lambda quantized, num_shards: quantized and num_shards > 1,
@@ -361,7 +368,8 @@ def assert_same_step(
         dense: Makes dense layers.
         quantized: When the ranges of quantized layers move, or None for plain layers.
         tolerance: Relative and absolute, in place of those of the type.
-        kernels: `"gpu"` for the operations that GPUs are given.
+        kernels: `"gpu"` for the operations that GPUs are given, `"fused"` for chains
+            of operations compiled however small they are.
         **arguments: More arguments of the pipeline.
     """
     M = num_microbatches
@@ -387,7 +395,11 @@ def assert_same_step(
     else:
         pipelined = tfgpipe.pipeline(modelled(make(), stack), **arguments)
         (layer,) = find_pipelines(pipelined)
-    traced = layer.traced_for_gpus if kernels == "gpu" else contextlib.nullcontext
+    traced: Callable[[], Any] = {
+        "native": contextlib.nullcontext,
+        "fused": functools.partial(mock.patch.object, fusion, "_LEAST_SAVED", 0),
+        "gpu": functools.partial(layer.traced_without_xla, "gpu"),
+    }[kernels]
     rng = np.random.default_rng(0)
     for a, b in zip(plain.variables, pipelined.variables, strict=True):
         if a.trainable:  # Biases of zero, and scales of one, would hide much.

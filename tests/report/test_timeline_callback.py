@@ -111,7 +111,8 @@ def test_an_error_in_a_timed_step_leaves_the_model_untimed(tmp_path, where):
     x = X.copy()
     x[8:16] = np.nan if where == "step" else 1.0
     timing = TimelineCallback(tmp_path, steps=(4, 6))
-    with pytest.raises(Exception, match="spoilt"):
+    # TensorFlow reports now and then its cancellation of the other stage.
+    with pytest.raises(Exception, match="spoilt|is cancelled"):
         trained.fit(
             x, x, batch_size=8, callbacks=[timing, Fails()], shuffle=False, verbose=0
         )

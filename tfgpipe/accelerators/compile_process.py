@@ -9,6 +9,7 @@ TensorFlow, of which a second copy of XLA in one process would be.
 
 from __future__ import annotations
 
+import collections
 import functools
 import json
 import math
@@ -30,7 +31,12 @@ _COLLECTIVE = re.compile(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(")
 _CUSTOM_CALL = re.compile(
     r"= (.*?) custom-call\((.*?)\), (?:(.*?), )?custom_call_target=\"([^\"]*)\"(.*)"
 )
-_SHAPE = re.compile(r"\b[a-z]\w*\[([\d,]*)\]")
+_SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
+# What moves nothing, and calls whose computations are counted by themselves.
+_MOVES_NOTHING = re.compile(
+    r"parameter|constant|bitcast|tuple|get-tuple-element|\S+-done|while|conditional|call"
+)
+_CALLED_FOR_EACH_ELEMENT = re.compile(r"(?:calls|to_apply)=(%[\w.-]+)")
 _NO_TILES = "Couldn't find output tile sizes"
 _SCALAR_PAD = re.compile(r" pad\((%[^ ,]+), %[^ ,]+\), padding=(?=,|$)", re.MULTILINE)
 # Nobody is to be asked what is in this machine, or waited for.
@@ -163,20 +169,93 @@ def _costs(executable: Any, optimized: Any) -> dict[str, float]:
     """Returns what the optimized module costs, by its compiler or by plain XLA.
 
     The compiler for NVIDIA's GPUs counts nothing, and plain XLA nothing of a call of
-    cuDNN or cuBLAS but -1 operations.
+    cuDNN or cuBLAS but -1 operations. The one of TPUs counts what is in the memory on
+    the chip as well, which is not what limits a kernel.
     """
     from jaxlib import xla_client
     from jaxlib._jax import JaxRuntimeError, hlo_module_cost_analysis
 
-    try:
-        return executable.cost_analysis()
-    except JaxRuntimeError:
-        costs = hlo_module_cost_analysis(xla_client.make_cpu_client(), optimized)
     options = xla_client.hlo.HloPrintOptions()
     options.print_operand_shape = True
-    calls = _CUSTOM_CALL.findall(optimized.to_string(options))
+    text = optimized.to_string(options)
+    try:
+        costs = executable.cost_analysis()
+    except JaxRuntimeError:
+        costs = hlo_module_cost_analysis(xla_client.make_cpu_client(), optimized)
+    else:
+        least = min(costs.get("bytes accessed", 0.0), memory_bytes(text))
+        return {**costs, "bytes accessed": least}
+    calls = _CUSTOM_CALL.findall(text)
     flops = costs.get("flops", 0.0) + sum(1 + library_flops(*call) for call in calls)
-    return {**costs, "flops": max(flops, 0.0)}
+    moved = costs.get("bytes accessed", 0.0) + sum(
+        library_bytes(result, operands) for result, operands, *_ in calls
+    )
+    return {**costs, "flops": max(flops, 0.0), "bytes accessed": moved}
+
+
+def memory_bytes(module: str) -> float:
+    """Returns what the kernels of a module read and write in the device's memory.
+
+    What is in another memory space, as `S(1)` of a layout says, does not count, and a
+    loop counts once.
+
+    Args:
+        module: An optimized module as text, with the shapes of operands.
+    """
+    inner = set(_CALLED_FOR_EACH_ELEMENT.findall(module))
+    total, counts = 0.0, False
+    for line in module.splitlines():
+        if not line.startswith(" "):
+            name = line.removeprefix("ENTRY ").partition(" ")[0]
+            counts = line.endswith("{") and name not in inner
+            continue
+        found = re.match(r"\s+(?:ROOT )?\S+ = (.+?) ([a-z][\w-]*)\((.*)", line)
+        if not counts or found is None or _MOVES_NOTHING.fullmatch(found[2]):
+            continue
+        read = collections.Counter(_in_memory(_arguments(found[3])))
+        made = collections.Counter(_in_memory(found[1]))
+        if found[2].endswith("-start"):  # Whose result has its operands in it.
+            made -= read
+        total += sum(_shape_bytes(*shape) for shape in (read + made).elements())
+    return total
+
+
+def library_bytes(result: str, operands: str) -> float:
+    """Returns what a call of cuDNN or cuBLAS reads and writes, without its workspace.
+
+    >>> library_bytes("(f32[8,4]{1,0}, s8[4194304]{0})", "f32[8,2]{1,0} %x")
+    192
+
+    Args:
+        result: The shape of what it makes, or shapes.
+        operands: The shapes of what it takes.
+    """
+    shapes = [x for x in _SHAPE.findall(f"{result} {operands}") if x[0] != "s8"]
+    return sum(_shape_bytes(dtype, sizes) for dtype, sizes, _ in shapes)
+
+
+def _in_memory(shapes: str) -> list[tuple[str, str]]:
+    """Returns types and sizes of those that are in the device's memory."""
+    return [
+        (dtype, sizes)
+        for dtype, sizes, layout in _SHAPE.findall(shapes)
+        if "S(" not in layout
+    ]
+
+
+def _arguments(text: str) -> str:
+    """Returns what is in front of the bracket that closes the operands."""
+    depth = 1
+    for i, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if not depth:
+            return text[:i]
+    return text
+
+
+def _shape_bytes(dtype: str, sizes: str) -> int:
+    bits = re.search(r"\d+", dtype)
+    return math.prod(_sizes(sizes)) * (int(bits[0]) if bits else 8) // 8
 
 
 def library_flops(
@@ -195,8 +274,8 @@ def library_flops(
         target: Its name.
         config: What is written after its name.
     """
-    made = [_sizes(shape) for shape in _SHAPE.findall(result)]
-    given = [_sizes(shape) for shape in _SHAPE.findall(operands)]
+    made = [_sizes(shape) for _, shape, _ in _SHAPE.findall(result)]
+    given = [_sizes(shape) for _, shape, _ in _SHAPE.findall(operands)]
     if target.startswith("__cublas$"):
         found = re.search(r'"lhs_contracting_dimensions":\[([^]]*)\]', config)
         dimensions = re.findall(r"\d+", found[1]) if found else []

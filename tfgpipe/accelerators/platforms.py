@@ -165,7 +165,7 @@ class Platform:
 def find(name: str) -> Platform:
     """Returns the platform of a name.
 
-    >>> find("h100-80g").memory_bytes / 2**30
+    >>> tfgpipe.accelerators.find("h100-80g").memory_bytes / 2**30
     80.0
 
     Args:
@@ -191,7 +191,8 @@ def roofline_seconds(
     That is the longer of computing at the peak and moving bytes at the bandwidth of the
     memory. Real ones are slower.
 
-    >>> roofline_seconds(197e12, 819e9 / 2, find("tpu-v5e"))
+    >>> v5e = tfgpipe.accelerators.find("tpu-v5e")
+    >>> tfgpipe.accelerators.roofline_seconds(197e12, 819e9 / 2, v5e)
     1.0
 
     Args:

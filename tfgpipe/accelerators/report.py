@@ -201,7 +201,8 @@ class DryRun:
         capacity = readable_bytes(int(self.platform.memory_bytes))
         header = ("device", "step", "most of it", "one function", "by Grappler")
         table = text_table(header, rows, left=("device", "most of it"))
-        return f"Memory by the planner, of {capacity}\n{table}"
+        plan = f"{self.estimate.config}, of {capacity}"
+        return f"Memory by the planner with {plan}\n{table}"
 
     def _functions(self) -> str:
         """Returns a row for each stage function, and what does not compile."""
@@ -280,7 +281,7 @@ def dry_run(
 
     Example:
 
-    >>> tfgpipe.make_logical_cpus(2)
+    >>> tfgpipe.make_logical_cpus(8)
     >>> layers = [keras.layers.Dense(8) for _ in range(4)]
     >>> model = tfgpipe.PipelinedModel(layers, num_stages=2, num_microbatches=2)
     >>> model.compile("sgd", "mse")
@@ -475,7 +476,8 @@ def _plan(
         num_shards=mesh.num_shards,
         num_microbatches=schedule.num_microbatches,
         schedule=cast(schedules.Name, schedule.name),
-        remat=pipelined.remat,
+        # The planner does not know "except_last", which recomputes less.
+        remat="stage" if pipelined.remat == "except_last" else pipelined.remat,
         stages_per_device=schedule.num_stages // schedule.num_devices,
     )
     request = planner.PlanRequest(

@@ -126,11 +126,11 @@ def _import(operations: Sequence[tf.Operation], made: dict[Any, tf.Tensor]) -> N
     """
     if not operations:
         return
+    known = {op.name for op in operations}
     graph_def = tf.compat.v1.GraphDef(
-        node=[op.node_def for op in operations],
+        node=[_among(op.node_def, known) for op in operations],
         library=operations[0].graph.as_graph_def().library,
     )
-    known = {op.name for op in operations}
     inputs = {
         x.name: made[x.ref()]
         for op in operations
@@ -145,3 +145,10 @@ def _import(operations: Sequence[tf.Operation], made: dict[Any, tf.Tensor]) -> N
         name="",
     )
     made.update(zip((x.ref() for x in wanted), found, strict=True))
+
+
+def _among(node: Any, known: set[str]) -> Any:
+    """Returns a node that waits for none but known ones: the order is theirs here."""
+    for name in [x for x in node.input if x.startswith("^") and x[1:] not in known]:
+        node.input.remove(name)
+    return node

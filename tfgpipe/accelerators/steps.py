@@ -71,8 +71,10 @@ def trace(model: keras.Model, batch: Any, *, for_gpus: bool) -> Step:
 
     traced = tf.function(step, autograph=False)
     with contextlib.ExitStack() as stack:
-        for each in pipelines if for_gpus else ():
-            stack.enter_context(each.traced_for_gpus())
+        for each in pipelines:
+            # XLA compiles for the devices that are there.
+            kernels = each.traced_without_xla("gpu" if for_gpus else None)
+            stack.enter_context(kernels)
         graph = functions.without_grappler(traced.get_concrete_function)(*specs).graph
     pipeline = pipelines[0]
     mesh = (d for replica in pipeline.mesh.devices for stage in replica for d in stage)

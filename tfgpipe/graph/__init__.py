@@ -9,6 +9,7 @@ from tfgpipe._util import lazy_exports
 if TYPE_CHECKING:
     from tfgpipe.graph import fake_quant as fake_quant
     from tfgpipe.graph import flops as flops
+    from tfgpipe.graph import fusion as fusion
     from tfgpipe.graph import matmul as matmul
     from tfgpipe.graph import memory as memory
     from tfgpipe.graph import partitioner as partitioner

@@ -14,7 +14,10 @@ may say what differs from a known one alone:
 
 Peaks, memory and links are those of NVIDIA's data sheets (P100, V100, A100, H100, H200)
 and of Google Cloud's pages on its TPUs (a row is a core of v2 and v3, a chip of the
-later ones). Efficiencies and overheads are round guesses: measure your own.
+later ones). `fusion_factor` and `temp_factor` are what compilers make of blocks of
+a transformer and of convolutions, in float32 and bfloat16, where there is a compiler to
+ask (`benchmarks.compiled_costs`): XLA for an H100, libtpu 0.0.52 for a v5e. All other
+ones, efficiencies and overheads are round guesses: measure your own.
 """
 
 from __future__ import annotations
@@ -65,6 +68,8 @@ class Device:
         efficiency: The share of the peak that large products reach.
         fusion_factor: Of the memory traffic of element-wise operations, the share left
             after a compiler has fused them: 1 without a compiler.
+        temp_factor: Of what a backward recomputes, and its workspace, counted operation
+            by operation, the share that a compiled one holds: 1 without a compiler.
         reserved: Bytes that the runtime reserves.
         overhead: Seconds that an action takes beside its arithmetic.
         rates: Measured FLOP/s of a pass's products, by their number of rows, in place
@@ -84,6 +89,7 @@ class Device:
     group: int = 8
     efficiency: float = 0.6
     fusion_factor: float = 0.35
+    temp_factor: float = 1.0
     reserved: float = 0.0
     overhead: float = 0.0
     rates: Mapping[Pass, tuple[tuple[float, float], ...]] | None = None
@@ -91,7 +97,7 @@ class Device:
 
     def __post_init__(self) -> None:
         _check_positive(self, "memory", "bandwidth", "group")
-        for name in ("efficiency", "fusion_factor"):
+        for name in ("efficiency", "fusion_factor", "temp_factor"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(
                     f"`{name}` of device '{self.name}' is a share, above 0 and at most "
@@ -232,7 +238,22 @@ _DEVICES = (
         source="one core at 2.5 GHz with AVX2; benchmarks/planner.py measures yours",
     ),
 )
-TABLE: Mapping[str, Device] = {device.name: device for device in _DEVICES}
+# What compilers leave: `fusion_factor` and `temp_factor`, means of the blocks of
+# `benchmarks.compiled_costs`.
+_BY_XLA = (0.26, 0.6)
+_BY_LIBTPU = (0.12, 0.6)
+_COMPILED = {
+    **dict.fromkeys(("a100-40g", "a100-80g", "h100-80g", "h200-141g"), _BY_XLA),
+    **dict.fromkeys(("tpu-v4-32g", "tpu-v5e-16g"), _BY_LIBTPU),
+    **dict.fromkeys(("tpu-v5p-95g", "tpu-v6e-32g"), _BY_LIBTPU),
+}
+TABLE: Mapping[str, Device] = {
+    device.name: dataclasses.replace(device, fusion_factor=fusion, temp_factor=temp)
+    for device in _DEVICES
+    for fusion, temp in [
+        _COMPILED.get(device.name, (device.fusion_factor, device.temp_factor))
+    ]
+}
 """The known accelerators. NVIDIA's float32 is TF32, the default since Ampere."""
 
 

@@ -14,10 +14,13 @@ a microbatch, P trained parameters of N:
                    that it adds to the sum
     reserved       by the runtime
 
+Of recomputed tensors and workspace a compiler leaves the device's `temp_factor`, if the
+layers were counted operation by operation.
+
 Microbatches in flight on stage k are M under GPipe, min(K - k, M) under 1F1B and
-min(K, M) under zero bubble, which holds what it recomputed for as many microbatches as
-its gradients of weights are late, min(k + 1, M). Of several stages on a device they are
-counted by going through its actions.
+min(K, M) under zero bubble, which holds all that it recomputed for as many microbatches
+as its gradients of weights are late, min(k + 1, M). Of several stages on a device they
+are counted by going through its actions.
 """
 
 from __future__ import annotations
@@ -101,6 +104,7 @@ def devices(
         parameters = sum(x.parameters / x.shards(T) for x in layers)
         trained = sum(x.num_trained / x.shards(T) for x in layers)
         copies = 0 if workload.dtype == "float32" else 2
+        left = device.temp_factor if workload.traced else 1.0
         inputs = activations = recomputed = 0.0
         for k in mine:
             saved = [rows * x.kept_bytes * x.share(T) for x in stages[k]]
@@ -109,10 +113,13 @@ def devices(
                 activations += flight[k] * sum(saved)
                 continue
             inputs += flight[k] * first
-            again = sum(saved)
+            # Under zero bubble the gradients of weights take it, in another function.
+            split = config.schedule == "zero_bubble"
+            share = 1.0 if split else left
+            again = share * sum(saved)
             if config.remat == "layer":
-                again = max(saved) + sum(others)
-            if config.schedule == "zero_bubble":  # Until its weight gradients.
+                again = share * max(saved) + sum(others)
+            if split:
                 again *= min(k + 1, config.num_microbatches)
             recomputed = max(recomputed, again)
         found.append(
@@ -124,7 +131,7 @@ def devices(
                 activations=activations,
                 recomputed=recomputed,
                 workspace=max(
-                    (rows * x.work_bytes + 4 * x.num_trained) / x.shards(T)
+                    (left * rows * x.work_bytes + 4 * x.num_trained) / x.shards(T)
                     for x in layers
                 ),
                 reserved=device.reserved,

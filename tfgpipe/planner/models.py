@@ -90,7 +90,7 @@ def _read_captured(captured: tracer.CapturedModel, name: str) -> Workload:
         for call in reversed(captured.graph.calls)
         if isinstance(call.layer, keras.layers.Layer)
     )
-    return Workload(name=name, layers=_layers(captured), dtype=compute)
+    return Workload(name=name, layers=_layers(captured), dtype=compute, traced=True)
 
 
 def num_slots(

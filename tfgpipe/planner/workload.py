@@ -86,11 +86,14 @@ class Workload:
         layers: From input to loss.
         dtype: What products are computed in: `"float32"`, `"bfloat16"` or `"float16"`.
             Weights are in float32 in any case, and copied for the halves.
+        traced: Whether bytes were counted operation by operation, without the fusion
+            that formulas take for granted.
     """
 
     name: str
     layers: tuple[Layer, ...]
     dtype: str = "float32"
+    traced: bool = False
 
     def __post_init__(self) -> None:
         if not self.layers:

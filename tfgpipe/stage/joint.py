@@ -33,7 +33,7 @@ from tfgpipe.capture import (
 )
 from tfgpipe.devices import sharding
 from tfgpipe.distribution import ReplicaGroup
-from tfgpipe.graph import fake_quant, matmul
+from tfgpipe.graph import fake_quant, fusion, matmul
 
 ForwardFunction = Callable[[Sequence[tf.Tensor]], Mapping[Any, tf.Tensor | None]]
 
@@ -169,6 +169,22 @@ class JointGraph:
     shard_indices: dict[str, int]
     per_step: tuple[str, ...] = ()
 
+    @property
+    def ends(self) -> fusion.Ends:
+        """What it takes and returns."""
+        gradients = not_none(*self.backward.weight_grads)
+        names = (name for g in gradients for name in (*g.names, *g.factors))
+        return fusion.Ends(
+            forward=(
+                *self.forward.outputs,
+                *self.new_carry,
+                *not_none(self.forward.loss),
+            ),
+            gradients=(*not_none(*self.backward.input_grads), *names),
+            output_gradients=self.backward.given,
+            invariant=self.invariant,
+        )
+
     @functools.cached_property
     def is_sharded(self) -> bool:
         """Whether it spans more than one device."""
@@ -275,6 +291,7 @@ def trace_joint(
     per_step: Collection[int] = (),
     uses_cpu_kernels: bool = False,
     uses_gpu_kernels: bool = False,
+    chain_cache: fusion.ChainCache | None = None,
     shard_indices: IdentityMap[keras.Variable, int] | None = None,
 ) -> JointGraph:
     """Traces `body` with variables replaced by explicit values, and its gradient.
@@ -290,6 +307,7 @@ def trace_joint(
         per_step: Positions of inputs that are the same for all microbatches.
         uses_cpu_kernels: Whether TensorFlow's own kernels for CPUs are to run it.
         uses_gpu_kernels: Whether those for GPUs are.
+        chain_cache: Functions of chains to share, or None if XLA compiles no chains.
         shard_indices: Of each variable that is part of a weight, which shard.
 
     Raises:
@@ -321,50 +339,65 @@ def trace_joint(
         effects = [op.name for op in graph.get_operations() if op.op_def.is_stateful]
         targets = [*outputs.values(), *not_none(loss)]
         target_grads, gradients = _differentiate(tape, targets, sources)
-        replacements = matmul.faster_matmuls(graph) if uses_cpu_kernels else {}
+        products: dict[str, str] = {}
+        replacements: dict[str, str] = {}
+        if uses_cpu_kernels:
+            products = matmul.products_of_rows(graph)
+            replacements = products | matmul.faster_matmuls(graph)
         if uses_gpu_kernels:
             replacements = fake_quant.fake_quants_on_device(graph)
-        names = _NameMap(replacements)
         shard_of = shard_indices or IdentityMap()
-        return JointGraph(
-            graph=graph,
-            captures=functions.captures(graph),
-            given=Given(
-                names.all(inputs),
-                names.all(values[: len(weights)]),
-                names.all(values[len(weights) :]),
-                names.all(collective),
-            ),
-            forward=Forward(
-                keys=tuple(outputs),
-                outputs=names.all(outputs.values()),
-                dropped=tuple(key for key, output in made.items() if output is None),
-                new_state=names.all(map(scope.get_current_value, state)),
-                loss=names(loss),
-                side_effects=tuple(effects),
-            ),
-            backward=Backward(
-                names.all(target_grads[: len(outputs)]),
-                None if loss is None else names(target_grads[-1]),
-                names.all(
-                    None if g is None else tf.convert_to_tensor(g)
-                    for g in gradients[: len(inputs)]
+
+        def described(names: _NameMap) -> JointGraph:
+            return JointGraph(
+                graph=graph,
+                captures=functions.captures(graph),
+                given=Given(
+                    names.all(inputs),
+                    names.all(values[: len(weights)]),
+                    names.all(values[len(weights) :]),
+                    names.all(collective),
                 ),
-                tuple(map(names.gradient, gradients[len(inputs) :])),
-            ),
-            accumulated=tuple(
-                Accumulation(x, names.all(b), names.all(a))
-                for x, b, a in zip(scope.accumulators, before, merged, strict=True)
-            ),
-            num_collectives=next(replicas.instance_offsets) if replicas else 0,
-            replacements=replacements,
-            shard_indices={
-                value.name: shard_of[variable]
-                for variable, value in zip(variables, values, strict=True)
-                if variable in shard_of
-            },
-            per_step=names.all(inputs[position] for position in per_step),
+                forward=Forward(
+                    keys=tuple(outputs),
+                    outputs=names.all(outputs.values()),
+                    dropped=tuple(
+                        key for key, output in made.items() if output is None
+                    ),
+                    new_state=names.all(map(scope.get_current_value, state)),
+                    loss=names(loss),
+                    side_effects=tuple(effects),
+                ),
+                backward=Backward(
+                    names.all(target_grads[: len(outputs)]),
+                    None if loss is None else names(target_grads[-1]),
+                    names.all(
+                        None if g is None else tf.convert_to_tensor(g)
+                        for g in gradients[: len(inputs)]
+                    ),
+                    tuple(map(names.gradient, gradients[len(inputs) :])),
+                ),
+                accumulated=tuple(
+                    Accumulation(x, names.all(b), names.all(a))
+                    for x, b, a in zip(scope.accumulators, before, merged, strict=True)
+                ),
+                num_collectives=next(replicas.instance_offsets) if replicas else 0,
+                replacements=replacements,
+                shard_indices={
+                    value.name: shard_of[variable]
+                    for variable, value in zip(variables, values, strict=True)
+                    if variable in shard_of
+                },
+                per_step=names.all(inputs[position] for position in per_step),
+            )
+
+        plain = described(_NameMap(replacements, products))
+        if chain_cache is None:
+            return plain
+        replacements |= fusion.fused_chains(
+            graph, replacements, plain.ends, chain_cache
         )
+        return described(_NameMap(replacements, products))
 
     # A stage's functions run on whatever device they are called on: none is named.
     with tf.device(None):
@@ -416,8 +449,11 @@ def _placeholder(like: tf.Tensor | tf.TensorSpec | keras.Variable) -> tf.Tensor:
 class _NameMap:
     """Names of tensors, with those of replacements for what they replace."""
 
-    def __init__(self, replacements: Mapping[str, str]) -> None:
+    def __init__(
+        self, replacements: Mapping[str, str], products: Mapping[str, str]
+    ) -> None:
         self._replacements = replacements
+        self._products = products
 
     def __call__(self, tensor: tf.Tensor | None) -> Any:
         if tensor is None:
@@ -434,7 +470,7 @@ class _NameMap:
             return None
         if isinstance(gradient, tf.IndexedSlices):
             return GradientNames(self(gradient.values), self(gradient.indices))
-        factors = matmul.weight_gradient_factors(gradient) or ()
+        factors = matmul.weight_gradient_factors(gradient, self._products) or ()
         return GradientNames(self(gradient), factors=self.all(factors))
 
 

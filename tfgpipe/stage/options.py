@@ -20,7 +20,7 @@ class StageOptions:
     Attributes:
         remat: What the backward recomputes.
         jit_compile: Whether XLA compiles each of the stage's functions; `"auto"` for on
-            GPUs.
+            GPUs, and on CPUs only chains of elementwise operations.
         batch_norm: When moving averages of batch statistics move.
         transfer_dtype: What values are compressed to on their way to another stage.
         platform: What its device is, or None for what the device's name says. On TPUs
@@ -56,6 +56,11 @@ class StageOptions:
         if self.jit_compile == "auto":
             return self.platform == "gpu"
         return self.jit_compile and self.platform != "tpu"
+
+    @property
+    def compiles_chains(self) -> bool:
+        """Whether XLA compiles chains of elementwise operations in the functions."""
+        return self.jit_compile == "auto" and self.platform == "cpu"
 
     @property
     def uses_cpu_kernels(self) -> bool:

@@ -22,6 +22,7 @@ from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap, unique
 from tfgpipe.capture import Interpreter, Segment, TensorKey, layer_variables
 from tfgpipe.devices import sharding
+from tfgpipe.graph import fusion
 from tfgpipe.stage import dedup, layer_checks, normalization
 from tfgpipe.stage.functions import FunctionCache, StageFunctions
 from tfgpipe.stage.joint import CapturedVariablesError, JointGraph, trace_joint
@@ -37,10 +38,12 @@ class StageCache:
 
     Attributes:
         functions: Their functions, by what they compute.
+        chains: The compiled functions of chains in these.
         traces: Their traces, by the structure of their calls.
     """
 
     functions: FunctionCache = dataclasses.field(default_factory=dict)
+    chains: fusion.ChainCache = dataclasses.field(default_factory=dict)
     traces: dict[Hashable, tuple[Segment, TracedStage]] = dataclasses.field(
         default_factory=dict
     )
@@ -280,6 +283,14 @@ class Stage:
             self._cache.traces[key] = self.segment, traced
         return traced
 
+    def _chain_cache(self, options: StageOptions) -> fusion.ChainCache | None:
+        """Returns where functions of chains are kept, or None if there are to be none.
+
+        XLA compiles for one device, and knows nothing of those of shards.
+        """
+        compiles = options.compiles_chains and not self.shard_indices
+        return self._cache.chains if compiles else None
+
     def _joint(self, request: _Request, specs: Sequence[tf.TensorSpec]) -> JointGraph:
         """Traces the layers, once more for each time that they turn out to capture."""
         options = request.options
@@ -305,6 +316,7 @@ class Stage:
                         per_step=request.per_step,
                         uses_cpu_kernels=options.uses_cpu_kernels,
                         uses_gpu_kernels=options.uses_gpu_kernels,
+                        chain_cache=self._chain_cache(options),
                         shard_indices=self.shard_indices,
                     )
             except CapturedVariablesError as error:

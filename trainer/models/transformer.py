@@ -37,7 +37,7 @@ class Segments(keras.layers.Layer):
         `(batch_size, length)`, ids of tokens.
 
     Output shape:
-        The same, of type int32.
+        The same, of type int64.
 
     Example:
 
@@ -55,7 +55,8 @@ class Segments(keras.layers.Layer):
     def call(self, inputs: Any) -> Any:
         """Returns the number of each token's document."""
         starts = ops.cast(ops.equal(inputs, self.start), "int32")
-        return ops.cumsum(starts, axis=1)
+        # TensorFlow passes int32 from stage to stage in the memory of the host.
+        return ops.cast(ops.cumsum(starts, axis=1), "int64")
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""

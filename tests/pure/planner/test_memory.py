@@ -68,6 +68,20 @@ def test_remat_of_layers_keeps_one_layer_and_the_inputs_of_the_others():
     assert (only.inputs, only.recomputed) == (8 * 2 * 5, 2 * (100 + 3 * 5))
 
 
+def test_a_compiler_leaves_a_share_of_what_was_counted_operation_by_operation():
+    half = dataclasses.replace(TOY, temp_factor=0.5)
+    formula, traced = workload(), dataclasses.replace(workload(), traced=True)
+    options = {"num_microbatches": 8, "device": half, "remat": "stage"}
+    (plain,), (less,) = (held(x, (4,), **options) for x in (formula, traced))
+    assert less.recomputed == plain.recomputed / 2
+    # Two rows of 30 bytes, and the gradient.
+    assert (plain.workspace, less.workspace) == (60 + 40, 30 + 40)
+    # What crosses from function to function is as it is.
+    assert less.inputs == plain.inputs
+    (saved,) = held(traced, (4,), **{**options, "remat": "none"})
+    assert saved.activations == 8 * 2 * 4 * 100
+
+
 def test_shards_share_weights_and_what_is_not_whole():
     (only,) = held(workload(), (4,), num_shards=2)
     assert only.weights == 4 * 40 / 2
