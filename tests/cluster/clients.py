@@ -3,14 +3,19 @@
 python -m tests.cluster.clients LIST REPLICA [HOW]
 
 HOW: "trains" and prints what it has learnt, "trains on" without end, with "other
-     weights", or, if it is the first, "trains less" than the other
+     weights", or, if it is the first, "trains less" than the other; the second "trains
+     late", once the first waits for it, or "never"
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -18,10 +23,13 @@ import numpy as np
 import tfgpipe
 from tfgpipe import cluster
 from tfgpipe.cluster import clients
+from tfgpipe.distribution.process_all_reduce import ProcessGroup
 
 NUM_REPLICAS, NUM_STAGES, EPOCHS = 2, 2, 3
 # Rows of a batch on each replica: three batches of one fit, and one of another.
 _SIZES = ((8, 8), (7, 6))
+# Is there once the first waits for the second.
+_FIRST_WAITS = Path(os.environ.get("FIRST_WAITS", "first waits"))
 
 
 def trained(replica: int | None, how: str = "trains") -> dict[str, Any]:
@@ -51,6 +59,10 @@ def trained(replica: int | None, how: str = "trains") -> dict[str, Any]:
         model.build((None, 8))
         adam = keras.optimizers.Adam(0.01, global_clipnorm=1.0)
         model.compile(adam, "mse", metrics=["mae"])
+    if how in ("trains late", "never") and replica:
+        while not (how == "trains late" and _FIRST_WAITS.exists()):
+            time.sleep(0.1)
+        time.sleep(2)
     found: dict[str, Any] = {}
     epochs = {"trains on": 10**9, "trains less": 1 + (replica or 0)}.get(how, EPOCHS)
     for sizes, batches, name in zip(_SIZES, (3, 1), ("even", "uneven"), strict=True):
@@ -88,8 +100,21 @@ def main(workers: str, replica: str, how: str = "trains") -> None:
     """Trains, and prints what comes of it as JSON."""
     if how == "trains less":
         clients.SILENCE_SECONDS = 3.0
+    if how == "trains late" and replica == "0":
+        check = ProcessGroup.check_weights
+
+        def tell(*arguments: Any) -> None:
+            _FIRST_WAITS.touch()
+            check(*arguments)
+
+        mock.patch.object(ProcessGroup, "check_weights", tell).start()
     with cluster.report_exit():
-        cluster.connect(workers, replica=int(replica), num_replicas=NUM_REPLICAS)
+        cluster.connect(
+            workers,
+            replica=int(replica),
+            num_replicas=NUM_REPLICAS,
+            step_seconds=20.0 if how == "never" else 1800.0,
+        )
         print("found " + json.dumps(trained(int(replica), how)), flush=True)
 
 

@@ -75,6 +75,24 @@ def test_clients_train_as_the_replicas_of_one_process_or_are_told_why_not(
         ]
 
 
+def test_a_client_that_comes_late_is_waited_for_and_one_that_never_does_is_not(
+    tmp_path: Path,
+) -> None:
+    with workers(NUM_WORKERS, tmp_path, listed=True) as four:
+        variables = {"FIRST_WAITS": str(tmp_path / "first waits")}
+        with started(four, tmp_path, "trains late", **variables) as both:
+            assert [program.wait(PATIENCE) for program, _ in both] == [0, 0], [
+                log.read_text() for _, log in both
+            ]
+        with started(four, tmp_path, "never") as both:
+            (first, log), (second, other) = both
+            assert first.wait(PATIENCE) == EX_TEMPFAIL
+            assert "has not ended within 20 s" in (said := log.read_text())
+            assert " in check_weights" in said
+            assert second.wait(PATIENCE) == EX_TEMPFAIL
+            assert "the client of replica 0 at " in other.read_text()
+
+
 def test_when_a_client_or_a_worker_is_lost_the_clients_end(tmp_path: Path) -> None:
     with workers(NUM_WORKERS, tmp_path, listed=True) as four:
         with started(four, tmp_path, "trains on") as both:

@@ -18,9 +18,11 @@ worker, by which the next knows.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 from tfgpipe.cluster import peers
 from tfgpipe.cluster.addresses import Address
@@ -40,10 +42,12 @@ class OtherClients(peers.Peers):
 
     Args:
         sessions: With all workers, which tell of them.
+        step_seconds: How long this process waits for them in a step.
     """
 
-    def __init__(self, sessions: Sequence[Session]) -> None:
+    def __init__(self, sessions: Sequence[Session], *, step_seconds: float) -> None:
         self._sessions = sessions
+        self._step_seconds = step_seconds
         self._has_left = False
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -59,21 +63,34 @@ class OtherClients(peers.Peers):
                 session.close()
 
     def _watch(self) -> None:
-        """Ends this process if it waits for one that has ended well.
+        """Ends this process if it waits in a step for one that does not come.
 
         A collective waits for it without end.
         """
         left_at: float | None = None
         while not self._has_left:
             time.sleep(_POLL_SECONDS)
-            lost, waits_since = self.ended(), self.waits_since
-            if lost is None:
-                continue
-            left_at = left_at or time.monotonic()
+            lost, waits_since, now = self.ended(), self.waits_since, time.monotonic()
+            left_at = left_at or (now if lost else None)
             if waits_since is None:
                 continue
-            if time.monotonic() - max(left_at, waits_since) > SILENCE_SECONDS:
+            if lost and left_at and now - max(left_at, waits_since) > SILENCE_SECONDS:
                 end_process(lost)
+            if now - waits_since > self._step_seconds:
+                self._give_up()
+
+    def _give_up(self) -> NoReturn:
+        with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
+            faulthandler.dump_traceback()
+        end_process(
+            WorkerLost(
+                "A step of all replicas has not ended within "
+                f"{self._step_seconds:g} s, though the clients of all are connected or "
+                "have ended well. One does not take part, or the step takes longer. In "
+                "the latter case pass a larger step_seconds to "
+                "tfgpipe.cluster.connect(...). Above is where this process waits."
+            )
+        )
 
     def ended(self) -> WorkerLost | None:
         """Returns an error that names one that has ended well, or None."""

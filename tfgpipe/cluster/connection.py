@@ -127,6 +127,7 @@ def connect(
     replica: int = 0,
     num_replicas: int = 1,
     seconds: float = 120.0,
+    step_seconds: float = 1800.0,
 ) -> Cluster:
     """Connects this process to workers, whose devices pipelines then run on.
 
@@ -147,6 +148,8 @@ def connect(
             list.
         num_replicas: The number of clients, which divides that of the workers.
         seconds: How long to wait for all of them to be ready.
+        step_seconds: How long a step of all replicas may take, the first with its
+            tracing. Then this process ends with status 75.
 
     Raises:
         ValueError: If the list is wrong, or not for so many replicas.
@@ -184,7 +187,7 @@ def connect(
         sessions = _sessions_of_replica(addresses, deadline, replica, num_replicas)
     cluster = Cluster(sessions, replica=replica, num_replicas=num_replicas)
     if num_replicas > 1:
-        peers.join(clients.OtherClients(sessions))
+        peers.join(clients.OtherClients(sessions, step_seconds=step_seconds))
         # Before an error that is not caught ends it with another status.
         cluster.exit_when_lost(seconds=0.5)
         clients.wait_for_clients(addresses[-1], range(num_replicas), deadline)

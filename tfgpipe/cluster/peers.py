@@ -147,7 +147,9 @@ def needs_others() -> Iterator[None]:
     """A step of all replicas is inside, for clients of the same workers.
 
     Should another client have ended, this process would wait for it without end, and
-    ends after 30 seconds. Steps of a `tfgpipe.PipelinedModel` do this by themselves.
+    ends after 30 seconds; should one not take part in the step, after the
+    `step_seconds` of `connect`. Steps of a `tfgpipe.PipelinedModel` do this by
+    themselves.
     """
     if (peers := Peers.current) is None:
         yield

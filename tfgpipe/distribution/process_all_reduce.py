@@ -80,6 +80,7 @@ class ProcessGroup:
         self._num_sums: weakref.WeakKeyDictionary[tf.Graph, Iterator[int]] = (
             weakref.WeakKeyDictionary()
         )
+        self._function = tf.function(self._all_reduce, autograph=False)
 
     def check_weights(self, weights: Sequence[keras.Variable], device: str) -> None:
         """Checks, while a function is traced, that processes have equal weights.
@@ -161,6 +162,12 @@ class ProcessGroup:
         return _hash_key(content)
 
     def _all_reduce(self, tensor: Any, device: str, key: int) -> tf.Tensor:
+        if tf.executing_eagerly():
+            # Not an operation by itself: one thread of a TensorFlow server executes
+            # those of all clients, and would wait for another client that waits for
+            # this thread. Functions, unless placed on a device, do not block it.
+            with tf.device(None):
+                return self._function(tensor, device, key)
         position = self._position(device)
         with tf.device(device):
             return tf.raw_ops.CollectiveReduceV2(
