@@ -10,9 +10,9 @@ Each connects to all workers, and has a session with each. Once one is gone, wor
 all these sessions, by which the other clients know. One that ends well says so, and the
 others go on, unless they need it.
 
-TensorFlow's servers have crashed when two clients connected at the same time. So they
-connect in the order of replicas; one that is connected begins its session with the last
-worker, by which the next knows.
+A TensorFlow server crashes if two clients are its first at the same time, since each
+replaces its manager of collectives. So they connect in the order of replicas; one that
+is connected begins its session with the last worker, by which the next knows.
 """
 
 from __future__ import annotations
