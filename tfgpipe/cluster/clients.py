@@ -85,10 +85,10 @@ class OtherClients(peers.Peers):
         end_process(
             WorkerLost(
                 "A step of all replicas has not ended within "
-                f"{self._step_seconds:g} s, though the clients of all are connected or "
-                "have ended well. One does not take part, or the step takes longer. In "
-                "the latter case pass a larger step_seconds to "
-                "tfgpipe.cluster.connect(...). Above is where this process waits."
+                f"{self._step_seconds:g} s, though the other clients are connected. "
+                "One does not take part, or needs longer. In the latter case pass a "
+                "larger step_seconds to tfgpipe.cluster.connect(...). Above is where "
+                "this process waits."
             )
         )
 

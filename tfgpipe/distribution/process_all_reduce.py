@@ -80,7 +80,7 @@ class ProcessGroup:
         self._num_sums: weakref.WeakKeyDictionary[tf.Graph, Iterator[int]] = (
             weakref.WeakKeyDictionary()
         )
-        self._function = tf.function(self._all_reduce, autograph=False)
+        self._function = tf.function(self._collective, autograph=False)
 
     def check_weights(self, weights: Sequence[keras.Variable], device: str) -> None:
         """Checks, while a function is traced, that processes have equal weights.
@@ -168,6 +168,9 @@ class ProcessGroup:
             # this thread. Functions, unless placed on a device, do not block it.
             with tf.device(None):
                 return self._function(tensor, device, key)
+        return self._collective(tensor, device, key)
+
+    def _collective(self, tensor: Any, device: str, key: int) -> tf.Tensor:
         position = self._position(device)
         with tf.device(device):
             return tf.raw_ops.CollectiveReduceV2(
