@@ -9,12 +9,13 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from tfgpipe import schedules
+from tfgpipe import cluster, schedules
 from tfgpipe._compat import functions, keras_internals
 from tfgpipe._util import IdentityMap, check_argument_names, checks_argument_names
 from tfgpipe.capture import source_model, tracer
 from tfgpipe.devices import Mesh, sharding
 from tfgpipe.distribution import (
+    StageStrategy,
     place_optimizer,
     replica_context,
     warn_of_sharded_updates,
@@ -282,6 +283,12 @@ class PipelinedModel(keras_internals.Replicated):
         if not self.pipelined.built:
             self.pipelined.build(input_shape)
 
+    @property
+    def logs_are_results(self) -> bool:
+        """Whether metrics are what steps return, as over replicas of processes."""
+        strategy = self.distribute_strategy
+        return isinstance(strategy, StageStrategy) and strategy.logs_are_means
+
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Runs a mini-batch forward, and joins the outputs."""
         return self.pipelined(inputs, training=training, mask=mask)
@@ -314,12 +321,16 @@ class PipelinedModel(keras_internals.Replicated):
     def make_train_function(self, force: bool = False) -> None:
         """Makes the function that `fit` calls on each batch."""
         super().make_train_function(force)
-        self.train_function = functions.without_grappler(self.train_function)
+        self.train_function = functions.without_grappler(
+            self.train_function, cluster.needs_others
+        )
 
     def make_test_function(self, force: bool = False) -> None:
         """Makes the function that `evaluate` calls on each batch."""
         super().make_test_function(force)
-        self.test_function = functions.without_grappler(self.test_function)
+        self.test_function = functions.without_grappler(
+            self.test_function, cluster.needs_others
+        )
 
     def make_predict_function(self, force: bool = False) -> None:
         """Makes the function that `predict` calls on each batch."""

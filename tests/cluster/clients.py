@@ -1,126 +1,121 @@
-"""Two clients, a replica each, whose pipelines are on servers; servers sum gradients.
+"""A client of one of two replicas, each a pipeline on two of four workers.
 
-python -m tests.cluster.clients server PORTS INDEX
-python -m tests.cluster.clients client PORTS INDEX
+python -m tests.cluster.clients LIST REPLICA [HOW]
 
-             stage 0     stage 1
-client 0     server 0    server 2
-client 1     server 1    server 3
-
-This is what the library does not offer: replicas as processes, each with a pipeline
-over hosts. It takes three things of TensorFlow. Each server has the whole list from its
-start, and the leader of groups in its configuration; each client connects to all
-servers, not just to its own; and no client is in a group itself, as one is under
-`MultiWorkerMirroredStrategy`, which only a process that is not connected can be.
+HOW: "trains" and prints what it has learnt, "trains on" without end, with "other
+     weights", or, if it is the first, "trains less" than the other; the second "trains
+     late", once the first waits for it, or "never"
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
 import sys
+import time
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 import tfgpipe
-from tfgpipe.cluster.addresses import free_ports
-from tfgpipe.cluster.server import bind_server
-from tfgpipe.devices import ordering_token
-from tfgpipe.distribution.process_all_reduce import InstanceKeys
+from tfgpipe import cluster
+from tfgpipe.cluster import clients
+from tfgpipe.distribution.process_all_reduce import ProcessGroup
 
-NUM_REPLICAS, NUM_STAGES = 2, 2
-
-
-def serve(addresses: list[str], index: int) -> None:
-    """Serves until it is killed."""
-    config = tf.compat.v1.ConfigProto()
-    config.experimental.collective_group_leader = "/job:worker/replica:0/task:0"
-    spec = {"worker": addresses}
-    with bind_server(int(addresses[index].partition(":")[2]), loopback=True):
-        tf.distribute.Server(spec, job_name="worker", task_index=index, config=config)
-    sys.stdin.read()
+NUM_REPLICAS, NUM_STAGES, EPOCHS = 2, 2, 3
+# Rows of a batch on each replica: three batches of one fit, and one of another.
+_SIZES = ((8, 8), (7, 6))
+# Is there once the first waits for the second.
+_FIRST_WAITS = Path(os.environ.get("FIRST_WAITS", "first waits"))
 
 
-class _Client(tfgpipe.PipelineStrategy):
-    """The strategy of one client, which sums over all."""
+def trained(replica: int | None, how: str = "trains") -> dict[str, Any]:
+    """Returns losses, weights and devices of a replica, or None for all in one process.
 
-    def __init__(self, index: int) -> None:
-        tasks = [stage * NUM_REPLICAS + index for stage in range(NUM_STAGES)]
-        devices = [f"/job:worker/replica:0/task:{task}/device:CPU:0" for task in tasks]
-        super().__init__(num_stages=NUM_STAGES, devices=devices)
-        self._keys = InstanceKeys()
-
-    def apply_gradients(self, optimizer: Any, weights: Any, gradients: Any) -> None:
-        """Applies an optimizer to means over clients."""
-        keys = self._keys.for_weights(optimizer, weights)
-        for i, (weight, key) in enumerate(zip(weights, keys, strict=True)):
-            device = weight.value.device
-            stage = tf.DeviceSpec.from_string(device).task // NUM_REPLICAS
-            with tf.device(device):
-                gradients[i] = tf.raw_ops.CollectiveReduceV2(
-                    input=gradients[i] / NUM_REPLICAS,
-                    group_size=NUM_REPLICAS,
-                    group_key=1_000_000 + stage,
-                    instance_key=key,
-                    ordering_token=[ordering_token(f"gradients {stage}")],
-                    merge_op="Add",
-                    final_op="Id",
-                    timeout_seconds=60,
-                )
-        super().apply_gradients(optimizer, weights, gradients)
-
-
-def trained(addresses: list[str], index: int | None) -> dict[str, Any]:
-    """Returns losses, weights and devices of a client, or of one process without."""
-    if index is None:
-        scope: Any = contextlib.nullcontext()
+    Args:
+        replica: The replica, of which this process is the client.
+        how: See above.
+    """
+    if replica is None:
+        strategy = tfgpipe.PipelineStrategy(
+            num_stages=NUM_STAGES, num_replicas=NUM_REPLICAS
+        )
     else:
-        (port,) = free_ports(1)
-        own = {"localhost": [f"127.0.0.1:{port}"]}
-        spec = tf.train.ClusterSpec({"worker": addresses, **own})
-        with bind_server(port, loopback=True):
-            tf.config.experimental_connect_to_cluster(spec, job_name="localhost")
-            tf.config.list_logical_devices()  # TensorFlow connects with the first use.
-        scope = _Client(index).scope()
-    keras.utils.set_random_seed(0)
-    with scope:
+        strategy = tfgpipe.PipelineStrategy(num_stages=NUM_STAGES)
+    keras.utils.set_random_seed(replica or 0 if how == "other weights" else 0)
+    with strategy.scope():
         layers = [
             keras.layers.Dense(16, activation="relu"),
-            keras.layers.LayerNormalization(),
-            keras.layers.Dense(1),
+            keras.layers.BatchNormalization(synchronized=True),
+            keras.layers.Dropout(0.3),
+            keras.layers.Dense(1, kernel_regularizer="l2"),
         ]
         model = tfgpipe.PipelinedModel(
-            layers,
-            num_stages=NUM_STAGES if index is None else None,
-            num_microbatches=2,
-            schedule="1f1b",
-            balance=[2, 1],
+            layers, num_microbatches=2, schedule="1f1b", balance=[2, 2]
         )
         model.build((None, 8))
-        model.compile(keras.optimizers.Adam(0.01), "mse")
-    x = np.random.RandomState(0).randn(3, NUM_REPLICAS, 8, 8).astype("float32")
-    if index is not None:
-        x = x[:, index]  # Its part of each of three batches.
-    x = x.reshape(-1, 8)
-    y = x.sum(1, keepdims=True)
-    size = len(x) // 3
-    fitted = model.fit(x, y, batch_size=size, epochs=4, shuffle=False, verbose=0)
-    return {
-        "loss": fitted.history["loss"],
-        "weights": [float(np.abs(weight).sum()) for weight in model.get_weights()],
-        "devices": sorted({v.value.device for v in model.trainable_variables}),
-    }
+        adam = keras.optimizers.Adam(0.01, global_clipnorm=1.0)
+        model.compile(adam, "mse", metrics=["mae"])
+    if how in ("trains late", "never") and replica:
+        while not (how == "trains late" and _FIRST_WAITS.exists()):
+            time.sleep(0.1)
+        time.sleep(2)
+    found: dict[str, Any] = {}
+    epochs = {"trains on": 10**9, "trains less": 1 + (replica or 0)}.get(how, EPOCHS)
+    for sizes, batches, name in zip(_SIZES, (3, 1), ("even", "uneven"), strict=True):
+        size = sum(sizes)
+        x = np.random.RandomState(batches).randn(batches, size, 8).astype("float32")
+        if replica is not None:
+            x = np.split(x, [sizes[0]], axis=1)[replica]
+            size = sizes[replica]
+        x = x.reshape(-1, 8)
+        fitted = model.fit(
+            x,
+            y := x.sum(1, keepdims=True),
+            batch_size=size,
+            epochs=epochs,
+            shuffle=False,
+            verbose=0,
+            callbacks=[_Tells()],
+        )
+        found[name] = fitted.history
+        if how == "trains less":
+            return found
+        found[f"{name} evaluated"] = model.evaluate(x, y, batch_size=size, verbose=0)
+    values = [*model.get_weights(), *(v.numpy() for v in model.optimizer.variables)]
+    found["values"] = [np.ravel(value).tolist() for value in values]
+    found["devices"] = [v.value.device for v in model.trainable_variables]
+    return found
 
 
-def main(role: str, ports: str, index: str) -> None:
-    """Serves, or trains and prints losses, weights and devices as JSON."""
-    addresses = [f"127.0.0.1:{port}" for port in ports.split(",")]
-    if role == "server":
-        serve(addresses, int(index))
-    print("found " + json.dumps(trained(addresses, int(index))), flush=True)
+class _Tells(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        print("trained", epoch, flush=True)
+
+
+def main(workers: str, replica: str, how: str = "trains") -> None:
+    """Trains, and prints what comes of it as JSON."""
+    if how == "trains less":
+        clients.SILENCE_SECONDS = 3.0
+    if how == "trains late" and replica == "0":
+        check = ProcessGroup.check_weights
+
+        def tell(*arguments: Any) -> None:
+            _FIRST_WAITS.touch()
+            check(*arguments)
+
+        mock.patch.object(ProcessGroup, "check_weights", tell).start()
+    with cluster.report_exit():
+        cluster.connect(
+            workers,
+            replica=int(replica),
+            num_replicas=NUM_REPLICAS,
+            step_seconds=20.0 if how == "never" else 1800.0,
+        )
+        print("found " + json.dumps(trained(int(replica), how)), flush=True)
 
 
 if __name__ == "__main__":

@@ -65,13 +65,29 @@ def running(
 
 @contextlib.contextmanager
 def workers(
-    number: int, folder: Path, *, devices: int = 1, cwd: Path = ROOT
+    number: int,
+    folder: Path,
+    *,
+    devices: int = 1,
+    cwd: Path = ROOT,
+    listed: bool = False,
 ) -> Iterator[list[Address]]:
-    """Runs workers, and yields their addresses once all are ready."""
+    """Runs workers, and yields their addresses once all are ready.
+
+    Args:
+        number: How many.
+        folder: Where they write.
+        devices: Of each.
+        cwd: Where they run.
+        listed: Whether they have their list, for clients that are replicas.
+    """
     with contextlib.ExitStack() as stack:
         made = [Address("127.0.0.1", p) for p in addresses.free_ports(number)]
-        for address in made:
-            flags = ("worker", f"--port={address.port}", f"--devices={devices}")
+        workers = ",".join(map(str, made))
+        for index, address in enumerate(made):
+            flags = ["worker", f"--port={address.port}", f"--devices={devices}"]
+            if listed:
+                flags += [f"--cluster={workers}", f"--index={index}"]
             log = folder / f"worker-{address.port}.log"
             stack.enter_context(running([*CLUSTER, *flags], log=log, cwd=cwd))
         limit = health.Deadline(PATIENCE)

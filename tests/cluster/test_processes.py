@@ -30,10 +30,12 @@ def test_keys_of_sums_come_of_what_is_the_same_in_all_processes() -> None:
     # A frozen weight shifts no other.
     assert keys.for_weights(first, weights[1:]) == found[1:3]
 
-    def group(task: int, *shape: int) -> int:
-        device = f"/job:worker/replica:0/task:{task}/device:CPU:1"
-        return process_all_reduce.stage_group_key(
-            device, 4, [tf.TensorSpec(shape, tf.float32)]
-        )
+    def group(process: int, stage: int, *shape: int) -> int:
+        """Of processes that have a device on each of two tasks."""
+        tasks = range(2 * process, 2 * process + 2)
+        device = f"/job:worker/replica:0/task:{tasks[stage]}/device:CPU:1"
+        processes = process_all_reduce.ProcessGroup(size=2, index=process, tasks=tasks)
+        return processes.stage_group_key(device, 4, [tf.TensorSpec(shape, tf.float32)])
 
-    assert group(0, 2, 3) == group(1, 2, 3) != group(0, 2, 4)
+    assert group(0, 0, 2, 3) == group(1, 0, 2, 3)
+    assert len({group(0, 0, 2, 3), group(0, 0, 2, 4), group(0, 1, 2, 3)}) == 3

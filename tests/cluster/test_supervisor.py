@@ -21,7 +21,12 @@ from tests.cluster.processes import (
     wait_for,
 )
 from tfgpipe.cluster.__main__ import main
-from tfgpipe.cluster.addresses import WORKERS_VARIABLE, Address, free_ports
+from tfgpipe.cluster.addresses import (
+    REPLICA_VARIABLE,
+    WORKERS_VARIABLE,
+    Address,
+    free_ports,
+)
 
 
 def launch(address: Address, code: str, *flags: str) -> int:
@@ -184,6 +189,23 @@ def test_replicas_end_and_start_again_together(
     assert sorted(printed.out.splitlines()) == ["done 0", "done 1"]
     assert "Replica 1 was ended by SIGKILL: ending the others." in printed.err
     assert "was ended by SIGKILL: starting it again, 1 of 10." in printed.err
+
+
+def test_replicas_find_the_workers_and_which_they_are(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    code = (
+        "import os\n"
+        f"names = {WORKERS_VARIABLE!r}, {REPLICA_VARIABLE!r}\n"
+        "told = ' '.join(os.environ[name] for name in names)\n"
+        "os.write(1, told.encode() + b'\\n')  # At once, also unbuffered.\n"
+    )
+    with answering(status()) as first, answering(status()) as second:
+        command = [f"--cluster={first},{second}", "--replicas=2", "--"]
+        command += [sys.executable, "-c", code]
+        assert main(["cluster", "launch", *command]) == 0
+    told = sorted(capfd.readouterr().out.splitlines())
+    assert told == [f"{first},{second} 0", f"{first},{second} 1"]
 
 
 def test_a_replica_that_hangs_is_started_again_with_the_others(

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,7 @@ def test_a_worker_is_for_one_client_after_another_of_this_host(tmp_path: Path) -
         assert ours.status.granted
         theirs = health.Session(address, seconds=5).status
         assert (theirs.granted, theirs.state) == (False, "taken")
-        assert theirs.client == "{}:{}".format(*ours.own_address)
+        assert theirs.clients == {"0": "{}:{}".format(*ours.own_address)}
         time.sleep(2 * health.BEAT_SECONDS)
         assert ours.end is None
         ours.close()
@@ -104,7 +105,9 @@ def listening(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(addresses.TOKEN_VARIABLE, "of this cluster")
     port = free_ports(1)[0]
     made = worker._Worker(Options(port=port))
-    made._server = types.SimpleNamespace(devices={"CPU": 1})
+    made._server = types.SimpleNamespace(
+        devices={"CPU": 1}, clients={}, present=set(), num_replicas=0, last_words=""
+    )
     threading.Thread(target=made._health.serve_forever, daemon=True).start()
     yield Address("127.0.0.1", port)
     made._health.shutdown()
@@ -124,6 +127,56 @@ def test_a_session_takes_the_token_of_the_cluster(
     (session,) = connection._sessions([listening], health.Deadline(5))
     assert health.ask(listening, seconds=5).state == "taken"
     session.close()
+
+
+def test_clients_that_are_replicas_have_a_worker_together(listening: Address) -> None:
+    def session(replica: int, num_replicas: int = 2) -> health.Session:
+        return health.Session(
+            listening,
+            token="of this cluster",
+            replica=replica,
+            num_replicas=num_replicas,
+            seconds=5,
+        )
+
+    first = session(0)
+    assert (first.status.granted, first.status.state) == (True, "ready")
+    assert not session(0).status.granted  # Another is this replica.
+    assert not session(1, 3).status.granted  # Of another number.
+    second = session(1)
+    assert (second.status.granted, second.status.state) == (True, "taken")
+    status = health.ask(listening, seconds=5)
+    assert (set(status.clients), status.num_replicas) == ({"0", "1"}, 2)
+    # One that ends well leaves it to the other, and none takes its place.
+    second.leave()
+    second.close()
+    _wait(lambda: first.left)
+    assert (first.left, first.end) == ([1], None)
+    assert not session(1).status.granted
+
+
+def test_when_a_client_is_gone_the_others_are_told_of_it(listening: Address) -> None:
+    both = [
+        health.Session(
+            listening,
+            token="of this cluster",
+            replica=replica,
+            num_replicas=2,
+            seconds=5,
+        )
+        for replica in range(2)
+    ]
+    own = "{}:{}".format(*both[1].own_address)
+    both[1].close()
+    _wait(lambda: both[0].end)
+    assert both[0].end == f"the client of replica 1 at {own} is gone"
+
+
+def _wait(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_worker_on_a_network_without_a_token_warns(
@@ -154,6 +207,12 @@ def answer(listening: Address, request: bytes) -> bytes:
         (b"POST /healthz HTTP/1.1\r\n\r\n", 404),
         # As a form of a web page, which a browser sends wherever it points.
         (b"POST /session HTTP/1.1\r\nContent-Type: text/plain\r\n\r\n", 415),
+        (
+            b"POST /session HTTP/1.1\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 45\r\n\r\n"
+            b'{"token": "of this cluster", "replica": "a" }',
+            400,
+        ),
     ],
 )
 def test_other_requests_have_their_http_status(

@@ -247,21 +247,32 @@ def grappler_off() -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class UnoptimizedFunction:
-    """Calls a function, and traces it first if need be, without Grappler."""
+    """Calls a function, and traces it first if need be, without Grappler.
+
+    Attributes:
+        function: The function.
+        scope: Makes a context in which it is called.
+    """
 
     function: Callable[..., Any]
+    scope: Callable[[], contextlib.AbstractContextManager[Any]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function."""
-        with grappler_off():
+        with grappler_off(), self.scope():
             return self.function(*args, **kwargs)
 
 
-def without_grappler(function: Callable[..., Any]) -> UnoptimizedFunction:
+def without_grappler(
+    function: Callable[..., Any],
+    scope: Callable[
+        [], contextlib.AbstractContextManager[Any]
+    ] = contextlib.nullcontext,
+) -> UnoptimizedFunction:
     """Returns a function that is called as it was traced; wraps none twice."""
     if isinstance(function, UnoptimizedFunction):
         return function
-    return UnoptimizedFunction(function)
+    return UnoptimizedFunction(function, scope)
 
 
 def _call(

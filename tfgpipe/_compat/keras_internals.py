@@ -418,6 +418,17 @@ class Replicated(keras.Model):
             )
         super()._maybe_symbolic_build(data_batch=data_batch)
 
+    @property
+    def logs_are_results(self) -> bool:
+        """Whether metrics are what steps return rather than what metrics then hold."""
+        return False
+
+    def _get_metrics_result_or_logs(self, logs: Any) -> Any:
+        # Keras reads the metrics again, which know this process alone.
+        if self.logs_are_results:
+            return logs
+        return super()._get_metrics_result_or_logs(logs)
+
     def _is_all_built(self) -> bool:
         compiled = (self._compile_loss, self._compile_metrics, self.optimizer)
         return self.built and all(x is None or x.built for x in compiled)

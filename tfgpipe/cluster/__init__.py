@@ -5,6 +5,7 @@ health        a worker's status and sessions, over HTTP
 worker        lends a host's devices to one client at a time
 server        TensorFlow's gRPC server, and the interface that it listens on
 connection    this process as the client of workers
+clients       the other clients of the same workers, where each is a replica
 peers         the other processes, where each is a replica
 supervisor    workers and a command, restarted when one of them dies
 errors        exceptions, exit codes, a process that ends with its parent
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 from tfgpipe._util import lazy_exports
 
 if TYPE_CHECKING:
+    from tfgpipe.cluster.addresses import REPLICA_VARIABLE as REPLICA_VARIABLE
     from tfgpipe.cluster.addresses import WORKERS_VARIABLE as WORKERS_VARIABLE
     from tfgpipe.cluster.addresses import parse_addresses as parse_addresses
     from tfgpipe.cluster.connection import Cluster as Cluster
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from tfgpipe.cluster.errors import WorkerUnavailable as WorkerUnavailable
     from tfgpipe.cluster.errors import end_process as end_process
     from tfgpipe.cluster.health import SILENCE_SECONDS as SILENCE_SECONDS
+    from tfgpipe.cluster.peers import needs_others as needs_others
     from tfgpipe.cluster.peers import rendezvous as rendezvous
     from tfgpipe.cluster.peers import report_exit as report_exit
     from tfgpipe.cluster.server import bind_server as bind_server

@@ -29,9 +29,13 @@ def main(argv: Sequence[str]) -> int:
 
 def parse(arguments: Sequence[str]) -> tuple[Callable[[Any], int], Any]:
     """Returns the function that a command line names, and its options."""
-    values = vars(_parser().parse_args(arguments))
+    parser = _parser()
+    values = vars(parser.parse_args(arguments))
     run, options = values.pop("run"), values.pop("options")
-    return run, options(**values)
+    try:
+        return run, options(**values)
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,6 +70,9 @@ def _add_worker(commands: Any) -> None:
     )
     add("--host", type=_host, default="127.0.0.1", help=host)
     add("--devices", type=_positive, default=1, metavar="N", help="devices of the CPU")
+    cluster = "the list of all workers, for replicas that are processes"
+    add("--cluster", type=_addresses, metavar="LIST", help=cluster)
+    add("--index", type=_count, metavar="I", help="which of the list this is, from 0")
     # Passed by the supervisor.
     add("--exit_with_parent", action="store_true", help=argparse.SUPPRESS)
 
@@ -74,8 +81,8 @@ def _add_launch(commands: Any) -> None:
     parser = commands.add_parser(
         "launch",
         help="run a command with workers, and restart what dies",
-        usage="%(prog)s (--workers=N | --cluster=LIST |\n           "
-        "--replicas=N) [options] -- command ...",
+        usage="%(prog)s [--workers=N | --cluster=LIST]\n           "
+        "[--replicas=N] [options] -- command ...",
         description="Starts workers on this host, or finds those of a list, runs a "
         "command with TFGPIPE_CLUSTER set to their list, and restarts what dies.",
         epilog="example: python -m tfgpipe.cluster launch --workers=2 -- "
@@ -85,13 +92,13 @@ def _add_launch(commands: Any) -> None:
     parser.set_defaults(run=supervisor.run, options=supervisor.Options)
     add = parser.add_argument
     add("command", nargs="+", help="the program and its arguments, after `--`")
-    add_one = parser.add_mutually_exclusive_group(required=True).add_argument
+    add_one = parser.add_mutually_exclusive_group().add_argument
     cluster = "host:port,host:port of workers that run"
-    replicas = "processes of the command, with TF_CONFIG set, instead of workers"
+    replicas = "processes of the command: clients of workers, or without with TF_CONFIG"
     add_one("--workers", type=_positive, metavar="N", help="workers to start")
     add_one("--cluster", type=_addresses, metavar="LIST", help=cluster)
-    add_one("--replicas", type=_positive, metavar="N", help=replicas)
-    defaults = supervisor.Options(command=())
+    add("--replicas", type=_positive, metavar="N", help=replicas)
+    defaults = supervisor.Options(command=(), workers=1)
     for name, kind, metavar, text in (
         ("devices", _positive, "N", "devices of each worker's CPU (1)"),
         ("max_restarts", _count, "N", "restarts of the command (10)"),
@@ -110,6 +117,8 @@ def _add_server(commands: Any) -> None:
     parser.add_argument("--port", type=_port, required=True)
     parser.add_argument("--devices", type=_positive, required=True)
     parser.add_argument("--loopback", action="store_true")
+    parser.add_argument("--cluster", type=_addresses)
+    parser.add_argument("--index", type=_count, default=0)
 
 
 def _port(text: str) -> int:

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 WORKERS_VARIABLE = "TFGPIPE_CLUSTER"
 """The environment variable with the workers of a supervised command."""
 
+REPLICA_VARIABLE = "TFGPIPE_REPLICA"
+"""The environment variable with the index of a supervised client of several."""
+
 # The environment variable of the secret that workers and their client share, if any.
 TOKEN_VARIABLE = "TFGPIPE_TOKEN"
 
@@ -82,6 +85,35 @@ def parse_addresses(workers: str | Sequence[str]) -> tuple[Address, ...]:
             "for themselves. List it by its address in your network."
         )
     return addresses
+
+
+def replica_workers(num_workers: int, replica: int, num_replicas: int) -> range:
+    """Returns the positions of a replica's workers in the list of all workers.
+
+    >>> replica_workers(6, 1, 3)
+    range(2, 4)
+
+    Args:
+        num_workers: The number of all workers.
+        replica: The index of the replica.
+        num_replicas: The number of replicas.
+
+    Raises:
+        ValueError: If workers are left over, or there is no such replica.
+    """
+    if num_replicas < 1 or num_workers % num_replicas:
+        raise ValueError(
+            "Each replica has as many workers, those next to each other in the list. "
+            f"Received {num_workers} workers for {num_replicas} replicas. List a "
+            "multiple of the replicas."
+        )
+    if not 0 <= replica < num_replicas:
+        raise ValueError(
+            f"The indices of {num_replicas} replicas are 0 to {num_replicas - 1}. "
+            f"Received replica={replica}. Give each process one of its own."
+        )
+    each = num_workers // num_replicas
+    return range(replica * each, (replica + 1) * each)
 
 
 def free_ports(num_workers: int) -> list[int]:

@@ -23,9 +23,20 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tfgpipe.cluster import addresses as addresses_lib
+from tfgpipe.cluster import clients, peers
 from tfgpipe.cluster.addresses import Address, parse_addresses
-from tfgpipe.cluster.errors import ClusterError, WorkerLost, end_process
-from tfgpipe.cluster.health import Deadline, Session, wait_until_ready
+from tfgpipe.cluster.errors import (
+    ClusterError,
+    WorkerLost,
+    WorkerUnavailable,
+    end_process,
+)
+from tfgpipe.cluster.health import (
+    Deadline,
+    Session,
+    describe_clients,
+    wait_until_ready,
+)
 from tfgpipe.cluster.server import bind_server
 
 _POLL_SECONDS = 0.2
@@ -38,14 +49,24 @@ class Cluster:
 
     Attributes:
         addresses: Their addresses.
+        replica: The index of the replica whose client this process is.
+        num_replicas: The number of clients.
+        workers: The positions of the replica's own workers.
         current: The one of this process, if it has one: TensorFlow's context, which is
             the process', is connected at most once.
     """
 
     current: ClassVar[Cluster | None] = None
 
-    def __init__(self, sessions: Sequence[Session]) -> None:
+    def __init__(
+        self, sessions: Sequence[Session], *, replica: int = 0, num_replicas: int = 1
+    ) -> None:
         self.addresses = tuple(session.address for session in sessions)
+        self.replica = replica
+        self.num_replicas = num_replicas
+        self.workers = addresses_lib.replica_workers(
+            len(sessions), replica, num_replicas
+        )
         self._sessions = tuple(sessions)
         self._watched = False
 
@@ -100,34 +121,94 @@ class Cluster:
         threading.Thread(target=watch, daemon=True, name="lost workers").start()
 
 
-def connect(workers: str | Sequence[str], *, seconds: float = 120.0) -> Cluster:
+def connect(
+    workers: str | Sequence[str],
+    *,
+    replica: int = 0,
+    num_replicas: int = 1,
+    seconds: float = 120.0,
+    step_seconds: float = 1800.0,
+) -> Cluster:
     """Connects this process to workers, whose devices pipelines then run on.
 
     TensorFlow has one cluster a process: what is connected stays so to the end. Call
     this before creating tensors, layers or datasets. Under `python -m tfgpipe.cluster
     launch` the process also ends, as by `Cluster.exit_when_lost`.
 
+    Several processes can be clients together, each a replica with a pipeline over its
+    part of the workers, which have to be started with the list as well (`worker
+    --cluster=LIST --index=I`). A `tfgpipe.PipelineStrategy` then sums gradients over
+    all replicas. Such a process ends with status 75 when a worker or another client is
+    gone.
+
     Args:
-        workers: Where they are, such as `"10.0.0.5:4000,10.0.0.6:4000"`.
+        workers: Where they are, such as `"10.0.0.5:4000,10.0.0.6:4000"`; all of them,
+            in the same order for each client.
+        replica: The index of this process, from 0. Its workers are that part of the
+            list.
+        num_replicas: The number of clients, which divides that of the workers.
         seconds: How long to wait for all of them to be ready.
+        step_seconds: How long a step of all replicas may take, the first with its
+            tracing. Then this process ends with status 75.
 
     Raises:
-        ValueError: If the list is wrong.
-        WorkerUnavailable: If one is not ready by then.
-        ClusterError: If one runs another TensorFlow, or two names mean the same one.
+        ValueError: If the list is wrong, or not for so many replicas.
+        WorkerUnavailable: If one, or another client, is not ready by then.
+        ClusterError: If one runs another TensorFlow, was started with another list, or
+            two names mean the same one.
         RuntimeError: If this process is connected to other workers.
     """
     addresses = parse_addresses(workers)
+    addresses_lib.replica_workers(len(addresses), replica, num_replicas)
+    index = os.environ.get(addresses_lib.REPLICA_VARIABLE)
+    if index is not None and num_replicas == 1:
+        raise ValueError(
+            f"This process is one of several replicas: {addresses_lib.REPLICA_VARIABLE}"
+            f"={index}. Received a connection of a single client. Pass "
+            f"replica={index}, and num_replicas as in --replicas of the launch."
+        )
     if Cluster.current is not None:
-        known = Cluster.current.addresses
-        if known != addresses:
+        known = Cluster.current
+        if (known.addresses, known.replica, known.num_replicas) != (
+            (addresses, replica, num_replicas)
+        ):
+            asked = _describe(addresses, replica, num_replicas)
+            before = _describe(known.addresses, known.replica, known.num_replicas)
             raise RuntimeError(
-                f"A process has one cluster. Received {','.join(map(str, addresses))} "
-                f"when it was connected to {','.join(map(str, known))}. Start another "
-                "process."
+                f"A process has one cluster. Received {asked} when it was connected to "
+                f"{before}. Start another process."
             )
-        return Cluster.current
-    sessions = _sessions(addresses, Deadline(seconds))
+        return known
+    deadline = Deadline(seconds)
+    if num_replicas == 1:
+        sessions = _sessions(addresses, deadline)
+        _connect_tensorflow(addresses, sessions)
+    else:
+        sessions = _sessions_of_replica(addresses, deadline, replica, num_replicas)
+    cluster = Cluster(sessions, replica=replica, num_replicas=num_replicas)
+    if num_replicas > 1:
+        peers.join(clients.OtherClients(sessions, step_seconds=step_seconds))
+        # Before an error that is not caught ends it with another status.
+        cluster.exit_when_lost(seconds=0.5)
+        clients.wait_for_clients(addresses[-1], range(num_replicas), deadline)
+    if os.environ.get(addresses_lib.WORKERS_VARIABLE):
+        # The supervisor that has started this process starts it again.
+        cluster.exit_when_lost()
+    Cluster.current = cluster
+    return cluster
+
+
+def _describe(addresses: Sequence[Address], replica: int, num_replicas: int) -> str:
+    listed = ",".join(map(str, addresses))
+    if num_replicas == 1:
+        return listed
+    return f"{listed} as replica {replica} of {num_replicas}"
+
+
+def _connect_tensorflow(
+    addresses: Sequence[Address], sessions: Sequence[Session]
+) -> None:
+    """Connects TensorFlow to the workers with which there are sessions, or to more."""
     own_host, _ = sessions[0].own_address
     (port,) = addresses_lib.free_ports(1)
     # The workers call back, at an address that TensorFlow by itself takes for granted
@@ -141,57 +222,100 @@ def connect(workers: str | Sequence[str], *, seconds: float = 120.0) -> Cluster:
             tf.train.ClusterSpec(cluster_spec), job_name="localhost"
         )
         devices = {device.name for device in tf.config.list_logical_devices()}
-    for index, (address, session) in enumerate(zip(addresses, sessions, strict=True)):
+    for index, address in enumerate(addresses):
         if f"/job:worker/replica:0/task:{index}/device:CPU:0" not in devices:
-            raise Cluster([session]).lost() or ClusterError(
+            raise Cluster(sessions).lost() or ClusterError(
                 f"Worker {index} at {address} answers, and TensorFlow's server in it "
                 "does not. Start the worker again."
             )
-    cluster = Cluster(sessions)
-    if os.environ.get(addresses_lib.WORKERS_VARIABLE):
-        # The supervisor that has started this process starts it again.
-        cluster.exit_when_lost()
-    Cluster.current = cluster
-    return cluster
 
 
-def _sessions(addresses: Sequence[Address], deadline: Deadline) -> list[Session]:
+def _sessions_of_replica(
+    addresses: Sequence[Address], deadline: Deadline, replica: int, num_replicas: int
+) -> list[Session]:
+    """Connects as one client of several, and returns sessions with all workers."""
+    for index, address in enumerate(addresses):
+        clients.check_list(index, addresses, wait_until_ready(index, address, deadline))
+    last = addresses[-1]
+    # Until they are connected.
+    clients.wait_for_clients(last, range(replica), deadline)
+    sessions = _sessions(addresses[:-1], deadline, replica, num_replicas)
+    with contextlib.ExitStack() as stack:
+        for session in sessions:
+            stack.callback(session.close)
+        _connect_tensorflow(addresses, sessions)
+        sessions += _sessions(
+            [last], deadline, replica, num_replicas, first=len(sessions)
+        )
+        stack.pop_all()
+    return sessions
+
+
+def _sessions(
+    addresses: Sequence[Address],
+    deadline: Deadline,
+    replica: int = 0,
+    num_replicas: int = 1,
+    first: int = 0,
+) -> list[Session]:
     """Returns sessions with all workers, or with none.
 
     First all have to answer, so that nobody waits with a worker that others could use.
     """
-    for index, address in enumerate(addresses):
+    for index, address in enumerate(addresses, first):
         wait_until_ready(index, address, deadline)
     sessions: list[Session] = []
     with contextlib.ExitStack() as stack:
-        for index, address in enumerate(addresses):
-            sessions.append(_session(index, address, sessions, deadline))
+        for index, address in enumerate(addresses, first):
+            sessions.append(
+                _session(index, address, sessions, deadline, replica, num_replicas)
+            )
             stack.callback(sessions[-1].close)
         stack.pop_all()
     return sessions
 
 
 def _session(
-    index: int, address: Address, others: Sequence[Session], deadline: Deadline
+    index: int,
+    address: Address,
+    others: Sequence[Session],
+    deadline: Deadline,
+    replica: int,
+    num_replicas: int,
 ) -> Session:
     token = os.environ.get(addresses_lib.TOKEN_VARIABLE, "")
     while True:
         try:
-            session = Session(address, token=token, seconds=deadline.left)
+            session = Session(
+                address,
+                token=token,
+                replica=replica,
+                num_replicas=num_replicas,
+                seconds=deadline.left,
+            )
         except (OSError, ValueError):
             wait_until_ready(index, address, deadline)
             continue
-        if session.status.granted:
+        status = session.status
+        if status.granted:
             return session
-        if session.status.refused:
+        if status.refused:
             raise ClusterError(
                 f"Worker {index} at {address} has another token than this process. "
                 f"Set {addresses_lib.TOKEN_VARIABLE} to the same in both environments."
             )
         for other in others:
-            if other.status.worker == session.status.worker:
+            if other.status.worker == status.worker:
                 raise ClusterError(
                     f"{other.address} and {address} are one worker by two names. List "
                     "it once."
                 )
+        if status.state == "ready" and deadline.is_over:
+            raise WorkerUnavailable(
+                f"Worker {index} at {address} is not there for replica {replica} of "
+                f"{num_replicas} after {deadline.seconds:.0f} s: it works for "
+                f"{describe_clients(status)}, of {status.num_replicas}. Give all "
+                "clients the same num_replicas, and each a replica of its own."
+            )
         wait_until_ready(index, address, deadline)
+        time.sleep(_POLL_SECONDS)

@@ -2,9 +2,10 @@
 
     GET /healthz
         -> 200, a line of JSON: {"worker": "5f0c", "state": "ready", "starts": 1, ...}
-    POST /session    {"token": "..."}
+    POST /session    {"token": "...", "replica": 0, "num_replicas": 1}
         -> 200, the same line of JSON, then an empty line every second: the worker is
-           the client's while the connection is open
+           the client's while the connection is open; {"left": [1]} instead when the
+           client of replica 1 has ended well, and {"end": "..."} before it closes
         -> 403 another token, 409 not ready or taken: the same line of JSON alone
 
 Each side of a session knows within seconds when the other is gone: a process that has
@@ -22,7 +23,7 @@ import platform
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from tfgpipe._compat import installed_tensorflows
@@ -35,6 +36,8 @@ HEALTH_PATH, SESSION_PATH = "/healthz", "/session"
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 30.0
 """Without a sign of life for so long a peer is gone; one that swaps is slow."""
+# So that a client that ends well is not taken for one that is gone.
+GOODBYE = b"bye\n"
 MAX_BYTES = 4096
 _POLL_SECONDS = 0.2
 
@@ -54,7 +57,10 @@ class Status:
         tensorflow: A version.
         tfgpipe: Likewise.
         python: Likewise.
-        client: The address of the client that has it, or an empty string.
+        clients: The addresses of the clients that have it, by the index of the replica.
+        num_replicas: How many clients are to have it; zero while none has.
+        workers: The list of workers that it was started with, or an empty string.
+        index: Its index in that list.
     """
 
     worker: str
@@ -67,12 +73,14 @@ class Status:
     tensorflow: str = dataclasses.field(default_factory=lambda: version("tensorflow"))
     tfgpipe: str = dataclasses.field(default_factory=lambda: version("tfgpipe"))
     python: str = dataclasses.field(default_factory=platform.python_version)
-    client: str = ""
+    clients: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    num_replicas: int = 0
+    workers: str = ""
+    index: int = 0
 
     def to_json(self) -> bytes:
         """Returns a line of JSON."""
-        values = {**dataclasses.asdict(self), "devices": dict(self.devices)}
-        return json.dumps(values).encode() + b"\n"
+        return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
 
     @classmethod
     def from_json(cls, line: bytes) -> Status:
@@ -90,6 +98,7 @@ class Status:
             )
             or values["state"] not in get_args(State)
             or any(type(count) is not int for count in values["devices"].values())
+            or any(type(client) is not str for client in values["clients"].values())
         ):
             raise ValueError("its answer is no status of a worker")
         return cls(**values)
@@ -128,34 +137,48 @@ def ask(address: Address, *, seconds: float) -> Status:
 
 
 class Session:
-    """A request to have a worker for oneself; it has it until it ends, if granted.
+    """A request to have a worker; it has it until it ends, if granted.
 
     Args:
         address: The worker's.
         token: The secret that the worker shares with its clients, if it has one.
+        replica: The index of the replica whose client this process is.
+        num_replicas: How many clients are to have the worker.
         seconds: How long asking may take.
 
     Attributes:
         address: The worker's.
         status: What the worker answered; `status.granted` says whether it was granted.
         own_address: The host and port of this side of the connection.
-        end: Why the session has ended, or None while it lasts.
+        end: Why the session was lost, or None.
+        left: The replicas whose clients have ended well.
 
     Raises:
         OSError: If nothing answers within `seconds`.
         ValueError: If what answers is no worker.
     """
 
-    def __init__(self, address: Address, *, token: str = "", seconds: float) -> None:
+    def __init__(
+        self,
+        address: Address,
+        *,
+        token: str = "",
+        replica: int = 0,
+        num_replicas: int = 1,
+        seconds: float,
+    ) -> None:
         self.address = address
         self.end: str | None = None
+        self.left: list[int] = []
+        self._has_left = False
+        asked = {"token": token, "replica": replica, "num_replicas": num_replicas}
         connection = _connection(address, seconds)
         with contextlib.ExitStack() as stack:
             stack.callback(connection.close)
             connection.request(
                 "POST",
                 SESSION_PATH,
-                body=json.dumps({"token": token}),
+                body=json.dumps(asked),
                 headers={"Content-Type": "application/json"},
             )
             # The response takes the socket over from the connection.
@@ -173,18 +196,29 @@ class Session:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
+    def leave(self) -> None:
+        """Tells the worker that this process is about to end well."""
+        self._has_left = True
+        with contextlib.suppress(OSError):
+            self._socket.sendall(GOODBYE)
+
     def _watch(self) -> None:
         """Waits for the end, which is when no more beats come."""
         with self._response as response:
+            end = "it closed the connection"
             try:
                 self._socket.settimeout(SILENCE_SECONDS)
-                while response.read1(1024):
-                    pass
-                self.end = "it closed the connection"
+                while line := response.readline(MAX_BYTES):
+                    if line.strip():
+                        said = parse_message(line)
+                        self.left += said.get("left", [])
+                        end = said.get("end", end)
             except TimeoutError:
-                self.end = f"it has been silent for {SILENCE_SECONDS:.0f} s"
-            except OSError as error:
-                self.end = error.strerror or str(error)
+                end = f"it has been silent for {SILENCE_SECONDS:.0f} s"
+            except (OSError, ValueError) as error:
+                end = getattr(error, "strerror", None) or str(error)
+        if not self._has_left:
+            self.end = end
 
 
 def _connection(address: Address, seconds: float) -> http.client.HTTPConnection:
@@ -207,6 +241,30 @@ def _status(response: http.client.HTTPResponse) -> Status:
     if len(line) < MAX_BYTES and not line.endswith(b"\n"):
         raise ConnectionError("it closed the connection")
     return Status.from_json(line)
+
+
+def beat(*, left: Sequence[int] = (), end: str = "") -> bytes:
+    """Returns a line that a worker sends to a client in a session.
+
+    Args:
+        left: The replicas whose clients have ended well since the last one.
+        end: Why the session ends.
+    """
+    said = {name: x for name, x in (("left", left), ("end", end)) if x}
+    return json.dumps(said).encode() + b"\n" if said else b"\n"
+
+
+def describe_client(replica: int, clients: Mapping[int, str], num_replicas: int) -> str:
+    """Returns a client of a worker, for messages."""
+    of_replica = f" of replica {replica}" if num_replicas > 1 else ""
+    return f"the client{of_replica} at {clients[replica]}"
+
+
+def describe_clients(status: Status) -> str:
+    """Returns the clients that have a worker, for messages."""
+    clients = {int(replica): client for replica, client in status.clients.items()}
+    each = (describe_client(d, clients, status.num_replicas) for d in clients)
+    return ", ".join(each)
 
 
 class Deadline:
@@ -268,7 +326,7 @@ def wait_until_ready(
                 )
             if status.state == "ready":
                 return status
-            reason = f"it works for the client at {status.client}"
+            reason = f"it works for {describe_clients(status)}"
             if status.state == "starting":
                 reason = "TensorFlow is starting in it"
         if deadline.is_over:

@@ -15,6 +15,7 @@ leaves collectives that the others would wait for without end, so they end as we
 
 from __future__ import annotations
 
+import abc
 import atexit
 import contextlib
 import json
@@ -75,7 +76,15 @@ def rendezvous(workers: Sequence[str], index: int, *, seconds: float = 120.0) ->
             connections[other] = _call(other, addresses[other], ours, deadline)
         while len(connections) < len(addresses) - 1:
             _answer(listener, addresses, connections, ours, deadline)
-    _Peers.current = peers = _Peers(connections, addresses)
+    join(_Processes(connections, addresses))
+
+
+def join(peers: Peers) -> None:
+    """Has the other processes learn how this one ends.
+
+    That is well, unless an error is not caught.
+    """
+    Peers.current = peers
     atexit.register(peers.leave, well=True)
     show = sys.excepthook
 
@@ -129,8 +138,27 @@ def leave(*, well: bool) -> None:
     Args:
         well: Whether they can go on. Otherwise they end with status 75.
     """
-    if _Peers.current is not None:
-        _Peers.current.leave(well=well)
+    if Peers.current is not None:
+        Peers.current.leave(well=well)
+
+
+@contextlib.contextmanager
+def needs_others() -> Iterator[None]:
+    """A step of all replicas is inside, for clients of the same workers.
+
+    Should another client have ended, this process would wait for it without end, and
+    ends after 30 seconds; should one not take part in the step, after the
+    `step_seconds` of `connect`. Steps of a `tfgpipe.PipelinedModel` do this by
+    themselves.
+    """
+    if (peers := Peers.current) is None:
+        yield
+        return
+    peers.waits_since = time.monotonic()
+    try:
+        yield
+    finally:
+        peers.waits_since = None
 
 
 def await_loss(error: BaseException) -> None:
@@ -140,34 +168,52 @@ def await_loss(error: BaseException) -> None:
         error: Nothing is waited for unless it is TensorFlow's, which raises whatever it
             runs into when another process is gone.
     """
-    peers = _Peers.current
+    peers = Peers.current
     if peers is None or not type(error).__module__.startswith("tensorflow."):
         return
     time.sleep(_LOSS_SECONDS)
-    if peers.goodbyes:
-        end_process(_lost(*peers.goodbyes[0], "it has ended"))
+    if ended := peers.ended():
+        end_process(ended)
 
 
-class _Peers:
-    """The other processes, after the rendezvous.
+class Peers(abc.ABC):
+    """The other processes that this one needs, and they it.
 
     Attributes:
-        current: Those of this process: it has one rendezvous.
-        goodbyes: Index and address of those that have ended well.
+        current: Those of this process, if it has any.
+        waits_since: When this one began something that needs them, or None.
     """
 
-    current: ClassVar[_Peers | None] = None
+    current: ClassVar[Peers | None] = None
+    waits_since: float | None = None
+
+    @abc.abstractmethod
+    def leave(self, *, well: bool) -> None:
+        """Says good-bye if this process ends well, and else breaks off."""
+
+    @abc.abstractmethod
+    def ended(self) -> WorkerLost | None:
+        """Returns an error that names one that has ended well, or None."""
+
+
+class _Processes(Peers):
+    """Processes after the rendezvous."""
 
     def __init__(
         self, connections: Mapping[int, socket.socket], addresses: Sequence[Address]
     ) -> None:
         self._connections = tuple(connections.values())
         self._has_left = False
-        self.goodbyes: list[tuple[int, Address]] = []
+        # Index and address of those that have ended well.
+        self._goodbyes: list[tuple[int, Address]] = []
         for other, connection in connections.items():
             arguments = (other, addresses[other], connection)
             threading.Thread(target=self._watch, args=arguments, daemon=True).start()
         threading.Thread(target=self._beat, daemon=True).start()
+
+    def ended(self) -> WorkerLost | None:
+        """Returns an error that names one that has ended well, or None."""
+        return _lost(*self._goodbyes[0], "it has ended") if self._goodbyes else None
 
     def leave(self, *, well: bool) -> None:
         """Says good-bye if this process ends well, and else breaks off."""
@@ -193,7 +239,7 @@ class _Peers:
         connection.settimeout(health.SILENCE_SECONDS)
         try:
             if _receive(connection, after_beats=True) == _GOODBYE:
-                self.goodbyes.append((other, address))
+                self._goodbyes.append((other, address))
                 return
             reason = "it says what it should not"
         except TimeoutError:

@@ -88,11 +88,15 @@ class Options:
         port: Where it listens.
         devices: Into how many devices the CPU is split.
         loopback: Whether it takes this machine's own calls alone.
+        cluster: The list of all servers, where several clients are to use them.
+        index: The index of this one.
     """
 
     port: int
     devices: int
     loopback: bool
+    cluster: str | None = None
+    index: int = 0
 
 
 def run(options: Options) -> int:
@@ -103,12 +107,19 @@ def run(options: Options) -> int:
 
     config = tf.compat.v1.ConfigProto(device_count={"CPU": options.devices})
     config.gpu_options.allow_growth = True
+    # A client says which other workers there are, and which of them this is. But for
+    # collectives that graphs of several clients take part in, servers look each other
+    # up in the list that they were started with.
+    workers = [f"127.0.0.1:{options.port}"]
+    if options.cluster is not None:
+        workers = options.cluster.split(",")
+        leader = "/job:worker/replica:0/task:0"
+        config.experimental.collective_group_leader = leader
     with bind_server(options.port, loopback=options.loopback):
         tf.distribute.Server(
-            # A client says which other workers there are, and which of them this is.
-            {"worker": [f"127.0.0.1:{options.port}"]},
+            {"worker": workers},
             job_name="worker",
-            task_index=0,
+            task_index=options.index,
             protocol="grpc",
             config=config,
         )

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tfgpipe.cluster import addresses, health
-from tfgpipe.cluster.addresses import WORKERS_VARIABLE, Address
+from tfgpipe.cluster.addresses import REPLICA_VARIABLE, WORKERS_VARIABLE, Address
 from tfgpipe.cluster.errors import EX_TEMPFAIL, EXIT_PREEMPTED, ClusterError
 from tfgpipe.cluster.health import Deadline, wait_until_ready
 
@@ -46,14 +46,18 @@ class Options:
     Attributes:
         command: The program, and its arguments.
         workers: How many workers to start, or None.
-        replicas: How many processes of the command to start instead of workers, or
-            None: see `tfgpipe.MultiWorkerPipelineStrategy`.
+        replicas: How many processes of the command to start, or None for one: with
+            workers see `tfgpipe.cluster.connect`, without
+            `tfgpipe.MultiWorkerPipelineStrategy`.
         cluster: The workers to use that run already, or None.
         devices: Into how many devices each worker splits its CPU.
         max_restarts: How often the command is started again.
         start_limit: Seconds for the workers to be ready.
         time_limit: Seconds for everything, or 0.
         log_dir: The folder of the workers' logs, or None for a new one.
+
+    Raises:
+        ValueError: If there is nothing to start, or workers are not for the replicas.
     """
 
     command: Sequence[str]
@@ -65,6 +69,16 @@ class Options:
     start_limit: float = 120.0
     time_limit: float = 0.0
     log_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the numbers."""
+        num_workers = self.workers
+        if self.cluster is not None:
+            num_workers = len(addresses.parse_addresses(self.cluster))
+        if num_workers is not None:
+            addresses.replica_workers(num_workers, 0, self.replicas or 1)
+        elif self.replicas is None:
+            raise ValueError("one of --workers, --cluster and --replicas is required")
 
 
 def run(options: Options) -> int:
@@ -109,6 +123,7 @@ class _Worker:
         index: Its index among all.
         address: Its address.
         devices: Into how many devices it splits the CPU.
+        cluster: The list of all, for clients that are replicas.
         log: The file of its output; None for a worker that others start.
 
     Attributes:
@@ -117,11 +132,18 @@ class _Worker:
     """
 
     def __init__(
-        self, index: int, address: Address, *, devices: int = 1, log: Path | None = None
+        self,
+        index: int,
+        address: Address,
+        *,
+        devices: int = 1,
+        cluster: str | None = None,
+        log: Path | None = None,
     ) -> None:
         self.index = index
         self.address = address
         self._devices = devices
+        self._cluster = cluster
         self._log = log
         self._backoff = _Backoff()
         self._started = self._due = self._answered = 0.0
@@ -181,11 +203,13 @@ class _Worker:
 
     def _start(self, log: Path) -> subprocess.Popen[bytes]:
         self._started = self._answered = time.monotonic()
+        listed = [f"--cluster={self._cluster}", f"--index={self.index}"]
         with log.open("ab") as output:
             return subprocess.Popen(
                 [
                     *(sys.executable, "-m", "tfgpipe.cluster", "worker"),
                     *(f"--port={self.address.port}", f"--devices={self._devices}"),
+                    *(listed if self._cluster is not None else []),
                     "--exit_with_parent",
                 ],
                 stdin=subprocess.PIPE,
@@ -273,9 +297,16 @@ class _Supervisor:
         folder = Path(options.log_dir or tempfile.mkdtemp(prefix="tfgpipe-launch-"))
         folder.mkdir(parents=True, exist_ok=True)
         _say(f"Starting {num_workers} workers; their logs are in {folder}.")
-        for index, port in enumerate(addresses.free_ports(num_workers)):
-            address, log = Address("127.0.0.1", port), folder / f"worker-{index}.log"
-            worker = _Worker(index, address, devices=options.devices, log=log)
+        ports = addresses.free_ports(num_workers)
+        listed = ",".join(f"127.0.0.1:{port}" for port in ports)
+        for index, port in enumerate(ports):
+            worker = _Worker(
+                index,
+                Address("127.0.0.1", port),
+                devices=options.devices,
+                cluster=listed if options.replicas is not None else None,
+                log=folder / f"worker-{index}.log",
+            )
             self._workers.append(worker)
             worker.check(restart=False)
 
@@ -334,8 +365,13 @@ class _Supervisor:
 
     def _variables(self) -> Iterator[dict[str, str]]:
         """Yields the environment variables of each process of the command."""
+        listed = {WORKERS_VARIABLE: ",".join(str(x.address) for x in self._workers)}
         if self._options.replicas is None:
-            yield {WORKERS_VARIABLE: ",".join(str(x.address) for x in self._workers)}
+            yield listed
+            return
+        if self._workers:
+            for replica in range(self._options.replicas):
+                yield {**listed, REPLICA_VARIABLE: str(replica)}
             return
         ports = addresses.free_ports(self._options.replicas)
         cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}

@@ -7,6 +7,9 @@
 A server that dies is started again, and so is one whose client is gone, so that the
 next client finds an empty one. The connection of the client's session closes when its
 server is gone: that is how the client knows.
+
+Clients that are replicas have sessions with all workers. When one of them is gone all
+workers start their servers again, so that the sessions of the other clients end.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 from tfgpipe.cluster import addresses, health
+from tfgpipe.cluster.addresses import parse_addresses
 from tfgpipe.cluster.errors import exit_with_parent
 from tfgpipe.cluster.health import Deadline, Status
 
@@ -39,7 +43,8 @@ LOOPBACK = ("127.0.0.1", "localhost")
 # A server that fails this often in a row will not come up.
 _MAX_FAILURES = 3
 # Connections that are answered at a time; others are turned away.
-MAX_CONNECTIONS = 32
+MAX_CONNECTIONS = 128
+_POLL_SECONDS = 0.1
 # How long a request may take.
 _ASKING_SECONDS = 10.0
 
@@ -53,12 +58,44 @@ class Options:
         host: The address to listen on.
         devices: Into how many devices the CPU is split.
         exit_with_parent: Whether to end when standard input closes.
+        cluster: The list of all workers, for clients that are replicas.
+        index: The index of this one in it.
+
+    Raises:
+        ValueError: If the list does not have the port at the index.
     """
 
     port: int
     host: str = "127.0.0.1"
     devices: int = 1
     exit_with_parent: bool = False
+    cluster: str | None = None
+    index: int | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the list."""
+        if self.cluster is None and self.index is None:
+            return
+        found = () if self.cluster is None else parse_addresses(self.cluster)
+        own = dict(enumerate(found)).get(-1 if self.index is None else self.index)
+        if own is None or own.port != self.port:
+            raise ValueError(
+                "--cluster is the list of all workers, and --index the position of "
+                f"this one in it, from 0, with the port of --port. Received "
+                f"--cluster={self.cluster}, --index={self.index}, --port={self.port}."
+            )
+
+    @property
+    def workers(self) -> str:
+        """The list of all workers without spaces, or an empty string."""
+        return ",".join(map(str, parse_addresses(self.cluster))) if self.cluster else ""
+
+    @property
+    def listed(self) -> list[str]:
+        """The flags of a server that has the list."""
+        if not self.cluster:
+            return []
+        return [f"--cluster={self.workers}", f"--index={self.index}"]
 
     @property
     def is_loopback(self) -> bool:
@@ -91,20 +128,29 @@ def run(options: Options) -> int:
 
 
 class _Server:
-    """The process of TensorFlow's server, for one client.
+    """The process of TensorFlow's server, for one client, or one of each replica.
 
     Attributes:
         devices: The number of its devices of each kind, once it is ready.
+        clients: The addresses of the clients that have or had it, by replica.
+        present: The replicas whose clients have it.
+        num_replicas: How many clients are to have it, once one has.
+        last_words: Why it ends, which the clients are told.
     """
 
     def __init__(self, options: Options) -> None:
         self._heard = time.monotonic()
         self.devices: dict[str, int] = {}
+        self.clients: dict[int, str] = {}
+        self.present: set[int] = set()
+        self.num_replicas = 0
+        self.last_words = ""
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "tfgpipe.cluster", "server"),
                 *(f"--port={options.port}", f"--devices={options.devices}"),
                 *(["--loopback"] if options.is_loopback else []),
+                *options.listed,
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -154,7 +200,6 @@ class _Worker:
         # Reasons to end a server, or with None the worker.
         self._events: queue.Queue[tuple[_Server | None, str]] = queue.Queue()
         self._mutex = threading.Lock()
-        self._client = ""
         self._starts = self._failures = 0
         self._server: _Server | None = None
         self._health = _HealthServer((options.host, options.port + 1), self)
@@ -172,7 +217,8 @@ class _Worker:
                     server = self._server = _Server(self._options)
                 reason = self._watch(server)
                 with self._mutex:
-                    self._server = None  # Which ends the session.
+                    server.last_words = server.last_words or reason or "it stops"
+                    self._server = None  # Which ends the sessions.
                 server.end()
                 if reason is None:
                     return 0
@@ -188,40 +234,73 @@ class _Worker:
     def status(self) -> Status:
         """Returns the worker's status."""
         server = self._server
-        ready = server is not None and bool(server.devices)
-        return Status(
+        own = Status(
             worker=self._name,
-            state="starting" if not ready else "taken" if self._client else "ready",
+            state="starting",
             starts=self._starts,
             failures=self._failures,
-            devices=server.devices if server is not None else {},
-            client=self._client,
+            workers=self._options.workers,
+            index=self._options.index or 0,
+        )
+        if server is None or not server.devices:
+            return own
+        is_full = bool(server.clients) and len(server.clients) == server.num_replicas
+        return dataclasses.replace(
+            own,
+            state="taken" if is_full else "ready",
+            devices=server.devices,
+            clients={str(d): client for d, client in server.clients.items()},
+            num_replicas=server.num_replicas,
         )
 
-    def grant(self, client: str) -> tuple[Status, _Server | None]:
-        """Gives the server to a client, if it is ready and nobody's."""
+    def grant(
+        self, client: str, *, replica: int, num_replicas: int
+    ) -> tuple[Status, _Server | None]:
+        """Gives the server to a client, if it is ready and the replica's is free."""
         with self._mutex:
-            status = self.status()
-            if status.state != "ready":
+            status, server = self.status(), self._server
+            if server is None or status.state != "ready":
                 return status, None
-            self._client = client
-            return dataclasses.replace(status, granted=True), self._server
+            if num_replicas != (server.num_replicas or num_replicas):
+                return status, None
+            if replica in server.clients:
+                return status, None
+            server.num_replicas = num_replicas
+            server.clients[replica] = client
+            server.present.add(replica)
+            return dataclasses.replace(self.status(), granted=True), server
 
-    def keep(self, server: _Server, connection: socket.socket) -> None:
-        """Returns when the server, or the client at the other end, is gone."""
-        while self._server is server:
-            readable, _, _ = select.select([connection], [], [], health.BEAT_SECONDS)
-            if readable and not connection.recv(1024):
-                return
-            connection.sendall(b"\n")
+    def keep(self, server: _Server, connection: socket.socket) -> bool:
+        """Returns whether a client has ended well, once it or the server is gone."""
+        well = False
+        told: set[int] = set()
+        beat = Deadline(0)
+        with contextlib.suppress(OSError):
+            while self._server is server:
+                readable, _, _ = select.select([connection], [], [], _POLL_SECONDS)
+                if readable:
+                    said = connection.recv(1024)
+                    if not said:
+                        return well
+                    well = well or said.endswith(health.GOODBYE)
+                if beat.is_over:
+                    left = {*server.clients} - server.present - told
+                    told |= left
+                    connection.sendall(health.beat(left=sorted(left)))
+                    beat = Deadline(health.BEAT_SECONDS)
+            connection.sendall(health.beat(end=server.last_words))
+        return well
 
-    def take_back(self, server: _Server) -> None:
-        """Ends a session."""
+    def take_back(self, server: _Server, replica: int, *, well: bool) -> None:
+        """Ends a session; if the client has ended well, other clients may go on."""
         with self._mutex:
-            client, self._client = self._client, ""
-            if self._server is server:
-                self._server = None  # No other client gets it.
-                self._events.put((server, f"the client at {client} is gone"))
+            server.present.discard(replica)
+            if self._server is not server or (well and server.present):
+                return
+            who = health.describe_client(replica, server.clients, server.num_replicas)
+            server.last_words = f"{who} is gone"
+            self._server = None  # No other client gets it.
+            self._events.put((server, server.last_words))
 
     def _watch(self, server: _Server) -> str | None:
         """Returns why a server is to be ended, or has ended; None to stop for good."""
@@ -253,6 +332,7 @@ class _Worker:
 class _HealthServer(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
+    request_queue_size = MAX_CONNECTIONS
 
     def __init__(self, address: tuple[str, int], worker: _Worker) -> None:
         self.worker = worker
@@ -319,15 +399,23 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.headers.get_content_type() != "application/json":
             self.send_error(415)  # A form of some web page.
             return
-        worker = self.server.worker
-        if not self.server.accepts(self._token()):
+        worker, asked = self.server.worker, self._message()
+        if not self.server.accepts(asked.get("token")):
             self._answer(403, dataclasses.replace(worker.status(), refused=True))
             return
+        replica, num_replicas = asked.get("replica", 0), asked.get("num_replicas", 1)
+        are_counts = type(replica) is type(num_replicas) is int
+        if not (are_counts and 0 <= replica < num_replicas):
+            self.send_error(400)
+            return
         host, port = self.client_address
-        status, server = worker.grant(f"{host}:{port}")
+        status, server = worker.grant(
+            f"{host}:{port}", replica=replica, num_replicas=num_replicas
+        )
         if server is None:
             self._answer(409, status)
             return
+        well = False
         try:
             del self.server.deadlines[self.connection]
             # The kernel gives a machine up that has not acknowledged for so long.
@@ -337,14 +425,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 int(1000 * health.SILENCE_SECONDS),
             )
             self._answer(200, status)
-            worker.keep(server, self.connection)
+            well = worker.keep(server, self.connection)
         finally:
-            worker.take_back(server)
+            worker.take_back(server, replica, well=well)
 
-    def _token(self) -> object:
+    def _message(self) -> dict[str, Any]:
         size = min(int(self.headers.get("Content-Length", 0)), health.MAX_BYTES)
         message = json.loads(self.rfile.read(size))
-        return message.get("token") if isinstance(message, dict) else None
+        return message if isinstance(message, dict) else {}
 
     def _answer(self, code: int, status: Status) -> None:
         self.send_response(code)

@@ -31,6 +31,7 @@ from tfgpipe.devices.names import (
     devices_of_workers,
     full_device_name,
     host_device,
+    is_remote,
     short_name,
     visible_devices,
 )
@@ -141,6 +142,7 @@ def make_mesh(
     num_replicas: int = 1,
     num_shards: int = 1,
     devices: Sequence[str] | None = None,
+    workers: range | None = None,
 ) -> Mesh:
     """Lays devices out as a mesh.
 
@@ -153,16 +155,21 @@ def make_mesh(
         devices: Device names such as `"GPU:0"`, at least D * K * T of them. Defaults
             to the visible GPUs, or without GPUs the logical CPUs; in a cluster to
             those of its workers.
+        workers: Which of the cluster's workers these devices are of. Defaults to all.
 
     Raises:
-        ValueError: If there are too few devices, or one is named that does not exist.
+        ValueError: If there are too few devices, or one is named that does not exist,
+            or is of another worker.
     """
     if num_shards < 1:
         raise ValueError(f"`num_shards` must be at least 1. Received {num_shards}.")
     needed = num_replicas * num_stages * num_shards
     visible = visible_devices()
     if devices is None and devices_of_workers():
-        names = _spread_over_workers(num_stages, num_replicas, num_shards)
+        of_workers = devices_of_workers()
+        if workers is not None:
+            of_workers = of_workers[workers.start : workers.stop]
+        names = _spread_over_workers(of_workers, num_stages, num_replicas, num_shards)
     elif devices is None:
         names = default_devices()
     else:
@@ -174,6 +181,8 @@ def make_mesh(
                 f"{', '.join(unknown)}; TensorFlow sees {', '.join(visible)}. "
                 + device_advice(needed)
             )
+        if workers is not None:
+            _check_workers(names, workers)
     if len(names) < needed:
         product = f"{num_stages} stages x {num_replicas} replicas"
         if num_shards > 1:
@@ -240,8 +249,22 @@ def make_logical_cpus(num_devices: int) -> None:
         ) from error
 
 
+def _check_workers(devices: Sequence[str], workers: range) -> None:
+    """Raises ValueError if devices are of the workers of other replicas."""
+    for device in devices:
+        if (
+            not is_remote(device)
+            or tf.DeviceSpec.from_string(device).task not in workers
+        ):
+            raise ValueError(
+                "The devices of this replica are those of workers "
+                f"{workers.start} to {workers.stop - 1}. Received "
+                f"{short_name(device)}. Name devices of its own workers."
+            )
+
+
 def _spread_over_workers(
-    num_stages: int, num_replicas: int, num_shards: int
+    workers: list[list[str]], num_stages: int, num_replicas: int, num_shards: int
 ) -> list[str]:
     """Returns devices of a mesh: stages spread evenly over workers, in order.
 
@@ -250,7 +273,6 @@ def _spread_over_workers(
     Raises:
         ValueError: If a worker has too few.
     """
-    workers = devices_of_workers()
     free = [iter(names) for names in workers]
     stages, size = [], num_replicas * num_shards
     for k in range(num_stages):

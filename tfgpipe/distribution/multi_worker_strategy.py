@@ -17,8 +17,9 @@ import tensorflow as tf
 from tfgpipe import cluster
 from tfgpipe._compat import tf_internals
 from tfgpipe.devices import Mesh, local_device_type
-from tfgpipe.distribution import process_all_reduce, replica_context
+from tfgpipe.distribution import replica_context
 from tfgpipe.distribution.pipeline_strategy import check_not_nested, device_scope
+from tfgpipe.distribution.process_all_reduce import ProcessGroup
 from tfgpipe.distribution.replica_update import ReplicaUpdate, local_tensors, merge
 from tfgpipe.distribution.stage_strategy import StageStrategy
 
@@ -73,7 +74,11 @@ class MultiWorkerPipelineStrategy(
         # TensorFlow takes the first device for what is outside of stages.
         order = [*range(1, num_stages), 0]
         self._local = self.cluster_resolver.task_id
-        self.instance_keys = process_all_reduce.InstanceKeys()
+        self._processes = ProcessGroup(
+            size=self.num_replicas_in_sync,
+            index=self._local,
+            tasks=range(self._local, self._local + 1),
+        )
         self._mesh = Mesh(
             tuple(
                 tuple(
@@ -112,7 +117,7 @@ class MultiWorkerPipelineStrategy(
         self, key: int, device: str, num_sums: int, specs: Iterable[tf.TensorSpec]
     ) -> int:
         """Returns a key that is the same in all processes."""
-        return process_all_reduce.stage_group_key(device, num_sums, specs)
+        return self._processes.stage_group_key(device, num_sums, specs)
 
     def apply_gradients(
         self,
@@ -121,19 +126,14 @@ class MultiWorkerPipelineStrategy(
         gradients: list[Any],
     ) -> None:
         """Applies an optimizer to sums over all processes."""
-        keys = self.instance_keys.for_weights(optimizer, weights)
-        for i, (weight, key) in enumerate(zip(weights, keys, strict=True)):
-            if gradients[i] is not None:
-                gradients[i] = process_all_reduce.all_reduce_gradient(
-                    gradients[i], weight.value, key
-                )
+        sums = self._processes.all_reduce_gradients(optimizer, weights, gradients)
 
         def run(values: Sequence[Any]) -> None:
             update = ReplicaUpdate(optimizer, weights)
             update.check_copies(1)
             update.on_replicas(local_tensors(values))
 
-        merge(gradients, run)
+        merge(sums, run)
 
     def metrics_result(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Returns metrics in the form in which Keras takes their mean over processes.

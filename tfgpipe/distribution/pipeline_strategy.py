@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import keras
@@ -30,6 +30,7 @@ from tfgpipe._util import check_choice, num_bytes
 from tfgpipe.devices import Mesh, check_primary_devices, device_type, make_mesh
 from tfgpipe.distribution import all_reduce
 from tfgpipe.distribution.all_reduce import ALL_REDUCES, AllReduce
+from tfgpipe.distribution.process_all_reduce import ProcessGroup
 from tfgpipe.distribution.replica_context import replica_copies, static_replica_index
 from tfgpipe.distribution.replica_update import (
     PerReplica,
@@ -50,6 +51,14 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
     Build and compile a model that holds a `PipelinedLayer` inside its scope; then
     `fit` as usual. With one replica a model made outside any strategy is placed in the
     same way, so a strategy is needed only for more.
+
+    In a process that is one client of several (`tfgpipe.cluster.connect(...,
+    replica=d, num_replicas=D)`) it is the strategy of replica d, on the workers of that
+    replica. All replicas run the same program from the same weights, each on its part
+    of every batch, in equally many steps. Gradients, losses and metrics of a
+    `PipelinedModel`, and batch normalization with `synchronized=True`, are over all
+    replicas; for a `PipelinedLayer` in another model gradients are, and metrics are of
+    this replica. Moving averages without `synchronized` are those of the replica.
 
     Example:
 
@@ -86,7 +95,9 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
     Raises:
         ValueError: If there are fewer than D * K * T devices, more are named, those of
             the last stage, where the loss is, are in different hosts, or `all_reduce`
-            is not for them.
+            is not for them; if one client of several has more than one replica or
+            shards weights over them; when training starts, if replicas have other
+            weights.
         RuntimeError: If made inside the scope of another strategy.
         tfgpipe.cluster.ClusterError: If a worker is not there, or not fit.
     """
@@ -105,11 +116,22 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
         check_not_nested("PipelineStrategy")
         if cluster is not None:
             cluster_lib.connect(cluster)
+        self._processes = _clients()
+        if self._processes is not None and (
+            num_replicas > 1 or shard_replicas != "none" or all_reduce != "reduce"
+        ):
+            raise ValueError(
+                "Each client of several is one replica, and gradients are summed by "
+                f"collective operations. Received num_replicas={num_replicas}, "
+                f"all_reduce='{all_reduce}', shard_replicas='{shard_replicas}' in the "
+                f"client of replica {self._processes.index}. Leave them out."
+            )
         self._mesh = make_mesh(
             num_stages=num_stages,
             num_replicas=num_replicas,
             num_shards=num_shards,
             devices=devices,
+            workers=None if self._processes is None else self._processes.tasks,
         )
         needed = num_replicas * num_stages * num_shards
         if devices is not None and len(devices) != needed:
@@ -139,6 +161,8 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
         self.all_reduce = all_reduce
         self.shard_replicas = shard_replicas
         self._zero = ZeroAssignment()
+        # Optimizers whose weights are known to be equal in all processes.
+        self._checked: weakref.WeakSet[keras.optimizers.Optimizer] = weakref.WeakSet()
         super().__init__(
             devices=list(self._mesh.replica_devices(num_stages - 1)),
             # All-reduces each gradient among its own devices; the default, one
@@ -149,8 +173,19 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
 
     @property
     def mesh(self) -> Mesh:
-        """The devices: `mesh.devices[replica][stage][shard]`."""
+        """The devices: `mesh.devices[replica][stage][shard]`, of this process."""
         return self._mesh
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of replicas, in all processes."""
+        num_processes = 1 if self._processes is None else self._processes.size
+        return num_processes * self._mesh.num_replicas
+
+    @property
+    def first_replica(self) -> int:
+        """The index among all replicas of the first in this process."""
+        return 0 if self._processes is None else self._processes.index
 
     @property
     def stage_devices(self) -> tuple[tuple[str, ...], ...]:
@@ -186,6 +221,20 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
             devices = (devices[self.owner_replica(weight)],)
         return device_scope(devices)
 
+    def stage_group_key(
+        self, key: int, device: str, num_sums: int, specs: Iterable[tf.TensorSpec]
+    ) -> int:
+        """Returns the group key of a stage's collectives, the same in all processes."""
+        if self._processes is None:
+            return key
+        return self._processes.stage_group_key(device, num_sums, specs)
+
+    def sum_over_replicas(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the sum of a small tensor over replicas, in the context of one."""
+        if self._processes is None:
+            return super().sum_over_replicas(tensor)
+        return self._processes.sum(tensor, self._mesh.replica_devices(-1)[0])
+
     def apply_gradients(
         self,
         optimizer: keras.optimizers.Optimizer,
@@ -203,12 +252,31 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
             else:
                 update.on_owners(local, self.owner_replica)
 
+        if self._processes is not None:
+            if optimizer not in self._checked:
+                self._checked.add(optimizer)
+                device = self._mesh.replica_devices(-1)[0]
+                self._processes.check_weights(weights, device)
+            gradients = self._processes.all_reduce_gradients(
+                optimizer, weights, gradients
+            )
         merge(gradients, run)
+
+    @property
+    def logs_are_means(self) -> bool:
+        """Whether steps return means of metrics that know one process alone."""
+        return self._processes is not None
 
     def metrics_result(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Returns what all replicas together see, as each adds to the metrics."""
         context = tf.distribute.get_replica_context()
-        return make() if context is None else context.merge_call(lambda _: make())
+        if context is None:
+            return make()
+        metrics = context.merge_call(lambda _: make())
+        if self._processes is None:
+            return metrics
+        size = self._processes.size
+        return {k: self.sum_over_replicas(v) / size for k, v in metrics.items()}
 
     def _sums(
         self,
@@ -240,6 +308,16 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
         if id(first) not in self._zero:
             weakref.finalize(first, self._zero.release, id(first))
         return self._zero.owner(id(first), devices, num_bytes(first))
+
+
+def _clients() -> ProcessGroup | None:
+    """Returns the clients that are replicas, if this process is one of several."""
+    current = cluster_lib.Cluster.current
+    if current is None or current.num_replicas == 1:
+        return None
+    return ProcessGroup(
+        size=current.num_replicas, index=current.replica, tasks=current.workers
+    )
 
 
 def check_not_nested(name: str) -> None:

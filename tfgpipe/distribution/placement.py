@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfgpipe import cluster
 from tfgpipe._compat import keras_internals
 from tfgpipe.devices import Mesh, default_devices, make_mesh
 from tfgpipe.distribution import replica_context
@@ -150,6 +151,13 @@ def choose_placement(
             "`tfgpipe.TPUPipelineStrategy`, or under no strategy at all. Received "
             f"{_describe(strategy)}. Use "
             "`tfgpipe.PipelineStrategy(num_stages=..., num_replicas=...)`."
+        )
+    if cluster.Cluster.current is not None and cluster.Cluster.current.num_replicas > 1:
+        raise ValueError(
+            "This process is the client of one replica of "
+            f"{cluster.Cluster.current.num_replicas}, whose gradients a strategy sums. "
+            "Received a pipeline outside of one. Make it inside "
+            "`with tfgpipe.PipelineStrategy(num_stages=...).scope():`."
         )
     if num_stages is None:
         num_stages = max(len(devices or default_devices()) // num_shards, 1)

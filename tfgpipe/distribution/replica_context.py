@@ -48,7 +48,7 @@ def metrics_result(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Returns metrics of the replica being built in the form that Keras takes.
 
     Args:
-            make: Returns the metrics.
+        make: Returns the metrics.
     """
     strategy = stage_strategy()
     return make() if strategy is None else strategy.metrics_result(make)
@@ -65,16 +65,19 @@ def assign(variable: keras.Variable, value: tf.Tensor) -> None:
 
 
 def current_num_replicas() -> int:
-    """Returns how many replicas are being built side by side."""
+    """Returns how many replicas a mini-batch is divided among."""
     context = tf.distribute.get_replica_context()
     return 1 if context is None else context.num_replicas_in_sync
 
 
 def sum_over_replicas(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the sum of a small tensor over the replicas being built."""
+    """Returns the sum of a small tensor over replicas."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return tensor
+    strategy = stage_strategy()
+    if strategy is not None:
+        return strategy.sum_over_replicas(tensor)
     return context.all_reduce(tf.distribute.ReduceOp.SUM, tensor)
 
 
@@ -87,17 +90,22 @@ def batch_fraction(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def static_replica_index() -> int:
-    """Returns the index of the replica whose computation is being built.
+    """Returns the index in this process of the replica whose computation is built.
 
     Not on TPUs, where one is built for all.
     """
-    index = replica_index()
+    index = _local_index()
     assert isinstance(index, int)
     return index
 
 
 def replica_index() -> int | tf.Tensor:
     """Returns the index of the replica, as a tensor where it is not static."""
+    strategy = stage_strategy()
+    return _local_index() + (0 if strategy is None else strategy.first_replica)
+
+
+def _local_index() -> int | tf.Tensor:
     context = tf.distribute.get_replica_context()
     if context is None:
         return 0  # Across replicas, as when shapes are inferred.

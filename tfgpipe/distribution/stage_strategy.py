@@ -56,6 +56,16 @@ class StageStrategy(abc.ABC):
         return key
 
     @property
+    def first_replica(self) -> int:
+        """The index among all replicas of TensorFlow's first."""
+        return 0
+
+    def sum_over_replicas(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the sum of a small tensor over replicas, in the context of one."""
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tensor)
+
+    @property
     def places_updates(self) -> bool:
         """Whether TensorFlow's own strategy places updates."""
         return False
@@ -82,6 +92,11 @@ class StageStrategy(abc.ABC):
             make: Returns the metrics.
         """
         return make()
+
+    @property
+    def logs_are_means(self) -> bool:
+        """Whether steps return means of metrics that know one process alone."""
+        return False
 
     def update_scope(
         self, variable: tf.Variable

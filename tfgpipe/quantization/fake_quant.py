@@ -28,6 +28,7 @@ import tensorflow as tf
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import check_choice
 from tfgpipe.capture import Accumulator, TracingScope
+from tfgpipe.distribution import replica_context
 from tfgpipe.quantization.ranges import Bounds, Range
 
 RangeUpdate = Literal["per_step", "per_call"]
@@ -331,14 +332,13 @@ def fake_quantize_all(
 
 def _maximum_over_replicas(values: tf.Tensor) -> tf.Tensor:
     """Returns the maximum over replicas, each of which has observed other examples."""
-    context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
+    num_replicas = replica_context.current_num_replicas()
+    if num_replicas == 1:
         return values
     # Strategies sum; each replica has a row of the sum to itself.
-    rows = tf.range(context.num_replicas_in_sync)[:, None]
-    own = tf.equal(rows, context.replica_id_in_sync_group)
+    own = tf.equal(tf.range(num_replicas)[:, None], replica_context.replica_index())
     table = tf.where(own, values[None], tf.zeros_like(values)[None])
-    table = context.all_reduce(tf.distribute.ReduceOp.SUM, table)
+    table = replica_context.sum_over_replicas(table)
     return tf.reduce_max(table, axis=0)
 
 

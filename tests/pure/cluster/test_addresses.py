@@ -43,3 +43,26 @@ def test_free_ports_come_in_pairs_of_their_own() -> None:
     assert not any(addresses.is_taken(p) for p in ports)
     with socket.create_server(("127.0.0.1", ports[0])):
         assert addresses.is_taken(ports[0])
+
+
+def test_replicas_have_the_workers_next_to_each_other() -> None:
+    found = [addresses.replica_workers(6, replica, 3) for replica in range(3)]
+    assert [list(workers) for workers in found] == [[0, 1], [2, 3], [4, 5]]
+    assert addresses.replica_workers(3, 0, 1) == range(3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((3, 0, 2), "Received 3 workers for 2 replicas"),
+        ((2, 0, 4), "Received 2 workers for 4 replicas"),
+        ((2, 0, 0), "Received 2 workers for 0 replicas"),
+        ((4, 2, 2), "The indices of 2 replicas are 0 to 1. Received replica=2"),
+        ((4, -1, 2), "Received replica=-1"),
+    ],
+)
+def test_workers_that_replicas_cannot_share_are_refused(
+    arguments: tuple[int, int, int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        addresses.replica_workers(*arguments)

@@ -15,7 +15,7 @@ from tfgpipe.cluster.health import Deadline
 
 
 def test_a_status_arrives_as_it_was_sent() -> None:
-    sent = status(starts=2, devices={"CPU": 2, "GPU": 1}, client="10.0.0.7:1")
+    sent = status(starts=2, devices={"CPU": 2, "GPU": 1}, clients={"0": "10.0.0.7:1"})
     with answering(sent) as address:
         assert health.ask(address, seconds=5) == sent
     assert sent.tensorflow == health.version("tensorflow")
@@ -36,6 +36,7 @@ def test_a_status_arrives_as_it_was_sent() -> None:
         (status(state="odd"), "its answer is no status of a worker"),
         (status(starts="1"), "its answer is no status of a worker"),
         (status(devices={"CPU": "many"}), "its answer is no status of a worker"),
+        (status(clients={"0": 1}), "its answer is no status of a worker"),
         (b"", "it closed the connection"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "it closed the connection"),
         (http(b'{"worker":'), "it closed the connection"),
@@ -63,15 +64,20 @@ def test_a_worker_that_never_comes_up_is_named_with_the_time_waited() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "message"),
+    ("state", "num_replicas", "message"),
     [
-        ("starting", "TensorFlow is starting in it"),
-        ("taken", "it works for the client at 10.0.0.7:1"),
+        ("starting", 0, "TensorFlow is starting in it"),
+        ("taken", 1, "it works for the client at 10.0.0.7:1. Is it"),
+        ("taken", 2, "it works for the client of replica 0 at 10.0.0.7:1. Is it"),
     ],
 )
-def test_a_worker_that_is_not_ready_says_why(state: str, message: str) -> None:
+def test_a_worker_that_is_not_ready_says_why(
+    state: str, num_replicas: int, message: str
+) -> None:
+    clients = {"0": "10.0.0.7:1"}
+    told = status(state=state, clients=clients, num_replicas=num_replicas)
     with (
-        answering(status(state=state, client="10.0.0.7:1")) as address,
+        answering(told) as address,
         pytest.raises(WorkerUnavailable, match=message),
     ):
         health.wait_until_ready(0, address, Deadline(0.1))

@@ -46,10 +46,28 @@ def test_help_is_one_screen_without_what_is_internal(
             "Expected --host=127.0.0.1, which takes this machine's calls alone, or",
         ),
         ("launch --workers=2", "the following arguments are required: command"),
-        ("launch -- true", "one of the arguments --workers --cluster --replicas is"),
+        ("launch -- true", "one of --workers, --cluster and --replicas is required"),
         ("launch --workers=1 --cluster=a:4000 -- x", "not allowed with argument"),
         ("launch --cluster=a -- true", "Expected a worker's address such as"),
-        ("launch --worker=2 -- true", "one of the arguments --workers --cluster"),
+        ("launch --worker=2 -- true", "unrecognized arguments: --worker=2"),
+        (
+            "launch --workers=3 --replicas=2 -- true",
+            "Received 3 workers for 2 replicas. List a multiple of the replicas.",
+        ),
+        (
+            "launch --cluster=a:4000 --replicas=2 -- true",
+            "Received 1 workers for 2 replicas.",
+        ),
+        (
+            "worker --port=4000 --cluster=a:4000,b:4000",
+            "Received --cluster=a:4000,b:4000, --index=None, --port=4000.",
+        ),
+        ("worker --port=4000 --index=0", "Received --cluster=None, --index=0"),
+        (
+            "worker --port=4000 --cluster=a:4000,b:4000 --index=2",
+            "and --index the position of this one in it, from 0, with the port of",
+        ),
+        ("worker --port=4000 --cluster=a:5000 --index=0", "with the port of --port."),
         ("launch --workers=2 --port=1 -- true", "unrecognized arguments: --port=1"),
     ],
 )
@@ -68,6 +86,10 @@ def test_command_lines_say_what_to_do() -> None:
     given = ["worker", "--port=4000", "--devices=2"]
     options = worker.Options(port=4000, devices=2)
     assert program.parse(given) == (worker.run, options)
+    given += ["--cluster=a:4000, b:4000", "--index=1"]
+    options = worker.Options(port=4000, devices=2, cluster="a:4000, b:4000", index=1)
+    assert program.parse(given) == (worker.run, options)
+    assert options.workers == "a:4000,b:4000"
     command = ["a", "--b", "--", "c", "--workers=3"]
     plan = supervisor.Options(command=command, workers=2)
     found = program.parse(["launch", "--workers=2", "--", *command])
