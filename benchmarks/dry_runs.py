@@ -13,7 +13,7 @@ stage functions and updates compile, their seconds, the most that one needs besi
 arguments, and of the forwards and backwards of a step the roofline time, of the device
 that has most, and the planner's. Rows are printed as they are found; then, compiled, a
 table with a column for each platform. Each experiment is a process of its own, traced
-once for GPUs and once for TPUs, and ends after `--limit` seconds.
+once for GPUs and once for TPUs, and given up after `--limit` seconds.
 """
 
 from __future__ import annotations
@@ -162,33 +162,36 @@ def _rows(
     compiles: bool,
     limit: float,
 ) -> Iterator[tables.Row]:
-    """Yields the rows of an experiment, traced in processes of their own.
+    """Yields the rows of an experiment, found in a process of its own.
 
-    One process for GPUs and one for TPUs, so that what one cannot do leaves the other.
+    If GPUs or TPUs are what it cannot do, another process goes on with the others.
     """
     context = multiprocessing.get_context("spawn")
-    for _, alike in itertools.groupby(platforms, lambda x: PLATFORMS[x].kind):
-        missing = list(alike)
+    missing = list(platforms)
+    while missing:
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(
             target=_measure, args=(theirs, name, missing, settings, compiles)
         )
-        started = time.perf_counter()
         process.start()
         theirs.close()
+        ends = time.perf_counter() + limit
         why = "has failed"
         with contextlib.suppress(EOFError):
             while missing:
-                left = limit - (time.perf_counter() - started)
-                if not ours.poll(max(left, 0.0)):
+                if not ours.poll(max(ends - time.perf_counter(), 0.0)):
                     why = f"took more than {limit:g} seconds"
                     break
                 yield ours.recv()
                 missing.pop(0)
         process.kill()
         process.join()
-        for platform in missing:
-            print(f"{name} {' '.join(settings)} on {platform} {why}", file=sys.stderr)
+        if missing:
+            kind = PLATFORMS[missing[0]].kind
+            left = [x for x in missing if PLATFORMS[x].kind == kind]
+            words = [name, *settings, "on", ", ".join(left), why]
+            print(*words, file=sys.stderr, flush=True)
+            missing = [x for x in missing if x not in left]
 
 
 def summary(rows: Sequence[tables.Row]) -> list[tables.Row]:
@@ -252,7 +255,7 @@ def main() -> None:
         type=float,
         default=1800.0,
         metavar="SECONDS",
-        help="end a process after so long",
+        help="give an experiment up after so long",
     )
     parser.add_argument("--json", metavar="FILE", help="also write the rows there")
     flags = parser.parse_args()
