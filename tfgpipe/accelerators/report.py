@@ -305,8 +305,7 @@ def dry_runs(
 ) -> Iterator[DryRun]:
     """Yields the dry runs of a model for several platforms.
 
-    The step is traced and lowered once for GPUs, and once for TPUs if both are
-    adjacent.
+    The step is traced and lowered once for GPUs, and once for TPUs.
 
     Args:
         model: As for `dry_run`.
@@ -314,21 +313,18 @@ def dry_runs(
         platforms: The platforms.
         compiles: Likewise.
     """
-    for kind, alike in itertools.groupby(platforms, lambda each: each.kind):
-        step = steps.trace(model, batch, for_gpus=kind == "gpu")
-        modules = StageModules(step)
-        for platform in alike:
-            yield _dry_run(step, batch, platform, modules, compiles=compiles)
+    traced: dict[str, StageModules] = {}
+    for platform in platforms:
+        if platform.kind not in traced:
+            step = steps.trace(model, batch, for_gpus=platform.kind == "gpu")
+            traced[platform.kind] = StageModules(step)
+        yield _dry_run(traced[platform.kind], batch, platform, compiles=compiles)
 
 
 def _dry_run(
-    step: steps.Step,
-    batch: Any,
-    platform: Platform,
-    modules: StageModules,
-    *,
-    compiles: bool,
+    modules: StageModules, batch: Any, platform: Platform, *, compiles: bool
 ) -> DryRun:
+    step = modules.step
     gpus = [
         f"{name.rpartition('/')[0]}/device:GPU:{i}"
         for i, name in enumerate(step.devices)

@@ -26,12 +26,12 @@ _IN_PLACE = {
 class StageModules:
     """The stage functions and updates of a step, each lowered once for all platforms.
 
-    Args:
+    Attributes:
         step: The step.
     """
 
     def __init__(self, step: Step) -> None:
-        self._step = step
+        self.step = step
         self._lowered: dict[Hashable, bytes | Compiled] = {}
 
     def compile(
@@ -55,12 +55,12 @@ class StageModules:
             unique = dict.fromkeys(names)
             return (
                 {name: compiled(self._function(name)) for name in unique},
-                {k: compiled(self._update(v)) for k, v in _trained(self._step)},
+                {k: compiled(self._update(v)) for k, v in _trained(self.step)},
             )
 
     @functools.cached_property
     def _graphs(self) -> dict[str, tf.Graph]:
-        library = self._step.graph.as_graph_def().library
+        library = self.step.graph.as_graph_def().library
         return functions.graphs_of_functions(library)
 
     def _function(self, name: str) -> bytes | Compiled:
@@ -69,7 +69,7 @@ class StageModules:
 
     def _update(self, weights: Sequence[keras.Variable]) -> bytes | Compiled:
         key = tuple((v.shape, v.dtype) for v in weights)
-        optimizer = self._step.model.optimizer
+        optimizer = self.step.model.optimizer
         return self._lower(key, lambda: _update_of(optimizer, weights), weights)
 
     def _lower(
