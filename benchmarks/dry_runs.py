@@ -1,9 +1,9 @@
 """Dry runs of experiments: what their steps would do on GPUs and TPUs not here.
 
     python -m benchmarks.dry_runs --platforms=h100-80g lm.Tiny image.Digits
-    python -m benchmarks.dry_runs --platforms=h100-80g,tpu-v5e --compile lm.Tiny
-    python -m benchmarks.dry_runs --set=pipelining.remat=layer \
-        benchmarks.experiments.Encoder
+    python -m benchmarks.dry_runs --platforms=all --compile lm.Tiny
+    python -m benchmarks.dry_runs --compile --set=pipelining.num_microbatches=8 \
+        --each=pipelining.remat=layer,none benchmarks.experiments.Encoder
 
 Without names, all experiments that train on two CPU cores. A row for each experiment
 and platform: operations that run on the host for want of a kernel; copies between the
@@ -11,7 +11,9 @@ host and GPUs in the loop over microbatches, and those that the host waits for; 
 all other copies of a step; with `--compile`, which needs `tfgpipe[compilers]`, how many
 stage functions and updates compile, their seconds, the most that one needs beside its
 arguments, and of the forwards and backwards of a step the roofline time, of the device
-that has most, and the planner's. Each row is a process of its own.
+that has most, and the planner's. Rows are printed as they are found; then, compiled, a
+table with a column for each platform. Each experiment is a process of its own, traced
+once for GPUs and once for TPUs, and given up after `--limit` seconds.
 """
 
 from __future__ import annotations
@@ -20,10 +22,14 @@ import argparse
 import collections
 import contextlib
 import io
+import itertools
 import json
 import multiprocessing
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
 from benchmarks import tables
 from tfgpipe.accelerators import PLATFORMS
@@ -53,30 +59,43 @@ NAMES = (
 
 
 def measure(
-    name: str, platform: str, *, settings: Sequence[str], compiles: bool
-) -> tables.Row:
-    """Returns the row of an experiment, of which some hyperparameters are changed."""
-    from tfgpipe.accelerators import HOST
+    name: str, platforms: Sequence[str], *, settings: Sequence[str], compiles: bool
+) -> Iterator[tables.Row]:
+    """Yields the rows of an experiment, of which some hyperparameters are changed."""
     from trainer import devices, hyperparams
     from trainer.experiment import find
 
     experiment = hyperparams.override(find(name)(), settings)
     with contextlib.redirect_stdout(io.StringIO()):
         devices.start_tensorflow(experiment.pipelining, device="cpu")
-    import tfgpipe
+    from tfgpipe.accelerators import dry_runs
     from trainer.train import build
 
     with contextlib.redirect_stdout(io.StringIO()):
         model = build(experiment, devices.scope(experiment.pipelining))
     batch = experiment.batches("train").element_spec
-    report = tfgpipe.dry_run(model, batch=batch, platform=platform, compiles=compiles)
+    reports = dry_runs(
+        model,
+        batch=batch,
+        platforms=[PLATFORMS[platform] for platform in platforms],
+        compiles=compiles,
+    )
+    for report in reports:
+        yield {
+            "experiment": name,
+            "settings": " ".join(settings),
+            "platform": report.platform.name,
+            **_row(report, compiles=compiles),
+        }
+
+
+def _row(report: DryRun, *, compiles: bool) -> tables.Row:
+    from tfgpipe.accelerators import HOST
+
     loop = [x for x in report.transfers if x.in_loop]
     host = [x for x in loop if HOST in (x.source, x.target)]
     across = [x for x in report.transfers if x not in host]
     row: tables.Row = {
-        "experiment": name,
-        "settings": " ".join(settings),
-        "platform": platform,
         "no kernel": sum(report.on_host.values()),
         "copies": sum(x.count for x in host),
         "waits": sum(x.count for x in host if x.waits),
@@ -123,9 +142,86 @@ def _microseconds(report: DryRun) -> dict[str, float]:
     )
 
 
-def _measure(arguments: tuple[str, str, Sequence[str], bool]) -> tables.Row:
-    name, platform, settings, compiles = arguments
-    return measure(name, platform, settings=settings, compiles=compiles)
+def _measure(
+    rows: Connection,
+    name: str,
+    platforms: Sequence[str],
+    settings: Sequence[str],
+    compiles: bool,
+) -> None:
+    """Sends the rows of an experiment to another process."""
+    for row in measure(name, platforms, settings=settings, compiles=compiles):
+        rows.send(row)
+
+
+def _rows(
+    name: str,
+    platforms: Sequence[str],
+    *,
+    settings: Sequence[str],
+    compiles: bool,
+    limit: float,
+) -> Iterator[tables.Row]:
+    """Yields the rows of an experiment, found in a process of its own.
+
+    If GPUs or TPUs are what it cannot do, another process goes on with the others.
+    """
+    context = multiprocessing.get_context("spawn")
+    missing = list(platforms)
+    while missing:
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(
+            target=_measure, args=(theirs, name, missing, settings, compiles)
+        )
+        process.start()
+        theirs.close()
+        ends = time.perf_counter() + limit
+        why = "has failed"
+        with contextlib.suppress(EOFError):
+            while missing:
+                if not ours.poll(max(ends - time.perf_counter(), 0.0)):
+                    why = f"took more than {limit:g} seconds"
+                    break
+                yield ours.recv()
+                missing.pop(0)
+        process.kill()
+        process.join()
+        if missing:
+            kind = PLATFORMS[missing[0]].kind
+            left = [x for x in missing if PLATFORMS[x].kind == kind]
+            words = [name, *settings, "on", ", ".join(left), why]
+            print(*words, file=sys.stderr, flush=True)
+            missing = [x for x in missing if x not in left]
+
+
+def summary(rows: Sequence[tables.Row]) -> list[tables.Row]:
+    """Returns how much of each experiment compiles, a column for each platform.
+
+    Args:
+        rows: Those of `measure`, compiled.
+    """
+    platforms = [x for x in PLATFORMS if any(row["platform"] == x for row in rows)]
+    found: dict[tuple[str, str], tables.Row] = {}
+    for row in rows:
+        names = {key: row[key] for key in ("experiment", "settings")}
+        empty = names | dict.fromkeys(platforms, "-")
+        found.setdefault(tuple(names.values()), empty)[row["platform"]] = row[
+            "compiled"
+        ]
+    return list(found.values())
+
+
+def _settings(always: Sequence[str], each: Sequence[str]) -> list[list[str]]:
+    """Returns the settings of each run: those of all, and one of each list.
+
+    >>> _settings(["a=1"], ["b.c=2,3"])
+    [['a=1', 'b.c=2'], ['a=1', 'b.c=3']]
+    """
+    lists = []
+    for text in each:
+        name, _, values = text.partition("=")
+        lists.append([f"{name}={value}" for value in values.split(",")])
+    return [[*always, *chosen] for chosen in itertools.product(*lists)]
 
 
 def main() -> None:
@@ -134,10 +230,10 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="EXPERIMENT", default=NAMES)
     parser.add_argument(
         "--platforms",
-        type=lambda text: text.split(","),
+        type=lambda text: list(PLATFORMS) if text == "all" else text.split(","),
         default=["h100-80g"],
         metavar="NAME,...",
-        help=f"of {', '.join(PLATFORMS)}",
+        help=f"all, or of {', '.join(PLATFORMS)}",
     )
     parser.add_argument(
         "--set",
@@ -146,19 +242,40 @@ def main() -> None:
         metavar="A.B=C",
         help="change a hyperparameter, as pipelining.schedule=gpipe; repeatable",
     )
+    parser.add_argument(
+        "--each",
+        action="append",
+        default=[],
+        metavar="A.B=C,D",
+        help="a run with each of these values; repeatable",
+    )
     parser.add_argument("--compile", action="store_true", help="compile functions")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=1800.0,
+        metavar="SECONDS",
+        help="give an experiment up after so long",
+    )
     parser.add_argument("--json", metavar="FILE", help="also write the rows there")
     flags = parser.parse_args()
-    rows: list[Any] = []
-    context = multiprocessing.get_context("spawn")
-    for name in flags.names:
-        for platform in flags.platforms:
-            with context.Pool(1) as pool:
-                task = name, platform, flags.set, flags.compile
-                (row,) = pool.map(_measure, [task])
+    rows: list[tables.Row] = []
+    for name, settings in itertools.product(
+        flags.names, _settings(flags.set, flags.each)
+    ):
+        for row in _rows(
+            name,
+            flags.platforms,
+            settings=settings,
+            compiles=flags.compile,
+            limit=flags.limit,
+        ):
             rows.append(row)
             print(json.dumps(row), flush=True)
-    print(tables.draw(rows))
+    if rows:
+        print(tables.draw(rows))
+    if rows and flags.compile:
+        print(tables.draw_markdown(summary(rows)))
     if flags.json:
         tables.write_json(flags.json, rows)
 

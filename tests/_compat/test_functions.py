@@ -237,11 +237,25 @@ def test_a_number_of_rounds_that_the_user_sets_holds_in_graph_functions():
     assert configs(definition)["function"] == [(False, 2)]
 
 
-def test_clustering_stops_at_a_variable_of_a_reference_type():
-    with tf.Graph().as_default():
-        assert functions.clustering_stop().type == "VariableV2"
-        with tf.experimental.function_executor_type("SINGLE_THREADED_EXECUTOR"):
-            assert functions.clustering_stop() is None
+@pytest.mark.parametrize("stops", [True, False])
+def test_clustering_stops_at_what_may_have_a_variable_of_a_reference_type(stops):
+    """XLA marks what comes after as related to one, and there is none."""
+
+    @tf.function(autograph=False)
+    def step(x):
+        stop = [functions.clustering_stop()] if stops else []
+        with tf.control_dependencies(stop):
+            return x + 1.0
+
+    context.context().enable_run_metadata()
+    try:
+        with functions.grappler_off():
+            assert step(tf.constant(0.0)) == 1.0
+        metadata = context.context().export_run_metadata()
+    finally:
+        context.context().disable_run_metadata()
+    (node,) = (n for g in metadata.partition_graphs for n in g.node if n.name == "add")
+    assert node.attr["_XlaHasReferenceVars"].b == stops
     assert functions.clustering_stop() is None
 
 

@@ -10,7 +10,17 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tfgpipe.accelerators import DryRun, find, missing
+from tfgpipe._compat import functions
+from tfgpipe.accelerators import (
+    DryRun,
+    dry_runs,
+    find,
+    missing,
+    placement,
+    stage_functions,
+    steps,
+)
+from tfgpipe.accelerators.hlo import hlo
 from tfgpipe.accelerators.placement import HOST
 
 K, M, ROWS, WIDTH = 2, 4, 8, 16
@@ -71,6 +81,35 @@ def _model(*layers: keras.layers.Layer, **arguments: Any) -> keras.Model:
     )
     model.compile("adam", "mse")
     return model
+
+
+def _sharded() -> keras.Model:
+    """Attention and perceptron in two shards, of sequences of `ROWS` microbatches."""
+    x = inputs = keras.Input((6, 8))
+    for _ in range(K):
+        attention = tfgpipe.layers.TPMultiHeadAttention(
+            2, key_dim=4, dropout=0.1, num_shards=2
+        )
+        x = x + attention(x, x, use_causal_mask=True)
+        x = x + tfgpipe.layers.TPMLP(16, units=8, num_shards=2)(x)
+    model = tfgpipe.pipeline(keras.Model(inputs, x), num_stages=K, num_microbatches=M)
+    model.compile("sgd", "mse")
+    return model
+
+
+def _step(model: keras.Model, *shape: int, for_gpus: bool = True) -> steps.Step:
+    spec = tf.TensorSpec(shape)
+    return steps.trace(model, (spec, spec), for_gpus=for_gpus)
+
+
+def _calls(step: steps.Step) -> dict[tf.Operation, str]:
+    """Returns the calls of stage functions, with the names of these."""
+    library = {f.signature.name: f for f in step.graph.as_graph_def().library.function}
+    return {
+        op: steps.innermost(op.node_def.attr["f"].func.name, library)
+        for op in step.graph.get_operations()
+        if op.type.endswith("PartitionedCall") and op.name.startswith("stage_")
+    }
 
 
 def _run(model: keras.Model, platform: str = "h100-80g") -> DryRun:
@@ -200,6 +239,65 @@ def test_functions_and_updates_are_compiled() -> None:
     size = 4 * (WIDTH * WIDTH + WIDTH)
     # Weights, two slots, gradients.
     assert all(4 * size <= x.argument_bytes < 5 * size for x in report.updates.values())
+
+
+@pytest.mark.parametrize("schedule", tfgpipe.schedules.NAMES)
+@pytest.mark.parametrize("for_gpus", [True, False])
+def test_what_is_written_in_place_is_read_by_nothing_else(
+    schedule: str, for_gpus: bool
+) -> None:
+    """So it is ordered by data alone, whatever runs at the same time.
+
+    And there is no variable of a reference type, whose writes are ordered by nothing.
+    """
+    layers = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(2 * K)]
+    model = tfgpipe.PipelinedModel(
+        layers, num_stages=2 * K, num_microbatches=M, schedule=schedule
+    )
+    model.compile("adam", "mse")
+    step = _step(model, ROWS, WIDTH, for_gpus=for_gpus)
+    graphs = functions.graphs_of_functions(step.graph.as_graph_def().library)
+    calls, num_written = _calls(step), 0
+    for name, graph in (("", step.graph), *graphs.items()):
+        for op in graph.get_operations():
+            assert not any(x.dtype._is_ref_dtype for x in op.outputs), op.type
+            if not op.type.startswith("Inplace"):
+                continue
+            x = op.inputs[0]
+            assert x.consumers() == [op]
+            while x.op.type == "Reshape":
+                x, reshape = x.op.inputs[0], x.op
+                assert x.consumers() == [reshape]
+            assert x.op.type == "Placeholder"
+            index = [each.name for each in graph.inputs].index(x.name)
+            callers = [call for call, function in calls.items() if function == name]
+            assert callers
+            assert all(call.inputs[index].consumers() == [call] for call in callers)
+            num_written += 1
+    assert num_written
+
+
+def test_no_shape_goes_from_shard_to_shard() -> None:
+    """XLA needs those of reshapes as constants, and permutations likewise."""
+    step = _step(_sharded(), ROWS, 6, 8)
+    graphs = functions.graphs_of_functions(step.graph.as_graph_def().library)
+    calls = _calls(step).items()
+    parts = {name for op, name in calls if not placement.is_on_host(op.name)}
+    for name in parts:
+        passed = {x.dtype for x in (*graphs[name].inputs, *graphs[name].outputs)}
+        assert tf.int32 not in passed
+        specs = [tf.TensorSpec(x.shape, x.dtype) for x in graphs[name].inputs]
+        assert hlo(stage_functions._call_of(graphs[name]), *specs)
+
+
+def test_platforms_of_a_kind_share_a_trace() -> None:
+    model, spec = _model(), tf.TensorSpec([ROWS, WIDTH])
+    platforms = [find("a100-40g"), find("h100-80g")]
+    reports = dry_runs(model, batch=(spec, spec), platforms=platforms)
+    first, second = reports
+    assert [x.platform.name for x in (first, second)] == ["a100-40g", "h100-80g"]
+    names = [[each.function for each in x.functions] for x in (first, second)]
+    assert names[0] == names[1]
 
 
 def test_a_model_stays_as_it_is() -> None:

@@ -44,6 +44,19 @@ def test_what_crosses_a_cut_counts_skips():
     assert found == [4 * 8, 4 * 4, 4 * (4 + 2)]
 
 
+def test_an_output_that_nobody_reads_takes_nothing():
+    """As the attention bias of T5's last block."""
+
+    class Pair(layers.Layer):
+        def call(self, x):
+            return keras.ops.mean(x), x * 2.0
+
+    x = keras.Input((8,))
+    _, y = Pair()(x)
+    pair, _ = planner.read(keras.Model(x, layers.Dense(4)(y))).layers
+    assert pair.output_bytes == 4 * 8
+
+
 def test_layers_compute_in_their_dtype():
     def model():
         return keras.Sequential(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfgpipe
 from tests.helpers import compare
 from tfgpipe.capture import tracer
 from tfgpipe.capture.interpreter import TensorKey
@@ -51,6 +52,16 @@ def test_halves_of_a_backward_within_a_pipeline(depth):
     assert products(stage.without_remat.backward_weight) == depth
     assert products(stage.with_remat.backward_input) == 2 * depth
     assert products(stage.with_remat.backward_weight) == depth
+
+
+def test_shards_on_gpus_have_their_seeds_made_by_the_host():
+    """XLA compiles other stages there, and has no need of it."""
+    sharded = tfgpipe.layers.TPMLP(4, units=WIDTH, dropout=0.5, num_shards=2)
+    options = {"platform": "gpu", "jit_compile": "auto", "num_microbatches": 2}
+    _, stage = traced([sharded], **options)
+    assert stage.with_remat.host is not None
+    _, stage = traced([layers.Dropout(0.5)], **options)
+    assert stage.with_remat.host is None
 
 
 @pytest.mark.parametrize("depth", [1, 3])

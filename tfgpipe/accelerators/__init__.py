@@ -34,5 +34,6 @@ if TYPE_CHECKING:
     from tfgpipe.accelerators.report import StageFunction as StageFunction
     from tfgpipe.accelerators.report import Transfer as Transfer
     from tfgpipe.accelerators.report import dry_run as dry_run
+    from tfgpipe.accelerators.report import dry_runs as dry_runs
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

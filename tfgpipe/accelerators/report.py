@@ -15,16 +15,16 @@ import keras
 from tfgpipe import planner, schedules
 from tfgpipe._compat import functions, grappler
 from tfgpipe._util import readable_bytes, text_table
-from tfgpipe.accelerators import (
-    compilers,
-    placement,
-    platforms,
-    stage_functions,
-    steps,
-)
+from tfgpipe.accelerators import compilers, placement, steps
 from tfgpipe.accelerators.compilers import Compiled
 from tfgpipe.accelerators.placement import HOST, Operation, Placement
-from tfgpipe.accelerators.platforms import GpuTarget, Platform
+from tfgpipe.accelerators.platforms import (
+    GpuTarget,
+    Platform,
+    find,
+    roofline_seconds,
+)
+from tfgpipe.accelerators.stage_functions import StageModules
 from tfgpipe.report import device_memory
 
 _GRADIENT = "gradient_tape/"
@@ -243,7 +243,7 @@ class DryRun:
     def _compiled(self, found: Compiled) -> list[str]:
         if found.error:
             return [*("-" * 6), "no"]
-        least = platforms.roofline_seconds(
+        least = roofline_seconds(
             found.flops, found.bytes_accessed, self.platform, dtype=self.dtype
         )
         sizes = (found.argument_bytes, found.output_bytes, found.temp_bytes)
@@ -290,43 +290,76 @@ def dry_run(
     >>> len(report.on_host), len(report.functions)
     (0, 4)
     """
-    found = platforms.find(platform)
-    step = steps.trace(model, batch, for_gpus=found.kind == "gpu")
+    (report,) = dry_runs(
+        model, batch=batch, platforms=[find(platform)], compiles=compiles
+    )
+    return report
+
+
+def dry_runs(
+    model: keras.Model,
+    *,
+    batch: Any,
+    platforms: Sequence[Platform],
+    compiles: bool = True,
+) -> Iterator[DryRun]:
+    """Yields the dry runs of a model for several platforms.
+
+    The step is traced and lowered once for GPUs, and once for TPUs.
+
+    Args:
+        model: As for `dry_run`.
+        batch: Likewise.
+        platforms: The platforms.
+        compiles: Likewise.
+    """
+    traced: dict[str, StageModules] = {}
+    for platform in platforms:
+        if platform.kind not in traced:
+            step = steps.trace(model, batch, for_gpus=platform.kind == "gpu")
+            traced[platform.kind] = StageModules(step)
+        yield _dry_run(traced[platform.kind], batch, platform, compiles=compiles)
+
+
+def _dry_run(
+    modules: StageModules, batch: Any, platform: Platform, *, compiles: bool
+) -> DryRun:
+    step = modules.step
     gpus = [
         f"{name.rpartition('/')[0]}/device:GPU:{i}"
         for i, name in enumerate(step.devices)
     ]
     on_gpus = steps.on_other_devices(step, gpus)
-    cluster = grappler.VirtualCluster(_properties(found, gpus))
+    cluster = grappler.VirtualCluster(_properties(platform, gpus))
     optimized = cluster.optimize_functions(on_gpus)
     placed = placement.place(step.graph, optimized, step.devices, gpus)
-    if found.kind == "tpu":  # Its functions are compiled as they are.
+    if platform.kind == "tpu":  # Its functions are compiled as they are.
         placed = placement.between_devices(placed)
     layers = steps.layer_names(step)
-    called, updates = _functions(step, optimized, cluster), {}
-    left_out = _left_out(found, compiles=compiles)
+    called = _functions(step, optimized, cluster)
+    updates: Mapping[int, Compiled] = {}
+    left_out = _left_out(platform, compiles=compiles)
     if not left_out:
         names = [each.function for each in called]
-        compiled = stage_functions.compile_stage_functions(step, names, found)
+        compiled, updates = modules.compile(names, platform)
         called = [
             dataclasses.replace(each, compiled=compiled[each.function])
             for each in called
         ]
-        updates = stage_functions.compile_updates(step, found)
-    workload = planner.read(step.pipeline.pipeline.captured, name=model.name)
-    estimate, planned = _plan(step, found, workload, batch)
+    workload = planner.read(step.pipeline.pipeline.captured, name=step.model.name)
+    estimate, planned = _plan(step, platform, workload, batch)
     called = [
         dataclasses.replace(each, planned_seconds=planned[p].get(each.name))
         for each in called
         for p in [each.device // step.pipeline.mesh.num_shards % len(planned)]
     ]
     return DryRun(
-        platform=found,
+        platform=platform,
         devices=step.devices,
         on_host=placed.on_host,
         transfers=_transfers(placed, layers),
         functions=called,
-        state=_state(model),
+        state=_state(step.model),
         estimate=estimate,
         layers=layers,
         updates=updates,
@@ -351,7 +384,7 @@ def _properties(platform: Platform, gpus: Sequence[str]) -> dict[str, dict[str, 
     """Returns what Grappler is to know of devices. To it a TPU is like an A100."""
     target = platform.target
     if not isinstance(target, GpuTarget):
-        target = platforms.find("a100-40g").target
+        target = find("a100-40g").target
         assert isinstance(target, GpuTarget)
     major, minor = target.compute_capability
     gpu = {

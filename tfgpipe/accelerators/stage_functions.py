@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -22,36 +23,66 @@ _IN_PLACE = {
 }
 
 
-def compile_stage_functions(
-    step: Step, names: Sequence[str], platform: Platform
-) -> dict[str, Compiled]:
-    """Returns what a compiler says of the functions of a step, by their names.
+class StageModules:
+    """The stage functions and updates of a step, each lowered once for all platforms.
 
-    Args:
+    Attributes:
         step: The step.
-        names: Names of functions of its graph.
-        platform: What to compile for.
     """
-    graphs = functions.graphs_of_functions(step.graph.as_graph_def().library)
-    with Compiler(platform) as compiler:
-        return {
-            name: _compile(compiler, _call_of(graphs[name]), graphs[name].inputs)
-            for name in dict.fromkeys(names)
-        }
 
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self._lowered: dict[Hashable, bytes | Compiled] = {}
 
-def compile_updates(step: Step, platform: Platform) -> dict[int, Compiled]:
-    """Returns what a compiler says of the optimizer's update, by the index of a stage.
+    def compile(
+        self, names: Iterable[str], platform: Platform
+    ) -> tuple[dict[str, Compiled], dict[int, Compiled]]:
+        """Returns what a compiler says of the functions and of the optimizer's updates.
 
-    Args:
-        step: The step.
-        platform: What to compile for.
-    """
-    with Compiler(platform) as compiler:
-        return {
-            k: _compile(compiler, _update_of(step.model.optimizer, weights), weights)
-            for k, weights in _trained(step)
-        }
+        The former are by name, the latter by the index of a stage.
+
+        Args:
+            names: Names of functions of the step's graph.
+            platform: What to compile for.
+        """
+        with Compiler(platform) as compiler:
+
+            def compiled(module: bytes | Compiled) -> Compiled:
+                if isinstance(module, Compiled):
+                    return module
+                return compiler.compile(module)
+
+            unique = dict.fromkeys(names)
+            return (
+                {name: compiled(self._function(name)) for name in unique},
+                {k: compiled(self._update(v)) for k, v in _trained(self.step)},
+            )
+
+    @functools.cached_property
+    def _graphs(self) -> dict[str, tf.Graph]:
+        library = self.step.graph.as_graph_def().library
+        return functions.graphs_of_functions(library)
+
+    def _function(self, name: str) -> bytes | Compiled:
+        graph = self._graphs[name]
+        return self._lower(name, lambda: _call_of(graph), graph.inputs)
+
+    def _update(self, weights: Sequence[keras.Variable]) -> bytes | Compiled:
+        key = tuple((v.shape, v.dtype) for v in weights)
+        optimizer = self.step.model.optimizer
+        return self._lower(key, lambda: _update_of(optimizer, weights), weights)
+
+    def _lower(
+        self, key: Hashable, make: Callable[[], Any], arguments: Sequence[Any]
+    ) -> bytes | Compiled:
+        """Returns the HLO module of a function, or the error if it has none."""
+        if key not in self._lowered:
+            specs = [tf.TensorSpec(x.shape, x.dtype) for x in arguments]
+            try:
+                self._lowered[key] = hlo(make(), *specs)
+            except ValueError as error:
+                self._lowered[key] = Compiled(seconds=0.0, error=str(error))
+        return self._lowered[key]
 
 
 def _trained(step: Step) -> Iterator[tuple[int, list[keras.Variable]]]:
@@ -79,16 +110,6 @@ def _update_of(
         other.apply(list(gradients), copies)
 
     return update
-
-
-def _compile(
-    compiler: Compiler, function: Callable[..., Any], arguments: Sequence[Any]
-) -> Compiled:
-    specs = [tf.TensorSpec(x.shape, x.dtype) for x in arguments]
-    try:
-        return compiler.compile(hlo(function, *specs))
-    except ValueError as error:
-        return Compiled(seconds=0.0, error=str(error))
 
 
 def _call_of(graph: tf.Graph) -> Callable[..., list[tf.Tensor]]:

@@ -122,7 +122,8 @@ def innermost(function: str, library: Mapping[str, Any]) -> str:
         function: Its name in the library.
         library: The functions of a graph.
     """
-    nodes = [n for n in library[function].node_def if n.op != "Identity"]
+    passing = ("Identity", "NoOp")
+    nodes = [n for n in library[function].node_def if n.op not in passing]
     if len(nodes) == 1 and nodes[0].attr["f"].func.name:
         return innermost(nodes[0].attr["f"].func.name, library)
     return function

@@ -88,7 +88,9 @@ class _PlacedGraph:
         inputs: The computation, as a graph of `graph.partitioner`.
         devices: For each operation, the shard on whose device it is.
         copies: Operations that do nothing but copy.
-        constants: Operations that are copied into each subgraph that uses them.
+        constants: Operations that are copied into each subgraph that uses them, and
+            what they use: constants, and short lists of integers that are computed of
+            these alone, as gradients compute permutations. XLA needs to see the values.
         nodes: The operations as `NodeDef`.
         readers: For each tensor, the operations that use it.
     """
@@ -101,11 +103,15 @@ class _PlacedGraph:
         self.versions, self.library = definition.versions, definition.library
         self._function_inputs = {x.name for x in function.inputs}
         self.outputs = [self._output_name(x) for x in function.outputs]
-        constants = {n for n, op in self.operations.items() if op.type == "Const"}
-        self.constants = constants - set(map(partitioner.op_name, self.outputs))
         everything = partitioner.topological_order(
             {name: self._input_names(op) for name, op in self.operations.items()}
         )
+        returned = set(map(partitioner.op_name, self.outputs))
+        self.constants: dict[str, tuple[str, ...]] = {}
+        for name, inputs in everything.items():
+            if name not in returned and self._is_constant(name, inputs):
+                is_const = self.operations[name].type == "Const"
+                self.constants[name] = () if is_const else tuple(inputs)
         needed = partitioner.subgraph(
             everything,
             fetches=[*self.outputs, *(f"^{op.name}" for op in graph.control_outputs)],
@@ -130,6 +136,27 @@ class _PlacedGraph:
         """Returns the tensor of a name."""
         op, _, index = name.partition(":")
         return self.operations[op].outputs[int(index)]
+
+    def with_constants(self, names: Sequence[str]) -> list[str]:
+        """Returns constant operations and those that they use, in order."""
+        needed = set(names)
+        for name in reversed(self.constants):
+            if name in needed:
+                needed.update(map(partitioner.op_name, self.constants[name]))
+        return [name for name in self.constants if name in needed]
+
+    def _is_constant(self, name: str, inputs: Sequence[str]) -> bool:
+        op = self.operations[name]
+        if op.type == "Const":
+            return True
+        return (
+            bool(inputs)
+            and not op.op_def.is_stateful
+            and all(x.dtype.is_integer and x.shape.rank in (0, 1) for x in op.outputs)
+            and all(
+                x[0] != "^" and partitioner.op_name(x) in self.constants for x in inputs
+            )
+        )
 
     def _input_names(self, op: tf.Operation) -> tuple[str, ...]:
         control = [x for x in op.control_inputs if not self._is_unplaced_copy(x)]
@@ -175,7 +202,9 @@ def _device_function(
     )
     if subgraph.is_copy:
         return _DeviceFunction(subgraph.device, inputs, outputs, None)
-    constants = {partitioner.op_name(x): None for x in outside if x not in inputs}
+    constants = graph.with_constants(
+        [partitioner.op_name(x) for x in outside if x not in inputs]
+    )
     definition, feeds, fetches = _with_canonical_names(
         graph, [*constants, *subgraph.operations], inputs, outputs
     )
@@ -222,7 +251,7 @@ def _with_canonical_names(
         functions.forget_trace(node)
         if sharding.shard_index(node.device) is not None:
             node.device = ""
-        tensors = graph.inputs.get(name, ())
+        tensors = graph.constants.get(name) or graph.inputs.get(name, ())
         node.input[:] = [rename(x) for x in tensors if not x.startswith("^")]
         control = (x[1:] for x in tensors if x.startswith("^"))
         node.input.extend(f"^{names[x]}" for x in control if x in names)

@@ -133,6 +133,7 @@ def _layers(captured: tracer.CapturedModel) -> tuple[Layer, ...]:
     layers = []
     for i, call in enumerate(graph.calls):
         inputs = sum(sizes[n] for n in call.input_ids)
+        outputs = [n for n in call.output_ids if n in sizes]  # What somebody reads.
         max_shards = call.layer.max_shards if isinstance(call.layer, Shardable) else 1
         unsharded = WHOLE_TENSORS * inputs if max_shards > 1 else 0
         trained = sum(weights[i].trainable_bytes)
@@ -148,9 +149,9 @@ def _layers(captured: tracer.CapturedModel) -> tuple[Layer, ...]:
                 kept_bytes=saved[i] / ROWS,
                 work_bytes=max(workspace[i] - trained, 0) / ROWS,
                 input_bytes=(received[i][len(graph.calls)] if i else inputs) / ROWS,
-                output_bytes=sum(sizes[n] for n in call.output_ids) / ROWS,
+                output_bytes=sum(sizes[n] for n in outputs) / ROWS,
                 # Rows of its products for each example.
-                positions=float(math.prod(values[call.output_ids[0]].shape[1:-1])),
+                positions=float(math.prod(values[outputs[0]].shape[1:-1])),
                 max_shards=max_shards,
                 whole_bytes=min(unsharded, saved[i]) / ROWS,
                 may_start=starts[i],

@@ -258,7 +258,7 @@ class Pipeline:
             outputs=output_ids if outputs is None else outputs,
             per_step=ids,
             boundary=BoundaryCodec(self.options.transfer_dtype, output_ids),
-            # XLA has no `VariableV2`.
+            # On TPUs XLA compiles the step as a whole.
             starts_after=functions.clustering_stop()
             if training and platform != "tpu"
             else None,

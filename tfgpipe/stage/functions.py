@@ -119,6 +119,10 @@ class StageFunctions:
         if options.num_microbatches != 1:
             trace = quantized_gradients.unmasked(trace, source)
         self._trace = trace
+        if self._spans_devices:
+            # XLA compiles for one device, and what it compiles cannot take part in a
+            # collective.
+            options = dataclasses.replace(options, jit_compile=False)
         self._options = options
         self._cache = cache
         self._key = (saves, options.code, source.fingerprint)
@@ -337,9 +341,7 @@ class StageFunctions:
     def _run(self, subgraph: SubgraphFunction) -> Compute:
         """Returns a subgraph as a function of values by name, compiled if asked for."""
         run: Callable[..., list[tf.Tensor]] = subgraph.run
-        # XLA compiles for one device, and what it compiles cannot take part in a
-        # collective.
-        if self._options.compiles_functions and not self._spans_devices:
+        if self._options.compiles_functions:
             run = tf.function(run, autograph=False, jit_compile=True)
         return lambda values, sums: (_run_by_name(run, subgraph, values), list(sums))
 

@@ -216,6 +216,8 @@ class Stage:
             per_step: Ids of values that are the same for all microbatches.
             on_trace: Called before the stage is traced, if it is not known.
         """
+        if self.shard_indices:  # XLA compiles for one device.
+            options = dataclasses.replace(options, jit_compile=False)
         inputs = {
             key: spec
             for key, spec in specs.items()
@@ -283,14 +285,6 @@ class Stage:
             self._cache.traces[key] = self.segment, traced
         return traced
 
-    def _chain_cache(self, options: StageOptions) -> fusion.ChainCache | None:
-        """Returns where functions of chains are kept, or None if there are to be none.
-
-        XLA compiles for one device, and knows nothing of those of shards.
-        """
-        compiles = options.compiles_chains and not self.shard_indices
-        return self._cache.chains if compiles else None
-
     def _joint(self, request: _Request, specs: Sequence[tf.TensorSpec]) -> JointGraph:
         """Traces the layers, once more for each time that they turn out to capture."""
         options = request.options
@@ -316,7 +310,9 @@ class Stage:
                         per_step=request.per_step,
                         uses_cpu_kernels=options.uses_cpu_kernels,
                         uses_gpu_kernels=options.uses_gpu_kernels,
-                        chain_cache=self._chain_cache(options),
+                        chain_cache=self._cache.chains
+                        if options.compiles_chains
+                        else None,
                         shard_indices=self.shard_indices,
                     )
             except CapturedVariablesError as error:

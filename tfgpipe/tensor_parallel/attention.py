@@ -158,7 +158,7 @@ class MultiHeadAttention(ShardedLayer):
         """
         devices = self.shard_devices
         if use_causal_mask:
-            shape = (tf.shape(query)[1], tf.shape(value)[1])
+            shape = (keras.ops.shape(query)[1], keras.ops.shape(value)[1])
             causal = tf.linalg.band_part(tf.ones(shape, tf.bool), -1, 0)[None]
         terms = [
             None if query_mask is None else query_mask[:, :, None],
@@ -198,7 +198,7 @@ class MultiHeadAttention(ShardedLayer):
                 )
                 scores = self._softmax(scores, mask=mask)
                 if drops:
-                    shape = tf.unstack(tf.shape(scores))
+                    shape = list(keras.ops.shape(scores))
                     shape[1] = self.num_heads
                     ones = tf.ones(shape, scores.dtype)
                     dropped = tf.nn.experimental.stateless_dropout(

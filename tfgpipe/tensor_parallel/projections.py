@@ -100,7 +100,9 @@ class InputToHeads(_Projection):
 
     def _by_head(self, y: tf.Tensor, *bias: tf.Tensor) -> tf.Tensor:
         heads = self.num_heads // self.num_shards
-        y = keras.ops.reshape(y, (*tf.unstack(tf.shape(y)[:-1]), heads, self.size))
+        # Constants if sizes are known: of others XLA makes no reshape if the other
+        # shard's device computes them.
+        y = keras.ops.reshape(y, (*keras.ops.shape(y)[:-1], heads, self.size))
         return keras.ops.add(y, *bias) if bias else y
 
 
@@ -191,4 +193,4 @@ def _matrix_of_heads(kernel: tf.Tensor) -> tf.Tensor:
 def _side_by_side(x: tf.Tensor) -> tf.Tensor:
     """Returns `[..., heads, size]` with the heads side by side."""
     heads, size = x.shape[-2:]
-    return keras.ops.reshape(x, (*tf.unstack(tf.shape(x)[:-2]), heads * size))
+    return keras.ops.reshape(x, (*keras.ops.shape(x)[:-2], heads * size))
