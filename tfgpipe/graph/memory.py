@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfgpipe._util import num_bytes
 
+_ARGUMENTS = ("Placeholder", "Const")
 _IN_ITS_INPUT = """
     ExpandDims Identity InplaceAdd InplaceUpdate PreventGradient Reshape Squeeze
     StopGradient
@@ -43,11 +44,12 @@ def distinct_buffers(tensors: Iterable[tf.Tensor]) -> list[tf.Tensor]:
 def peak_bytes(graph: tf.Graph) -> int:
     """Returns the peak of the bytes that a function holds beside its arguments.
 
-    Operations run in the order of the graph. Each allocates its results, then inputs
-    that nothing else uses are freed. An elementwise operation writes into an input that
-    it is the last to use.
+    Operations run in the order of the graph, but those that allocate nothing as soon as
+    their inputs are there, as gradients are added to their sums. Each allocates its
+    results, then inputs that nothing else uses are freed. An elementwise operation
+    writes into an input that it is the last to use.
     """
-    operations = graph.get_operations()
+    operations = _in_order(graph)
     readers = collections.Counter(x.ref() for op in operations for x in op.inputs)
     readers.update(x.ref() for x in graph.outputs)
     # For each tensor the one whose buffer it is in, and for that its size.
@@ -62,8 +64,7 @@ def peak_bytes(graph: tf.Graph) -> int:
                 readers[inputs[0]] += readers[x.ref()]
             else:
                 buffer[x.ref()] = x.ref()
-                is_argument = op.type in ("Placeholder", "Const")
-                size[x.ref()] = 0 if is_argument else num_bytes(x)
+                size[x.ref()] = 0 if op.type in _ARGUMENTS else num_bytes(x)
         new = 0 if op.type in _ALIASING_OPS else sum(size[x.ref()] for x in op.outputs)
         readers.subtract(inputs)
         freed = [size.pop(x) for x in dict.fromkeys(inputs) if not readers[x]]
@@ -72,3 +73,28 @@ def peak_bytes(graph: tf.Graph) -> int:
         unused = [x.ref() for x in op.outputs if not readers[buffer[x.ref()]]]
         current += new - sum(freed) - sum(size.pop(x, 0) for x in unused)
     return peak
+
+
+def _in_order(graph: tf.Graph) -> list[tf.Operation]:
+    """Returns arguments, then the others as they are, but aliasing ones early."""
+    operations = graph.get_operations()
+    followers = collections.defaultdict(list)
+    for op in operations:
+        if op.type in _ALIASING_OPS:
+            for before in _parents(op):
+                followers[before].append(op)
+    done = {op: None for op in operations if op.type in _ARGUMENTS}
+    for op in operations:
+        ready = [op]
+        while ready:
+            done.setdefault(current := ready.pop())
+            ready += [
+                each
+                for each in followers[current]
+                if each not in done and all(x in done for x in _parents(each))
+            ]
+    return list(done)
+
+
+def _parents(op: tf.Operation) -> list[tf.Operation]:
+    return [*(x.op for x in op.inputs), *op.control_inputs]
