@@ -268,3 +268,32 @@ def test_a_pipeline_fuses_large_layers_and_trains_as_the_plain_model(remat):
     )
     compare.run(keras.Sequential([keras.Input(x.shape[1:]), without]), x)
     assert not without.pipeline.stages[0]._cache.chains
+
+
+def test_a_chain_that_reads_a_condition_has_a_gradient_in_eager_mode(monkeypatch):
+    """TensorFlow asks for one of the operation that computes the condition."""
+    monkeypatch.setattr(fusion, "_LEAST_SAVED", 0)
+
+    def where_finite(x):
+        finite = keras.ops.all(keras.ops.isfinite(x))
+        return keras.ops.where(finite, keras.ops.tanh(x) * x, x)
+
+    def layers():
+        return [
+            keras.layers.Dense(6),
+            keras.layers.Activation(where_finite),
+            keras.layers.Dense(6),
+        ]
+
+    x = np.random.default_rng(0).standard_normal((4, 6)).astype("float32")
+    plain = keras.Sequential([keras.Input(x.shape[1:]), *layers()])
+    compare.fresh_names()
+    layer = tfgpipe.PipelinedLayer(
+        layers(), num_stages=1, num_microbatches=1, remat="none"
+    )
+    pipelined = keras.Sequential([keras.Input(x.shape[1:]), layer])
+    pipelined.set_weights(plain.get_weights())
+    expected = compare.run(plain, x, graph=False)
+    received = compare.run(pipelined, x, graph=False)
+    compare.assert_same(expected, received, rtol=1e-5, atol=1e-5)
+    assert layer.pipeline.stages[0]._cache.chains

@@ -188,8 +188,8 @@ def connect(
     cluster = Cluster(sessions, replica=replica, num_replicas=num_replicas)
     if num_replicas > 1:
         peers.join(clients.OtherClients(sessions, step_seconds=step_seconds))
-        # Before an error that is not caught ends it with another status.
-        cluster.exit_when_lost(seconds=0.5)
+        # After an error of its own, but before one of TensorFlow ends it.
+        cluster.exit_when_lost(seconds=_LOSS_SECONDS / 2)
         clients.wait_for_clients(addresses[-1], range(num_replicas), deadline)
     if os.environ.get(addresses_lib.WORKERS_VARIABLE):
         # The supervisor that has started this process starts it again.

@@ -170,7 +170,7 @@ class Session:
         self.address = address
         self.end: str | None = None
         self.left: list[int] = []
-        self._has_left = False
+        self._is_over = False
         asked = {"token": token, "replica": replica, "num_replicas": num_replicas}
         connection = _connection(address, seconds)
         with contextlib.ExitStack() as stack:
@@ -192,13 +192,14 @@ class Session:
 
     def close(self) -> None:
         """Gives the worker back."""
+        self._is_over = True
         # Which wakes the thread as well, as closing alone would not.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def leave(self) -> None:
         """Tells the worker that this process is about to end well."""
-        self._has_left = True
+        self._is_over = True
         with contextlib.suppress(OSError):
             self._socket.sendall(GOODBYE)
 
@@ -217,7 +218,7 @@ class Session:
                 end = f"it has been silent for {SILENCE_SECONDS:.0f} s"
             except (OSError, ValueError) as error:
                 end = getattr(error, "strerror", None) or str(error)
-        if not self._has_left:
+        if not self._is_over:
             self.end = end
 
 

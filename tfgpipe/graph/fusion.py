@@ -120,13 +120,23 @@ def fused_chains(
     for chain in search.chains():
         function = search.function(chain, cache)
         with graph.as_default():
-            results = function(*map(graph.get_tensor_by_name, chain.inputs))
+            inputs = map(graph.get_tensor_by_name, chain.inputs)
+            results = function(*map(_without_useless_gradient, inputs))
         names = (result.name for result in results)
         found.update(zip(chain.outputs, names, strict=True))
         call = results[0].op.name
         for name in chain.operations:
             found.setdefault(f"^{name}", f"^{call}")
     return found
+
+
+def _without_useless_gradient(x: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor for a call, without a gradient if its type has none.
+
+    The gradient of a call has one even there, and TensorFlow passes it on to operations
+    that have no gradient, such as `IsFinite`.
+    """
+    return x if x.dtype.is_floating else tf.stop_gradient(x)
 
 
 @functools.cache
