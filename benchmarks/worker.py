@@ -360,11 +360,12 @@ class _Trainer:
         """Adds up gradients and activations, as `simulate` says how many are held.
 
         A microbatch in flight holds its stage's input, and without rematerialisation
-        what the backward needs; a backward holds what its operations make.
+        what the backward needs; a backward holds what its operations make. Gradients
+        are made of accumulators after the last one.
         """
         import tensorflow as tf
 
-        from tfgpipe._util import num_bytes, stage_spans
+        from tfgpipe._util import stage_spans
         from tfgpipe.capture import TensorKey
         from tfgpipe.partition import SegmentProfiler
         from tfgpipe.simulation import Costs, simulate
@@ -374,7 +375,11 @@ class _Trainer:
         rows = self._x.shape[0] // side.num_microbatches
         given = {TensorKey(0): tf.TensorSpec([rows, *self._x.shape[1:]], self._x.dtype)}
         spans = stage_spans([len(stage.segment.calls) for stage in pipeline.stages])
-        options = StageOptions(jit_compile=side.pipeline_jit_compile, platform="cpu")
+        options = StageOptions(
+            num_microbatches=side.num_microbatches,
+            jit_compile=side.pipeline_jit_compile,
+            platform="cpu",
+        )
         traced = SegmentProfiler(pipeline.captured.graph, spans, given, options)
         sizes = traced.value_bytes()
         received = [
@@ -386,12 +391,17 @@ class _Trainer:
             kept = [sum(each) for each in traced.saved_bytes()]
         held = [a + b for a, b in zip(received, kept, strict=True)]
         during = traced.workspace_bytes(recomputes=recomputes)
-        gradients = [sum(map(num_bytes, stage.weights)) for stage in pipeline.stages]
+        during_step, at_its_end = zip(
+            *traced.step_bytes(recomputes=recomputes), strict=True
+        )
         simulation = simulate(
             self._model.schedule,
-            Costs(kept_bytes=held, backward_bytes=during, fixed_bytes=gradients),
+            Costs(kept_bytes=held, backward_bytes=during, fixed_bytes=during_step),
         )
-        return int(sum(simulation.peak_bytes))
+        last = [0] * len(simulation.peak_bytes)
+        for p, count in zip(self._model.schedule.placement, at_its_end, strict=True):
+            last[p] += count
+        return int(sum(map(max, simulation.peak_bytes, last)))
 
     def timeline(self) -> Timeline:
         self._timed_step((self._x, self._y))

@@ -23,6 +23,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--workload", type=_commas, default=["mlp", "transformer"], help="with commas"
     )
+    parser.add_argument("--stages", type=int, default=2, help="K")
     parser.add_argument(
         "--microbatches",
         type=lambda text: [int(part) for part in text.split(",")],
@@ -81,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     schedules=flags.schedules,
                     pythons={n: pythons[n] for n in pythons if left_out[n] is None},
                     steps=flags.steps,
+                    num_stages=flags.stages,
                     remat=remat,
                     sizes=turns.SMALL[workload] if flags.small else None,
                 )
@@ -90,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 others.append(found.others)
                 busy = (
                     f"Medians of {flags.steps} steps. Other work took "
-                    f"{min(others):.0%} to {max(others):.0%} of the two cores."
+                    f"{min(others):.0%} to {max(others):.0%} of the cores."
                 )
                 print(busy, flush=True)
                 # After each, since what comes may take long.

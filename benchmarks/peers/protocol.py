@@ -80,7 +80,7 @@ class Task:
     Attributes:
         workload: Its name.
         given: The file of a `Given`, see `write`.
-        num_stages: K, with a core each; 1 for the plain model.
+        num_stages: K, with a core each while there are cores; 1 for the plain model.
         num_processes: K, or 1 for all stages in one process.
         num_microbatches: M.
         schedule: The order of the actions, or "plain".
@@ -156,7 +156,8 @@ def run(make_step: MakeStep, **versions: str) -> None:
         connection, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(make_step, task, rank, theirs))
         # Inherited, so that no thread is ever elsewhere.
-        os.sched_setaffinity(0, cores[rank :: task.num_processes])
+        shared = cores[rank % len(cores) :: min(task.num_processes, len(cores))]
+        os.sched_setaffinity(0, shared)
         process.start()
         theirs.close()
         ours.append(connection)

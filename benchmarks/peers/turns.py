@@ -1,6 +1,6 @@
 """All sides of a comparison, each training a step when it is its turn.
 
-Every side is up all the time and trains on two cores, or one where it is plain, while
+Every side is up all the time and trains on a core a stage, one where it is plain, while
 the others wait: whatever else the machine does hits all of them alike. Ratios are of
 neighbouring steps.
 """
@@ -34,7 +34,6 @@ REFERENCE = "tfgpipe 1f1b"
 # Batch normalization makes the losses of a pipeline, which normalizes each microbatch,
 # others than the plain model's: they are compared with the reference's.
 NORMALIZES_BATCHES = ("resnet50",)
-NUM_STAGES = 2
 ROOT = Path(__file__).resolve().parents[2]
 # Sizes at which what is compared is arithmetic, and time means nothing.
 SMALL: dict[str, dict[str, float]] = {
@@ -136,11 +135,12 @@ def measure(
     schedules: Sequence[Schedule],
     pythons: Mapping[str, str],
     steps: int,
+    num_stages: int = 2,
     remat: Remat = "none",
     sizes: Mapping[str, float] | None = None,
     warmup: int = 2,
 ) -> Comparison:
-    """Trains all sides in turns on two cores.
+    """Trains all sides in turns, each stage on a core of its own, or on a shared one.
 
     Args:
         workload: A name in `benchmarks.workloads.WORKLOADS`.
@@ -148,11 +148,12 @@ def measure(
         schedules: Those to run, of each side that has them.
         pythons: Those of peers' environments, by the peers' names.
         steps: How many steps are timed.
+        num_stages: K.
         remat: `"none"` or `"stage"`.
         sizes: Keyword arguments of the workload, or None for those in `TIMED`.
         warmup: How many steps go before these.
     """
-    cores = tuple(sorted(os.sched_getaffinity(0))[:NUM_STAGES])
+    cores = tuple(sorted(os.sched_getaffinity(0))[:num_stages])
     sizes = dict(TIMED.get(workload, {}) if sizes is None else sizes)
     ours: dict[str, Side] = {
         PLAIN: Side(
@@ -166,8 +167,8 @@ def measure(
         ours[f"tfgpipe {schedule}"] = Side(
             workload=workload,
             sizes=sizes,
-            num_stages=2 * NUM_STAGES if schedule == "interleaved" else NUM_STAGES,
-            num_devices=NUM_STAGES,
+            num_stages=2 * num_stages if schedule == "interleaved" else num_stages,
+            num_devices=num_stages,
             num_microbatches=num_microbatches,
             schedule=schedule,
             remat=remat,
@@ -185,21 +186,21 @@ def measure(
             if workload not in PEERS[name].workloads:
                 continue
             for order in schedules_of(name, schedules, remat, workload):
-                num_stages = 1 if order == "plain" else NUM_STAGES
+                K = 1 if order == "plain" else num_stages
                 process = PeerProcess(
                     python,
                     module=PEERS[name].module,
                     task=Task(
                         workload=workload,
                         given=str(given),
-                        num_stages=num_stages,
-                        num_processes=1 if PEERS[name].one_process else num_stages,
+                        num_stages=K,
+                        num_processes=1 if PEERS[name].one_process else K,
                         num_microbatches=num_microbatches,
                         schedule=order,
                         remat="none" if remat == "none" else "stage",
                         port=_free_port(),
                     ),
-                    cores=cores[:num_stages],
+                    cores=cores[:K],
                 )
                 sides[f"{name} {order}"] = stack.enter_context(process)
                 versions.update(process.versions)
@@ -207,7 +208,12 @@ def measure(
             {name: side.step() for name, side in sides.items()}
             for _ in range(warmup + steps)
         ]
-    head = {"workload": workload, "M": num_microbatches, "remat": remat}
+    head = {
+        "workload": workload,
+        "K": num_stages,
+        "M": num_microbatches,
+        "remat": remat,
+    }
     rows = summarise(
         turns,
         warmup=warmup,

@@ -26,7 +26,7 @@ def test_measured_memory_is_that_of_the_formula_with_onednn_or_without(
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", onednn)
     with Worker(SIDE, for_memory=True) as worker:
         memory, expected = worker.memory(), worker.expected_memory()
-    assert (memory.peak - memory.before) / expected == pytest.approx(1, abs=0.25)
+    assert (memory.peak - memory.before) / expected == pytest.approx(1, abs=0.15)
 
 
 def test_a_measurement_that_cannot_be_true_is_refused(monkeypatch):

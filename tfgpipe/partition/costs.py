@@ -189,6 +189,29 @@ class SegmentProfiler:
             results.append(memory.peak_bytes(functions.backward.function.graph))
         return results
 
+    def step_bytes(self, *, recomputes: bool) -> list[tuple[int, int]]:
+        """Returns the bytes that each segment holds whatever is in flight.
+
+        The first are the gradient accumulators and what is computed once for all
+        microbatches, such as padded weights; the second the accumulators, and the most
+        that there is beside them as they are made into gradients.
+
+        Args:
+            recomputes: Whether the backward recomputes its activations.
+        """
+        results = []
+        for traced in self._traced:
+            functions = traced.with_remat if recomputes else traced.without_remat
+            feeds = {*functions.forward.feeds, *functions.backward.feeds}
+            hoisted = feeds.intersection(functions.hoistable)
+            once = sum(num_bytes(traced.trace.spec(name)) for name in hoisted)
+            held = sum(map(num_bytes, functions.accumulation.specs))
+            made = 0
+            if not functions.accumulation.is_final:
+                made = memory.peak_bytes(functions.finalize.function.graph)
+            results.append((held + once, held + made))
+        return results
+
     def measure_seconds(
         self, inputs: Mapping[TensorKey, tf.Tensor], device: str
     ) -> list[CallCost]:
