@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -237,8 +239,11 @@ def test_a_number_of_rounds_that_the_user_sets_holds_in_graph_functions():
     assert configs(definition)["function"] == [(False, 2)]
 
 
+@pytest.mark.parametrize("optimized", [True, False])
 @pytest.mark.parametrize("stops", [True, False])
-def test_clustering_stops_at_what_may_have_a_variable_of_a_reference_type(stops):
+def test_clustering_stops_at_what_may_have_a_variable_of_a_reference_type(
+    stops, optimized
+):
     """XLA marks what comes after as related to one, and there is none."""
 
     @tf.function(autograph=False)
@@ -249,7 +254,8 @@ def test_clustering_stops_at_what_may_have_a_variable_of_a_reference_type(stops)
 
     context.context().enable_run_metadata()
     try:
-        with functions.grappler_off():
+        optimizing = contextlib.nullcontext() if optimized else functions.grappler_off()
+        with optimizing:
             assert step(tf.constant(0.0)) == 1.0
         metadata = context.context().export_run_metadata()
     finally:

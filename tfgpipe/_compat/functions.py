@@ -219,7 +219,8 @@ def clustering_stop() -> tf.Operation | None:
 
     The search is for variables of TensorFlow 1, in every function that is called, and
     leaves out all that comes after an operation that may have one. This one does
-    nothing, but has an attribute that names an operation on such variables.
+    nothing, but has an attribute that names an operation on such variables. Grappler
+    would remove a `NoOp`, and leaves a `ControlTrigger`.
     """
     if tf.executing_eagerly():
         return None
@@ -227,7 +228,9 @@ def clustering_stop() -> tf.Operation | None:
     stop.func.name = "RefIdentity"
     graph = tf.compat.v1.get_default_graph()
     with tf.device("CPU:0"), tf.control_dependencies(None):
-        return graph.create_op("NoOp", [], [], name=_STOP, attrs={f"_{_STOP}": stop})
+        return graph.create_op(
+            "ControlTrigger", [], [], name=_STOP, attrs={f"_{_STOP}": stop}
+        )
 
 
 @contextlib.contextmanager
