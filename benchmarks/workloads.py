@@ -70,8 +70,10 @@ class Workload:
 
     def stage_ends(self, layers: Layers, num_stages: int) -> list[str]:
         """Returns the names of the layers that end each stage but the last."""
-        size = len(layers) // num_stages
-        counts = self.layers_per_stage.get(num_stages, [size] * num_stages)
+        size, more = divmod(len(layers), num_stages)
+        counts = self.layers_per_stage.get(
+            num_stages, [size + (k < more) for k in range(num_stages)]
+        )
         ends = list(itertools.accumulate(counts))[:-1]
         return [layers[end - 1].name for end in ends]
 

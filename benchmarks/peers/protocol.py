@@ -67,8 +67,10 @@ class Given:
 
     def spans(self, num_stages: int) -> list[slice]:
         """Returns which layers each stage has."""
-        size = len(self.layers) // num_stages
-        counts = self.layers_per_stage.get(num_stages, [size] * num_stages)
+        size, more = divmod(len(self.layers), num_stages)
+        counts = self.layers_per_stage.get(
+            num_stages, [size + (k < more) for k in range(num_stages)]
+        )
         ends = itertools.accumulate(counts)
         return [slice(end - n, end) for end, n in zip(ends, counts, strict=True)]
 
