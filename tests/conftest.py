@@ -52,6 +52,8 @@ def floatx() -> Iterator[Callable[[str], None]]:
 
     yield keras.config.set_floatx
     keras.config.set_floatx("float32")
+    # Keras keeps the policy that it made of the other dtype.
+    keras.config.set_dtype_policy("float32")
 
 
 @pytest.fixture

@@ -175,7 +175,7 @@ def test_the_command_measures_the_peers_that_are_there(monkeypatch, capsys, tmp_
     assert asked == [("mlp", 4, {}), ("mlp", 8, {})]
     said = capsys.readouterr().out
     assert "torchgpipe is left out: no environment was named for it." in said
-    assert "Other work took 25% to 25% of the two cores." in said
+    assert "Other work took 25% to 25% of the cores." in said
     text = document.read_text("utf-8")
     assert text.startswith("# Peers\n## Measured\n")
     assert "jax 0.10.2" in text
