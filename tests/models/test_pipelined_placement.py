@@ -393,7 +393,7 @@ def test_programs_are_on_their_devices_chained_in_the_schedules_order(name):
         assert kinds == [action.kind for action in actions]
         # Each waits for the one before it, and for nothing else but its data.
         for before, call in zip([None, *calls], calls, strict=False):
-            waiting = [op for op in call.control_inputs if op.type != "NoOp"]
+            waiting = [op for op in call.control_inputs if op.type != "ControlTrigger"]
             assert set(waiting) <= {before}
             waits = [*call.control_inputs, *(x.op for x in call.inputs)]
             assert before is None or before in waits
