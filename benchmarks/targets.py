@@ -18,9 +18,7 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
-import importlib.metadata
 import os
-import platform
 import statistics
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -28,20 +26,19 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks import pipeline, startup, tables
-from benchmarks.peers import turns
+from benchmarks.peers import report, turns
 from benchmarks.peers.environments import PEERS
 from benchmarks.worker import Remat, Schedule, Side, Worker
 
 # Those that are compared with torch's.
 SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "zero_bubble")
 HISTORY = Path(__file__).with_name("history.csv")
-
-
 RESULTS = Path(__file__).with_name("RESULTS.md")
 # Around the table in `RESULTS.md`.
 BEGIN, END = "<!-- benchmarks.targets --table -->\n", "<!-- end -->\n"
 _PLAIN, _BOUND = "of the plain step", "speed-up, of its bound"
 _START = "seconds to the first step, 48 blocks, K=8, M=32"
+_START_LARGE = "seconds to the first step, 48 blocks, K=8, M=256"
 # What is measured, in the order of the table, and the bound to reach, if there is one.
 TARGETS: dict[str, tuple[Literal["most", "least"], float] | None] = {
     "two at once": None,
@@ -59,7 +56,7 @@ TARGETS: dict[str, tuple[Literal["most", "least"], float] | None] = {
     _START: ("most", 12),
     f"{_START}: plain Keras": None,
     f"{_START}: as a layer, of that": ("most", 1.3),
-    "seconds to the first step, 48 blocks, K=8, M=256": ("most", 60),
+    _START_LARGE: ("most", 60),
     "step memory, of the formula": ("most", 1.10),
     **{
         f"{workload}, M=8: {kind}, of torch's best": ("most", 1.0)
@@ -121,8 +118,7 @@ def measure(torch: str | None, steps: int) -> Iterator[tuple[str, float]]:
     yield _START, seconds
     yield f"{_START}: plain Keras", _start_seconds(None, num_stages=None)
     yield f"{_START}: as a layer, of that", _start_seconds(None) / seconds
-    name = "seconds to the first step, 48 blocks, K=8, M=256"
-    yield name, _start_seconds("1f1b", num_microbatches=256)
+    yield _START_LARGE, _start_seconds("1f1b", num_microbatches=256)
     yield "step memory, of the formula", _memory(cores)
     if torch is None:
         return
@@ -208,10 +204,6 @@ def history() -> list[dict[str, str]]:
 
 def note(figures: Mapping[str, float], text: str) -> None:
     """Adds a row with all figures to the history."""
-    processor = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            processor = line.partition(":")[2].strip()
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         capture_output=True,
@@ -222,8 +214,8 @@ def note(figures: Mapping[str, float], text: str) -> None:
         "date": datetime.date.today().isoformat(),
         "commit": commit,
         "note": text,
-        "machine": f"{processor}, {os.cpu_count()} cores",
-        **{p: importlib.metadata.version(p) for p in ("tensorflow", "keras")},
+        "machine": report.machine(),
+        **report.our_versions(),
         **{name: f"{value:.4g}" for name, value in figures.items()},
     }
     rows = history()

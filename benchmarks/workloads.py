@@ -25,6 +25,7 @@ import keras
 import numpy as np
 
 import tfgpipe
+from benchmarks.peers.protocol import layer_counts
 
 if TYPE_CHECKING:
     from tfgpipe.quantization import QuantizeConfig
@@ -70,10 +71,7 @@ class Workload:
 
     def stage_ends(self, layers: Layers, num_stages: int) -> list[str]:
         """Returns the names of the layers that end each stage but the last."""
-        size, more = divmod(len(layers), num_stages)
-        counts = self.layers_per_stage.get(
-            num_stages, [size + (k < more) for k in range(num_stages)]
-        )
+        counts = layer_counts(len(layers), num_stages, self.layers_per_stage)
         ends = list(itertools.accumulate(counts))[:-1]
         return [layers[end - 1].name for end in ends]
 

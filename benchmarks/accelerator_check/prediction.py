@@ -43,9 +43,8 @@ def prediction_part(recorder: Recorder, machine: Machine, folder: Path) -> None:
         copies = collections.Counter[str]()
         for each in run.transfers:
             ends = each.source, each.target
-            if each.what.endswith("PartitionedCall") and each.reader.startswith(
-                "stage_"
-            ):
+            is_result = each.what.endswith("PartitionedCall")
+            if is_result and each.reader.startswith("stage_"):
                 copies[f"{ends[0]} to {ends[1]}"] += each.count if min(ends) >= 0 else 0
         on_host = collections.Counter[str]()
         for operation, count in run.on_host.items():

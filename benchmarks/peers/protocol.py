@@ -67,10 +67,7 @@ class Given:
 
     def spans(self, num_stages: int) -> list[slice]:
         """Returns which layers each stage has."""
-        size, more = divmod(len(self.layers), num_stages)
-        counts = self.layers_per_stage.get(
-            num_stages, [size + (k < more) for k in range(num_stages)]
-        )
+        counts = layer_counts(len(self.layers), num_stages, self.layers_per_stage)
         ends = itertools.accumulate(counts)
         return [slice(end - n, end) for end, n in zip(ends, counts, strict=True)]
 
@@ -98,6 +95,21 @@ class Task:
     schedule: str
     remat: Literal["none", "stage"]
     port: int
+
+
+def layer_counts(
+    num_layers: int, num_stages: int, layers_per_stage: Mapping[int, Sequence[int]]
+) -> Sequence[int]:
+    """Returns how many layers each stage has: the first have one more of a remainder.
+
+    Args:
+        num_layers: Of all stages.
+        num_stages: K.
+        layers_per_stage: By the number of stages, where they are given.
+    """
+    size, more = divmod(num_layers, num_stages)
+    equal = [size + (k < more) for k in range(num_stages)]
+    return layers_per_stage.get(num_stages, equal)
 
 
 # Trains a step and returns its loss, or None where the last stage is elsewhere.
