@@ -679,6 +679,24 @@ def test_equal_layers_are_measured_once(monkeypatch):
     assert len(measured) == 1 + 2  # A call by itself, a forward, a backward.
 
 
+@pytest.mark.parametrize("rows", [8, 32])
+def test_gradients_take_an_accumulator_or_stacked_rows_and_a_product(rows):
+    """Rows of x and dy are stacked where they are no larger than the kernel."""
+    width, num_microbatches = 64, 4
+    stack = [layers.Dense(width, use_bias=False)]
+    given = keras.KerasTensor((rows, width))
+    traced = costs.SegmentProfiler(
+        tracer.capture_layers(stack, given, {}).graph,
+        stage_spans([1]),
+        {TensorKey(0): tf.TensorSpec((rows, width))},
+        StageOptions(num_microbatches=num_microbatches, platform="cpu"),
+    )
+    kernel = width * width * 4
+    stacked = 2 * num_microbatches * rows * width * 4 + 4  # And how many there are.
+    expected = (stacked, stacked + kernel) if stacked <= kernel + 4 else (kernel,) * 2
+    assert traced.step_bytes(recomputes=False) == [expected]
+
+
 def test_a_cut_by_names_is_the_cut_by_numbers():
     layer = tfgpipe.PipelinedLayer(
         dense(5, 5, 5, 5), balance=["dense_0", "dense_2"], num_microbatches=2
