@@ -62,7 +62,7 @@ setup(
     packages=find_packages(include=["tfgpipe", "tfgpipe.*"]),
     package_data={"tfgpipe": ["py.typed"]},
     # `typing.dataclass_transform` is new in Python 3.11.
-    python_requires=">=3.11",
+    python_requires=">=3.11,<3.14",
     install_requires=[
         "absl-py>=1.4",
         # Both ends are tested (`make test-keras KERAS=3.14.1`): private names of Keras

@@ -100,7 +100,7 @@ def measure(run: _Run, what: str) -> tables.Row:
     _, reached = run.wait_for(r"^step +(\d*[1-9][05])/")
     killed = run.kill(what)
     ended, _ = run.wait_for(r"The command (ended|was ended)")
-    built, _ = run.wait_for(r"^pipelined_layer: ")
+    built, _ = run.wait_for(r"^\w+: \d+ stages")
     stepped, step = run.wait_for(r"^step +(\d+)/")
     return {
         "killed": what,

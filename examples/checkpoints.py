@@ -4,7 +4,7 @@
 
 It needs no GPU, takes 10 seconds, writes into `checkpoints/`, and ends with:
 
-    pipelined_layer: 4 stages, 4 microbatches, remat=stage
+    sequential: 4 stages, 4 microbatches, remat=stage
     stage  device  layers            parameters  weights    slots  share
     0      CPU:0   dense, dense_1           544  2.1 KiB  4.2 KiB  25.0%
     1      CPU:1   dense_2, dense_3         544  2.1 KiB  4.2 KiB  25.0%

@@ -5,7 +5,7 @@
 It needs no GPU but keras-hub (`pip install keras-hub`), takes 20 seconds, and
 ends with:
 
-    pipelined_layer: 4 stages, 4 microbatches, remat=stage
+    gpt2_causal_lm: 4 stages, 4 microbatches, remat=stage
     stage  device  layers                                                   parameters   weights     slots  share
     0      CPU:0   token_embedding .. transformer_layer_1 (6)                   21,376  83.5 KiB  18.0 KiB  27.0%
     1      CPU:1   transformer_layer_2, transformer_layer_3                     19,264  75.2 KiB  18.0 KiB  24.3%

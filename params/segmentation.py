@@ -9,7 +9,7 @@ numbers of classes. Every tenth is for validation, unless others are named.
 
 from __future__ import annotations
 
-from trainer.config import Evaluation, Optimizer, Pipelining, Saving, Training
+from trainer.config import Optimizer, Pipelining, Saving, Training
 from trainer.tasks.segmentation import Segmenter
 
 
@@ -38,4 +38,3 @@ class UNet(Segmenter):
         log_every=100,
     )
     saving: Saving = Saving(checkpoint_steps=250)
-    evaluation: Evaluation = Evaluation(num_batches=8)

@@ -44,9 +44,11 @@ class TimelineCallback(keras.callbacks.Callback):
 
     Args:
         folder: Where to write. It is created if need be.
-        steps: The first and the last step to time, counted from 1 as the optimizer
-            counts. One more before them is timed and left out, since it allocates
-            memory that later ones use.
+        steps: The first and the last step to time, counted from 1. One more before
+            them is timed and left out, since it allocates memory that later ones use.
+        first_step: Number of steps before the first of `fit`. Defaults to the updates
+            that the optimizer has counted by then, which are fewer if it accumulates
+            gradients.
 
     Example:
 
@@ -69,7 +71,11 @@ class TimelineCallback(keras.callbacks.Callback):
     """
 
     def __init__(
-        self, folder: str | Path, *, steps: tuple[int, int] = (10, 12)
+        self,
+        folder: str | Path,
+        *,
+        steps: tuple[int, int] = (10, 12),
+        first_step: int | None = None,
     ) -> None:
         super().__init__()
         first, last = steps
@@ -80,6 +86,8 @@ class TimelineCallback(keras.callbacks.Callback):
             )
         self._folder = Path(folder)
         self._first, self._last = first, last
+        self._first_step = first_step
+        self._step = 0
         self._recorder = TimingRecorder()
         self._measured: list[Timeline] = []
         self._timed: Callable[..., Any] | None = None
@@ -97,11 +105,17 @@ class TimelineCallback(keras.callbacks.Callback):
             )
         super().set_model(model)
 
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Counts the steps from here on."""
+        updates = tf.convert_to_tensor(self.model.optimizer.iterations)
+        self._step = int(updates) if self._first_step is None else self._first_step
+
     def on_train_batch_begin(
         self, batch: int, logs: Mapping[str, Any] | None = None
     ) -> None:
         """Times the step, if it is one of those to time."""
-        if self._first - 1 <= self._step + 1 <= self._last:
+        self._step += 1
+        if self._first - 1 <= self._step <= self._last:
             self._time_next_step()
 
     def on_train_batch_end(
@@ -129,11 +143,6 @@ class TimelineCallback(keras.callbacks.Callback):
                 "timed."
             )
         return f"{self.theory}\n\n{self.timeline}\n\nDrawn in {self._folder}."
-
-    @property
-    def _step(self) -> int:
-        """The number of optimizer steps so far."""
-        return int(tf.convert_to_tensor(self.model.optimizer.iterations))
 
     def _time_next_step(self) -> None:
         """Times the next step, and restores the model's train function after it.

@@ -12,15 +12,15 @@ import tensorflow as tf
 
 from tfgpipe import schedules
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import (
-    IdentityMap,
-    check_argument_names,
-    check_choice,
-    check_num_microbatches,
-)
+from tfgpipe._util import IdentityMap, argument_checks
 from tfgpipe.capture import dtype_policies, input_checks, source_model, tracer
 from tfgpipe.devices import Mesh, sharding
-from tfgpipe.distribution import choose_placement, place_optimizer, replica_context
+from tfgpipe.distribution import (
+    choose_placement,
+    optimizer_slots,
+    place_optimizer,
+    replica_context,
+)
 from tfgpipe.partition import (
     QUANTITIES,
     Plan,
@@ -33,7 +33,6 @@ from tfgpipe.partition import (
 from tfgpipe.runtime import (
     Pipeline,
     VariableUpdate,
-    check_added_losses,
     check_batch_independence,
     make_stages,
 )
@@ -135,7 +134,7 @@ class PipelinedLayer(keras.layers.Layer):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Refuses arguments by their names in other libraries."""
-        check_argument_names(cls.__init__, kwargs)
+        argument_checks.check_argument_names(cls.__init__, kwargs)
         return super().__new__(cls, *args, **kwargs)
 
     def __init__(
@@ -170,24 +169,24 @@ class PipelinedLayer(keras.layers.Layer):
         self._requested_dtype = dtype
         dtype_policies.apply_policy(dtype, layers)
         layer_checks.check_not_float8(self._source.calls)
-        self.num_microbatches = check_num_microbatches(num_microbatches)
+        self.num_microbatches = argument_checks.check_num_microbatches(num_microbatches)
         layer_checks.check_not_stateful(self._source.calls)
-        self.remat = check_choice("remat", remat, get_args(Remat))
-        self.jit_compile = check_choice(
+        self.remat = argument_checks.check_choice("remat", remat, get_args(Remat))
+        self.jit_compile = argument_checks.check_choice(
             "jit_compile", jit_compile, ("auto", True, False)
         )
-        self.batch_norm = check_choice(
+        self.batch_norm = argument_checks.check_choice(
             "batch_norm", batch_norm, normalization.BATCH_NORM_MODES
         )
-        self.transfer_dtype: TransferDtype | None = check_choice(
+        self.transfer_dtype: TransferDtype | None = argument_checks.check_choice(
             "transfer_dtype", transfer_dtype, (None, *get_args(TransferDtype))
         )
-        self.devices = None if devices is None else tuple(devices)
-        self.memory_limit = memory_limit
+        self.devices = argument_checks.check_device_names(devices)
+        self.memory_limit = argument_checks.check_memory_limit(memory_limit)
         self._schedule = _schedule
         self.balance: Quantity | tuple[int, ...]
         if isinstance(balance, str):
-            self.balance = check_choice("balance", balance, QUANTITIES)
+            self.balance = argument_checks.check_choice("balance", balance, QUANTITIES)
         else:
             self.balance = self._source.calls_per_stage(balance, num_stages)
             num_stages = len(self.balance)
@@ -198,6 +197,7 @@ class PipelinedLayer(keras.layers.Layer):
         self._placement = choose_placement(num_stages, self.devices, num_shards)
         self.num_stages = self.mesh.num_stages
         self._check_num_stages(self.num_stages)
+        argument_checks.check_schedule_size(self.num_stages, self.num_microbatches)
         self.supports_masking = True
         # One XLA cluster is one device; stages are compiled one by one instead.
         self.supports_jit = False
@@ -298,13 +298,15 @@ class PipelinedLayer(keras.layers.Layer):
         # Inside the scope variables get a shape but no value yet, so the partition can
         # be decided on their sizes before any of them takes memory on a device.
         with (
-            keras.StatelessScope(),
+            keras_internals.build_scope(),
             dtype_policies.default_policy_scope(self._requested_dtype),
         ):
             captured = self._source.capture(
                 self._call_specs.inputs, self._call_specs.side_inputs
             )
-            check_batch_independence(captured, num_microbatches=self.num_microbatches)
+            probed = check_batch_independence(
+                captured, num_microbatches=self.num_microbatches
+            )
             called = [call.layer for call in captured.graph.calls]
             self._placement.check_shards(sharding.num_shards(called))
             if self._placement.strategy is not None:
@@ -326,6 +328,7 @@ class PipelinedLayer(keras.layers.Layer):
                 batch_norm=self.batch_norm,
                 transfer_dtype=self.transfer_dtype,
             ),
+            probed=probed,
         )
 
     @contextlib.contextmanager
@@ -383,7 +386,8 @@ class PipelinedLayer(keras.layers.Layer):
         Values stay, so training goes on as it would have, to rounding: TensorFlow may
         fuse other operations where stages end elsewhere. Functions that were
         traced before hold the old variables: `tfgpipe.recut` renews those of a model;
-        those of your own must be made again.
+        those of your own must be made again. If a device lacks the memory, all stays as
+        it was.
 
         Args:
             balance: Each stage's number of calls, such as `plan.calls_per_stage`, or
@@ -408,11 +412,19 @@ class PipelinedLayer(keras.layers.Layer):
         )
         self._placement.check_strategy(self.name)
         pipeline = self.pipeline.repartition(calls_per_stage)
-        for stage, variables in owned_variables(pipeline.stages):
-            moved = [v for v in variables if before[v] != stage.index]
-            self._place(stage, moved)
-            if optimizer is not None and optimizer.built:
-                self._place(stage, moved, optimizer)
+        moved = [
+            (stage, [v for v in variables if before[v] != stage.index])
+            for stage, variables in owned_variables(pipeline.stages)
+        ]
+        weights = [v for _, variables in moved for v in variables]
+        slots = []
+        if optimizer is not None and optimizer.built:
+            slots = optimizer_slots(optimizer, weights)
+        with keras_internals.unmoved_on_error([*weights, *slots]):
+            for stage, variables in moved:
+                self._place(stage, variables)
+                if slots:
+                    self._place(stage, variables, optimizer)
         self.balance = calls_per_stage
         self._pipeline = pipeline
 
@@ -458,7 +470,7 @@ class PipelinedLayer(keras.layers.Layer):
             for update in result.updates:
                 replica_context.assign(update.variable, update.value)
         if training:
-            self.check_state(result.updates, adds_loss=result.loss is not None)
+            self.check_state(result.updates)
         if result.loss is not None:
             self.add_loss(result.loss)
         return pipeline.nest_outputs(result.outputs)
@@ -473,21 +485,12 @@ class PipelinedLayer(keras.layers.Layer):
         if optimizer is not None:
             place_optimizer(optimizer)
 
-    def check_state(
-        self, updates: Sequence[VariableUpdate], *, adds_loss: bool
-    ) -> None:
-        """Warns, the first time, of state that each microbatch changes in training.
-
-        These are variables, and the losses that layers add.
-        """
+    def check_state(self, updates: Sequence[VariableUpdate]) -> None:
+        """Warns, the first time, of variables that each microbatch changes."""
         if self.num_microbatches > 1 and not self._state_checked:
             self._state_checked = True
             moved = [update.variable for update in updates if not update.once_per_step]
             layer_checks.warn_of_state_per_microbatch(self._source.calls, moved)
-            if adds_loss:
-                check_added_losses(
-                    self.pipeline.captured, num_microbatches=self.num_microbatches
-                )
 
     def compute_output_spec(
         self,
@@ -671,7 +674,8 @@ def recut(model: keras.Model, balance: Sequence[int] | Sequence[str]) -> None:
     "arithmetic_optimization": False})` it does neither, and the bits are equal.
 
     Weights and optimizer slots move to the devices of their new stages. The functions
-    that `fit`, `evaluate` and `predict` have traced are made again at their next use.
+    that `fit`, `evaluate` and `predict` have traced are made again, so that a callback
+    may call it during `fit`.
 
     Example:
 
@@ -700,11 +704,19 @@ def recut(model: keras.Model, balance: Sequence[int] | Sequence[str]) -> None:
             "`PipelinedLayer.recut` on each."
         )
     pipelines[0].recut(balance, optimizer=getattr(model, "optimizer", None))
-    model.train_function = model.test_function = model.predict_function = None
+    if isinstance(model, keras.Model):
+        for made, make in (
+            (model.train_function, model.make_train_function),
+            (model.test_function, model.make_test_function),
+            (model.predict_function, model.make_predict_function),
+        ):
+            if made is not None:
+                make(force=True)
 
 
 def find_pipelines(layer: keras.layers.Layer) -> list[PipelinedLayer]:
     """Returns the pipelines in a model, or the one that is given."""
+    argument_checks.check_instance("model", layer, keras.layers.Layer)
     if isinstance(layer, PipelinedLayer):
         return [layer]
     inner = layer.layers if isinstance(layer, keras.Model) else ()

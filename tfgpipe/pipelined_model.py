@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import keras
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 from tfgpipe import cluster, schedules
 from tfgpipe._compat import functions, keras_internals
-from tfgpipe._util import IdentityMap, check_argument_names, checks_argument_names
+from tfgpipe._util import IdentityMap, argument_checks, some_of, unique
 from tfgpipe.capture import source_model, tracer
 from tfgpipe.devices import Mesh, sharding
 from tfgpipe.distribution import (
@@ -95,7 +96,7 @@ class PipelinedModel(keras_internals.Replicated):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Refuses arguments by their names in other libraries."""
-        check_argument_names(cls.__init__, kwargs)
+        argument_checks.check_argument_names(cls.__init__, kwargs)
         return super().__new__(cls, *args, **kwargs)
 
     def __init__(
@@ -119,6 +120,7 @@ class PipelinedModel(keras_internals.Replicated):
         # The layers inside cast what they are given, each to its own dtype.
         super().__init__(name=name, dtype=dtype, autocast=False, **kwargs)
         given = source_model.make_source(layers)
+        _check_methods(layers)
         check_feasible(given.calls, num_stages, given.opaque_calls)
         resolved = resolve(
             schedule,
@@ -129,7 +131,7 @@ class PipelinedModel(keras_internals.Replicated):
             num_shards=sharding.num_shards(given.calls),
         )
         self._requested_schedule = schedule
-        self._requested_devices = None if devices is None else tuple(devices)
+        self._requested_devices = argument_checks.check_device_names(devices)
         self.schedule = resolved.schedule
         self.pipelined = PipelinedLayer(
             layers,
@@ -152,6 +154,15 @@ class PipelinedModel(keras_internals.Replicated):
             # Losses and metrics go by these.
             self.output_names = list(graph.output_names)
             self.built = True
+            constants = self.pipelined.pipeline.captured.constants
+            names = self._weights_of_others(constants)
+            if names:
+                raise ValueError(
+                    "A model trains the weights of its layers. Received a graph that "
+                    f"reads {names}, which no layer of it owns: no training would "
+                    "change it. Put it into a layer that the model calls, or set "
+                    "`trainable = False` on it, if it is to stay as it is."
+                )
         self._loss_pipelines: dict[str, tuple[Pipeline, LossPipeline]] = {}
         self.recorder: TimingRecorder | None = None
 
@@ -287,7 +298,7 @@ class PipelinedModel(keras_internals.Replicated):
     def logs_are_results(self) -> bool:
         """Whether metrics are what steps return, as over replicas of processes."""
         strategy = self.distribute_strategy
-        return isinstance(strategy, StageStrategy) and strategy.logs_are_means
+        return isinstance(strategy, StageStrategy) and strategy.spans_processes
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Runs a mini-batch forward, and joins the outputs."""
@@ -358,7 +369,7 @@ class PipelinedModel(keras_internals.Replicated):
             (v, None) for v in keras_internals.compiled(self).variables
         )
         updates = [x for x in result.updates if x.variable not in metrics]
-        self.pipelined.check_state(updates, adds_loss=result.loss is not None)
+        self.pipelined.check_state(updates)
         penalties = self._weight_regularization()
         gradients = IdentityMap(result.gradients.items())
         for penalty in penalties:
@@ -371,10 +382,23 @@ class PipelinedModel(keras_internals.Replicated):
         self._track(
             x, result.compiled_loss, [result.loss, *(p.loss for p in penalties)]
         )
+        names = self._weights_of_others(gradients)
+        if names:
+            warnings.warn(
+                f"The model or its loss reads {names}, which no layer of the model "
+                "owns, so it is not trained, as in plain Keras. Put it into a layer "
+                "that the model calls, or set `trainable = False` on it, which also "
+                "spares its gradient.",
+                stacklevel=2,
+            )
         weights = self.trainable_weights
         if weights:
             self.optimizer.apply_gradients(
                 [(gradients.get(variable), variable) for variable in weights]
+            )
+        else:
+            warnings.warn(
+                "The model does not have any trainable weights.", stacklevel=2
             )
         return self._results()
 
@@ -412,6 +436,7 @@ class PipelinedModel(keras_internals.Replicated):
         return {
             **{key: config[key] for key in _SHARED_ARGUMENTS},
             "name": self.name,
+            "trainable": self.trainable,
             "devices": self._requested_devices and list(self._requested_devices),
             "schedule": schedule
             if isinstance(schedule, str)
@@ -453,7 +478,7 @@ class PipelinedModel(keras_internals.Replicated):
         return self.pipelined.symbolic_io
 
     def _results(self) -> dict[str, Any]:
-        return replica_context.metrics_result(self.get_metrics_result)
+        return replica_context.metrics_result(self)
 
     def _loss_pipeline(self, targets: Any, weights: Any) -> LossPipeline:
         """Returns the pipeline that ends in the loss, for such targets and weights."""
@@ -473,6 +498,12 @@ class PipelinedModel(keras_internals.Replicated):
             known = pipeline, LossPipeline(pipeline, compiled, targets, weights)
             self._loss_pipelines[repr(present)] = known
         return known[1]
+
+    def _weights_of_others(self, values: Iterable[Any]) -> str:
+        """Returns names of trainable variables among values that are not its own."""
+        own = IdentityMap((variable, None) for variable in self.variables)
+        variables = unique(x for x in values if isinstance(x, keras.Variable))
+        return some_of([v.path for v in variables if v.trainable and v not in own])
 
     def _weight_regularization(self) -> list[_WeightRegularization]:
         """Returns the losses of weights' regularizers, each on its weight's device."""
@@ -506,18 +537,23 @@ class PipelinedModel(keras_internals.Replicated):
             others: Losses of layers and weights.
         """
         first = next(i for i in keras.tree.flatten(x) if i is not None)
+        compiled = keras_internals.compiled(self)
+        # Added losses that are sums over examples are in the compiled loss.
+        sums = any(map(len, self.pipelined.pipeline.summed_losses.values()))
+        if not (compiled.num_losses or sums) and all(loss is None for loss in others):
+            raise ValueError(
+                "No loss to compute. Provide a `loss` argument in `compile()`."
+            )
         # The mean over replicas weighs by examples.
         compiled_loss = tf.math.divide_no_nan(
             main, tf.cast(replica_context.batch_fraction(first), main.dtype)
         )
         losses = [compiled_loss, *others]
         total = tf.add_n([tf.cast(x, main.dtype) for x in losses if x is not None])
-        keras_internals.compiled(self).tracker.update_state(
-            total, sample_weight=tf.shape(first)[0]
-        )
+        compiled.tracker.update_state(total, sample_weight=tf.shape(first)[0])
 
 
-@checks_argument_names("schedule")
+@argument_checks.checks_argument_names("schedule")
 def pipeline(
     model: keras.Model, *, num_microbatches: int, **arguments: Any
 ) -> PipelinedModel:
@@ -547,6 +583,12 @@ def pipeline(
         TypeError: If `model` has a `call` of its own.
         ValueError: If it cannot be partitioned so, or devices are missing.
     """
+    argument_checks.check_instance(
+        "model",
+        model,
+        keras.Model,
+        hint=" Give a list of layers to `tfgpipe.PipelinedModel`.",
+    )
     if isinstance(model, keras.Sequential) and not model.built:
         raise ValueError(
             "A Sequential model is pipelined once it is built. Received "
@@ -565,6 +607,22 @@ def pipeline(
     return pipelined
 
 
+def _check_methods(model: Any) -> None:
+    """Raises TypeError if a model has methods of training that would not be called."""
+    if not isinstance(model, keras.Model):
+        return
+    for name in _UNUSED_METHODS:
+        method = getattr(model, name)
+        if getattr(method, "__func__", method) is not getattr(keras.Model, name):
+            raise TypeError(
+                "A pipeline trains a model by what `compile` is given, and calls no "
+                f"method of it. Received `{name}` of {type(model).__name__} "
+                f"'{model.name}', which differs from that of `keras.Model`. If it is "
+                "not needed, give `keras.Model(model.input, model.output)`; else use "
+                "`tfgpipe.PipelinedLayer` in a model of your own with this method."
+            )
+
+
 @dataclasses.dataclass(frozen=True)
 class _WeightRegularization:
     """What the regularizer of a weight adds to the loss."""
@@ -573,6 +631,18 @@ class _WeightRegularization:
     loss: tf.Tensor
     gradient: tf.Tensor
 
+
+# Methods of a model given that `PipelinedModel` has its own of.
+_UNUSED_METHODS = (
+    "train_step",
+    "test_step",
+    "predict_step",
+    "compute_loss",
+    "compute_metrics",
+    "make_train_function",
+    "make_test_function",
+    "make_predict_function",
+)
 
 # What the configuration of the model has in common with that of the layer.
 _SHARED_ARGUMENTS = (

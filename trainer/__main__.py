@@ -2,6 +2,11 @@
 
 import sys
 
-from trainer.main import run_program
+try:
+    from trainer.main import run_program
+except ImportError as error:
+    if error.name is not None:
+        raise
+    sys.exit(str(error))  # A check of tfgpipe's says what to do.
 
 run_program(sys.argv)

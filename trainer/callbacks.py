@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,7 @@ class StepCallback(keras.callbacks.Callback):
     def on_train_batch_begin(
         self, batch: int, logs: Mapping[str, Any] | None = None
     ) -> None:
-        """Makes the loss that Keras reports this step's, not a mean of several."""
-        self.model.reset_metrics()
+        """Counts the step."""
         self.step = self.first_step + batch + 1
         self.begin(self.step)
 
@@ -223,7 +222,8 @@ class Finiteness(StepCallback):
             }
 
     def begin(self, step: int) -> None:
-        """Copies what a step may spoil."""
+        """Makes the loss of all callbacks this step's, and copies what it may spoil."""
+        self.model.reset_metrics()
         self._before = variable_names.copies(self._learnt)
 
     def end(self, step: int, loss: float) -> None:
@@ -346,6 +346,7 @@ class Checkpointing(StepCallback):
         stopping: Whether somebody has asked for the end.
         evaluate: Measures the model after a step, or None to train alone.
         first_step: Steps that were done before.
+        outputs: The names of the model's outputs, if there are several.
     """
 
     def __init__(
@@ -357,13 +358,14 @@ class Checkpointing(StepCallback):
         evaluate: Evaluate | None,
         *,
         first_step: int,
+        outputs: Sequence[str] = (),
     ) -> None:
         super().__init__(first_step=first_step)
         self._num_steps = experiment.training.num_steps
         self._saving = experiment.saving
         self._evaluation = experiment.evaluation
         if evaluate and self._evaluation.steps:
-            self._better = self._evaluation.direction(experiment.metrics())
+            self._better = self._evaluation.direction(experiment.metrics(), outputs)
         self._checkpoints = checkpoints
         self._run_state = run_state
         self._stopping = stopping

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,19 +18,38 @@ if TYPE_CHECKING:
     from tfgpipe.schedules import Name, Schedule
 
 
+# What is more than anybody has is a slip of the hand: it is refused before lists are
+# made of it, which would take all memory.
+_DEVICES = 10_001
+_EXAMPLES = 2**24
+_STEPS = 2**31
+
+
 class Pipelining(Hyperparams):
     """How the layers are spread over devices."""
 
-    num_stages: int = field(default=1, at_least=1, help="Number of pipeline stages, K.")
+    num_stages: int = field(
+        default=1,
+        at_least=1,
+        less_than=_DEVICES,
+        help="Number of pipeline stages, K.",
+    )
     num_microbatches: int = field(
-        default=1, at_least=1, help="Number of microbatches of a mini-batch, M."
+        default=1,
+        at_least=1,
+        less_than=_DEVICES,
+        help="Number of microbatches of a mini-batch, M.",
     )
     num_replicas: int = field(
-        default=1, at_least=1, help="Data-parallel degree D: replicas of the pipeline."
+        default=1,
+        at_least=1,
+        less_than=_DEVICES,
+        help="Data-parallel degree D: replicas of the pipeline.",
     )
     num_shards: int = field(
         default=1,
         at_least=1,
+        less_than=_DEVICES,
         help="Tensor-parallel degree T: devices of a sharded layer.",
     )
     sharding: Literal["sync", "ring"] = field(
@@ -74,7 +95,13 @@ class Pipelining(Hyperparams):
     )
 
     def validate(self) -> None:
-        """Checks that stages can be dealt to devices evenly."""
+        """Checks that stages can be dealt to devices evenly, and how many these are."""
+        if self.num_devices >= _DEVICES:
+            raise HyperparameterError(
+                f"num_replicas: expected at most {_DEVICES - 1} devices in all; "
+                f"received {self.num_stages} stages x {self.num_replicas} replicas x "
+                f"{self.num_shards} shards."
+            )
         v = self.stages_per_device
         if v is not None and self.schedule not in ("interleaved", "gpipe"):
             raise HyperparameterError(
@@ -126,16 +153,24 @@ class Pipelining(Hyperparams):
                 if self.transfer_dtype == "none"
                 else self.transfer_dtype,
             )
-        except ValueError as error:
-            raise HyperparameterError(f"pipelining: {error}") from None
+        except (ValueError, TypeError) as error:
+            raise _refused(error, "pipelining") from None
 
 
 class Training(Hyperparams):
     """How long, and in which steps."""
 
-    num_steps: int = field(default=1000, at_least=1, help="Number of training steps.")
+    num_steps: int = field(
+        default=1000,
+        at_least=1,
+        less_than=_STEPS,
+        help="Number of training steps.",
+    )
     batch_size: int = field(
-        default=32, at_least=1, help="Examples of a step, over all replicas."
+        default=32,
+        at_least=1,
+        less_than=_EXAMPLES,
+        help="Examples of a step, over all replicas.",
     )
     num_workers: int = field(
         default=0,
@@ -186,8 +221,11 @@ class Evaluation(Hyperparams):
         at_least=1,
         help="Steps between evaluations; None: one, at the end.",
     )
-    num_batches: int = field(
-        default=32, at_least=1, help="Number of validation batches."
+    num_batches: int | None = field(
+        default=None,
+        at_least=1,
+        less_than=_STEPS,
+        help="Number of validation batches; None: all.",
     )
     metric: str = field(default="loss", help="Metric that chooses the best checkpoint.")
     better: Literal["lower", "higher"] | None = field(
@@ -207,31 +245,33 @@ class Evaluation(Hyperparams):
                 f"received {self.patience}. Give evaluation.steps as well."
             )
 
-    def check(self, metrics: Sequence[keras.metrics.Metric]) -> None:
+    def check(self, metrics: Any, outputs: Sequence[str] = ()) -> None:
         """Checks that the metric is measured, and that it is known what is better.
 
         Args:
-            metrics: What is measured beside the loss.
+            metrics: What is measured beside the loss, as `compile` takes it.
+            outputs: The names of the model's outputs.
 
         Raises:
             HyperparameterError: If not.
         """
-        names = sorted({"loss", *(each.name for each in metrics)})
+        names = sorted(_by_name(metrics, outputs))
         if self.metric not in names:
             raise HyperparameterError(
                 f"evaluation.metric: expected one of {', '.join(names)}; received "
                 f"{self.metric!r}."
             )
         if self.steps is not None:
-            self.direction(metrics)
+            self.direction(metrics, outputs)
 
     def direction(
-        self, metrics: Sequence[keras.metrics.Metric]
+        self, metrics: Any, outputs: Sequence[str] = ()
     ) -> Literal["lower", "higher"]:
         """Returns which of two values of the metric is better.
 
         Args:
             metrics: What is measured beside the loss, the metric among it.
+            outputs: The names of the model's outputs.
 
         Raises:
             HyperparameterError: If neither `better` nor the metric's class says it.
@@ -240,9 +280,9 @@ class Evaluation(Hyperparams):
 
         if self.better is not None:
             return self.better
-        if self.metric == "loss":
+        found = _by_name(metrics, outputs)[self.metric]
+        if found == "loss":
             return "lower"
-        (found,) = (each for each in metrics if each.name == self.metric)
         better = keras_internals.preferred_direction(found)
         if better is None:
             raise HyperparameterError(
@@ -251,6 +291,28 @@ class Evaluation(Hyperparams):
                 "better; received None."
             )
         return better
+
+
+def _by_name(metrics: Any, outputs: Sequence[str]) -> dict[str, Any]:
+    """Returns metrics by the names that Keras reports them by, losses as `"loss"`."""
+    import keras
+
+    if len(outputs) < 2:
+        found = {each.name: each for each in keras.tree.flatten(metrics)}
+        return {"loss": "loss", **found}
+    # Each is of one output, whose name comes first.
+    if not isinstance(metrics, dict):
+        metrics = dict(zip(outputs, metrics, strict=False))
+    return {
+        "loss": "loss",
+        **{f"{output}_loss": "loss" for output in outputs},
+        **{
+            f"{output}_{each.name}": each
+            for output, own in metrics.items()
+            for each in keras.tree.flatten(own)
+            if each is not None
+        },
+    }
 
 
 class WarmStart(Hyperparams):
@@ -274,7 +336,10 @@ class Optimizer(Hyperparams):
         default="adamw", help="Optimizer, as in keras.optimizers; sgd: with momentum."
     )
     learning_rate: float = field(
-        default=1e-3, at_least=0, help="Peak learning rate, at the end of the warm-up."
+        default=1e-3,
+        at_least=0,
+        less_than=math.inf,
+        help="Peak learning rate, at the end of the warm-up.",
     )
     schedule: Literal["cosine", "linear", "inverse_sqrt", "constant"] = field(
         default="cosine", help="Decay of the learning rate; the first two end at zero."
@@ -298,11 +363,15 @@ class Optimizer(Hyperparams):
         help="Decay of second moments, beta 2: adamw, lamb, lion.",
     )
     weight_decay: float = field(
-        default=0.01, at_least=0, help="Decoupled weight decay of matrices."
+        default=0.01,
+        at_least=0,
+        less_than=math.inf,
+        help="Decoupled weight decay of matrices.",
     )
     clip_norm: float | None = field(
         default=1.0,
         at_least=0,
+        less_than=math.inf,
         help="Clips gradients to this global norm; None: does not.",
     )
     accumulate: int = field(
@@ -315,8 +384,26 @@ class Optimizer(Hyperparams):
         help="Decay of the moving average of weights; None: none.",
     )
 
+    def validate(self) -> None:
+        """Checks that clipping leaves something of gradients."""
+        if self.clip_norm == 0:
+            raise HyperparameterError(
+                "clip_norm: expected a number above 0, or None for no clipping; "
+                "received 0."
+            )
+
     def build(self, num_steps: int) -> Any:
-        """Returns the optimizer of a run of `num_steps`: see `apply_if_finite`."""
+        """Returns the optimizer of a run of `num_steps`: see `apply_if_finite`.
+
+        Raises:
+            HyperparameterError: If the run is over before the first update.
+        """
+        if self.accumulate > num_steps:
+            raise HyperparameterError(
+                "optimizer.accumulate: expected at most training.num_steps="
+                f"{num_steps}, or no weight is ever updated; received "
+                f"{self.accumulate}."
+            )
         import keras
 
         from trainer import optimizers
@@ -337,14 +424,12 @@ class Optimizer(Hyperparams):
             "lion": keras.optimizers.Lion,
             "sgd": keras.optimizers.SGD,
         }[self.name]
-        optimizer = optimizers.apply_if_finite(rule)(
+        return optimizers.apply_if_finite(rule)(
             self._learning_rate(num_steps),
             weight_decay=self.weight_decay,
             global_clipnorm=self.clip_norm,
             **arguments,
         )
-        optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
-        return optimizer
 
     def _learning_rate(
         self, num_steps: int
@@ -383,11 +468,13 @@ class Precision(Hyperparams):
     quantize_start_step: int = field(
         default=0,
         at_least=0,
+        less_than=_STEPS,
         help="Steps that observe ranges before fake quantization.",
     )
     freeze_ranges_step: int | None = field(
         default=None,
         at_least=1,
+        less_than=_STEPS,
         help="Step after which ranges are frozen; None: never.",
     )
     ranges: Literal["ramped", "slow"] = field(
@@ -443,5 +530,16 @@ class Precision(Hyperparams):
                 delay=self.quantize_start_step,
                 freeze_after=self.freeze_ranges_step,
             )
-        except ValueError as error:
-            raise HyperparameterError(f"precision.quantize: {error}") from None
+        except (ValueError, TypeError) as error:
+            raise _refused(error, "precision.quantize") from None
+
+
+def _refused(error: Exception, name: str) -> Exception:
+    """Returns an error of tfgpipe as one of a hyperparameter, any other as it is.
+
+    Layers of the user's run meanwhile, whose errors are no wrong hyperparameters.
+    """
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    if frame.f_globals.get("__name__", "").startswith("tfgpipe."):
+        return HyperparameterError(f"{name}: {error}")
+    return error

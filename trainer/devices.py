@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from tfgpipe.cluster import Cluster
 
 
+# More take longer to start than anybody waits.
+_MOST_LOGICAL = 1024
+
+
 def here() -> str:
     """Returns the device of this process' own memory, wherever variables are."""
     import tensorflow as tf
@@ -74,7 +78,7 @@ def start_tensorflow(
         HyperparameterError: If there are GPUs, and too few of them.
         ClusterError: If a worker is not there, or not fit.
     """
-    _check_one_stage_each(pipelining, hosts=hosts, tpu=tpu)
+    _check_strategy(pipelining, hosts=hosts, tpu=tpu)
     num_devices = pipelining.num_devices // hosts.count
     with native_logging_off():
         import tensorflow as tf
@@ -94,6 +98,11 @@ def start_tensorflow(
         _check_enough(gpus, num_devices, pipelining, hosts)
         return None
     why = "--device=cpu" if gpus else "no GPU is here"
+    if num_devices > _MOST_LOGICAL:
+        raise HyperparameterError(
+            f"pipelining: expected at most {_MOST_LOGICAL} devices on the CPU, where "
+            f"they are logical ones; received {num_devices}."
+        )
     parts = f"{num_devices} logical devices" if num_devices > 1 else "one device"
     print(f"On the CPU, as {parts}: {why}.", flush=True)
     if gpus:
@@ -106,8 +115,15 @@ def start_tensorflow(
     return None
 
 
-def _check_one_stage_each(pipelining: Pipelining, *, hosts: Hosts, tpu: str) -> None:
-    """Refuses several stages on a device where a strategy has one on each."""
+def _check_strategy(pipelining: Pipelining, *, hosts: Hosts, tpu: str) -> None:
+    """Refuses what the strategy of a TPU, or of several hosts, does not do."""
+    for name, value in (("num_shards", 1), ("shard_replicas", "none")):
+        received = getattr(pipelining, name)
+        if tpu and received != value:
+            raise HyperparameterError(
+                f"pipelining.{name}: expected {value} for --tpu, whose replicas are "
+                f"whole and of stages alone; received {received}."
+            )
     if pipelining.num_stages_each > 1 and (tpu or hosts.count > 1):
         raise HyperparameterError(
             "pipelining.schedule: expected gpipe, 1f1b or zero_bubble, which have one "

@@ -88,7 +88,9 @@ class Machine:
 
     def __init__(self, *, device: str) -> None:
         self._takes_gpus = device == "auto"
-        self.num_cores = len(os.sched_getaffinity(0))
+        # Not every system has the first.
+        affinity = getattr(os, "sched_getaffinity", None)
+        self.num_cores = len(affinity(0)) if affinity else os.cpu_count() or 1
         self.gpus: list[str] = []
         self.gpu_memory: list[int] = []
         flags = re.search(r"^flags\s*: (.*)$", _text("/proc/cpuinfo"), re.MULTILINE)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+import numbers
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from trainer import run_dir
 from trainer.checkpoint import store, variable_names
 from trainer.checkpoint.checkpoints import load
-from trainer.errors import DivergedError
-from trainer.experiment import Experiment
+from trainer.errors import CheckpointError, DivergedError
+from trainer.experiment import Experiment, returned_dict, wrong_return
+from trainer.hyperparams import HyperparameterError
 from trainer.logs import Metrics, read_metrics
 
 
@@ -23,23 +26,56 @@ def evaluate(model: keras.Model, dataset: tf.data.Dataset) -> dict[str, float]:
 
     Raises:
         DivergedError: If the loss is not finite.
+        HyperparameterError: If a metric is more than a number.
     """
     with variable_names.averaged(model):
         measured = model.evaluate(dataset, verbose=0, return_dict=True)
     if not math.isfinite(measured["loss"]):
         raise DivergedError(f"the validation loss is {measured['loss']}")
     first = {"loss": measured["loss"], **measured}
+    for name, value in first.items():
+        if np.ndim(value):
+            raise HyperparameterError(
+                f"metrics: expected metrics whose results are one number each; "
+                f"received {name!r}, of shape {np.shape(value)}."
+            )
     return {name: float(value) for name, value in first.items()}
 
 
-def line(measured: Mapping[str, float]) -> str:
+def line(measured: Mapping[str, float], part: str = "") -> str:
     """Returns measurements on one line.
 
-    >>> line({"loss": 1.5, "accuracy": 0.75})
-    'validation loss 1.5000, accuracy 0.7500'
+    >>> line({"loss": 1.5, "accuracy": 0.75}, "64 of 1,000 examples")
+    'validation loss 1.5000, accuracy 0.7500, on 64 of 1,000 examples'
     """
     each = ", ".join(f"{name} {value:.4f}" for name, value in measured.items())
-    return f"validation {each}"
+    return f"validation {each}{part and f', on {part}'}"
+
+
+def validated_part(experiment: Experiment) -> str:
+    """Returns how many of the validation examples are measured, empty if all are."""
+    number = experiment.evaluation.num_batches
+    if number is None:
+        return ""
+    count = number * experiment.training.batch_size
+    size = experiment.num_validation_examples()
+    if size is None:
+        return f"at most {count:,} examples"
+    return f"{count:,} of {size:,} examples" if count < size else ""
+
+
+def show_comparison(
+    experiment: Experiment,
+    measured: Mapping[str, float],
+    baselines: Mapping[str, float],
+) -> None:
+    """Prints what a model measures beside its baselines."""
+    units = returned_dict(experiment, "other_units", numbers.Real)
+    if not all(count > 0 for count in units.values()):
+        raise wrong_return(experiment, "other_units", "numbers above 0", units)
+    table = comparison(measured, baselines, unit=experiment.unit, other_units=units)
+    part = validated_part(experiment)
+    print(f"{table}{part and chr(10) + f'on {part}'}", flush=True)
 
 
 def comparison(
@@ -89,8 +125,7 @@ def decode(experiment: Experiment, model: keras.Model, folder: Path) -> None:
         model: The model; averages of its weights are used if there are any.
         folder: The run's; files go to `decode` in it.
     """
-    target = folder / "decode"
-    target.mkdir(parents=True, exist_ok=True)
+    target = run_dir.writable(folder / "decode")
     with variable_names.averaged(model):
         shown = experiment.decode(model, target)
     if shown:
@@ -117,6 +152,7 @@ def evaluate_each(experiment: Experiment, model: keras.Model, folder: Path) -> N
     """
     checkpoints = run_dir.checkpoints(folder)
     validation = experiment.batches("validation")
+    part = validated_part(experiment)
     done = {record["step"] for record in read_metrics(folder / "eval.jsonl")}
     metrics = Metrics(folder, step=max(done, default=0), name="eval")
     while True:
@@ -133,8 +169,13 @@ def evaluate_each(experiment: Experiment, model: keras.Model, folder: Path) -> N
                 continue
             measured = evaluate(model, validation)
             metrics.write_validation(step, measured)
-            print(f"step {step}: {line(measured)}", flush=True)
-        if not new and done and not goes_on:
+            print(f"step {step}: {line(measured, part)}", flush=True)
+        if not new and not goes_on:
+            if not done:
+                raise CheckpointError(
+                    f"{folder} holds no checkpoint to evaluate: the run there has "
+                    "ended before its first."
+                )
             print(f"Nobody trains in {folder} any more.", flush=True)
             return
         time.sleep(_POLL_SECONDS)

@@ -7,6 +7,7 @@ import difflib
 import importlib.util
 import inspect
 import pkgutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -95,25 +96,36 @@ class Experiment(Hyperparams, abc.ABC):
         with self.precision.scope():
             network = self.network()
             if not isinstance(network, keras.Model):
-                raise HyperparameterError(
-                    f"{type(self).__name__}: expected `network()` to return a "
-                    f"keras.Model; received {network!r}."
-                )
+                raise wrong_return(self, "network", "a keras.Model", network)
             if not network.built:
                 raise HyperparameterError(
                     f"{type(self).__name__}: expected `network()` to return a model "
                     "whose input is known; received a model that is not built. Begin a "
                     "Sequential with keras.Input(shape)."
                 )
-            network = self.precision.apply(network, self.quantize_rules)
+            network = self.precision.apply(
+                network, lambda: returned_dict(self, "quantize_rules")
+            )
             model = self.pipelining.build(network)
-            metrics = self.metrics()
+            loss, metrics = self.loss(), self.metrics()
+            losses = [each for each in keras.tree.flatten(loss) if each is not None]
+            if not losses or not all(map(_is_loss, losses)):
+                raise wrong_return(self, "loss", "a keras.losses.Loss", loss)
+            measured = [] if metrics is None else keras.tree.flatten(metrics)
+            is_metric = [isinstance(each, keras.metrics.Metric) for each in measured]
+            if metrics is None or not all(is_metric):
+                raise wrong_return(self, "metrics", "a list of keras.metrics", metrics)
+            if "loss" in [each.name for each in measured]:
+                raise HyperparameterError(
+                    f"{type(self).__name__}: expected metrics of `metrics()` by names "
+                    "other than 'loss', which is the loss'; received one of that name."
+                )
             model.compile(
                 optimizer=self.optimizer.build(self.training.num_steps),
-                loss=self.loss(),
+                loss=loss,
                 metrics=metrics,
             )
-        self.evaluation.check(metrics)
+        self.evaluation.check(metrics, output_names(network))
         return model
 
     def examples(self, split: Split) -> Any:
@@ -178,7 +190,16 @@ class Experiment(Hyperparams, abc.ABC):
         steps = range(first_step, training.num_steps)
         if isinstance(found, tf.data.Dataset):
             if split == "validation":
-                return found.batch(size).take(number).prefetch(2)
+                if (
+                    number is None
+                    and found.cardinality() == tf.data.INFINITE_CARDINALITY
+                ):
+                    raise HyperparameterError(
+                        "evaluation.num_batches: expected a number, as the dataset of "
+                        "validation examples has no end; received None."
+                    )
+                batches_found = found.batch(size).prefetch(2)
+                return batches_found if number is None else batches_found.take(number)
             if first_step:
                 print(
                     f"Skipping {first_step} batches of a tf.data.Dataset: exact "
@@ -202,6 +223,20 @@ class Experiment(Hyperparams, abc.ABC):
             num_workers=training.num_workers,
             transform=self.transform,
         )
+
+    def num_validation_examples(self) -> int | None:
+        """Returns how many examples the validation split has, None if nobody knows."""
+        if type(self).examples is Experiment.examples:  # It has `batches` of its own.
+            return None
+        import tensorflow as tf
+
+        found = self.examples("validation")
+        if isinstance(found, tf.data.Dataset):
+            size = int(found.cardinality())
+            return size if size >= 0 else None
+        from trainer.data import batches
+
+        return len(batches.as_examples(found))
 
     def check(self) -> None:
         """Looks for what would otherwise come up after the training.
@@ -252,14 +287,92 @@ class Experiment(Hyperparams, abc.ABC):
         return ""
 
 
+def wrong_return(
+    experiment: Experiment, hook: str, expected: str, received: Any
+) -> HyperparameterError:
+    """Returns the error about a method of an experiment that returns something else."""
+    return HyperparameterError(
+        f"{type(experiment).__name__}: expected `{hook}()` to return {expected}; "
+        f"received {received!r}."
+    )
+
+
+def returned_dict(
+    experiment: Experiment, hook: str, kind: type = object
+) -> dict[Any, Any]:
+    """Returns what a method of an experiment returns, a dict.
+
+    Args:
+        experiment: The experiment.
+        hook: The name of the method.
+        kind: The type of the values.
+
+    Raises:
+        HyperparameterError: If it returns something else.
+    """
+    found = getattr(experiment, hook)()
+    if not isinstance(found, Mapping) or not all(
+        isinstance(each, kind) for each in found.values()
+    ):
+        values = {object: "", str: " of strings"}.get(kind, " of numbers")
+        raise wrong_return(experiment, hook, f"a dict{values}", found)
+    return dict(found)
+
+
+def _is_loss(found: Any) -> bool:
+    """Returns whether Keras knows such a loss: an object, a function or a name."""
+    import keras
+
+    try:
+        return not isinstance(found, type) and keras.losses.get(found) is not None
+    except ValueError:
+        return False
+
+
+def output_names(network: keras.Model) -> list[str]:
+    """Returns the names of outputs, if several: names of metrics begin with them."""
+    if len(network.outputs) < 2:
+        return []
+    output = network.output
+    return list(output if isinstance(output, dict) else network.output_names)
+
+
 def experiments() -> dict[str, type[Experiment]]:
-    """Returns the experiments in the folder `params`, by name, such as `"lm.Tiny"`."""
-    package = importlib.import_module("params")
-    return {
-        f"{module.name}.{name}": cls
-        for module in pkgutil.iter_modules(package.__path__)
-        for name, cls in defined_in(f"params.{module.name}").items()
-    }
+    """Returns the experiments in the folder `params`, by name, such as `"lm.Tiny"`.
+
+    Without those of files that cannot be imported, which `known_experiments` names.
+    """
+    return _in_params()[0]
+
+
+def known_experiments() -> str:
+    """Returns the names in `params`, and which files there cannot be imported."""
+    found, broken = _in_params()
+    return "; ".join([", ".join(found) or "none", *broken])
+
+
+def _in_params() -> tuple[dict[str, type[Experiment]], list[str]]:
+    found: dict[str, type[Experiment]] = {}
+    broken = []
+    for module in pkgutil.iter_modules(importlib.import_module("params").__path__):
+        try:
+            own = defined_in(f"params.{module.name}")
+        except (Exception, SystemExit) as error:
+            broken.append(not_imported(module.name, error))
+        else:
+            found |= {f"{module.name}.{name}": cls for name, cls in own.items()}
+    return found, broken
+
+
+def not_imported(name: str, error: BaseException) -> str:
+    """Returns a line on a file of `params` whose import has failed."""
+    reason = str(error).partition("\n")[0]
+    return f"params/{name}.py cannot be imported: {type(error).__name__}: {reason}"
+
+
+def is_in_params(name: str) -> bool:
+    """Returns whether `params` has the module of an experiment's name."""
+    return _is_there(f"params.{name.rpartition('.')[0]}")
 
 
 def find(name: str) -> type[Experiment]:
@@ -270,32 +383,49 @@ def find(name: str) -> type[Experiment]:
             Python can import, the working directory included.
 
     Raises:
-        HyperparameterError: If there is none of that name.
+        HyperparameterError: If there is none of that name, or it is abstract.
     """
     module = name.rpartition(".")[0]
-    places = [f"params.{module}", module] if module else []
-    place = next(filter(_is_there, places), None)
+    place = next(filter(_is_there, (f"params.{module}", module)), None)
     if place is not None:
         found = {f"{module}.{cls}": each for cls, each in defined_in(place).items()}
+        broken: list[str] = []
     else:
-        place, found = "params", experiments()
+        place = "params"
+        found, broken = _in_params()
     if name in found:
+        if inspect.isabstract(found[name]):
+            missing = ", ".join(sorted(found[name].__abstractmethods__))
+            raise HyperparameterError(
+                f"{name}: expected an experiment; received an abstract class, which "
+                f"lacks {missing}. Make a subclass with these."
+            )
         return found[name]
     near = difflib.get_close_matches(name, found, n=1)
     hint = f"Did you mean {near[0]}? " if near else ""
     raise HyperparameterError(
-        f"{name}: no such experiment. {hint}Expected one of "
+        f"{name[:80]}: no such experiment. {hint}Expected one of "
         f"{', '.join(found) or 'none'}, which {place} has, or PACKAGE.FILE.CLASS of a "
-        "file that Python can import."
+        "file that Python can import." + "".join(f" {line}." for line in broken)
     )
 
 
 def _is_there(module: str) -> bool:
     """Returns whether there is such a module, of which only its parents are run."""
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ModuleNotFoundError, ValueError):
+    parts = module.split(".")
+    if not all(part.isidentifier() for part in parts):
         return False
+    for number in range(1, len(parts) + 1):
+        place = ".".join(parts[:number])
+        try:
+            if place not in sys.modules and importlib.util.find_spec(place) is None:
+                return False
+        except ModuleNotFoundError as error:
+            # Its parent is no package; of another name is what the parent lacks.
+            if error.name != place:
+                raise
+            return False
+    return True
 
 
 def defined_in(module: str) -> dict[str, type[Experiment]]:

@@ -10,7 +10,8 @@ import numpy as np
 import tfgpipe
 from tfgpipe import quantization
 from tfgpipe._util import readable_bytes
-from trainer.checkpoint import variable_names
+from trainer import run_dir
+from trainer.checkpoint import store, variable_names
 from trainer.experiment import Experiment
 
 # Examples of training that ranges of activations are taken from.
@@ -28,8 +29,9 @@ def export(experiment: Experiment, model: tfgpipe.PipelinedModel, folder: Path) 
         model: Its model, trained.
         folder: The run's; files are written to `export` in it.
     """
-    target = folder / "export"
-    target.mkdir(parents=True, exist_ok=True)
+    target = run_dir.writable(folder / "export")
+    for left in target.glob(".export-*"):  # Of a process that was killed.
+        store.discard(left)
     print(f"\nExporting to {target}.", flush=True)
     plain = plain_copy(model)
     plain.save(target / "model.keras")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import absl.flags
 
 from tfgpipe.cluster import WORKERS_VARIABLE
+from trainer.data.sources import is_remote
 from trainer.errors import UsageError
 
 MODES = (
@@ -26,6 +28,30 @@ MODES = (
     "doctor",
 )
 
+
+_TRAINING = MODES[:2]
+_OF_CHECKPOINTS = MODES[2:5]
+_COMPUTING = (*_TRAINING, *_OF_CHECKPOINTS, "benchmark", "inspect")
+# The modes in which a flag means something; --params and --logdir do in all.
+_MODES_OF = {
+    "set": tuple(mode for mode in MODES if mode != "diff"),
+    "checkpoint": _OF_CHECKPOINTS,
+    "follow": ("eval",),
+    "dry_run": _TRAINING,
+    "allow_changes": (*_TRAINING, *_OF_CHECKPOINTS),
+    "trace_steps": _TRAINING,
+    "profile_steps": _TRAINING,
+    "tpu": _COMPUTING,
+    "tpu_zone": _COMPUTING,
+    "cluster": _COMPUTING,
+    "hosts": _TRAINING,
+    "host": _TRAINING,
+    "device": (*_COMPUTING, "doctor"),
+}
+_EXCLUDED_BY = {
+    "follow": ("checkpoint",),
+    "dry_run": ("trace_steps", "profile_steps", "allow_changes"),
+}
 
 HELP = """\
 Trains an experiment of params/: python -m trainer --params=NAME --logdir=DIR
@@ -113,7 +139,9 @@ def parse(argv: Sequence[str]) -> Flags:
         stray = values(argv)[1:]
     except absl.flags.Error as error:
         raise UsageError(str(error)) from None
-    compares = values["mode"].value == "diff"
+    mode = values["mode"].value
+    _check_mode(values)
+    compares = mode == "diff"
     if compares and len(stray) != 2:
         raise UsageError(
             "Expected --mode=diff A B, each the name of an experiment or the folder of "
@@ -123,6 +151,12 @@ def parse(argv: Sequence[str]) -> Flags:
         raise UsageError(
             f"Expected flags only, such as --params=lm.Tiny; received {stray[0]!r}."
         )
+    for path in (values["logdir"].value, *stray):
+        if is_remote(path):
+            raise UsageError(
+                f"Expected a folder of this machine; received {path!r}, which would "
+                "become a folder here of that name. Mount it, or copy it afterwards."
+            )
     if values["tpu_zone"].value and not values["tpu"].value:
         raise UsageError("Expected --tpu=NAME, which --tpu_zone=ZONE is the zone of.")
     if values["device"].value == "cpu" and (
@@ -132,15 +166,29 @@ def parse(argv: Sequence[str]) -> Flags:
             "Expected --device=cpu without --tpu and --cluster, as it is about the "
             "devices of this machine."
         )
-    _check_device(values["device"].value, values["mode"].value)
-    if values["follow"].value and values["mode"].value != "eval":
-        raise UsageError("Expected --mode=eval, which --follow is of.")
+    _check_device(values["device"].value, mode)
     _check_checkpoint(values["checkpoint"].value)
+    values["logdir"].value = os.path.expanduser(values["logdir"].value)
     own = [each.name for each in dataclasses.fields(Flags) if each.name in values]
     chosen: dict[str, Any] = {name: values[name].value for name in own}
     for name in ("trace_steps", "profile_steps"):
         chosen[name] = _steps(name, chosen[name])
-    return Flags(**chosen, compared=tuple(stray))
+    return Flags(**chosen, compared=tuple(map(os.path.expanduser, stray)))
+
+
+def _check_mode(values: absl.flags.FlagValues) -> None:
+    """Refuses flags that would be ignored."""
+    mode = values["mode"].value
+    for name, modes in _MODES_OF.items():
+        if values[name].present and mode not in modes:
+            raise UsageError(
+                f"Expected --{name} with --mode={', '.join(modes)} only; received "
+                f"--mode={mode}."
+            )
+    for name, others in _EXCLUDED_BY.items():
+        for other in others:
+            if values[name].value and values[other].present:
+                raise UsageError(f"Expected --{name} without --{other}.")
 
 
 def _check_device(name: str, mode: str) -> None:
@@ -156,7 +204,7 @@ def _check_device(name: str, mode: str) -> None:
 
 
 def _check_checkpoint(text: str) -> None:
-    if text not in ("latest", "best") and not text.isdigit():
+    if text not in ("latest", "best") and not re.fullmatch("[0-9]{1,18}", text):
         raise UsageError(
             f"Expected --checkpoint=latest, best, or a step; received {text!r}."
         )

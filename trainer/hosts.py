@@ -136,13 +136,31 @@ def _configured(text: str) -> Hosts:
         return ALONE
     try:
         config = json.loads(text)
-        workers = config.get("cluster", {}).get("worker", [])
+        tasks = {kind: own for kind, own in config.get("cluster", {}).items() if own}
         task = config.get("task", {"type": "worker", "index": 0})
-        if len(workers) < 2:
+        if not all(
+            isinstance(own, list) and all(isinstance(each, str) for each in own)
+            for own in tasks.values()
+        ):
+            raise ValueError("its cluster has something else than lists of addresses")
+        if sum(map(len, tasks.values())) < 2:
             return ALONE
-        if task["type"] != "worker" or not 0 <= int(task["index"]) < len(workers):
+        if [*tasks] != ["worker"]:
+            raise ValueError(
+                f"its cluster has {' and '.join(tasks)}, not workers alone"
+            )
+        workers = tasks["worker"]
+        if task["type"] != "worker" or str(task["index"]) not in map(
+            str, range(len(workers))
+        ):
             raise ValueError(f"its task is {task}")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (
+        ValueError,
+        KeyError,
+        AttributeError,
+        TypeError,
+        RecursionError,
+    ) as error:
         raise UsageError(
             f"Expected {_VARIABLE} to list workers, and to say which this is, as "
             '{"cluster": {"worker": ["10.0.0.5:4000", "10.0.0.6:4000"]}, '

@@ -82,23 +82,37 @@ class Hyperparams:
     """Base class that makes each subclass a frozen, keyword-only dataclass."""
 
     def __init_subclass__(cls) -> None:
-        # A new default needs no annotation; it has that of the parent.
         annotations = inspect.get_annotations(cls)
-        known = typing.get_type_hints(cls.__mro__[1])
-        for name in vars(cls).keys() & known.keys() - annotations.keys():
-            annotations = {**annotations, name: known[name]}
+        known: dict[str, tuple[Any, Mapping[str, Any]]] = {}
+        for base in reversed(cls.__mro__[1:]):
+            if dataclasses.is_dataclass(base):
+                hints, own = typing.get_type_hints(base), inspect.get_annotations(base)
+                declared = (f for f in dataclasses.fields(base) if f.name in own)
+                known |= {f.name: (hints[f.name], f.metadata) for f in declared}
+        # A default is looked up as Python looks up any attribute, as dataclasses do
+        # not: in all base classes, plain ones as well. It needs no annotation.
+        inherited = []
+        for name, (hint, metadata) in known.items():
+            holder = next(each for each in cls.__mro__ if name in vars(each))
+            annotations = {name: hint, **annotations}
+            default = vars(holder)[name]
+            # A group of a subclass brings its own type.
+            group = _group(hint)
+            if group is not None and hint is group and isinstance(default, group):
+                annotations[name] = type(default)
+            if not isinstance(default, dataclasses.Field):
+                setattr(cls, name, field(default=default, **metadata))
+            if holder is not cls:
+                inherited.append(name)
         cls.__annotations__ = annotations
-        for inherited in dataclasses.fields(cls):
-            default = vars(cls).get(inherited.name, inherited)
-            if not isinstance(default, dataclasses.Field):  # A new default.
-                new = field(default=default, **inherited.metadata)
-                setattr(cls, inherited.name, new)
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
-        for own in dataclasses.fields(cls):
-            if "help" not in own.metadata:
+        for name in inherited:  # A class below finds it where it is declared.
+            delattr(cls, name)
+        for each in dataclasses.fields(cls):
+            if "help" not in each.metadata:
                 raise TypeError(
-                    f"{cls.__name__}.{own.name} is declared without help. Expected "
-                    f'`{own.name}: TYPE = field(default=VALUE, help="One line.")`.'
+                    f"{cls.__name__}.{each.name} is declared without help. Expected "
+                    f'`{each.name}: TYPE = field(default=VALUE, help="One line.")`.'
                 )
 
     def __new__(cls, **values: object) -> Self:
@@ -116,7 +130,7 @@ class Hyperparams:
             try:
                 fitting = _fit(value, annotations[own.name])
                 _check_bounds(fitting, least, limit)
-            except (ValueError, OverflowError, SyntaxError):
+            except (ValueError, OverflowError, SyntaxError, RecursionError):
                 expected = _expected(annotations[own.name])
                 if least is not None:
                     expected += f", at least {least}"

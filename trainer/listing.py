@@ -10,7 +10,7 @@ import os
 import pkgutil
 import re
 
-from trainer.experiment import Experiment, defined_in
+from trainer.experiment import Experiment, defined_in, not_imported
 
 _COLUMNS = 100
 _HEAD = """\
@@ -61,8 +61,7 @@ def _of_file(name: str, num_here: int) -> list[str]:
     try:
         found = defined_in(f"params.{name}")
     except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        return [_fit(f"params/{name}.py cannot be imported: {reason}")]
+        return [_fit(not_imported(name, error))]
     module = importlib.import_module(f"params.{name}")
     order = list(vars(module))
     rows = [

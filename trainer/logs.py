@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import errno
 import importlib.util
 import json
 import math
@@ -172,7 +173,7 @@ class Metrics:
         ]
         # The end of this step is drawn already, as nothing takes a point away.
         self._drawn = {record["step"] for record in before if record.get("final")}
-        kept = [f"{json.dumps(r)}\n" for r in before if not r.get("final")]
+        kept = [_to_line(record) for record in before if not record.get("final")]
         self._trying(lambda: store.replace(self._path, "".join(kept)))
         self._curves: Curves | None = None
         if importlib.util.find_spec("tensorboard"):
@@ -206,7 +207,7 @@ class Metrics:
         record: dict[str, Any] = {"step": step, **values}
         if final:
             record["final"] = True
-        self._trying(lambda: self._append(json.dumps(record) + "\n"))
+        self._trying(lambda: self._append(_to_line(record)))
         curves = self._curves
         if curves and not (final and step in self._drawn):
             self._trying(lambda: curves.write(step, values))
@@ -300,14 +301,28 @@ def _newest_of(folder: Path) -> Path:
     return folder / f"events.out.tfevents.{seconds:010}.{socket.gethostname()}.v2"
 
 
+def _to_line(record: Mapping[str, Any]) -> str:
+    """Returns a record as JSON, which has no numbers that are not finite."""
+    finite = {n: v if math.isfinite(v) else None for n, v in record.items()}
+    return json.dumps(finite, allow_nan=False) + "\n"
+
+
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields what was measured, without lines that were torn, or are no records."""
+    """Yields what was measured, without lines that were torn, or are no records.
+
+    A number that was not finite is NaN.
+
+    Raises:
+        OSError: If it cannot be read, or is a device, which may have no end.
+    """
     if path.exists():
+        if not (path.is_file() or path.is_dir()):
+            raise OSError(errno.EINVAL, "Not a file", str(path))
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValueError):
                 record = json.loads(line)
                 if _is_record(record):
-                    yield record
+                    yield {n: math.nan if v is None else v for n, v in record.items()}
 
 
 def _is_record(record: Any) -> bool:
@@ -315,5 +330,5 @@ def _is_record(record: Any) -> bool:
     return (
         isinstance(record, dict)
         and type(record.get("step")) is int
-        and all(isinstance(value, int | float) for value in record.values())
+        and all(isinstance(value, int | float | None) for value in record.values())
     )

@@ -15,7 +15,7 @@ from tfgpipe import cluster
 from tfgpipe._util import report_crash
 from trainer import devices, hosts, hyperparams, run_dir, stopping
 from trainer.errors import CheckpointError, DivergedError, StoppedError, UsageError
-from trainer.experiment import Experiment, experiments, find
+from trainer.experiment import Experiment, find, is_in_params, known_experiments
 from trainer.flags import HELP, Flags, parse
 from trainer.hosts import Hosts
 from trainer.hyperparams import HyperparameterError
@@ -70,7 +70,8 @@ def _status(argv: Sequence[str], signals: contextlib.ExitStack) -> int:
         return _failed(
             cluster.EXIT_PREEMPTED, "Stopped, with all saved: start it again."
         )
-    except Exception as error:  # Whatever it is, one sentence, and the rest in a file.
+    # Whatever it is, one sentence, and the rest in a file.
+    except (Exception, SystemExit) as error:
         folder = Path(flags.logdir) if flags and flags.logdir else None
         what = report_crash(error, argv=argv, folder=folder)
         if isinstance(error, MemoryError):
@@ -85,7 +86,7 @@ def _status(argv: Sequence[str], signals: contextlib.ExitStack) -> int:
 
 def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
     if flags.mode == "diff":
-        print(_diff(*flags.compared))
+        print(_diff(flags.compared, named=flags.params))
         return
     run_hosts = hosts.find_hosts(flags.hosts, flags.host)
     _check_mode(run_hosts, flags)
@@ -94,8 +95,7 @@ def _run(flags: Flags, signals: contextlib.ExitStack) -> None:
     elif flags.params:
         experiment = hyperparams.override(find(flags.params)(), flags.set)
     else:
-        names = ", ".join(experiments())
-        raise UsageError(f"Expected --params=NAME, one of {names}.")
+        raise UsageError(f"Expected --params=NAME, one of {known_experiments()}.")
     if flags.mode == "describe":
         text = hyperparams.describe(experiment)
         _show(f"{flags.params}: {inspect.getdoc(experiment)}\n\n{text}")
@@ -139,11 +139,6 @@ def _doctor(flags: Flags) -> int:
     # Its imports are for this mode alone.
     from trainer import doctor
 
-    if flags.tpu or flags.cluster or flags.hosts:
-        raise UsageError(
-            "Expected --mode=doctor without --tpu, --cluster and --hosts, as it looks "
-            "at this machine alone: start it on each."
-        )
     experiment = None
     if flags.params:
         experiment = hyperparams.override(find(flags.params)(), flags.set)
@@ -172,12 +167,18 @@ def _of_run(flags: Flags) -> tuple[Flags, Experiment]:
     """
     folder = _folder_to_read(flags)
     name, text = run_dir.read(folder)
-    own = hyperparams.from_text(text, find(name))
-    if flags.params not in ("", name):
+    if flags.params in ("", name):
+        own = hyperparams.from_text(text, _find_of(folder, name, [flags.params]))
+    else:
+        own = find(flags.params)()
         if not flags.allow_changes:
             run_dir.check(folder, name=flags.params, experiment=own)
-        own = find(flags.params)()
     experiment = hyperparams.override(own, flags.set)
+    if flags.mode == "decode" and type(experiment).decode is Experiment.decode:
+        raise UsageError(
+            f"Expected an experiment with a method `decode` for --mode=decode; "
+            f"{type(experiment).__name__} has none."
+        )
     if not flags.allow_changes:
         run_dir.check_files(folder, experiment)
     if difference := hyperparams.diff(own, experiment):
@@ -193,10 +194,13 @@ def _folder_to_write(flags: Flags, experiment: Experiment) -> Path:
         HyperparameterError: If the mode and hyperparameters contradict each other.
     """
     folder = _logdir(flags)
-    if flags.mode == "train":
-        _check_trains_alone(experiment)
+    if flags.mode == "train" and experiment.evaluation.patience is not None:
+        raise HyperparameterError(
+            "evaluation.patience: expected None, as --mode=train does not evaluate; "
+            f"received {experiment.evaluation.patience}. Use --mode=train_and_eval."
+        )
     with run_dir.written_to(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        run_dir.checkpoints(folder).mkdir(parents=True, exist_ok=True)
         (folder / "lock").touch()
     return folder
 
@@ -208,7 +212,9 @@ def _folder_to_read(flags: Flags) -> Path:
         UsageError: If it is none.
     """
     folder = _logdir(flags)
-    if not run_dir.holds_run(folder) and not flags.follow:
+    if flags.follow:
+        run_dir.wait_for_run(folder)
+    elif not run_dir.holds_run(folder):
         what = {"eval": "evaluate"}.get(flags.mode, flags.mode)
         raise UsageError(f"{folder} holds no checkpoint to {what}.")
     return folder
@@ -218,16 +224,6 @@ def _logdir(flags: Flags) -> Path:
     if not flags.logdir:
         raise UsageError(f"Expected --logdir=DIR, which --mode={flags.mode} needs.")
     return Path(flags.logdir)
-
-
-def _check_trains_alone(experiment: Experiment) -> None:
-    """Refuses hyperparameters that need evaluations which nobody makes."""
-    steps = experiment.evaluation.steps
-    if steps is not None:
-        raise HyperparameterError(
-            "evaluation.steps: expected None, as --mode=train does not evaluate; "
-            f"received {steps}. Use --mode=train_and_eval."
-        )
 
 
 def _check_mode(run_hosts: Hosts, flags: Flags) -> None:
@@ -247,17 +243,32 @@ def _check_mode(run_hosts: Hosts, flags: Flags) -> None:
         )
 
 
-def _diff(a: str, b: str) -> str:
+def _diff(compared: Sequence[str], *, named: str) -> str:
     """Returns how two experiments, or the runs of two folders, differ."""
-    return hyperparams.diff(_experiment(a), _experiment(b)) or "No difference."
+    old, new = (_experiment(each, [*compared, named]) for each in compared)
+    return hyperparams.diff(old, new) or "No difference."
 
 
-def _experiment(name: str) -> Experiment:
+def _experiment(name: str, named: Sequence[str]) -> Experiment:
     folder = Path(name)
     if not folder.is_dir():
         return find(name)()
     own, text = run_dir.read(folder)
-    return hyperparams.from_text(text, find(own))
+    return hyperparams.from_text(text, _find_of(folder, own, named))
+
+
+def _find_of(folder: Path, name: str, named: Sequence[str]) -> type[Experiment]:
+    """Returns the experiment that a run's folder names.
+
+    A folder may come from anywhere, and an import runs what it imports: what is not in
+    `params/` the user has to name.
+    """
+    if name in named or is_in_params(name):
+        return find(name)
+    raise HyperparameterError(
+        f"{folder} is the run of {name!r}, which params/ does not have. If you trust "
+        f"that module, which is imported then, add --params={shlex.quote(name)}."
+    )
 
 
 @contextlib.contextmanager

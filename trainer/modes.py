@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from pathlib import Path
 
 import tensorflow as tf
@@ -12,8 +13,8 @@ from trainer.checkpoint import store
 from trainer.checkpoint.checkpoints import Checkpoints, load, newest_whole
 from trainer.data import sources
 from trainer.errors import CheckpointError
-from trainer.evaluate import comparison, decode, evaluate, evaluate_each
-from trainer.experiment import Experiment
+from trainer.evaluate import decode, evaluate, evaluate_each, show_comparison
+from trainer.experiment import Experiment, returned_dict
 from trainer.export import export
 from trainer.flags import Flags
 from trainer.hosts import ALONE, Coordinator, Hosts
@@ -98,14 +99,8 @@ def _with_checkpoint(
     print(f"The checkpoint of step {checkpoint.about.step}.", flush=True)
     if flags.mode == "eval":
         measured = evaluate(model, experiment.batches("validation"))
-        baselines = experiment.baselines()
-        table = comparison(
-            measured,
-            baselines,
-            unit=experiment.unit,
-            other_units=experiment.other_units(),
-        )
-        print(table, flush=True)
+        baselines = returned_dict(experiment, "baselines", numbers.Real)
+        show_comparison(experiment, measured, baselines)
     elif flags.mode == "decode":
         decode(experiment, model, folder)
     else:

@@ -79,7 +79,7 @@ class InverseSquareRoot(keras.optimizers.schedules.LearningRateSchedule):
 
 
 class ApplyIfFinite:
-    """Comes before an optimizer class: see `guarded`.
+    """Comes before an optimizer class: see `apply_if_finite`.
 
     Attributes:
         num_left_out: Steps left out so far, a scalar of type int32.
@@ -92,11 +92,17 @@ class ApplyIfFinite:
     built: bool
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Makes the slots, and what is kept of steps left out."""
+        """Makes the slots, and what is kept of steps left out; only matrices decay."""
         if self.built:
             return
+        own: Any = self
+        # The names are for norms over several axes, and biases of several heads.
+        own.exclude_from_weight_decay(
+            [v for v in variables if len(v.shape) < 2],
+            var_names=["bias", "gamma", "beta", "^scale$"],
+        )
         super().build(variables)  # type: ignore[misc]
-        add: Any = self.add_variable  # type: ignore[attr-defined]
+        add = own.add_variable
         self.num_left_out = add((), initializer="zeros", dtype="int32", name="left_out")
         self.was_finite = add(
             (len(variables),), initializer="ones", dtype="bool", name="was_finite"

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from io import FileIO
@@ -19,12 +20,14 @@ from pathlib import Path
 from trainer import hyperparams
 from trainer.checkpoint import store
 from trainer.errors import UsageError
-from trainer.experiment import Experiment
+from trainer.experiment import Experiment, returned_dict
 from trainer.hyperparams import HyperparameterError
 
 _PARAMS = "params.txt"
 _CHANGES = "changes.txt"
 _DIGEST = "# sha256 of "
+# From the start of a trainer to its lock.
+_BEGINNING_SECONDS = 20.0
 
 
 def checkpoints(folder: Path) -> Path:
@@ -44,7 +47,7 @@ def read(folder: Path) -> tuple[str, str]:
         HyperparameterError: If it is no run's folder, or its file is no text.
     """
     try:
-        written = (folder / _PARAMS).read_text(encoding="utf-8")
+        written = (folder / _PARAMS).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise HyperparameterError(
             f"{folder}: expected the folder of a run, which has a {_PARAMS}; "
@@ -57,6 +60,12 @@ def read(folder: Path) -> tuple[str, str]:
             "--logdir."
         ) from None
     heading, _, text = written.partition("\n")
+    if not heading.startswith("# "):
+        raise HyperparameterError(
+            f"{folder / _PARAMS}: expected the hyperparameters of a run, the first "
+            f"line of which is `# EXPERIMENT`; received {heading[:80]!r} there. Bring "
+            "it back from a copy, or give another --logdir."
+        )
     return heading.removeprefix("# "), text
 
 
@@ -77,7 +86,8 @@ def settle(folder: Path, *, name: str, experiment: Experiment) -> None:
             with (folder / _CHANGES).open("a", encoding="utf-8") as file:
                 file.write(f"# from step {step}\n{difference}\n")
             print(f"Changed from step {step}:\n{difference}", flush=True)
-        digests = [f"{_DIGEST}{n} = {d}\n" for n, d in experiment.digests().items()]
+        own = returned_dict(experiment, "digests", str)
+        digests = [f"{_DIGEST}{n} = {d}\n" for n, d in own.items()]
         text = f"# {name}\n{''.join(digests)}{hyperparams.to_text(experiment)}"
         store.replace(folder / _PARAMS, text)
 
@@ -89,9 +99,39 @@ def written_to(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"Expected a --logdir that can be written to; {folder} cannot: "
-            f"{error.strerror}."
+            f"Expected a --logdir that can be written to; {error.filename or folder} "
+            f"cannot: {error.strerror}."
         ) from None
+
+
+def writable(folder: Path) -> Path:
+    """Returns a folder, which is made if need be.
+
+    Raises:
+        UsageError: If files cannot be written to it.
+    """
+    with written_to(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    return folder
+
+
+def wait_for_run(folder: Path) -> None:
+    """Waits until a run has begun in a folder, or has left a checkpoint.
+
+    Raises:
+        UsageError: If none begins in time.
+    """
+    deadline = time.monotonic() + _BEGINNING_SECONDS
+    while not holds_run(folder):
+        if is_held(folder):
+            if (folder / _PARAMS).exists():
+                return
+        elif time.monotonic() > deadline:
+            raise UsageError(
+                f"{folder} holds no checkpoint to evaluate, and nobody trains there."
+            )
+        time.sleep(0.1)
 
 
 def check(folder: Path, *, name: str, experiment: Experiment) -> None:
@@ -135,8 +175,9 @@ def _difference(folder: Path, name: str, experiment: Experiment) -> str:
 
 def _changed_files(text: str, experiment: Experiment) -> str:
     lines = [line for line in text.splitlines() if line.startswith(_DIGEST)]
-    theirs = dict(line.removeprefix(_DIGEST).split(" = ") for line in lines)
-    yours = experiment.digests()
+    parts = (line.removeprefix(_DIGEST).partition(" = ") for line in lines)
+    theirs = {name: digest or "none" for name, _, digest in parts}
+    yours = returned_dict(experiment, "digests", str)
     return "\n".join(
         f"sha256 of {name}: {theirs[name]} -> {yours[name]}"
         for name in theirs

@@ -1,4 +1,7 @@
-"""How a process ends: by a signal, SIGTERM or Ctrl-C, and with its exit status.
+"""How a process ends: by a signal, and with its exit status.
+
+Signals that ask for the end are SIGTERM, Ctrl-C, and SIGHUP, of a terminal that is
+closed, unless it is ignored, as under `nohup`.
 
 The first signal is answered after the step that is running, with a checkpoint; the
 second at once; any after the run has ended is ignored. Python calls its signal handlers
@@ -13,13 +16,15 @@ import contextlib
 import logging
 import os
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Iterator
 
+from tfgpipe._compat import restore_stderr
 from trainer.logs import tell
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _QUIT = b"\0"
 
 
@@ -43,6 +48,8 @@ class Stopping:
 
     def ask(self, number: int) -> None:
         """Asks for the end, as a signal does."""
+        if number == signal.SIGHUP:
+            _leave_closed_terminal()
         if self.over:
             return
         if self.asked:
@@ -65,7 +72,8 @@ class Stopping:
         if self.catches:
             # The thread does what is to be done; without handlers the process ends.
             for number in _SIGNALS:
-                signal.signal(number, lambda *_: None)
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    signal.signal(number, lambda *_: None)
 
 
 @contextlib.contextmanager
@@ -144,6 +152,16 @@ class ProcessEnd:
         os._exit(self.status)
 
 
+def _leave_closed_terminal() -> None:
+    """Has what is printed from now on go nowhere, where writing would be an error."""
+    with open(os.devnull, "wb") as nowhere:
+        for descriptor in (1, 2):
+            is_device = stat.S_ISCHR(os.fstat(descriptor).st_mode)
+            if is_device and not os.isatty(descriptor):
+                os.dup2(nowhere.fileno(), descriptor)
+
+
 def _end(text: str, status: int) -> None:
+    restore_stderr()  # TensorFlow may be starting.
     tell(text)
     os._exit(status)

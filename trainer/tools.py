@@ -64,7 +64,8 @@ def benchmark(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:
         f"speed       {experiment.tokens_per_step / median:8,.0f} {unit}s a second",
     ]
     with tempfile.TemporaryDirectory() as folder:
-        timing = tfgpipe.TimelineCallback(folder, steps=_timed(clock))
+        # One goes before those that are timed.
+        timing = tfgpipe.TimelineCallback(folder, steps=(2, _TIMED), first_step=0)
         model.fit(
             dataset.repeat(),
             steps_per_epoch=_TIMED,
@@ -80,15 +81,6 @@ def benchmark(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:
         f"{100 * theory.bubble:.1f} %"
     )
     return "\n".join(lines)
-
-
-def _timed(clock: _Clock) -> tuple[int, int]:
-    """Returns the first and the last step to time devices in, as the optimizer counts.
-
-    One goes before them; the model has been called once more than it was timed.
-    """
-    done = len(clock.ends)
-    return done + 2, done + _TIMED
 
 
 def step_on_zeros(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import numbers
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,8 +23,14 @@ from trainer.checkpoint.run_state import RunState
 from trainer.checkpoint.warm_start import warm_start
 from trainer.data.batches import HostShard
 from trainer.errors import StoppedError
-from trainer.evaluate import comparison, decode, evaluate, line
-from trainer.experiment import Experiment
+from trainer.evaluate import (
+    decode,
+    evaluate,
+    line,
+    show_comparison,
+    validated_part,
+)
+from trainer.experiment import Experiment, output_names, returned_dict
 from trainer.logs import Metrics, Progress
 from trainer.stopping import Stopping
 
@@ -57,8 +64,7 @@ def show_mesh(model: tfgpipe.PipelinedModel, folder: Path | None) -> None:
     if folder is None:
         print(f"\n{draw_memory(grid)}", flush=True)
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    tfgpipe.plot_mesh(grid, path=folder / "mesh.png")
+    tfgpipe.plot_mesh(grid, path=run_dir.writable(folder) / "mesh.png")
     print(f"\nWho holds what is drawn in {folder / 'mesh.png'}.", flush=True)
 
 
@@ -117,20 +123,28 @@ def train(
     run_state = RunState.read(about.notes) if about else RunState()
     over = run_state.is_over(experiment.evaluation.patience)
     run_dir.settle(folder, name=options.name, experiment=experiment)
-    specs = []
+    loss = experiment.loss()
 
     def build(shard: HostShard) -> tf.data.Dataset:
-        batches = experiment.batches("train", first_step=first_step, shard=shard)
-        specs.append(batches.element_spec)
-        return batches
+        batches = example_checks.batches_of(
+            experiment, "train", first_step=first_step, shard=shard
+        )
+        example_checks.check_shapes(model, loss, batches.element_spec)
+        example_checks.check_loss(model, loss, batches.element_spec)
+        return example_checks.whole_labels(loss, batches)
 
     training = coordinator.training(build)
-    example_checks.check_shapes(model, experiment.loss(), specs[0])
-    validation = None
+    validation, part = None, ""
     if options.evaluates:
         # Now, since what is wrong with it should not come up after the training.
-        validation = coordinator.validation(experiment.batches("validation"))
-    metrics = Metrics(folder, step=first_step, text=hyperparams.to_text(experiment))
+        batches = example_checks.batches_of(experiment, "validation")
+        example_checks.check_validation(model, loss, batches)
+        batches = example_checks.whole_labels(loss, batches)
+        validation = coordinator.validation(batches)
+        part = validated_part(experiment)
+    with run_dir.written_to(folder):
+        text = hyperparams.to_text(experiment)
+        metrics = Metrics(folder, step=first_step, text=text)
     if about:
         print(f"Going on from step {first_step}.", flush=True)
     else:
@@ -138,9 +152,9 @@ def train(
 
     def measure(step: int) -> Mapping[str, float]:
         assert validation is not None  # Nobody evaluates without.
-        measured = evaluate(model, validation)
+        measured = _measured(model, loss, validation)
         metrics.write_validation(step, measured)
-        print(f"step {step}: {line(measured)}", flush=True)
+        print(f"step {step}: {line(measured, part)}", flush=True)
         return measured
 
     if first_step < experiment.training.num_steps and not over:
@@ -153,6 +167,7 @@ def train(
             stopping,
             measure if options.evaluates else None,
             first_step=first_step,
+            outputs=output_names(model.unpipelined()),
         )
         with Progress(sys.stdout) as progress:
             callbacks = [
@@ -168,19 +183,19 @@ def train(
                 checkpointing,
                 *profilers,
             ]
+            failed = example_checks.explained(
+                model, loss, lambda: [_batch(experiment, checkpointing.step)]
+            )
             try:
-                model.fit(training, callbacks=callbacks, shuffle=False, verbose=0)
-            except tf.errors.OpError as error:
-                explained = example_checks.explain(
-                    model,
-                    experiment.loss(),
-                    lambda: _batch(experiment, checkpointing.step),
-                )
-                if explained is None:
-                    raise
-                raise explained from error
+                with failed:
+                    model.fit(training, callbacks=callbacks, shuffle=False, verbose=0)
             finally:
                 checkpoints.wait()
+        if not model.stop_training:  # As `Checkpointing` ends a run.
+            raise hyperparams.HyperparameterError(
+                "examples: expected a batch for each of training.num_steps="
+                f"{experiment.training.num_steps}; received fewer."
+            )
         for each in profilers:
             print(each.summary(), flush=True)
     checkpoints.check()
@@ -208,6 +223,14 @@ def train(
         )
 
 
+def _measured(
+    model: tfgpipe.PipelinedModel, loss: Any, validation: tf.data.Dataset
+) -> Mapping[str, float]:
+    """Evaluates a model; an error that labels are the cause of says so."""
+    with example_checks.explained(model, loss, lambda: validation):
+        return evaluate(model, validation)
+
+
 def _batch(experiment: Experiment, step: int) -> Any:
     """Returns the batch of a step, which depends on nothing but its number."""
     return next(iter(experiment.batches("train", first_step=step - 1)))
@@ -217,7 +240,11 @@ def _profilers(folder: Path, options: Options, first_step: int) -> list[Any]:
     """Returns callbacks that time devices, or profile, in some steps."""
     profilers: list[Any] = []
     if options.trace_steps is not None:
-        profilers.append(tfgpipe.TimelineCallback(folder, steps=options.trace_steps))
+        profilers.append(
+            tfgpipe.TimelineCallback(
+                folder, steps=options.trace_steps, first_step=first_step
+            )
+        )
     if options.profile_steps is not None:
         profilers.append(Profile(folder, options.profile_steps, first_step=first_step))
     return profilers
@@ -231,13 +258,8 @@ def _conclude(
     step: int,
 ) -> Mapping[str, float]:
     """Evaluates the trained model, and returns the losses that it should beat."""
-    measured, baselines = evaluate(model, validation), experiment.baselines()
-    metrics.write_validation(step, {**measured, **baselines}, final=True)
-    table = comparison(
-        measured,
-        baselines,
-        unit=experiment.unit,
-        other_units=experiment.other_units(),
-    )
-    print(table, flush=True)
+    measured = _measured(model, experiment.loss(), validation)
+    baselines = returned_dict(experiment, "baselines", numbers.Real)
+    metrics.write_validation(step, {**baselines, **measured}, final=True)
+    show_comparison(experiment, measured, baselines)
     return baselines

@@ -19,6 +19,7 @@ from benchmarks.accelerator_check.difference import TOLERANCES, difference
 from benchmarks.accelerator_check.models import need
 from benchmarks.accelerator_check.report import Recorder
 from tests.helpers import compare, identity, pairwise, train_steps, zoo
+from tests.helpers.reference import InMicrobatches
 from tfgpipe import quantization, schedules
 
 layers = keras.layers
@@ -153,7 +154,7 @@ def _differences(
             devices=machine.devices[:num_devices],
         )
         compare.copy_state(plain, pipelined)
-        reference = plain if made.rowwise else train_steps.InMicrobatches(plain, M)
+        reference = plain if made.rowwise else InMicrobatches(plain, M)
         x = made.inputs(ROWS)
         data = [x, made.targets(ROWS, reference(x).shape[1:])]
         steps = []

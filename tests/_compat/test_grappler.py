@@ -52,3 +52,21 @@ def test_the_peak_of_a_function_holds_its_argument_and_result() -> None:
     assert [x.shape for x in function.inputs] == [(256, 1024)]
     size = 4 * 256 * 1024
     assert size <= cluster.peak_bytes(function) <= 3 * size + 1024
+
+
+def test_a_function_comes_with_those_that_it_calls() -> None:
+    @tf.function(autograph=False, experimental_attributes={"_noinline": True})
+    def inner(x: tf.Tensor) -> tf.Tensor:
+        return x + 1.0
+
+    @tf.function(autograph=False, experimental_attributes={"_noinline": True})
+    def outer(x: tf.Tensor) -> tf.Tensor:
+        return 2.0 * inner(x)
+
+    traced = tf.function(lambda x: outer(x), autograph=False)
+    graph = traced.get_concrete_function(tf.TensorSpec([4])).graph
+    found = functions.graphs_of_functions(graph.as_graph_def().library).values()
+    called = [len(each.as_graph_def().library.function) for each in found]
+    assert sorted(called) == [0, 1]
+    for each in found:
+        grappler.VirtualCluster({GPU: PROPERTIES}).peak_bytes(each)  # Finds them.

@@ -8,6 +8,7 @@ that function alone.
 from __future__ import annotations
 
 import json
+import threading
 
 import keras
 import numpy as np
@@ -40,11 +41,77 @@ def test_an_uninitialised_variable_comes_to_life_inside_the_scope():
     assert layer.bias.value.device.endswith("CPU:0"), MOVED
 
 
+class Failing(keras.layers.Layer):
+    """A layer whose weight cannot be created until it is told otherwise."""
+
+    fails = True
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight(shape=(2,), initializer=self.draw)
+
+    def draw(self, shape, dtype=None):
+        if self.fails:
+            raise MemoryError("out of memory")
+        return tf.ones(shape, dtype)
+
+    def call(self, x):
+        return x * self.kernel
+
+
+@pytest.mark.parametrize("place", [True, False])
+def test_after_a_build_that_fails_keras_creates_nothing_more(place, monkeypatch):
+    layers = [keras.layers.Dense(2), Failing(), keras.layers.Dense(2)]
+
+    @keras_internals.build_scope()
+    def build():
+        for layer in layers:
+            layer.build((None, 2))
+            if place:
+                for v in layer.variables:
+                    keras_internals.initialize_in_scope(v, on("CPU:3"), None)
+
+    with pytest.raises(MemoryError):
+        build()
+    with keras.StatelessScope():  # Would fail at the first variable of the scope above.
+        pass
+    monkeypatch.setattr(Failing, "fails", False)
+    variables = [v for layer in layers for v in layer.variables]
+    with keras_internals.build_scope():
+        for v in variables:
+            keras_internals.initialize_in_scope(v, on("CPU:3"), None)
+    assert all(v.value.device.endswith("CPU:3") for v in variables), MOVED
+
+
+def test_the_first_error_of_a_build_is_raised():
+    @keras_internals.build_scope()
+    def build():
+        Failing().build((None, 2))
+        raise KeyError("first")
+
+    with pytest.raises(KeyError, match="first"):
+        build()
+
+
 def test_an_initialised_variable_moves_with_its_value():
     variable = keras.Variable([1.0, 2.0])
     keras_internals.initialize_in_scope(variable, on("CPU:2"), None)
     assert variable.value.device.endswith("CPU:2"), MOVED
     assert variable.numpy().tolist() == [1.0, 2.0]
+
+
+def test_a_variable_that_moved_is_the_old_one_after_an_error():
+    variable = keras.Variable([1.0, 2.0])
+    old = variable.value
+
+    @keras_internals.unmoved_on_error([variable])
+    def move():
+        keras_internals.initialize_in_scope(variable, on("CPU:2"), None)
+        assert variable.value is not old
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        move()
+    assert variable.value is old, MOVED
 
 
 def test_a_wrapper_takes_the_arguments_of_the_layer_inside():
@@ -327,6 +394,14 @@ def test_variables_that_a_step_may_change():
     assert not keras_internals.step_state(frozen), MOVED
     norm.trainable = False
     assert not keras_internals.step_state(norm), MOVED
+    measured = keras.layers.Dense(2)
+    measured.activity = keras.metrics.Mean()
+    wrapped.compile("sgd", "mse", metrics=["mae"])
+    assert (
+        keras_internals.own_metrics(keras.Sequential([wrapped, measured]))
+        == keras_internals.step_state(measured)
+        == measured.activity.variables
+    ), MOVED
 
 
 # -- compiled losses and metrics ------------------------------------------------------
@@ -778,6 +853,26 @@ def test_tensorflow_gives_silent_processes_up_when_it_is_told_to():
     )
     run = interpret(code, TF_CONFIG=json.dumps(config))
     assert run.stdout == "45000 standalone 1\n", MOVED + run.stderr
+
+
+def test_two_threads_take_a_layer_for_a_subclass_one_after_the_other():
+    class Other(keras.layers.Dense):
+        pass
+
+    layer = keras.layers.Dense(2)
+    entered = threading.Event()
+
+    def enter():
+        with keras_internals.as_subclasses([(layer, Other)]):
+            entered.set()
+
+    thread = threading.Thread(target=enter)
+    with keras_internals.as_subclasses([(layer, Other)]):
+        thread.start()
+        assert not entered.wait(0.2)
+    thread.join(10)
+    assert entered.is_set()
+    assert type(layer) is keras.layers.Dense
 
 
 def test_a_layer_is_of_a_subclass_for_a_while():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import keras
@@ -76,8 +77,7 @@ def _model(*layers: keras.layers.Layer, **arguments: Any) -> keras.Model:
         num_stages=K,
         num_microbatches=M,
         balance=[1 + len(layers), 1],
-        schedule="1f1b",
-        **arguments,
+        **{"schedule": "1f1b", **arguments},
     )
     model.compile("adam", "mse")
     return model
@@ -187,6 +187,24 @@ def test_remat_that_the_planner_does_not_know_is_planned_as_the_next() -> None:
     report = _run(_model(remat="except_last"))
     assert report.estimate.config.remat == "stage"
     assert "remat=stage" in str(report)
+
+
+def test_a_schedule_of_ones_own_is_planned_as_it_is() -> None:
+    own = tfgpipe.schedules.one_f_one_b(K, M)
+    named, custom = (
+        _run(_model(schedule=schedule)).estimate
+        for schedule in ("1f1b", dataclasses.replace(own, name="custom"))
+    )
+    assert (custom.time, custom.memory) == (named.time, named.memory)
+
+
+def test_functions_that_xla_compiles_are_counted() -> None:
+    """Keras has XLA compile a convolution in groups, on CPUs."""
+    conv = keras.layers.Conv2D(WIDTH, 1, groups=2)
+    images, flat = keras.layers.Reshape((1, 1, WIDTH)), keras.layers.Flatten()
+    report = _run(_model(images, conv, flat))
+    assert not report.on_host
+    assert all(f.peak_bytes > 0 for f in report.functions)
 
 
 def test_an_operation_without_a_kernel_is_named_with_its_layer() -> None:
@@ -329,6 +347,11 @@ def test_what_cannot_be_told_is_refused(
     spec = tf.TensorSpec(batch)
     with pytest.raises(ValueError, match=message):
         tfgpipe.dry_run(_model(), batch=(spec, spec), platform=platform)
+
+
+def test_what_is_no_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"`batch` is what a step .* Received None"):
+        tfgpipe.dry_run(_model(), batch=None, platform="h100-80g")
 
 
 def test_a_model_without_a_pipeline_is_refused() -> None:

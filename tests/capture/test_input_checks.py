@@ -27,6 +27,13 @@ def test_a_mask_of_other_sizes_is_refused(pipelined, shape):
         pipelined(X, mask=[np.ones(shape, bool), None])
 
 
+def test_a_call_without_inputs_is_refused():
+    layers = [keras.layers.Dense(2)]
+    pipelined = tfgpipe.PipelinedLayer(layers, num_stages=1, num_microbatches=2)
+    with pytest.raises(ValueError, match="Received no tensor among its inputs"):
+        pipelined(None)
+
+
 @pytest.mark.parametrize("masks", [[None], [None] * 3])
 def test_a_mask_for_each_input_is_expected(pipelined, masks):
     with pytest.raises(ValueError, match=f"Expected 2; received {len(masks)}"):

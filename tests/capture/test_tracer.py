@@ -64,6 +64,23 @@ def test_models_inside_models_are_opened_at_each_of_their_calls(times):
     assert chain == [((n,), (n + 1,)) for n in range(3 * times)]
 
 
+def test_a_model_of_a_list_of_one_input_is_opened_on_the_tensor_itself():
+    inputs = keras.Input((4,))
+    inner = keras.Model([inputs], layers.Dense(4, name="first")(inputs))
+    x = keras.Input((4,))
+    assert names(record(keras.Model(x, inner(x)))) == ["first"]
+
+
+def test_calls_for_another_model_that_shares_the_layers_are_left_out():
+    shared = inner_model()
+    x, other = keras.Input((4,)), keras.Input((4,))
+    outputs = shared(x)
+    keras.Model(other, layers.ReLU()(shared(other)))
+    recorded = record(keras.Model(x, outputs))
+    assert names(recorded) == ["first", "second"]
+    assert record(shared).graph.output_ids == (2,)
+
+
 class Doubled(keras.Model):
     """A Functional model with a `call` of its own."""
 

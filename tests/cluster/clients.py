@@ -58,7 +58,8 @@ def trained(replica: int | None, how: str = "trains") -> dict[str, Any]:
         )
         model.build((None, 8))
         adam = keras.optimizers.Adam(0.01, global_clipnorm=1.0)
-        model.compile(adam, "mse", metrics=["mae"])
+        rmse = keras.metrics.RootMeanSquaredError(name="rmse")
+        model.compile(adam, "mse", metrics=["mae", rmse])
     if how in ("trains late", "never") and replica:
         while not (how == "trains late" and _FIRST_WAITS.exists()):
             time.sleep(0.1)

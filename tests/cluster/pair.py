@@ -36,7 +36,7 @@ def check_that_two_train_as_one(how: str, folder: Path) -> None:
         for process in (first, second):
             process.wait(2 * PATIENCE)
     both = [_found(log) for log in logs]
-    for name in ("loss", "mae", "evaluated", "weights"):
+    for name in ("loss", "mae", "rmse", "r2", "steps", "evaluated", "weights"):
         assert both[0][name] == both[1][name]
         assert both[0][name] == pytest.approx(one[name], rel=1e-5)
     for index, process in enumerate(both):

@@ -69,7 +69,9 @@ def trained(
         )
         model.build((None, 8))
         adam = keras.optimizers.Adam(0.01)
-        model.compile(adam, "mse", metrics=["mae"])
+        metrics = [keras.metrics.RootMeanSquaredError(name="rmse")]
+        metrics += ["mae", keras.metrics.R2Score(name="r2")]
+        model.compile(adam, "mse", metrics=metrics)
     x = np.random.RandomState(0).randn(48, 8).astype("float32")
     y = x.sum(1, keepdims=True)
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(12, drop_remainder=True)
@@ -84,17 +86,29 @@ def trained(
         if how and index == "1" and epoch == 0:
             model.make_train_function(force=True)
 
-    trained = keras.callbacks.LambdaCallback(on_epoch_end=trained_epoch)
+    steps: list[float] = []
+    trained = keras.callbacks.LambdaCallback(
+        on_epoch_end=trained_epoch,
+        on_train_batch_end=lambda _, logs: steps.extend(map(float, logs.values())),
+    )
     history = model.fit(
         data, epochs=int(epochs), shuffle=False, verbose=0, callbacks=[trained]
     ).history
-    evaluated = model.evaluate(data, verbose=0)
+    rows = data.unbatch().batch(12)
+    if workers:
+        # Eight examples of each batch in the first process, four in the second.
+        own = slice(0, 8) if index == "0" else slice(8, 12)
+        parts = rows.map(lambda x, y: (x[own], y[own]))
+        rows = model.distribute_strategy.distribute_datasets_from_function(
+            lambda _: parts
+        )
+    evaluated = model.evaluate(rows, verbose=0)
     weights = [float(np.abs(weight).sum()) for weight in model.get_weights()]
     devices = [
         [v.value.device for v in model.variables],
         [v.value.device for v in slots_of(adam, model.variables)],
     ]
-    found = {**history, "evaluated": evaluated, "weights": weights}
+    found = {**history, "steps": steps, "evaluated": evaluated, "weights": weights}
     return {**found, "devices": devices, "reached": reached}
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
+import socket
 import sys
 import threading
 import time
@@ -125,6 +127,13 @@ def test_when_one_is_killed_the_others_end_at_once(tmp_path: Path) -> None:
             assert "is gone: it closed the connection. This process" in said.read_text()
 
 
+@pytest.fixture(autouse=True)
+def _no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has processes that are threads of this one not end it."""
+    monkeypatch.setattr(peers, "_Processes", lambda *given: given)
+    monkeypatch.setattr(peers, "join", lambda _: None)
+
+
 def meeting(*given: tuple[str, int], seconds: float = 20.0) -> list[Exception | None]:
     """Returns what each of some threads that meet as processes do has raised."""
     raised: list[Exception | None] = [None] * len(given)
@@ -184,6 +193,92 @@ def test_two_processes_of_one_number_are_refused() -> None:
         and ("Two processes" in str(error) or "is taken" in str(error))
         for error in raised
     )
+
+
+@contextlib.contextmanager
+def called(workers: str, *lines: bytes) -> Iterator[list[socket.socket]]:
+    """Has strangers call the first process once it is there, and say a line each."""
+    port = int(workers.split(",")[0].rpartition(":")[2]) + 1
+    made: list[socket.socket] = []
+    deadline = time.monotonic() + 20
+    while len(made) < len(lines):
+        assert time.monotonic() < deadline
+        with contextlib.suppress(ConnectionRefusedError):
+            made.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+    for connection, line in zip(made, lines, strict=True):
+        connection.sendall(line)
+    try:
+        yield made
+    finally:
+        for connection in made:
+            connection.close()
+
+
+def hello(**changed: object) -> bytes:
+    said = {"process": 1, "workers": "x", "tensorflow": "2.0.0", "token": "", **changed}
+    return json.dumps(said).encode() + b"\n"
+
+
+STRANGERS = (
+    b"",  # Silent.
+    b'{"process": 1',  # Never ends.
+    b"GET / HTTP/1.1\r\n",
+    b"[" * 4000 + b"\n",
+    b'{"process": 1, "workers": "x"}\n',
+    b'{"process": -1, "workers": 3}\n',
+    hello(),
+    hello(process=0),
+    hello(process=True),
+    hello(process=10**30),
+    hello(token=5),
+    hello(token="\ud800"),
+)
+
+
+def test_strangers_neither_hold_nor_end_processes_that_start() -> None:
+    workers = listed(2)
+    raised: list[Exception | None] = []
+
+    def first() -> None:
+        raised.extend(meeting((workers, 0), seconds=15))
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    with called(workers, *STRANGERS):
+        began = time.monotonic()
+        assert meeting((workers, 1), seconds=5) == [None]
+        thread.join()
+        assert time.monotonic() - began < 3
+    assert raised == [None]
+
+
+def test_a_process_is_not_taken_for_another_and_may_come_again() -> None:
+    workers = listed(3)
+    thread = threading.Thread(target=meeting, args=((workers, 0),))
+    thread.start()
+    true = hello(workers=workers, tensorflow=health.version("tensorflow"))
+    with called(workers, true, true) as both:
+        answers = [connection.recv(4096) for connection in both]
+        (refused,) = (i for i, line in enumerate(answers) if b"Two processes" in line)
+        both[1 - refused].close()  # The one that was there is gone.
+        assert meeting((workers, 1), (workers, 2), seconds=5) == [None, None]
+    thread.join()
+
+
+def test_processes_of_another_token_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TFGPIPE_TOKEN", "of these")
+    workers = listed(2)
+    true = hello(workers=workers, tensorflow=health.version("tensorflow"))
+    thread = threading.Thread(target=meeting, args=((workers, 0),))
+    thread.start()
+    with called(workers, true) as (stranger,):
+        said = stranger.recv(4096)
+        assert b"has another token than process 0" in said
+        assert b"of these" not in said
+    assert meeting((workers, 1), seconds=5) == [None]
+    thread.join()
 
 
 def test_a_network_that_others_share_is_warned_of() -> None:

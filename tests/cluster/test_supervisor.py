@@ -159,7 +159,7 @@ def test_signals_reach_the_command_and_nothing_is_left(
         with running([*CLUSTER, *flags], log=log, env=environment()) as supervisor:
             wait_for("up", log)
             pids = descendants(supervisor.pid)
-            assert len(pids) == 2
+            assert len(pids) == 3  # With the guard.
             os.kill(supervisor.pid, getattr(signal, number))
             assert supervisor.wait(20) == expected
             assert none_of(pids)
@@ -247,6 +247,28 @@ def test_a_replica_that_fails_for_good_ends_the_run_with_its_status(
     command = ["launch", "--replicas=2", "--", sys.executable, "-c", code]
     assert main(["cluster", *command]) == 2
     assert "starting it again" not in capfd.readouterr().err
+
+
+def test_replicas_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    code = (
+        "import os, subprocess, time\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        "os.write(1, b'up %d\\n' % child.pid)\n"
+        "time.sleep(600)\n"
+    )
+    command = [*CLUSTER, "launch", "--replicas=2", "--", sys.executable, "-c", code]
+    with running(command, log=log) as supervisor:
+        wait_for("up", log, count=2)
+        pids = descendants(supervisor.pid)
+        assert len(pids) == 5
+        os.kill(supervisor.pid, signal.SIGKILL)
+        supervisor.wait()
+        try:
+            assert none_of(pids)
+        finally:
+            for pid in filter(arguments, pids):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_workers_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_shards_of_a_stage_are_next_to_each_other():
 
 def test_no_shards_are_refused():
     with pytest.raises(
-        ValueError, match=r"`num_shards` must be at least 1\. Received 0"
+        ValueError, match=r"`num_shards` must be an integer of at least 1"
     ):
         mesh.make_mesh(num_stages=1, num_shards=0)
 
@@ -81,3 +81,53 @@ def test_leads_of_the_last_stage_share_a_host():
         ValueError, match=r"one host, since .*Received .*:0/CPU.*:1/CPU"
     ):
         mesh.check_primary_devices(mesh.Mesh(tuple(zip(together, apart, strict=True))))
+
+
+def on_workers(*sizes, kind="CPU"):
+    """Returns the names of so many devices of each worker."""
+    return [
+        [f"/job:worker/replica:0/task:{task}/device:{kind}:{i}" for i in range(size)]
+        for task, size in enumerate(sizes)
+    ]
+
+
+def test_stages_are_spread_over_workers(monkeypatch):
+    """Two of three stages are on the first worker, the replicas of each on one."""
+    first, second = on_workers(4, 4)
+    monkeypatch.setattr(names, "visible_devices", lambda: [*first, *second])
+    a, b, c, d = first
+    e, f, *_ = second
+    made = mesh.make_mesh(num_stages=3, num_shards=2)
+    assert made.devices == (((a, b), (c, d), (e, f)),)
+    made = mesh.make_mesh(num_stages=3, num_replicas=2)
+    assert made.devices == (((a,), (c,), (e,)), ((b,), (d,), (f,)))
+    made = mesh.make_mesh(num_stages=1, num_replicas=2, workers=range(1, 2))
+    assert made.devices == (((e,),), ((f,),))
+
+
+def test_devices_of_another_replicas_workers_are_refused(monkeypatch):
+    (a,), (b,) = on_workers(1, 1)
+    monkeypatch.setattr(mesh, "visible_devices", lambda: [a, b])
+    made = mesh.make_mesh(num_stages=1, devices=[b], workers=range(1, 2))
+    assert made.devices == (((b,),),)
+    with pytest.raises(ValueError, match="are those of workers 1 to 1"):
+        mesh.make_mesh(num_stages=1, devices=[a], workers=range(1, 2))
+
+
+def test_a_worker_with_too_few_devices_is_named(monkeypatch):
+    workers = on_workers(3, 3)
+    monkeypatch.setattr(names, "visible_devices", lambda: [*workers[0], *workers[1]])
+    words = r"over 2 workers need 4 devices on each. Received 3 on .*--devices=4"
+    with pytest.raises(ValueError, match=words):
+        mesh.make_mesh(num_stages=3, num_shards=2)
+
+
+def test_the_first_device_of_each_worker_comes_before_the_second_of_any(monkeypatch):
+    (a, b, c), (d,) = on_workers(3, 1)
+    local = names.full_device_name("CPU:0")
+    monkeypatch.setattr(names, "visible_devices", lambda: [local, a, b, c, d])
+    assert names.default_devices() == [a, d, b, c]
+    # Of a worker with GPUs these alone.
+    ((gpu,),) = on_workers(1, kind="GPU")
+    monkeypatch.setattr(names, "visible_devices", lambda: [local, a, gpu, b, c, d])
+    assert names.default_devices() == [gpu, d]

@@ -337,19 +337,34 @@ def test_what_strategies_refuse():
         strategy_of(all_reduce="ring", shard_replicas="slots")
 
 
-def test_metrics_that_mix_rows_are_refused():
-    def largest(y, p):
-        return tf.reduce_max(tf.abs(y - p))
+def largest(y, p):
+    return tf.reduce_max(tf.abs(y - p))
 
-    compiled = {"loss": "mse", "metrics": [largest]}
-    model = made(make=short_stack, strategy=strategy_of(), compiled=compiled)
+
+class LargestSoFar(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="largest")
+        self.value = self.add_variable((), "zeros")
+
+    def update_state(self, y, p, sample_weight=None):
+        self.value.assign(tf.maximum(self.value, largest(y, p)))
+
+    def result(self):
+        return self.value
+
+
+@pytest.mark.parametrize("metric", [lambda: largest, LargestSoFar])
+def test_metrics_that_replicas_cannot_share_are_refused(metric):
+    with (strategy := strategy_of()).scope():
+        compiled = {"loss": "mse", "metrics": [metric()]}
+    model = made(make=short_stack, strategy=strategy, compiled=compiled)
     words = "cannot be taken over replicas.*Received 'largest'"
     with pytest.raises(ValueError, match=words):
         model.fit(X, Y, batch_size=8, verbose=0)
 
 
 def test_more_devices_than_there_are_places_are_refused():
-    words = "2 replicas x 2 stages x 1 shards are 4 devices. Received 5: CPU:0, CPU:1"
+    words = "2 stages x 2 replicas need 4 devices, one each. Received 5: CPU:0, CPU:1"
     with pytest.raises(ValueError, match=words):
         strategy_of(devices=[f"CPU:{i}" for i in range(5)])
 

@@ -70,3 +70,24 @@ def test_the_step_is_sent_to_a_device_once():
     ]
     # The step and the learning rate, on each of two devices; the step to count it.
     assert len(scalar_reads) == 2 * 2 + 1
+
+
+def test_gradients_without_variables_are_of_those_that_it_was_built_for():
+    """0 - 0.5 * (1 + 3) on both replicas."""
+    with tfgpipe.PipelineStrategy(num_stages=1, num_replicas=2).scope() as strategy:
+        variable = keras.Variable(0.0)
+        optimizer = keras.optimizers.SGD(0.5)
+        tfgpipe.place_optimizer(optimizer)
+        optimizer.build([variable])
+
+    @tf.function
+    def step():
+        def each():
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            optimizer.apply([tf.constant([1.0, 3.0])[replica]])
+
+        strategy.run(each)
+
+    step()
+    copies = strategy.experimental_local_results(variable.value)
+    assert [float(copy) for copy in copies] == [-2.0, -2.0]

@@ -139,4 +139,9 @@ def test_a_cut_that_moves_takes_along_what_is_shared_out():
         if any(w.path.replace("/", "_") in v.name for w in moved)
     ]
     assert {v.value.device[-5:] for v in moved} <= {"CPU:0", "CPU:2"}
+    held = sum(strategy._zero._held.values())
+    with strategy.scope():
+        for balance in ([1, 3], [2, 2]):
+            tfgpipe.recut(recut, balance)
+    assert sum(strategy._zero._held.values()) == held
     assert {v.value.device[-5:] for v in slots} <= {"CPU:0", "CPU:2"}

@@ -295,6 +295,36 @@ def as_long_as_wide(x):
     return x
 
 
+def swapped(x):
+    """Counts up on the other side of both the comparison and the addition."""
+    return tf.while_loop(
+        lambda i, _: tf.greater(5, i),
+        lambda i, x: (tf.add(2, i), product(x)),
+        (0, x),
+    )
+
+
+def bounded_by_an_element(x):
+    for _ in tf.range(tf.constant([9, 3])[1]):
+        x = product(x)
+    return x
+
+
+def bounded_by_data(x):
+    for _ in tf.range(tf.shape(x)[tf.cast(x[0, 0], tf.int32)]):
+        x = product(x)
+    return x
+
+
+def away(x):
+    """Counts away from the bound that it names; what ends it is not known."""
+    return tf.while_loop(
+        lambda i, x: tf.logical_and(i < 5, tf.reduce_sum(x) < 1.0),
+        lambda i, x: (i - 1, product(x)),
+        (0, x),
+    )
+
+
 def nested(x):
     for _ in tf.range(2):
         for _ in tf.range(3):
@@ -323,6 +353,10 @@ def until(x):
         (limited, 6),
         (ranging, 4),
         (as_long_as_wide, 2),
+        (swapped, 3),
+        (bounded_by_an_element, 3),
+        (bounded_by_data, 1),
+        (away, 1),
         (nested, 6),
         (never, 0),
         (until, 1),
@@ -360,6 +394,33 @@ def test_a_choice_of_several_counts_as_its_most_expensive_branch():
         return tf.switch_case(tf.cast(index, tf.int32), branches)
 
     assert count(choose, [4, 3], []) == 2 * (4 * 18)
+
+
+def test_a_conditional_of_a_batched_product_counts_what_it_sums_over():
+    def conditional(x, y):
+        return tf.cond(
+            tf.shape(x)[0] > 3,
+            lambda: tf.raw_ops.BatchMatMulV2(x=x, y=y, adj_x=True),
+            lambda: tf.zeros([6, 2, 7]),
+        )
+
+    # [6, 5, 2] transposed times [6, 5, 7]: sums over 5 of each.
+    assert count(conditional, [6, 5, 2], [6, 5, 7]) == 2 * (6 * 2 * 7) * 5
+
+
+def test_traffic_is_what_all_but_products_read_and_write():
+    def body(x):
+        y = tf.nn.relu(x)  # Reads and writes 12 numbers of 4 bytes.
+        y = tf.reshape(y, [3, 4]) @ tf.ones([4, 3])  # Left out.
+        half = tf.cast(y, tf.float16)  # Reads 9 of 4 bytes and writes 9 of 2.
+        index = tf.shape(x) + 1  # No floating point.
+        return tf.concat([half, half], 0), index  # Reads and writes 18 of 2 bytes.
+
+    expected = 2 * 12 * 4 + 9 * (4 + 2) + 2 * 18 * 2
+    spec = tf.TensorSpec([4, 3])
+    assert flops.traffic_bytes(graph_of(body, spec)) == expected
+    called = graph_of(lambda x: tf.function(body)(x), spec)
+    assert flops.traffic_bytes(called) == expected
 
 
 def test_functions_are_followed():

@@ -54,6 +54,27 @@ def dropped(x):
     return x + 1.0
 
 
+def squared(x):
+    y = x + 1.0
+    return tf.exp(y * y)  # Into y, though it is read twice.
+
+
+def centred(x):
+    y = x + 1.0
+    return y - tf.reduce_sum(y, axis=1, keepdims=True)  # Into y, beside 64 sums.
+
+
+def halved(x):
+    a, _ = tf.split(x + 1.0, 2)  # The other half is freed at once.
+    return tf.concat([a, a, a, a], 0)
+
+
+def ended(x):
+    y = tf.tanh(x + 1.0)
+    z = tf.concat([y, y], 0)  # Then y is free, and z not.
+    return z, tf.concat([x, x], 0)
+
+
 @pytest.mark.parametrize(
     ("function", "most"),
     [
@@ -65,6 +86,10 @@ def dropped(x):
         (reshaped, 1),
         (kept, 2),
         (dropped, 2),
+        (squared, 1),
+        (centred, 1 + 1 / 64),
+        (halved, 1 / 2 + 2),
+        (ended, 2 + 2),
     ],
 )
 def test_the_most_that_a_function_holds(function, most):
@@ -121,6 +146,18 @@ def test_buffers_are_counted_once():
     )
     found = memory.distinct_buffers([x, *graph.outputs])
     assert [tensor.name for tensor in found] == [x.name, y.outputs[0].name]
+
+
+def test_a_copy_on_another_device_is_in_a_buffer_of_its_own():
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [4, 4])
+        with tf.device("CPU:0"):
+            y = x + 1.0
+            here = tf.identity(y)
+        with tf.device("CPU:1"):
+            there = tf.identity(y)
+    found = memory.distinct_buffers([here, there])
+    assert [tensor.name for tensor in found] == [y.name, there.name]
 
 
 def test_sizes_that_are_not_known_count_as_one():

@@ -16,8 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfgpipe
-from tfgpipe._compat import keras_internals
-from tfgpipe.runtime import microbatch
+from tests.helpers import reference
 
 # A sum over microbatches associates differently from a sum over the batch; that is the
 # only difference there is. Double precision proves it. What single precision loses is
@@ -99,43 +98,6 @@ def values(model: keras.Model) -> list[np.ndarray]:
     return [variable.numpy() for variable in model.variables]
 
 
-class OneAfterAnother:
-    """A plain model that takes a mini-batch in microbatches, for `run`.
-
-    What dropout and batch statistics do then is what they should do in a pipeline.
-    """
-
-    def __init__(self, model: keras.Model, num_microbatches: int) -> None:
-        self._model = model
-        self._num_microbatches = num_microbatches
-        self.losses: list[tf.Tensor] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def __call__(self, inputs: Any, *, training: bool, **side_inputs: Any) -> Any:
-        given = (inputs, side_inputs)
-        first = next(x for x in keras.tree.flatten(given) if x is not None)
-        split = microbatch.split_batch(first, self._num_microbatches)
-        cut = [None if x is None else split.split(x) for x in keras.tree.flatten(given)]
-        made, losses = [], []
-        for m, size in enumerate(split.sizes):
-            rows = [None if x is None else x[m] for x in cut]
-            rows, sides = keras.tree.pack_sequence_as(given, rows)
-            made.append(self._model(rows, training=training, **sides))
-            losses += [size / split.batch_size * loss for loss in self._model.losses]
-        self.losses = losses
-        return keras.tree.map_structure(self._joined, *made)
-
-    @staticmethod
-    def _joined(*pieces: tf.Tensor) -> tf.Tensor:
-        joined = tf.concat(pieces, axis=0)
-        masks = [keras_internals.get_mask(piece) for piece in pieces]
-        if masks[0] is not None:
-            keras_internals.set_mask(joined, tf.concat(masks, axis=0))
-        return joined
-
-
 def mirrored(num_replicas: int) -> tf.distribute.Strategy:
     """Returns TensorFlow's own strategy for replicas, on CPUs."""
     return tf.distribute.MirroredStrategy(
@@ -209,8 +171,7 @@ def run(
                 [total, *(tf.cast(added, total.dtype) for added in losses)]
             )
         masks = [
-            None if v is None else keras_internals.get_mask(v)
-            for v in keras.tree.flatten(y)
+            None if v is None else reference.mask_of(v) for v in keras.tree.flatten(y)
         ]
         gradients = tape.gradient(total, [*tensors, *model.trainable_variables])
         return y, masks, losses, gradients

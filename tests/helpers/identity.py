@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare, pairwise, train_steps, zoo
@@ -28,11 +28,16 @@ from tests.helpers.layer_stacks import (
     AddsLoss,
     ResidualBlock,
 )
-from tests.helpers.sharded_dense import Columns
-from tests.stage.test_normalization import Reference
+from tests.helpers.reference import (
+    DeferredNorm,
+    InMicrobatches,
+    OneAfterAnother,
+    Shards,
+    even_cut,
+    with_crossings,
+)
 from tfgpipe import quantization, schedules
 from tfgpipe.graph import fusion
-from tfgpipe.pipelined_layer import find_pipelines
 from tfgpipe.quantization.fake_quant import RANGE_UPDATES
 
 layers = keras.layers
@@ -51,7 +56,6 @@ class Stack:
         ids: Whether inputs and targets are integers.
         rowwise: Whether a row's result is independent of the other rows in its batch,
             and of how many came before; if so any M gives what the plain model gives.
-        weighted: Whether rows have sample weights.
         reference: Makes the plain model's layers as `make` does, given M as well,
             where they are others.
         arguments: More arguments of the pipeline.
@@ -61,7 +65,6 @@ class Stack:
     shape: tuple[int, ...] = (5,)
     ids: bool = False
     rowwise: bool = True
-    weighted: bool = False
     reference: Callable[[Dense, int], Sequence[keras.layers.Layer]] | None = None
     arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -75,13 +78,16 @@ class Stack:
             return zoo.ids(rows, *shape[:-1], seed=2)
         return zoo.floats(rows, *shape, seed=2)
 
-    def compiled(self) -> dict[str, Any]:
-        """Returns the arguments of `compile`."""
+    def compiled(self, reduction: str = "sum_over_batch_size") -> dict[str, Any]:
+        """Returns the arguments of `compile`, given the reduction of the loss."""
         if self.ids:
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            loss = keras.losses.SparseCategoricalCrossentropy(
+                from_logits=True, reduction=reduction
+            )
             kinds = {"metrics": ["accuracy"], "weighted_metrics": ["accuracy"]}
             return {"loss": loss, **kinds}
-        return {"loss": "mse", "metrics": ["mae"], "weighted_metrics": ["mse"]}
+        loss = keras.losses.MeanSquaredError(reduction=reduction)
+        return {"loss": loss, "metrics": ["mae"], "weighted_metrics": ["mse"]}
 
 
 def dense(dense: Dense) -> list[keras.layers.Layer]:
@@ -90,9 +96,8 @@ def dense(dense: Dense) -> list[keras.layers.Layer]:
 
 def wide(dense: Dense) -> list[keras.layers.Layer]:
     """Weights with more numbers than a mini-batch's values, one layer twice."""
-    twice = dense(48, activation="tanh")
-    sizes = (48, 64, 48)
-    return [*(dense(n, activation="tanh") for n in sizes), twice, twice, dense(3)]
+    made = [dense(n, activation="tanh") for n in (48, 64, 48, 48)]
+    return [*made, made[-1], dense(3)]
 
 
 def convolutional(dense: Dense) -> list[keras.layers.Layer]:
@@ -116,7 +121,7 @@ def frozen(dense: Dense) -> list[keras.layers.Layer]:
     stack = [
         layers.Activation("tanh"),
         dense(6, activation="tanh"),
-        layers.Reshape((2, 3)),
+        layers.Reshape((2, -1)),
         layers.Flatten(),
         dense(4, activation="tanh"),
         dense(3),
@@ -188,14 +193,15 @@ def tied(dense: Dense) -> keras.Model:
     inputs = keras.Input((4,), dtype="int32")
     embedding = layers.ReversibleEmbedding(zoo.IDS, 4, name="tied")
     x = embedding(inputs)
-    for n in (6, 5, 6, 4):
+    for n in (6, 5, 6):
         x = dense(n, activation="tanh")(x)
+    x = layers.Dense(4, activation="tanh")(x)
     return keras.Model(inputs, embedding(x, reverse=True))
 
 
 STACKS = {
-    "dense": Stack(dense, weighted=True),
-    "wide": Stack(wide, weighted=True),
+    "dense": Stack(dense),
+    "wide": Stack(wide),
     "convolutional": Stack(convolutional, (6, 6, 2)),
     "blocks": Stack(blocks, (6,)),
     "frozen": Stack(frozen),
@@ -203,12 +209,14 @@ STACKS = {
     "normalised": Stack(normalised, rowwise=False),
     "deferred": Stack(
         normalised,
-        reference=lambda dense, M: normalised(dense, functools.partial(Reference, M)),
+        reference=lambda dense, M: normalised(
+            dense, functools.partial(DeferredNorm, M)
+        ),
         arguments={"batch_norm": "deferred"},
     ),
     "regularised": Stack(regularised),
     "masked": Stack(masked, ids=True),
-    "skipping": Stack(skipping, weighted=True),
+    "skipping": Stack(skipping),
     "tied": Stack(tied, (4,), ids=True),
 }
 # Those that are a list of layers, so that another may be put between any two.
@@ -230,7 +238,12 @@ FACTORS = {
     "execution": ("graph", "eager"),
     "transfer_dtype": TRANSFER_DTYPES,
     "quantized": (None, *RANGE_UPDATES),
-    "num_shards": (1, 2),
+    # T and the collective, of dense layers T times as wide: columns and rows in turn.
+    # Mostly none where nothing asks for some, as they take long to trace.
+    "shards": (None, None, None, (2, "gather")),
+    # Of the loss in the model, and sample weights `[rows]` or `[rows, 1]`.
+    "reduction": ("sum_over_batch_size", "mean_with_sample_weight", "sum"),
+    "weights": (None, "rows", "column"),
     # On CPUs as on them, with all chains of operations fused, or as on GPUs.
     "kernels": ("native", "fused", "gpu"),
 }
@@ -239,7 +252,7 @@ ALL_FACTORS = {
     **FACTORS,
     "num_stages": (1, 2, 3, 4, 6),
     "num_microbatches": (1, 2, 3, 5, 8),
-    "num_shards": (1, 2, 3),
+    "shards": (*FACTORS["shards"], (2, "bidirectional_ring"), (3, "ring")),
 }
 
 
@@ -252,12 +265,23 @@ def devices_of(schedule: str, num_stages: int) -> int:
 
 IMPOSSIBLE = (
     # Eight devices.
-    lambda num_stages, num_shards: num_stages * num_shards > 8,
+    lambda num_stages, shards: shards and num_stages * shards[0] > 8,
     # Only GPipe takes fewer microbatches than there are devices.
     lambda schedule, num_stages, num_microbatches: (
         schedule not in ("outside", "gpipe")
         and num_microbatches < devices_of(schedule, num_stages)
     ),
+    # Without these there would be nothing to meet: no boundary, no other microbatch,
+    # no loss of the model.
+    lambda transfer_dtype, num_stages: transfer_dtype and num_stages == 1,
+    lambda remat, num_microbatches: remat == "except_last" and num_microbatches == 1,
+    lambda rows, num_microbatches: rows != "even" and num_microbatches == 1,
+    lambda weights, schedule: weights and schedule == "outside",
+    lambda reduction, schedule: (
+        reduction != "sum_over_batch_size" and schedule == "outside"
+    ),
+    # Keras takes no weights of rows for losses of places.
+    lambda weights, stack: weights == "rows" and STACKS[stack].ids,
     # A size is unknown to a graph alone.
     lambda sizes, execution: sizes == "unknown" and execution == "eager",
     # In double precision alone no other difference ends in another rounding.
@@ -270,11 +294,11 @@ IMPOSSIBLE = (
     # XLA compiles what is of one device and of known shapes; each chain takes a while.
     lambda kernels, sizes: kernels == "fused" and sizes == "unknown",
     lambda kernels, rows: kernels == "fused" and rows == "few",
-    lambda kernels, num_shards: kernels == "fused" and num_shards > 1,
+    lambda kernels, shards: kernels == "fused" and shards,
     lambda kernels, num_stages: kernels == "fused" and num_stages > 2,
     # Simulated integers are of single precision, and of layers that are known.
     lambda quantized, dtype: quantized and dtype == "float64",
-    lambda quantized, num_shards: quantized and num_shards > 1,
+    lambda quantized, shards: quantized and shards,
     lambda quantized, stack: quantized and stack not in LISTED,
     lambda quantized, stack: (
         quantized and stack in ("blocks", "deferred", "regularised")
@@ -311,19 +335,17 @@ def assert_case(
     sizes: str,
     execution: str,
     quantized: str | None,
-    num_shards: int,
     **arguments: Any,
 ) -> None:
     """Asserts for a case of the factors that the step is the plain model's."""
     M = num_microbatches
-    if num_shards > 1:
-        arguments["dense"] = sharded(num_shards)
     if arguments["transfer_dtype"] is None:
         arguments["num_stages"] = num_stages
     else:
         num_layers = len(STACKS[stack].make(layers.Dense))
         arguments["balance"] = even_cut(num_layers, num_stages)
     if schedule != "outside":
+        num_shards = 1 if arguments["shards"] is None else arguments["shards"][0]
         num_devices = devices_of(schedule, num_stages) * num_shards
         arguments["schedule"] = schedule
         arguments["devices"] = [f"CPU:{p}" for p in range(num_devices)]
@@ -349,7 +371,9 @@ def assert_same_step(
     dtype: str = "float32",
     unknown: bool = False,
     eagerly: bool = False,
-    dense: Dense = layers.Dense,
+    shards: tuple[int, str] | None = None,
+    reduction: str = "sum_over_batch_size",
+    weights: str | None = None,
     quantized: str | None = None,
     tolerance: tuple[float, float] | None = None,
     kernels: str = "native",
@@ -365,7 +389,9 @@ def assert_same_step(
         dtype: Type of all numbers.
         unknown: Whether the number of rows is unknown until the step runs.
         eagerly: Whether the pipeline's step is run eagerly.
-        dense: Makes dense layers.
+        shards: T and the collective of sharded dense layers, or None for plain ones.
+        reduction: Of the loss.
+        weights: Shape of the sample weights, `"rows"` or `"column"`, or None.
         quantized: When the ranges of quantized layers move, or None for plain layers.
         tolerance: Relative and absolute, in place of those of the type.
         kernels: `"gpu"` for the operations that GPUs are given, `"fused"` for chains
@@ -376,9 +402,11 @@ def assert_same_step(
     arguments = {"num_microbatches": M, **stack.arguments, **arguments}
     rtol, atol = tolerance or compare.TOLERANCES[dtype]
     transfer_dtype = arguments.get("transfer_dtype")
+    num_shards = 1 if shards is None else shards[0]
+    dense = times_as_wide(num_shards)
 
-    def make() -> Any:
-        made = stack.make(dense)
+    def make(shards: tuple[int, str] | None = None) -> Any:
+        made = stack.make(sharded(*shards) if shards else dense)
         if quantized is None:
             return made
         return quantization.apply(made, range_update=quantized)
@@ -390,43 +418,49 @@ def assert_same_step(
     plain = modelled(plain_layers, stack)
     compare.fresh_names()
     if outside:
-        layer = tfgpipe.PipelinedLayer(make(), **arguments)
+        layer = tfgpipe.PipelinedLayer(make(shards), **arguments)
         pipelined = keras.Sequential([keras.Input(**input_of(stack)), layer])
     else:
-        pipelined = tfgpipe.pipeline(modelled(make(), stack), **arguments)
-        (layer,) = find_pipelines(pipelined)
+        pipelined = tfgpipe.pipeline(modelled(make(shards), stack), **arguments)
+        (layer,) = (
+            x for x in pipelined.layers if isinstance(x, tfgpipe.PipelinedLayer)
+        )
     traced: Callable[[], Any] = {
         "native": contextlib.nullcontext,
         "fused": functools.partial(mock.patch.object, fusion, "_LEAST_SAVED", 0),
         "gpu": functools.partial(layer.traced_without_xla, "gpu"),
     }[kernels]
     rng = np.random.default_rng(0)
-    for a, b in zip(plain.variables, pipelined.variables, strict=True):
-        if a.trainable:  # Biases of zero, and scales of one, would hide much.
-            a.assign_add(rng.uniform(-0.2, 0.2, a.shape))
-        b.assign(a.value)
+    for variable in plain.trainable_variables:
+        # Biases of zero, and scales of one, would hide much.
+        variable.assign_add(rng.uniform(-0.2, 0.2, variable.shape))
+    Shards(plain.variables, pipelined.variables, num_shards).assign()
     in_microbatches = not stack.rowwise or transfer_dtype == "int8_channel"
     x = stack.inputs(rows)
     if outside:
-        reference = compare.OneAfterAnother(plain, M) if in_microbatches else plain
+        reference = OneAfterAnother(plain, M) if in_microbatches else plain
         specs = compare.unknown_sizes(x) if unknown else None
         expected = compare.run(reference, x, graph=False)
         with traced():
             received = compare.run(pipelined, x, graph=not eagerly, specs=specs)
         assert any(np.any(g) for g in expected.weight_grads.values())
+        received = whole(received, "weight_grads", plain, pipelined, num_shards)
         compare.assert_same(expected, received, rtol=rtol, atol=atol)
         return
-    reference = train_steps.InMicrobatches(plain, M) if in_microbatches else plain
+    reference = InMicrobatches(plain, M) if in_microbatches else plain
     data = [x, stack.targets(rows, reference(x).shape[1:])]
-    if stack.weighted:
-        data.append(np.arange(1.0, rows + 1).astype(dtype))
+    if weights is not None:
+        given = np.arange(1.0, rows + 1).astype(dtype)
+        data.append(given if weights == "rows" else given[:, None])
     # Eagerly, as what batches of the reference hold is not to depend on any graph.
-    reference.compile(train_steps.Keeps(), **stack.compiled(), run_eagerly=True)
-    pipelined.compile(train_steps.Keeps(), **stack.compiled(), run_eagerly=eagerly)
+    for model, at_once in ((reference, True), (pipelined, eagerly)):
+        kinds = stack.compiled(reduction)
+        model.compile(train_steps.Keeps(), **kinds, run_eagerly=at_once)
     before = train_steps.train(reference, *data)
     with traced():
         after = train_steps.train(pipelined, *data, unknown=unknown)
     assert any(np.any(g) for g in before.gradients.values())
+    after = whole(after, "gradients", plain, pipelined, num_shards)
     train_steps.assert_same(before, after, rtol=rtol, atol=atol)
 
 
@@ -441,61 +475,37 @@ def modelled(made: Sequence[keras.layers.Layer] | keras.Model, stack: Stack) -> 
     return keras.Sequential([keras.Input(**input_of(stack)), *made])
 
 
-def sharded(num_shards: int) -> Dense:
-    """Returns what makes dense layers in shards."""
-
-    class Activated(Columns):
-        def __init__(self, units: int, activation: str = "linear", **kwargs: Any):
-            super().__init__(units, **{"num_shards": num_shards, **kwargs})
-            self.activation = keras.activations.get(activation)
-
-        def call(self, x: tf.Tensor) -> tf.Tensor:
-            return self.activation(super().call(x))
-
-    return Activated
+def times_as_wide(num_shards: int) -> Dense:
+    """Returns what makes dense layers of so many times the units."""
+    return lambda units, **kwargs: layers.Dense(num_shards * units, **kwargs)
 
 
-def even_cut(num_layers: int, num_stages: int) -> list[int]:
-    """Returns how many layers each stage has, the first ones one more."""
-    least, more = divmod(num_layers, num_stages)
-    return [least + (k < more) for k in range(num_stages)]
+def sharded(num_shards: int, collective: str) -> Dense:
+    """Returns what makes the same layers in shards, of columns and of rows in turn."""
+    partitions = itertools.cycle(["column", "row"])
+
+    def dense(units: int, **kwargs: Any) -> keras.layers.Layer:
+        return tfgpipe.layers.TPDense(
+            num_shards * units,
+            partition=next(partitions),
+            collective=collective,
+            num_shards=num_shards,
+            **kwargs,
+        )
+
+    return dense
 
 
-def with_crossings(
-    stack: Sequence[keras.layers.Layer], balance: Sequence[int], transfer_dtype: str
-) -> list[keras.layers.Layer]:
-    """Returns layers with one more at each boundary, that rounds as the way does."""
-    made, rest = [], list(stack)
-    for size in balance[:-1]:
-        made += [*rest[:size], Crosses(transfer_dtype)]
-        rest = rest[size:]
-    return [*made, *rest]
-
-
-class Crosses(layers.Layer):
-    """What going to another stage does to a value, written once more."""
-
-    def __init__(self, way: str, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.way = way
-        self.supports_masking = True
-
-    def call(self, x):
-        @tf.custom_gradient
-        def crossed(x):
-            if self.way.startswith("int8"):
-                return stepped(x, self.way), lambda dy: dy
-            return rounded(x, self.way), lambda dy: rounded(dy, self.way)
-
-        return crossed(x)
-
-
-def rounded(x, dtype):
-    return tf.cast(tf.cast(x, dtype), x.dtype)
-
-
-def stepped(x, way):
-    axes = list(range(1, len(x.shape)) if way == "int8" else range(len(x.shape) - 1))
-    largest = tf.reduce_max(tf.abs(x), axis=axes, keepdims=True)
-    scale = tf.where(largest > 0, largest / 127, 1.0)
-    return tf.round(x / scale) * scale
+def whole(
+    done: Any, gradients: str, plain: keras.Model, other: keras.Model, num_shards: int
+) -> Any:
+    """Returns a run or a step, its gradients and state named as the plain model's."""
+    kinds = {gradients: "trainable_variables", "state": "non_trainable_variables"}
+    joined = {}
+    for kind, name in kinds.items():
+        before = getattr(plain, name)
+        shards = Shards(before, getattr(other, name), num_shards)
+        names = [f"{i}: {v.path}" for i, v in enumerate(before)]
+        values = shards.joined([*getattr(done, kind).values()])
+        joined[kind] = dict(zip(names, values, strict=True))
+    return dataclasses.replace(done, **joined)

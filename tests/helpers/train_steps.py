@@ -54,21 +54,6 @@ class Step:
     metrics: list[np.ndarray]
 
 
-class InMicrobatches(keras.Model):
-    """A plain model that takes a mini-batch in microbatches when it trains."""
-
-    def __init__(self, model: keras.Model, num_microbatches: int) -> None:
-        super().__init__()
-        self.model = model
-        self.num_microbatches = num_microbatches
-
-    def call(self, x: Any, training: bool | None = None) -> Any:
-        if not training:
-            return self.model(x, training=False)
-        one_by_one = compare.OneAfterAnother(self.model, self.num_microbatches)
-        return one_by_one(x, training=True)
-
-
 def train(model: keras.Model, *data: Any, unknown: bool = False) -> Step:
     """Trains a model, compiled with `Keeps`, on one mini-batch.
 

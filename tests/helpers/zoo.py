@@ -1,7 +1,7 @@
 """Whole Keras models that the comparisons run on, one for each kind of trouble.
 
-`stacks` holds the lists of layers; here are graphs: branches, skips, several inputs and
-outputs, layers used twice, masks, and structures that are no plain tensor.
+`layer_stacks` holds the lists of layers; here are graphs: branches, skips, several
+inputs and outputs, layers used twice, masks, and structures that are no plain tensor.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tensorflow as tf
 import tfgpipe
 from tests.helpers import compare, pairwise
 from tests.helpers.layer_stacks import REMAT_MODES
+from tests.helpers.reference import OneAfterAnother
 
 layers = keras.layers
 ops = keras.ops
@@ -724,7 +725,7 @@ def assert_same_step(
     if graph and sizes == "unknown":
         specs = compare.unknown_sizes(x, axes=animal.unknown_axes)
     if not animal.rowwise:
-        plain = compare.OneAfterAnother(plain, num_microbatches)
+        plain = OneAfterAnother(plain, num_microbatches)
     expected = compare.run(plain, x, graph=False)
     received = compare.run(pipelined, x, graph=graph, specs=specs)
     assert any(np.any(grad) for grad in expected.weight_grads.values())

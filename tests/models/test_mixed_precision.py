@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tests.helpers import compare, train_steps
+from tests.helpers import compare
+from tests.helpers.reference import InMicrobatches
 from tests.helpers.zoo import floats
 from tfgpipe import schedules
 from tfgpipe.capture import dtype_policies
@@ -421,7 +422,7 @@ def test_the_same_under_fit_of_a_pipelined_layer(where, eagerly):
 def test_statistics_and_seeds_move_as_without_a_pipeline(schedule, num_microbatches):
     """Keras moves them in a step that it leaves out, once; so do microbatches."""
     inner = keras.Sequential([keras.Input((5,)), *dropped()])
-    plain = train_steps.InMicrobatches(inner, num_microbatches)
+    plain = InMicrobatches(inner, num_microbatches)
     plain(X)
     compare.fresh_names()
     pipelined = tfgpipe.PipelinedModel(

@@ -16,6 +16,7 @@ import tensorflow as tf
 import tfgpipe
 from tests.helpers import compare, zoo
 from tests.helpers.layer_stacks import REMAT_MODES
+from tests.helpers.reference import OneAfterAnother
 from tests.helpers.zoo import ZOO, floats, ids, padded_ids
 from tfgpipe.capture import dtype_policies
 
@@ -629,5 +630,5 @@ def test_a_dropout_used_twice_is_kept_in_one_stage():
         shared_dropout, num_stages=2, num_microbatches=2
     )
     x = floats(5, 4)
-    one_by_one = compare.OneAfterAnother(plain, 2)
+    one_by_one = OneAfterAnother(plain, 2)
     assert_same_step(one_by_one, pipelined, x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 import warnings
@@ -429,9 +430,20 @@ def test_a_schedule_needs_the_model_that_owns_its_loss():
     ("arguments", "words"),
     [
         ({"num_stages": 5}, "num_stages=5 for a model of 4 calls"),
-        ({"num_stages": 0}, "Every stage holds at least one call"),
+        ({"num_stages": 0}, r"`num_stages` must be .* at least 1\. Received 0"),
+        ({"num_stages": "2"}, "`num_stages` must be an integer .* Received '2'"),
+        ({"num_stages": 2.0}, "`num_stages` must be an integer .* Received 2.0"),
+        ({"num_stages": True}, "`num_stages` must be an integer .* Received True"),
+        ({"num_stages": 10**9}, "`num_stages` must be .* at most 1,048,576"),
         ({"num_microbatches": 0}, "at least 1. Received 0"),
         ({"num_microbatches": 2.0}, "must be an integer"),
+        ({"num_microbatches": 10**12}, "`num_microbatches` .* at most 1,048,576"),
+        ({"num_microbatches": 2**20}, "num_stages=2 and num_microbatches=1048576"),
+        ({"memory_limit": "1G"}, "`memory_limit` must be a number of bytes"),
+        ({"memory_limit": float("nan")}, "`memory_limit` .* Received nan"),
+        ({"memory_limit": -1}, "`memory_limit` must be a number .* Received -1"),
+        ({"balance": 3}, "`balance` must be a quantity .* Received 3"),
+        ({"balance": None}, "`balance` must be a quantity .* Received None"),
         ({"balance": [1, 2], "num_stages": None}, "adds up to 3, for 4 calls"),
         ({"balance": [4, 0], "num_stages": None}, r"balance=\[4, 0\]. Drop the empty"),
         ({"balance": [2, 2], "num_stages": 3}, "num_stages=3 and balance=.*makes 2"),
@@ -440,13 +452,124 @@ def test_a_schedule_needs_the_model_that_owns_its_loss():
         ({"jit_compile": "yes"}, "`jit_compile` must be one of 'auto', True, False"),
         ({"devices": ["CPU:0", "CPU:99"]}, "Received CPU:99; TensorFlow sees"),
         ({"devices": ["CPU:0"]}, "2 stages x 1 replicas need 2 devices"),
+        ({"devices": ["CPU:0", "CPU:1", "CPU:2"]}, "need 2 devices, one .* Received 3"),
+        ({"devices": "CPU:0,CPU:1"}, "`devices` must be a list of device names"),
+        ({"devices": [0, 1]}, r"`devices` must be a list .* Received \[0, 1\]"),
+        ({"devices": [None, None]}, "`devices` must be a list of device names"),
+        ({"dtype": "int32"}, "Received dtype='int32'. Leave it out"),
     ],
 )
 def test_wrong_arguments_are_refused_with_what_was_received(arguments, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((TypeError, ValueError), match=words):
         tfgpipe.PipelinedLayer(
             dense(), **{"num_stages": 2, "num_microbatches": 2, **arguments}
         )
+
+
+def test_integers_of_numpy_are_integers():
+    two = np.int64(2)
+    layer = tfgpipe.PipelinedLayer(dense(), num_stages=two, num_microbatches=two)
+    assert layer.get_config()["num_microbatches"] == 2
+    layer = tfgpipe.PipelinedLayer(dense(), balance=[two, two], num_microbatches=2)
+    assert json.dumps(layer.get_config()["balance"]) == "[2, 2]"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: tfgpipe.pipeline([], num_microbatches=2), "`model` must be a Model"),
+        (lambda: tfgpipe.pipeline(None, num_microbatches=2), "Received None"),
+        (lambda: tfgpipe.stage_table(None), "`model` must be a Layer. Received None"),
+        (lambda: tfgpipe.recut(None, [1]), "`model` must be a Layer. Received None"),
+        (lambda: tfgpipe.plot_schedule("x"), "`schedule` must be a Schedule"),
+        (lambda: tfgpipe.make_logical_cpus("8"), "`num_devices` must be an integer"),
+        (
+            lambda: tfgpipe.make_logical_cpus(10**9),
+            "at most 4,096. Received 1000000000",
+        ),
+        (lambda: tfgpipe.PipelineStrategy(num_stages=0), "`num_stages` must be"),
+        (lambda: tfgpipe.PipelineStrategy(num_stages="2"), "`num_stages` must be"),
+        (
+            lambda: tfgpipe.PipelineStrategy(num_stages=2, num_replicas=0),
+            "`num_replicas` must be an integer of at least 1. Received 0",
+        ),
+        (
+            lambda: tfgpipe.quantization.apply(dense(), scheme="8bit"),
+            "`scheme` must be a Scheme. Received '8bit'",
+        ),
+        (lambda: tfgpipe.quantization.apply(dense(), delay="3"), "`delay` must be"),
+        (lambda: tfgpipe.quantization.apply(dense(), delay=1.5), "`delay` must be"),
+        (
+            lambda: tfgpipe.quantization.apply(dense(), delay=10, freeze_after=5),
+            "delay=10, freeze_after=5",
+        ),
+        (
+            lambda: tfgpipe.quantization.MovingAverageRange(ramp="x"),
+            "`ramp` must be one of True, False. Received 'x'",
+        ),
+        (lambda: planned(batch_size="32"), "`batch_size` must be an integer"),
+        (lambda: planned(batch_size=0), "`batch_size` must be .* Received 0"),
+        (lambda: planned(batch_size=-5), "`batch_size` must be .* Received -5"),
+        (lambda: planned(num_slots=-1), "`num_slots` must be .* Received -1"),
+        (lambda: planned(num_slots=1.5), "`num_slots` must be .* Received 1.5"),
+        *(
+            (
+                lambda wrong=wrong: tfgpipe.PipelinedModel(
+                    dense(), num_stages=2, num_microbatches=2, schedule=wrong
+                ),
+                "`schedule` must be the name of a schedule, one of 'gpipe'",
+            )
+            for wrong in (None, tfgpipe.schedules.gpipe)
+        ),
+    ],
+)
+def test_public_functions_name_the_argument_that_is_wrong(call, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        call()
+
+
+def planned(**arguments):
+    model = keras.Sequential([keras.Input((5,)), *dense()])
+    return tfgpipe.plan(model, num_stages=2, num_microbatches=2, **arguments)
+
+
+def test_a_new_partition_must_be_a_list():
+    layer = tfgpipe.PipelinedLayer(dense(), num_stages=2, num_microbatches=2)
+    layer(np.ones((2, 5), "float32"))
+    with pytest.raises(ValueError, match=r"`balance` must be a quantity .* None"):
+        tfgpipe.recut(keras.Sequential([layer]), None)
+
+
+class CannotBeBuilt(keras.layers.Layer):
+    """A layer whose weight cannot be created, as for lack of memory."""
+
+    def build(self, input_shape):
+        self.add_weight(shape=(2,), initializer=self.fail)
+
+    def fail(self, shape, dtype=None):
+        raise MemoryError("no memory")
+
+    def call(self, x):
+        return x
+
+
+def test_a_pipeline_that_cannot_be_built_leaves_nothing_behind():
+    x = np.ones((4, 8), "float32")
+    arguments = {"num_stages": 2, "num_microbatches": 2}
+
+    def fit(*layers, wrap=tfgpipe.PipelinedModel):
+        model = wrap(list(layers), **arguments)
+        model.compile("sgd", "mse")
+        model.fit(x, x, verbose=0)
+
+    def sequential(layers, **arguments):
+        pipelined = tfgpipe.PipelinedLayer(layers, **arguments)
+        return keras.Sequential([pipelined, keras.layers.Dense(8)])
+
+    for wrap in (tfgpipe.PipelinedModel, sequential):
+        with pytest.raises(MemoryError, match="no memory"):
+            fit(keras.layers.Dense(8), CannotBeBuilt(), wrap=wrap)
+        fit(keras.layers.Dense(8), keras.layers.Dense(8), wrap=wrap)
 
 
 def test_more_stages_than_devices_shows_the_line_that_makes_some():
@@ -724,7 +847,7 @@ def test_gradients_of_gradients_of_weights_are_refused():
             penalty = tf.reduce_sum(inner.gradient(y, x) ** 2)
         return outer.gradient(penalty, [v.value for v in layer.trainable_variables])
 
-    with pytest.raises(LookupError, match="InplaceAdd"):
+    with pytest.raises(LookupError, match=r"adds up .* in place.*`unpipelined\(\)`"):
         second(x)
 
 
@@ -753,3 +876,10 @@ def test_a_mask_that_is_given_leaves_the_callers_tensors_as_they_are():
     y = layer([a, b], mask=[given, given])  # In place of its own.
     np.testing.assert_array_equal(y, [[11, 11, 0]] * 2)
     assert keras_internals.get_mask(a) is own
+
+
+def test_devices_of_shards_that_nothing_uses_are_told():
+    with tfgpipe.PipelineStrategy(num_stages=2, num_shards=2).scope():
+        layer = tfgpipe.PipelinedLayer(dense(), num_microbatches=2)
+        with pytest.warns(UserWarning, match=r"No layer is in shards\. Received 2"):
+            layer.build((None, 5))

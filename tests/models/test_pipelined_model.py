@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent import futures
 from typing import Any
 
 import keras
@@ -576,3 +578,38 @@ def test_an_error_of_a_layer_is_raised_as_it_is(num_rows):
         model.train_on_batch(x, x)
     (note,) = caught.value.__notes__
     assert "on a microbatch of unknown size" in note
+
+
+def test_threads_may_trace_a_model_at_the_same_time():
+    """One trains while others evaluate and predict, each for the first time."""
+
+    def made() -> keras.Model:
+        keras.utils.set_random_seed(0)
+        norms = [keras.layers.BatchNormalization() for _ in range(2)]
+        stack = [keras.layers.Dense(8), norms[0], keras.layers.Dense(8), norms[1]]
+        model = tfgpipe.PipelinedModel(
+            stack, num_stages=2, num_microbatches=2, batch_norm="deferred"
+        )
+        model.build((None, 8))
+        model.compile("sgd", "mse", metrics=["mae"])
+        return model
+
+    x = np.random.default_rng(0).random((16, 8), "float32")
+    alone, shared = made(), made()
+    alone.fit(x, x, batch_size=8, shuffle=False, verbose=0)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with futures.ThreadPoolExecutor() as threads:
+            for each in [
+                threads.submit(
+                    shared.fit, x, x, batch_size=8, shuffle=False, verbose=0
+                ),
+                threads.submit(shared.evaluate, x, x, verbose=0),
+                threads.submit(shared.predict, x, verbose=0),
+            ]:
+                each.result(120)
+    finally:
+        sys.setswitchinterval(interval)
+    for a, b in zip(alone.variables, shared.variables, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=a.path)

@@ -270,6 +270,7 @@ def test_the_configuration_is_what_was_given():
     assert layer_config["class_name"] == "Functional"
     assert config == {
         "name": "mine",
+        "trainable": True,
         "num_stages": 2,
         "num_microbatches": 4,
         "balance": [1, 2],

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
+
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -117,3 +121,40 @@ def test_a_layer_built_with_side_inputs_comes_back_from_a_file(tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras")
     x = [floats(5, 4), floats(5)]
     np.testing.assert_array_equal(loaded(x), model(x))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_file_holds_the_numbers_of_training_and_training_goes_on(schedule, tmp_path):
+    """Two weights of one number each, `y = b a x`, with momentum, by hand."""
+    model = tfgpipe.PipelinedModel(
+        [layers.Dense(1, use_bias=False, name=name) for name in "ab"],
+        num_stages=2,
+        num_microbatches=2,
+        schedule=schedule,
+    )
+    model.build((None, 1))
+    model.set_weights([np.array([[3.0]]), np.array([[1.0]])])
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.5), "mse")
+    x, y = np.array([[1.0], [2.0]]), np.zeros((2, 1))
+    assert model.train_on_batch(x, y) == pytest.approx(9 * 2.5)
+    # Gradients are 5 a b^2 and 5 a^2 b: 15 and 45.
+    path = tmp_path / "model.keras"
+    model.save(path)
+    with (
+        zipfile.ZipFile(path) as archive,
+        h5py.File(io.BytesIO(archive.read("model.weights.h5"))) as file,
+    ):
+        found = []
+        file.visititems(
+            lambda _, x: (
+                found.append(x[()].item()) if isinstance(x, h5py.Dataset) else None
+            )
+        )
+    # Weights, their velocities, the learning rate and the number of steps, each once.
+    expected = [-0.45, -0.15, 0.01, 0.55, 1, 2.85]
+    assert sorted(found) == pytest.approx(expected)
+    loaded = keras.models.load_model(path)
+    assert loaded.train_on_batch(x, y) == pytest.approx((2.85 * 0.55) ** 2 * 2.5)
+    # Velocities -0.075 - 0.01 * 5 * 2.85 * 0.55^2 and -0.225 - 0.05 * 2.85^2 * 0.55.
+    weights = [w.item() for w in loaded.get_weights()]
+    assert weights == pytest.approx([2.85 - 0.11810625, 0.55 - 0.44836875])

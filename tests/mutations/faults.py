@@ -163,8 +163,8 @@ PLANS = (
     Fault(
         "planned memory leaves out a slot of the optimizer",
         "tfgpipe/planner/memory.py",
-        "slots=4 * num_slots * trained,",
-        "slots=4 * min(num_slots, 1) * trained,",
+        "slots=num_slots * gradients,",
+        "slots=min(num_slots, 1) * gradients,",
         (
             "tests/pure/planner/test_memory.py::"
             "test_one_device_holds_state_and_all_activations",
@@ -173,11 +173,31 @@ PLANS = (
     Fault(
         "planned memory counts recomputed activations of zero bubble once too few",
         "tfgpipe/planner/memory.py",
-        "again *= min(k + 1, config.num_microbatches)",
-        "again *= min(max(k, 1), config.num_microbatches)",
+        "begun = tuple(min(k + 1, M) if split",
+        "begun = tuple(min(max(k, 1), M) if split",
         (
             "tests/pure/planner/test_memory.py::"
             "test_activations_and_what_is_recomputed_are_those_of_the_simulation",
+        ),
+    ),
+    Fault(
+        "planned memory takes a schedule of one's own for round robin",
+        "tfgpipe/planner/parallel_config.py",
+        "return [k for k, q in enumerate(self.schedule.placement) if q == p]",
+        "return range(p, self.num_stages, self.num_devices)",
+        (
+            "tests/pure/planner/test_memory.py::"
+            "test_a_schedule_on_devices_in_another_order_holds_its_own_stages",
+        ),
+    ),
+    Fault(
+        "planned memory takes all weights for float32",
+        "tfgpipe/planner/models.py",
+        "return sum(map(num_bytes, weights)) / size if size else 4",
+        "return 4",
+        (
+            "tests/planner/test_models.py::"
+            "test_weights_count_in_the_type_they_are_stored_in",
         ),
     ),
     Fault(
@@ -189,6 +209,33 @@ PLANS = (
             "tests/pure/planner/test_step_time.py::"
             "test_a_layer_takes_its_products_and_its_traffic",
         ),
+    ),
+    Fault(
+        "workspaces of the stages of one device add up",
+        "tfgpipe/partition/profiles.py",
+        "workspace[p] = np.maximum(workspace[p], own)",
+        "workspace[p] += own",
+        (
+            "tests/partition/test_profiles.py::"
+            "test_stages_of_one_device_share_the_largest_workspace",
+        ),
+    ),
+    Fault(
+        "plans recompute all microbatches but one, whatever the schedule",
+        "tfgpipe/partition/profiles.py",
+        "return tuple(float(M - n) for n in kept)",
+        "return tuple(float(M - 1) for n in kept)",
+        (
+            "tests/partition/test_profiles.py::"
+            "test_what_is_recomputed_is_counted_as_it_is_run",
+        ),
+    ),
+    Fault(
+        "what a stage holds of its inputs counts compressed",
+        "tfgpipe/partition/profiles.py",
+        "received = 0.0 if t else self.received_bytes_uncompressed",
+        "received = 0.0 if t else self.received_bytes",
+        ("tests/partition/test_profiles.py::test_memory_is_of_what_is_decoded",),
     ),
     Fault(
         "a model's memory leaves out the gradients",
@@ -297,6 +344,23 @@ GRADIENTS = (
             "test_without_gradients_of_inputs_the_chain_ends_at_the_first_layer",
         ),
     ),
+    Fault(
+        "on GPUs the rows of a microbatch take the place of those before",
+        "tfgpipe/stage/accumulation.py",
+        "return self.add(total, whole, shard)",
+        "return self.add(tf.zeros_like(total), whole, shard)",
+        (
+            "tests/stage/test_accumulation.py::"
+            "test_rows_of_a_table_are_summed_within_and_between_microbatches",
+        ),
+    ),
+    Fault(
+        "layers of another dtype policy share a trace",
+        "tfgpipe/stage/dedup.py",
+        'if key != "name" and not (is_keras',
+        'if key not in ("name", "dtype") and not (is_keras',
+        ("tests/stage/test_dedup.py::test_other_layers_are_not",),
+    ),
 )
 
 WEIGHING = (
@@ -320,15 +384,15 @@ WEIGHING = (
     Fault(
         "the gradient of an added loss counts once for each microbatch",
         "tfgpipe/runtime/executor.py",
-        "given[backward.loss_grad] = tf.cast(self._loss_grad, dtype) * weight",
-        "given[backward.loss_grad] = tf.cast(self._loss_grad, dtype)",
+        "tf.cast(grads[is_sum], dtype) * weights[is_sum]",
+        "tf.cast(grads[is_sum], dtype)",
         ("tests/models/test_pipelined_losses.py::test_added_losses",),
     ),
     Fault(
         "an added loss counts once for each microbatch",
         "tfgpipe/runtime/executor.py",
-        "self._added_losses.append(loss * weight)",
-        "self._added_losses.append(loss)",
+        "known.append(loss * weights[is_sum])",
+        "known.append(loss)",
         ("tests/models/test_pipelined_losses.py::test_added_losses",),
     ),
     Fault(
@@ -407,14 +471,208 @@ WEIGHING = (
             "test_losses_of_batches_of_unequal_rows_are_weighed",
         ),
     ),
+    Fault(
+        "sample weights of rows do not count where a mask has an axis more",
+        "tfgpipe/runtime/losses.py",
+        "counted = counted * tf.expand_dims(weights, -1)",
+        "counted = counted * tf.ones_like(counted)",
+        ("tests/runtime/test_losses.py::test_masks_meet_weights_of_any_rank",),
+    ),
+    Fault(
+        "sample weights of a column do not count where a mask has an axis less",
+        "tfgpipe/runtime/losses.py",
+        "counted = counted * tf.squeeze(weights, -1)",
+        "counted = counted * tf.ones_like(counted)",
+        ("tests/runtime/test_losses.py::test_masks_meet_weights_of_any_rank",),
+    ),
+    Fault(
+        "a model's own way to train is ignored",
+        "tfgpipe/pipelined_model.py",
+        "        _check_methods(layers)\n",
+        "",
+        (
+            "tests/models/test_given_models.py::"
+            "test_a_method_of_the_models_class_is_refused_by_name",
+        ),
+    ),
+    Fault(
+        "a step without a loss trains nothing",
+        "tfgpipe/pipelined_model.py",
+        "and all(loss is None for loss in others):",
+        "and not others:",
+        (
+            "tests/models/test_given_models.py::"
+            "test_without_a_loss_a_step_is_refused_as_by_keras",
+        ),
+    ),
+    Fault(
+        "weights that no layer owns are taken for its own",
+        "tfgpipe/pipelined_model.py",
+        "if v.trainable and v not in own",
+        "if v.trainable and v in ()",
+        (
+            "tests/models/test_given_models.py::"
+            "test_a_weight_that_no_layer_owns_is_refused_by_name",
+        ),
+    ),
+    Fault(
+        "the value of a weight in a graph is read where it was",
+        "tfgpipe/capture/tracer.py",
+        "if variable.value is value:",
+        "if variable.value is value and not variable.trainable:",
+        (
+            "tests/models/test_given_models.py::"
+            "test_the_value_of_a_weight_in_a_graph_is_refused",
+        ),
+    ),
+    Fault(
+        "with one microbatch an output of one example stands for the batch",
+        "tfgpipe/runtime/layer_probes.py",
+        "    if num_microbatches == 1 and _keeps_size(\n"
+        "        captured, [*captured.graph.input_ids, *captured.graph.output_ids]\n"
+        "    ):\n",
+        "    if num_microbatches == 1:\n",
+        (
+            "tests/models/test_given_models.py::"
+            "test_with_one_microbatch_outputs_that_join_the_batch_are_refused",
+        ),
+    ),
+)
+
+PROBES = (
+    Fault(
+        "one layer of each class is probed, whatever its configuration",
+        "tfgpipe/runtime/layer_probes.py",
+        'return (type(layer), repr({**layer.get_config(), "name": None}))',
+        "return type(layer), layer.get_config() and None",
+        (
+            "tests/runtime/test_layer_probes.py::"
+            "test_layers_of_a_class_are_probed_for_each_configuration",
+        ),
+    ),
+    Fault(
+        "layers are probed with the weights that they start with",
+        "tfgpipe/runtime/layer_probes.py",
+        "if not variable.trainable and keras_internals.is_initialized(variable):",
+        "if keras_internals.is_initialized(variable):",
+        (
+            "tests/runtime/test_layer_probes.py::"
+            "test_a_layer_that_mixes_examples_is_named[weights of zero]",
+        ),
+    ),
+    Fault(
+        "layers are probed in inference alone",
+        "tfgpipe/runtime/layer_probes.py",
+        "Interpreter(segment, keys, training=training, remat=False)",
+        "Interpreter(segment, keys, training=False, remat=False)",
+        (
+            "tests/runtime/test_layer_probes.py::"
+            "test_a_layer_that_mixes_examples_is_named[whitening]",
+        ),
+    ),
+    Fault(
+        "a layer is not probed on a part of the batch",
+        "tfgpipe/runtime/layer_probes.py",
+        "mixes = not _nearly_equal(part(outputs, first), of_half)",
+        "mixes = not _nearly_equal(of_half, of_half)",
+        (
+            "tests/runtime/test_layer_probes.py::"
+            "test_a_layer_that_mixes_rows_is_named_in_a_warning[by their number]",
+        ),
+    ),
+    Fault(
+        "batch normalization inside a layer counts as mixing",
+        "tfgpipe/runtime/layer_probes.py",
+        '{"trainable": False}',
+        "{}",
+        (
+            "tests/runtime/test_layer_probes.py::"
+            "test_a_layer_that_keeps_examples_apart_gives_no_warning[batch norm]",
+        ),
+    ),
+    Fault(
+        "the last examples of a probe draw what the first drew",
+        "tfgpipe/graph/eager_run.py",
+        "[all_of - some if last else 0 for all_of, some in sizes]",
+        "[0 for _ in sizes]",
+        (
+            "tests/graph/test_eager_run.py::"
+            "test_draws_are_drawn_again_for_parts_of_a_batch",
+        ),
+    ),
+    Fault(
+        "a narrow weight has the columns of the wide one in another order",
+        "tfgpipe/graph/eager_run.py",
+        "tf.range(self.size) % NUM_COLUMNS",
+        "tf.range(self.size) * NUM_COLUMNS // self.size",
+        (
+            "tests/graph/test_eager_run.py::"
+            "test_a_narrow_weight_gives_what_the_whole_one_does",
+        ),
+    ),
 )
 
 STATE = (
     Fault(
+        "a gradient passes through what a layer assigns to its weight",
+        "tfgpipe/capture/scope.py",
+        "update = variable, tf.grad_pass_through(lambda _: value)(before)",
+        "update = variable, value",
+        (
+            "tests/models/test_layer_updates.py::test_three_steps_are_those_of_the_plain_model",
+        ),
+    ),
+    Fault(
+        "a weight is assigned once more by each microbatch",
+        "tfgpipe/stage/joint.py",
+        "changed = self._changed(lambda x: x.is_floating or x.is_complex)",
+        "changed = self._changed(lambda x: False)",
+        (
+            "tests/models/test_layer_updates.py::test_three_steps_are_those_of_the_plain_model",
+        ),
+    ),
+    Fault(
+        "what a layer that is recomputed assigns to its weight is lost",
+        "tfgpipe/capture/interpreter.py",
+        "for update in first[0].updates:",
+        "for update in first[0].updates[:0]:",
+        (
+            "tests/models/test_layer_updates.py::test_three_steps_are_those_of_the_plain_model",
+        ),
+    ),
+    Fault(
+        "a layer's own metric is not carried",
+        "tfgpipe/capture/interpreter.py",
+        "(*x.variables, *keras_internals.own_metrics(x))",
+        "x.variables",
+        (
+            "tests/models/test_layer_updates.py::test_three_steps_are_those_of_the_plain_model",
+        ),
+    ),
+    Fault(
+        "an added sum over examples is averaged",
+        "tfgpipe/runtime/executor.py",
+        "return self._split.batch_fraction(m, dtype), has_rows",
+        "return (self._split.batch_fraction(m, dtype),) * 2",
+        (
+            "tests/models/test_layer_updates.py::test_three_steps_are_those_of_the_plain_model",
+        ),
+    ),
+    Fault(
+        "a loss of each example is taken for a mean if it cannot be probed",
+        "tfgpipe/runtime/layer_probes.py",
+        "flags[kind] = shapes",
+        "flags[kind] = (False,) * len(shapes)",
+        (
+            "tests/models/test_layer_updates.py::"
+            "test_a_loss_of_each_example_counts_where_the_layer_cannot_be_probed",
+        ),
+    ),
+    Fault(
         "the seed of a dropout does not advance from microbatch to microbatch",
         "tfgpipe/runtime/state.py",
-        "            if after in made:\n",
-        "            if after in made and before not in trace.given.state:\n",
+        "if after in made and before not in trace.per_step_updates:",
+        "if after in made and before not in trace.given.state:",
         ("tests/runtime/test_state.py::test_microbatches_draw_different_masks",),
     ),
     Fault(
@@ -452,8 +710,8 @@ STATE = (
     Fault(
         "deferred moving averages move with each microbatch",
         "tfgpipe/stage/normalization.py",
-        'if batch_norm == "deferred":\n        classes',
-        'if batch_norm == "defer":\n        classes',
+        'if batch_norm == "deferred":\n            classes',
+        'if batch_norm == "defer":\n            classes',
         (
             "tests/stage/test_normalization.py::test_converted_layers_do_as_deferred_ones",
         ),
@@ -485,6 +743,36 @@ STATE = (
         "tf.cond(rows >= 0, lambda: flat(compute), lambda: flat(skip))",
         (
             "tests/runtime/test_state.py::test_an_unknown_batch_size_leaves_the_same_state",
+        ),
+    ),
+    Fault(
+        "a replica without rows keeps the averages that all move together",
+        "tfgpipe/stage/empty_batches.py",
+        "if fetch in trace.over_replicas:",
+        "if fetch in ():",
+        (
+            "tests/distribution/test_stage_collectives.py::"
+            "test_microbatches_are_normalised_over_replicas",
+        ),
+    ),
+    Fault(
+        "averages move where there are no rows",
+        "tfgpipe/stage/batch_moments.py",
+        "has_moments = merged[0] + self._epsilon > 0",
+        "has_moments = merged[0] + self._epsilon >= 0",
+        (
+            "tests/stage/test_batch_moments.py::"
+            "test_averages_stay_where_there_are_no_rows",
+        ),
+    ),
+    Fault(
+        "a metric of one replica is taken",
+        "tfgpipe/distribution/replica_context.py",
+        "return len(replica_copies(variable.value)) == 1 < strategy.mesh.num_replicas",
+        "return len(replica_copies(variable.value)) == 0 < strategy.mesh.num_replicas",
+        (
+            "tests/distribution/test_losses_and_metrics.py::"
+            "test_a_metric_of_one_replica_is_refused_by_name",
         ),
     ),
     Fault(
@@ -534,6 +822,20 @@ STATE = (
             "test_freezing_a_layer_without_weights_of_its_own_is_noticed",
         ),
     ),
+    Fault(
+        "a model that is frozen is trained once it comes from a file",
+        "tfgpipe/pipelined_model.py",
+        '            "trainable": self.trainable,\n',
+        "",
+        ("tests/models/test_saved_arguments.py",),
+    ),
+    Fault(
+        "a file forgets what a sharded normalization adds to the variance",
+        "tfgpipe/tensor_parallel/normalization.py",
+        '*("epsilon", "center", "scale", "gather_output"),',
+        '*("center", "scale", "gather_output"),',
+        ("tests/models/test_saved_arguments.py",),
+    ),
 )
 
 DEVICES = (
@@ -568,10 +870,41 @@ DEVICES = (
         ),
     ),
     Fault(
+        "a second gradient of a tape leaves out what is summed at the end",
+        "tfgpipe/runtime/stage_run.py",
+        "self._num_pending = len(self._split.sizes)",
+        "self._num_pending += len(self._split.sizes) * (not self._sums)",
+        (
+            "tests/models/test_gradient_identity.py::"
+            "test_a_gradient_called_twice_is_the_same_twice",
+        ),
+    ),
+    Fault(
+        "masks of outputs are those of training in evaluation",
+        "tfgpipe/stage/output_masks.py",
+        "key = (training, *specs.items())",
+        "key = tuple(specs.items())",
+        (
+            "tests/stage/test_output_masks.py::"
+            "test_masks_may_be_others_in_training_than_in_evaluation",
+        ),
+    ),
+    Fault(
+        "masks that alike stages take off are those of the first",
+        "tfgpipe/stage/stage.py",
+        "        stage.dropped_masks = tuple(ids[value_id] for value_id in "
+        "self.dropped_masks)\n",
+        "",
+        (
+            "tests/stage/test_output_masks.py::"
+            "test_alike_stages_may_take_masks_off_their_inputs",
+        ),
+    ),
+    Fault(
         "rematerialisation keeps all activations",
         "tfgpipe/runtime/pipeline.py",
-        'keeps = bool(training) and self.options.remat == "none"',
-        "keeps = bool(training)",
+        'return remat == "none"',
+        "return True",
         (
             "tests/models/test_other_libraries.py::test_just_so_many_microbatches_are_recomputed",
         ),
@@ -579,8 +912,8 @@ DEVICES = (
     Fault(
         "the first microbatch is kept in place of the last",
         "tfgpipe/runtime/pipeline.py",
-        "lambda m: m == last or schedule.backward_follows_immediately(k, m)",
-        "lambda m: m == 0 or schedule.backward_follows_immediately(k, m)",
+        "is_last = m == schedule.num_microbatches - 1",
+        "is_last = m == 0",
         (
             "tests/models/test_other_libraries.py::test_just_so_many_microbatches_are_recomputed",
         ),
@@ -627,8 +960,8 @@ DEVICES = (
     Fault(
         "a new partition leaves the optimizer's slots behind",
         "tfgpipe/pipelined_layer.py",
-        "                self._place(stage, moved, optimizer)\n",
-        "                self._place(stage, [], optimizer)\n",
+        "self._place(stage, variables, optimizer)\n        self.balance",
+        "self._place(stage, [], optimizer)\n        self.balance",
         (
             "tests/models/test_pipelined_placement.py::"
             "test_a_new_cut_changes_nothing_but_where_things_are",
@@ -719,6 +1052,26 @@ REPLICAS = (
             "[scaled with slots shared out]",
         ),
     ),
+    Fault(
+        "recomputation by layer normalises each replica on its own",
+        "tfgpipe/capture/interpreter.py",
+        "inner = TracingScope([*weight_values, *state_values], scope.replicas)",
+        "inner = TracingScope([*weight_values, *state_values], None)",
+        (
+            "tests/distribution/test_stage_collectives.py::"
+            "test_microbatches_are_normalised_over_replicas",
+        ),
+    ),
+    Fault(
+        "the largest logit of the first shard stands for that of all",
+        "tfgpipe/tensor_parallel/cross_entropy.py",
+        "lambda *m: tf.reduce_max(m, axis=0), *maxima",
+        "lambda *m: m[0], *maxima",
+        (
+            "tests/tensor_parallel/test_layers.py::"
+            "test_logits_of_any_shard_may_be_large",
+        ),
+    ),
 )
 
 QUANTIZATION = (
@@ -780,6 +1133,16 @@ QUANTIZATION = (
         (
             "tests/quantization/test_wrapper.py::"
             "test_until_the_delay_is_over_ranges_are_only_observed",
+        ),
+    ),
+    Fault(
+        "an output that a layer of the model reads as well is fused away",
+        "tfgpipe/quantization/scheme.py",
+        "if num_readers[n] > 1 or n in outputs or not (other and may_fuse(other)):",
+        "if num_readers[n] > 1 or not (other and may_fuse(other)):",
+        (
+            "tests/quantization/test_scheme.py::"
+            "test_what_is_an_output_as_well_is_not_fused",
         ),
     ),
 )
@@ -866,6 +1229,16 @@ TRAINER = (
         ),
     ),
     Fault(
+        "validation leaves examples out that nobody has asked it to",
+        "trainer/data/batches.py",
+        "    count = num_examples\n",
+        "    count = min(num_examples, 32 * batch_size)\n",
+        (
+            "tests/pure/trainer/test_batches.py::"
+            "test_validation_has_all_examples_unless_fewer_are_asked_for",
+        ),
+    ),
+    Fault(
         "hosts read rows that overlap",
         "trainer/data/batches.py",
         "return slice(self.index * size, (self.index + 1) * size)",
@@ -912,6 +1285,70 @@ TRAINER = (
         "passed = keras.ops.maximum(number - self.num_steps, 0.0)",
         "passed = number",
         ("tests/trainer/test_optimizers.py::test_a_schedule_is_its_formula",),
+    ),
+    Fault(
+        "scales and offsets of norms are decayed",
+        "trainer/optimizers.py",
+        "if len(v.shape) < 2]",
+        "if len(v.shape) < 1]",
+        ("tests/trainer/test_optimizers.py::test_only_matrices_decay",),
+    ),
+    Fault(
+        "of packed documents id 0 is left out of the loss, not the start",
+        "trainer/tasks/language_model.py",
+        "from_logits=True, ignore_class=self._start",
+        "from_logits=True, ignore_class=None if self._start is None else 0",
+        (
+            "tests/params/test_lm.py::"
+            "test_the_start_of_a_packed_document_is_left_out_of_the_loss",
+        ),
+    ),
+    Fault(
+        "integers of a wide type are divided by the largest of it",
+        "trainer/data/sources.py",
+        "full = 65535 if pixels.dtype.type is np.uint16 else 255",
+        "full = np.iinfo(pixels.dtype).max",
+        ("tests/pure/trainer/test_sources.py::test_wide_integers_are_those_of_a_byte",),
+    ),
+    Fault(
+        "a baseline takes the place of a measurement of its name",
+        "trainer/train.py",
+        "{**baselines, **measured}",
+        "{**measured, **baselines}",
+        (
+            "tests/params/test_template.py::"
+            "test_a_baseline_does_not_take_the_place_of_what_is_measured",
+        ),
+    ),
+    Fault(
+        "labels with fractions are cut to integers",
+        "trainer/example_checks.py",
+        "    return batches.map(check)",
+        "    return batches",
+        (
+            "tests/params/test_template.py::"
+            "test_data_of_training_are_looked_at_as_they_come",
+        ),
+    ),
+    Fault(
+        "a default of a base class other than the first is lost",
+        "trainer/hyperparams.py",
+        "for each in cls.__mro__ if name in vars(each))",
+        "for each in cls.__mro__[::-1] if name in vars(each))",
+        (
+            "tests/pure/trainer/test_hyperparams.py::"
+            "test_defaults_come_from_all_base_classes_as_attributes_do",
+        ),
+    ),
+    Fault(
+        "a warm start takes the lower half of a network for the upper",
+        "trainer/checkpoint/warm_start.py",
+        "if here != there and any(",
+        "if here == there and any(",
+        (
+            "tests/trainer/test_warm_start.py::"
+            "test_the_upper_half_of_a_network_is_not_taken_for_the_lower",
+        ),
     ),
     Fault(
         "gradients of two steps are not accumulated",
@@ -967,6 +1404,36 @@ CLUSTER = (
         ("tests/cluster/test_peers.py::test_when_one_fails_the_others_end_at_once",),
     ),
     Fault(
+        "a second process takes the place of one that is there",
+        "tfgpipe/cluster/peers.py",
+        "return bool(readable) and not connection.recv(1, socket.MSG_PEEK)",
+        "return True",
+        (
+            "tests/cluster/test_peers.py::"
+            "test_a_process_is_not_taken_for_another_and_may_come_again",
+        ),
+    ),
+    Fault(
+        "state of a metric that the first process alone has is that of all",
+        "tfgpipe/distribution/process_all_reduce.py",
+        '"only_first_replica": float(self.index == 0),',
+        '"only_first_replica": 1.0,',
+        (
+            "tests/distribution/test_process_metrics.py::"
+            "test_state_is_combined_as_its_variables_say",
+        ),
+    ),
+    Fault(
+        "a maximum over replicas is the sum of their maxima",
+        "tfgpipe/runtime/loss_pipeline.py",
+        "compiled, targets, shapes, num_replicas=num_replicas",
+        "compiled, targets, shapes",
+        (
+            "tests/distribution/test_data_parallel.py::"
+            "test_metrics_that_replicas_cannot_share_are_refused",
+        ),
+    ),
+    Fault(
         "a command is started again once too often",
         "tfgpipe/cluster/supervisor.py",
         "if restarts == options.max_restarts:",
@@ -985,11 +1452,63 @@ CLUSTER = (
     ),
     Fault(
         "any token opens a worker",
-        "tfgpipe/cluster/worker.py",
-        "return not own or hmac.compare_digest(other.encode(), own.encode())",
+        "tfgpipe/cluster/addresses.py",
+        "return not own or hmac.compare_digest(encoded, own.encode())",
         "return not own or bool(other)",
         (
             "tests/cluster/test_worker.py::test_a_session_takes_the_token_of_the_cluster",
+            "tests/cluster/test_peers.py::test_processes_of_another_token_are_refused",
+        ),
+    ),
+)
+
+BY_NUMBERS = (
+    Fault(
+        "weights count as saved tensors",
+        "tfgpipe/partition/costs.py",
+        "given = (*trace.given.inputs, *trace.given.weights)",
+        "given = tuple(trace.given.inputs)",
+        (
+            "tests/partition/test_plans.py::test_a_weight_that_is_passed_on_is_not_saved",
+        ),
+    ),
+    Fault(
+        "a microbatch is planned with the rows of the smallest",
+        "tfgpipe/partition/plans.py",
+        "rows = math.ceil(batch / num_microbatches)",
+        "rows = max(1, batch // num_microbatches)",
+        (
+            "tests/partition/test_plans.py::test_the_plan_of_a_pipeline_is_that_of_its_cut",
+        ),
+    ),
+    Fault(
+        "plans by FLOPs may be as far from the best as plans by time",
+        "tfgpipe/partition/plans.py",
+        'slack=_TIME_SLACK if quantity == "time" else 0.0,',
+        "slack=_TIME_SLACK,",
+        (
+            "tests/partition/test_profiles.py::"
+            "test_only_measured_times_may_be_a_little_worse_for_fewer_bytes",
+        ),
+    ),
+    Fault(
+        "a renamed layer gives the first of its weights alone",
+        "trainer/checkpoint/warm_start.py",
+        "called = [name for name in found if name.startswith(old)]",
+        "called = [name for name in found if name.startswith(old)][:1]",
+        (
+            "tests/trainer/test_warm_start.py::test_weights_may_be_called_otherwise_there",
+        ),
+    ),
+    Fault(
+        "a copy on another device shares the buffer",
+        "tfgpipe/graph/memory.py",
+        "            if tensor.op.device != tensor.op.inputs[0].op.device:\n"
+        "                break\n",
+        "",
+        (
+            "tests/graph/test_peak_memory.py::"
+            "test_a_copy_on_another_device_is_in_a_buffer_of_its_own",
         ),
     ),
 )
@@ -999,10 +1518,12 @@ FAULTS = (
     *PLANS,
     *GRADIENTS,
     *WEIGHING,
+    *PROBES,
     *STATE,
     *DEVICES,
     *REPLICAS,
     *QUANTIZATION,
     *TRAINER,
     *CLUSTER,
+    *BY_NUMBERS,
 )

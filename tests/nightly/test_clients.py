@@ -66,9 +66,11 @@ def test_clients_train_as_the_replicas_of_one_process_or_are_told_why_not(
         for expected, value in zip(one["values"], each["values"], strict=True):
             np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
         assert each["values"] == found[0]["values"]
-        for name in ("loss", "mae"):
-            assert each["even"][name] == pytest.approx(one["even"][name], rel=1e-5)
-        assert each["even evaluated"] == pytest.approx(one["even evaluated"], rel=1e-5)
+        for kind in ("even", "uneven"):
+            for name in ("loss", "mae", "rmse"):
+                assert each[kind][name] == pytest.approx(one[kind][name], rel=1e-5)
+            evaluated = f"{kind} evaluated"
+            assert each[evaluated] == pytest.approx(one[evaluated], rel=1e-5)
         tasks = range(clients.NUM_STAGES * replica, clients.NUM_STAGES * (replica + 1))
         assert list(dict.fromkeys(each["devices"])) == [
             f"/job:worker/replica:0/task:{task}/device:CPU:0" for task in tasks

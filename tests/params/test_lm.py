@@ -13,6 +13,7 @@ import tokenizers as hugging_face
 import tfgpipe
 from tests.helpers import compare, experiments, tokenizer_files
 from trainer.data import tokenizers
+from trainer.data.batches import HostShard
 from trainer.data.corpus import START, pack
 from trainer.experiment import experiments as experiments_here
 from trainer.experiment import find
@@ -301,6 +302,39 @@ def test_packed_windows_are_drawn_whole(paragraphs: str) -> None:
             windows = np.concatenate([inputs, targets[:, -1:]], axis=1)
             assert {row.tobytes() for row in windows.astype(np.uint8)} <= table
             assert np.array_equal(inputs[:, 1:], targets[:, :-1])
+
+
+def test_each_packed_window_comes_once_in_an_epoch(paragraphs: str) -> None:
+    experiment = experiments.text("Packed", paragraphs, "training.num_steps=70")
+    size = experiment.training.batch_size
+    windows = experiment.data.read_tokens("train", window=13).reshape(-1, 13)
+    found = [
+        np.concatenate([inputs, targets[:, -1:]], axis=1)
+        for inputs, targets in experiment.batches("train").as_numpy_iterator()
+    ]
+    line = np.concatenate(found)
+    assert len(windows) < len(line)
+    assert sorted(line[: len(windows)].tolist()) == sorted(windows.tolist())
+    late = next(iter(experiment.batches("train", first_step=7)))
+    assert np.array_equal(late[0], found[7][:, :-1])
+    assert len(found[7]) == size
+    shared = [HostShard(host, 2) for host in (0, 1)]
+    parts = [next(iter(experiment.batches("train", shard=each)))[1] for each in shared]
+    assert np.array_equal(np.concatenate(parts), found[0][:, 1:])
+
+
+def test_the_start_of_a_packed_document_is_left_out_of_the_loss(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(tokenizer_files.TEXT)
+    file = tokenizer_files.write(tmp_path, ".json")
+    settings = [f"data.files={tmp_path}/text", f"data.tokenizer={file}"]
+    experiment = experiments.text("Packed", *settings)
+    start = experiment.data.load_tokenizer().start
+    targets = np.array([[5, 0, start, 7]])
+    logits = np.random.default_rng(0).normal(size=(1, 4, start + 1)).astype("float32")
+    likely = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    each = [likely[0, place, token] for place, token in enumerate(targets[0])]
+    expected = -(each[0] + each[1] + each[3]) / 3
+    assert float(experiment.loss()(targets, logits)) == pytest.approx(expected, 1e-5)
 
 
 def test_the_bigram_model_is_judged_on_what_counts(paragraphs: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import keras
 import numpy as np
@@ -194,3 +195,36 @@ def test_an_image_without_a_mask_is_refused(tmp_path: Path) -> None:
         "data.masks: expected a mask for each image, of the same name but for its "
         f"suffix; received none for 1 of 20, such as {tmp_path}/images/03.png."
     )
+
+
+def test_the_iou_of_a_class_that_is_nowhere_is_left_out(tmp_path: Path) -> None:
+    files = experiments.write_masks(tmp_path)
+    experiment = experiments.segmenter(*files, "data.classes=4")
+    (metric,) = experiment.metrics()
+    model = mock.Mock()
+    model.predict = lambda pixels, verbose: np.eye(4)[
+        (pixels[..., 0] > 0.5).astype(int)
+    ]
+    for pixels, masks in experiment.batches("validation").as_numpy_iterator():
+        metric.update_state(masks, model.predict(pixels, verbose=0))
+    text = experiment.decode(model, tmp_path)
+    assert text.startswith(f"IoU {float(metric.result()):.3f}: class 0 ")
+    assert ", class 2 none, class 3 none. " in text
+
+
+def test_the_iou_is_that_counted_by_hand(tmp_path: Path) -> None:
+    experiment = experiments.segmenter(*experiments.write_masks(tmp_path))
+    wanted = np.array([[[0, 0, 1], [1, 1, 255]]])
+    found = np.array([[[0, 1, 1], [1, 0, 0]]])
+    batch = np.zeros((1, 2, 3, 1), np.float32), wanted
+    model = mock.Mock()
+    model.predict.return_value = np.eye(2)[found]
+    # Of class 0 one pixel of three, of class 1 two of four; one pixel is ignored.
+    data = tf.data.Dataset.from_tensors(batch)
+    with mock.patch.object(type(experiment), "batches", return_value=data):
+        text = experiment.decode(model, tmp_path)
+    assert text.startswith("IoU 0.417: class 0 0.333, class 1 0.500. Image, ")
+    (metric,) = experiment.metrics()
+    metric.update_state(wanted, np.eye(2)[found])
+    assert float(metric.result()) == pytest.approx((1 / 3 + 2 / 4) / 2)
+    assert experiment.baselines() == {"guessing": pytest.approx(0.693147)}

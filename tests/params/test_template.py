@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import re
 import shutil
 from pathlib import Path
@@ -12,11 +13,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfgpipe
 from params import template
 from tests.trainer import runs
+from trainer import example_checks
 from trainer.checkpoint import store
-from trainer.experiment import Experiment, find
-from trainer.hyperparams import HyperparameterError
+from trainer.evaluate import evaluate, show_comparison
+from trainer.experiment import Experiment, find, returned_dict
+from trainer.hyperparams import HyperparameterError, override
+from trainer.logs import read_metrics
 from trainer.main import main
 
 SHORT = [
@@ -89,6 +94,28 @@ def test_an_experiment_without_data_says_what_is_missing() -> None:
         (lambda x, y: x, r"expected inputs and targets, such as \(x, y\)"),
         (lambda x, y: (x, np.eye(8)[y]), r"labels of shape \(\) each, .* one-hot"),
         (lambda x, y: (x, y + 1), r"from 0 to 7, as the network has 8 .* received 8"),
+        (
+            lambda x, y: (x, y.astype(str)),
+            r"dense arrays of numbers; received .*string",
+        ),
+        (
+            lambda x, y: (x.astype("c8"), y),
+            r"dense arrays of numbers; received .*compl",
+        ),
+        (
+            lambda x, y: tf.data.Dataset.from_tensor_slices(
+                (tf.RaggedTensor.from_tensor(x), y)
+            ),
+            "dense arrays of numbers; received RaggedTensorSpec",
+        ),
+        (
+            lambda x, y: tf.data.Dataset.from_tensor_slices(
+                (tf.sparse.from_dense(x), y)
+            ),
+            "dense arrays of numbers; received SparseTensorSpec",
+        ),
+        (lambda x, y: ([None] * len(y), y), r"Python objects, such as None"),
+        (lambda x, y: [(np.array([1, None, 2]), 0)] * 99, "Python objects, such as 1"),
     ],
 )
 def test_examples_that_do_not_fit_the_network_are_refused(
@@ -99,6 +126,237 @@ def test_examples_that_do_not_fit_the_network_are_refused(
     argv = ["trainer", "--params=template.Mine", *SHORT, f"--logdir={tmp_path}"]
     assert main(argv) == 2
     assert re.search(words, capsys.readouterr().err)
+
+
+def _said(monkeypatch, tmp_path: Path, capsys, **hooks: Any) -> str:
+    """Returns what a run of `Mine` with other methods ends with."""
+    for name, hook in hooks.items():
+        monkeypatch.setattr(template.Mine, name, hook)
+    argv = ["trainer", "--params=template.Mine", *SHORT, f"--logdir={tmp_path}"]
+    assert main(argv) == 2
+    printed = capsys.readouterr()
+    assert "step 1/" not in printed.out
+    return printed.err
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x, y: (x[:, :2], y), r"inputs of shape \(3,\) each, .* \(2,\)"),
+        (lambda x, y: (x, y + 1), r"from 0 to 7, as the network has 8 .* received 8"),
+        (
+            lambda x, y: tf.data.Dataset.from_tensor_slices((x[:0], y[:0])),
+            "expected at least one; received none",
+        ),
+    ],
+)
+def test_validation_data_are_looked_at_before_training(
+    change: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    own = template.Mine.examples
+
+    def examples(self: Any, split: Any) -> Any:
+        return own(self, split) if split == "train" else change(*own(self, split))
+
+    said = _said(monkeypatch, tmp_path, capsys, examples=examples)
+    assert re.match(rf'examples\("validation"\): .*{words}', said)
+
+
+@pytest.mark.parametrize(
+    ("hook", "returned", "words"),
+    [
+        (
+            "network",
+            None,
+            r"^Mine: expected `network\(\)` to return a keras\.Model; rec",
+        ),
+        (
+            "loss",
+            None,
+            r"^Mine: expected `loss\(\)` to return a keras\.losses\.Loss; r",
+        ),
+        (
+            "loss",
+            3,
+            r"^Mine: expected `loss\(\)` to return a keras\.losses\.Loss; rece",
+        ),
+        (
+            "loss",
+            lambda y, p: 3.0,
+            "^loss: expected a loss that depends on the network's",
+        ),
+        (
+            "loss",
+            lambda y, p: None,
+            "^loss: expected a loss that depends on the network",
+        ),
+        (
+            "loss",
+            lambda y, p: tf.reduce_sum(y),
+            "^loss: expected a loss that depends on",
+        ),
+        (
+            "metrics",
+            None,
+            r"^Mine: expected `metrics\(\)` to return a list of keras\.me",
+        ),
+        (
+            "metrics",
+            "accuracy",
+            r"^Mine: expected `metrics\(\)` to return a list of ker",
+        ),
+        *(
+            (hook, None, rf"^Mine: expected `{hook}\(\)` to return a ")
+            for hook in ("batches", "digests")
+        ),
+        (
+            "loss",
+            "crossentropie",
+            r"^Mine: expected `loss\(\)` to return a keras\.losses",
+        ),
+        (
+            "loss",
+            keras.losses.SparseCategoricalCrossentropy,
+            r"^Mine: expected `loss\(\)` to return a keras\.losses",
+        ),
+        ("examples", None, r"^examples: expected arrays such as \(x, y\).* a NoneType"),
+        (
+            "transform",
+            None,
+            "^transform: expected it to return a batch, .* received Non",
+        ),
+    ],
+)
+def test_a_method_that_returns_something_else_is_named(
+    hook: str, returned: Any, words: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    said = _said(monkeypatch, tmp_path, capsys, **{hook: lambda *_, **__: returned})
+    assert re.match(words, said)
+
+
+@pytest.mark.parametrize("returned", [None, "none", {"guessing": "bad"}])
+def test_baselines_are_losses_by_name(returned: Any, monkeypatch) -> None:
+    monkeypatch.setattr(template.Mine, "baselines", lambda _: returned)
+    with pytest.raises(
+        HyperparameterError, match=r"^Mine: expected `baselines\(\)` to"
+    ):
+        returned_dict(template.Mine(), "baselines", numbers.Real)
+
+
+def test_a_baseline_does_not_take_the_place_of_what_is_measured(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(template.Mine, "baselines", lambda _: {"loss": -1.0})
+    argv = ["trainer", "--params=template.Mine", *SHORT, f"--logdir={tmp_path}"]
+    assert main(argv) == 0
+    *_, last = read_metrics(tmp_path / "metrics.jsonl")
+    assert last["validation_loss"] > 0
+
+
+@pytest.mark.parametrize("returned", [None, {"bit": 0.0}, {"bit": "none"}])
+def test_other_units_are_numbers_above_zero(returned: Any, monkeypatch) -> None:
+    monkeypatch.setattr(template.Mine, "other_units", lambda _: returned)
+    with pytest.raises(HyperparameterError, match=r"^Mine: expected `other_units\(\)`"):
+        show_comparison(template.Mine(), {"loss": 1.0}, {})
+
+
+def test_rules_of_quantization_are_by_class(monkeypatch) -> None:
+    monkeypatch.setattr(template.Mine, "quantize_rules", lambda _: [1])
+    mine = override(template.Mine(), ["precision.quantize=8bit"])
+    with pytest.raises(HyperparameterError, match=r"^Mine: expected `quantize_rules"):
+        mine.build_model()
+
+
+def test_a_network_with_a_call_of_its_own_is_refused_as_one(monkeypatch) -> None:
+    class Own(keras.Model):
+        def call(self, x: Any) -> Any:
+            return x
+
+    own = Own()
+    own.built = True
+    monkeypatch.setattr(template.Mine, "network", lambda _: own)
+    with pytest.raises(HyperparameterError, match=r"^pipelining: A pipeline partit"):
+        template.Mine().build_model()
+
+
+def test_a_metric_is_a_number() -> None:
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+    model.compile("sgd", "mse", metrics=[keras.metrics.F1Score(name="f")])
+    data = tf.data.Dataset.from_tensors((np.zeros((4, 3)), np.eye(2)[[0, 1, 0, 1]]))
+    with pytest.raises(HyperparameterError, match=r"^metrics: .* 'f', of shape \(2,\)"):
+        evaluate(model, data)
+
+
+def test_a_transform_that_changes_later_is_named(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    def transform(self: Any, batch: Any, step: int, rows: slice) -> Any:
+        return batch if step < 2 else (*batch, np.ones(len(batch[1])))
+
+    monkeypatch.setattr(template.Mine, "transform", transform)
+    argv = ["trainer", "--params=template.Mine", *SHORT, f"--logdir={tmp_path}"]
+    assert main(argv) == 2
+    words = "^examples: expected batches of arrays of the same shapes, after"
+    assert re.match(words, capsys.readouterr().err)
+
+
+def test_a_metric_does_not_take_the_place_of_the_loss(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    metric = keras.metrics.SparseCategoricalAccuracy(name="loss")
+    said = _said(monkeypatch, tmp_path, capsys, metrics=lambda _: [metric])
+    assert said.startswith(
+        "Mine: expected metrics of `metrics()` by names other than 'l"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (slice(0), "examples: expected a batch for each of .*=6; received fewer"),
+        (
+            slice(None),
+            "examples: expected whole numbers as labels, for",
+        ),
+        # Of the second step.
+        (
+            slice(0, 80),
+            "examples: expected whole numbers as labels, for",
+        ),
+    ],
+)
+def test_data_of_training_are_looked_at_as_they_come(
+    rows: slice, words: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    own = template.Mine.examples
+    labels = np.full(200, 0.75)
+    labels[: 70 if rows.stop else 0] = 1
+    arrays = (np.zeros((200, 3), "f4")[rows], labels[rows])
+    found = tf.data.Dataset.from_tensor_slices(arrays)
+
+    def examples(self: Any, split: Any) -> Any:
+        return found if split == "train" else own(self, split)
+
+    monkeypatch.setattr(template.Mine, "examples", examples)
+    argv = ["trainer", "--params=template.Mine", *SHORT, f"--logdir={tmp_path}"]
+    assert main(argv) == 2
+    assert re.match(words, capsys.readouterr().err)
+
+
+def test_a_loss_of_the_network_may_be_all_that_is_learnt() -> None:
+    class Adds(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            self.add_loss(keras.ops.mean(x**2))
+            return x
+
+    keras.utils.clear_session()
+    model = tfgpipe.PipelinedModel(
+        keras.Sequential([keras.Input([3]), keras.layers.Dense(8), Adds()]),
+        num_stages=1,
+        num_microbatches=1,
+    )
+    spec = (tf.TensorSpec([4, 3]), tf.TensorSpec([4]))
+    example_checks.check_loss(model, lambda y, p: 0.0, spec)
 
 
 def test_a_network_of_unknown_input_is_refused() -> None:

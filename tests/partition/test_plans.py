@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import time
 
 import keras
@@ -14,6 +15,7 @@ import tensorflow as tf
 import tfgpipe
 from tests.helpers.layer_stacks import dropped, normalised
 from tfgpipe import schedules
+from tfgpipe._compat import keras_internals
 from tfgpipe._util import stage_spans
 from tfgpipe.capture import tracer
 from tfgpipe.capture.interpreter import TensorKey
@@ -104,6 +106,23 @@ def test_time_is_measured_layer_by_layer():
     np.testing.assert_array_less([0.007, 0.022, 0.022], seconds)
     assert sum(seconds) < 0.2
     assert "balanced by time, the best of 8 runs of a layer on CPU:0" in str(best)
+
+
+def test_a_layer_is_partitioned_as_its_plan():
+    stack = dense(8, 30, 4, 16)
+    for balance in ("flops", "memory"):
+        layer = tfgpipe.PipelinedLayer(
+            stack, num_stages=2, num_microbatches=4, balance=balance
+        )
+        layer.build((12, 5))
+        found = tuple(len(stage.segment.calls) for stage in layer.stages)
+        assert found == plan(dense(8, 30, 4, 16), balance=balance).calls_per_stage
+
+
+def test_a_layer_that_adds_a_loss_is_measured():
+    stack = [layers.Dense(4, activity_regularizer="l2"), layers.Dense(4)]
+    best = plan(stack, balance="time")
+    assert all(stage.cost > 0 for stage in best.stages)
 
 
 def test_recomputation_is_a_second_forward():
@@ -351,7 +370,9 @@ def test_each_layer_is_measured_on_what_the_one_before_gives():
     model = keras.Sequential([keras.Input((3,), dtype="int32"), *stack])
     best = plan(model, balance="time", sample=ids, num_microbatches=2)
     assert sum(best.calls_per_stage) == 4
-    for x in seen:
+    measured = [x for x in seen if len(x) == 2]  # Others are those of a probe.
+    assert measured
+    for x in measured:
         np.testing.assert_array_equal(x, stack[0].embeddings.numpy()[ids[:2]])
 
 
@@ -463,6 +484,59 @@ def train_with_new_cuts(make, num_replicas, compare):
                         assert slot.value.device.endswith(here), slot.path
 
 
+def fitted(*callbacks: keras.callbacks.Callback) -> keras.Model:
+    """Trains six batches, and predicts and evaluates after three."""
+    keras.utils.set_random_seed(1)
+    model = tfgpipe.PipelinedModel(
+        normalised(), num_stages=2, num_microbatches=2, balance=[3, 2]
+    )
+    model.compile("adam", "mse")
+    y = np.ones((12, 4), np.float32)
+    model.fit(
+        X, y, batch_size=4, epochs=2, shuffle=False, verbose=0, callbacks=callbacks,
+        validation_data=(X, y),
+    )  # fmt: skip
+    return model
+
+
+class CutsAnew(keras.callbacks.Callback):
+    """Moves the layers after the first batch of each epoch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 0:
+            first, last = self.model.stages
+            counts = [len(stage.segment.calls) for stage in (first, last)]
+            tfgpipe.recut(self.model, [counts[0] - 1, counts[1] + 1])
+
+
+def test_a_callback_may_cut_a_model_anew(without_fusion):
+    kept, moved = fitted(), fitted(CutsAnew())
+    assert [len(stage.segment.calls) for stage in moved.stages] == [1, 4]
+    for a, b in zip(kept.variables, moved.variables, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=a.path)
+
+
+def test_a_cut_that_a_device_has_no_memory_for_changes_nothing(monkeypatch):
+    model = fitted()
+    every = [*model.variables, *model.optimizer.variables]
+    before = [v.value for v in every]
+    move, moved = keras_internals.initialize_in_scope, []
+
+    def move_three(variable, *arguments):
+        if len(moved) == 3:
+            raise MemoryError("no memory")
+        moved.append(variable)
+        move(variable, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(keras_internals, "initialize_in_scope", move_three)
+        with pytest.raises(MemoryError):
+            tfgpipe.recut(model, [1, 4])
+    assert all(v.value is old for v, old in zip(every, before, strict=True))
+    assert [len(stage.segment.calls) for stage in model.stages] == [3, 2]
+    model.fit(X, np.ones((12, 4), np.float32), verbose=0)
+
+
 def test_a_model_cut_anew_still_saves_and_loads(tmp_path):
     layer = tfgpipe.PipelinedLayer(normalised(), num_stages=2, num_microbatches=2)
     model = keras.Sequential([keras.Input((5,)), layer])
@@ -488,6 +562,23 @@ def test_the_plan_of_a_pipeline_is_that_of_its_cut():
     assert layer.plan().calls_per_stage == (1, 2)
     assert layer.plan().profile.rows == 8  # Of 32, where the batch is not known.
     assert layer.plan(sample=X).profile.rows == 3
+    assert layer.plan(batch_size=9).profile.rows == 3  # 3, 2, 2 and 2.
+
+
+class Positions(keras.layers.Layer):
+    def build(self, shape):
+        self.table = self.add_weight(shape=shape[1:])
+
+    def call(self, x):
+        return keras.ops.expand_dims(self.table, 0)
+
+
+def test_a_weight_that_is_passed_on_is_not_saved():
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, keras.layers.Dense(8)(inputs) + Positions()(inputs))
+    profile = tfgpipe.plan(model, num_stages=1, num_microbatches=1).profile
+    saved = dict(zip(profile.names, profile.saved_bytes, strict=True))
+    assert saved["positions"] == (0,)
 
 
 # -- refusals -------------------------------------------------------------------------
@@ -524,6 +615,7 @@ def test_the_layer_itself_keeps_the_limit():
         ({"balance": "even"}, "'params', 'flops', 'time', 'memory'. Received 'even'"),
         ({"sample": None}, "Received a list of layers and no `sample`"),
         ({"remat": "always"}, "`remat` must be one of"),
+        ({"memory_limit": math.nan}, "`memory_limit` must be .* Received nan"),
         ({"num_microbatches": 0}, "at least 1. Received 0"),
         ({"balance": [1, 1]}, "adds up to 2, for 3 calls"),
         ({"balance": ["dense_0", "dense_9"]}, "'dense_9', which no layer has.*dense_0"),
@@ -560,11 +652,10 @@ def encoder() -> keras.Model:
 @pytest.mark.parametrize(
     ("make", "num_stages"),
     [
-        (tfgpipe.plan, 0),
         (tfgpipe.plan, 3),
         (tfgpipe.pipeline, 3),
         (tfgpipe.PipelinedLayer, 3),
-        (tfgpipe.PipelinedModel, 0),
+        (tfgpipe.PipelinedModel, 4),
         (lambda model, **k: tfgpipe.pipeline(model, schedule="1f1b", **k), 3),
     ],
 )

@@ -57,6 +57,24 @@ def test_an_output_that_nobody_reads_takes_nothing():
     assert pair.output_bytes == 4 * 8
 
 
+@pytest.mark.parametrize(("dtype", "size"), [("float64", 8), ("bfloat16", 2)])
+def test_weights_count_in_the_type_they_are_stored_in(dtype, size):
+    def model():
+        frozen = layers.Dense(8, dtype=dtype, trainable=False)
+        trained = layers.Dense(4, dtype=dtype)
+        return keras.Sequential([keras.Input((8,), dtype=dtype), frozen, trained])
+
+    frozen, trained = planner.read(model).layers
+    assert (frozen.num_trained, frozen.weight_bytes) == (0, size)
+    assert (trained.num_trained, trained.weight_bytes) == (8 * 4 + 4, size)
+
+
+def test_a_model_of_operations_only_has_no_weights():
+    x = keras.Input((8,))
+    workload = planner.read(keras.Model(x, keras.ops.relu(x + 1.0)))
+    assert (workload.parameters, workload.dtype) == (0, "float32")
+
+
 def test_layers_compute_in_their_dtype():
     def model():
         return keras.Sequential(

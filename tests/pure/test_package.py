@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import itertools
 import os
+import py_compile
 import re
 import subprocess
 import sys
@@ -29,6 +30,21 @@ def test_import_is_light_and_silent(tmp_path: Path) -> None:
     )
     run = _python(code, cwd=tmp_path)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+def test_a_package_without_sources_has_all_its_names(tmp_path: Path) -> None:
+    for package in ("", "_compat", "_util", "schedules"):
+        for path in (ROOT / "tfgpipe" / package).glob("*.py"):
+            compiled = tmp_path / path.relative_to(ROOT).with_suffix(".pyc")
+            py_compile.compile(str(path), str(compiled), doraise=True)
+    code = (
+        "import tfgpipe; print(tfgpipe.__file__, tfgpipe.Schedule.__module__, "
+        "tfgpipe.schedules.__name__, *tfgpipe.__all__)"
+    )
+    run = _python(code, cwd=tmp_path)
+    home = str(tmp_path / "tfgpipe" / "__init__.pyc")
+    names = [home, "tfgpipe.schedules.schedule", "tfgpipe.schedules", *tfgpipe.__all__]
+    assert (run.stdout.split(), run.stderr) == (names, "")
 
 
 def test_another_keras_backend_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -192,6 +192,13 @@ def test_a_model_without_ranges_needs_inputs(file):
     _refused(ValueError, words, keras.Sequential(dense()), file)
 
 
+def test_inputs_by_which_no_range_is_found_are_refused(file):
+    model, begin = keras.Sequential(dense()), "^Ranges are found by `representative`, "
+    spoilt = np.full((4, 16), np.nan, "float32")
+    _refused(ValueError, f"{begin}.* Received NaN or infinity in", model, file, spoilt)
+    _refused(ValueError, f"{begin}.* Received none", model, file, spoilt[:0])
+
+
 def test_a_model_that_keras_has_quantized_is_refused(file):
     model = keras.Sequential(dense())
     model.quantize("int8")

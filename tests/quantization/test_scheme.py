@@ -96,6 +96,14 @@ def test_what_is_read_twice_is_not_fused():
     assert parts(found[product]) == "wa"
 
 
+def test_what_is_an_output_as_well_is_not_fused():
+    product, relu = layers.Dense(2), layers.ReLU()
+    calls = [Call(product, (), {}, (0,), (1,)), Call(relu, (), {}, (1,), (2,))]
+    for outputs, expected in (([2], "w"), ([1, 2], "wa")):
+        found = configs_of(calls, outputs, default_8bit(), {})
+        assert parts(found[product]) == expected
+
+
 def test_annotated_layers_are_quantized_as_they_say_and_never_fused():
     product, relu = layers.Dense(2), layers.ReLU()
     calls = [Call(product, (), {}, (0,), (1,)), Call(relu, (), {}, (1,), (2,))]

@@ -256,8 +256,8 @@ def test_what_is_no_layer_no_configuration_or_quantized_is_refused():
     ("arguments", "words"),
     [
         ({"range_update": "always"}, r"range_update.*'always'"),
-        ({"delay": -1}, r"Received delay=-1"),
-        ({"freeze_after": 0}, r"freeze_after=0"),
+        ({"delay": -1}, r"`delay` must be an integer of at least 0"),
+        ({"freeze_after": 0}, "`freeze_after` must be an integer of at least 1"),
     ],
 )
 def test_timing_out_of_bounds_is_refused(arguments, words):

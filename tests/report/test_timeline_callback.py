@@ -136,6 +136,18 @@ def test_a_run_that_ends_before_writes_nothing_and_says_so(tmp_path):
     assert timing.summary() == ("No step from 10 to 12 was trained, so none was timed.")
 
 
+def test_steps_are_counted_not_updates(tmp_path):
+    trained = model()
+    trained.compile(keras.optimizers.SGD(1e-3, gradient_accumulation_steps=4), "mse")
+    timing = TimelineCallback(tmp_path, steps=(3, 4))
+    fit(trained, timing)
+    assert "2 steps of" in timing.timeline.title
+    # A run that goes on after others, some of which the optimizer has left out.
+    timing = TimelineCallback(tmp_path, steps=(102, 103), first_step=100)
+    fit(trained, timing)
+    assert "2 steps of" in timing.timeline.title
+
+
 @pytest.mark.parametrize("steps", [(0, 3), (5, 4)])
 def test_steps_out_of_order_are_refused(steps, tmp_path):
     with pytest.raises(ValueError, match="first and the last step to time, counted"):

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers.layer_stacks import STACKS, ResidualBlock
+from tfgpipe.runtime import layer_probes
 
 ops = keras.ops
 
@@ -103,7 +104,273 @@ def test_many_layers_of_a_kind_are_traced_once():
             return x
 
     build(*(Counted() for _ in range(6)))
-    assert traced.count(6) == traced.count(3) == 1
+    assert len(traced) == 6 + 1  # Keras calls each.
+
+
+# -- which layers are named and which are not ------------------------------------------
+
+
+class Whitened(keras.layers.Layer):
+    """Normalises the batch in training, as whitening layers of papers do."""
+
+    def call(self, x, training=False):
+        return x / (1.0 + ops.std(x, axis=0)) if training else x
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+class Mixup(keras.layers.Layer):
+    """Adds other examples of the batch in training."""
+
+    def __init__(self, shuffle, **kwargs):
+        super().__init__(**kwargs)
+        self.shuffle = shuffle
+
+    def call(self, x, training=False):
+        return 0.7 * x + 0.3 * self.shuffle(x) if training else x
+
+
+class Draws(keras.layers.Layer):
+    """Draws at random in training, with a seed of its own."""
+
+    def __init__(self, function, **kwargs):
+        super().__init__(**kwargs)
+        self.function = function
+        self.seed = keras.random.SeedGenerator(3)
+
+    def call(self, x, training=False):
+        return self.function(x, self.seed) if training else x
+
+
+class Centre(keras.layers.Layer):
+    def __init__(self, axis, **kwargs):
+        super().__init__(**kwargs)
+        self.axis = axis
+
+    def call(self, x):
+        return x - ops.mean(x, axis=self.axis, keepdims=True)
+
+    def get_config(self):
+        return {**super().get_config(), "axis": self.axis}
+
+
+class Weighted(keras.layers.Layer):
+    """A layer of a function of its input and of a weight that starts at zero."""
+
+    def __init__(self, function, shape, **kwargs):
+        super().__init__(**kwargs)
+        self.function = function
+        self.weight_shape = shape
+
+    def build(self, shape):
+        self.w = self.add_weight(shape=self.weight_shape, initializer="zeros")
+
+    def call(self, x):
+        return self.function(x, self.w)
+
+
+class Around(keras.layers.Layer):
+    """A layer around another, and a function of both."""
+
+    def __init__(self, inner, function=ops.tanh, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = inner
+        self.function = function
+
+    def call(self, x, training=False):
+        return x + self.function(self.inner(x, training=training))
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+class AddsCTC(keras.layers.Layer):
+    """Adds the loss of a text recognizer, as the endpoint layers of Keras examples."""
+
+    def call(self, x):
+        ones = ops.ones((ops.shape(x)[0],), "int32")
+        labels = ops.tile(ones[:, None], (1, 2))
+        losses = ops.ctc_loss(labels, x, 2 * ones, x.shape[1] * ones)
+        self.add_loss(ops.mean(losses))
+        return x
+
+
+def drop_path(x):
+    """As in Swin of the Keras examples."""
+    keep = 0.9 + tf.random.uniform([tf.shape(x)[0], 1])
+    return x / 0.9 * tf.floor(keep)
+
+
+def with_positions(x, table):
+    """As the patches of EANet, of which only the table tells how many there are."""
+    return x + table
+
+
+def through_numpy(x):
+    y = tf.numpy_function(lambda a: 2 * a, [x], tf.float32)
+    return tf.ensure_shape(y, x.shape)
+
+
+def checked(x):
+    tf.debugging.assert_greater(tf.reduce_sum(x * x), 1e9)
+    tf.print("called on noise")
+    return 2 * x
+
+
+def by_place(x):
+    return ops.scan(lambda total, row: (total + row, total), x[0] * 0, x)[1]
+
+
+def of_strings(x):
+    return ops.cast(tf.strings.length(x), "float32")
+
+
+BIG = (4100, 4100)  # More than 2^24 entries.
+SILENT = {
+    "strings": (Layer(of_strings), (3,), "string"),
+    "a size that is unknown": (Weighted(with_positions, (16, 4)), (None, 4)),
+    "tf.random": (Layer(drop_path),),
+    "noise of a seed": (
+        Draws(lambda x, s: x + keras.random.normal(ops.shape(x), seed=s)),
+    ),
+    "dropout of a seed": (Draws(lambda x, s: keras.random.dropout(x, 0.5, seed=s)),),
+    "numpy": (Layer(through_numpy),),
+    "a print": (Layer(checked),),
+    "each example in a loop": (Layer(lambda x: tf.map_fn(tf.cumsum, x)),),
+    "a loss that loops": (AddsCTC(), (6, 5)),
+    "dropout": (Around(keras.layers.Dropout(0.5)),),
+    "batch norm": (Around(keras.layers.BatchNormalization()),),
+    "many weights": (Weighted(lambda x, w: ops.tanh(ops.matmul(x, w)), BIG), (4100,)),
+    "a large table as it is": (
+        Weighted(lambda x, w: x + w[None], (8, 9000)),
+        (8, 9000),
+    ),
+    "a transposed table": (Weighted(lambda x, w: x @ ops.transpose(w), (9, 4)),),
+    "a sum over places": (Layer(lambda x: ops.cumsum(x, axis=1)), (5, 4)),
+    "a transform": (Layer(lambda x: ops.fft2((x, x))[0]), (5, 4)),
+}
+MIXES = {
+    "whitening": (Whitened(),),
+    "mixup": (Mixup(lambda x: ops.flip(x, axis=0)),),
+    "mixup at random": (Mixup(tf.random.shuffle),),
+    "mixup by a seed": (Draws(lambda x, s: x + keras.random.shuffle(x, seed=s)),),
+    "in a wrapper of Keras": (keras.layers.TimeDistributed(Whitened()), (5, 4)),
+    "of Keras in training": (keras.layers.MixUp(), (8, 8, 3)),
+    "of Keras by an argument": (keras.layers.Softmax(axis=0),),
+    "of Keras by an argument from the end": (keras.layers.UnitNormalization(-2),),
+    "many weights": (Weighted(lambda x, w: MIXING["centred"](x @ w), BIG), (4100,)),
+    "weights of zero": (Weighted(lambda x, w: x + w * ops.mean(x, axis=0), (4,)),),
+    "a decision on all": (
+        Layer(lambda x: ops.cond(ops.sum(x) > 0, lambda: x, lambda: -x)),
+    ),
+    "a loop over examples": (Layer(by_place),),
+    "around dropout": (Around(keras.layers.Dropout(0.5), MIXING["by their number"]),),
+}
+
+
+def warnings_of(layer, shape=(4,), dtype="float32", num_microbatches=2):
+    inputs = keras.Input(shape, dtype=dtype)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tfgpipe.PipelinedLayer(
+            keras.Model(inputs, layer(inputs)),
+            num_stages=1,
+            num_microbatches=num_microbatches,
+        )
+    return [str(w.message) for w in caught]
+
+
+@pytest.mark.parametrize("name", list(SILENT))
+def test_a_layer_that_keeps_examples_apart_gives_no_warning(name, capfd):
+    found = warnings_of(*SILENT[name])
+    if name == "batch norm":
+        assert "Batch normalization sees one microbatch" in found.pop()
+    assert not found
+    assert "noise" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", list(MIXES))
+def test_a_layer_that_mixes_examples_is_named(name):
+    (message,) = warnings_of(*MIXES[name])
+    assert f"Layer '{MIXES[name][0].name}' mixes the examples" in message
+
+
+def test_layers_of_a_class_are_probed_for_each_configuration():
+    with pytest.warns(UserWarning, match="'over_examples' mixes") as caught:
+        build(Centre(1, name="over_places"), Centre(0, name="over_examples"))
+    assert len(caught) == 1
+
+
+def test_a_layer_is_probed_for_each_way_that_it_is_called():
+    class Summed(keras.layers.Layer):
+        def call(self, x, axis):
+            return x + ops.sum(x, axis=axis, keepdims=True)
+
+    inputs, summed = keras.Input((4,)), Summed(name="summed")
+    model = keras.Model(inputs, summed(summed(inputs, axis=1), axis=0))
+    with pytest.warns(UserWarning, match="'summed' mixes the examples"):
+        tfgpipe.PipelinedLayer(model, num_stages=1, num_microbatches=2)
+
+
+def test_a_probe_makes_no_weights():
+    """Of 64 MiB here."""
+    layer = Weighted(ops.matmul, (4096, 4096))
+    made = []
+    original = tf.random.stateless_normal
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            tf.random,
+            "stateless_normal",
+            lambda shape, **kw: made.append(np.prod(shape)) or original(shape, **kw),
+        )
+        assert not warnings_of(layer, (4096,))
+    assert max(made) < 2**16
+
+
+def test_weights_that_a_probe_cannot_do_without_are_named():
+    scaled = Weighted(lambda x, w: x * ops.sum(ops.linalg.norm(w, axis=1)[:4]), BIG)
+    assert not warnings_of(scaled)
+    transposed = Weighted(lambda x, w: x @ ops.transpose(w), BIG, name="tied")
+    (message,) = warnings_of(transposed, (4100,))
+    assert "'tied' (NotImplementedError: a weight of 16,810,000 entries" in message
+
+
+def test_operations_of_one_kind_are_probed_once():
+    probed = []
+    original = layer_probes._probe
+    inputs = keras.Input((4,))
+    x = inputs
+    for _ in range(5):
+        x = x + 0.5 * ops.tanh(x)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            layer_probes, "_probe", lambda *a: probed.append(a) or original(*a)
+        )
+        tfgpipe.PipelinedLayer(keras.Model(inputs, x), num_stages=2, num_microbatches=2)
+    assert len(probed) == 3
+
+
+def test_a_probe_calls_a_layer_once_and_leaves_variables_alone():
+    class Counting(keras.layers.Layer):
+        calls = 0
+
+        def build(self, shape):
+            self.steps = tf.Variable(0.0)
+
+        def call(self, x):
+            Counting.calls += 1
+            return x + 0.0 * self.steps.assign_add(1.0)
+
+    layer = Counting()
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layer(inputs))
+    Counting.calls = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tfgpipe.PipelinedLayer(model, num_stages=1, num_microbatches=2)
+    assert Counting.calls == 1
+    assert layer.steps.numpy() == 0.0
 
 
 # -- what a probe runs into -----------------------------------------------------------
@@ -155,20 +422,18 @@ def test_layers_without_a_config_are_each_probed():
 
 
 class Picky(keras.layers.Layer):
-    """Takes mini-batches and microbatches of even sizes alone."""
+    """Takes even numbers of examples alone."""
 
     def call(self, x):
-        rows = x.shape[0]
-        if rows is not None and rows % 2:
-            raise AssertionError(f"an odd number of examples, {rows}")
-        return ops.tanh(x)
+        pairs = ops.reshape(ops.tanh(x), (-1, 2, x.shape[1]))
+        return ops.reshape(pairs, (-1, x.shape[1]))
 
 
 UNKNOWN = r"Whether each layer treats the examples.*Received '{}'.*\({}.*compare them"
 
 
 def test_a_layer_that_cannot_be_probed_is_named_in_a_warning_and_trains():
-    words = UNKNOWN.format("picky", "AssertionError: .*an odd number of examples, 3")
+    words = UNKNOWN.format("picky", "InvalidArgument.*12 values")
     with pytest.warns(UserWarning, match=words) as caught:
         trains(around(Picky(name="picky")))
     assert sum("treats the examples" in str(w.message) for w in caught) == 1
@@ -182,14 +447,13 @@ def test_a_layer_that_rejects_noise_is_named_in_a_warning():
         build(keras.layers.Dense(4), Layer(looked_up, name="table"))
 
 
-def test_a_layer_that_prints_is_not_tried_and_named_in_a_warning(capfd):
-    def printed(x):
-        tf.print("called on noise")
-        return x
-
-    with pytest.warns(UserWarning, match=UNKNOWN.format("print", ".*Print")):
-        build(keras.layers.Dense(4), Layer(printed, name="print"))
-    assert "noise" not in capfd.readouterr().err
+def test_a_layer_with_effects_is_not_tried_and_named_in_a_warning():
+    generator = tf.random.Generator.from_seed(1)
+    before = generator.state.numpy()
+    noisy = Layer(lambda x: x + generator.normal(tf.shape(x)), name="noisy")
+    with pytest.warns(UserWarning, match=UNKNOWN.format("noisy", ".*RngReadAndSkip")):
+        build(keras.layers.Dense(4), noisy)
+    np.testing.assert_array_equal(generator.state.numpy(), before)
 
 
 class WrongShape(Layer):
@@ -216,6 +480,13 @@ def test_a_layer_that_changes_the_batch_size_is_refused_with_shapes():
             keras.layers.Dense(4),
             Layer(lambda x: ops.reshape(x, (-1, 8)), name="pairs"),
         )
+
+
+def test_with_one_microbatch_an_operation_may_change_the_batch_size():
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(4)(inputs)
+    hidden = hidden - ops.mean(hidden, axis=0)
+    trains(keras.Model(inputs, keras.layers.Dense(2)(hidden)), num_microbatches=1)
 
 
 # -- outputs with the batch size as another axis --------------------------------------
@@ -280,7 +551,7 @@ def warnings_of_a_step(layer, *, owned, num_microbatches=2):
 
 
 @pytest.mark.parametrize(
-    ("loss", "owned"), [(product_of_means, True), (ops.sum, False)]
+    ("loss", "owned"), [(product_of_means, True), (product_of_means, False)]
 )
 def test_an_added_loss_that_is_no_mean_is_named_in_a_warning(loss, owned):
     (message,) = warnings_of_a_step(AddsLoss(loss, name="experts"), owned=owned)
@@ -304,9 +575,15 @@ def test_a_regularizer_of_activities_of_ones_own():
 
 
 @pytest.mark.parametrize(
-    ("loss", "owned"), [(ops.mean, True), (lambda x: 0.5 + ops.mean(x**2), False)]
+    ("loss", "owned"),
+    [
+        (ops.mean, True),
+        (lambda x: 0.5 + ops.mean(x**2), False),
+        (ops.sum, False),
+        (lambda x: ops.sum(x, axis=-1), True),
+    ],
 )
-def test_an_added_loss_that_is_a_mean_gives_no_warning(loss, owned):
+def test_an_added_loss_that_is_a_mean_or_a_sum_gives_no_warning(loss, owned):
     assert not warnings_of_a_step(AddsLoss(loss), owned=owned)
 
 
@@ -314,8 +591,9 @@ def test_with_one_microbatch_an_added_loss_may_be_anything():
     assert not warnings_of_a_step(AddsLoss(ops.sum), owned=False, num_microbatches=1)
 
 
-def test_an_added_loss_of_random_numbers_is_not_known():
-    layer = AddsLoss(ops.mean, draws=True, name="noisy")
+def test_an_added_loss_of_random_numbers_is_compared_with_the_same_numbers():
+    for reduce in (ops.mean, ops.sum):
+        assert not warnings_of_a_step(AddsLoss(reduce, draws=True), owned=False)
+    layer = AddsLoss(lambda x: ops.square(ops.mean(x)), draws=True, name="noisy")
     (message,) = warnings_of_a_step(layer, owned=False)
-    assert "Whether each loss that a layer adds is a mean" in message
-    assert "'noisy' (NotImplementedError: a loss of random numbers)" in message
+    assert "Layer 'noisy' adds a loss that is no mean or sum" in message

@@ -147,6 +147,32 @@ def test_weights_of_rows_without_places(reduction):
     assert_same(compiled(loss), x, y, w[:, None], (4, 4, 3))
 
 
+# Beside the rows: axes of the values that are masked, and of weights that Keras takes.
+RANKS = [
+    ((), ()),
+    ((), (1,)),
+    ((1,), ()),
+    ((1,), (1,)),
+    ((PLACES,), (1,)),
+    ((PLACES,), (PLACES,)),
+    ((PLACES,), (PLACES, 1)),
+]
+
+
+@pytest.mark.parametrize(
+    "reduction", ["sum_over_batch_size", "mean_with_sample_weight"]
+)
+@pytest.mark.parametrize(("axes", "of_weights"), RANKS)
+def test_masks_meet_weights_of_any_rank(axes, of_weights, reduction):
+    """The same rank, one axis less, one more; each microbatch has some that count."""
+    targets, outputs = double(ROWS, *axes, 3), double(ROWS, *axes, 3, seed=1)
+    mask = np.arange(outputs[..., 0].numpy().size).reshape(ROWS, *axes) % 3 != 1
+    keras_internals.set_mask(outputs, tf.constant(mask))
+    weights = double(ROWS, *of_weights, seed=2)
+    of = compiled(Loss(squares_of_rows, reduction))
+    assert_same(of, targets, outputs, weights, (4, 4, 3))
+
+
 def test_weights_of_zero_leave_a_loss_of_zero():
     of = compiled(Loss(squares_of_rows, "mean_with_sample_weight"))
     given = double(ROWS, 3), double(ROWS, 3, seed=1), tf.zeros(ROWS, tf.float64)

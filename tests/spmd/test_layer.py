@@ -228,6 +228,14 @@ class _Unknown(keras.layers.Layer):
         return x
 
 
+class _Clips(keras.layers.Dense):
+    config_is_complete = True
+
+    def call(self, x):
+        self.kernel.assign(keras.ops.clip(self.kernel, -1.0, 1.0))
+        return super().call(x)
+
+
 class _AddsLoss(keras.layers.Layer):
     config_is_complete = True
 
@@ -253,6 +261,7 @@ _ALIKE = "compute the same"
         (lambda: [_dense() for _ in range(3)], "3 layers for 2 stages"),
         (lambda: [_dense()] * 2, "a layer twice"),
         (lambda: [_AddsLoss(), _AddsLoss()], "add a loss"),
+        (lambda: [_Clips(4), _Clips(4)], "assigns '.*kernel'"),
         (lambda: [_dense(bias_constraint="non_neg") for _ in range(2)], "constraint"),
         (
             lambda: [

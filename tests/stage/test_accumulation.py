@@ -82,6 +82,30 @@ def test_all_forms_give_the_sum_of_the_gradients(M, puts_off, graph):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("platform", "M"), [("cpu", 3), ("gpu", 3), ("tpu", 3), ("gpu", 1)]
+)
+def test_rows_of_a_table_are_summed_within_and_between_microbatches(platform, M):
+    _, stage = traced([layers.Embedding(6, 3)], first=True, dtype="int32")
+    (gradient,) = stage.trace.backward.weight_grads
+    summed = GradientAccumulation(
+        stage.trace, StageOptions(platform=platform, num_microbatches=M)
+    )
+    rng = np.random.default_rng(0)
+    expected = np.zeros((6, 3), "float32")
+    results = summed.begin()
+    for _ in range(M):
+        rows = rng.integers(0, 4, (2, 4), dtype=np.int32)  # Some more than once.
+        values = rng.normal(size=(2, 4, 3)).astype("float32")
+        np.add.at(expected, rows, values)
+        named = {gradient.indices: rows, gradient.values: values}
+        results = summed.add(
+            results, {name: tf.constant(x) for name, x in named.items()}
+        )
+    (received,) = summed.finalize(results)
+    np.testing.assert_allclose(received, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_microbatch_without_rows_changes_no_sum():
     trace = wide()
     for M in (1, 2):

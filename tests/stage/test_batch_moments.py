@@ -75,6 +75,12 @@ def test_a_part_that_is_masked_altogether_changes_nothing():
     np.testing.assert_allclose(received, averages_of_keras(x, mask), rtol=1e-12)
 
 
+def test_averages_stay_where_there_are_no_rows():
+    mean, variance = moved_averages(tf.zeros((0, 3, 2), tf.float64), None, [0, 0])
+    np.testing.assert_array_equal(mean, [2.0, 2.0])
+    np.testing.assert_array_equal(variance, [3.0, 3.0])
+
+
 def test_single_precision_keeps_small_variances_beside_large_means():
     x = tf.constant(1e3 + np.random.default_rng(0).standard_normal((64, 2)), tf.float32)
     _, variance = moved_averages(x, None, [8] * 8)

@@ -17,8 +17,8 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare, train_steps
-from tests.helpers.identity import Crosses
 from tests.helpers.layer_stacks import TRANSFER_DTYPES
+from tests.helpers.reference import Crosses, InMicrobatches
 from tests.helpers.zoo import floats, padded_ids
 from tfgpipe import schedules
 from tfgpipe._util import sizes
@@ -107,7 +107,7 @@ def test_microbatches_without_rows(schedule, floatx):
     x, y = np.ones((2, 5)), np.ones((2, 3))
     for transfer_dtype in CHOICES:
         plain, pipelined = twins(transfer_dtype, num_microbatches=4, schedule=schedule)
-        one_by_one = train_steps.InMicrobatches(plain, 2)
+        one_by_one = InMicrobatches(plain, 2)
         one_by_one(x)
         for model in (one_by_one, pipelined):
             model.compile(

@@ -11,6 +11,7 @@ import tfgpipe
 from benchmarks import workloads
 from tests.helpers import compare
 from tfgpipe.capture import tracer
+from tfgpipe.capture.ir import Call, Segment, Value
 from tfgpipe.stage import dedup, stage
 from trainer.models import transformer
 
@@ -154,12 +155,18 @@ def frozen_inside():
     return wrapper
 
 
+# Too many to print.
+RISING = np.arange(4096).reshape(1024, 4)
+CHANGED = np.where(RISING == 2048, 0, RISING)
+
 OTHER = {
     "class": ([layers.Dense(4)], [Scaled(1.0)]),
     "activation": ([layers.Dense(4)], [layers.Dense(4, activation="relu")]),
     "units": ([layers.Dense(4)], [layers.Dense(5)]),
     "bias": ([layers.Dense(4)], [layers.Dense(4, use_bias=False)]),
     "dtype": ([layers.Dense(4)], [layers.Dense(4, dtype="float64")]),
+    # Variables are single precision both times.
+    "policy": ([layers.Dense(4)], [layers.Dense(4, dtype="mixed_bfloat16")]),
     "autocast": ([Scaled(2.0)], [Scaled(2.0, autocast=False)]),
     "frozen": ([layers.Dense(4)], [frozen()]),
     "frozen inside": (
@@ -172,6 +179,13 @@ OTHER = {
     "type of a number": ([Scaled(1)], [Scaled(True)]),
     "sign of zero": ([Scaled(0.0)], [Scaled(-0.0)]),
     "array": ([Scaled(np.float32([1]))], [Scaled(np.float32([2]))]),
+    # Of the same bytes.
+    "dtype of an array": ([Scaled(np.float32([0]))], [Scaled(np.int32([0]))]),
+    "shape of an array": ([Scaled(np.ones(4))], [Scaled(np.ones((1, 4)))]),
+    "middle of an array": ([Scaled(RISING)], [Scaled(CHANGED)]),
+    "key": ([Scaled({"a": [1.0]})], [Scaled({"b": [1.0]})]),
+    "container": ([Scaled([1.0])], [Scaled((1.0,))]),
+    "order": ([Scaled([1.0, 2.0])], [Scaled([2.0, 1.0])]),
     "contained": ([Scaled({"a": [1.0]})], [Scaled({"a": [2.0]})]),
     "tied": (tied(), [layers.Dense(4), layers.Dense(4)]),
 }
@@ -181,6 +195,64 @@ OTHER = {
 def test_other_layers_are_not(a, b):
     assert dedup.structure(part(*a)) is not None
     assert not are_twins(a, b)
+
+
+def calls(
+    *, first=(0, 1), second=(2, 0), factor=2.0, tied=True, ends=(3,), starts=(0, 1)
+):
+    """Returns the structure of `dense(dense(x0) - x0) * factor - x1`, or a like one."""
+    one, other = layers.Dense(4), layers.Dense(4)
+    for layer in (one, other):
+        layer.build((None, 4))
+    subtract = layers.Subtract()
+    scale = Scaled(1.0)
+    called = [
+        Call(one, (Value(first[0]),), {}, (first[0],), (2,)),
+        Call(subtract, ([Value(i) for i in second],), {}, second, (3,)),
+        Call(one if tied else other, (Value(3),), {}, (3,), (4,)),
+        Call(scale, (Value(4),), {"factor": factor}, (4,), (5,)),
+        Call(subtract, ([Value(5), Value(first[1])],), {}, (5, first[1]), (6,)),
+    ]
+    return dedup.structure(Segment(tuple(called), starts, (*ends, 6)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"first": (1, 0)},
+        {"second": (0, 2)},
+        {"second": (2, 1)},
+        {"factor": 3.0},
+        {"factor": 2},
+        {"tied": False},
+        {"ends": (4,)},
+        {"ends": ()},
+        {"ends": (3, 4)},
+        {"starts": (1, 0)},
+    ],
+)
+def test_segments_that_differ_in_one_respect_are_not(change):
+    assert calls() == calls()
+    assert len({None, calls(), calls(**change)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (slice(0, 4), slice(0, 5)),
+        (slice(None, 4), slice(4, None)),
+        (slice(0, 4), slice(0, 4, 2)),
+        (tf.float32, tf.float64),
+        (np.float32(1), np.float64(1)),
+        ((1, 2), [1, 2]),
+        ("a", b"a"),
+        (..., None),
+        (1 + 2j, 1 - 2j),
+    ],
+)
+def test_arguments_that_differ_tell_segments_apart(one, other):
+    assert calls(factor=one) == calls(factor=one)
+    assert len({None, calls(factor=one), calls(factor=other)}) == 3
 
 
 def called_otherwise():

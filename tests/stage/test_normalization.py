@@ -18,41 +18,12 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare
-from tfgpipe.runtime import microbatch
+from tests.helpers.reference import DeferredNorm
 from tfgpipe.stage import normalization
 
 layers = keras.layers
 # Others are in `nightly`.
 WAYS = [("layer", 3), ("none", 5)]
-
-
-class Reference(layers.Layer):
-    """Normalises microbatches one by one and moves averages by all of them."""
-
-    def __init__(self, num_microbatches: int, **arguments):
-        super().__init__(dtype=arguments.get("dtype"))
-        self.num_microbatches = num_microbatches
-        self.norm = layers.BatchNormalization(**arguments)
-        self.supports_masking = True
-
-    def build(self, shape):
-        self.norm.build(shape)
-
-    def call(self, x, training=None, mask=None):
-        if not training:
-            return self.norm(x, training=False)
-        averages = self.norm.non_trainable_variables
-        before = [tf.identity(average.value) for average in averages]
-        split = microbatch.split_batch(x, self.num_microbatches)
-        masks = [None] * len(split.sizes) if mask is None else split.split(mask)
-        pieces = [
-            self.norm(rows, training=True, mask=rows_mask)
-            for rows, rows_mask in zip(split.split(x), masks, strict=True)
-        ]
-        for average, value in zip(averages, before, strict=True):
-            average.assign(value)
-        self.norm(x, training=True, mask=mask)
-        return tf.concat(pieces, axis=0)
 
 
 def stack(norm):
@@ -70,7 +41,7 @@ def stack(norm):
 
 def pair(num_microbatches, make=stack, shape=(5,), dtype="float32", **arguments):
     """Returns a plain model with references, and a pipeline of deferred layers."""
-    reference = functools.partial(Reference, num_microbatches)
+    reference = functools.partial(DeferredNorm, num_microbatches)
     plain = compare.plain_model(lambda: make(reference), shape, dtype)
     pipelined = compare.pipelined_model(
         lambda: make(normalization.DeferredBatchNormalization),
@@ -206,7 +177,7 @@ def test_a_layer_called_twice_moves_its_averages_twice(remat):
         hidden = layers.Dense(5)(norm(inputs))
         return keras.Model(inputs, layers.Dense(2)(norm(hidden + 1.0)))
 
-    plain = model(Reference(3, momentum=0.8))
+    plain = model(DeferredNorm(3, momentum=0.8))
     pipelined = tfgpipe.pipeline(
         model(normalization.DeferredBatchNormalization(momentum=0.8)),
         num_stages=2,
@@ -469,7 +440,7 @@ def test_replicas_average_their_averages_as_keras_does(num_microbatches):
 
     expected = fitted(
         compare.mirrored(2),
-        lambda: Reference(num_microbatches, momentum=0.5),
+        lambda: DeferredNorm(num_microbatches, momentum=0.5),
     )
     received = fitted(
         tfgpipe.PipelineStrategy(num_stages=1, num_replicas=2),

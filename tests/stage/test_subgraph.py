@@ -60,6 +60,29 @@ def test_layers_that_differ_in_anything_have_two(one, other):
     assert fingerprint(one) != fingerprint(other)
 
 
+def test_outputs_shapes_and_captured_tensors_tell_graphs_apart():
+    known = [tf.random.normal([1000]) for _ in range(2)]  # No constants.
+
+    def traced(*, order=(0, 1), rows=2, captured=known[0]):
+        def body(inputs):
+            results = tf.exp(inputs[0]), inputs[0] + tf.reduce_sum(captured)
+            return {i: results[n] for i, n in enumerate(order)}
+
+        specs = [tf.TensorSpec([rows, 4])]
+        joint = trace_joint(body, input_specs=specs, weights=[], state=[])
+        return GraphSource(joint).fingerprint
+
+    assert traced() == traced()
+    for change in (
+        {"order": (1, 0)},
+        {"order": (1, 1)},
+        {"order": (0,)},
+        {"rows": 3},
+        {"captured": known[1]},
+    ):
+        assert traced(**change) != traced(), change
+
+
 def test_captured_tensors_tell_stages_apart():
     class Adds(layers.Layer):
         def __init__(self, value):

@@ -10,8 +10,9 @@ import numpy as np
 
 import tfgpipe
 from tests.helpers import compare, pairwise
+from tests.helpers.reference import Shards
 from tests.tensor_parallel.models import CASES, WAYS, assert_same
-from tfgpipe.tensor_parallel import OutputLoss, full_weights, set_full_weights
+from tfgpipe.tensor_parallel import OutputLoss
 
 # Half precision rounds sums of parts, which a whole sum does not have. Relative to the
 # largest value.
@@ -58,7 +59,7 @@ def assert_equal(
     rtol, atol = compare.TOLERANCES[dtype]
     x = CASES[case].data(1 if unknown_sizes else 3)
     specs = compare.unknown_sizes(x) if unknown_sizes else None
-    assert_same(plain, sharded, x, rtol=rtol, atol=atol, specs=specs, graph=graph)
+    assert_same(plain, sharded, x, T, rtol=rtol, atol=atol, specs=specs, graph=graph)
 
 
 def assert_equal_in_half_precision(case: str, policy: str, ways: str) -> None:
@@ -70,7 +71,7 @@ def assert_equal_in_half_precision(case: str, policy: str, ways: str) -> None:
         keras.config.set_dtype_policy("float32")
     x, tolerance = CASES[case].data(3), HALF[policy]
     assert {w.dtype for w in sharded.trainable_weights} == {"float32"}
-    assert_same(plain, sharded, x, rtol=tolerance, atol=tolerance)
+    assert_same(plain, sharded, x, 3, rtol=tolerance, atol=tolerance)
 
 
 def assert_equal_weights_of_a_seed(case: str) -> None:
@@ -82,7 +83,7 @@ def assert_equal_weights_of_a_seed(case: str) -> None:
     sharded = CASES[case].make(4)
     x = CASES[case].data(3)
     rtol, atol = compare.TOLERANCES["float32"]
-    assert_same(plain, sharded, x, rtol=rtol, atol=atol, training=False)
+    assert_same(plain, sharded, x, 4, rtol=rtol, atol=atol, training=False)
 
 
 def assert_trains_equally(case: str, ways: str, *, epochs: int) -> None:
@@ -100,7 +101,8 @@ def assert_trains_equally(case: str, ways: str, *, epochs: int) -> None:
     for model in (plain, sharded):
         model.compile(keras.optimizers.Adam(0.01), losses[case])
         model.fit(x, y, batch_size=5, epochs=epochs, shuffle=False, verbose=0)
-    for a, b in zip(plain.get_weights(), full_weights(sharded), strict=True):
+    received = Shards(plain.weights, sharded.weights, 4).joined(sharded.get_weights())
+    for a, b in zip(plain.get_weights(), received, strict=True):
         compare.close(a, b, "weights", 1e-10, 1e-12)
 
 
@@ -110,7 +112,7 @@ def pipelined(
     """Returns a pipeline of a sharded model, with the weights of the plain one."""
     compare.fresh_names()
     model = tfgpipe.pipeline(CASES[case].make(T, **WAYS[ways]), **arguments)
-    set_full_weights(model, plain.get_weights())
+    Shards(plain.weights, model.weights, T).assign()
     return model
 
 
@@ -123,7 +125,7 @@ def assert_equal_in_stages(case: str, remat: str, ways: str) -> None:
     rtol, atol = compare.TOLERANCES["float64"]
     x = CASES[case].data(4)
     # Microbatches draw different masks of dropout.
-    assert_same(plain, model, x, rtol=rtol, atol=atol, training=case != "mlp")
+    assert_same(plain, model, x, 2, rtol=rtol, atol=atol, training=case != "mlp")
 
 
 def assert_schedule_trains_equally(schedule: str) -> None:
@@ -145,5 +147,6 @@ def assert_schedule_trains_equally(schedule: str) -> None:
         optimizer = keras.optimizers.Adam(0.01)
         each.compile(optimizer, OutputLoss(), jit_compile=False)
         each.fit(x, x[1], batch_size=8, epochs=2, shuffle=False, verbose=0)
-    for a, b in zip(plain.get_weights(), full_weights(model), strict=True):
+    received = Shards(plain.weights, model.weights, 2).joined(model.get_weights())
+    for a, b in zip(plain.get_weights(), received, strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-10, atol=1e-12)

@@ -11,8 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.helpers import compare
-from tfgpipe import tensor_parallel
-from tfgpipe.devices import sharding
+from tests.helpers.reference import Shards
 from tfgpipe.tensor_parallel import (
     TPMLP,
     TPCrossEntropy,
@@ -51,7 +50,7 @@ class Case:
         rng = np.random.default_rng(3)
         weights = [rng.standard_normal(w.shape) / 3 for w in plain.get_weights()]
         plain.set_weights(weights)
-        tensor_parallel.set_full_weights(sharded, weights)
+        Shards(plain.weights, sharded.weights, T).assign()
         return plain, sharded
 
 
@@ -181,40 +180,21 @@ CASES = {
 CASES_IN_FILES = ("columns_and_rows", "all_in_parts", "attention", "classifier")
 
 
-def full_gradients(model: keras.Model, values: Sequence[Any]) -> list[Any]:
-    """Returns values of trainable weights, those of parts put together.
-
-    Padding is left on them, and has to be zero.
-    """
-    of_part = {
-        id(part): weight
-        for layer in sharding.sharded_layers([model])
-        for weight in layer.sharded_weights
-        for part in weight.parts
-    }
-    parts: dict[int, list[Any]] = {}
-    axes = {}
-    for variable, value in zip(model.trainable_variables, values, strict=True):
-        weight = of_part.get(id(variable))
-        key = id(variable if weight is None else weight)
-        axes[key] = 0 if weight is None else weight.axis
-        parts.setdefault(key, []).append(value)
-    return [np.concatenate(found, axes[key]) for key, found in parts.items()]
-
-
 def assert_same(
     plain: keras.Model,
     sharded: keras.Model,
     x: Any,
+    T: int,
     *,
     rtol: float,
     atol: float,
     **arguments: Any,
 ) -> None:
-    """Asserts that outputs, masks, every gradient and the state are equal."""
+    """Asserts that outputs, masks and every gradient are equal, padding's zero."""
     a = compare.run(plain, x, **{**arguments, "graph": False})
     b = compare.run(sharded, x, **arguments)
-    gradients = full_gradients(sharded, list(b.weight_grads.values()))
+    shards = Shards(plain.trainable_variables, sharded.trainable_variables, T)
+    gradients = shards.joined([*b.weight_grads.values()])
     merged = {}
     for (name, expected), found in zip(a.weight_grads.items(), gradients, strict=True):
         kept = tuple(map(slice, expected.shape))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfgpipe
 from tests.tensor_parallel import identity
+from tfgpipe._compat import keras_internals
 from tfgpipe.tensor_parallel import (
     TPMLP,
     OutputLoss,
@@ -17,6 +19,7 @@ from tfgpipe.tensor_parallel import (
     TPLayerNormalization,
     TPMultiHeadAttention,
     full_weights,
+    set_full_weights,
 )
 
 REFUSED = {
@@ -51,6 +54,16 @@ REFUSED = {
         r"Received CPU:99; TensorFlow sees",
     ),
     "no shards": (lambda: TPDense(4, num_shards=0), r"at least 1, or None .* 0"),
+    "no units": (lambda: TPDense(0, num_shards=2), "`units` must be .* Received 0"),
+    "no keys": (
+        lambda: TPMultiHeadAttention(2, key_dim=-1, num_shards=2),
+        "`key_dim` must be an integer of at least 1. Received -1",
+    ),
+    "no values": (
+        lambda: TPMultiHeadAttention(2, key_dim=1, value_dim=0, num_shards=2),
+        "`value_dim` must be an integer of at least 1. Received 0",
+    ),
+    "no vocabulary": (lambda: TPEmbedding(0, 4, num_shards=2), "`input_dim` must be"),
     "collective": (
         lambda: TPDense(4, num_shards=2, collective="sync"),
         r"`collective` must be one of 'gather', 'ring', .*. Received 'sync'",
@@ -119,6 +132,34 @@ def test_a_users_activation_sees_all_units():
     np.testing.assert_allclose(layer(x), dense(x), rtol=1e-5)
 
 
+@pytest.mark.parametrize(("center", "scale"), [(False, True), (True, False)])
+def test_normalization_without_an_offset_or_a_scale_is_that_of_keras(center, scale):
+    rng = np.random.default_rng(0)
+    x, target = rng.normal(size=(2, 3, 6))
+    weight = rng.normal(size=6)
+    found = []
+    for kind, arguments in (
+        (keras.layers.LayerNormalization, {}),
+        (TPLayerNormalization, {"num_shards": 3}),
+    ):
+        layer = kind(epsilon=0.1, center=center, scale=scale, **arguments)
+        layer.build((None, 6))
+        if arguments:
+            set_full_weights(layer, [weight])
+        else:
+            layer.set_weights([weight])
+        given = tf.constant(x, tf.float32)
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            y = layer(given)
+            loss = tf.reduce_sum(tf.square(y - target))
+        own = [v.value for v in layer.trainable_variables]
+        of_input, *gradients = tape.gradient(loss, [given, *own])
+        found.append((y, of_input, tf.concat(gradients, 0)))
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5)
+
+
 def test_padding_is_neither_read_nor_trained():
     embedding = TPEmbedding(5, 3, num_shards=4)  # 2, 2, 1 and 0 tokens.
     tokens, targets = (keras.Input((4,), dtype="int32") for _ in range(2))
@@ -144,6 +185,48 @@ def test_training_is_that_without_shards(floatx):
     identity.assert_trains_equally("columns_and_rows", "both_ways", epochs=1)
 
 
+@pytest.mark.parametrize("shard", range(3))
+def test_logits_of_any_shard_may_be_large(shard):
+    """Exponentials of them would overflow."""
+    logits = np.random.default_rng(0).normal(size=(4, 12)).astype("float32")
+    logits[:, 4 * shard : 4 * shard + 2] += 200.0
+    targets = np.array([0, 4, 8, 11])
+    expected = keras.losses.sparse_categorical_crossentropy(
+        targets, logits, from_logits=True
+    )
+    parts = tuple(tf.constant(part) for part in np.split(logits, 3, axis=-1))
+    received = TPCrossEntropy(num_shards=3)(parts, tf.constant(targets))
+    np.testing.assert_allclose(received, expected, rtol=1e-5)
+
+
 def test_losses_are_weighted():
     losses, weights = np.array([1.0, 2.0]), np.array([1.0, 0.0])
     assert float(OutputLoss()(np.zeros(2), losses, sample_weight=weights)) == 0.5
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("masked", ["query", "both", "argument", "value"])
+def test_masks_count_as_in_keras_attention(masked, dropout):
+    """At queries that a mask leaves no key as well, and for who reads them next."""
+    x = np.random.default_rng(0).normal(size=(3, 5, 6)).astype("float32")
+    mask = tf.constant(np.arange(5) < np.array([[5], [3], [2]]))
+    plain = keras.layers.MultiHeadAttention(2, 4, dropout=dropout)
+    sharded = TPMultiHeadAttention(2, key_dim=4, dropout=dropout, num_shards=2)
+    plain(x, x), sharded(x, x)
+    full = [keras.random.normal(w.shape) for w in plain.weights[:8]]
+    plain.set_weights([*full, *plain.get_weights()[8:]])
+    set_full_weights(sharded, [*full, *full_weights(sharded)[8:]])
+
+    def attend(layer):
+        query, value = tf.constant(x), tf.constant(x)
+        if masked in ("query", "both"):
+            keras_internals.set_mask(query, mask)
+        if masked in ("value", "both"):
+            keras_internals.set_mask(value, mask & False)
+        arguments = {"query_mask": mask} if masked == "argument" else {}
+        y = layer(query, value, **arguments)
+        return y, [keras_internals.get_mask(t) for t in (y, query, value)]
+
+    (expected, masks), (received, own) = attend(plain), attend(sharded)
+    np.testing.assert_allclose(received, expected, atol=2e-6)
+    assert [m is None for m in own] == [m is None for m in masks]

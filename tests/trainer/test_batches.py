@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -169,3 +172,34 @@ def test_an_error_in_a_function_ends_the_batches() -> None:
 def test_a_function_may_be_partial() -> None:
     make = functools.partial(np.full, fill_value=3)
     assert [len(x) for x in batches.from_function(make, range(1, 3), any_size=True)]
+
+
+def test_processes_are_ended_once_and_not_while_a_batch_is_awaited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at_exit: list[Callable[[], None]] = []
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    events: list[str] = []
+
+    class Batches:
+        def __next__(self) -> np.ndarray:
+            events.append("asked")
+            time.sleep(0.2)
+            events.append("made")
+            return np.ones(2)
+
+        def close(self) -> None:
+            events.append("closed")
+
+    taken: list[np.ndarray] = []
+    reader = threading.Thread(
+        target=lambda: taken.extend(batches._until_exit(Batches()))
+    )
+    reader.start()
+    while len(taken) < 2:
+        time.sleep(0.01)
+    (close,) = at_exit
+    close()
+    reader.join(5)
+    assert not reader.is_alive()
+    assert events == ["asked", "made"] * (len(events) // 2) + ["closed"]

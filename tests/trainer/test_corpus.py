@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trainer.data import corpus
+from trainer.data.batches import validation_batches
 
 TEXT = np.arange(200, dtype=np.uint8)
 
@@ -35,12 +36,20 @@ def test_random_windows_reach_both_ends_of_the_text() -> None:
     assert max(targets.max() for _, targets in batches) == TEXT[-1]
 
 
+def _even(num_batches: int, **changes: int) -> list[list[int]]:
+    windows = corpus.Windows(TEXT, **{"length": 8, **changes})
+    found = validation_batches(windows, batch_size=2, num_batches=num_batches)
+    pairs = list(found.as_numpy_iterator())
+    for inputs, targets in pairs:
+        assert inputs.shape[1:] == targets.shape[1:] == (8,)
+        assert np.array_equal(inputs + 1, targets)
+    return [inputs[:, 0].tolist() for inputs, _ in pairs]
+
+
 def test_even_windows_spread_over_the_whole_text() -> None:
-    batches = list(
-        corpus.even_windows(
-            TEXT, length=8, batch_size=2, num_batches=3
-        ).as_numpy_iterator()
-    )
-    starts = np.concatenate([inputs[:, 0] for inputs, _ in batches])
-    assert starts.tolist() == [0, 38, 76, 114, 152, 191]
-    assert batches[-1][1][-1, -1] == TEXT[-1]
+    assert _even(3) == [[0, 38], [76, 114], [152, 191]]
+    assert _even(2, stride=9) == [[0, 63], [126, 189]]
+
+
+def test_even_windows_of_a_small_text_come_once() -> None:
+    assert _even(32, stride=9) == [[18 * i, 18 * i + 9] for i in range(11)]

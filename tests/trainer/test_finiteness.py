@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.trainer import runs
-from trainer.callbacks import Finiteness, not_finite
+from trainer.callbacks import Finiteness, Profile, not_finite
 from trainer.checkpoint import store, variable_names
 from trainer.checkpoint.run_state import RunState
 from trainer.config import Optimizer, Training
@@ -185,3 +185,20 @@ def test_a_run_that_diverges_keeps_what_was_good(
     mended += ["--set=training.num_steps=64", f"--logdir={folder}", "--mode=train"]
     if store.steps(folder / "checkpoints"):
         assert main([*mended, "--set=optimizer.name=sgd", "--allow_changes"]) == 0
+
+
+def test_metrics_are_reset_once_a_step(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resets: list[int] = []
+    reset = type(model).reset_metrics
+    monkeypatch.setattr(
+        type(model), "reset_metrics", lambda self: resets.append(0) or reset(self)
+    )
+    callbacks = [
+        Finiteness(Training(), RunState(), first_step=0),
+        Profile(tmp_path, (100, 100), first_step=0),
+    ]
+    data = tf.data.Dataset.from_tensor_slices((X, X[..., :1]))
+    model.fit(data, callbacks=callbacks, verbose=0)
+    assert len(resets) <= len(X) + 2  # And Keras' own, of an epoch.

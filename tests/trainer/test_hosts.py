@@ -84,6 +84,14 @@ def test_wrong_flags_are_refused(configured, listed, index, words) -> None:
         {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker"}},
         {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "ps", "index": 0}},
         {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 2}},
+        # Each would train alone, and all in one folder.
+        {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}},
+        {"cluster": {"worker": "localhost:1"}},
+        {"cluster": {"worker": [1, 2]}},
+        {
+            "cluster": {"worker": ["a:1", "b:1"]},
+            "task": {"type": "worker", "index": 1.9},
+        },
     ],
 )
 def test_a_configuration_that_says_nothing_is_refused(configured, config) -> None:
@@ -113,7 +121,7 @@ def test_what_hosts_cannot_share_is_refused(changes, words) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--mode=decode"], "Expected one host for --mode=decode; received 2"),
+        (["--mode=decode"], "Expected --hosts with --mode=train_and_eval, train"),
         (["--dry_run"], "Expected one host for --dry_run; received 2"),
         (["--cluster=a:4000"], "Expected one of --hosts, or TF_CONFIG, and --cluster"),
     ],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from trainer.data.image_examples import Class
 from trainer.data.images import Augmentation, Images
 from trainer.data.sources import BadRecordError, BadRecords, Source, record_error
 from trainer.hyperparams import HyperparameterError
+from trainer.tasks.image_classifier import Classifier
 
 SHAPE = (4, 5, 3)
 
@@ -285,6 +288,46 @@ def test_labels_that_are_no_integers_are_an_error(
     assert _error(files=str(path), classes=3) == expected
 
 
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"x": np.full((4, 2, 2), 300)}, "data.files: expected pixels of type int64 f"),
+        ({"x": np.full((4, 2, 2), 1j)}, "data.files: expected pixels as numbers; rec"),
+        ({"y": np.full(4, 2**63, "u8")}, "data.files: expected labels below 2**63; r"),
+        ({"y": np.full(4, 10**12)}, "data.classes: expected the number of classes, a"),
+    ],
+)
+def test_arrays_of_other_values_are_an_error(
+    arrays: dict[str, np.ndarray], words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.npz"
+    np.savez(path, **{"x": np.zeros((4, 2, 2)), "y": np.zeros(4), **arrays})
+    assert _error(files=str(path)).startswith(words)
+
+
+def test_one_array_is_an_error(tmp_path: Path) -> None:
+    with (tmp_path / "x.npz").open("wb") as file:
+        np.save(file, np.zeros((4, 2, 2)))
+    assert "it is one array of numpy.save" in _error(files=str(tmp_path / "x.npz"))
+
+
+def test_more_classes_than_memory_is_for_are_refused() -> None:
+    with pytest.raises(HyperparameterError, match=r"^classes: expected an int or None"):
+        Images(classes=10**9)
+
+
+def test_both_splits_count_bad_records_together(tmp_path: Path) -> None:
+    examples = [image_files.example(b"broken", 0) for _ in range(20)]
+    examples[0] = examples[9] = image_files.example(image_files.png(0), 0)
+    image_files.write_tfrecord(tmp_path / "x", examples)
+    data = Images(files=str(tmp_path / "x"), classes=3, max_bad_records=2)
+    train, validation = data.open("train"), data.open("validation")
+    validation.read(1)
+    train.bad.add("another", "broken")
+    with pytest.raises(HyperparameterError, match=r"^data\.max_bad_records: .* 3"):
+        validation.bad.add("one more", "broken")
+
+
 def test_whole_numbers_of_any_type_are_labels(tmp_path: Path) -> None:
     for kind in ("uint8", "float32", "bool"):
         path = tmp_path / f"{kind}.npz"
@@ -349,3 +392,17 @@ def test_a_shape_without_colors_is_an_error() -> None:
         "shape: expected height and width of at least 1, and 1 or 3 channels; received "
         "(8, 8, 2)."
     )
+
+
+def test_predictions_are_of_folders_of_any_name(tmp_path: Path) -> None:
+    for label in ("a", os.fsdecode(b"\xff")):
+        (tmp_path / "files" / label).mkdir(parents=True)
+        for number in range(10):
+            path = tmp_path / "files" / label / f"{number}.png"
+            path.write_bytes(image_files.png(number))
+    task = Classifier(data=Images(files=str(tmp_path / "files")))
+    model = mock.Mock()
+    model.predict = lambda pixels, verbose: np.eye(2)[[1] * len(pixels)]
+    task.decode(model, tmp_path)
+    written = (tmp_path / "predictions.csv").read_text(encoding="utf-8").splitlines()
+    assert [line.split(",")[2] for line in written] == ["label", "a", r"\udcff"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import io
+import json
+import math
 import os
 import re
 import subprocess
@@ -61,12 +63,15 @@ def test_help_fits_a_screen_and_is_no_failure(
         ("stray --params=lm.Tiny", "received 'stray'"),
         ("--param=lm.Tiny", "Unknown command line flag 'param'. Did you mean: params"),
         ("--params=lm.Tiny --mode=trian", "should be one of <train_and_eval|train|e"),
-        ("--params=lm.Tiny --follow", "Expected --mode=eval, which --follow is of."),
-        ("--params=lm.Tiny --checkpoint=x", "Expected --checkpoint=latest, best, or "),
+        ("--params=lm.Tiny --follow", "Expected --follow with --mode=eval only; re"),
+        (
+            "--params=lm.Tiny --mode=eval --checkpoint=x",
+            "Expected --checkpoint=latest, best, or ",
+        ),
         ("--params=lm.Tiny --profile_steps=3", "Expected --profile_steps=A,B, the fir"),
         ("--mode=diff lm.Tiny", "Expected --mode=diff A B, each the name of an exper"),
         ("--params=lm.Tiny --device=cpu --tpu=a", "Expected --device=cpu without --tp"),
-        ("--mode=doctor --tpu=a", "Expected --mode=doctor without --tpu, --cluster "),
+        ("--mode=doctor --tpu=a", "Expected --tpu with --mode=train_and_eval, train"),
         ("--params=lm.Tiny --tpu_zone=a", "Expected --tpu=NAME, which --tpu_zone=ZO"),
         ("--params=lm.Tiny --mode=eval --logdir=none", "none holds no checkpoint"),
         ("--params=lm.Tiny --mode=export", "Expected --logdir=DIR, which --mode=exp"),
@@ -358,6 +363,46 @@ def test_on_a_tpu_even_one_replica_has_a_strategy(
     assert (strategy.mesh.num_stages, strategy.mesh.num_replicas) == (4, 1)
 
 
+@pytest.mark.parametrize(
+    "values", [{"num_shards": 2}, {"shard_replicas": "slots"}], ids=str
+)
+def test_what_a_tpu_does_not_do_is_refused(values: dict[str, Any]) -> None:
+    (name,) = values
+    with pytest.raises(
+        HyperparameterError, match=rf"^pipelining\.{name}: expected .*tpu"
+    ):
+        devices.start_tensorflow(Pipelining(**values), tpu="a")
+
+
+def test_more_logical_devices_than_start_are_refused() -> None:
+    with pytest.raises(HyperparameterError, match="at most 1024 devices on the CPU"):
+        devices.start_tensorflow(Pipelining(num_replicas=1025), device="cpu")
+
+
+def test_checkpoints_that_are_a_file_are_refused_at_once(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "checkpoints").touch()
+    assert main([*small, f"--logdir={tmp_path}"]) == 1
+    printed = capsys.readouterr()
+    assert f"{tmp_path / 'checkpoints'} cannot: File exists." in printed.err
+    assert not printed.out
+
+
+def test_measurements_that_are_a_folder_are_refused(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(OSError, match="Not a file"):  # Nobody would ever write there.
+        list(read_metrics(tmp_path / "pipe.jsonl"))
+    (tmp_path / "metrics.jsonl").mkdir()
+    assert main([*small, f"--logdir={tmp_path}"]) == 1
+    assert capsys.readouterr().err.startswith(
+        f"Expected a --logdir that can be written to; {tmp_path / 'metrics.jsonl'} "
+        "cannot: Is a directory.\n"
+    )
+
+
 def test_too_small_a_tpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _fake_tpu(monkeypatch)
     with pytest.raises(HyperparameterError, match="pipelining: 4 stages x 2 replicas"):
@@ -621,11 +666,23 @@ def test_measurements_of_steps_to_be_done_again_are_dropped(tmp_path: Path) -> N
 
 def test_lines_that_are_no_records_are_passed_over(tmp_path: Path) -> None:
     record = '{"step": 1, "loss": 0.5, "final": true}'
-    lines = [record, "[]", "3", "null", "{}", '{"step": "1"}', '{"step": 1, "a": null}']
+    lines = [record, "[]", "3", "null", "{}", '{"step": "1"}', '{"step": 1, "a": []}']
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, "\x00", ""]))
     assert list(read_metrics(tmp_path / "metrics.jsonl")) == [
         {"step": 1, "loss": 0.5, "final": True}
     ]
+
+
+def test_what_is_not_finite_is_null_in_a_line_of_json(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path, step=0)
+    metrics.write(1, {"loss": math.nan, "rate": math.inf, "other": -math.inf, "a": 1.5})
+    Metrics(tmp_path, step=1)  # Goes on, and writes it again.
+    text = (tmp_path / "metrics.jsonl").read_text()
+    expected = {"step": 1, "loss": None, "rate": None, "other": None, "a": 1.5}
+    assert json.loads(text, parse_constant=pytest.fail) == expected
+    (record,) = metrics.read()
+    assert math.isnan(record["loss"])
+    assert record["a"] == 1.5
 
 
 def _drawn(folder: Path) -> dict[str, list[tuple[int, float]]]:

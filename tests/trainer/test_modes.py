@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
 import shutil
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from unittest import mock
 
 import keras
@@ -17,8 +18,11 @@ from tests.trainer import runs
 from trainer.callbacks import Checkpointing
 from trainer.checkpoint import store, variable_names
 from trainer.checkpoint.run_state import RunState
-from trainer.config import Evaluation
-from trainer.hyperparams import HyperparameterError
+from trainer.config import Evaluation, Pipelining
+from trainer.errors import CheckpointError
+from trainer.evaluate import evaluate_each, validated_part
+from trainer.experiment import Experiment, Split, output_names
+from trainer.hyperparams import HyperparameterError, field
 from trainer.main import main
 from trainer.stopping import Stopping
 from trainer.tasks.image_classifier import Classifier
@@ -114,6 +118,148 @@ def test_following_evaluates_each_until_the_run_ends(trained, capsys) -> None:
     assert runs.records(folder, "eval") == measured
 
 
+def test_following_a_run_that_dies_before_its_first_checkpoint_ends(
+    tmp_path: Path,
+) -> None:
+    experiment = mock.Mock(evaluation=Evaluation())
+    with pytest.raises(CheckpointError, match="the run there has ended before its fir"):
+        evaluate_each(experiment, mock.Mock(), tmp_path)
+
+
+def test_all_validation_examples_are_taken_unless_fewer_are_asked_for(
+    trained, tmp_path: Path, capsys
+) -> None:
+    _, folder = trained
+    copy = shutil.copytree(folder, tmp_path / "run")
+    size = Classifier().num_validation_examples()
+    assert Evaluation().num_batches is None
+    assert main(["trainer", "--mode=eval", f"--logdir={copy}"]) == 0
+    assert capsys.readouterr().out.endswith(f"\non 8 of {size} examples\n")
+    every = "--set=evaluation.num_batches=None"
+    assert main(["trainer", "--mode=decode", f"--logdir={copy}", every]) == 0
+    assert f" of {size} validation images" in capsys.readouterr().out
+    with (copy / "decode" / "predictions.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == size
+
+
+@pytest.mark.parametrize("mode", ["decode", "export"])
+def test_a_file_in_place_of_a_folder_is_refused(
+    mode: str, trained, tmp_path: Path, capsys
+) -> None:
+    _, folder = trained
+    copy = shutil.copytree(folder, tmp_path / "run")
+    shutil.rmtree(copy / mode, ignore_errors=True)
+    (copy / mode).touch()
+    assert main(["trainer", f"--mode={mode}", f"--logdir={copy}"]) == 1
+    assert capsys.readouterr().err.startswith(
+        f"Expected a --logdir that can be written to; {copy / mode} cannot: File "
+        "exists.\n"
+    )
+
+
+@keras.saving.register_keras_serializable("tests")
+class FailsLater(keras.layers.Layer):
+    """Is called once, for the network, and not a second time."""
+
+    num_calls = 0
+
+    def call(self, x):
+        FailsLater.num_calls += 1
+        if FailsLater.num_calls > 1:
+            raise ValueError("of the user's own")
+        return x
+
+
+class Failing(Experiment):
+    """An error of the user's layer."""
+
+    def network(self) -> keras.Model:
+        FailsLater.num_calls = 0
+        return keras.Sequential(
+            [keras.Input((3,)), FailsLater(), keras.layers.Dense(2)]
+        )
+
+
+def test_an_error_of_a_users_layer_is_no_wrong_hyperparameter() -> None:
+    # The costs of layers are found by calling them.
+    pipelining = Pipelining(num_stages=2, num_microbatches=2, balance="flops")
+    experiment: Experiment = Failing(pipelining=pipelining)
+    with pytest.raises(ValueError, match="of the user's own") as error:
+        experiment.build_model()
+    assert not isinstance(error.value, HyperparameterError)
+    # What tfgpipe refuses is one.
+    experiment = TwoHeads(pipelining=Pipelining(num_stages=2, layers=(1, 2, 3)))
+    with pytest.raises(HyperparameterError, match=r"^pipelining: "):
+        experiment.build_model()
+
+
+class TwoHeads(Experiment):
+    """A kind and a size."""
+
+    pipelining = Pipelining(num_stages=2, num_microbatches=2)
+    by_name: bool = field(default=True, help="Whether outputs have names.")
+
+    def network(self) -> keras.Model:
+        inputs = keras.Input((3,))
+        hidden = keras.layers.Dense(4)(inputs)
+        heads = [keras.layers.Dense(n, name=f"head{n}")(hidden) for n in (3, 1)]
+        named = {"kind": heads[0], "size": heads[1]}
+        return keras.Model(inputs, named if self.by_name else heads)
+
+    def loss(self) -> Any:
+        found = {"kind": super().loss(), "size": keras.losses.MeanSquaredError()}
+        return found if self.by_name else list(found.values())
+
+    def metrics(self) -> Any:
+        accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
+        error = keras.metrics.MeanAbsoluteError(name="error")
+        if self.by_name:
+            return {"kind": [accuracy], "size": [error]}
+        return [accuracy, error]
+
+
+class Endless(TwoHeads):
+    """A dataset without end."""
+
+    def examples(self, split: Split) -> Any:
+        return tf.data.Dataset.from_tensors(
+            (np.zeros(3), {"kind": 0, "size": 0})
+        ).repeat()
+
+
+def test_validation_without_end_needs_a_number_of_batches() -> None:
+    with pytest.raises(
+        HyperparameterError, match=r"num_batches: expected a number, as"
+    ):
+        Endless().batches("validation")
+    some = Endless(evaluation=Evaluation(num_batches=3))
+    assert len(list(some.batches("validation"))) == 3
+    assert validated_part(some) == "at most 96 examples"
+    # Nor does an experiment with batches of its own say how many there are.
+    own = TwoHeads(evaluation=Evaluation(num_batches=3))
+    assert validated_part(own) == "at most 96 examples"
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_the_metrics_of_several_outputs_are_called_as_keras_calls_them(
+    by_name: bool,
+) -> None:
+    metric = "kind_accuracy" if by_name else "head3_accuracy"
+    experiment = TwoHeads(
+        by_name=by_name, evaluation=Evaluation(steps=1, metric=metric)
+    )
+    model = experiment.build_model()
+    x, y = np.zeros((8, 3), "f4"), {"kind": np.zeros(8, int), "size": np.zeros((8, 1))}
+    targets = y if by_name else tuple(y.values())
+    measured = model.evaluate(x, targets, verbose=0, return_dict=True)
+    for name in measured:
+        evaluation = Evaluation(metric=name, steps=1)
+        evaluation.check(experiment.metrics(), output_names(model.unpipelined()))
+    assert metric in measured
+    with pytest.raises(HyperparameterError, match=f"expected one of .*{metric}"):
+        experiment.replace(evaluation=Evaluation(metric="accuracy")).build_model()
+
+
 def test_decoding_writes_what_the_run_has(trained, capsys) -> None:
     command, folder = trained
     path = folder / "decode" / "predictions.csv"
@@ -155,6 +301,7 @@ def test_a_dry_run_leaves_nothing(small: list[str], tmp_path: Path, capsys) -> N
 
 def test_a_benchmark_says_how_fast_it_is(small: list[str], tmp_path, capsys) -> None:
     before = sorted(tmp_path.iterdir())
+    small += ["--set=optimizer.accumulate=2"]
     assert main([*small, "--mode=benchmark"]) == 0
     lines = capsys.readouterr().out.splitlines()[-4:]
     assert [line.split()[0] for line in lines] == ["first", "step", "speed", "bubble"]
@@ -166,15 +313,21 @@ def test_training_alone_does_not_evaluate_and_may_be_profiled(
     small, tmp_path: Path, capsys
 ) -> None:
     folder = tmp_path / "run"
-    small += [f"--logdir={folder}", "--set=training.num_steps=3"]
-    assert main([*small, "--mode=train", "--profile_steps=2,3"]) == 0
+    small += [f"--logdir={folder}", "--set=training.num_steps=3", "--mode=train"]
+    # The steps to look at are steps of training, not updates, of which this has one.
+    small += ["--set=evaluation.steps=2", "--set=optimizer.accumulate=2"]
+    steps = ["--trace_steps=2,3", "--profile_steps=2,3"]
+    assert main([*small, *steps]) == 0
     assert not any("validation_loss" in r for r in runs.records(folder))
     assert not (folder / "decode").exists()
-    assert "The profile is in " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "The profile is in " in printed
+    assert "measured, 2 steps of " in printed
     assert list(folder.rglob("*.xplane.pb"))
-    assert main([*small, "--mode=train", "--set=evaluation.steps=2"]) == 2
+    # What needs evaluations is refused.
+    assert main([*small, "--set=evaluation.patience=2"]) == 2
     assert capsys.readouterr().err == (
-        "evaluation.steps: expected None, as --mode=train does not evaluate; "
+        "evaluation.patience: expected None, as --mode=train does not evaluate; "
         "received 2. Use --mode=train_and_eval.\n"
     )
 
@@ -321,11 +474,13 @@ def test_a_folder_that_cannot_be_written_is_refused(small, tmp_path, capsys) -> 
 
 
 def test_a_run_whose_checkpoints_cannot_be_written_fails_at_its_end(
-    small: list[str], tmp_path: Path, capsys
+    small: list[str], tmp_path: Path, monkeypatch, capsys
 ) -> None:
+    def full(*_) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
     folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "checkpoints").write_text("A file in their place.")
+    monkeypatch.setattr(store, "write_tensors", full)
     small += ["--set=training.num_steps=3", "--mode=train", f"--logdir={folder}"]
     assert main(small) == 1
     printed = capsys.readouterr()

@@ -87,6 +87,39 @@ def test_clipping_and_decay_reach_the_optimizer() -> None:
     assert optimizer.ema_momentum == 0.75
 
 
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "lamb", "lion", "sgd"])
+def test_only_matrices_decay(name: str) -> None:
+    model = keras.Sequential(
+        [
+            keras.Input([4, 3]),
+            keras.layers.LayerNormalization(),
+            keras.layers.LayerNormalization(axis=[1, 2]),
+            keras.layers.RMSNormalization(),
+            keras.layers.RMSNormalization(axis=[1, 2]),
+            keras.layers.PReLU(shared_axes=[1]),
+            keras.layers.Dense(2, name="dense"),
+        ]
+    )
+    slopes = keras.Variable(np.ones(3), name="slopes")
+    optimizer = Optimizer(name=name, weight_decay=0.5).build(10)
+    optimizer.build([*model.trainable_variables, slopes])
+    decayed = [
+        v.path
+        for v in [*model.trainable_variables, slopes]
+        if optimizer._use_weight_decay(v)
+    ]
+    assert [path.rpartition("/")[2] for path in decayed] == ["alpha", "kernel"]
+
+
+def test_more_accumulation_than_steps_is_refused() -> None:
+    assert Optimizer(accumulate=3).build(3).gradient_accumulation_steps == 3
+    with pytest.raises(
+        HyperparameterError,
+        match=r"^optimizer\.accumulate: expected at most training\.num_steps=3, .*4\.$",
+    ):
+        Optimizer(accumulate=4).build(3)
+
+
 @pytest.mark.parametrize("name", ["warmup", "momentum", "beta_2", "average"])
 def test_what_is_a_share_is_less_than_one(name: str) -> None:
     with pytest.raises(

@@ -103,17 +103,46 @@ def test_a_second_ctrl_c_ends_it_at_once(long_run) -> None:
     assert store.steps(folder / "checkpoints") == []
 
 
-def test_before_the_first_step_there_is_nothing_to_finish(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_before_the_first_step_there_is_nothing_to_finish(number: str) -> None:
+    # Also while TensorFlow is imported.
     code = (
         "import os, signal, time\n"
+        "from tfgpipe._compat import native_logging_off\n"
         "from trainer.stopping import on_signals\n"
-        "with on_signals(status=42):\n"
-        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "with on_signals(status=42), native_logging_off():\n"
+        f"    os.kill(os.getpid(), signal.{number})\n"
         "    time.sleep(60)\n"
     )
     run = interpret(code)
     assert run.returncode == 42
     assert run.stderr == "\nStopped. The same command goes on.\n"
+
+
+@pytest.mark.parametrize(("ignored", "status"), [(False, 42), (True, 5)])
+def test_a_closed_terminal_asks_a_run_to_end_unless_that_is_ignored(
+    ignored: bool, status: int
+) -> None:
+    code = (
+        "import os, pty, signal, sys, time\n"
+        "from trainer.stopping import on_signals\n"
+        "process, terminal = pty.fork()\n"
+        "if process:\n"
+        "    while os.read(terminal, 1) != b'\\n':\n"
+        "        pass\n"
+        "    os.close(terminal)\n"
+        "    sys.exit(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))\n"
+        f"if {ignored}:\n"
+        "    signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "with on_signals(status=42) as stopping:\n"
+        "    stopping.stepping = True\n"
+        "    print('ready', flush=True)\n"
+        "    time.sleep(1)\n"
+        "    if stopping.asked:\n"
+        "        print('can be said, and nobody hears it', flush=True)\n"
+        "os._exit(42 if stopping.asked else 5)\n"
+    )
+    assert interpret(code).returncode == status
 
 
 def test_handlers_are_put_back() -> None:

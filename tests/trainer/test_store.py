@@ -207,6 +207,40 @@ def test_one_of_a_later_version_is_refused_and_stays(
     assert store.steps(tmp_path) == [1, 2]
 
 
+WRONG: dict[str, Any] = {
+    "no format": {"format": None},
+    "format of text": {"format": "2"},
+    "step of text": {"step": "2"},
+    "another step": {"step": 5},
+    "no time": {"time": None},
+    "notes that are a list": {"notes": []},
+    "no names": {"tensors": None},
+    "an unknown dtype": {"tensors": {"half": "banana"}},
+    "a dtype that is no text": {"tensors": {"half": 3}},
+    "no JSON": "{",
+    "a list": "[]",
+    "deep": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_one_that_says_what_cannot_be_is_moved_aside_as_damaged(
+    name: str, tmp_path: Path
+) -> None:
+    _write(tmp_path, 1)
+    at = _write(tmp_path, 2)
+    text = tf.train.load_checkpoint(str(at / "state")).get_tensor("/about")
+    changed = WRONG[name]
+    if isinstance(changed, dict):
+        changed = json.dumps({**json.loads(text), **changed})
+    store.write_tensors(at, {"/about": changed, **_values()})
+    newest = newest_whole(tmp_path, set_aside=True)
+    assert newest is not None
+    assert newest.about.step == 1
+    assert store.steps(tmp_path) == [1]
+    assert (tmp_path / "damaged-0-step-00000002").is_dir()
+
+
 def test_lack_of_memory_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

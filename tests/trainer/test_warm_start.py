@@ -92,9 +92,10 @@ def test_weights_may_be_called_otherwise_there(trained) -> None:
         ),
         other,
     )
-    np.testing.assert_array_equal(
-        _weights(other)["dense_2/kernel"], _weights(model)["dense_1/kernel"]
-    )
+    for name in ("kernel", "bias"):
+        np.testing.assert_array_equal(
+            _weights(other)[f"dense_2/{name}"], _weights(model)[f"dense_1/{name}"]
+        )
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,11 @@ def test_weights_may_be_called_otherwise_there(trained) -> None:
         ({"names": ("nothing/*",)}, r"warm_start\.names: expected patterns of weights"),
         ({"rename": ("dense",)}, r"warm_start\.rename: expected OLD=NEW, OLD the beg"),
         ({"rename": ("none/=a/",)}, r"received 'none/=a/'"),
+        (
+            {"rename": ("=a/",)},
+            r"warm_start\.rename: expected OLD=NEW, OLD the beg.*received '=a/'",
+        ),
+        ({"path": "gs://b/run"}, r"^warm_start\.path: expected a path of this machine"),
         ({"path": "none"}, r"warm_start\.path: expected the folder of a run, a step-"),
     ],
 )
@@ -130,3 +136,33 @@ def test_a_damaged_checkpoint_is_refused(trained, tmp_path: Path) -> None:
     (at / "state.index").write_bytes(b"")
     with pytest.raises(HyperparameterError, match="is damaged: its values cannot"):
         warm_start(WarmStart(path=str(at)), _model())
+
+
+def _layers(*numbers: int) -> tfgpipe.PipelinedModel:
+    named = [keras.layers.Dense(4, name=f"layer_{number}") for number in numbers]
+    model = tfgpipe.PipelinedModel(
+        keras.Sequential([keras.Input([4]), *named]), num_stages=1, num_microbatches=1
+    )
+    model.compile("sgd", "mse")
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def test_the_upper_half_of_a_network_is_not_taken_for_the_lower(tmp_path: Path) -> None:
+    whole, upper = _layers(0, 1, 2, 3), _layers(2, 3)
+    saved = Checkpoints(tmp_path / "checkpoints", whole, Saving(write="at_once"))
+    saved.save(saved.copy(1, {}))
+    with pytest.raises(
+        HyperparameterError, match=r"^warm_start\.rename: .*layer_2/=lay"
+    ):
+        warm_start(WarmStart(path=str(tmp_path)), upper)
+    rename = ("layer_2/=layer/", "layer_3/=layer_1/")
+    warm_start(WarmStart(path=str(tmp_path), rename=rename), upper)
+    for name in ("kernel", "bias"):
+        for here, there in (("layer", "layer_2"), ("layer_1", "layer_3")):
+            np.testing.assert_array_equal(
+                _weights(upper)[f"{here}/{name}"], _weights(whole)[f"{there}/{name}"]
+            )
+    # The lower half, and the whole of other numbers, are as their order says.
+    warm_start(WarmStart(path=str(tmp_path)), _layers(0, 1))
+    warm_start(WarmStart(path=str(tmp_path)), _layers(4, 5, 6, 7))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tfgpipe._util import lazy_exports
 
 if TYPE_CHECKING:
+    from tfgpipe._compat import eager_ops as eager_ops
     from tfgpipe._compat import executed as executed
     from tfgpipe._compat import functions as functions
     from tfgpipe._compat import grappler as grappler
@@ -23,5 +24,6 @@ if TYPE_CHECKING:
         installed_tensorflows as installed_tensorflows,
     )
     from tfgpipe._compat.native_logging import native_logging_off as native_logging_off
+    from tfgpipe._compat.native_logging import restore_stderr as restore_stderr
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -105,12 +105,14 @@ def input_shapes(function: Any) -> tf.compat.v1.AttrValue:
 def graphs_of_functions(library: Any) -> dict[str, tf.Graph]:
     """Returns the functions of a graph's library as graphs of their own, by name.
 
-    Each has `inputs` and `outputs`, tensors of it.
+    Each has `inputs` and `outputs`, tensors of it, and the functions that it calls.
     """
     with tf.Graph().as_default():
         tf.graph_util.import_graph_def(tf.compat.v1.GraphDef(library=library), name="")
         return {
-            each.signature.name: function_def_to_graph.function_def_to_graph(each)
+            each.signature.name: function_def_to_graph.function_def_to_graph(
+                each, include_library_functions=True
+            )
             for each in library.function
         }
 

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -19,12 +20,18 @@ import tensorflow as tf
 from keras.src import backend
 from keras.src.backend.common import global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+from keras.src.backend.common.variables import register_uninitialized_variable
 from keras.src.models.functional import Functional
 
 from tfgpipe._compat.tf_internals import eager_variables, without_strategy
 from tfgpipe._util import IdentityMap
 
 ScopeFactory = Callable[[], contextlib.AbstractContextManager[Any]]
+
+# Held while a layer, a variable or the losses of a model are not as Keras left them: a
+# thread that traces another step of the model waits. None waits for another thread
+# while it holds the lock; replicas wait for one another outside.
+substitution = threading.RLock()
 
 
 def initialize_in_scope(
@@ -34,7 +41,8 @@ def initialize_in_scope(
 
     Keras creates the `tf.Variable` of a layer that is built in a `StatelessScope` when
     the outermost such scope ends, long after any `tf.device` the layer could have set,
-    and has no public hook there. A variable that already has its value is created anew
+    and has no public hook there. Should that fail, it is not tried again until the
+    variable is given here again. A variable that already has its value is created anew
     inside the scope, with that value, unless it is on `device` as it is; an optimizer
     that was built for it still knows it.
     """
@@ -48,14 +56,72 @@ def initialize_in_scope(
         new = getattr(variable._value, "_primary", variable._value)
         new._unique_id = old._unique_id
         return
-    initialize = variable._initialize
+    # A pipeline that failed to build may have had it.
+    again = "_initialize" in vars(variable)
+    if again and not any(variable is v for v in _uninitialized()):
+        register_uninitialized_variable(variable)
 
     def placed(value: Any) -> None:
+        try:
+            with scope():
+                type(variable)._initialize(variable, value)
+        except BaseException:
+            _forget_uninitialized()
+            raise
         del variable._initialize
-        with scope():
-            initialize(value)
 
     variable._initialize = placed
+
+
+def _uninitialized() -> list[keras.Variable]:
+    """Returns the variables that Keras creates when a `StatelessScope` ends."""
+    return global_state.get_global_attribute("uninitialized_variables") or []
+
+
+def _forget_uninitialized() -> None:
+    """Has Keras create no variable when a `StatelessScope` ends.
+
+    Keras empties the list only when all are created. After a failure it would try again
+    at the end of each later scope, of whatever model.
+    """
+    for variable in _uninitialized():
+        if variable._value is None:
+            variable._initialize = variable._initialize  # Seen by the function above.
+    global_state.set_global_attribute("uninitialized_variables", [])
+
+
+@contextlib.contextmanager
+def build_scope() -> Iterator[None]:
+    """A `StatelessScope` that raises its first error, and leaves nothing after it.
+
+    After an error inside Keras creates the variables nevertheless, which can fail too.
+    """
+    first: BaseException | None = None
+    try:
+        with keras.StatelessScope():
+            try:
+                yield
+            except BaseException as error:
+                first = error
+                raise
+    except BaseException as error:
+        if current_stateless_scope() is None:
+            _forget_uninitialized()
+        if first is not None and error is not first:
+            raise first from first.__cause__
+        raise
+
+
+@contextlib.contextmanager
+def unmoved_on_error(variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Variables that are created anew inside are the old ones again after an error."""
+    values = [(variable, variable._value) for variable in variables]
+    try:
+        yield
+    except BaseException:
+        for variable, value in values:
+            variable._value = value
+        raise
 
 
 def is_initialized(variable: keras.Variable) -> bool:
@@ -117,14 +183,15 @@ def as_subclasses(layers: Sequence[tuple[Any, type]]) -> Iterator[None]:
     Python lets an object take a subclass of its class; its variables, and all else,
     stay. Keras has no hook at the calls of layers inside other layers.
     """
-    classes = [(layer, type(layer)) for layer, _ in layers]
-    try:
-        for layer, subclass in layers:
-            layer.__class__ = subclass
-        yield
-    finally:
-        for layer, own_class in classes:
-            layer.__class__ = own_class
+    with substitution:
+        classes = [(layer, type(layer)) for layer, _ in layers]
+        try:
+            for layer, subclass in layers:
+                layer.__class__ = subclass
+            yield
+        finally:
+            for layer, own_class in classes:
+                layer.__class__ = own_class
 
 
 def is_trainable(layer: Any) -> tuple[bool, ...]:
@@ -156,15 +223,25 @@ def seed_states(layer: Any) -> list[keras.Variable]:
     return [generator.state for each in inner for generator in each._seed_generators]
 
 
+def own_metrics(layer: Any) -> list[keras.Variable]:
+    """Returns the variables of the metrics of a layer, and of the layers inside it.
+
+    Not those of the losses and metrics that models inside are compiled with.
+    """
+    metrics = [metric for inner in inner_layers(layer) for metric in inner._metrics]
+    return [variable for metric in metrics for variable in metric.variables]
+
+
 def step_state(layer: Any) -> list[keras.Variable]:
     """Returns the variables of a layer that a training step may change by itself.
 
-    Seeds, and statistics of layers that are trainable. Keras' public list of variables
-    that are not trained holds frozen weights as well.
+    Seeds, metrics, and statistics of layers that are trainable. Keras' public list of
+    variables that are not trained holds frozen weights as well.
     """
     inner = [x for x in inner_layers(layer) if x.trainable]
     return [
         *seed_states(layer),
+        *own_metrics(layer),
         *(v for x in inner for v in x._non_trainable_variables),
     ]
 
@@ -331,14 +408,15 @@ def view_as_copies(
     copies: Sequence[tuple[keras.Variable, tf.Variable | tf.Tensor]],
 ) -> Iterator[None]:
     """Inside, each Keras variable is one replica's copy of it, or a value to read."""
-    values = [(variable, variable._value) for variable, _ in copies]
-    for variable, copy in copies:
-        variable._value = copy
-    try:
-        yield
-    finally:
-        for variable, value in values:
-            variable._value = value
+    with substitution:
+        values = [(variable, variable._value) for variable, _ in copies]
+        for variable, copy in copies:
+            variable._value = copy
+        try:
+            yield
+        finally:
+            for variable, value in values:
+                variable._value = value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -364,6 +442,11 @@ class CompiledState:
     def loss_trackers(self) -> list[keras.metrics.Metric]:
         """The metrics of the single losses, where there are several."""
         return self.losses.metrics if self.losses else []
+
+    @property
+    def compiled_metrics(self) -> list[keras.metrics.Metric]:
+        """The metrics, once they are built."""
+        return self.metrics.metrics if self.metrics else []
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -469,18 +552,19 @@ def evaluate_loss(
     container = compiled.losses
     if container is None:
         return None, []
-    losses, trackers = container._flat_losses, container._metrics
-    recorders = [_LossRecorder() for _ in trackers]
-    container._flat_losses = [
-        each._replace(loss=functools.partial(evaluate, i, each.loss))
-        for i, each in enumerate(losses)
-    ]
-    container._metrics = recorders
-    try:
-        with without_strategy():
-            total = container(targets, outputs, sample_weights)
-    finally:
-        container._flat_losses, container._metrics = losses, trackers
+    with substitution:
+        losses, trackers = container._flat_losses, container._metrics
+        recorders = [_LossRecorder() for _ in trackers]
+        container._flat_losses = [
+            each._replace(loss=functools.partial(evaluate, i, each.loss))
+            for i, each in enumerate(losses)
+        ]
+        container._metrics = recorders
+        try:
+            with without_strategy():
+                total = container(targets, outputs, sample_weights)
+        finally:
+            container._flat_losses, container._metrics = losses, trackers
     return total, [each.value for each in recorders if each.value is not None]
 
 

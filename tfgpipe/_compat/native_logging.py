@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+# The stream itself, while it is redirected.
+_redirected: list[int] = []
 
 
 @contextlib.contextmanager
@@ -16,7 +18,8 @@ def native_logging_off() -> Iterator[None]:
 
     TensorFlow reads that variable, which is 2 inside if it is not set, when it is first
     imported. That is too late for what TensorFlow 2.21 writes meanwhile, so the stream
-    itself is redirected. Python's errors are still seen.
+    itself is redirected. Python's errors are seen as they leave this context; what a
+    thread says meanwhile is not, unless it calls `restore_stderr`.
     """
     level = os.environ.get(_LEVEL)
     if level in ("0", "1"):
@@ -27,11 +30,18 @@ def native_logging_off() -> Iterator[None]:
     stderr = os.dup(2)
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, 2)
+    _redirected.append(stderr)
     try:
         yield
     finally:
-        os.dup2(stderr, 2)
+        os.dup2(_redirected.pop(), 2)
         os.close(stderr)
         os.close(devnull)
         if level is None:
             del os.environ[_LEVEL]
+
+
+def restore_stderr() -> None:
+    """Has stderr heard again, for the last words of a process."""
+    for descriptor in _redirected:
+        os.dup2(descriptor, 2)

@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING
 from tfgpipe._util.lazy import lazy_exports as lazy_exports
 
 if TYPE_CHECKING:
-    from tfgpipe._util.arguments import check_argument_names as check_argument_names
-    from tfgpipe._util.arguments import check_choice as check_choice
-    from tfgpipe._util.arguments import check_num_microbatches as check_num_microbatches
-    from tfgpipe._util.arguments import checks_argument_names as checks_argument_names
+    from tfgpipe._util import argument_checks as argument_checks
     from tfgpipe._util.command_line import CommandParser as CommandParser
     from tfgpipe._util.crash_report import report_crash as report_crash
     from tfgpipe._util.identity_map import IdentityMap as IdentityMap

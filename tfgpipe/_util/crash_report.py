@@ -7,19 +7,20 @@ import os
 import re
 import sys
 import tempfile
+import textwrap
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 # Lines of TensorFlow's and Keras' messages that say where, not what, was wrong.
 _LOCATION_LINES = re.compile(
-    r"\s|Graph execution error|Detected at node|<stack traces|In call "
+    r"\s|Graph execution error|\d+ root error|Detected at node|<stack traces|In call "
     r"|Exception encountered when calling "
 )
 
 
 def report_crash(
-    error: Exception, *, argv: Sequence[str], folder: Path | None = None
+    error: BaseException, *, argv: Sequence[str], folder: Path | None = None
 ) -> str:
     """Writes the traceback of an error to a file, and returns a sentence about it.
 
@@ -29,9 +30,11 @@ def report_crash(
         folder: Where to write `crash-*.log`; where that is not possible, and by
             default, it is the system's folder for temporary files.
     """
-    kind, words = type(error).__name__, _message_line(str(error))
+    described = traceback.TracebackException.from_exception(error)
+    # Its text is there even where `str(error)` raises.
+    kind, words = type(error).__name__, _message_line(str(described))
     said = f"{kind}: {words}" if words else kind
-    trace = "".join(traceback.format_exception(error))
+    trace = "".join(described.format())
     now = datetime.datetime.now()
     name = f"crash-{now:%Y%m%d-%H%M%S-%f}-{os.getpid()}.log"
     for place in (folder, Path(tempfile.gettempdir())):
@@ -58,11 +61,19 @@ def _message_line(text: str) -> str:
     >>> _message_line(keras)
     'No.'
 
+    >>> traced = 'in user code:\n\n    File "a.py", line 1, in f  *\n        x\n    No.'
+    >>> _message_line(traced)
+    'No.'
+
     TensorFlow and Keras have others before that, which say where.
     """
+    if text.startswith("in user code:"):  # Of a function that TensorFlow has traced.
+        text = re.sub('(?m)^File ".*', "", textwrap.dedent(text.partition("\n")[2]))
     # Keras prints what was wrong in bold.
     lines = (
-        re.sub(r"^\{\{.*?\}\} *|\x1b\[\d*m", "", line) for line in text.splitlines()
+        # Of several errors each has a number, and its kind.
+        re.sub(r"^(\{\{.*?\}\}| *\(\d+\) [A-Z_]+:) *|\x1b\[\d*m", "", line)
+        for line in text.splitlines()
     )
     return next(
         (line.strip() for line in lines if line and not _LOCATION_LINES.match(line)), ""

@@ -1,24 +1,25 @@
 """Lazy exports: the names of a package, loaded from their modules on first use.
 
-The imports under `if TYPE_CHECKING:` in a package's `__init__` are the table, read from
-its source, so that names are listed once and type checkers see them (as SPEC 1 of
-Scientific Python does with stub files).
+The imports under `if TYPE_CHECKING:` in a package's `__init__` are the table, so that
+names are listed once and type checkers see them (as SPEC 1 of Scientific Python does
+with stub files). They are read from its code rather than its source, which is not there
+where only compiled files are installed.
 """
 
 from __future__ import annotations
 
-import ast
+import dis
 import importlib
 import inspect
-import sys
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 
 def lazy_exports(
     package: str,
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns `__all__`, `__getattr__` and `__dir__` of a package.
+    """Returns `__all__`, `__getattr__` and `__dir__` of the package that calls this.
 
     Args:
         package: Its name, `__name__` in its `__init__`.
@@ -30,7 +31,10 @@ def lazy_exports(
 
         __all__, __getattr__, __dir__ = lazy_exports(__name__)
     """
-    modules = _imports(inspect.getsource(sys.modules[package]), package)
+    frame = inspect.currentframe()
+    assert frame is not None  # CPython has it.
+    assert frame.f_back is not None
+    modules = _imports(frame.f_back.f_code, package)
 
     def load(name: str) -> Any:
         if name not in modules:
@@ -43,23 +47,28 @@ def lazy_exports(
     return sorted(modules), load, lambda: sorted(modules)
 
 
-def _imports(source: str, package: str) -> dict[str, str]:
+def _imports(code: CodeType, package: str) -> dict[str, str]:
     """Returns by name the module that it is imported from.
 
-    Those that the package imports at once are among them: classes that Keras must know
-    to load files with them.
+    Those that the package imports at once from its public modules are among them:
+    classes that Keras must know to load files with them.
 
-    >>> _imports("if TYPE_CHECKING: from a.b import C as C", "a")
+    >>> _imports(compile("if TYPE_CHECKING: from a.b import C", "", "exec"), "a")
     {'C': 'a.b'}
     """
-    tree = ast.parse(source)
-    branches = [node.body for node in tree.body if isinstance(node, ast.If)]
-    nodes = [node for branch in (tree.body, *branches) for node in branch]
-    return {
-        alias.name: str(node.module)
-        for node in nodes
-        if isinstance(node, ast.ImportFrom)
-        if node not in tree.body or f"{node.module}.".startswith(f"{package}.")
-        for alias in node.names
-        if alias.asname == alias.name
-    }
+    modules = {}
+    condition = module = ""
+    end_of_branch = 0
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "LOAD_NAME":
+            condition = instruction.argval
+        elif instruction.opcode in dis.hasjrel and condition == "TYPE_CHECKING":
+            end_of_branch = instruction.argval
+        elif instruction.opname == "IMPORT_NAME":
+            module = instruction.argval
+        elif instruction.opname == "IMPORT_FROM":
+            inner = module.removeprefix(f"{package}.")
+            is_public = inner != module and not inner.startswith("_")
+            if is_public or instruction.offset < end_of_branch:
+                modules[instruction.argval] = module
+    return modules

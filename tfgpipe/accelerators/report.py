@@ -8,11 +8,11 @@ import itertools
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import keras
 
-from tfgpipe import planner, schedules
+from tfgpipe import planner
 from tfgpipe._compat import functions, grappler
 from tfgpipe._util import readable_bytes, text_table
 from tfgpipe.accelerators import compilers, placement, steps
@@ -508,7 +508,7 @@ def _plan(
         num_devices=schedule.num_devices,
         num_shards=mesh.num_shards,
         num_microbatches=schedule.num_microbatches,
-        schedule=cast(schedules.Name, schedule.name),
+        schedule=schedule,
         # The planner does not know "except_last", which recomputes less.
         remat="stage" if pipelined.remat == "except_last" else pipelined.remat,
         stages_per_device=schedule.num_stages // schedule.num_devices,

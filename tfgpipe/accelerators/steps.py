@@ -87,11 +87,14 @@ def _open_shape(spec: tf.TensorSpec) -> tuple[int | None, ...]:
 
 
 def _spec(x: Any) -> tf.TensorSpec:
-    spec = (
-        x
-        if isinstance(x, tf.TensorSpec)
-        else tf.TensorSpec.from_tensor(tf.convert_to_tensor(x))
-    )
+    try:
+        is_spec = isinstance(x, tf.TensorSpec)
+        spec = x if is_spec else tf.TensorSpec.from_tensor(tf.convert_to_tensor(x))
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            "`batch` is what a step takes, such as (x, y), of arrays, tensors or "
+            f"`tf.TensorSpec`. Received {x!r}. {error}"
+        ) from None
     if not spec.shape.is_fully_defined():
         raise ValueError(
             "A dry run needs all sizes of a batch, the number of examples among them. "

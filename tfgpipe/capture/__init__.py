@@ -22,6 +22,6 @@ if TYPE_CHECKING:
     from tfgpipe.capture.scope import TracingScope as TracingScope
     from tfgpipe.capture.scope import check_assignments as check_assignments
     from tfgpipe.capture.scope import is_differentiable as is_differentiable
-    from tfgpipe.capture.scope import sum_losses as sum_losses
+    from tfgpipe.capture.scope import stack_losses as stack_losses
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

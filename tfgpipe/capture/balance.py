@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 
 
 def check_calls_per_stage(
@@ -17,7 +18,7 @@ def check_calls_per_stage(
     Raises:
         ValueError: If a count is not a positive integer or the sum is wrong.
     """
-    if not counts or any(not isinstance(c, int) or c < 1 for c in counts):
+    if not counts or any(not isinstance(c, Integral) or c < 1 for c in counts):
         raise ValueError(
             "A `balance` list holds the number of calls of layers in each stage, each "
             f"at least 1. Received balance={list(counts)}. Drop the empty stages, or "
@@ -32,7 +33,7 @@ def check_calls_per_stage(
             f'balance="params", or name the layers that end each stage but the last'
             f"{_example_names(names, len(counts))}."
         )
-    return tuple(counts)
+    return tuple(map(int, counts))
 
 
 def _names_text(names: Sequence[str]) -> str:

@@ -28,12 +28,18 @@ def apply_policy(
         layers: The layers, or a model of them.
 
     Raises:
-        ValueError: If types would have to change that are fixed: of a Functional
-            model's tensors, or of weights.
+        ValueError: If weights would be integers, or types would have to change that are
+            fixed: of a Functional model's tensors, or of weights.
     """
     if dtype is None:
         return
     policy = keras.dtype_policies.get(dtype)
+    if keras.backend.is_int_dtype(policy.variable_dtype):
+        raise ValueError(
+            "`dtype` is the type of weights, of which Keras draws and trains no "
+            f"integers. Received dtype={policy.name!r}. Leave it out, and give single "
+            "layers `dtype=` that have no weights."
+        )
     roots = [layers] if isinstance(layers, keras.Model) else layers
     changing = []
     for layer in unique(x for y in roots for x in keras_internals.inner_layers(y)):

@@ -92,6 +92,11 @@ def check_equal_batches(tensors: Mapping[str, tf.Tensor]) -> None:
                 f"first axis. Received a scalar, of shape (), as {name}. Give it a "
                 "batch dimension, or keep it in a layer."
             )
+    if not tensors:
+        raise ValueError(
+            "A pipeline splits its inputs into microbatches. Received no tensor among "
+            "its inputs. Give at least one."
+        )
     (first, batch), *others = [(name, x.shape[0]) for name, x in tensors.items()]
     for name, size in others:
         if None not in (size, batch) and size != batch:

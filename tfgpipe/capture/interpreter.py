@@ -75,9 +75,12 @@ class Interpreter:
         masked = [key.value_id for key in inputs if key.is_mask]
         for i in masked:
             keras_internals.set_mask(values[i], inputs[TensorKey(i, True)])
-        for call in self._segment.calls:
+        scope = _scope()
+        for index, call in enumerate(self._segment.calls):
             outputs = self._call(call, values, self._training)
             values.update(zip(call.output_ids, outputs, strict=True))
+            added = len(scope.losses) - len(scope.loss_calls)
+            scope.loss_calls += [index] * added
         results: dict[TensorKey, tf.Tensor | None] = {}
         for i in self._segment.output_ids:
             if values[i] is None:
@@ -97,7 +100,8 @@ def layer_variables(
 ) -> tuple[list[keras.Variable], list[keras.Variable]]:
     """Returns the trainable and the other variables of layers, each once.
 
-    The others are statistics, seeds and frozen weights. Keras operations have neither.
+    The others are statistics, seeds, frozen weights and the variables of layers' own
+    metrics. Keras operations have neither.
 
     Args:
         layers: The layers.
@@ -106,7 +110,10 @@ def layer_variables(
     owners = [layer for layer in layers if isinstance(layer, keras.layers.Layer)]
     # Not `layer.trainable_variables`: a frozen layer has none, though a layer inside it
     # may have been unfrozen since, as LoRA does. A Keras model trains that one.
-    variables = [*(v for layer in owners for v in layer.variables), *captured]
+    variables = [
+        *(v for x in owners for v in (*x.variables, *keras_internals.own_metrics(x))),
+        *captured,
+    ]
     trainable = unique(v for v in variables if v.trainable)
     return trainable, unique(v for v in variables if not v.trainable)
 
@@ -137,8 +144,7 @@ def _call_with_remat(
     are passed as such. It runs `call` twice; what the layer assigns, adds as a loss or
     masks is taken from the first run, which is the forward pass.
     """
-    scope = keras_internals.current_stateless_scope()
-    assert isinstance(scope, TracingScope)  # `trace_joint` runs this.
+    scope = _scope()
     weights, state = layer_variables([call.layer], captured)
     state_values = [(v, scope.get_current_value(v)) for v in state]
     # Only what has a gradient is an argument: `tf.recompute_grad` adds to each of them.
@@ -161,7 +167,10 @@ def _call_with_remat(
         scope.captured_variables += inner.captured_variables
         first.append(
             _SideEffects(
-                state=[inner.get_current_value(v) for v in state],
+                updates=[
+                    (v, inner.get_current_value(v))
+                    for v in unique(inner.assigned_variables)
+                ],
                 accumulators=inner.accumulators,
                 input_masks=list(map(keras_internals.get_mask, arguments.values())),
                 output_masks=list(map(keras_internals.get_mask, outputs)),
@@ -173,8 +182,8 @@ def _call_with_remat(
         *(values[i] for i in ids), *(scope.get_current_value(v) for v in weights)
     )
     outputs, losses = results[: len(call.output_ids)], results[len(call.output_ids) :]
-    for variable, value in zip(state, first[0].state, strict=True):
-        scope.add_update((variable, value))
+    for update in first[0].updates:
+        scope.add_update(update)
     scope.accumulators.extend(first[0].accumulators)
     for loss in losses:
         scope.add_loss(loss)
@@ -185,10 +194,16 @@ def _call_with_remat(
     return list(outputs)
 
 
+def _scope() -> TracingScope:
+    scope = keras_internals.current_stateless_scope()
+    assert isinstance(scope, TracingScope)
+    return scope
+
+
 class _SideEffects(NamedTuple):
     """Side effects of a call's first run, beside its outputs and losses."""
 
-    state: list[tf.Tensor]
+    updates: list[tuple[keras.Variable, tf.Tensor]]
     accumulators: list[Accumulator]
     input_masks: list[tf.Tensor | None]
     output_masks: list[tf.Tensor | None]

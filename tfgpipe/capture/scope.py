@@ -22,7 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe._util import unique
+from tfgpipe._util import IdentityMap
 from tfgpipe.distribution import ReplicaGroup
 
 
@@ -32,10 +32,12 @@ class Accumulator(abc.ABC):
     Attributes:
         values: Tensors of static shapes. All zero means no observation.
         variables: The `keras.Variable`s that are updated from it.
+        over_replicas: Whether values are of the microbatch of all replicas.
     """
 
     values: Sequence[Any]
     variables: Sequence[Any]
+    over_replicas: bool = False
 
     @abc.abstractmethod
     def merge(self, previous: Sequence[Any]) -> list[Any]:
@@ -56,6 +58,9 @@ class Accumulator(abc.ABC):
 class TracingScope(keras.StatelessScope):
     """The scope in which layers are traced.
 
+    As in plain Keras no gradient passes from a variable to what it was assigned: what
+    reads it, before or after, has the gradient of the variable.
+
     Args:
         values: For each variable, its value at the start.
         replicas: The replicas that compute the same on other rows, or None.
@@ -64,7 +69,11 @@ class TracingScope(keras.StatelessScope):
         replicas: The same.
         accumulators: What layers accumulate over microbatches, in the order of their
             calls.
+        assigned_variables: Variables that layers have assigned, in this order.
         captured_variables: Variables that were read and have no value here.
+        over_replicas: Those that layers have assigned what all replicas compute alike,
+            from the microbatch of all of them.
+        loss_calls: For each of the losses, the index of the call that added it.
     """
 
     def __init__(
@@ -75,7 +84,26 @@ class TracingScope(keras.StatelessScope):
         super().__init__(values, collect_losses=True)
         self.replicas = replicas
         self.accumulators: list[Accumulator] = []
+        self.assigned_variables: list[keras.Variable] = []
         self.captured_variables: list[keras.Variable] = []
+        self.over_replicas: list[keras.Variable] = []
+        self.loss_calls: list[int] = []
+
+    def substitute(
+        self, pairs: Iterable[tuple[keras.Variable, tf.Tensor | None]]
+    ) -> None:
+        """Has variables read as other values, through which gradients flow."""
+        for pair in pairs:
+            super().add_update(pair)
+
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        """Gives a variable a new value, as a layer that assigns it does."""
+        variable, value = update
+        self.assigned_variables.append(variable)
+        before = super().get_current_value(variable)
+        if before is not None and is_differentiable(value):
+            update = variable, tf.grad_pass_through(lambda _: value)(before)
+        super().add_update(update)
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
         """Returns the value of a variable here; None if it has none."""
@@ -90,24 +118,28 @@ def is_differentiable(tensor: tf.Tensor) -> bool:
     return tensor.dtype.is_floating or tensor.dtype.is_complex
 
 
-def sum_losses(losses: Sequence[tf.Tensor]) -> tf.Tensor | None:
-    """Returns the sum of losses, in at least single precision, or None of none."""
+def stack_losses(losses: Sequence[tf.Tensor]) -> tf.Tensor | None:
+    """Returns the sum of each of n losses, `[n]`, or None of none.
+
+    In at least single precision. Of a loss with axes Keras takes the sum.
+    """
     if not losses:
         return None
     dtype = tf.float64 if tf.float64 in [loss.dtype for loss in losses] else tf.float32
-    return tf.add_n([tf.cast(tf.reduce_sum(loss), dtype) for loss in losses])
+    return tf.stack([tf.cast(tf.reduce_sum(loss), dtype) for loss in losses])
 
 
-def check_assignments(
-    scope: keras.StatelessScope, known: Sequence[keras.Variable]
-) -> None:
-    """Raises ValueError if a variable that is not known has been assigned."""
-    if len(scope.state_mapping) > len(unique(known)):
-        raise ValueError(
-            "A layer inside the pipeline assigns a variable that no layer owns, so "
-            "the pipeline cannot carry its value from microbatch to microbatch. "
-            "Expected every assigned variable in some layer's `variables`; received "
-            "one that is not, most often the seed of `keras.random` functions called "
-            "without `seed=`. Give the layer its own "
-            "`self.seed = keras.random.SeedGenerator(...)` and pass `seed=self.seed`."
-        )
+def check_assignments(scope: TracingScope, carried: Sequence[keras.Variable]) -> None:
+    """Raises ValueError if a variable has been assigned that is not carried."""
+    known = IdentityMap((variable, None) for variable in carried)
+    for variable in scope.assigned_variables:
+        if variable not in known:
+            raise ValueError(
+                "A layer inside the pipeline assigns a variable that the pipeline "
+                "does not carry from microbatch to microbatch. Expected one among the "
+                "`variables` of a layer, or of a metric of a layer; received "
+                f"'{variable.path}'. If it is the seed of `keras.random` functions "
+                "called without `seed=`, give the layer its own "
+                "`self.seed = keras.random.SeedGenerator(...)` and pass "
+                "`seed=self.seed`; else make it by `self.add_weight`."
+            )

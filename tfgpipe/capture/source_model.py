@@ -110,6 +110,12 @@ class SourceModel(abc.ABC):
     def _calls_per_stage(
         self, balance: Sequence[int] | Sequence[str]
     ) -> tuple[int, ...]:
+        if not isinstance(balance, Sequence | np.ndarray):
+            raise ValueError(
+                '`balance` must be a quantity such as "params", or a list with each '
+                "stage's number of layers, or with the names of the layers that end "
+                f"each stage but the last. Received {balance!r}."
+            )
         calls = self.calls
         names = [entry for entry in balance if isinstance(entry, str)]
         if not names:

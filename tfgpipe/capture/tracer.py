@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap
@@ -39,6 +40,13 @@ class CapturedModel:
     side_inputs: tuple[str, ...]
     output_structure: Any
     opaque_calls: Mapping[int, str]
+
+    @property
+    def constants(self) -> list[Any]:
+        """The arguments of its calls that are no values: variables, numbers, names."""
+        arguments = [(call.args, dict(call.kwargs)) for call in self.graph.calls]
+        leaves = keras.tree.flatten(arguments)
+        return [leaf for leaf in leaves if not isinstance(leaf, Value)]
 
     def outputs(self) -> Any:
         """Returns the symbolic outputs, nested."""
@@ -108,7 +116,7 @@ def capture_functional(model: keras.Model) -> CapturedModel:
     outputs = builder.inline(model, inputs)
     structure = keras.tree.pack_sequence_as(model.output, list(map(Value, outputs)))
     graph = CallGraph(tuple(builder.calls), tuple(inputs), tuple(outputs))
-    return CapturedModel(
+    captured = CapturedModel(
         graph,
         builder.specs,
         model.input,
@@ -116,6 +124,17 @@ def capture_functional(model: keras.Model) -> CapturedModel:
         unpack_single(structure),
         builder.opaque_calls,
     )
+    for value in captured.constants:
+        # Only looked for where there is one: variables may have no values yet.
+        owners = model.variables if isinstance(value, tf.Variable) else ()
+        for variable in owners:
+            if variable.value is value:
+                raise ValueError(
+                    "An operation of a graph takes a weight as a Keras variable, which "
+                    "leads to its value wherever that is. Received the value itself, "
+                    f"of '{variable.path}'. Leave out `.value`."
+                )
+    return captured
 
 
 def capture_layers(
@@ -209,7 +228,10 @@ def _inlinable_graph(node: keras_internals.Node) -> keras.Model | str:
         keras.tree.assert_same_structure(inputs, expected)
     except (TypeError, ValueError):
         return otherwise
-    pairs = zip(_tensors(inputs), graph.inputs, strict=True)
+    given = keras.tree.flatten(inputs)
+    if not all(map(_is_tensor, given)):
+        return "a model called with a constant for an input"
+    pairs = zip(given, graph.inputs, strict=True)
     same = all(a.dtype == b.dtype and a.ndim == b.ndim for a, b in pairs)
     return graph if same else otherwise
 

@@ -73,8 +73,6 @@ def _add_worker(commands: Any) -> None:
     cluster = "the list of all workers, for replicas that are processes"
     add("--cluster", type=_addresses, metavar="LIST", help=cluster)
     add("--index", type=_count, metavar="I", help="which of the list this is, from 0")
-    # Passed by the supervisor.
-    add("--exit_with_parent", action="store_true", help=argparse.SUPPRESS)
 
 
 def _add_launch(commands: Any) -> None:

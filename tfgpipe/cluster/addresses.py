@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hmac
 import ipaddress
 import itertools
+import os
 import socket
 from collections.abc import Sequence
 
@@ -68,6 +70,11 @@ def parse_addresses(workers: str | Sequence[str]) -> tuple[Address, ...]:
             others.
     """
     names = workers.split(",") if isinstance(workers, str) else workers
+    if not isinstance(names, Sequence) or not all(isinstance(n, str) for n in names):
+        raise TypeError(
+            "Workers are named by `host:port`, separated by commas or in a list. "
+            f"Received {workers!r}."
+        )
     addresses = tuple(_address(name.strip()) for name in names)
     if not addresses:
         raise ValueError("A cluster needs a worker. Received an empty list.")
@@ -116,31 +123,62 @@ def replica_workers(num_workers: int, replica: int, num_replicas: int) -> range:
     return range(replica * each, (replica + 1) * each)
 
 
+def reserve_ports(num_workers: int, stack: contextlib.ExitStack) -> list[int]:
+    """Returns free ports of this host, which no other program is given.
+
+    They are bound, without listening, until the stack is closed, as are the ports after
+    them. A server that sets SO_REUSEADDR, as those of TensorFlow and Python do, can
+    listen there meanwhile.
+    """
+    found: list[int] = []
+    while len(found) < num_workers:
+        port = stack.enter_context(_reserve(0)).getsockname()[1]
+        if port <= _LAST:
+            with contextlib.suppress(OSError):
+                stack.enter_context(_reserve(port + 1))
+                found.append(port)
+    return found
+
+
 def free_ports(num_workers: int) -> list[int]:
     """Returns ports of this host that are free, as are the ports after them."""
-    found: list[int] = []
     with contextlib.ExitStack() as stack:
-        while len(found) < num_workers:
-            port = stack.enter_context(_bind(0)).getsockname()[1]
-            if port <= _LAST:
-                with contextlib.suppress(OSError):
-                    stack.enter_context(_bind(port + 1))
-                    found.append(port)
-    return found
+        return reserve_ports(num_workers, stack)
 
 
 def is_taken(port: int) -> bool:
     """Returns whether another program listens on a port of this host."""
     try:
-        _bind(port).close()
+        # On POSIX with SO_REUSEADDR: connections that have just ended do not count.
+        socket.create_server(("", port), backlog=1).close()
     except OSError:
         return True
     return False
 
 
-def _bind(port: int) -> socket.socket:
-    # On POSIX with SO_REUSEADDR, so that connections that have just ended do not count.
-    return socket.create_server(("", port), backlog=1)
+def own_token() -> str:
+    """Returns the secret that this process shares with others, or an empty string."""
+    return os.environ.get(TOKEN_VARIABLE, "")
+
+
+def accepts(received: object, own: str) -> bool:
+    """Returns whether something received is the own secret, if there is one."""
+    other = received if isinstance(received, str) else ""
+    # JSON can hold halves of characters, which UTF-8 cannot.
+    encoded = other.encode(errors="surrogatepass")
+    return not own or hmac.compare_digest(encoded, own.encode())
+
+
+def _reserve(port: int) -> socket.socket:
+    reserved = socket.socket()
+    try:
+        reserved.bind(("", port))
+    except OSError:
+        reserved.close()
+        raise
+    # Not before: two could reserve one port.
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return reserved
 
 
 def _address(name: str) -> Address:

@@ -210,14 +210,16 @@ def _connect_tensorflow(
 ) -> None:
     """Connects TensorFlow to the workers with which there are sessions, or to more."""
     own_host, _ = sessions[0].own_address
-    (port,) = addresses_lib.free_ports(1)
-    # The workers call back, at an address that TensorFlow by itself takes for granted
-    # to be "localhost".
-    cluster_spec = {
-        "worker": list(map(str, addresses)),
-        "localhost": [f"{own_host}:{port}"],
-    }
-    with bind_server(port, loopback=all(each.is_loopback for each in addresses)):
+    loopback = all(each.is_loopback for each in addresses)
+    with contextlib.ExitStack() as stack:
+        (port,) = addresses_lib.reserve_ports(1, stack)
+        stack.enter_context(bind_server(port, loopback=loopback))
+        # The workers call back, at an address that TensorFlow by itself takes for
+        # granted to be "localhost".
+        cluster_spec = {
+            "worker": list(map(str, addresses)),
+            "localhost": [f"{own_host}:{port}"],
+        }
         tf.config.experimental_connect_to_cluster(
             tf.train.ClusterSpec(cluster_spec), job_name="localhost"
         )
@@ -283,7 +285,7 @@ def _session(
     replica: int,
     num_replicas: int,
 ) -> Session:
-    token = os.environ.get(addresses_lib.TOKEN_VARIABLE, "")
+    token = addresses_lib.own_token()
     while True:
         try:
             session = Session(

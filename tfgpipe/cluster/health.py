@@ -106,7 +106,7 @@ class Status:
 
 def parse_message(line: bytes) -> dict[str, Any]:
     """Returns a JSON object; raises ValueError if the line holds anything else."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         message = json.loads(line)
         if isinstance(message, dict):
             return message

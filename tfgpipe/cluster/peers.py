@@ -20,7 +20,9 @@ import atexit
 import contextlib
 import json
 import os
+import select
 import socket
+import socketserver
 import sys
 import threading
 import time
@@ -28,8 +30,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, ClassVar
 
-from tfgpipe.cluster import health
-from tfgpipe.cluster.addresses import Address, parse_addresses
+from tfgpipe.cluster import health, tcp_server
+from tfgpipe.cluster.addresses import (
+    TOKEN_VARIABLE,
+    Address,
+    accepts,
+    own_token,
+    parse_addresses,
+)
 from tfgpipe.cluster.errors import (
     ClusterError,
     WorkerLost,
@@ -37,6 +45,7 @@ from tfgpipe.cluster.errors import (
     end_process,
 )
 from tfgpipe.cluster.health import Deadline
+from tfgpipe.cluster.tcp_server import TCPServer
 
 _POLL_SECONDS = 0.2
 # So that a process that ends well is not taken for one that is gone.
@@ -48,6 +57,9 @@ _MAX_BYTES = 4096
 
 def rendezvous(workers: Sequence[str], index: int, *, seconds: float = 120.0) -> None:
     """Connects to the other processes; ends this one with status 75 when one is gone.
+
+    If the environment variable TFGPIPE_TOKEN is set, it has to be the same in all.
+    Whoever else calls meanwhile is turned away, and changes nothing.
 
     At its end this process tells the others that it ends well, unless an error is not
     caught. See `report_exit` for one that ends by itself with another status than 0.
@@ -68,14 +80,14 @@ def rendezvous(workers: Sequence[str], index: int, *, seconds: float = 120.0) ->
         "process": index,
         "workers": ",".join(map(str, addresses)),
         "tensorflow": health.version("tensorflow"),
+        "token": own_token(),
     }
-    connections: dict[int, socket.socket] = {}
-    own = addresses[index]
-    with _listener(own) as listener:
-        for other in range(index):
-            connections[other] = _call(other, addresses[other], ours, deadline)
-        while len(connections) < len(addresses) - 1:
-            _answer(listener, addresses, connections, ours, deadline)
+    with _listening(addresses, ours) as callers:
+        connections = {
+            other: _call(other, addresses[other], ours, deadline)
+            for other in range(index)
+        }
+        connections |= callers.wait(deadline)
     join(_Processes(connections, addresses))
 
 
@@ -253,15 +265,108 @@ class _Processes(Peers):
         end_process(_lost(other, address, reason))
 
 
-def _listener(own: Address) -> socket.socket:
-    host = own.host if own.is_loopback else ""
+class _Callers(TCPServer):
+    """Those that call for the rendezvous, each heard in a thread of its own."""
+
+    def __init__(self, addresses: Sequence[Address], ours: Mapping[str, Any]) -> None:
+        self._addresses = addresses
+        self._ours = ours
+        self._found: dict[int, socket.socket] = {}
+        self._changed = threading.Condition()
+        # Why the last caller was turned away, if it may have been one of the processes.
+        self._reason = ""
+        own = addresses[ours["process"]]
+        super().__init__(
+            ("" if not own.is_loopback else own.host, own.health_port), _Caller
+        )
+
+    def answer(self, theirs: Mapping[str, Any], connection: socket.socket) -> None:
+        """Takes the connection of a process, or says why not."""
+        other, own = theirs["process"], self._ours["process"]
+        if not own < other < len(self._addresses):
+            return
+        with self._changed:
+            reason = _misfit(other, self._addresses[other], theirs, self._ours)
+            if (
+                not reason
+                and other in self._found
+                and not _is_closed(self._found[other])
+            ):
+                reason = _twice(other, self._addresses[other])
+            _send(connection, {"refused": reason} if reason else self._ours)
+            if not reason:
+                self._found[other] = connection
+                self._changed.notify()
+            elif reason != self._reason:
+                self._reason = reason
+                sys.stderr.write(f"A caller is turned away: {reason}\n")
+
+    def wait(self, deadline: Deadline) -> dict[int, socket.socket]:
+        """Returns the connections of the processes after this one, by index.
+
+        Raises:
+            WorkerUnavailable: If one is not there by then.
+        """
+        expected = {*range(self._ours["process"] + 1, len(self._addresses))}
+
+        def missing() -> set[int]:
+            return expected - {i for i, c in self._found.items() if not _is_closed(c)}
+
+        with self._changed:
+            if self._changed.wait_for(lambda: not missing(), deadline.left):
+                return dict(self._found)
+            other = min(missing())
+            reason = "it has not called"
+            if self._reason:
+                reason += f", and a caller was turned away: {self._reason}"
+        raise _missing(other, self._addresses[other], deadline, reason)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Closes a connection that is not that of a process."""
+        with self._changed:
+            is_kept = request in self._found.values()
+        if not is_kept:
+            super().shutdown_request(request)
+
+
+class _Caller(socketserver.BaseRequestHandler):
+    server: _Callers
+
+    def handle(self) -> None:
+        """Hears which process it is."""
+        self.request.settimeout(tcp_server.REQUEST_SECONDS)
+        theirs = _receive(self.request)
+        if type(theirs.get("process")) is int:
+            self.server.answer(theirs, self.request)
+
+
+@contextlib.contextmanager
+def _listening(
+    addresses: Sequence[Address], ours: Mapping[str, Any]
+) -> Iterator[_Callers]:
     try:
-        return socket.create_server((host, own.health_port))
+        callers = _Callers(addresses, ours)
     except OSError as error:
+        port = addresses[ours["process"]].health_port
         raise ClusterError(
-            f"Port {own.health_port}, the one after this process' own in TF_CONFIG, is "
+            f"Port {port}, the one after this process' own in TF_CONFIG, is "
             f"taken: {error.strerror}. List a port that is free, as the next one is."
         ) from error
+    threading.Thread(
+        target=callers.serve_forever, args=(_POLL_SECONDS,), daemon=True
+    ).start()
+    try:
+        yield callers
+    finally:
+        callers.shutdown()
+        callers.server_close()
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    readable, _, _ = select.select([connection], [], [], 0)
+    with contextlib.suppress(OSError):
+        return bool(readable) and not connection.recv(1, socket.MSG_PEEK)
+    return True
 
 
 def _send(connection: socket.socket, message: Mapping[str, Any]) -> None:
@@ -300,11 +405,15 @@ def _call(
     while True:
         connection = None
         try:
+            seconds = min(deadline.left, tcp_server.REQUEST_SECONDS)
             connection = socket.create_connection(
-                (address.host, address.health_port), timeout=deadline.left
+                (address.host, address.health_port), timeout=seconds
             )
             _send(connection, ours)
-            _check(other, address, _receive(connection), ours)
+            theirs = _receive(connection)
+            reason = theirs.get("refused")
+            if not isinstance(reason, str):
+                reason = _misfit(other, address, theirs, ours)
         except (OSError, ValueError) as error:
             if connection is not None:
                 connection.close()
@@ -312,57 +421,47 @@ def _call(
                 raise _missing(other, address, deadline, str(error)) from error
             time.sleep(_POLL_SECONDS)
         else:
+            if reason:
+                raise ClusterError(reason)
             return connection
 
 
-def _answer(
-    listener: socket.socket,
-    addresses: Sequence[Address],
-    connections: dict[int, socket.socket],
-    ours: Mapping[str, Any],
-    deadline: Deadline,
-) -> None:
-    """Waits for a caller, and adds the connection if it is one of the processes."""
-    listener.settimeout(deadline.left)
-    try:
-        connection, _ = listener.accept()
-    except TimeoutError as error:
-        missing = min({*range(len(addresses))} - {ours["process"], *connections})
-        reason = "it has not called"
-        raise _missing(missing, addresses[missing], deadline, reason) from error
-    connection.settimeout(deadline.left)
-    try:
-        theirs = _receive(connection)
-        _send(connection, ours)
-    except (OSError, ValueError):
-        connection.close()  # Whoever it was, it is none of us.
-        return
-    index = theirs.get("process")
-    other = index if isinstance(index, int) and 0 <= index < len(addresses) else 0
-    _check(other, addresses[other], theirs, ours)
-    connections[other] = connection
-
-
-def _check(
+def _misfit(
     other: int, address: Address, theirs: Mapping[str, Any], ours: Mapping[str, Any]
-) -> None:
-    """Raises ClusterError if what a process says does not fit."""
-    if theirs.get("workers") != ours["workers"]:
-        raise ClusterError(
+) -> str:
+    """Returns why what a process says does not fit, or an empty string.
+
+    Raises:
+        ValueError: If nothing that a process says.
+    """
+    if any(type(theirs.get(name)) is not type(value) for name, value in ours.items()):
+        raise ValueError("its answer is not that of a process")
+    if not accepts(theirs["token"], ours["token"]):
+        return (
+            f"Process {other} at {address} has another token than process "
+            f"{ours['process']}. Set {TOKEN_VARIABLE} to the same in both environments."
+        )
+    if theirs["workers"] != ours["workers"]:
+        return (
             "All processes must be told the same list of workers, in one order. "
-            f"Received {ours['workers']} here, and {theirs.get('workers')} in process "
-            f'{other} at {address}. Give TF_CONFIG the same "cluster" everywhere.'
+            f"Received {ours['workers']} in process {ours['process']}, and "
+            f"{theirs['workers']} in process {other} at {address}. Give TF_CONFIG the "
+            'same "cluster" everywhere.'
         )
-    if theirs.get("tensorflow") != ours["tensorflow"]:
-        raise ClusterError(
-            f"Process {other} at {address} has TensorFlow {theirs.get('tensorflow')}; "
-            f"this process has {ours['tensorflow']}. Install the same version on both."
+    if theirs["tensorflow"] != ours["tensorflow"]:
+        return (
+            f"Process {other} at {address} has TensorFlow {theirs['tensorflow']}; "
+            f"process {ours['process']} has {ours['tensorflow']}. Install the same "
+            "version on both."
         )
-    if theirs.get("process") == ours["process"]:
-        raise ClusterError(
-            f"Two processes are told that they are process {other} at {address}. Give "
-            'each an "index" of its own in TF_CONFIG.'
-        )
+    return "" if theirs["process"] == other else _twice(theirs["process"], address)
+
+
+def _twice(index: int, address: Address) -> str:
+    return (
+        f"Two processes are told that they are process {index} at {address}. Give each "
+        'an "index" of its own in TF_CONFIG.'
+    )
 
 
 def _lost(other: int, address: Address, reason: str) -> WorkerLost:

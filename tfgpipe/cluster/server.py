@@ -3,7 +3,9 @@
 TensorFlow's runtime listens on all addresses of its host, which no option changes
 (`*:port` in `ss -ltn`, whatever the address in its cluster definition). Its sockets are
 this process' own, so `bind_server` sets the loopback interface on them once they are
-there: the kernel then answers other hosts that the port is closed.
+there: the kernel then answers other hosts that the port is closed. What has connected
+in the milliseconds before stays connected; a firewall or a network namespace alone
+prevents that.
 
 What a client leaves on a server, such as its variables, stays there for minutes after
 the client is gone. So a worker starts a process for each client, which is `run`.

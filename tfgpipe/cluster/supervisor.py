@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tfgpipe.cluster import addresses, health
 from tfgpipe.cluster.addresses import REPLICA_VARIABLE, WORKERS_VARIABLE, Address
@@ -35,6 +36,19 @@ _LOSS_SECONDS = 5.0
 # What runs that long has had a good start: delays of restarts begin anew.
 _GOOD_SECONDS = 60.0
 _MAX_DELAY = 30.0
+# Kills process groups once its standard input closes, which the kernel does when the
+# supervisor is gone, also by `kill -9`. A group is named when it starts, and again when
+# it has ended.
+_GUARD = """
+import contextlib, os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+groups = set()
+for line in sys.stdin:
+    groups ^= {int(line)}
+for group in groups:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+"""
 # Exit codes of a command that asks for a restart.
 _RESTARTED = (EX_TEMPFAIL, EXIT_PREEMPTED)
 
@@ -116,6 +130,42 @@ class _Backoff:
         return min(_MAX_DELAY, 2.0 ** (self._in_a_row - 2) if self._in_a_row > 1 else 0)
 
 
+class _Groups:
+    """Processes with all that they start, which end with this one at the latest."""
+
+    def __init__(self) -> None:
+        self._guard = subprocess.Popen(
+            [sys.executable, "-IS", "-c", _GUARD],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        """Starts a process."""
+        process = subprocess.Popen(command, start_new_session=True, **options)
+        self._tell(process)
+        return process
+
+    def end(self, process: subprocess.Popen[bytes]) -> None:
+        """Kills a process and all that it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        self._tell(process)
+        process.wait()
+
+    def close(self) -> None:
+        """Ends the guard."""
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        self._guard.wait()
+
+    def _tell(self, process: subprocess.Popen[bytes]) -> None:
+        assert self._guard.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # Somebody has killed it.
+            self._guard.stdin.write(b"%d\n" % process.pid)
+
+
 class _Worker:
     """The health of a worker, and its process if it is started here.
 
@@ -125,6 +175,7 @@ class _Worker:
         devices: Into how many devices it splits the CPU.
         cluster: The list of all, for clients that are replicas.
         log: The file of its output; None for a worker that others start.
+        groups: The process groups that its process joins.
 
     Attributes:
         index: Its index among all.
@@ -135,6 +186,7 @@ class _Worker:
         self,
         index: int,
         address: Address,
+        groups: _Groups,
         *,
         devices: int = 1,
         cluster: str | None = None,
@@ -142,6 +194,7 @@ class _Worker:
     ) -> None:
         self.index = index
         self.address = address
+        self._groups = groups
         self._devices = devices
         self._cluster = cluster
         self._log = log
@@ -198,24 +251,22 @@ class _Worker:
     def end(self) -> None:
         """Ends its process, and what that has started."""
         if self._process is not None:
-            _end_group(self._process)
+            self._groups.end(self._process)
             self._process = None
 
     def _start(self, log: Path) -> subprocess.Popen[bytes]:
         self._started = self._answered = time.monotonic()
         listed = [f"--cluster={self._cluster}", f"--index={self.index}"]
         with log.open("ab") as output:
-            return subprocess.Popen(
+            return self._groups.start(
                 [
                     *(sys.executable, "-m", "tfgpipe.cluster", "worker"),
                     *(f"--port={self.address.port}", f"--devices={self._devices}"),
                     *(listed if self._cluster is not None else []),
-                    "--exit_with_parent",
                 ],
-                stdin=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,
             )
 
 
@@ -226,6 +277,9 @@ class _Supervisor:
         self._options = options
         self._limit = Deadline(options.time_limit) if options.time_limit else None
         self._signal = 0
+        self._groups = _Groups()
+        # Of reserved ports.
+        self._stack = contextlib.ExitStack()
         # One, or one for each replica.
         self._commands: list[subprocess.Popen[bytes]] = []
         self._backoff = _Backoff()
@@ -238,7 +292,9 @@ class _Supervisor:
             self._start_workers(options.workers)
         elif options.cluster is not None:
             found = addresses.parse_addresses(options.cluster)
-            self._workers.extend(_Worker(*each) for each in enumerate(found))
+            self._workers.extend(
+                _Worker(*each, self._groups) for each in enumerate(found)
+            )
         threading.Thread(target=self._poll, daemon=True, name="health").start()
         # Later the command waits for the workers itself, and starts meanwhile.
         self._wait_until_ready()
@@ -272,20 +328,25 @@ class _Supervisor:
         self._end_commands()
         for worker in self._workers:
             worker.end()
+        self._groups.close()
+        self._stack.close()
 
     def _end_commands(self) -> None:
         for command in self._commands:
-            _end_group(command)
+            self._groups.end(command)
         self._commands.clear()
 
     @contextlib.contextmanager
     def catching_signals(self) -> Iterator[None]:
-        """Records SIGTERM and SIGINT, for `run` to see."""
+        """Records signals that ask for the end, for `run` to see."""
 
         def record(signum: int, _: object) -> None:
             self._signal = signum
 
-        before = {n: signal.signal(n, record) for n in (signal.SIGTERM, signal.SIGINT)}
+        taken = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # As under `nohup`.
+            taken.append(signal.SIGHUP)
+        before = {number: signal.signal(number, record) for number in taken}
         try:
             yield
         finally:
@@ -297,12 +358,13 @@ class _Supervisor:
         folder = Path(options.log_dir or tempfile.mkdtemp(prefix="tfgpipe-launch-"))
         folder.mkdir(parents=True, exist_ok=True)
         _say(f"Starting {num_workers} workers; their logs are in {folder}.")
-        ports = addresses.free_ports(num_workers)
+        ports = addresses.reserve_ports(num_workers, self._stack)
         listed = ",".join(f"127.0.0.1:{port}" for port in ports)
         for index, port in enumerate(ports):
             worker = _Worker(
                 index,
                 Address("127.0.0.1", port),
+                self._groups,
                 devices=options.devices,
                 cluster=listed if options.replicas is not None else None,
                 log=folder / f"worker-{index}.log",
@@ -333,10 +395,8 @@ class _Supervisor:
         try:
             for variables in self._variables():
                 self._commands.append(
-                    subprocess.Popen(
-                        self._options.command,
-                        env={**os.environ, **variables},
-                        start_new_session=True,
+                    self._groups.start(
+                        self._options.command, env={**os.environ, **variables}
                     )
                 )
         except OSError as error:
@@ -373,7 +433,8 @@ class _Supervisor:
             for replica in range(self._options.replicas):
                 yield {**listed, REPLICA_VARIABLE: str(replica)}
             return
-        ports = addresses.free_ports(self._options.replicas)
+        self._stack.close()  # Of the attempt before.
+        ports = addresses.reserve_ports(self._options.replicas, self._stack)
         cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
         for index in range(self._options.replicas):
             task = {"type": "worker", "index": index}
@@ -418,15 +479,6 @@ class _Supervisor:
         while True:
             self._ask()
             time.sleep(_HEALTH_SECONDS)
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kills a process and all that it has started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
 
 
 def _ending(status: int) -> str:

@@ -16,16 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hmac
 import http.server
 import io
 import json
-import os
 import queue
 import select
 import signal
 import socket
-import socketserver
 import subprocess
 import sys
 import threading
@@ -34,19 +31,15 @@ import uuid
 from collections.abc import Mapping
 from typing import IO, Any
 
-from tfgpipe.cluster import addresses, health
+from tfgpipe.cluster import addresses, health, tcp_server
 from tfgpipe.cluster.addresses import parse_addresses
-from tfgpipe.cluster.errors import exit_with_parent
 from tfgpipe.cluster.health import Deadline, Status
+from tfgpipe.cluster.tcp_server import TCPServer
 
 LOOPBACK = ("127.0.0.1", "localhost")
 # A server that fails this often in a row will not come up.
 _MAX_FAILURES = 3
-# Connections that are answered at a time; others are turned away.
-MAX_CONNECTIONS = 128
 _POLL_SECONDS = 0.1
-# How long a request may take.
-_ASKING_SECONDS = 10.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +50,6 @@ class Options:
         port: The port of TensorFlow's server; the next is for health.
         host: The address to listen on.
         devices: Into how many devices the CPU is split.
-        exit_with_parent: Whether to end when standard input closes.
         cluster: The list of all workers, for clients that are replicas.
         index: The index of this one in it.
 
@@ -68,7 +60,6 @@ class Options:
     port: int
     host: str = "127.0.0.1"
     devices: int = 1
-    exit_with_parent: bool = False
     cluster: str | None = None
     index: int | None = None
 
@@ -91,6 +82,11 @@ class Options:
         return ",".join(map(str, parse_addresses(self.cluster))) if self.cluster else ""
 
     @property
+    def num_workers(self) -> int:
+        """The number of all workers."""
+        return len(parse_addresses(self.cluster)) if self.cluster else 1
+
+    @property
     def listed(self) -> list[str]:
         """The flags of a server that has the list."""
         if not self.cluster:
@@ -105,8 +101,6 @@ class Options:
 
 def run(options: Options) -> int:
     """Runs a worker until it is told to stop, and returns its exit status."""
-    if options.exit_with_parent:
-        exit_with_parent()
     for port in (options.port, options.port + 1):
         if addresses.is_taken(port):
             return _failed(
@@ -117,7 +111,7 @@ def run(options: Options) -> int:
         worker = _Worker(options)
     except OSError as error:
         return _failed(f"Cannot listen on {options.host}: {error.strerror}.")
-    if not (options.is_loopback or os.environ.get(addresses.TOKEN_VARIABLE)):
+    if not (options.is_loopback or addresses.own_token()):
         sys.stderr.write(
             "WARNING: Whoever reaches this worker can take it and keep it from others. "
             f"Set {addresses.TOKEN_VARIABLE} to a secret, the same here and for the "
@@ -231,6 +225,11 @@ class _Worker:
             if self._server:
                 self._server.end()
 
+    @property
+    def num_workers(self) -> int:
+        """The number of workers in its list, which bounds that of replicas."""
+        return self._options.num_workers
+
     def status(self) -> Status:
         """Returns the worker's status."""
         server = self._server
@@ -329,55 +328,16 @@ class _Worker:
         sys.stderr.flush()
 
 
-class _HealthServer(socketserver.ThreadingTCPServer):
-    allow_reuse_address = True
-    daemon_threads = True
-    request_queue_size = MAX_CONNECTIONS
-
+class _HealthServer(TCPServer):
     def __init__(self, address: tuple[str, int], worker: _Worker) -> None:
         self.worker = worker
-        # Of connections that have not asked yet.
-        self.deadlines: dict[socket.socket, Deadline] = {}
-        self._token = os.environ.get(addresses.TOKEN_VARIABLE, "")
-        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self.token = addresses.own_token()
         super().__init__(address, _Handler)
-
-    def accepts(self, token: object) -> bool:
-        """Returns whether a client's token is the worker's own, if it has one."""
-        other = token if isinstance(token, str) else ""
-        own = self._token
-        return not own or hmac.compare_digest(other.encode(), own.encode())
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answers in a thread, if one is free."""
-        if self._free.acquire(blocking=False):
-            self.deadlines[request] = Deadline(_ASKING_SECONDS)
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answers, and frees the thread."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self.deadlines.pop(request, None)
-            self._free.release()
-
-    def service_actions(self) -> None:
-        """Ends connections that take too long to ask."""
-        for request, deadline in list(self.deadlines.items()):
-            if deadline.is_over:
-                with contextlib.suppress(OSError):
-                    request.shutdown(socket.SHUT_RDWR)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Leaves those alone who speak something else."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     server: _HealthServer
-    timeout = _ASKING_SECONDS
+    timeout = tcp_server.REQUEST_SECONDS
 
     def setup(self) -> None:
         """Has a request end after some kilobytes."""
@@ -400,12 +360,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_error(415)  # A form of some web page.
             return
         worker, asked = self.server.worker, self._message()
-        if not self.server.accepts(asked.get("token")):
+        if not addresses.accepts(asked.get("token"), self.server.token):
             self._answer(403, dataclasses.replace(worker.status(), refused=True))
             return
         replica, num_replicas = asked.get("replica", 0), asked.get("num_replicas", 1)
         are_counts = type(replica) is type(num_replicas) is int
-        if not (are_counts and 0 <= replica < num_replicas):
+        if not (are_counts and 0 <= replica < num_replicas <= worker.num_workers):
             self.send_error(400)
             return
         host, port = self.client_address
@@ -417,7 +377,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         well = False
         try:
-            del self.server.deadlines[self.connection]
+            self.server.keep(self.connection)
             # The kernel gives a machine up that has not acknowledged for so long.
             self.connection.setsockopt(
                 socket.IPPROTO_TCP,
@@ -430,9 +390,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             worker.take_back(server, replica, well=well)
 
     def _message(self) -> dict[str, Any]:
-        size = min(int(self.headers.get("Content-Length", 0)), health.MAX_BYTES)
-        message = json.loads(self.rfile.read(size))
-        return message if isinstance(message, dict) else {}
+        """Returns what is asked, or an empty object."""
+        size = self.headers.get("Content-Length", "")
+        line = self.rfile.read(
+            min(int(size), health.MAX_BYTES) if size.isdecimal() else 0
+        )
+        with contextlib.suppress(ValueError):
+            return health.parse_message(line)
+        return {}
 
     def _answer(self, code: int, status: Status) -> None:
         self.send_response(code)

@@ -25,6 +25,7 @@ from typing import ClassVar
 import numpy as np
 import tensorflow as tf
 
+from tfgpipe._util import argument_checks
 from tfgpipe.devices.names import (
     default_devices,
     device_advice,
@@ -152,17 +153,19 @@ def make_mesh(
         num_stages: K, the number of stages.
         num_replicas: D, the number of copies of the pipeline.
         num_shards: T, the number of devices of a stage.
-        devices: Device names such as `"GPU:0"`, at least D * K * T of them. Defaults
+        devices: D * K * T device names such as `"GPU:0"`. Defaults
             to the visible GPUs, or without GPUs the logical CPUs; in a cluster to
             those of its workers.
         workers: Which of the cluster's workers these devices are of. Defaults to all.
 
     Raises:
-        ValueError: If there are too few devices, or one is named that does not exist,
-            or is of another worker.
+        ValueError: If there are too few devices, or more are named, or one that does
+            not exist or is of another worker.
     """
-    if num_shards < 1:
-        raise ValueError(f"`num_shards` must be at least 1. Received {num_shards}.")
+    num_stages = argument_checks.check_count("num_stages", num_stages)
+    num_replicas = argument_checks.check_count("num_replicas", num_replicas)
+    num_shards = argument_checks.check_count("num_shards", num_shards)
+    devices = argument_checks.check_device_names(devices)
     needed = num_replicas * num_stages * num_shards
     visible = visible_devices()
     if devices is None and devices_of_workers():
@@ -183,13 +186,13 @@ def make_mesh(
             )
         if workers is not None:
             _check_workers(names, workers)
-    if len(names) < needed:
+    if len(names) < needed or (devices is not None and len(names) > needed):
         product = f"{num_stages} stages x {num_replicas} replicas"
         if num_shards > 1:
             product += f" x {num_shards} shards"
         raise ValueError(
             f"{product} need {needed} devices, one each. Received {len(names)}: "
-            f"{', '.join(names)}. " + device_advice(needed)
+            f"{', '.join(map(short_name, names))}. " + device_advice(needed)
         )
     shape = (num_replicas, num_stages, num_shards)
     grid = np.reshape(names[:needed], shape).tolist()
@@ -221,7 +224,7 @@ def make_logical_cpus(num_devices: int) -> None:
         num_devices: How many logical devices to make, at least 1.
 
     Raises:
-        ValueError: If `num_devices` is below 1.
+        ValueError: If `num_devices` is no integer from 1 to 4096.
         RuntimeError: If TensorFlow has started with another number of CPU devices.
 
     Example:
@@ -230,8 +233,7 @@ def make_logical_cpus(num_devices: int) -> None:
     >>> len(tf.config.list_logical_devices("CPU"))
     8
     """
-    if num_devices < 1:
-        raise ValueError(f"`num_devices` must be at least 1. Received {num_devices}.")
+    argument_checks.check_count("num_devices", num_devices, most=4096)
     cpu = tf.config.list_physical_devices("CPU")[0]
     try:
         tf.config.set_logical_device_configuration(

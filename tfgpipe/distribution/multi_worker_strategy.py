@@ -135,13 +135,24 @@ class MultiWorkerPipelineStrategy(
 
         merge(sums, run)
 
-    def metrics_result(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Returns metrics in the form in which Keras takes their mean over processes.
+    @property
+    def spans_processes(self) -> bool:
+        """Whether other processes hold part of the state of metrics."""
+        return True
+
+    def metrics_result(
+        self,
+        make: Callable[[], dict[str, Any]],
+        metrics: Sequence[keras.metrics.Metric],
+    ) -> dict[str, Any]:
+        """Returns what all processes together see, so that Keras may take their mean.
 
         It does so along the first axis, which scalars do not have (keras #20585; it is
         fixed when `fit` returns metrics of a rank other than zero).
         """
-        return {name: tf.expand_dims(value, 0) for name, value in make().items()}
+        device = self.stage_devices[-1][0]
+        results = self._processes.metrics_result(make, metrics, device)
+        return {name: tf.expand_dims(value, 0) for name, value in results.items()}
 
 
 def _bind_server(

@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from tfgpipe import cluster as cluster_lib
 from tfgpipe._compat import tf_internals
-from tfgpipe._util import check_choice, num_bytes
+from tfgpipe._util import argument_checks, num_bytes
 from tfgpipe.devices import Mesh, check_primary_devices, device_type, make_mesh
 from tfgpipe.distribution import all_reduce
 from tfgpipe.distribution.all_reduce import ALL_REDUCES, AllReduce
@@ -133,17 +133,10 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
             devices=devices,
             workers=None if self._processes is None else self._processes.tasks,
         )
-        needed = num_replicas * num_stages * num_shards
-        if devices is not None and len(devices) != needed:
-            raise ValueError(
-                f"{num_replicas} replicas x {num_stages} stages x {num_shards} shards "
-                f"are {needed} devices. Received {len(devices)}: "
-                f"{', '.join(devices)}. Name as many, or change the numbers."
-            )
         check_primary_devices(self._mesh)
         hint = " TensorFlow's hierarchical copy is wrong for odd numbers of replicas."
-        check_choice("all_reduce", all_reduce, ALL_REDUCES, hint=hint)
-        check_choice("shard_replicas", shard_replicas, SHARD_REPLICAS)
+        argument_checks.check_choice("all_reduce", all_reduce, ALL_REDUCES, hint=hint)
+        argument_checks.check_choice("shard_replicas", shard_replicas, SHARD_REPLICAS)
         kinds = {
             device_type(d) for replica in self._mesh.primary_devices for d in replica
         }
@@ -209,7 +202,7 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
         """Like `stage_scope`, for a weight, which may be on its owner alone."""
         devices = self._mesh.replica_devices(k, shard)
         if self.shard_replicas == "weights":
-            devices = (devices[self._zero.assign(devices, num_bytes(weight))],)
+            devices = (devices[self._owner(weight, devices)],)
         return device_scope(devices)
 
     def slot_scope(
@@ -263,20 +256,21 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
         merge(gradients, run)
 
     @property
-    def logs_are_means(self) -> bool:
-        """Whether steps return means of metrics that know one process alone."""
+    def spans_processes(self) -> bool:
+        """Whether other processes hold part of the state of metrics."""
         return self._processes is not None
 
-    def metrics_result(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def metrics_result(
+        self,
+        make: Callable[[], dict[str, Any]],
+        metrics: Sequence[keras.metrics.Metric],
+    ) -> dict[str, Any]:
         """Returns what all replicas together see, as each adds to the metrics."""
+        if self._processes is not None:
+            device = self._mesh.replica_devices(-1)[0]
+            return self._processes.metrics_result(make, metrics, device)
         context = tf.distribute.get_replica_context()
-        if context is None:
-            return make()
-        metrics = context.merge_call(lambda _: make())
-        if self._processes is None:
-            return metrics
-        size = self._processes.size
-        return {k: self.sum_over_replicas(v) / size for k, v in metrics.items()}
+        return make() if context is None else context.merge_call(lambda _: make())
 
     def _sums(
         self,
@@ -304,10 +298,15 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
     def owner_replica(self, weight: tf.Variable) -> int:
         """Returns the index of the replica that owns a weight."""
         copies = replica_copies(weight)
-        devices, first = [copy.device for copy in copies], copies[0]
-        if id(first) not in self._zero:
-            weakref.finalize(first, self._zero.release, id(first))
-        return self._zero.owner(id(first), devices, num_bytes(first))
+        return self._owner(copies[0], [copy.device for copy in copies])
+
+    def _owner(
+        self, variable: keras.Variable | tf.Variable, devices: Sequence[str]
+    ) -> int:
+        """Returns which of these devices is the owner's, as long as there are both."""
+        if id(variable) not in self._zero:
+            weakref.finalize(variable, self._zero.release, id(variable))
+        return self._zero.owner(id(variable), devices, num_bytes(variable))
 
 
 def _clients() -> ProcessGroup | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -93,6 +94,13 @@ class Placement:
 
         Layers that create other layers in `build` show them only after that.
         """
+        if num_shards < self.mesh.num_shards:
+            warnings.warn(
+                f"No layer is in shards. Received {self.mesh.num_shards} devices for "
+                "each stage, of which all but the first do nothing. Use layers such "
+                "as `tfgpipe.layers.TPDense`, or leave `num_shards` out.",
+                stacklevel=2,
+            )
         if num_shards not in (1, self.mesh.num_shards):
             raise ValueError(
                 f"Stages here have {self.mesh.num_shards} devices each. Received "

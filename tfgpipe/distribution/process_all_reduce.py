@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import weakref
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -142,6 +142,61 @@ class ProcessGroup:
         position = next(self._num_sums.setdefault(graph, itertools.count()))
         content = position, tensor.dtype.name, tuple(tensor.shape)
         return self._all_reduce(tensor, device, _hash_key(content))
+
+    def metrics_result(
+        self,
+        make: Callable[[], dict[str, Any]],
+        metrics: Iterable[keras.metrics.Metric],
+        device: str,
+    ) -> dict[str, Any]:
+        """Returns results of metrics whose state is that of all processes together.
+
+        Args:
+            make: Returns the results.
+            metrics: The metrics, in the same order in all processes.
+            device: The device of the sum, one stage's in all processes.
+
+        Raises:
+            ValueError: If a metric does not say how its state is combined.
+        """
+        if self.size == 1:
+            return make()
+        variables = [(metric, v) for metric in metrics for v in metric.variables]
+        scales = [self._scale(metric, variable) for metric, variable in variables]
+        # Counts in float32 are exact in it, and so are their sums.
+        own = [
+            tf.math.multiply_no_nan(
+                tf.reshape(tf.cast(variable.value, tf.float64), [-1]), scale
+            )
+            for (_, variable), scale in zip(variables, scales, strict=True)
+        ]
+        parts = tf.split(
+            self.sum(tf.concat(own, 0), device), [part.shape[0] for part in own]
+        )
+        state = [
+            (variable, tf.reshape(tf.cast(part, variable.dtype), variable.shape))
+            for (_, variable), part in zip(variables, parts, strict=True)
+        ]
+        with keras.StatelessScope(state_mapping=state):
+            return make()
+
+    def _scale(self, metric: keras.metrics.Metric, variable: keras.Variable) -> float:
+        """Returns the factor of this process' value in the sum over processes."""
+        scales = {
+            "sum": 1.0,
+            "mean": 1 / self.size,
+            "only_first_replica": float(self.index == 0),
+        }
+        if variable.aggregation not in scales:
+            raise ValueError(
+                "The state of metrics is combined over processes as `aggregation` of "
+                f"their variables says. Received metric '{metric.name}', whose "
+                f"variable '{variable.path}' has "
+                f"aggregation='{variable.aggregation}'. Make it with "
+                '`self.add_variable(..., aggregation="sum")`, "mean" or '
+                '"only_first_replica", or leave the metric out.'
+            )
+        return scales[variable.aggregation]
 
     def stage_group_key(
         self, device: str, num_sums: int, specs: Iterable[tf.TensorSpec]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -27,6 +27,14 @@ def stage_strategy() -> StageStrategy | None:
     return strategy if isinstance(strategy, StageStrategy) else None
 
 
+def is_on_one_replica(variable: keras.Variable) -> bool:
+    """Returns whether this process has replicas without a copy of a variable."""
+    strategy = stage_strategy()
+    if strategy is None or strategy.spans_processes:  # Those have one each.
+        return False
+    return len(replica_copies(variable.value)) == 1 < strategy.mesh.num_replicas
+
+
 def stage_group_key(
     key: int, device: str, num_sums: int, specs: Iterable[tf.TensorSpec]
 ) -> int:
@@ -44,14 +52,10 @@ def stage_group_key(
     return strategy.stage_group_key(key, device, num_sums, specs)
 
 
-def metrics_result(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Returns metrics of the replica being built in the form that Keras takes.
-
-    Args:
-        make: Returns the metrics.
-    """
-    strategy = stage_strategy()
-    return make() if strategy is None else strategy.metrics_result(make)
+def metrics_result(model: keras.Model) -> dict[str, Any]:
+    """Returns results of a model's metrics over all replicas, as Keras takes them."""
+    strategy, make = stage_strategy(), model.get_metrics_result
+    return make() if strategy is None else strategy.metrics_result(make, model.metrics)
 
 
 def assign(variable: keras.Variable, value: tf.Tensor) -> None:

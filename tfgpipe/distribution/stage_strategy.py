@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -85,17 +85,23 @@ class StageStrategy(abc.ABC):
             gradients: Those of the replica being built, None for weights without one.
         """
 
-    def metrics_result(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Returns metrics in the form that Keras takes of a replica.
+    def metrics_result(
+        self,
+        make: Callable[[], dict[str, Any]],
+        metrics: Sequence[keras.metrics.Metric],
+    ) -> dict[str, Any]:
+        """Returns results over all replicas, in the form that Keras takes of one.
 
         Args:
-            make: Returns the metrics.
+            make: Returns the results.
+            metrics: The metrics that they are of.
         """
+        del metrics
         return make()
 
     @property
-    def logs_are_means(self) -> bool:
-        """Whether steps return means of metrics that know one process alone."""
+    def spans_processes(self) -> bool:
+        """Whether other processes hold part of the state of metrics."""
         return False
 
     def update_scope(

@@ -22,18 +22,15 @@ class ZeroAssignment:
         """Returns whether something has an owner."""
         return key in self._owners
 
-    def assign(self, devices: Sequence[str], num_bytes: int) -> int:
-        """Assigns something new, and returns the position of its device."""
-        held = [self._held[device] for device in devices]
-        owner = held.index(min(held))
-        self._held[devices[owner]] += num_bytes
-        return owner
-
     def owner(self, key: Hashable, devices: Sequence[str], num_bytes: int) -> int:
-        """Returns the position of the device of a key, always the same."""
+        """Returns the position of the device of a key, of these devices the same."""
+        if key in self._owners and self._owners[key].device not in devices:
+            self.release(key)  # It has moved.
         if key not in self._owners:
-            replica = self.assign(devices, num_bytes)
-            self._owners[key] = _Owner(replica, devices[replica], num_bytes)
+            held = [self._held[device] for device in devices]
+            owner = held.index(min(held))
+            self._held[devices[owner]] += num_bytes
+            self._owners[key] = _Owner(owner, devices[owner], num_bytes)
         return self._owners[key].replica
 
     def release(self, key: Hashable) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tfgpipe._util import lazy_exports
 
 if TYPE_CHECKING:
+    from tfgpipe.graph import eager_run as eager_run
     from tfgpipe.graph import fake_quant as fake_quant
     from tfgpipe.graph import flops as flops
     from tfgpipe.graph import fusion as fusion

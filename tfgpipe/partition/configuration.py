@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfgpipe import schedules
-from tfgpipe._util import check_num_microbatches
+from tfgpipe._util import argument_checks
 from tfgpipe.devices import default_devices, make_mesh
 from tfgpipe.distribution import StageStrategy, replica_context
 from tfgpipe.schedules import Schedule
@@ -55,7 +55,14 @@ def resolve(
     Raises:
         ValueError: If no schedule fits.
     """
-    M = check_num_microbatches(num_microbatches)
+    M = argument_checks.check_num_microbatches(num_microbatches)
+    devices = argument_checks.check_device_names(devices)
+    if not isinstance(schedule, str | Schedule):
+        raise TypeError(
+            "`schedule` must be the name of a schedule, one of "
+            f"{', '.join(map(repr, schedules.NAMES))}, or a `tfgpipe.Schedule`. "
+            f"Received {schedule!r}. Call a function that makes schedules first."
+        )
     if isinstance(schedule, Schedule):
         check_schedule(schedule, num_stages, M)
     strategy = replica_context.current_strategy()

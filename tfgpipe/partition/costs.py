@@ -256,8 +256,8 @@ def _measure(
 ) -> tuple[CallCost, dict[TensorKey, tf.Tensor]]:
     """Returns the time of a segment, from the cache if it is there, and its outputs."""
     trace, functions = traced.trace, traced.without_remat
-    variables = map(example_variable_value, (*stage.weights, *stage.state))
-    feed = dict(zip((*trace.given.weights, *trace.given.state), variables, strict=True))
+    variables = map(example_variable_value, stage.variables)
+    feed = dict(zip(trace.given.variables, variables, strict=True))
     feed.update(trace.zeros())
     feed.update(
         zip(trace.given.inputs, (values[key] for key in traced.input_keys), strict=True)
@@ -271,7 +271,8 @@ def _measure(
         if gradient is not None:
             feed[gradient] = tf.ones_like(feed[output])
     if (loss_grad := trace.backward.loss_grad) is not None:
-        feed[loss_grad] = tf.ones((), trace.spec(loss_grad).dtype)
+        spec = trace.spec(loss_grad)
+        feed[loss_grad] = tf.ones(spec.shape, spec.dtype)
     key = (id(functions.forward.function), id(functions.backward.function))
     if key not in cache:
         forward = _min_seconds(functions.forward, feed)

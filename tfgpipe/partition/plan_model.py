@@ -8,7 +8,7 @@ from typing import Any, get_args
 import keras
 
 from tfgpipe import schedules
-from tfgpipe._util import check_choice, checks_argument_names
+from tfgpipe._util import argument_checks
 from tfgpipe.capture import source_model
 from tfgpipe.devices import default_devices, make_mesh, sharding
 from tfgpipe.partition.configuration import check_schedule, resolve
@@ -24,7 +24,7 @@ from tfgpipe.schedules import Schedule
 from tfgpipe.stage import Remat, TransferDtype
 
 
-@checks_argument_names()
+@argument_checks.checks_argument_names()
 def plan(
     model: keras.Model | Sequence[keras.layers.Layer],
     *,
@@ -89,13 +89,16 @@ def plan(
             limit (by how much is said), or if a size is not known.
         TypeError: If `model` has a `call` of its own.
     """
-    check_choice("remat", remat, get_args(Remat))
-    check_choice("transfer_dtype", transfer_dtype, (None, *get_args(TransferDtype)))
+    argument_checks.check_choice("remat", remat, get_args(Remat))
+    argument_checks.check_choice(
+        "transfer_dtype", transfer_dtype, (None, *get_args(TransferDtype))
+    )
+    memory_limit = argument_checks.check_memory_limit(memory_limit)
     source = source_model.make_source(source_model.copy_unbuilt(model))
     num_shards = sharding.num_shards(source.calls)
     chosen: Quantity | tuple[int, ...]
     if isinstance(balance, str):
-        chosen = check_choice("balance", balance, QUANTITIES)
+        chosen = argument_checks.check_choice("balance", balance, QUANTITIES)
         if num_stages is None:
             available = len(default_devices()) // num_shards
             num_stages = (

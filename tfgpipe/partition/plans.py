@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tfgpipe._util import (
+    argument_checks,
     layer_names,
     readable_bytes,
     readable_count,
@@ -217,6 +218,8 @@ def make_plan(
     Raises:
         ValueError: If the model has no such partition, or a size is not known.
     """
+    argument_checks.check_count("batch_size", batch_size)
+    argument_checks.check_count("num_slots", settings.num_slots, least=0)
     called = [call.layer for call in captured.graph.calls]
     profiles.check_feasible(called, settings.num_stages, captured.opaque_calls)
     profile = profiles.profile_calls(

@@ -14,12 +14,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import IdentityMap, some_of, stage_spans, unique
+from tfgpipe._util import IdentityMap, argument_checks, some_of, stage_spans, unique
 from tfgpipe.capture import CallGraph, TensorKey
 from tfgpipe.devices import sharding
 from tfgpipe.partition import costs
 from tfgpipe.partition.costs import CallCost, CallWeights
-from tfgpipe.runtime import example_tensor
+from tfgpipe.runtime import example_tensor, keeps_activations
 from tfgpipe.schedules import Schedule
 from tfgpipe.simulation import recompute_counts
 from tfgpipe.stage import BoundaryCodec, Remat, TransferDtype
@@ -56,11 +56,12 @@ class PlanSettings:
 
         Of one that is recomputed `"layer"` may compute layers more than once.
         """
-        K, M = self.num_stages, self.num_microbatches
-        if self.remat != "except_last":
-            return (0.0 if self.remat == "none" else M,) * K
-        follows = self.schedule.backward_follows_immediately
-        return tuple(float(sum(not follows(k, m) for m in range(M))) for k in range(K))
+        M = self.num_microbatches
+        kept = (
+            sum(keeps_activations(self.remat, self.schedule, k, m) for m in range(M))
+            for k in range(self.num_stages)
+        )
+        return tuple(float(M - n) for n in kept)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,8 +290,10 @@ def check_feasible(
         num_stages: K, or None if it is not known yet.
         opaque: As `CapturedModel.opaque_calls`.
     """
+    if num_stages is not None:
+        argument_checks.check_count("num_stages", num_stages)
     possible = sum(may_start(called))
-    if num_stages is None or 1 <= num_stages <= possible:
+    if num_stages is None or num_stages <= possible:
         return
     names = [layer.name for layer in called]
     ranges = sorted(_shared_state_ranges(called), key=lambda span: span[1] - span[2])
@@ -300,12 +303,17 @@ def check_feasible(
         "would let them be apart."
         for variable, first, last in ranges[:1]
     )
+    eager = (
+        " No call is of a layer: layers that were called on tensors which no "
+        "`keras.Input` leads to ran when the model was made, and are no part of it. "
+        "Call them in a layer, or on an input of the model."
+    ) * (not any(isinstance(layer, keras.layers.Layer) for layer in called))
     raise ValueError(
         "Every stage holds at least one call of a layer. Received num_stages="
         f"{num_stages} for a model of {len(called)} calls, {some_of(names)}, "
         f"of which at most {possible} stages can be made.{together}"
-        f"{_describe_largest_opaque(called, opaque)} Use num_stages={possible} or "
-        "fewer."
+        f"{_describe_largest_opaque(called, opaque)}{eager} Use "
+        f"num_stages={possible}{' or fewer' * (possible > 1)}."
     )
 
 

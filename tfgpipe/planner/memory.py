@@ -1,11 +1,11 @@
 """The memory of a device, by what it is for.
 
 Of a device with the stages S, in shares of T shards where layers are sharded, r rows to
-a microbatch, P trained parameters of N:
+a microbatch, P trained parameters of N, of s bytes each:
 
-    weights        4 N, and 2 N for their copies where products are in half precision
-    gradients      4 P
-    slots          4 P a slot: 2 of Adam, 1 of momentum or RMSProp
+    weights        s N, and 2 N for their copies where products are in half precision
+    gradients      s P
+    slots          s P a slot: 2 of Adam, 1 of momentum or RMSProp
     inputs         of each microbatch in flight, what the stage received
     activations    of each microbatch in flight, what its backward needs, remat="none"
     recomputed     the same of the microbatch under way, remat="stage"; of one layer at
@@ -33,7 +33,8 @@ from tfgpipe import schedules
 from tfgpipe._util import stage_spans
 from tfgpipe.planner.devices import Device
 from tfgpipe.planner.parallel_config import ParallelConfig
-from tfgpipe.planner.workload import Workload
+from tfgpipe.planner.workload import Workload, dtype_bytes
+from tfgpipe.schedules import Schedule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,21 +90,32 @@ def devices(
         num_slots: Optimizer slots of a trained weight.
         device: The kind of device.
     """
-    T, P = config.num_shards, config.num_devices
-    flight = in_flight(
-        config.schedule,
-        num_devices=P,
-        stages_per_device=config.stages_per_device,
-        num_microbatches=config.num_microbatches,
-    )
+    T, P, M = config.num_shards, config.num_devices, config.num_microbatches
+    schedule = config.schedule
+    if isinstance(schedule, Schedule):
+        flight, begun = schedule.in_flight, schedule.in_backward
+        split = bool(schedule.actions("backward_input"))
+    else:
+        flight = in_flight(
+            schedule,
+            num_devices=P,
+            stages_per_device=config.stages_per_device,
+            num_microbatches=M,
+        )
+        split = schedule == "zero_bubble"
+        begun = tuple(min(k + 1, M) if split else 1 for k in range(config.num_stages))
+    size = dtype_bytes(workload.dtype)
     stages = [workload.layers[span] for span in stage_spans(layers_per_stage)]
     found = []
     for p in range(P):
-        mine = range(p, len(stages), P)
+        mine = config.stages_on(p)
         layers = [layer for k in mine for layer in stages[k]]
-        parameters = sum(x.parameters / x.shards(T) for x in layers)
-        trained = sum(x.num_trained / x.shards(T) for x in layers)
-        copies = 0 if workload.dtype == "float32" else 2
+        weights = sum(
+            (x.weight_bytes + (size if size < x.weight_bytes else 0))
+            * (x.parameters / x.shards(T))
+            for x in layers
+        )
+        gradients = sum(x.weight_bytes * x.num_trained / x.shards(T) for x in layers)
         left = device.temp_factor if workload.traced else 1.0
         inputs = activations = recomputed = 0.0
         for k in mine:
@@ -113,25 +125,24 @@ def devices(
                 activations += flight[k] * sum(saved)
                 continue
             inputs += flight[k] * first
-            # Under zero bubble the gradients of weights take it, in another function.
-            split = config.schedule == "zero_bubble"
+            # Where backwards are split, the gradients of weights take it, in another
+            # function.
             share = 1.0 if split else left
             again = share * sum(saved)
             if config.remat == "layer":
                 again = share * max(saved) + sum(others)
-            if split:
-                again *= min(k + 1, config.num_microbatches)
-            recomputed = max(recomputed, again)
+            recomputed = max(recomputed, begun[k] * again)
         found.append(
             Memory(
-                weights=(4 + copies) * parameters,
-                gradients=4 * trained,
-                slots=4 * num_slots * trained,
+                weights=weights,
+                gradients=gradients,
+                slots=num_slots * gradients,
                 inputs=inputs,
                 activations=activations,
                 recomputed=recomputed,
                 workspace=max(
-                    (left * rows * x.work_bytes + 4 * x.num_trained) / x.shards(T)
+                    (left * rows * x.work_bytes + x.weight_bytes * x.num_trained)
+                    / x.shards(T)
                     for x in layers
                 ),
                 reserved=device.reserved,
@@ -160,11 +171,11 @@ def in_flight(
         num_microbatches: M.
     """
     K, v, M = num_devices, stages_per_device, num_microbatches
-    if v == 1:
-        if name == "gpipe":
-            return (M,) * K
-        if name == "zero_bubble":
-            return (min(K, M),) * K
+    if v == 1 and name == "gpipe":
+        return (M,) * K
+    if v == 1 and name == "zero_bubble":
+        return (min(K, M),) * K
+    if v == 1 and name in ("1f1b", "interleaved"):
         return tuple(min(K - k, M) for k in range(K))
     # After as many groups of K microbatches as there are in flight, all is repeated.
     schedule = schedules.make(

@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import keras
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import stage_spans
+from tfgpipe._util import num_bytes, stage_spans
 from tfgpipe.capture import TensorKey, source_model, tracer
 from tfgpipe.partition import SegmentProfiler, call_weights, may_start
 from tfgpipe.planner.workload import Layer, Workload
@@ -72,6 +72,11 @@ def read(
     """
     if isinstance(model, tracer.CapturedModel):
         return _read_captured(model, name or "")
+    if not callable(model):
+        raise TypeError(
+            "`model` must be a workload, a Keras model, or a function that returns "
+            f"one. Received {model!r}."
+        )
     with without_weights():
         model = model if isinstance(model, keras.Model) else model()
         source = source_model.make_source(source_model.copy_unbuilt(model))
@@ -86,9 +91,12 @@ def read(
 
 def _read_captured(captured: tracer.CapturedModel, name: str) -> Workload:
     compute = next(
-        call.layer.compute_dtype
-        for call in reversed(captured.graph.calls)
-        if isinstance(call.layer, keras.layers.Layer)
+        (
+            call.layer.compute_dtype
+            for call in reversed(captured.graph.calls)
+            if isinstance(call.layer, keras.layers.Layer)
+        ),
+        keras.config.floatx(),  # Of a model of operations only.
     )
     return Workload(name=name, layers=_layers(captured), dtype=compute, traced=True)
 
@@ -136,18 +144,20 @@ def _layers(captured: tracer.CapturedModel) -> tuple[Layer, ...]:
         outputs = [n for n in call.output_ids if n in sizes]  # What somebody reads.
         max_shards = call.layer.max_shards if isinstance(call.layer, Shardable) else 1
         unsharded = WHOLE_TENSORS * inputs if max_shards > 1 else 0
-        trained = sum(weights[i].trainable_bytes)
+        trained_bytes = sum(weights[i].trainable_bytes)
+        weight_bytes = _weight_bytes(call.layer)
         layers.append(
             Layer(
                 name=call.layer.name,
                 parameters=weights[i].parameters,
-                trained=trained / 4,
+                trained=trained_bytes / weight_bytes,
+                weight_bytes=weight_bytes,
                 forward_flops=flops[i].forward / ROWS,
                 backward_flops=flops[i].backward / ROWS,
                 forward_traffic=traffic[i].forward / ROWS,
                 backward_traffic=traffic[i].backward / ROWS,
                 kept_bytes=saved[i] / ROWS,
-                work_bytes=max(workspace[i] - trained, 0) / ROWS,
+                work_bytes=max(workspace[i] - trained_bytes, 0) / ROWS,
                 input_bytes=(received[i][len(graph.calls)] if i else inputs) / ROWS,
                 output_bytes=sum(sizes[n] for n in outputs) / ROWS,
                 # Rows of its products for each example.
@@ -158,6 +168,13 @@ def _layers(captured: tracer.CapturedModel) -> tuple[Layer, ...]:
             )
         )
     return tuple(layers)
+
+
+def _weight_bytes(layer: Any) -> float:
+    """Returns the bytes of a weight of a layer, on average."""
+    weights = getattr(layer, "weights", ())
+    size = sum(math.prod(v.shape) for v in weights)
+    return sum(map(num_bytes, weights)) / size if size else 4
 
 
 def _input_spec(tensor: keras.KerasTensor) -> tf.TensorSpec:

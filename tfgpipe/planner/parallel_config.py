@@ -24,7 +24,7 @@ class ParallelConfig:
         num_devices: K, the devices of a pipeline, in a row.
         num_shards: T.
         num_microbatches: M.
-        schedule: The order of actions.
+        schedule: The order of actions, by name or as it is.
         remat: What a backward recomputes.
         stages_per_device: v; above 1 for `"interleaved"` alone.
         recompute_when: As of `tfgpipe.Costs`: this library recomputes when asked.
@@ -34,7 +34,7 @@ class ParallelConfig:
     num_devices: int
     num_shards: int
     num_microbatches: int
-    schedule: schedules.Name
+    schedule: schedules.Name | Schedule
     remat: Remat
     stages_per_device: int = 1
     recompute_when: Literal["asked", "early"] = "asked"
@@ -42,13 +42,16 @@ class ParallelConfig:
     @property
     def num_stages(self) -> int:
         """Stages of a pipeline, all of each device."""
+        if isinstance(self.schedule, Schedule):
+            return self.schedule.num_stages
         return self.num_devices * self.stages_per_device
 
     @property
     def order(self) -> str:
         """The schedule, with the number of stages a device if that is not 1."""
-        v = self.stages_per_device
-        return self.schedule if v == 1 else f"{self.schedule} x {v}"
+        v, schedule = self.stages_per_device, self.schedule
+        name = schedule.name if isinstance(schedule, Schedule) else schedule
+        return name if v == 1 else f"{name} x {v}"
 
     @property
     def total_devices(self) -> int:
@@ -57,12 +60,20 @@ class ParallelConfig:
 
     def make_schedule(self, num_microbatches: int | None = None) -> Schedule:
         """Returns the actions, of another number of microbatches if one is given."""
+        if isinstance(self.schedule, Schedule):
+            return self.schedule
         return schedules.make(
             self.schedule,
             num_stages=self.num_stages,
             num_microbatches=num_microbatches or self.num_microbatches,
             num_devices=self.num_devices,
         )
+
+    def stages_on(self, p: int) -> Sequence[int]:
+        """Returns the stages on device p."""
+        if isinstance(self.schedule, Schedule):
+            return [k for k, q in enumerate(self.schedule.placement) if q == p]
+        return range(p, self.num_stages, self.num_devices)
 
     def __str__(self) -> str:
         return (

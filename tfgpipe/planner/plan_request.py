@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -92,7 +93,7 @@ class PlanRequest:
     def __post_init__(self) -> None:
         for name, least in (("num_devices", 1), ("batch_size", 1), ("num_slots", 0)):
             value = getattr(self, name)
-            if value < least:
+            if not least <= value < math.inf:
                 raise ValueError(
                     f"`{name}` is a number of at least {least}. Received "
                     f"{name}={value}."

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tfgpipe import schedules
-from tfgpipe._util import readable_count, text_table
+from tfgpipe._util import argument_checks, readable_count, text_table
 from tfgpipe.planner import devices
 from tfgpipe.planner.devices import GIB, Device
 from tfgpipe.planner.parallel_config import (
@@ -166,6 +166,11 @@ def search(
         ValueError: If a number is below 1, no configuration divides the batch, or the
             device is not known.
     """
+    for kind in remats:
+        argument_checks.check_choice("remats", kind, REMATS)
+    for count in microbatches or ():
+        argument_checks.check_count("microbatches", count)
+    argument_checks.check_count("num_best", num_best)
     if not isinstance(model, Workload):
         from tfgpipe.planner import models
 

@@ -24,7 +24,8 @@ from collections.abc import Sequence
 from tfgpipe._util import stage_spans
 from tfgpipe.planner.devices import Device, Link, Pass
 from tfgpipe.planner.parallel_config import ParallelConfig
-from tfgpipe.planner.workload import Layer, Workload
+from tfgpipe.planner.workload import Layer, Workload, dtype_bytes
+from tfgpipe.schedules import Schedule
 from tfgpipe.simulation import Costs, recompute_counts, simulate
 
 # Actions above which a step is simulated with fewer microbatches, and continued.
@@ -143,9 +144,9 @@ def layer_seconds(
     forward = which == "forward"
     flops = layer.forward_flops if forward else layer.backward_flops
     traffic = layer.forward_traffic if forward else layer.backward_traffic
-    size = 4 if dtype == "float32" else 2
     # A backward reads weights, and reads and writes the sum of gradients.
-    weights = layer.parameters / T * (size if forward else size + 8)
+    sums = 0 if forward else 2 * layer.weight_bytes
+    weights = layer.parameters / T * (dtype_bytes(dtype) + sums)
     seconds = traffic * rows * layer.share(num_shards) * device.fusion_factor
     seconds /= device.bandwidth
     if flops:
@@ -228,7 +229,7 @@ def least_seconds(
     M, P = config.num_microbatches, config.num_devices
     least = before = 0.0
     for p in range(P):
-        work = M * sum(stage.total for stage in stages[p::P])
+        work = M * sum(stages[k].total for k in config.stages_on(p))
         least = max(least, before + work)
         before += stages[p].forward
         if config.schedule in ("gpipe", "1f1b"):
@@ -251,18 +252,18 @@ def update_times(
     """Returns the seconds of the all-reduce of gradients and of the weights' update."""
     D, P, T = config.num_replicas, config.num_devices, config.num_shards
     spans = stage_spans(layers_per_stage)
-    trained = max(
+    trained_bytes = max(
         sum(
-            layer.num_trained / layer.shards(T)
-            for span in spans[p::P]
-            for layer in workload.layers[span]
+            layer.weight_bytes * layer.num_trained / layer.shards(T)
+            for k in config.stages_on(p)
+            for layer in workload.layers[spans[k]]
         )
         for p in range(P)
     )
     # Of weights and slots each is read and written, of gradients read.
-    traffic = 4 * trained * (1 + 2 * (1 + num_slots))
+    traffic = trained_bytes * (1 + 2 * (1 + num_slots))
     link = device.link_across(D * P * T)
-    return ring_seconds(4 * trained, D, link), traffic / device.bandwidth
+    return ring_seconds(trained_bytes, D, link), traffic / device.bandwidth
 
 
 def pipeline(
@@ -275,7 +276,7 @@ def pipeline(
     """Returns the seconds of a pipeline, and the share of them that is bubble.
 
     Long ones are simulated with fewer microbatches, of which each further group takes
-    as long as the one before.
+    as long as the one before, if the schedule has a name.
 
     Args:
         config: How it runs.
@@ -301,7 +302,8 @@ def pipeline(
         return simulate(schedule, costs).timeline.step_time
 
     few, more = 3 * P, 4 * P
-    if 2 * M * len(stages) <= MOST_ACTIONS or more >= M:
+    is_own = isinstance(config.schedule, Schedule)
+    if is_own or 2 * M * len(stages) <= MOST_ACTIONS or more >= M:
         seconds = simulated(M)
     else:
         short, longer = simulated(few), simulated(more)
@@ -341,7 +343,7 @@ def step_time(
     )
     M = config.num_microbatches
     busiest = max(
-        (stages[p::P] for p in range(P)),
+        ([stages[k] for k in config.stages_on(p)] for p in range(P)),
         key=lambda some: sum(stage.total for stage in some),
     )
     reductions = sum(stage.reductions.total for stage in busiest)

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfgpipe.planner.workload import Layer, Workload
+from tfgpipe._util import argument_checks
+from tfgpipe.planner.workload import Layer, Workload, dtype_bytes
 
 
 def transformer(
@@ -50,10 +51,29 @@ def transformer(
         num_heads: a, which T divides.
         length: n.
         vocabulary: Size of the vocabulary.
-        dtype: What it computes in.
+        dtype: Dtype of activations and weights.
+
+    Raises:
+        ValueError: If a size is no integer of at least 1, the heads do not divide the
+            width, or the dtype is unknown.
     """
+    for argument, value in (
+        ("num_layers", num_layers),
+        ("width", width),
+        ("mlp_width", mlp_width),
+        ("num_heads", num_heads),
+        ("length", length),
+        ("vocabulary", vocabulary),
+    ):
+        argument_checks.check_count(argument, value, most=2**31)
+    if width % num_heads:
+        raise ValueError(
+            "`num_heads` must divide `width`. Received "
+            f"num_heads={num_heads} and width={width}."
+        )
+    argument_checks.check_choice("dtype", dtype, ("float32", "bfloat16", "float16"))
     w, h, n, a = width, mlp_width, length, num_heads
-    size = 4 if dtype == "float32" else 2
+    size = dtype_bytes(dtype)
     products = 2 * n * (4 * w * w + 2 * w * h) + 4 * n * n * w
     saved = size * (n * (8 * w + 2 * h) + 2 * a * n * n)
     crossing = size * n * w

@@ -10,6 +10,15 @@ import dataclasses
 import math
 
 
+def dtype_bytes(dtype: str) -> int:
+    """Returns the bytes of a number of a type of floats.
+
+    >>> dtype_bytes("bfloat16")
+    2
+    """
+    return {"float64": 8, "float32": 4}.get(dtype, 2)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layer:
     """One layer, or several that are always in one stage.
@@ -18,6 +27,7 @@ class Layer:
         name: Its name.
         parameters: The size of its weights.
         trained: The size of its trained weights. None for all.
+        weight_bytes: Bytes of one weight, as it is stored.
         forward_flops: FLOPs of its forward, per row.
         backward_flops: FLOPs of its backward, per row, recomputation aside.
         forward_traffic: Bytes that element-wise operations of the forward read and
@@ -38,6 +48,7 @@ class Layer:
     name: str
     parameters: float = 0
     trained: float | None = None
+    weight_bytes: float = 4
     forward_flops: float = 0
     backward_flops: float = 0
     forward_traffic: float = 0
@@ -85,7 +96,7 @@ class Workload:
         name: Its name.
         layers: From input to loss.
         dtype: What products are computed in: `"float32"`, `"bfloat16"` or `"float16"`.
-            Weights are in float32 in any case, and copied for the halves.
+            Weights that are stored in more bytes are copied.
         traced: Whether bytes were counted operation by operation, without the fusion
             that formulas take for granted.
     """

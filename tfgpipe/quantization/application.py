@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import keras
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import IdentityMap, check_choice
+from tfgpipe._util import IdentityMap, argument_checks
 from tfgpipe.capture import Call, source_model, tracer
 from tfgpipe.pipelined_layer import PipelinedLayer
 from tfgpipe.pipelined_model import PipelinedModel
@@ -72,7 +72,10 @@ def apply(
         TypeError: If it is neither a model whose calls Keras knows nor layers.
         ValueError: If a layer has no rule, is quantized already, or is pipelined.
     """
-    check_choice("which", which, ("all", "annotated"))
+    argument_checks.check_choice("which", which, ("all", "annotated"))
+    if scheme is not None:
+        hint = " Make one: `tfgpipe.quantization.default_8bit()`."
+        argument_checks.check_instance("scheme", scheme, Scheme, hint=hint)
     schedule = QuantSchedule(
         range_update=range_update, delay=delay, freeze_after=freeze_after
     )

@@ -58,8 +58,9 @@ def export_int8(
 
     Raises:
         TypeError: If `model` is no Functional or Sequential model, or a pipeline of it.
-        ValueError: If it is not built, no range was seen, Keras has quantized it, or
-            its inputs or outputs are not quantized.
+        ValueError: If it is not built, no range was seen, Keras has quantized it,
+            its inputs or outputs are not quantized, or `representative` is empty or
+            not finite.
         RuntimeError: If TFLite cannot express it.
     """
     path = Path(path)
@@ -90,14 +91,22 @@ def export_int8(
                 if representative is None
                 else lambda: _samples(copy, representative),
             )
+        except _SamplesError:
+            raise
         except Exception as error:
             raise RuntimeError(_failure(copy, error)) from error
         _check_ends(copy, temporary)
         temporary.replace(path)
 
 
+class _SamplesError(ValueError):
+    """No ranges can be found by examples."""
+
+
 def _samples(copy: keras.Model, representative: Any) -> Iterator[Any]:
     """Yields one example after another, as the converter takes them."""
+    expected = "Ranges are found by `representative`, some hundred finite inputs."
+    is_empty = True
     if isinstance(representative, tf.data.Dataset):
         representative = representative.map(
             lambda *batch: keras.utils.unpack_x_y_sample_weight(batch)[0]
@@ -107,7 +116,13 @@ def _samples(copy: keras.Model, representative: Any) -> Iterator[Any]:
         named = {
             i.name: np.asarray(x, i.dtype) for i, x in zip(inputs, arrays, strict=True)
         }
+        for name, x in named.items():
+            if np.issubdtype(x.dtype, np.floating) and not np.isfinite(x).all():
+                raise _SamplesError(f"{expected} Received NaN or infinity in '{name}'.")
+        is_empty = False
         yield named if len(named) > 1 else [*named.values()]
+    if is_empty:
+        raise _SamplesError(f"{expected} Received none.")
 
 
 def _check_ranges(copy: keras.Model, *, calibrated: bool) -> None:

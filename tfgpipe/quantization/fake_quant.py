@@ -26,7 +26,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import check_choice
+from tfgpipe._util import argument_checks
 from tfgpipe.capture import Accumulator, TracingScope
 from tfgpipe.distribution import replica_context
 from tfgpipe.quantization.ranges import Bounds, Range
@@ -54,13 +54,17 @@ class QuantSchedule:
     freeze_after: int | None = None
 
     def __post_init__(self) -> None:
-        check_choice("range_update", self.range_update, RANGE_UPDATES)
-        if self.delay < 0 or (self.freeze_after is not None and self.freeze_after < 1):
+        argument_checks.check_choice("range_update", self.range_update, RANGE_UPDATES)
+        argument_checks.check_count("delay", self.delay, least=0)
+        if self.freeze_after is None:
+            return
+        argument_checks.check_count("freeze_after", self.freeze_after)
+        if self.freeze_after < self.delay:
             raise ValueError(
-                "Quantizing starts after `delay` steps, and ranges stay after "
-                "`freeze_after`, which are counted from 1. Received "
-                f"delay={self.delay}, freeze_after={self.freeze_after}. Use 0 and None "
-                "for neither."
+                "Ranges stay after `freeze_after` steps, which is not before "
+                f"quantizing starts, after `delay`. Received delay={self.delay}, "
+                f"freeze_after={self.freeze_after}. Use None for ranges that never "
+                "stay."
             )
 
     def get_config(self) -> dict[str, Any]:

@@ -316,8 +316,8 @@ def _substituted(
         # A scope inside another does not see what that one holds.
         mapping = outer.state_mapping
         before = {id(v): mapping[id(v)] for v, _ in pairs if id(v) in mapping}
-        for pair in pairs:
-            outer.add_update(pair)
+        for pair in pairs:  # Of the base class: it is no assignment.
+            keras.StatelessScope.add_update(outer, pair)
         try:
             yield
         finally:

@@ -22,6 +22,8 @@ from typing import Any, ClassVar, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfgpipe._util import argument_checks
+
 
 class Bounds(NamedTuple):
     """The ends of a range, `[]` each, or `[C]` for a range a channel."""
@@ -160,6 +162,7 @@ class MovingAverageRange(Range):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        argument_checks.check_choice("ramp", self.ramp, (True, False))
         if not 0 <= self.decay < 1:
             raise ValueError(
                 "Of a moving average a part stays, and the rest moves. Received "

@@ -62,8 +62,10 @@ def stage_table(
     tables = []
     for layer in _find_pipelines(model):
         T = layer.mesh.num_shards
+        # The name that the user gave: the layer of a PipelinedModel has none.
+        name = model.name if getattr(model, "pipelined", None) is layer else layer.name
         title = (
-            f"{layer.name}: {layer.num_stages} stages{f' in {T} shards' * (T > 1)}, "
+            f"{name}: {layer.num_stages} stages{f' in {T} shards' * (T > 1)}, "
             f"{layer.num_microbatches} microbatches, remat={layer.remat}"
         )
         rows = _rows(layer, _built_optimizer(model, optimizer))

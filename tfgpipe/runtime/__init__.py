@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from tfgpipe._util import lazy_exports
 
 if TYPE_CHECKING:
-    from tfgpipe.runtime.layer_probes import check_added_losses as check_added_losses
     from tfgpipe.runtime.layer_probes import (
         check_batch_independence as check_batch_independence,
     )
     from tfgpipe.runtime.loss_pipeline import LossPipeline as LossPipeline
     from tfgpipe.runtime.pipeline import Pipeline as Pipeline
+    from tfgpipe.runtime.pipeline import keeps_activations as keeps_activations
     from tfgpipe.runtime.pipeline import make_stages as make_stages
     from tfgpipe.runtime.probe_inputs import example_tensor as example_tensor
     from tfgpipe.runtime.probe_inputs import (

@@ -25,13 +25,13 @@ import tensorflow as tf
 
 from tfgpipe._compat import functions
 from tfgpipe._util import IdentityMap
-from tfgpipe.capture import TensorKey, is_differentiable, sum_losses
+from tfgpipe.capture import TensorKey, is_differentiable, stack_losses
 from tfgpipe.runtime import microbatch
 from tfgpipe.runtime.stage_run import StageRun
 from tfgpipe.runtime.state import InitialState, VariableUpdate, variable_updates
 from tfgpipe.runtime.timer import StepTimer
 from tfgpipe.schedules import Action, Schedule
-from tfgpipe.stage import BoundaryCodec, NamedTensors, Stage, TracedStage
+from tfgpipe.stage import BoundaryCodec, NamedTensors, TracedStage
 
 Tensors = dict[TensorKey, tf.Tensor]
 
@@ -42,7 +42,7 @@ class StepResult:
 
     Attributes:
         outputs: The values that were wanted, and the masks on them, `[B, ...]` each.
-        loss: The losses added by layers, averaged over the rows, or None.
+        loss: The losses added by layers that are means over the rows, or None.
         updates: What becomes of variables.
     """
 
@@ -56,7 +56,8 @@ class TrainStepResult(StepResult):
     """The result of a forward and backward pass over a mini-batch.
 
     Attributes:
-        compiled_loss: The loss that the last stage computed.
+        compiled_loss: The loss that the last stage computed, and with it the added
+            losses that are sums.
         gradients: The gradient of each weight, None where nothing depends on it.
     """
 
@@ -68,13 +69,14 @@ class Executor:
     """Emits the actions of one step.
 
     Args:
-        stages: The K stages.
-        runs: What they hold in this step.
+        runs: The K stages with their state in this step.
         before: The variables as they are before the step.
         schedule: The order of the actions.
         split: How the mini-batch is split.
         outputs: Ids of the values to return.
         per_step: Ids of inputs that are given whole to every microbatch.
+        summed_losses: For each stage, which of the losses that it adds are sums over
+            the rows.
         boundary: How values cross from stage to stage.
         starts_after: What the first action of each device comes after, if anything.
         timer: What to time actions with, if at all.
@@ -82,7 +84,6 @@ class Executor:
 
     def __init__(
         self,
-        stages: Sequence[Stage],
         runs: Sequence[StageRun],
         *,
         before: InitialState,
@@ -90,11 +91,11 @@ class Executor:
         split: microbatch.Split,
         outputs: Collection[int],
         per_step: Collection[int],
+        summed_losses: Sequence[Sequence[bool]],
         boundary: BoundaryCodec,
         starts_after: tf.Operation | None,
         timer: StepTimer | None = None,
     ) -> None:
-        self._stages = stages
         self._runs = runs
         self._carries = [run.carry for run in runs]
         self._before = before
@@ -102,6 +103,7 @@ class Executor:
         self._split = split
         self._output_ids = frozenset(outputs)
         self._per_step = frozenset(per_step)
+        self._are_sums = summed_losses
         self._boundary = boundary
         self._timer = timer
         self._order = _DeviceOrder(starts_after)
@@ -111,8 +113,10 @@ class Executor:
         self._values: list[Tensors] = []
         self._sent: list[dict[TensorKey, list[tf.Tensor]]] = [{} for _ in split.sizes]
         self._grads: list[dict[TensorKey, list[tf.Tensor]]] = []
-        self._added_losses: list[tf.Tensor] = []
-        self._loss_grad: tf.Tensor | None = None
+        self._mean_losses: list[tf.Tensor] = []
+        self._summed_losses: list[tf.Tensor] = []
+        self._mean_loss_grad: tf.Tensor | None = None
+        self._summed_loss_grad: tf.Tensor | None = None
 
     @property
     def weights(self) -> list[tf.Tensor]:
@@ -124,6 +128,11 @@ class Executor:
         """The stages, traced."""
         return [run.traced for run in self._runs]
 
+    @property
+    def summed_loss(self) -> tf.Tensor | None:
+        """The sum of the added losses that are sums over the rows, or None."""
+        return self._sum(self._summed_losses)
+
     def passed_through(self, inputs: Mapping[TensorKey, tf.Tensor]) -> Tensors:
         """Returns inputs that are outputs as well, and pass through no stage."""
         return {key: x for key, x in inputs.items() if key.value_id in self._output_ids}
@@ -134,7 +143,9 @@ class Executor:
         for action in self._schedule.actions("forward"):
             self._forward(action)
         return StepResult(
-            self._join_outputs(), self._added_loss(), variable_updates(self._carries)
+            self._join_outputs(),
+            self._sum(self._mean_losses),
+            variable_updates(self._carries),
         )
 
     def backward(
@@ -142,13 +153,15 @@ class Executor:
         outputs: Tensors,
         output_grads: Sequence[tf.Tensor],
         loss_grad: tf.Tensor | None,
+        summed_loss_grad: tf.Tensor | None,
     ) -> list[tf.Tensor | None]:
         """Emits the backward actions, after `forward`.
 
         Args:
             outputs: What that has made of this step.
             output_grads: The gradients of these.
-            loss_grad: That of the losses that layers add.
+            loss_grad: That of the losses that layers add and that are means.
+            summed_loss_grad: That of those that are sums.
 
         Returns:
             Gradients of the inputs, then of the weights.
@@ -162,7 +175,7 @@ class Executor:
             {key: [tensor] for key, tensor in row.items()}
             for row in self._split_values(given, self._producers())
         ]
-        self._loss_grad = loss_grad
+        self._mean_loss_grad, self._summed_loss_grad = loss_grad, summed_loss_grad
         # These gradients depend on the outputs, which come after all forwards.
         self._order = _DeviceOrder()
         for run in self._runs:
@@ -185,14 +198,15 @@ class Executor:
         Args:
             inputs: What is given, `[B, ...]` each, and what is per step.
             loss: The value, `[1]` of each microbatch, whose sum is the loss.
-            loss_grad: The gradient of the loss.
-            added_loss_grad: The gradient of the losses that layers add.
+            loss_grad: The gradient of the loss, and of the losses that layers add and
+                that are sums.
+            added_loss_grad: The gradient of those that are means.
         """
         self._split_inputs(inputs)
         last = self._runs[-1].device
         with tf.device(last):
             self._grads = [{loss: [loss_grad[None]]} for _ in self._values]
-        self._loss_grad = added_loss_grad
+        self._mean_loss_grad, self._summed_loss_grad = added_loss_grad, loss_grad
         for run in self._runs:
             run.begin_backward()
         for action in self._schedule.slots:
@@ -205,9 +219,11 @@ class Executor:
         outputs = {**self.passed_through(inputs), **self._join_outputs()}
         with tf.device(last):
             main_loss = tf.add_n([tf.reduce_sum(row[loss]) for row in self._values])
+            if self.summed_loss is not None:
+                main_loss += tf.cast(self.summed_loss, main_loss.dtype)
         return TrainStepResult(
             outputs=outputs,
-            loss=self._added_loss(),
+            loss=self._sum(self._mean_losses),
             updates=variable_updates(self._carries),
             compiled_loss=main_loss,
             gradients=self._weight_grads(),
@@ -240,9 +256,13 @@ class Executor:
         run.carry.advance(values)
         if run.trace.forward.loss is not None:
             with tf.device(run.device):
-                loss = values[run.trace.forward.loss]
-                weight = self._split.batch_fraction(m, loss.dtype)
-                self._added_losses.append(loss * weight)
+                losses = values[run.trace.forward.loss]
+                weights = self._loss_weights(m, losses.dtype)
+                for loss, is_sum in zip(
+                    tf.unstack(losses), self._are_sums[k], strict=True
+                ):
+                    known = self._summed_losses if is_sum else self._mean_losses
+                    known.append(loss * weights[is_sum])
 
     def _backward(self, action: Action) -> None:
         """Emits a backward action, or one half of it."""
@@ -287,7 +307,7 @@ class Executor:
                     run.device,
                     start,
                     results,
-                    recomputes=again and not run.keeps(m),
+                    recomputes=again and not run.keeps[m],
                 )
                 done = [end]
             self._order.record(p, done, is_sharded=run.trace.is_sharded)
@@ -340,9 +360,20 @@ class Executor:
                     given[name] = gradient
             if backward.loss_grad is not None:
                 dtype = run.trace.spec(backward.loss_grad).dtype
-                weight = self._split.batch_fraction(m, dtype)
-                given[backward.loss_grad] = tf.cast(self._loss_grad, dtype) * weight
+                weights = self._loss_weights(m, dtype)
+                grads = self._mean_loss_grad, self._summed_loss_grad
+                given[backward.loss_grad] = tf.stack(
+                    [
+                        tf.cast(grads[is_sum], dtype) * weights[is_sum]
+                        for is_sum in self._are_sums[k]
+                    ]
+                )
         return given
+
+    def _loss_weights(self, m: int, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns what a microbatch counts in means over the rows, and in sums."""
+        has_rows = tf.cast(tf.minimum(self._split.sizes[m], 1), dtype)
+        return self._split.batch_fraction(m, dtype), has_rows
 
     def _join_outputs(self) -> Tensors:
         """Returns the outputs that stages have made, `[B, ...]` each."""
@@ -358,9 +389,10 @@ class Executor:
                     outputs[key] = microbatch.join(tensors)
         return outputs
 
-    def _added_loss(self) -> tf.Tensor | None:
+    def _sum(self, losses: Sequence[tf.Tensor]) -> tf.Tensor | None:
         with tf.device(self._runs[-1].device):
-            return sum_losses(self._added_losses)
+            stacked = stack_losses(losses)
+            return None if stacked is None else tf.reduce_sum(stacked)
 
     def _input_grads(self) -> list[tf.Tensor | None]:
         readers = self._first_consumers()
@@ -377,9 +409,9 @@ class Executor:
     def _weight_grads(self) -> IdentityMap[keras.Variable, tf.Tensor | None]:
         """Returns one gradient per weight, summed at the owner if it is shared."""
         parts: IdentityMap[keras.Variable, list[tf.Tensor]] = IdentityMap()
-        for stage, run in zip(self._stages, self._runs, strict=True):
+        for run in self._runs:
             names = run.trace.backward.weight_grads
-            weights = [v for v, g in zip(stage.weights, names, strict=True) if g]
+            weights = [v for v, g in zip(run.weights, names, strict=True) if g]
             gradients = run.weight_gradients()
             for variable, gradient in zip(weights, gradients, strict=True):
                 parts.setdefault(variable, []).append(gradient)

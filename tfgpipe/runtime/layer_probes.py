@@ -1,10 +1,12 @@
 """Whether layers treat the examples of a batch independently, as a pipeline assumes.
 
 For microbatches `x1` and `x2` a pipeline returns `f(x1)` followed by `f(x2)` where the
-plain model returns `f(x)`. So of each kind of layer one is probed: it is called on a
-few examples, on the same with another first one, and on half of them. Of the losses
-that layers add a pipeline takes the mean over microbatches, so the loss of a batch must
-be the mean of those of its halves.
+plain model returns `f(x)`. So of each kind of layer one is probed, in training: it is
+traced once, and run on a few examples, on half of them, and on all with the first half
+changed. Random draws are the same each time. Batch normalization, of which users are
+told anyway, takes its moving averages. Of a loss that a layer adds a pipeline takes the
+mean over microbatches, or the sum, whichever makes the loss of a batch from those of
+its halves.
 
 A probe calls the layers of others on noise, so it may run into anything. It never stops
 a model that would train: what it could not find out is a warning.
@@ -12,87 +14,162 @@ a model that would train: what it could not find out is a warning.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
+import itertools
 import math
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe._compat import keras_internals
+from tfgpipe._compat import functions, keras_internals
+from tfgpipe._util import IdentityMap
 from tfgpipe.capture import (
     Call,
     Interpreter,
     Segment,
     TensorKey,
     TracingScope,
+    Value,
     layer_variables,
-    sum_losses,
+    stack_losses,
     tracer,
 )
+from tfgpipe.graph import eager_run
 from tfgpipe.runtime import loss_probes, probe_inputs
+from tfgpipe.stage import normalization
 
 # Examples that a layer is probed on, and half of them.
 _BATCH, _HALF = 6, 3
 # In place of other unknown sizes: layers that work on a sequence in chunks need
-# powers of two.
+# powers of two. If a layer takes no such size, those of its weights are tried.
 _UNKNOWN_SIZE = 8
-# The most weight entries of a layer for which values are made up: 64 MiB.
-_MAX_WEIGHTS = 2**24
-# A stateful operation that a probe may run, since it has no side effects.
-_READ_ONLY_OPS = {"ReadVariableOp"}
+_MOST_SIZE = 1024
+# Weights of more entries are narrow: see `tfgpipe.graph.eager_run`.
+_LARGE = 2**16
+# Layers of Keras that mix examples, or hold anything.
+_UNKNOWN_LAYERS = (
+    keras.Model,
+    keras.layers.CutMix,
+    keras.layers.Lambda,
+    keras.layers.MixUp,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class AddedLoss:
+    """A loss that a layer adds.
+
+    Attributes:
+        has_batch_axis: Whether an axis of it is as long as the batch, or unknown.
+        is_mean: Whether it is a mean over examples, or depends on none.
+        is_sum: Whether it is a sum over examples.
+    """
+
+    has_batch_axis: bool
+    is_mean: bool
+    is_sum: bool
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether a pipeline takes the sum over microbatches, else the mean."""
+        if self.is_sum != self.is_mean:
+            return self.is_sum
+        return self.has_batch_axis  # Keras takes the sum of its values.
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerVerdict:
+    """What the probe of a layer found out.
+
+    Attributes:
+        name: The layer's name.
+        mixes: Whether the results for an example depend on others in its batch.
+        losses: The losses that it adds.
+        input_shape: The shape of its first input in the probe.
+        output_shapes: The shapes of its outputs.
+        output_shapes_of_half: Those for half of the examples.
+    """
+
+    name: str
+    mixes: bool
+    losses: tuple[AddedLoss, ...]
+    input_shape: tuple[int, ...]
+    output_shapes: list[tuple[int, ...]]
+    output_shapes_of_half: list[tuple[int, ...]]
+
+    @property
+    def broadcasts(self) -> bool:
+        """Whether an output is of one example, to be broadcast to any batch."""
+        return any(shape[:1] == (1,) for shape in self.output_shapes)
+
+    @property
+    def changes_batch_size(self) -> bool:
+        """Whether the first axis of an output is neither the batch size nor 1."""
+        return any(x[:1] not in ((1,), (_BATCH,)) for x in self.output_shapes)
+
+    @property
+    def repeats_batch_size(self) -> bool:
+        """Whether an axis but the first changes with the batch size."""
+        both = zip(self.output_shapes, self.output_shapes_of_half, strict=True)
+        return any(a[1:] != b[1:] for a, b in both)
+
+
+Found = LayerVerdict | loss_probes.FailedProbe
 
 
 def check_batch_independence(
     captured: tracer.CapturedModel, *, num_microbatches: int
-) -> None:
+) -> dict[Hashable, Found]:
     """Refuses layers that change the batch size; warns of those that mix examples.
 
-    Keras' own layers are known to do neither, but for batch normalisation. Of other
-    layers one of each kind is probed, in inference: what mixes in training alone
-    normalises batches. The shapes that layers declare are not trusted.
+    Keras' own layers are known to do neither, but for a few. Of other layers one of
+    each kind is probed. The shapes that layers declare are not trusted.
 
     Args:
         captured: The model, on symbolic tensors.
-        num_microbatches: M. With one microbatch examples may mix.
+        num_microbatches: M. With one microbatch examples may mix, and none is probed if
+            the outputs of the model keep the batch size.
+
+    Returns:
+        What was found out about each kind of layer, for `summed_losses`.
 
     Raises:
         ValueError: If a layer's output has another batch size than its input, or an
             output of the model has the batch size as another axis as well.
     """
-    unknown: list[loss_probes.FailedProbe] = []
-
-    def keeps_examples_apart(call: Call) -> bool:
-        ids = (*call.input_ids, *call.output_ids)
-        declared = {captured.specs[number].shape[:1] for number in ids}
-        return _is_of_keras(call.layer) and len(declared) == 1
-
-    for name, segment, inputs in _layers_to_probe(captured, keeps_examples_apart):
-        traced = _trace_probes(name, segment, inputs)
-        if isinstance(traced, loss_probes.FailedProbe):
-            unknown.append(traced)
+    found: dict[Hashable, Found] = {}
+    if num_microbatches == 1 and _keeps_size(
+        captured, [*captured.graph.input_ids, *captured.graph.output_ids]
+    ):
+        return found
+    for kind, segment, inputs in _layers_to_probe(captured):
+        name = segment.calls[0].layer.name
+        verdict = found[kind] = _probe(name, segment, inputs)
+        if isinstance(verdict, loss_probes.FailedProbe):
             continue
-        is_constant = traced[0].broadcasts
         outputs = set(segment.calls[0].output_ids)
-        if is_constant and not outputs.isdisjoint(captured.graph.output_ids):
-            raise _other_batch_size(name, traced[0])
-        if num_microbatches == 1 and not is_constant:
-            continue
-        mixes: bool | loss_probes.FailedProbe = _repeats_batch_size(*traced)
-        if mixes:
-            _check_outputs(name, captured)
-        elif is_constant or traced[0].num_weights <= _MAX_WEIGHTS:
-            mixes = loss_probes.run_probe(
-                name, functools.partial(_mixes_examples, *traced)
+        is_output = not outputs.isdisjoint(captured.graph.output_ids)
+        must_keep = is_output or verdict.mixes or num_microbatches == 1
+        if verdict.changes_batch_size or (verdict.broadcasts and must_keep):
+            raise ValueError(
+                "Every layer in a pipeline must keep the batch dimension, since it "
+                f"sees only one microbatch at a time. Layer '{name}' maps shape "
+                f"{verdict.input_shape} to "
+                f"{', '.join(map(str, verdict.output_shapes))}. Write it so that the "
+                "first axis stays, keep it outside the pipeline, or use "
+                "`num_microbatches=1`, if the outputs of the model keep the batch."
             )
-        if is_constant and mixes is True:
-            raise _other_batch_size(name, traced[0])
-        if isinstance(mixes, loss_probes.FailedProbe):
-            unknown.append(mixes)
-        elif mixes:
+        if num_microbatches == 1:
+            continue
+        if verdict.repeats_batch_size:
+            _check_outputs(name, captured)
+        if verdict.mixes:
             warnings.warn(
                 f"Layer '{name}' mixes the examples of a batch, and in a pipeline it "
                 "sees one microbatch at a time: its results differ from those of the "
@@ -102,242 +179,320 @@ def check_batch_independence(
             )
     if num_microbatches > 1:
         loss_probes.warn_of_failures(
-            unknown,
+            [x for x in found.values() if isinstance(x, loss_probes.FailedProbe)],
             "Whether each layer treats the examples of a batch independently",
             "If it does not, its results differ from those of the unpipelined model: "
             "compare them, or use `num_microbatches=1`.",
         )
+    return found
 
 
-def check_added_losses(
-    captured: tracer.CapturedModel, *, num_microbatches: int
-) -> None:
-    """Warns of losses that layers add and that are no means over the batch.
+def summed_losses(
+    captured: tracer.CapturedModel,
+    calls: Collection[Call],
+    known: Mapping[Hashable, Found],
+    *,
+    training: bool,
+    num_microbatches: int,
+) -> IdentityMap[Call, tuple[bool, ...]]:
+    """Returns for each loss that a call adds whether it is a sum over examples.
 
-    One layer of each kind is probed, in training.
+    Others are means over examples, or depend on none. Warns of those that are neither.
 
     Args:
         captured: The model, on symbolic tensors.
-        num_microbatches: M. With one microbatch any loss is exact.
+        calls: The calls that add losses.
+        known: Results of `check_batch_independence`. Other kinds are probed now.
+        training: Whether layers run as in training.
+        num_microbatches: M.
     """
-    if num_microbatches == 1:
-        return
+    adding = IdentityMap((call, None) for call in calls)
+    found = dict(known) if training else {}
     unknown: list[loss_probes.FailedProbe] = []
-
-    def adds_none(call: Call) -> bool:
-        inner = keras_internals.inner_layers(call.layer)
-        return _is_of_keras(call.layer) and not any(
-            layer.activity_regularizer for layer in inner
-        )
-
-    for name, segment, inputs in _layers_to_probe(captured, adds_none):
-        is_mean = loss_probes.run_probe(
-            name, functools.partial(_adds_mean_loss, segment, inputs)
-        )
-        if isinstance(is_mean, loss_probes.FailedProbe):
-            unknown.append(is_mean)
-        elif not is_mean:
-            warnings.warn(
-                f"Layer '{name}' adds a loss that is no mean over the examples of a "
-                "batch, and a pipeline takes the mean of those of the microbatches. "
-                f"Received num_microbatches={num_microbatches}: training differs from "
-                "that of the unpipelined model. Divide a sum by the batch size; of a "
-                "product of means, as for the balance of experts, fewer microbatches "
-                "are closer, and `num_microbatches=1` is exact.",
-                stacklevel=2,
+    flags: dict[Hashable, tuple[bool, ...]] = {}
+    results: IdentityMap[Call, tuple[bool, ...]] = IdentityMap()
+    for position, call in enumerate(captured.graph.calls):
+        if call not in adding:
+            continue
+        inputs = [captured.specs[number] for number in call.input_ids]
+        kind = _layer_kind(call, inputs)
+        if kind not in flags:
+            name, segment = (
+                call.layer.name,
+                captured.graph.segment(slice(position, position + 1)),
             )
+            if kind not in found:
+                found[kind] = _probe(name, segment, inputs, training=training)
+            verdict = found[kind]
+            if isinstance(verdict, loss_probes.FailedProbe):
+                shapes = _trace_losses(name, segment, inputs, training=training)
+                if not (shapes and all(shapes)):
+                    unknown.append(verdict)
+                flags[kind] = shapes
+            else:
+                flags[kind] = tuple(loss.is_summed for loss in verdict.losses)
+                _warn_of_losses(verdict, num_microbatches)
+        results[call] = flags[kind]
     loss_probes.warn_of_failures(
         unknown,
         "Whether each loss that a layer adds is a mean over the examples of a batch",
-        "If it is not, training differs from that of the unpipelined model: compare "
-        "them, or use `num_microbatches=1`.",
+        "It is taken for one: if it is not, training differs from that of the "
+        "unpipelined model. Add a sum as one value for each example, compare them, or "
+        "use `num_microbatches=1`.",
     )
+    return results
+
+
+def _warn_of_losses(verdict: LayerVerdict, num_microbatches: int) -> None:
+    """Warns of losses that are neither means nor sums over examples."""
+    for loss in verdict.losses:
+        if not (loss.is_mean or loss.is_sum):
+            warnings.warn(
+                f"Layer '{verdict.name}' adds a loss that is no mean or sum over the "
+                "examples of a batch, and a pipeline takes the "
+                f"{'sum' if loss.is_summed else 'mean'} of those of the microbatches. "
+                f"Received num_microbatches={num_microbatches}: the loss differs "
+                "from that of the unpipelined model, and so does training. Of a "
+                "product of means, as for the balance of experts, fewer "
+                "microbatches are closer, and `num_microbatches=1` is exact.",
+                stacklevel=3,
+            )
+
+
+def _keeps_size(captured: tracer.CapturedModel, ids: Sequence[int]) -> bool:
+    """Returns whether values are declared to have one batch size."""
+    return len({captured.specs[number].shape[:1] for number in ids}) == 1
 
 
 def _layers_to_probe(
-    captured: tracer.CapturedModel, is_known: Callable[[Call], bool]
-) -> Iterator[tuple[str, Segment, list[keras.KerasTensor]]]:
-    """Yields name, call and inputs of one layer of each kind that is not known."""
+    captured: tracer.CapturedModel,
+) -> Iterator[tuple[Hashable, Segment, list[keras.KerasTensor]]]:
+    """Yields kind, call and inputs of one layer of each kind that is not known."""
     seen: set[Hashable] = set()
     for position, call in enumerate(captured.graph.calls):
         inputs = [captured.specs[number] for number in call.input_ids]
-        if is_known(call) or (kind := _layer_kind(call.layer, inputs)) in seen:
+        keeps_size = _keeps_size(captured, [*call.input_ids, *call.output_ids])
+        if keeps_size and _is_known(call, inputs):
             continue
-        seen.add(kind)
-        segment = captured.graph.segment(slice(position, position + 1))
-        yield call.layer.name, segment, inputs
+        if (kind := _layer_kind(call, inputs)) not in seen:
+            seen.add(kind)
+            segment = captured.graph.segment(slice(position, position + 1))
+            yield kind, segment, inputs
 
 
-class _ProbeCall:
-    """A call of a layer, without its gradient, on a known number of examples.
+def _is_known(call: Call, inputs: Sequence[keras.KerasTensor]) -> bool:
+    """Returns whether Keras' documentation says what a layer does with a batch."""
+    inner = keras_internals.inner_layers(call.layer)
+    own = vars(call.layer)
+    axes = [a for a in np.ravel(own.get("axis")) if isinstance(a, int | np.integer)]
+    ranks = {len(x.shape) for x in inputs}
+    return bool(inner) and not (
+        any(not type(layer).__module__.startswith("keras.") for layer in inner)
+        or any(isinstance(layer, _UNKNOWN_LAYERS) for layer in inner)
+        or any(layer.activity_regularizer for layer in inner)
+        or any(axis in (0, -rank) for axis in axes for rank in ranks)
+    )
+
+
+def _layer_kind(call: Call, given: Sequence[keras.KerasTensor]) -> Hashable:
+    """Returns what calls of layers that treat examples alike have in common."""
+    arguments = keras.tree.map_structure(
+        lambda leaf: "tensor" if isinstance(leaf, Value) else leaf,
+        (call.args, dict(call.kwargs)),
+    )
+    shapes = tuple((x.shape[1:], x.dtype) for x in given)
+    return (_class_and_config(call.layer), shapes, repr(arguments))
+
+
+def _class_and_config(layer: Any) -> Hashable:
+    if isinstance(layer, keras.layers.Lambda | keras.Model):
+        return id(layer)  # May hold anything.
+    try:
+        with warnings.catch_warnings():  # Of lambdas, which nobody saves here.
+            warnings.simplefilter("ignore")
+            return (type(layer), repr({**layer.get_config(), "name": None}))
+    except NotImplementedError:  # Made of what no configuration can say.
+        return id(layer)
+    except Exception:  # It is wrong, which is no reason not to train.
+        return (type(layer),)
+
+
+class _TracedCall:
+    """A call of a layer as a graph, without its gradient.
 
     Args:
         segment: The call.
         given: Its inputs.
-        batch_size: The number of examples.
+        batch_size: The number of examples; None for any.
+        unknown_size: In place of other sizes that are not known.
         training: Whether the layer is in training.
 
     Attributes:
-        variables: Those of the layer.
-        input_shapes: The shapes of its inputs.
-        output_shapes: Those of its outputs.
-        is_random: Whether it changes its variables, as drawing at random does.
-        adds_loss: Whether it adds a loss.
+        loss_shapes: The shapes of the losses that it adds.
     """
 
     def __init__(
         self,
         segment: Segment,
         given: Sequence[keras.KerasTensor],
-        batch_size: int,
+        batch_size: int | None,
+        unknown_size: int,
         *,
         training: bool,
     ) -> None:
         keys = [TensorKey(number) for number in segment.input_ids]
         interpreter = Interpreter(segment, keys, training=training, remat=False)
-        self.variables = [v for some in layer_variables(segment.layers) for v in some]
-        drawn: list[bool] = []
-
-        def forward(inputs: Any, values: Any) -> tuple[list[tf.Tensor], Any]:
-            with TracingScope(zip(self.variables, values, strict=True), None) as scope:
-                made = interpreter.run(inputs)
-            outputs = [x for x in made.values() if x is not None]
-            after = [scope.get_current_value(v) for v in self.variables]
-            drawn.append(any(a is not b for a, b in zip(values, after, strict=True)))
-            return outputs, sum_losses(scope.losses)
-
-        self._inputs = [_spec(x, batch_size) for x in given]
-        values = [tf.TensorSpec(v.shape, v.dtype) for v in self.variables]
-        with tf.init_scope(), tf.device(None):
-            traced = tf.function(forward, autograph=False)
-            self._concrete = traced.get_concrete_function(self._inputs, values)
-        outputs, loss = self._concrete.structured_outputs
-        self.is_random = any(drawn)
-        self.input_shapes = [spec.shape for spec in self._inputs]
-        self.output_shapes = [output.shape for output in outputs]
-        self.adds_loss = loss is not None
-
-    @property
-    def broadcasts(self) -> bool:
-        """Whether an output is of one example, to be broadcast to any batch."""
-        return any(x.rank and x[0] == 1 for x in self.output_shapes)
-
-    @property
-    def changes_batch_size(self) -> bool:
-        """Whether the first axis of an output is neither the batch size nor 1."""
-        sizes = (None, 1, self.input_shapes[0][0])
-        known = [x for x in self.output_shapes if x.rank is not None]
-        return any(x.rank == 0 or x[0] not in sizes for x in known)
-
-    @property
-    def num_weights(self) -> int:
-        """The number of entries in its variables."""
-        return sum(math.prod(v.shape) for v in self.variables)
-
-    def inputs(self) -> list[tf.Tensor]:
-        """Returns noise, and of integers and booleans 0 and 1 in turns."""
-        operations = self._concrete.graph.get_operations()
-        effects = {
-            op.type for op in operations if op.op_def.is_stateful
-        } - _READ_ONLY_OPS
-        if effects:
-            raise NotImplementedError(f"effects of {', '.join(sorted(effects))}")
-        return [_probe_batch(spec) for spec in self._inputs]
-
-    def values(self) -> list[tf.Tensor]:
-        """Returns random values of the variables, weights other than their own.
-
-        Where weights start small or at zero, as those that choose experts do, their
-        layer hardly depends on its inputs yet.
-        """
-        return [
-            probe_inputs.example_value(v)
-            if v.trainable
-            else probe_inputs.example_variable_value(v)
-            for v in self.variables
+        self.variables = _variables(segment)
+        self._specs = [
+            tf.TensorSpec(
+                [batch_size, *(unknown_size if n is None else n for n in x.shape[1:])],
+                x.dtype,
+            )
+            for x in given
         ]
 
+        def build() -> None:
+            self._inputs = list(map(_placeholder, self._specs))
+            self._values = list(map(_placeholder, self.variables))
+            values = zip(self.variables, self._values, strict=True)
+            with TracingScope(values, None) as scope, _frozen_batch_norms(segment):
+                made = interpreter.run(self._inputs)
+            self._outputs = [x for x in made.values() if x is not None]
+            self.loss_shapes = [loss.shape for loss in scope.losses]
+            self._loss_values = stack_losses(scope.losses)
+
+        with tf.init_scope(), tf.device(None):
+            functions.trace_graph(build)
+
+    def inputs(self) -> list[tf.Tensor]:
+        """Returns examples, of which none has what its neighbours have."""
+        return list(map(_probe_batch, self._specs))
+
     def __call__(
-        self, inputs: Sequence[tf.Tensor], values: Sequence[tf.Tensor]
-    ) -> tuple[list[np.ndarray], np.ndarray | None]:
-        """Returns the outputs, and the sum of the losses that the layer adds."""
-        outputs, loss = self._concrete(list(inputs), list(values))
-        return [x.numpy() for x in outputs], None if loss is None else loss.numpy()
+        self,
+        inputs: Sequence[tf.Tensor],
+        values: Sequence[tf.Tensor | eager_run.Narrow],
+        draw: eager_run.Draw,
+    ) -> tuple[list[np.ndarray], Any]:
+        """Returns the outputs, and the losses that it adds, `[n]`."""
+        names = [x.name for x in (*self._inputs, *self._values)]
+        arguments = dict(zip(names, (*inputs, *values), strict=True))
+        losses = [] if self._loss_values is None else [self._loss_values]
+        made = eager_run.run([*self._outputs, *losses], arguments, draw)
+        arrays = [x.numpy() for x in made]
+        return arrays[: len(self._outputs)], (arrays[-1] if losses else np.zeros(0))
 
 
-def _trace_probes(
-    name: str, segment: Segment, given: Sequence[keras.KerasTensor]
-) -> tuple[_ProbeCall, _ProbeCall] | loss_probes.FailedProbe:
-    """Returns a call in inference, on the examples of a probe and on half of them.
+def _probe(
+    name: str,
+    segment: Segment,
+    given: Sequence[keras.KerasTensor],
+    *,
+    training: bool = True,
+) -> Found:
+    """Returns what is found out about a layer.
 
-    Raises:
-        ValueError: If an output has another batch size.
+    It is traced for any number of examples if it can be, and with an unknown size that
+    it takes.
     """
-    found = []
-    for batch_size in (_BATCH, _HALF):
-        forward = loss_probes.run_probe(
+    sizes = [_UNKNOWN_SIZE]
+    if any(None in x.shape[1:] for x in given):
+        own = {n for v in _variables(segment) for n in v.shape}
+        sizes += sorted(n for n in own if n <= _MOST_SIZE)
+    batches: list[list[int | None]] = [[None], [_BATCH, _HALF]]
+    failures = []
+    for size, batch_sizes in itertools.product(sizes, batches):
+        traces = [(n, size) for n in batch_sizes]
+        probe = functools.partial(_try, name, segment, given, traces, training=training)
+        found = loss_probes.run_probe(name, probe)
+        if isinstance(found, LayerVerdict):
+            return found
+        failures.append(found)
+    return failures[0]
+
+
+def _try(
+    name: str,
+    segment: Segment,
+    given: Sequence[keras.KerasTensor],
+    sizes: Sequence[tuple[int | None, int]],
+    *,
+    training: bool,
+) -> LayerVerdict:
+    """Traces and runs a layer, and returns what that tells."""
+    traced = [_TracedCall(segment, given, *each, training=training) for each in sizes]
+    whole, half = traced[0], traced[-1]
+    draws = eager_run.RandomDraws()
+    with tf.init_scope():
+        inputs, values = whole.inputs(), list(map(_probe_value, whole.variables))
+        outputs, losses = whole(inputs, values, draws.for_run())
+        verdict = LayerVerdict(
             name,
-            functools.partial(_ProbeCall, segment, given, batch_size, training=False),
+            mixes=False,
+            losses=(),
+            input_shape=tuple(inputs[0].shape),
+            output_shapes=[x.shape for x in outputs],
+            output_shapes_of_half=[],
         )
-        if isinstance(forward, loss_probes.FailedProbe):
-            return forward
-        if forward.changes_batch_size:
-            raise _other_batch_size(name, forward)
-        found.append(forward)
-    return found[0], found[1]
+        if verdict.changes_batch_size:
+            return verdict
 
+        def part(some: Sequence[Any], rows: slice) -> list[Any]:
+            return [x[rows] if len(x) == _BATCH else x for x in some]
 
-def _mixes_examples(whole: _ProbeCall, half: _ProbeCall) -> bool:
-    """Returns whether the results for an example depend on the others in its batch."""
-
-    def unchanged(outputs: list[np.ndarray]) -> list[np.ndarray]:
-        return [x[1:] if len(x) == _BATCH else x for x in outputs]
-
-    with tf.init_scope():
-        inputs, values = whole.inputs(), whole.values()
-        others = [tf.concat([_different_example(x[:1]), x[1:]], axis=0) for x in inputs]
-        made, _ = whole(inputs, values)
-        made_of_others, _ = whole(others, values)
-        if not _nearly_equal(unchanged(made), unchanged(made_of_others)):
-            return True
-        if whole.is_random:  # Shapes of random draws differ, and so do their values.
-            return False
-        made_of_half, _ = half([x[:_HALF] for x in inputs], values)
-        return not _nearly_equal([x[:_HALF] for x in made], made_of_half)
-
-
-def _adds_mean_loss(segment: Segment, given: Sequence[keras.KerasTensor]) -> bool:
-    """Returns whether the loss that a layer adds, if any, is a mean over examples."""
-    whole, half = (
-        _ProbeCall(segment, given, n, training=True) for n in (_BATCH, _HALF)
+        first, last = slice(_HALF), slice(_HALF, None)
+        of_half, of_first = half(part(inputs, first), values, draws.for_run())
+        mixes = not _nearly_equal(part(outputs, first), of_half)
+        for scale in (5, -5):
+            changed = [
+                tf.concat([_different_examples(x[first], scale), x[last]], axis=0)
+                for x in inputs
+            ]
+            of_changed, _ = whole(changed, values, draws.for_run())
+            mixes |= not _nearly_equal(part(outputs, last), part(of_changed, last))
+        total = of_first
+        if len(losses):
+            rest = part(inputs, last)
+            total = of_first + half(rest, values, draws.for_run(last=True))[1]
+        owners = [x for x in segment.layers if isinstance(x, keras.layers.Layer)]
+        is_exact = not any("16" in layer.compute_dtype for layer in owners)
+        close: Any = functools.partial(
+            np.isclose, rtol=1e-4 if is_exact else 1e-2, atol=0.0, equal_nan=True
+        )
+        kinds = zip(
+            _have_batch_axis(whole, half),
+            close(losses, total / 2).tolist(),
+            close(losses, total).tolist(),
+            strict=True,
+        )
+    return dataclasses.replace(
+        verdict,
+        mixes=mixes,
+        losses=tuple(AddedLoss(*each) for each in kinds),
+        output_shapes_of_half=[x.shape for x in of_half],
     )
-    if not whole.adds_loss:
-        return True
-    if whole.num_weights > _MAX_WEIGHTS:
-        raise NotImplementedError(f"as many as {whole.num_weights:,} weights")
-    with tf.init_scope():
-        inputs, values = whole.inputs(), whole.values()
-        loss: Any = whole(inputs, values)[1]
-        if whole.is_random:
-            # Seeds are integers.
-            again = [x + 1 if x.dtype.is_integer else x for x in values]
-            if not _nearly_equal([loss], [whole(inputs, again)[1]]):
-                raise NotImplementedError("a loss of random numbers")
-        halves = [x[:_HALF] for x in inputs], [x[_HALF:] for x in inputs]
-        mean = np.mean([half(some, values)[1] for some in halves])
-    tolerance = 1e-2 if "16" in segment.layers[0].compute_dtype else 1e-4
-    return bool(np.isclose(loss, mean, rtol=tolerance, atol=0.0, equal_nan=True))
 
 
-def _other_batch_size(name: str, forward: _ProbeCall) -> ValueError:
-    """Returns the error for a layer of which an output has another batch size."""
-    return ValueError(
-        "Every layer in a pipeline must keep the batch dimension, since it sees only "
-        f"one microbatch at a time. Layer '{name}' maps shape "
-        f"{tuple(forward.input_shapes[0])} to "
-        f"{', '.join(str(tuple(x)) for x in forward.output_shapes)}. Keep the layer "
-        "outside the pipeline."
-    )
+def _have_batch_axis(whole: _TracedCall, half: _TracedCall) -> list[bool]:
+    """Returns which losses have an axis that is as long as the batch, or unknown."""
+    return [
+        a != b or bool(a.rank and not a.is_fully_defined())
+        for a, b in zip(whole.loss_shapes, half.loss_shapes, strict=True)
+    ]
+
+
+def _trace_losses(
+    name: str, segment: Segment, given: Sequence[keras.KerasTensor], *, training: bool
+) -> tuple[bool, ...]:
+    """Returns which losses have a batch axis, of a layer that cannot be run."""
+
+    def shapes() -> list[bool]:
+        trace = functools.partial(_TracedCall, segment, given, training=training)
+        sizes = ((_BATCH, _UNKNOWN_SIZE), (_HALF, _UNKNOWN_SIZE))
+        return _have_batch_axis(*(trace(*each) for each in sizes))
+
+    found = loss_probes.run_probe(name, shapes)
+    return () if isinstance(found, loss_probes.FailedProbe) else tuple(found)
 
 
 def _check_outputs(name: str, captured: tracer.CapturedModel) -> None:
@@ -345,11 +500,11 @@ def _check_outputs(name: str, captured: tracer.CapturedModel) -> None:
     graph = captured.graph
     segment = Segment(graph.calls, graph.input_ids, graph.output_ids)
     inputs = [captured.specs[number] for number in graph.input_ids]
-    traced = loss_probes.run_probe(name, lambda: _trace_probes(name, segment, inputs))
-    if isinstance(traced, loss_probes.FailedProbe):
+    verdict = _probe(name, segment, inputs)
+    if isinstance(verdict, loss_probes.FailedProbe):
         return  # The layer is named in a warning.
-    if _repeats_batch_size(*traced):
-        shapes = ", ".join(str(tuple(x)) for x in traced[0].output_shapes)
+    if verdict.repeats_batch_size:
+        shapes = ", ".join(map(str, verdict.output_shapes))
         raise ValueError(
             "Outputs of microbatches are put together along the first axis. Layer "
             f"'{name}' makes another axis as long as the batch, which gives outputs "
@@ -359,63 +514,81 @@ def _check_outputs(name: str, captured: tracer.CapturedModel) -> None:
         )
 
 
-def _repeats_batch_size(whole: _ProbeCall, half: _ProbeCall) -> bool:
-    """Returns whether an axis but the first changes with the batch size."""
-    return any(
-        a.rank is not None and a.rank == b.rank and not a[1:].is_compatible_with(b[1:])
-        for a, b in zip(whole.output_shapes, half.output_shapes, strict=True)
+def _variables(segment: Segment) -> list[keras.Variable]:
+    return [v for some in layer_variables(segment.layers) for v in some]
+
+
+def _placeholder(spec: Any) -> tf.Tensor:
+    return tf.compat.v1.placeholder(spec.dtype, spec.shape)
+
+
+@contextlib.contextmanager
+def _frozen_batch_norms(segment: Segment) -> Iterator[None]:
+    """Has batch normalizations take their moving averages, for a while."""
+    with keras_internals.substitution:
+        norms = normalization.batch_norms(segment.layers)
+        frozen = [
+            type(type(x).__name__, (type(x),), {"trainable": False}) for x in norms
+        ]
+        with keras_internals.as_subclasses(list(zip(norms, frozen, strict=True))):
+            yield
+
+
+def _probe_value(variable: keras.Variable) -> tf.Tensor | eager_run.Narrow:
+    """Returns a value of a variable: a random one, not its own, of a weight.
+
+    Where weights start small or at zero, as those that choose experts do, their layer
+    hardly depends on its inputs yet.
+    """
+    if not variable.trainable and keras_internals.is_initialized(variable):
+        return probe_inputs.example_variable_value(variable)
+    shape = tuple(variable.shape)
+    if (
+        len(shape) < 2
+        or math.prod(shape) < _LARGE
+        or shape[-1] <= eager_run.NUM_COLUMNS
+    ):
+        return probe_inputs.example_value(variable)
+    columns = probe_inputs.example_value(
+        variable, shape=(*shape[:-1], eager_run.NUM_COLUMNS)
     )
-
-
-def _is_of_keras(layer: Any) -> bool:
-    """Returns whether Keras' documentation says what a layer does with a batch."""
-    may_hold_anything = isinstance(layer, keras.layers.Lambda | keras.Model)
-    is_layer = isinstance(layer, keras.layers.Layer) and not may_hold_anything
-    return is_layer and type(layer).__module__.startswith("keras.")
-
-
-def _layer_kind(layer: Any, given: Sequence[keras.KerasTensor]) -> Hashable:
-    """Returns what layers that treat examples alike have in common."""
-    if not isinstance(layer, keras.layers.Layer):
-        return id(layer)  # An operation, such as a mean over any axis.
-    if isinstance(layer, keras.layers.Lambda | keras.Model):
-        return id(layer)  # May hold anything.
-    try:
-        config = {**layer.get_config(), "name": None}
-    except NotImplementedError:  # Made of what no configuration can say.
-        return id(layer)
-    except Exception:  # It is wrong, which is no reason not to train.
-        config = {}
-    shapes = tuple((x.shape[1:], x.dtype) for x in given)
-    return (type(layer), shapes, repr(config))
-
-
-def _spec(given: keras.KerasTensor, batch_size: int) -> tf.TensorSpec:
-    """Returns a shape of which all sizes are known."""
-    sizes = [_UNKNOWN_SIZE if n is None else n for n in given.shape[1:]]
-    return tf.TensorSpec([batch_size, *sizes], given.dtype)
+    return eager_run.Narrow(columns, len(shape) - 1, shape[-1])
 
 
 def _probe_batch(spec: tf.TensorSpec) -> tf.Tensor:
     """Returns examples of which none has what its neighbours have."""
-    noise = probe_inputs.example_tensor(spec, unknown_size=_UNKNOWN_SIZE)
+    shape = [_BATCH, *spec.shape[1:]]
+    noise = probe_inputs.example_tensor(
+        tf.TensorSpec(shape, spec.dtype), unknown_size=_UNKNOWN_SIZE
+    )
     if spec.dtype.is_floating:
         return noise
-    number = tf.reshape(tf.range(_BATCH) % 2, [-1, *[1] * (noise.shape.rank - 1)])
-    return tf.cast(tf.broadcast_to(number, tf.shape(noise)), spec.dtype)
+    number = tf.reshape(tf.range(_BATCH) % 2, [-1, *[1] * (len(shape) - 1)])
+    numbers = tf.broadcast_to(number, shape)
+    if spec.dtype == tf.string:
+        return tf.strings.as_string(numbers)
+    return tf.cast(numbers, spec.dtype)
 
 
-def _different_example(example: tf.Tensor) -> tf.Tensor:
-    """Returns another example of the same type."""
-    if example.dtype.is_bool:
-        return tf.logical_not(example)
-    return 5 * example + 1 if example.dtype.is_floating else example + 1
+def _different_examples(examples: tf.Tensor, scale: int) -> tf.Tensor:
+    """Returns other examples of the same type."""
+    if examples.dtype.is_bool:
+        return tf.logical_not(examples)
+    if examples.dtype == tf.string:
+        return tf.strings.join([examples, examples])
+    if examples.dtype.is_floating:
+        return scale * examples + scale / abs(scale)
+    return examples + 1
 
 
 def _nearly_equal(some: Sequence[Any], others: Sequence[Any]) -> bool:
     """Returns whether arrays have the same shapes and nearly the same values."""
     return all(
         np.shape(a) == np.shape(b)
-        and np.allclose(a, b, rtol=1e-2, atol=1e-2, equal_nan=True)
+        and (
+            np.array_equal(a, b)
+            if a.dtype == object
+            else np.allclose(a, b, rtol=1e-2, atol=1e-2, equal_nan=True)
+        )
         for a, b in zip(some, others, strict=True)
     )

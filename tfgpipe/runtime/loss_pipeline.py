@@ -38,6 +38,7 @@ class LossPipeline:
 
     Raises:
         ValueError: If a loss does not decompose over examples.
+        RuntimeError: If replicas have no copies of a metric.
     """
 
     def __init__(
@@ -48,22 +49,30 @@ class LossPipeline:
         sample_weights: Any,
     ) -> None:
         self._compiled = compiled
+        for metric in compiled.compiled_metrics:
+            if any(map(replica_context.is_on_one_replica, metric.variables)):
+                raise RuntimeError(
+                    "Replicas each add to a copy of a metric's variables. Received "
+                    f"metric '{metric.name}', whose variables are on one replica "
+                    "alone. Make it inside `with strategy.scope():`, or give its name."
+                )
         captured, graph = pipeline.captured, pipeline.captured.graph
         shapes = keras.tree.map_structure(
             lambda value: captured.specs[value.id], captured.output_structure
         )
         self._shapes = shapes
         self._reductions = loss_probes.probe_reductions(compiled, targets, shapes)
+        num_replicas = replica_context.current_num_replicas()
         self._full_batch_metrics = loss_probes.full_batch_metrics(
-            compiled, targets, shapes
+            compiled, targets, shapes, num_replicas=num_replicas
         )
         names = ", ".join(map(repr, self._full_batch_metrics.values()))
-        if names and replica_context.current_num_replicas() > 1:
+        if names and num_replicas > 1:
             raise ValueError(
-                "A metric that mixes the examples of a batch cannot be taken over "
-                "replicas, each of which has some of them. Received "
-                f"{names}. Return a value for each example, of which Keras takes the "
-                "mean, or leave them out."
+                "A metric that mixes the examples of a batch, or whose state is no sum "
+                "over them, cannot be taken over replicas, each of which has some. "
+                f"Received {names}. Return a value for each example, of which Keras "
+                "takes the mean, or leave them out."
             )
         if names:
             warnings.warn(
@@ -167,7 +176,7 @@ class LossPipeline:
         """Runs a mini-batch forward, updates metrics, and returns its losses.
 
         Returns:
-            The loss, and what layers add to it, if any does.
+            The loss with the sums that layers add, and the means that they add, if any.
         """
         rows = self._pipeline_inputs(inputs, targets, weights)
         returned = (self._loss.value_id, *self._returned)
@@ -179,7 +188,10 @@ class LossPipeline:
         outputs = {**step.passed_through(inputs), **result.outputs}
         result = dataclasses.replace(result, outputs=outputs)
         self._update(result, targets, weights, _first(inputs).shape[0])
-        return tf.reduce_sum(outputs[self._loss]), result.loss
+        loss = tf.reduce_sum(outputs[self._loss])
+        if step.summed_loss is not None:
+            loss += tf.cast(step.summed_loss, loss.dtype)
+        return loss, result.loss
 
     def _begin(
         self,

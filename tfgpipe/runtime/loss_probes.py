@@ -143,25 +143,33 @@ def probe_reductions(
 
 
 def full_batch_metrics(
-    compiled: keras_internals.CompiledState, targets: Any, outputs: Any
+    compiled: keras_internals.CompiledState,
+    targets: Any,
+    outputs: Any,
+    *,
+    num_replicas: int = 1,
 ) -> dict[int, str]:
     """Returns positions and names of full-batch metrics.
 
     Those whose state after two updates with parts of a batch is not that after one with
     all of it, as of correlations over the batch, or means that weigh batches equally.
+    On several replicas also those whose state is not the sum of the states of parts, as
+    of a maximum.
 
     Args:
         compiled: The model's metrics.
         targets: Shapes and types of the targets, nested as Keras nests them.
         outputs: Likewise of the outputs.
+        num_replicas: Over how many replicas their states are summed.
     """
     found = {}
     unknown: list[FailedProbe] = []
+    probe = functools.partial(_needs_full_batch, is_summed=num_replicas > 1)
     with tf.init_scope():
         terms = keras_internals.metric_terms(compiled, targets, outputs, None)
         for number, term in enumerate(terms):
             name = term.metric.name
-            needs = run_probe(name, functools.partial(_needs_full_batch, term))
+            needs = run_probe(name, functools.partial(probe, term))
             if isinstance(needs, FailedProbe):
                 unknown.append(needs)
             elif needs:
@@ -191,15 +199,21 @@ def _reduction(loss: keras.Loss, target: Any, output: Any) -> Reduction | None:
     return None
 
 
-def _needs_full_batch(term: keras_internals.MetricTerm) -> bool:
+def _needs_full_batch(term: keras_internals.MetricTerm, *, is_summed: bool) -> bool:
     metric = term.metric
-    clean = [tf.zeros(v.shape, v.dtype) for v in metric.variables]
+    clean = metric.stateless_reset_state()
     for padded in (False, True):
         whole, first, rest = _probe_batches(term.target, term.output, padded)
         once = metric.stateless_update_state(clean, *whole)
-        twice = metric.stateless_update_state(clean, *first)
-        twice = metric.stateless_update_state(twice, *rest)
+        states = [metric.stateless_update_state(clean, *x) for x in (first, rest)]
+        twice = metric.stateless_update_state(states[0], *rest)
         if not all(_close(a, b) for a, b in zip(once, twice, strict=True)):
+            return True
+        if is_summed and not all(
+            _close(whole, a + b)
+            for v, whole, a, b in zip(metric.variables, once, *states, strict=True)
+            if v.aggregation == "sum"
+        ):
             return True
     return False
 

@@ -41,7 +41,7 @@ class Split:
     @property
     def may_be_empty(self) -> bool:
         """Whether some microbatch could turn out to have no rows."""
-        return not isinstance(self.batch_size, int)
+        return not isinstance(self.batch_size, int) or self.batch_size == 0
 
     def batch_fraction(self, m: int, dtype: tf.DType) -> tf.Tensor:
         """Returns the fraction of the mini-batch's rows that are in microbatch `m`."""

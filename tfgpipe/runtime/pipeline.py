@@ -10,24 +10,26 @@ actions in one go (`begin`, then `Executor.train`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfgpipe._compat import functions, keras_internals
-from tfgpipe._util import stage_spans
+from tfgpipe._util import IdentityMap, stage_spans
 from tfgpipe.capture import (
+    Call,
     CallGraph,
     TensorKey,
     Value,
     input_checks,
     source_model,
+    stack_losses,
     tracer,
 )
 from tfgpipe.distribution import Placement, replica_context
-from tfgpipe.runtime import microbatch
+from tfgpipe.runtime import layer_probes, microbatch
 from tfgpipe.runtime.executor import Executor, StepResult, Tensors
 from tfgpipe.runtime.stage_run import StageRun
 from tfgpipe.runtime.state import Carry, VariableUpdate, read_variables
@@ -35,6 +37,7 @@ from tfgpipe.runtime.timer import StepTimer
 from tfgpipe.schedules import Schedule
 from tfgpipe.stage import (
     BoundaryCodec,
+    Remat,
     Stage,
     StageCache,
     StageOptions,
@@ -55,6 +58,9 @@ class Pipeline:
         stages: The K stages.
         placement: Their devices.
         options: What the user chose; where stages are and the step are added to it.
+        probed: Results of the probes, by kind of layer.
+        summed_losses: For each loss that a call adds whether it is a sum over examples,
+            in training and not, as far as it has been found out.
     """
 
     source: source_model.SourceModel
@@ -62,6 +68,12 @@ class Pipeline:
     stages: tuple[Stage, ...]
     placement: Placement
     options: StageOptions
+    probed: Mapping[Hashable, layer_probes.Found] = dataclasses.field(
+        default_factory=dict
+    )
+    summed_losses: dict[bool, IdentityMap[Call, tuple[bool, ...]]] = dataclasses.field(
+        default_factory=dict
+    )
 
     def repartition(self, calls_per_stage: Sequence[int]) -> Pipeline:
         """Returns the same model in stages of these numbers of calls."""
@@ -151,13 +163,18 @@ class Pipeline:
             RuntimeError: If replicas that sum over each other run one after the other.
         """
         step = self.begin(inputs, schedule=schedule, training=training)
+        # Keras takes the mean over replicas of what layers add to the loss.
+        num_replicas = replica_context.current_num_replicas()
         updates: list[VariableUpdate] = []
         keys: list[TensorKey] = []
 
         @tf.custom_gradient
         def run(*tensors: tf.Tensor) -> Any:
             result = step.forward(dict(zip(inputs, tensors, strict=False)))
-            outputs, loss = result.outputs, result.loss
+            outputs = result.outputs
+            losses = [] if result.loss is None else [result.loss]
+            if step.summed_loss is not None:
+                losses.append(step.summed_loss * num_replicas)
             # Not differentiated, so they need not be results of this function.
             updates.extend(result.updates)
             keys.extend(outputs)
@@ -165,20 +182,25 @@ class Pipeline:
             # TensorFlow passes `variables` if it finds one behind the results, such as
             # a frozen weight, and then wants a gradient for it.
             def gradient(*output_grads: tf.Tensor, variables: Any = None) -> Any:
+                loss_grad = output_grads[-1] if losses else None
                 grads = step.backward(
                     outputs,
                     output_grads[: len(outputs)],
-                    None if loss is None else output_grads[-1],
+                    loss_grad,
+                    None if loss_grad is None else loss_grad * num_replicas,
                 )
                 return grads if variables is None else (grads, [None] * len(variables))
 
-            return [*outputs.values(), *([] if loss is None else [loss])], gradient
+            loss = stack_losses(losses)
+            added = [] if loss is None else [tf.reduce_sum(loss)]
+            return [*outputs.values(), *added], gradient
 
         with tf.device(self.placement.devices[-1]):
             results = run(*inputs.values(), *step.weights)
         outputs = dict(zip(keys, results, strict=False))
         loss = results[len(keys)] if len(results) > len(keys) else None
-        return StepResult({**step.passed_through(inputs), **outputs}, loss, updates)
+        outputs = {**step.passed_through(inputs), **outputs}
+        return StepResult(outputs, loss, updates)
 
     def begin(
         self,
@@ -246,17 +268,22 @@ class Pipeline:
         runs = []
         for k, stage in enumerate(self.stages):
             carry = Carry(stage, traced[k], devices[k][0], split, before)
-            keeps = self._keeps(k, schedule, training=training)
-            runs.append(StageRun(traced[k], devices[k], carry, split, keeps))
+            kept = [
+                bool(training) and keeps_activations(self.options.remat, schedule, k, m)
+                for m in range(schedule.num_microbatches)
+            ]
+            runs.append(
+                StageRun(traced[k], stage.weights, devices[k], carry, split, kept)
+            )
         output_ids = self.captured.graph.output_ids
         return Executor(
-            self.stages,
             runs,
             before=before,
             schedule=schedule,
             split=split,
             outputs=output_ids if outputs is None else outputs,
             per_step=ids,
+            summed_losses=self._summed_losses(traced, schedule, training=training),
             boundary=BoundaryCodec(self.options.transfer_dtype, output_ids),
             # On TPUs XLA compiles the step as a whole.
             starts_after=functions.clustering_stop()
@@ -292,6 +319,35 @@ class Pipeline:
                 )
             raise
 
+    def _summed_losses(
+        self,
+        traced: Sequence[TracedStage],
+        schedule: Schedule,
+        *,
+        training: bool | None,
+    ) -> list[list[bool]]:
+        """Returns for each stage which of the losses it adds are sums over examples."""
+        each = [
+            [stage.segment.calls[i] for i in traced_stage.trace.forward.loss_calls]
+            for stage, traced_stage in zip(self.stages, traced, strict=True)
+        ]
+        training = bool(training)
+        parts = schedule.num_microbatches * replica_context.current_num_replicas()
+        if parts > 1 and any(each) and training not in self.summed_losses:
+            self.summed_losses[training] = layer_probes.summed_losses(
+                self.captured,
+                [call for calls in each for call in calls],
+                self.probed,
+                training=training,
+                num_microbatches=schedule.num_microbatches,
+            )
+        known = self.summed_losses.get(training, IdentityMap())
+        results = []
+        for calls in each:
+            flags = {id(call): iter(known.get(call, ())) for call in calls}
+            results.append([next(flags[id(call)], False) for call in calls])
+        return results
+
     def _num_replicas(self) -> int:
         """Returns how many replicas the layers' collectives have; 1 if there are none.
 
@@ -311,15 +367,13 @@ class Pipeline:
             )
         return num_replicas
 
-    def _keeps(
-        self, k: int, schedule: Schedule, *, training: bool | None
-    ) -> Callable[[int], bool]:
-        """Returns of which microbatches stage k keeps the activations."""
-        last = schedule.num_microbatches - 1
-        if training and self.options.remat == "except_last":
-            return lambda m: m == last or schedule.backward_follows_immediately(k, m)
-        keeps = bool(training) and self.options.remat == "none"
-        return lambda _: keeps
+
+def keeps_activations(remat: Remat, schedule: Schedule, k: int, m: int) -> bool:
+    """Returns whether stage k keeps its activations of microbatch m in training."""
+    if remat == "except_last":
+        is_last = m == schedule.num_microbatches - 1
+        return is_last or schedule.backward_follows_immediately(k, m)
+    return remat == "none"
 
 
 def make_stages(graph: CallGraph, calls_per_stage: Sequence[int]) -> tuple[Stage, ...]:

@@ -17,18 +17,26 @@ def example_variable_value(variable: keras.Variable) -> tf.Tensor:
     return example_value(variable)
 
 
-def example_value(variable: keras.Variable) -> tf.Tensor:
-    """Returns a plausible value of a variable, whatever value it has."""
-    if not variable.trainable or len(variable.shape) < 2:
-        return tf.ones(variable.shape, variable.dtype)
+def example_value(
+    variable: keras.Variable, *, shape: tuple[int, ...] | None = None
+) -> tf.Tensor:
+    """Returns a plausible value of a variable, whatever value it has.
+
+    Args:
+        variable: The variable.
+        shape: Another shape than its own, of some of its columns.
+    """
+    shape = tuple(variable.shape) if shape is None else shape
+    if not variable.trainable or len(shape) < 2:
+        return tf.ones(shape, variable.dtype)
     # Keeps activations in range, through whatever number of layers.
-    scale = math.prod(variable.shape[:-1]) ** -0.5
-    noise = tf.random.stateless_normal(variable.shape, seed=[0, 0]) * scale
+    scale = math.prod(shape[:-1]) ** -0.5
+    noise = tf.random.stateless_normal(shape, seed=[0, 0]) * scale
     return tf.cast(noise, variable.dtype)
 
 
 def example_tensor(spec: tf.TensorSpec, *, unknown_size: int) -> tf.Tensor:
-    """Returns noise, zeros or True of a shape and type.
+    """Returns noise, zeros, True or empty strings of a shape and type.
 
     Args:
         spec: The shape and type.
@@ -37,4 +45,6 @@ def example_tensor(spec: tf.TensorSpec, *, unknown_size: int) -> tf.Tensor:
     shape = [unknown_size if n is None else n for n in spec.shape]
     if spec.dtype.is_floating:
         return tf.cast(tf.random.stateless_normal(shape, seed=[0, 0]), spec.dtype)
+    if spec.dtype == tf.string:
+        return tf.fill(shape, "")
     return tf.cast(tf.fill(shape, spec.dtype.is_bool), spec.dtype)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+import keras
 import tensorflow as tf
 
 from tfgpipe.devices import host_device
@@ -18,10 +19,12 @@ class StageRun:
 
     Args:
         traced: The stage.
+        weights: Its trainable variables as it was traced; what is trainable may change
+            before the gradient is taken.
         devices: Those of its shards, the primary one first.
         carry: What it carries from microbatch to microbatch.
         split: How the mini-batch is split.
-        keeps: Whether the activations of a microbatch are kept for its backward.
+        keeps: For each microbatch, whether its activations are kept for its backward.
 
     Attributes:
         saved: For each microbatch, tensors by name: what its backward needs, and more.
@@ -30,22 +33,22 @@ class StageRun:
     def __init__(
         self,
         traced: TracedStage,
+        weights: Sequence[keras.Variable],
         devices: Sequence[str],
         carry: Carry,
         split: microbatch.Split,
-        keeps: Callable[[int], bool],
+        keeps: Sequence[bool],
     ) -> None:
         self.traced = traced
         self.trace = traced.trace
+        self.weights = tuple(weights)
         self.devices = tuple(devices)
         self.carry = carry
         self.keeps = keeps
         self.saved: dict[int, NamedTensors] = {}
         self._split = split
-        # What is the same for all microbatches, as far as it has been made.
-        self._hoisted: NamedTensors = {}
         self._sums: list[tf.Tensor] = []
-        self._num_pending = len(split.sizes)
+        self._num_pending = 0
 
     @property
     def device(self) -> str:
@@ -54,6 +57,7 @@ class StageRun:
 
     def begin_backward(self) -> None:
         """Makes the accumulators of weight gradients, which are zero."""
+        self._num_pending = len(self._split.sizes)
         self._sums = self._functions(0).accumulation.begin(self.devices)
 
     def made_on_host(self, m: int, values: NamedTensors) -> NamedTensors:
@@ -130,13 +134,14 @@ class StageRun:
         self, function: StageFunction, m: int, values: NamedTensors
     ) -> NamedTensors:
         """Returns values, and what a function takes of those that are hoisted."""
-        there = {**values, **self._hoisted}
-        self._hoisted.update(self._functions(m).hoisted(function, there, self.devices))
-        return {**values, **self._hoisted}
+        hoisted = self.carry.hoisted
+        there = {**values, **hoisted}
+        hoisted.update(self._functions(m).hoisted(function, there, self.devices))
+        return {**values, **hoisted}
 
     def _function(self, kind: ActionKind, m: int) -> StageFunction:
         function: StageFunction = getattr(self._functions(m), kind)
         return function
 
     def _functions(self, m: int) -> StageFunctions:
-        return self.traced.without_remat if self.keeps(m) else self.traced.with_remat
+        return self.traced.without_remat if self.keeps[m] else self.traced.with_remat

@@ -57,7 +57,7 @@ class VariableUpdate(NamedTuple):
     Attributes:
         variable: The variable.
         value: Its value after the last microbatch.
-        once_per_step: Whether it is updated once per step, by all microbatches
+        once_per_step: Whether it is updated once per step, by or for all microbatches
             together, rather than by each microbatch.
     """
 
@@ -91,7 +91,7 @@ def read_variables(
     seeds = IdentityMap((s, x) for x in layers for s in keras_internals.seed_states(x))
     for k, stage in enumerate(stages):
         shards = stage.shard_indices
-        for variable in (*stage.weights, *stage.state):
+        for variable in stage.variables:
             users.setdefault(variable, []).append(k)
             if variable in before.values:
                 continue
@@ -104,7 +104,7 @@ def read_variables(
                     value += before.seed_offsets[variable]
                 before.values[variable] = value
     for k, stage in enumerate(stages):
-        for variable in traced[k].changed(stage.state):
+        for variable in traced[k].changed(stage.variables):
             if len(users[variable]) > 1:
                 raise ValueError(
                     "Stages can share weights, but not what a step changes, since each "
@@ -124,6 +124,9 @@ class Carry:
         device: Where it is.
         split: How the mini-batch is split.
         before: The variables as they are before the step.
+
+    Attributes:
+        hoisted: Loop-invariant tensors, as far as they have been made.
     """
 
     def __init__(
@@ -139,11 +142,10 @@ class Carry:
         self._device = device
         self._split = split
         self._initial_state = before
+        self.hoisted: NamedTensors = {}
         trace = traced.trace
-        variables = (*stage.weights, *stage.state)
-        names = (*trace.given.weights, *trace.given.state)
-        values = (before.values[variable] for variable in variables)
-        self._values = dict(zip(names, values, strict=True))
+        values = (before.values[variable] for variable in stage.variables)
+        self._values = dict(zip(trace.given.variables, values, strict=True))
         with tf.device(device):
             self._values.update(trace.zeros())
             # Orders the stage's sums over replicas.
@@ -157,18 +159,26 @@ class Carry:
         """Hands what the forward of a microbatch made to the next one."""
         trace = self._traced.trace
         for before, after in zip(trace.carry, trace.new_carry, strict=True):
-            if after in made:
+            if after in made and before not in trace.per_step_updates:
                 self._values[before] = made[after]
 
     def updates(self) -> list[VariableUpdate]:
-        """Returns what the microbatches have made of the stage's state."""
+        """Returns what the microbatches have made of the stage's variables."""
         trace = self._traced.trace
         names = zip(
-            self._stage.state, trace.given.state, trace.forward.new_state, strict=True
+            self._stage.variables,
+            trace.given.variables,
+            trace.forward.new_values,
+            strict=True,
         )
+        once = trace.per_step_updates
         return [
-            VariableUpdate(
-                variable, self._without_offset(variable, self._values[before]), False
+            VariableUpdate(variable, self.hoisted[after], once_per_step=True)
+            if before in once
+            else VariableUpdate(
+                variable,
+                self._without_offset(variable, self._values[before]),
+                once_per_step=False,
             )
             for variable, before, after in names
             if before != after
@@ -215,7 +225,7 @@ class Carry:
     def _group_key(self) -> int:
         """Returns the key of the group in which the stage sums over its replicas."""
         trace = self._traced.trace
-        specs = map(trace.spec, (*trace.given.weights, *trace.given.state))
+        specs = map(trace.spec, trace.given.variables)
         return replica_context.stage_group_key(
             self._traced.group_key, self._device, trace.num_collectives, specs
         )

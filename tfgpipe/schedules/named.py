@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+from tfgpipe._util import argument_checks
 from tfgpipe.schedules.schedule import Action, Schedule
 
 # The name of a schedule.
@@ -30,6 +31,7 @@ def gpipe(
         num_devices: P, which divides K. Stage k is on device k modulo P.
     """
     M = num_microbatches
+    argument_checks.check_schedule_size(num_stages, M)
     stages = _round_robin(num_stages, num_devices)
     orders = tuple(
         tuple(Action("forward", k, m) for k in mine for m in range(M))
@@ -62,6 +64,7 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
         ValueError: If M is below K.
     """
     K, M = num_stages, num_microbatches
+    argument_checks.check_schedule_size(K, M)
     _check_num_microbatches("1f1b", M, K)
     orders = tuple(
         _alternate(
@@ -95,6 +98,7 @@ def interleaved(
         ValueError: If P does not divide K, or M is below P.
     """  # noqa: E501
     K, M, P = num_stages, num_microbatches, num_devices
+    argument_checks.check_schedule_size(K, M)
     stages = _round_robin(K, P)
     _check_num_microbatches("interleaved", M, P)
     if K == P:
@@ -138,6 +142,7 @@ def zero_bubble(num_stages: int, num_microbatches: int) -> Schedule:
         ValueError: If M is below K.
     """  # noqa: E501
     K, M = num_stages, num_microbatches
+    argument_checks.check_schedule_size(K, M)
     _check_num_microbatches("zero_bubble", M, K)
     orders = []
     for k in range(K):
@@ -158,8 +163,10 @@ def zero_bubble(num_stages: int, num_microbatches: int) -> Schedule:
 
 def _round_robin(num_stages: int, num_devices: int | None) -> list[range]:
     """Returns the stages of each device, dealt round robin."""
-    P = num_stages if num_devices is None else num_devices
-    if P < 1 or num_stages % P:
+    P = num_stages
+    if num_devices is not None:
+        P = argument_checks.check_count("num_devices", num_devices)
+    if num_stages % P:
         raise ValueError(
             "Stages are dealt to devices round robin, as many to each. Received "
             f"{num_stages} stages for {P} devices. Make `num_stages` a multiple of the "

@@ -22,6 +22,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
@@ -54,6 +55,14 @@ class Action:
     kind: ActionKind
     stage: int
     microbatch: int
+
+    def __post_init__(self) -> None:
+        if self.kind not in _LETTERS or self.stage < 0 or self.microbatch < 0:
+            raise ValueError(
+                f"An action has a kind of {', '.join(map(repr, _LETTERS))}, and a "
+                "stage and a microbatch of at least 0. Received "
+                f"Action({self.kind!r}, {self.stage}, {self.microbatch})."
+            )
 
     def __str__(self) -> str:
         return f"{_LETTERS[self.kind]}{self.microbatch}"
@@ -211,9 +220,17 @@ class Schedule:
 
     def backward_follows_immediately(self, k: int, m: int) -> bool:
         """Returns whether a backward is its device's next action after the forward."""
-        order = self.orders[self.placement[k]]
-        after = order[order.index(Action("forward", k, m)) + 1 :][:1]
-        return any((a.stage, a.microbatch) == (k, m) for a in after)
+        return (k, m) in self._followed
+
+    @functools.cached_property
+    def _followed(self) -> frozenset[tuple[int, int]]:
+        """Stage and microbatch of the forwards that the own backward follows."""
+        return frozenset(
+            (a.stage, a.microbatch)
+            for a, b in itertools.chain(*map(itertools.pairwise, self.orders))
+            if a.kind == "forward"
+            and (a.stage, a.microbatch) == (b.stage, b.microbatch)
+        )
 
     def validate(self) -> Schedule:
         """Returns the schedule itself if it can be run and computes all gradients.

@@ -19,10 +19,11 @@ import collections
 import dataclasses
 import functools
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
-from tfgpipe._util import readable_bytes
+from tfgpipe._util import argument_checks, readable_bytes
 from tfgpipe.schedules import Action, Schedule
 from tfgpipe.simulation.timeline import (
     Span,
@@ -99,16 +100,18 @@ class Costs:
                 f"backward_weight={self.backward_weight}. Give both, or neither for "
                 "half of `backward` each."
             )
-        if not self.bandwidth > 0:
+        if not isinstance(self.bandwidth, numbers.Real) or not self.bandwidth > 0:
             raise ValueError(
                 "`bandwidth` is a number of bytes a second above 0. Received "
-                f"bandwidth={self.bandwidth}. Leave it out for free transfers."
+                f"bandwidth={self.bandwidth!r}. Leave it out for free transfers."
             )
         for name, values in self._per_stage().items():
-            if not all(0 <= value < math.inf for value in values):
+            if not all(
+                isinstance(x, numbers.Real) and 0 <= x < math.inf for x in values
+            ):
                 raise ValueError(
                     f"`{name}` holds finite numbers of at least 0. Received "
-                    f"{name}={getattr(self, name)}. Use 0 for what is free."
+                    f"{name}={getattr(self, name)!r}. Use 0 for what is free."
                 )
 
     def seconds(self, kind: SpanKind, k: int) -> float:
@@ -223,9 +226,19 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
         costs: The costs of actions and transfers.
 
     Raises:
+        TypeError: If an argument is of another type.
         ValueError: If there are costs of another number of stages, or the schedule
             deadlocks.
     """
+    argument_checks.check_instance(
+        "schedule",
+        schedule,
+        Schedule,
+        hint=" Make one: `tfgpipe.schedules.gpipe(K, M)`.",
+    )
+    argument_checks.check_instance(
+        "costs", costs, Costs, hint=" Make them: `tfgpipe.Costs(...)`."
+    )
     costs.check_num_stages(schedule)
     placement = schedule.placement
     ends: dict[Action, float] = {}

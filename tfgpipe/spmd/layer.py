@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import check_choice, check_num_microbatches
+from tfgpipe._util import argument_checks
 from tfgpipe.distribution import (
     SPMDPipelineStrategy,
     StageStrategy,
@@ -92,8 +92,8 @@ class SPMDPipeline(keras.layers.Layer):
         super().__init__(name=name, autocast=False, **kwargs)
         self._stacked = StackedStages(layers, num_stages)
         self.num_stages = num_stages
-        self.num_microbatches = check_num_microbatches(num_microbatches)
-        self.partitioned = check_choice(
+        self.num_microbatches = argument_checks.check_num_microbatches(num_microbatches)
+        self.partitioned = argument_checks.check_choice(
             "partitioned", partitioned, ("auto", True, False)
         )
 
@@ -112,7 +112,7 @@ class SPMDPipeline(keras.layers.Layer):
             )
         # Inside the scope variables get a shape but no value yet, so it can be said
         # where they are to be.
-        with keras.StatelessScope():
+        with keras_internals.build_scope():
             for stack in self._stacked.build(tuple(input_shape)):
                 stack.variable = self.add_weight(
                     name=stack.name,

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfgpipe._compat import keras_internals, tf_internals
 from tfgpipe._util import IdentityMap, unique
-from tfgpipe.capture import check_assignments
+from tfgpipe.capture import TracingScope, check_assignments
 from tfgpipe.spmd.loop import StageFunction
 from tfgpipe.stage import layer_checks
 
@@ -115,6 +115,7 @@ class StackedStages:
         """
         own = [stack.rows[0] for stack in self.stacks]
         known = [v for x in self._stages[0] for v in x.variables]
+        kept = IdentityMap((x.rows[0], None) for x in self.stacks if x.is_state)
 
         def run(
             inputs: tf.Tensor,
@@ -127,14 +128,19 @@ class StackedStages:
                 next(groups[0 if s.is_weight else 2 if s.is_state else 1])
                 for s in self.stacks
             ]
-            scope = keras.StatelessScope(
-                zip(own, values, strict=True), collect_losses=True
-            )
+            scope = TracingScope(zip(own, values, strict=True), None)
             x = inputs
             with scope:
                 for layer in self._stages[0]:
                     x = layer(x, training=training)
             check_assignments(scope, known)
+            for variable in scope.assigned_variables:
+                if variable not in kept:
+                    raise ValueError(
+                        "An SPMD pipeline keeps what layers assign to their state, not "
+                        "to weights or to frozen layers. Received a layer that assigns "
+                        f"'{variable.path}'. Put it before or behind the pipeline."
+                    )
             self._check_outputs(x, scope)
             after = [
                 scope.get_current_value(stack.rows[0])

@@ -282,6 +282,21 @@ class _InPlaceAdder(_Adder):
         return self._indices[shard]
 
 
+def _refuse_second_order(operation: tf.Operation, *gradients: tf.Tensor) -> None:
+    """Has a gradient of accumulated gradients say what TensorFlow cannot know."""
+    del gradients
+    raise LookupError(
+        "A pipeline adds up the gradients of its weights in place, so they have no "
+        "gradients themselves. Received a tape around the gradient of another, as for "
+        f"a penalty of gradients, which reaches an {operation.type}. Compute it with "
+        "the plain model, `unpipelined()`, whose weights are the same."
+    )
+
+
+for _type in ("InplaceAdd", "InplaceUpdate"):
+    tf.RegisterGradient(_type)(_refuse_second_order)
+
+
 def _stacked_specs(
     trace: JointGraph,
     weight: tf.TensorSpec,

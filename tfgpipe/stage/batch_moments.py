@@ -48,6 +48,7 @@ class BatchMoments(Accumulator):
         replicas: ReplicaGroup | None = None,
     ) -> None:
         self.variables = tuple(variables)
+        self.over_replicas = mask is None and replicas is not None
         self._momentum = momentum
         axes = [a for a in range(len(x.shape)) if a != axis % len(x.shape)]
         if mask is None:
@@ -88,12 +89,20 @@ class BatchMoments(Accumulator):
     def update(
         self, merged: Sequence[tf.Tensor], variable_values: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Returns the moving averages, moved by the moments of the mini-batch."""
+        """Returns the moving averages, moved by the moments of the mini-batch.
+
+        Without rows they stay. (With a mask Keras' layer moves them by zeros.)
+        """
+        has_moments = merged[0] + self._epsilon > 0
         return [
-            tf.cast(
-                tf.cast(average, moment.dtype) * self._momentum
-                + moment * (1.0 - self._momentum),
-                average.dtype,
+            tf.where(
+                has_moments,
+                tf.cast(
+                    tf.cast(average, moment.dtype) * self._momentum
+                    + moment * (1.0 - self._momentum),
+                    average.dtype,
+                ),
+                average,
             )
             for average, moment in zip(
                 variable_values, self._to_mean_variance(*merged), strict=True

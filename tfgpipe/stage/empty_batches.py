@@ -7,7 +7,8 @@ function is not run on it:
     skipped     outputs have no rows either, the carry and accumulators stay
     padded      where other replicas or shards wait for this one, it is run on a row
                 that is made up: none harms by a row whose outputs are cut off and whose
-                gradient is zero
+                gradient is zero. The carry stays, but for what all replicas compute
+                alike from the rows that the others have
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ def guarded(
     ) -> tuple[NamedTensors, list[tf.Tensor]]:
         made, sums = compute(_with_a_row(trace, values, rows), sums)
         for fetch in fetches:
+            if fetch in trace.over_replicas:
+                continue
             if fetch in before:
                 made[fetch] = tf.where(rows > 0, made[fetch], values[before[fetch]])
             elif fetch in by_row:

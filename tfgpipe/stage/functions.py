@@ -132,7 +132,7 @@ class StageFunctions:
         host_state = trace.integer_state if options.uses_gpu_kernels else ()
         self._new_host_state = [
             after
-            for before, after in zip(given.state, forward.new_state, strict=True)
+            for before, after in zip(given.variables, forward.new_values, strict=True)
             if before in host_state
         ]
         self._carry = [x for x in trace.changed_carry if x not in self._new_host_state]
@@ -142,7 +142,11 @@ class StageFunctions:
         hoistable = functools.partial(
             partitioner.hoistable_tensors,
             source.graph,
-            fetches=[*self._outputs, *self._gradients],
+            fetches=[
+                *self._outputs,
+                *self._gradients,
+                *trace.per_step_updates.values(),
+            ],
             constants=source.constants,
             stateful=source.stateful,
         )
@@ -163,7 +167,6 @@ class StageFunctions:
             *self.hoistable,
             *self.host_made,
             *given.inputs,
-            *given.weights,
             *trace.carry,
             *given.replicas,
         )
@@ -194,7 +197,9 @@ class StageFunctions:
             feeds=self._sources,
             side_effects=trace.forward.side_effects,
         )
-        feeds = self._with_carry(subgraph.feeds, self._carry)
+        # Hoisted, whether or not a microbatch uses them.
+        feeds = (*subgraph.feeds, *trace.per_step_updates.values())
+        feeds = self._with_carry(feeds, self._carry)
         return self._function("forward", self._run(subgraph), feeds, subgraph.fetches)
 
     @functools.cached_property

@@ -29,7 +29,7 @@ from tfgpipe.capture import (
     TracingScope,
     check_assignments,
     is_differentiable,
-    sum_losses,
+    stack_losses,
 )
 from tfgpipe.devices import sharding
 from tfgpipe.distribution import ReplicaGroup
@@ -78,6 +78,11 @@ class Given:
     state: tuple[str, ...]
     replicas: tuple[str, ...]
 
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Values of all variables."""
+        return (*self.weights, *self.state)
+
 
 @dataclasses.dataclass(frozen=True)
 class Forward:
@@ -87,8 +92,10 @@ class Forward:
         keys: What each output is.
         outputs: What goes to later stages.
         dropped: The keys of what was given and is taken away.
-        new_state: For each state, its value afterwards; the same name if unchanged.
-        loss: Sum of the losses that layers added, or None.
+        new_values: For each weight, then for each state, its value afterwards; the
+            same name if unchanged.
+        loss: The n losses that layers added, `[n]`, or None.
+        loss_calls: For each of these, the index of the call that added it.
         side_effects: Names of the stateful operations (a print, an assertion), which
             must run though nothing may depend on them.
     """
@@ -96,8 +103,9 @@ class Forward:
     keys: tuple[Any, ...]
     outputs: tuple[str, ...]
     dropped: tuple[Any, ...]
-    new_state: tuple[str, ...]
+    new_values: tuple[str, ...]
     loss: str | None
+    loss_calls: tuple[int, ...]
     side_effects: tuple[str, ...]
 
 
@@ -107,7 +115,7 @@ class Backward:
 
     Attributes:
         output_grads: For each output, its gradient to be fed, or None.
-        loss_grad: The gradient of the loss to be fed, or None.
+        loss_grad: The gradients of the losses to be fed, `[n]`, or None.
         input_grads: For each input its gradient, or None where there is none.
         weight_grads: For each weight its gradient, or None where there is none.
     """
@@ -156,6 +164,8 @@ class JointGraph:
             shard each is of.
         per_step: Which of the inputs are given once a step, the same for all
             microbatches.
+        over_replicas: Entries of the new carry that all replicas compute alike, from
+            the microbatch of all of them.
     """
 
     graph: tf.Graph
@@ -168,6 +178,7 @@ class JointGraph:
     replacements: dict[str, str]
     shard_indices: dict[str, int]
     per_step: tuple[str, ...] = ()
+    over_replicas: tuple[str, ...] = ()
 
     @property
     def ends(self) -> fusion.Ends:
@@ -198,57 +209,82 @@ class JointGraph:
 
     @property
     def carry(self) -> tuple[str, ...]:
-        """What comes from the microbatch before: state, and what is accumulated."""
+        """What comes from the microbatch before: variables, and what is accumulated."""
         more = (values for x in self.accumulated for values in x.values)
-        return (*self.given.state, *more)
+        return (*self.given.variables, *more)
 
     @property
     def new_carry(self) -> tuple[str, ...]:
         """The new carry, for the microbatch after, in the same order."""
         more = (values for x in self.accumulated for values in x.new_values)
-        return (*self.forward.new_state, *more)
+        return (*self.forward.new_values, *more)
 
     @property
     def changed_carry(self) -> tuple[str, ...]:
-        """What of `new_carry` is not what it was before."""
+        """What of `new_carry` a microbatch makes."""
         pairs = zip(self.carry, self.new_carry, strict=True)
-        return tuple(after for before, after in pairs if after != before)
+        known = (*self.invariant, *self.per_step_updates)
+        return tuple(after for before, after in pairs if before not in known)
 
     @property
     def invariant(self) -> tuple[str, ...]:
-        """What is the same for all microbatches: weights, and state that stays."""
-        pairs = zip(self.given.state, self.forward.new_state, strict=True)
-        unchanged = (before for before, after in pairs if before == after)
-        return (*self.given.weights, *unchanged)
+        """Variables that are the same for all microbatches."""
+        pairs = zip(self.given.variables, self.forward.new_values, strict=True)
+        once = self.per_step_updates
+        return tuple(b for b, a in pairs if a == b or b in once)
+
+    @functools.cached_property
+    def per_step_updates(self) -> dict[str, str]:
+        """By weights that layers assign alike in all microbatches, the new values.
+
+        They depend on no examples, as those of a masked kernel, and on no seed, which
+        each microbatch advances. With them goes the state that they are made of, as of
+        spectral normalization. Other state may count microbatches.
+        """
+        changed = self._changed(lambda x: x.is_floating or x.is_complex)
+        pairs = zip(self.given.variables, self.forward.new_values, strict=True)
+        alike = self._self_contained(changed, [b for b, a in pairs if a == b])
+        pending = [weight for weight in self.given.weights if weight in alike]
+        found: dict[str, str] = {}
+        while pending:
+            before = pending.pop()
+            found[before] = alike[before]
+            sources = self._sources(alike[before])
+            pending.extend(x for x in sources if x in alike and x not in found)
+        return found
 
     @functools.cached_property
     def integer_state(self) -> tuple[str, ...]:
         """State of integers that changes, and by itself: that of seed generators."""
-        pairs = {
-            before: after
-            for before, after in zip(
-                self.given.state, self.forward.new_state, strict=True
-            )
-            if before != after and self.spec(before).dtype.is_integer
-        }
+        return tuple(self._self_contained(self._changed(lambda x: x.is_integer)))
+
+    def _changed(self, wanted: Callable[[tf.DType], bool]) -> dict[str, str]:
+        """Returns new values of variables of the wanted types, by those before."""
+        pairs = zip(self.given.variables, self.forward.new_values, strict=True)
+        return {b: a for b, a in pairs if b != a and wanted(self.spec(b).dtype)}
+
+    def _self_contained(
+        self, pairs: dict[str, str], constants: Sequence[str] = ()
+    ) -> dict[str, str]:
+        """Returns the pairs whose new values depend on each other and constants."""
         while True:
-            kept = {b: a for b, a in pairs.items() if self._is_made_of(a, pairs)}
+            given = {*pairs, *constants}
+            kept = {b: a for b, a in pairs.items() if self._sources(a) <= given}
             if kept == pairs:
-                return tuple(kept)
+                return kept
             pairs = kept
 
-    def _is_made_of(self, tensor: str, given: Collection[str]) -> bool:
-        """Returns whether a tensor depends on nothing else that is given."""
-        pending, seen = [self.graph.get_tensor_by_name(tensor)], set()
+    def _sources(self, tensor: str) -> set[str]:
+        """Returns what a tensor depends on: what is given, and stateful results."""
+        pending, seen, sources = [self.graph.get_tensor_by_name(tensor)], set(), set()
         while pending:
             x = pending.pop()
-            if x.name in given or x.op in seen:
-                continue
             if x.op.type == "Placeholder" or x.op.op_def.is_stateful:
-                return False
-            seen.add(x.op)
-            pending.extend(x.op.inputs)
-        return True
+                sources.add(x.name)
+            elif x.op not in seen:
+                seen.add(x.op)
+                pending.extend(x.op.inputs)
+        return sources
 
     @property
     def has_captures(self) -> bool:
@@ -335,6 +371,12 @@ def trace_joint(
         outputs = {key: output for key, output in made.items() if output is not None}
         before = [list(map(_placeholder, x.values)) for x in scope.accumulators]
         merged = [x.merge(b) for x, b in zip(scope.accumulators, before, strict=True)]
+        alike = [list(map(scope.get_current_value, scope.over_replicas))]
+        alike += [
+            a
+            for x, a in zip(scope.accumulators, merged, strict=True)
+            if x.over_replicas
+        ]
         graph = tf.compat.v1.get_default_graph()
         effects = [op.name for op in graph.get_operations() if op.op_def.is_stateful]
         targets = [*outputs.values(), *not_none(loss)]
@@ -364,8 +406,9 @@ def trace_joint(
                     dropped=tuple(
                         key for key, output in made.items() if output is None
                     ),
-                    new_state=names.all(map(scope.get_current_value, state)),
+                    new_values=names.all(map(scope.get_current_value, variables)),
                     loss=names(loss),
+                    loss_calls=tuple(scope.loss_calls),
                     side_effects=tuple(effects),
                 ),
                 backward=Backward(
@@ -389,6 +432,7 @@ def trace_joint(
                     if variable in shard_of
                 },
                 per_step=names.all(inputs[position] for position in per_step),
+                over_replicas=names.all(itertools.chain(*alike)),
             )
 
         plain = described(_NameMap(replacements, products))
@@ -402,6 +446,22 @@ def trace_joint(
     # A stage's functions run on whatever device they are called on: none is named.
     with tf.device(None):
         return functions.trace_graph(build)
+
+
+def trace_with_captured(
+    trace: Callable[[], JointGraph], captured: list[keras.Variable]
+) -> JointGraph:
+    """Traces layers once more for each time that they turn out to capture variables.
+
+    Args:
+        trace: Traces them.
+        captured: The variables of other layers that they read, which `trace` looks up.
+    """
+    while True:
+        try:
+            return trace()
+        except CapturedVariablesError as error:
+            captured += error.variables
 
 
 def _replicas(num_replicas: int) -> tuple[ReplicaGroup | None, list[tf.Tensor]]:
@@ -418,13 +478,13 @@ def _run(
     scope: TracingScope,
     variables: Sequence[keras.Variable],
 ) -> tuple[Mapping[Any, tf.Tensor | None], tf.Tensor | None]:
-    """Returns what a stage makes, and the sum of the losses that its layers add."""
+    """Returns what a stage makes, and the losses that its layers add, `[n]`."""
     with scope:
         made = body(inputs)
     check_assignments(scope, variables)
     if scope.captured_variables:
         raise CapturedVariablesError(unique(scope.captured_variables))
-    return made, sum_losses(scope.losses)
+    return made, stack_losses(scope.losses)
 
 
 def _differentiate(

@@ -78,14 +78,22 @@ def check_not_float8(called: Iterable[Any]) -> None:
 def warn_of_state_per_microbatch(
     called: Iterable[Any], changed: Iterable[keras.Variable]
 ) -> None:
-    """Warns of variables, other than seeds, that are updated once per microbatch.
+    """Warns of variables that are updated once per microbatch, and should not be.
 
     Batch normalization is not included: `warn_of_batch_norm` warns of it.
     """
     called = list(called)
     norms = [v for norm in normalization.batch_norms(called) for v in norm.variables]
-    seeds = (v for layer in called for v in keras_internals.seed_states(layer))
-    known = IdentityMap((v, None) for v in (*norms, *seeds))
+    # Seeds, and metrics, which add up what they see.
+    add_up = (
+        v
+        for layer in called
+        for v in (
+            *keras_internals.seed_states(layer),
+            *keras_internals.own_metrics(layer),
+        )
+    )
+    known = IdentityMap((v, None) for v in (*norms, *add_up))
     names = [v.path for v in changed if v not in known]
     if names:
         warnings.warn(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import keras
@@ -105,11 +105,14 @@ class BatchNormalization(keras.layers.BatchNormalization):
         )
         # Keras' layer normalises with these in place of the moving averages.
         before = [(v, scope.get_current_value(v)) for v in moments.variables]
-        scope.add_update((self.moving_mean, moments.mean))
-        scope.add_update((self.moving_variance, moments.variance))
+        scope.substitute(
+            [
+                (self.moving_mean, moments.mean),
+                (self.moving_variance, moments.variance),
+            ]
+        )
         outputs = super().call(inputs, training=False, mask=mask)
-        for update in before:
-            scope.add_update(update)
+        scope.substitute(before)
         self._update_averages(moments, scope)
         return outputs
 
@@ -130,6 +133,8 @@ class _SynchronizedBatchNormalization(BatchNormalization):
         after = moments.update(moments.values, before)
         for update in zip(moments.variables, after, strict=True):
             scope.add_update(update)
+        if moments.over_replicas:
+            scope.over_replicas.extend(moments.variables)
 
 
 # Keras names groups in files of weights after classes. The class has the name of Keras'
@@ -137,21 +142,24 @@ class _SynchronizedBatchNormalization(BatchNormalization):
 DeferredBatchNormalization = BatchNormalization
 
 
+@contextlib.contextmanager
 def deferred_batch_norms(
     layers: Iterable[Any], batch_norm: BatchNorm
-) -> contextlib.AbstractContextManager[None]:
+) -> Iterator[None]:
     """Has Keras' batch normalizations in layers do as pipelines need, for a while.
 
     However deep they are: Keras has no hook at calls inside a layer.
     """
-    handled = filter(can_defer, batch_norms(layers))
-    plain = [x for x in handled if not isinstance(x, BatchNormalization)]
-    if batch_norm == "deferred":
-        classes = [(norm, BatchNormalization) for norm in plain]
-    else:
-        synchronized = (norm for norm in plain if norm.synchronized)
-        classes = [(norm, _SynchronizedBatchNormalization) for norm in synchronized]
-    return keras_internals.as_subclasses(classes)
+    with keras_internals.substitution:  # Another thread may have them as these classes.
+        handled = filter(can_defer, batch_norms(layers))
+        plain = [x for x in handled if not isinstance(x, BatchNormalization)]
+        if batch_norm == "deferred":
+            classes = [(norm, BatchNormalization) for norm in plain]
+        else:
+            synchronized = (norm for norm in plain if norm.synchronized)
+            classes = [(norm, _SynchronizedBatchNormalization) for norm in synchronized]
+        with keras_internals.as_subclasses(classes):
+            yield
 
 
 def batch_norms(layers: Iterable[Any]) -> list[keras.layers.BatchNormalization]:

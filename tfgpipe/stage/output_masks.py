@@ -7,13 +7,16 @@ they do only what masks depend on runs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Mapping
 
+import keras
 import tensorflow as tf
 
 from tfgpipe._util import unique
 from tfgpipe.capture import CallGraph, Interpreter, Segment, TensorKey, layer_variables
-from tfgpipe.stage.joint import trace_joint
+from tfgpipe.stage import normalization
+from tfgpipe.stage.joint import JointGraph, trace_joint, trace_with_captured
 from tfgpipe.stage.options import platform_of
 from tfgpipe.stage.subgraph import GraphSource
 
@@ -51,18 +54,31 @@ class OutputMasks:
     def _function(
         self, specs: Mapping[TensorKey, tf.TensorSpec], *, training: bool
     ) -> Callable[..., dict[int, tf.Tensor]]:
-        trainable, others = layer_variables(self._segment.layers)
-        variables = unique([*trainable, *others])
-        interpreter = Interpreter(
-            self._segment, list(specs), training=training, remat=False
-        )
-        trace = trace_joint(
-            interpreter.run,
-            input_specs=list(specs.values()),
-            weights=[],
-            state=variables,
-            non_differentiable=range(len(specs)),
-        )
+        layers = self._segment.layers
+        captured: list[keras.Variable] = []
+
+        def variables() -> list[keras.Variable]:
+            return unique(itertools.chain(*layer_variables(layers, captured)))
+
+        def trace_masks() -> JointGraph:
+            interpreter = Interpreter(
+                self._segment,
+                list(specs),
+                training=training,
+                remat=False,
+                captured=captured,
+            )
+            return trace_joint(
+                interpreter.run,
+                input_specs=list(specs.values()),
+                weights=[],
+                state=variables(),
+                non_differentiable=range(len(specs)),
+            )
+
+        with normalization.deferred_batch_norms(layers, "microbatch"):
+            trace = trace_with_captured(trace_masks, captured)
+        read = variables()  # As they are now: what is trainable may change.
         names = zip(trace.forward.keys, trace.forward.outputs, strict=True)
         masks = {key.value_id: name for key, name in names if key.is_mask}
         given = trace.given
@@ -74,7 +90,7 @@ class OutputMasks:
         @tf.function(autograph=False)
         def function(*tensors: tf.Tensor) -> dict[int, tf.Tensor]:
             values = dict(zip(given.inputs, tensors, strict=True))
-            for variable, name in zip(variables, given.state, strict=True):
+            for variable, name in zip(read, given.state, strict=True):
                 if name in subgraph.feeds:
                     values[name] = tf.convert_to_tensor(variable.value)
             with tf.device(core):  # For XLA, which asks where each operation is.

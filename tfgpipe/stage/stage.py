@@ -25,7 +25,7 @@ from tfgpipe.devices import sharding
 from tfgpipe.graph import fusion
 from tfgpipe.stage import dedup, layer_checks, normalization
 from tfgpipe.stage.functions import FunctionCache, StageFunctions
-from tfgpipe.stage.joint import CapturedVariablesError, JointGraph, trace_joint
+from tfgpipe.stage.joint import JointGraph, trace_joint, trace_with_captured
 from tfgpipe.stage.options import StageOptions
 from tfgpipe.stage.progress import show_progress
 
@@ -117,10 +117,10 @@ class TracedStage:
             tensor = tensor.op.inputs[tensor.value_index]
         return tf.get_static_value(tensor)
 
-    def changed(self, state: Sequence[keras.Variable]) -> list[keras.Variable]:
-        """Returns which of the stage's `state` a forward changes."""
-        before, after = self.trace.given.state, self.trace.forward.new_state
-        names = zip(state, before, after, strict=True)
+    def changed(self, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
+        """Returns which of the stage's variables a forward changes."""
+        before, after = self.trace.given.variables, self.trace.forward.new_values
+        names = zip(variables, before, after, strict=True)
         return [variable for variable, old, new in names if old != new]
 
     def _make_functions(self, *, saves: bool) -> StageFunctions:
@@ -160,6 +160,8 @@ class Stage:
         self.segment = segment
         self._cache = cache
         self._traced: dict[Hashable, dict[tuple[tf.TensorSpec, ...], TracedStage]] = {}
+        # By whose ids traces are found; kept, so that no other takes the id of one.
+        self._keys: IdentityMap[keras.Variable, None] = IdentityMap()
         self._groups: dict[Hashable, int] = {}
         # Captured variables, of other layers, such as an embedding whose transpose this
         # stage uses. Only tracing finds them.
@@ -179,6 +181,11 @@ class Stage:
     def state(self) -> list[keras.Variable]:
         """All other variables: statistics, seeds, frozen weights."""
         return layer_variables(self.layers, self._captured)[1]
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """All of these."""
+        return [*self.weights, *self.state]
 
     @property
     def shard_indices(self) -> IdentityMap[keras.Variable, int]:
@@ -233,6 +240,7 @@ class Stage:
         # Freezing a layer can change more than what is trained.
         frozen = tuple(keras_internals.is_trainable(layer) for layer in self.layers)
         own, _ = layer_variables(self.layers)
+        self._keys.update((variable, None) for variable in own)
         key = (request, tuple(map(id, own)), frozen)
         known = self._traced.get(key, {})
         # One for whatever sizes: those of replicas may differ. TensorFlow never forgets
@@ -286,9 +294,10 @@ class Stage:
         return traced
 
     def _joint(self, request: _Request, specs: Sequence[tf.TensorSpec]) -> JointGraph:
-        """Traces the layers, once more for each time that they turn out to capture."""
         options = request.options
-        while True:
+        num_captured = len(self._captured)
+
+        def trace() -> JointGraph:
             interpreter = Interpreter(
                 self.segment,
                 request.input_keys,
@@ -296,27 +305,25 @@ class Stage:
                 remat=options.remat == "layer",
                 captured=self._captured,
             )
-            try:
-                with normalization.deferred_batch_norms(
-                    self.layers, options.batch_norm
-                ):
-                    return trace_joint(
-                        interpreter.run,
-                        input_specs=specs,
-                        weights=self.weights,
-                        state=self.state,
-                        num_replicas=options.num_replicas,
-                        non_differentiable=request.non_differentiable,
-                        per_step=request.per_step,
-                        uses_cpu_kernels=options.uses_cpu_kernels,
-                        uses_gpu_kernels=options.uses_gpu_kernels,
-                        chain_cache=self._cache.chains
-                        if options.compiles_chains
-                        else None,
-                        shard_indices=self.shard_indices,
-                    )
-            except CapturedVariablesError as error:
-                self._captured += error.variables
+            return trace_joint(
+                interpreter.run,
+                input_specs=specs,
+                weights=self.weights,
+                state=self.state,
+                num_replicas=options.num_replicas,
+                non_differentiable=request.non_differentiable,
+                per_step=request.per_step,
+                uses_cpu_kernels=options.uses_cpu_kernels,
+                uses_gpu_kernels=options.uses_gpu_kernels,
+                chain_cache=self._cache.chains if options.compiles_chains else None,
+                shard_indices=self.shard_indices,
+            )
+
+        try:
+            with normalization.deferred_batch_norms(self.layers, options.batch_norm):
+                return trace_with_captured(trace, self._captured)
+        finally:
+            if len(self._captured) > num_captured:
                 self._traced.clear()  # Those traces lack these variables.
 
 
@@ -369,7 +376,7 @@ def owned_variables(
     owners: IdentityMap[keras.Variable, Stage] = IdentityMap()
     owned = []
     for stage in stages:
-        new = unique(v for v in (*stage.weights, *stage.state) if v not in owners)
+        new = unique(v for v in stage.variables if v not in owners)
         owners.update((variable, stage) for variable in new)
         owned.append((stage, new))
     return owned

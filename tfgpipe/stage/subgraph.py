@@ -100,7 +100,7 @@ class GraphSource:
         self.hoistable_ops = [
             partitioner.op_name(trace.replacements.get(f"{op.name}:0", op.name))
             for op in hoistable
-        ]
+        ] + list(map(partitioner.op_name, trace.per_step_updates.values()))
         self.host_ops = [
             op.name
             for op in operations

@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe._util import IdentityMap, check_choice, unique
+from tfgpipe._compat import keras_internals
+from tfgpipe._util import IdentityMap, argument_checks, unique
 from tfgpipe.tensor_parallel import device_ops
 from tfgpipe.tensor_parallel.linear import DIRECTIONS, Collective
 from tfgpipe.tensor_parallel.projections import HeadsToOutput, InputToHeads
@@ -89,10 +90,15 @@ class MultiHeadAttention(ShardedLayer):
     ) -> None:
         super().__init__(num_shards=num_shards, devices=devices, **kwargs)
         self.supports_masking = True
-        self.num_heads, self.key_dim = num_heads, key_dim
-        self.value_dim = value_dim or key_dim
+        self.num_heads = argument_checks.check_count("num_heads", num_heads)
+        self.key_dim = argument_checks.check_count("key_dim", key_dim)
+        self.value_dim = argument_checks.check_count(
+            "value_dim", key_dim if value_dim is None else value_dim
+        )
         self.use_bias, self.output_dim = use_bias, output_dim
-        self.collective = check_choice("collective", collective, [*DIRECTIONS])
+        self.collective = argument_checks.check_choice(
+            "collective", collective, [*DIRECTIONS]
+        )
         self.seed = seed
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
@@ -147,16 +153,21 @@ class MultiHeadAttention(ShardedLayer):
             query: The queries.
             value: The values.
             key: The keys. Defaults to `value`.
-            query_mask: `[batch, length]`, False for padding. Keras passes the mask on
-                `query`.
-            value_mask: Likewise.
-            key_mask: Likewise.
+            query_mask: Unused, as by Keras' layer: what counts is the Keras mask on
+                `query`. Those on all three are taken off.
+            value_mask: `[batch, length]`, False for padding. Keras passes the mask on
+                `value`.
+            key_mask: The same, of `key`.
             attention_mask: `[batch, length of query, length of value]`, True where a
                 query attends to a value; the batch may be of size 1.
             training: Whether dropout applies.
             use_causal_mask: Whether positions attend to none after them.
         """
         devices = self.shard_devices
+        key = value if key is None else key
+        query_mask = keras_internals.get_mask(query)
+        for tensor in (query, value, key):
+            keras_internals.set_mask(tensor, None)
         if use_causal_mask:
             shape = (keras.ops.shape(query)[1], keras.ops.shape(value)[1])
             causal = tf.linalg.band_part(tf.ones(shape, tf.bool), -1, 0)[None]
@@ -169,7 +180,6 @@ class MultiHeadAttention(ShardedLayer):
         # [batch, length of query, length of value]
         masks = [keras.ops.cast(term, "bool") for term in terms if term is not None]
         masks = [functools.reduce(tf.logical_and, masks)] if masks else []
-        key = value if key is None else key
         query, key, value = _copied((query, key, value), devices[0])
         projected = (
             self.query_dense(query),
@@ -213,7 +223,9 @@ class MultiHeadAttention(ShardedLayer):
             device_ops.on(devices[t], attention(t), *qkv, *masks, *seeds)
             for t, qkv in enumerate(zip(*projected, strict=True))
         ]
-        return self.output_dense(tuple(outputs))
+        output = self.output_dense(tuple(outputs))
+        keras_internals.set_mask(output, query_mask)
+        return output
 
     @property
     def max_shards(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from tfgpipe._util import check_choice
+from tfgpipe._util import argument_checks
 from tfgpipe.tensor_parallel import device_ops, linear
 from tfgpipe.tensor_parallel.linear import DIRECTIONS, Collective, MaybeSharded
 from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer, check_divides
@@ -86,9 +86,13 @@ class Dense(ShardedLayer):
         **kwargs: Any,
     ) -> None:
         super().__init__(num_shards=num_shards, devices=devices, **kwargs)
-        self.units = units
-        self.partition = check_choice("partition", partition, ("column", "row"))
-        self.collective = check_choice("collective", collective, [*DIRECTIONS])
+        self.units = argument_checks.check_count("units", units, most=2**31)
+        self.partition = argument_checks.check_choice(
+            "partition", partition, ("column", "row")
+        )
+        self.collective = argument_checks.check_choice(
+            "collective", collective, [*DIRECTIONS]
+        )
         self.gather_output = gather_output
         self.activation = keras.activations.get(activation)
         self.use_bias = use_bias

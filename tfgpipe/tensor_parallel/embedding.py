@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfgpipe._util import argument_checks
 from tfgpipe.tensor_parallel import device_ops
 from tfgpipe.tensor_parallel.cross_entropy import cross_entropy, precise
 from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer
@@ -73,7 +74,8 @@ class Embedding(ShardedLayer):
         **kwargs: Any,
     ) -> None:
         super().__init__(num_shards=num_shards, devices=devices, **kwargs)
-        self.input_dim, self.output_dim = input_dim, output_dim
+        self.input_dim = argument_checks.check_count("input_dim", input_dim, most=2**31)
+        self.output_dim = argument_checks.check_count("output_dim", output_dim)
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.mask_zero = mask_zero
         self.supports_masking = mask_zero

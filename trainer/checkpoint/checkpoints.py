@@ -39,6 +39,8 @@ def newest_whole(folder: Path, *, set_aside: bool = False) -> Checkpoint | None:
             version has written one.
     """
     damaged = []
+    for path in store.misnamed(folder):
+        tell(f"{path} is passed over: it has not the name of a checkpoint.")
     for step in reversed(store.steps(folder)):
         try:
             checkpoint = store.read(folder, step)

@@ -42,6 +42,12 @@ _ABOUT = "/about"
 # 0 without a number, have it in a file.
 FORMAT = 2
 _OLD_ABOUT = "about.json"
+_KINDS: Mapping[str, Any] = {
+    "step": int,
+    "time": (int, float),
+    "notes": dict,
+    "tensors": dict,
+}
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -86,8 +92,24 @@ def steps(folder: Path) -> list[int]:
     """Returns the steps of the checkpoints in a folder, in order."""
     if not folder.is_dir():
         return []
-    found = (_NAME.fullmatch(path.name) for path in folder.iterdir())
-    return sorted(int(match[1]) for match in found if match)
+    return sorted(
+        int(match[1])
+        for path in folder.iterdir()
+        if (match := _NAME.fullmatch(path.name))
+        and place(folder, int(match[1])) == path
+    )
+
+
+def misnamed(folder: Path) -> list[Path]:
+    """Returns what looks like a checkpoint, but has not the name of its step."""
+    if not folder.is_dir():
+        return []
+    known = {place(folder, step) for step in steps(folder)}
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if _NAME.match(path.name) and path not in known
+    )
 
 
 @contextlib.contextmanager
@@ -161,7 +183,7 @@ def about(folder: Path, step: int) -> About:
         DamagedError: If that is not as it was written.
         CheckpointError: If a later version has written it.
     """
-    return _about(_read_body(place(folder, step)))
+    return _about(_read_body(place(folder, step), step))
 
 
 def read(folder: Path, step: int) -> Checkpoint:
@@ -172,7 +194,7 @@ def read(folder: Path, step: int) -> Checkpoint:
         CheckpointError: If a later version has written it.
     """
     at = place(folder, step)
-    body = _read_body(at)
+    body = _read_body(at, step)
     return Checkpoint(about=_about(body), values=_read_tensors(at, body["tensors"]))
 
 
@@ -180,16 +202,34 @@ def _about(body: Mapping[str, Any]) -> About:
     return About(step=body["step"], time=body["time"], notes=body["notes"])
 
 
-def _read_body(at: Path) -> dict[str, Any]:
+def _read_body(at: Path, step: int) -> dict[str, Any]:
     if (at / _OLD_ABOUT).exists():
-        return _read_old_body(at)
-    body = json.loads(_read_tensors(at, {_ABOUT: "string"})[_ABOUT].numpy())
-    if body["format"] != FORMAT:
-        raise CheckpointError(
-            f"Expected a checkpoint of format {FORMAT} or before; that in {at} is of "
-            f"format {body['format']!r}. Go on with the version that wrote it, or a "
-            "later one."
-        )
+        body = _read_old_body(at)
+    else:
+        body = _parsed(_read_tensors(at, {_ABOUT: "string"})[_ABOUT].numpy())
+        if type(body.get("format")) is not int:
+            raise DamagedError("what it says of itself has no format")
+        if body["format"] != FORMAT:
+            raise CheckpointError(
+                f"Expected a checkpoint of format {FORMAT} or before; that in {at} is "
+                f"of format {body['format']}. Go on with the version that wrote it, or "
+                "a later one."
+            )
+    for name, kinds in _KINDS.items():
+        if not isinstance(body.get(name), kinds):
+            raise DamagedError(f"what it says of itself has no fit {name}")
+    if body["step"] != step:
+        raise DamagedError(f"it says that it is of step {body['step']}")
+    return body
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
+        raise DamagedError("what it says of itself is no JSON object")
     return body
 
 
@@ -198,12 +238,16 @@ def _read_tensors(at: Path, dtypes: Mapping[str, str]) -> dict[str, tf.Tensor]:
     import tensorflow as tf
 
     try:
+        known = [tf.as_dtype(dtype) for dtype in dtypes.values()]
+    except TypeError as error:
+        raise DamagedError(f"its values cannot be read: {error}") from None
+    try:
         with tf.device(here()):
             tensors = tf.raw_ops.RestoreV2(
                 prefix=str(at / _PREFIX),
                 tensor_names=list(dtypes),
                 shape_and_slices=[""] * len(dtypes),
-                dtypes=list(dtypes.values()),
+                dtypes=known,
             )
     except tf.errors.ResourceExhaustedError:  # Says nothing about the files.
         raise
@@ -229,7 +273,7 @@ def _read_old_body(at: Path) -> dict[str, Any]:
             raise DamagedError(
                 f"{_OLD_ABOUT} has another checksum than when it was written"
             )
-        body = json.loads(text)
+        body = _parsed(text)
         checksum = hashlib.sha256((at / index).read_bytes()).hexdigest()
     except OSError as error:
         raise DamagedError(
@@ -263,7 +307,16 @@ def set_aside(folder: Path, step: int) -> Path:
 def sweep(folder: Path) -> None:
     """Removes what killed processes have left half written."""
     for path in folder.glob(f"{_WRITING}*"):
+        discard(path)
+
+
+def discard(path: Path) -> None:
+    """Removes a folder or a file, as far as that is possible."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def replace(path: Path, content: str | bytes) -> None:

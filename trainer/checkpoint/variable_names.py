@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -38,6 +38,32 @@ def weights(model: keras.Model) -> State:
     enclosing = _num_enclosing([path for path in paths if not is_seed(path[0])])
     kept = [path if is_seed(path[0]) else path[enclosing:] for path in paths]
     return dict(zip(renumbered(kept), variables, strict=True))
+
+
+def moved_layers(model: keras.Model) -> dict[str, str]:
+    """Returns layers that are counted otherwise here than by Keras, with that name.
+
+    The upper half of a network, `layer_6` and `layer_7`, is `layer` and `layer_1` here.
+    """
+    moved = {}
+    for name, variable in weights(model).items():
+        parts, path = name.split("/"), variable.path.split("/")
+        for end, own in enumerate(path[-len(parts) : -1], start=1):
+            if _number(parts[end - 1]) != _number(own):
+                moved["/".join(parts[:end])] = own
+    return moved
+
+
+def num_siblings(names: Iterable[str], layer: str) -> int:
+    """Returns how many layers among names are called as one is, but for its number."""
+    base = re.escape(re.sub(r"_\d+$", "", layer))
+    found = (re.match(rf"{base}(_\d+)?/", name) for name in names)
+    return len({match[0] for match in found if match})
+
+
+def _number(part: str) -> int:
+    match = re.search(r"_(\d+)$", part)
+    return int(match[1]) if match else 0
 
 
 def everything(model: keras.Model) -> State:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import keras
@@ -17,6 +17,7 @@ from trainer import run_dir
 from trainer.checkpoint import store, variable_names
 from trainer.checkpoint.checkpoints import newest_whole
 from trainer.config import WarmStart
+from trainer.data import sources
 from trainer.hyperparams import HyperparameterError
 
 
@@ -32,6 +33,7 @@ def warm_start(wanted: WarmStart, model: tfgpipe.PipelinedModel) -> None:
     """
     if wanted.path is None:
         return
+    sources.check_local("warm_start.path", wanted.path)
     path = Path(wanted.path).expanduser()
     found = _renamed(_read(path, model), wanted.rename)
     ours = {
@@ -55,6 +57,8 @@ def warm_start(wanted: WarmStart, model: tfgpipe.PipelinedModel) -> None:
             f"has {_listed(sorted(found))}; received {', '.join(wanted.names)} for "
             f"{_listed(list(ours))}. See warm_start.rename."
         )
+    if not wanted.rename:
+        _check_order(model, ours, found, taken)
     for name in taken:
         ours[name].assign(found[name])
     print(f"Warm start: {len(taken)} of {len(ours)} weights are those of {path}.")
@@ -63,6 +67,28 @@ def warm_start(wanted: WarmStart, model: tfgpipe.PipelinedModel) -> None:
     for what, names in (("Not from there", missing), ("Unused there", unexpected)):
         if names:
             print(f"  {what}: {', '.join(names)}")
+
+
+def _check_order(
+    model: tfgpipe.PipelinedModel,
+    ours: Iterable[str],
+    found: Iterable[str],
+    taken: Sequence[str],
+) -> None:
+    """Checks that layers which are counted by their order are as many as there.
+
+    Raises:
+        HyperparameterError: If not, since then the order does not say which is which.
+    """
+    for layer, own in variable_names.moved_layers(model).items():
+        here, there = (variable_names.num_siblings(x, layer) for x in (ours, found))
+        if here != there and any(name.startswith(f"{layer}/") for name in taken):
+            raise HyperparameterError(
+                f"warm_start.rename: expected OLD=NEW for {layer}, as {own} is called "
+                f"here, since names count layers in their order, and {here} are called "
+                f"so here, {there} there; received none. Say which it is, as "
+                f"{own}/={layer}/."
+            )
 
 
 def _read(path: Path, model: tfgpipe.PipelinedModel) -> Mapping[str, np.ndarray]:
@@ -126,7 +152,7 @@ def _renamed(
 ) -> Mapping[str, np.ndarray]:
     for rule in rules:
         old, equals, new = rule.partition("=")
-        if not equals or not any(name.startswith(old) for name in found):
+        if not (equals and old) or not any(name.startswith(old) for name in found):
             raise HyperparameterError(
                 "warm_start.rename: expected OLD=NEW, OLD the beginning of names such "
                 f"as {_listed(sorted(found))}; received {rule!r}."

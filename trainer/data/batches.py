@@ -17,12 +17,13 @@ on.
 from __future__ import annotations
 
 import abc
+import atexit
 import dataclasses
 import logging
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,9 @@ from trainer.hyperparams import HyperparameterError
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+# How long Python's end waits for a batch that a process makes.
+_CLOSING_SECONDS = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,14 +133,13 @@ class ItemExamples(Examples):
 
         items = [self._items[i] for i in indices.tolist()]
         try:
-            return keras.tree.map_structure(
-                lambda *parts: _standard_float(np.stack(parts)), *items
-            )
+            found = keras.tree.map_structure(lambda *parts: np.stack(parts), *items)
         except ValueError as error:
             raise HyperparameterError(
                 "examples: expected examples of one structure and one shape each; "
-                f"received several: {error} Give arrays as a tuple, such as (x, y)."
+                f"received several: {error}. Give arrays as a tuple, such as (x, y)."
             ) from None
+        return keras.tree.map_structure(_standard_float, found)
 
 
 def as_examples(found: Any) -> Examples:
@@ -184,6 +187,8 @@ def training_batches(
         num_workers: Processes that make batches; 0 for threads of this one.
         transform: Returns a batch changed, given the batch, its step, and its rows.
     """
+    import keras
+
     grain = _import_grain()
     rows = (shard or HostShard()).rows(batch_size)
     order = grain.MapDataset.range(len(examples)).seed(seed).shuffle().repeat()
@@ -191,13 +196,21 @@ def training_batches(
     def batch(step: int) -> Any:
         places = range(step * batch_size + rows.start, step * batch_size + rows.stop)
         taken = examples.take(np.array([order[place] for place in places]))
-        return taken if transform is None else transform(taken, step, rows)
+        if transform is None:
+            return taken
+        changed = transform(taken, step, rows)
+        if not all(hasattr(each, "dtype") for each in keras.tree.flatten(changed)):
+            raise HyperparameterError(
+                "transform: expected it to return a batch, arrays in the structure of "
+                f"examples, such as (x, y); received {changed!r}."
+            )
+        return changed
 
     return from_function(batch, steps, num_workers=num_workers)
 
 
 def validation_batches(
-    examples: Examples, *, batch_size: int, num_batches: int
+    examples: Examples, *, batch_size: int, num_batches: int | None
 ) -> tf.data.Dataset:
     """Returns all examples, or as many batches, spread evenly over all of them.
 
@@ -212,14 +225,16 @@ def validation_batches(
 
 
 def validation_indices(
-    num_examples: int, *, batch_size: int, num_batches: int
+    num_examples: int, *, batch_size: int, num_batches: int | None
 ) -> list[np.ndarray]:
-    """Returns which examples each batch of validation has.
+    """Returns which examples each batch of validation has: all, if they may be any.
 
     >>> [x.tolist() for x in validation_indices(9, batch_size=2, num_batches=2)]
     [[0, 2], [5, 8]]
     """
-    count = min(num_examples, batch_size * num_batches)
+    count = num_examples
+    if num_batches is not None:
+        count = min(count, batch_size * num_batches)
     indices = np.linspace(0, num_examples - 1, count).astype(np.int64)
     return [indices[i : i + batch_size] for i in range(0, count, batch_size)]
 
@@ -249,15 +264,28 @@ def from_function(
         shape = np.shape(array)
         return tf.TensorSpec([None, *shape[1:]] if any_size else shape, array.dtype)
 
+    def check(batch: Any) -> Any:
+        shapes = [np.shape(each) for each in keras.tree.flatten(batch)]
+        wanted = [tuple(each.shape) for each in keras.tree.flatten(specs)]
+        if len(shapes) != len(wanted) or not all(
+            map(tf.TensorShape.is_compatible_with, map(tf.TensorShape, wanted), shapes)
+        ):
+            raise HyperparameterError(
+                "examples: expected batches of arrays of the same shapes, after "
+                f"`transform` as well; received {shapes} after {wanted}."
+            )
+        return batch
+
     ahead = grain.ReadOptions(num_threads=4, prefetch_buffer_size=4)
     batches = grain.MapDataset.range(steps.start, steps.stop).map(make)
     made = batches.to_iter_dataset(ahead)
     if num_workers:
         options = grain.MultiprocessingOptions(num_workers=num_workers)
         made = made.mp_prefetch(options, worker_init_fn=_start_worker)
+    specs = keras.tree.map_structure(spec, make(steps.start))
+    ends = _until_exit if num_workers else iter
     dataset = tf.data.Dataset.from_generator(
-        lambda: iter(made),
-        output_signature=keras.tree.map_structure(spec, make(steps.start)),
+        lambda: map(check, ends(iter(made))), output_signature=specs
     )
     size = tf.data.experimental.assert_cardinality(len(steps))
     return dataset.apply(size).prefetch(tf.data.AUTOTUNE)
@@ -320,11 +348,52 @@ def batches_of_dataset(
     rows = (shard or HostShard()).rows(batch_size)
     batched = dataset.repeat().batch(batch_size, drop_remainder=True)
     kept = batched.skip(steps.start).take(len(steps))
+    if rows == slice(0, batch_size):
+        return kept.prefetch(2)
     return kept.map(
         lambda *batch: keras.tree.map_structure(
             lambda x: x[rows], batch if len(batch) > 1 else batch[0]
         )
     ).prefetch(2)
+
+
+def _until_exit(batches: Any) -> Iterator[Any]:
+    """Yields what Grain's processes make, which end before Python does.
+
+    By itself Grain ends them at Python's end, also while a thread of TensorFlow reaches
+    the last batch and does so too, which it is not made for.
+    """
+    import keras
+
+    mutex = threading.Lock()
+    is_over = False
+
+    def close() -> None:
+        nonlocal is_over
+        is_over = True
+        # A batch may take long: then it is left to Grain.
+        if mutex.acquire(timeout=_CLOSING_SECONDS):
+            batches.close()
+            mutex.release()
+
+    atexit.register(close)
+    try:
+        while True:
+            with mutex:
+                if is_over:
+                    return
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    return
+            # TensorFlow may keep what it is given, and the shared memory that these are
+            # in is freed with the last reference.
+            batch = keras.tree.map_structure(np.array, batch)
+            yield batch
+    finally:
+        if not is_over:
+            close()
+        atexit.unregister(close)
 
 
 def _start_worker(index: int, count: int) -> None:
@@ -366,10 +435,19 @@ def _is_not_about_jax(record: logging.LogRecord) -> bool:
 
 
 def _standard_float(array: Any) -> np.ndarray:
-    """Returns an array; float64 becomes `keras.config.floatx()`, as in Keras."""
+    """Returns an array; float64 becomes `keras.config.floatx()`, as in Keras.
+
+    Raises:
+        HyperparameterError: If it holds objects of Python, such as None.
+    """
     import keras
 
     array = np.asarray(array)
+    if array.dtype == object:
+        raise HyperparameterError(
+            "examples: expected arrays of numbers; received one of Python objects, "
+            f"such as {next((each for each in array.flat), None)!r}."
+        )
     if array.dtype == np.float64:
         return array.astype(keras.config.floatx())
     return array

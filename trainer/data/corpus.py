@@ -56,6 +56,7 @@ class Corpus(Hyperparams):
     vocabulary_size: int | None = field(
         default=None,
         at_least=257,
+        less_than=2**22,
         help="Vocabulary size for --mode=tokenizer; None: 8192.",
     )
 
@@ -157,9 +158,9 @@ class Corpus(Hyperparams):
         paths = self._paths()
         for number, path in enumerate(paths):
             if len(paths) < 10:
-                yield _part(path.read_bytes(), split)
+                yield _part(_bytes(path), split)
             elif (number % 10 == 0) == (split == "validation"):
-                yield path.read_bytes()
+                yield _bytes(path)
 
     def _paths(self) -> list[Path]:
         if self.files is None:
@@ -169,6 +170,21 @@ class Corpus(Hyperparams):
         return sources.matching_files(
             "data.files", self.files, example="texts/**/*.txt"
         )
+
+
+def _bytes(path: Path) -> bytes:
+    """Returns the bytes of a file; the kernel's, which may never end, have none.
+
+    Raises:
+        HyperparameterError: If it cannot be read.
+    """
+    try:
+        return path.read_bytes() if path.stat().st_size else b""
+    except OSError as error:
+        raise HyperparameterError(
+            f"data.files: expected files that can be read; received {path}: "
+            f"{error.strerror}."
+        ) from None
 
 
 def _part(text: bytes, split: str) -> bytes:
@@ -247,6 +263,30 @@ def best_fit(lengths: Sequence[int], *, size: int) -> list[list[int]]:
     return bins
 
 
+class Windows(batches.Examples):
+    """Windows of a text as examples, `(inputs, targets)`.
+
+    Args:
+        text: Tokens. # [num_tokens]
+        length: Tokens of a window's inputs.
+        stride: Tokens from the beginning of a window to that of the next.
+    """
+
+    def __init__(self, text: np.ndarray, *, length: int, stride: int = 1) -> None:
+        self._text = text
+        self._length = length
+        self._stride = stride
+
+    def __len__(self) -> int:
+        return (len(self._text) - self._length - 1) // self._stride + 1
+
+    def take(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the windows of these indices, `[num_indices, length]` each."""
+        starts = self._stride * indices[:, None]
+        window = self._text[starts + np.arange(self._length + 1)].astype(np.int32)
+        return window[:, :-1], window[:, 1:]
+
+
 def random_windows(
     text: np.ndarray,
     *,
@@ -254,10 +294,11 @@ def random_windows(
     batch_size: int,
     steps: range,
     seed: int,
-    stride: int = 1,
     shard: HostShard | None = None,
 ) -> tf.data.Dataset:
     """Returns one batch a step, a pure function of the text, the seed and the step.
+
+    A window may begin at any token; windows overlap, and the same may be drawn again.
 
     Args:
         text: Tokens. # [num_tokens]
@@ -265,42 +306,20 @@ def random_windows(
         batch_size: Windows in a batch.
         steps: The steps that batches are for.
         seed: Seed of the draws.
-        stride: Tokens from where a window may begin to where the next may.
         shard: Which windows of each batch are read here.
     """
     import tensorflow as tf
 
     # The only copy: `batch` does not keep `text`.
     tensor = tf.constant(text)
-    last = (len(text) - length - 1) // stride
+    num_starts = len(text) - length
 
     def batch(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         starts = batches.draw_rows(
-            step, batch_size=batch_size, below=last + 1, seed=seed, shard=shard
+            step, batch_size=batch_size, below=num_starts, seed=seed, shard=shard
         )
-        return _cut(tensor, stride * starts, length)
+        positions = starts[:, None] + tf.range(length + 1, dtype=tf.int64)
+        window = tf.cast(tf.gather(tensor, positions), tf.int32)
+        return window[:, :-1], window[:, 1:]
 
     return batches.map_steps(batch, steps)
-
-
-def even_windows(
-    text: np.ndarray, *, length: int, batch_size: int, num_batches: int, stride: int = 1
-) -> tf.data.Dataset:
-    """Returns batches of windows spread evenly over the whole text."""
-    import tensorflow as tf
-
-    tensor = tf.constant(text)
-    last = (len(text) - length - 1) // stride
-    starts = np.linspace(0, last, num_batches * batch_size).astype(np.int64) * stride
-    dataset = tf.data.Dataset.from_tensor_slices(starts.reshape(num_batches, -1))
-    return dataset.map(lambda row: _cut(tensor, row, length)).prefetch(2)
-
-
-def _cut(
-    text: tf.Tensor, starts: tf.Tensor, length: int
-) -> tuple[tf.Tensor, tf.Tensor]:
-    import tensorflow as tf
-
-    positions = starts[:, None] + tf.range(length + 1, dtype=tf.int64)
-    window = tf.cast(tf.gather(text, positions), tf.int32)
-    return window[:, :-1], window[:, 1:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import glob
 import os
 import zipfile
@@ -124,19 +125,24 @@ class Pictures(Hyperparams, abc.ABC):
             HyperparameterError: If there is none, or none that can be used.
         """
         from trainer.data.image_examples import ImageExamples
-        from trainer.data.sources import BadRecords
 
         examples = ImageExamples(
             self.source(split),
             shape=self.shape,
             target=self.target(),
-            bad=BadRecords(self.max_bad_records),
+            bad=self._bad_records,
             cache=self.cache == "memory",
         )
         examples.read(0)
         return examples
 
+    @functools.cached_property
+    def _bad_records(self) -> sources.BadRecords:
+        """The bad records of all splits of a run."""
+        return sources.BadRecords(self.max_bad_records)
 
+
+_FEW = 1000  # Classes that a file may have without an image of each.
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif"}
 # Features as they are usually named, of the image and of the label.
 _KEYS = {
@@ -158,6 +164,7 @@ class Images(Pictures):
     classes: int | None = field(
         default=None,
         at_least=2,
+        less_than=2**24,
         help="Number of classes; None: from folders or npz labels.",
     )
     format: Literal["auto", "tfrecord", "npz", "folders", "tfds"] = field(
@@ -202,8 +209,17 @@ class Images(Pictures):
                 "files say by themselves; received None for other files. Give "
                 "--set=data.classes=N."
             )
-        arrays = [_read_npz(path, **self._keys("npz")) for path in paths]
-        return max(int(labels.max()) for _, labels in arrays) - self.first_label + 1
+        labels = [_read_npz(path, **self._keys("npz"))[1] for path in paths]
+        last, images = max(int(each.max()) for each in labels), sum(map(len, labels))
+        classes = last - self.first_label + 1
+        if classes > max(images, _FEW):
+            raise HyperparameterError(
+                "data.classes: expected the number of classes, as labels that say it "
+                f"go up to the number of images, {images:,}; received None, and the "
+                f"label {last}. Number the classes from data.first_label on, or give "
+                "--set=data.classes=N."
+            )
+        return classes
 
     def class_names(self) -> list[str] | None:
         """Returns the names of the folders of training; None where there are none."""
@@ -300,7 +316,10 @@ def _read_npz(
         HyperparameterError: If it has no such arrays.
     """
     try:
-        with np.load(path) as arrays:
+        loaded = np.load(path)
+        if isinstance(loaded, np.ndarray):
+            raise ValueError("it is one array of numpy.save; numpy.savez writes .npz")
+        with loaded as arrays:
             names = ", ".join(arrays) or "none"
             pixels, labels = arrays.get(image_key), arrays.get(label_key)
     except (
@@ -324,6 +343,12 @@ def _read_npz(
             f"channels], and N labels; received {list(pixels.shape)} and "
             f"{list(labels.shape)} in {path}."
         )
+    try:
+        sources.check_pixels(pixels)
+    except sources.BadRecordError as error:
+        raise HyperparameterError(
+            f"data.files: {error}. These are {image_key!r} in {path}."
+        ) from None
     return pixels, _whole(labels, path, label_key)
 
 
@@ -334,6 +359,11 @@ def _whole(labels: np.ndarray, path: Path, label_key: str) -> np.ndarray:
         HyperparameterError: If one is none.
     """
     if labels.dtype.kind in "biu":
+        if labels.max() > np.iinfo(np.int64).max:
+            raise HyperparameterError(
+                f"data.files: expected labels below 2**63; received {labels.max()} as "
+                f"{label_key!r} in {path}."
+            )
         return labels.astype(np.int64)
     if labels.dtype.kind != "f":
         raise HyperparameterError(
@@ -368,7 +398,10 @@ class Scenes(Pictures):
         default=None, help="Masks of validation_files; None: among `masks`."
     )
     classes: int = field(
-        default=len(synthetic.SHAPES), at_least=2, help="Number of classes."
+        default=len(synthetic.SHAPES),
+        at_least=2,
+        less_than=2**24,
+        help="Number of classes.",
     )
     ignored: int | None = field(
         default=None, at_least=0, help="Class of pixels that the loss ignores."

@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import abc
 import bisect
+import contextlib
+import fcntl
+import functools
 import glob
 import itertools
+import json
 import os
 import re
 import sys
+import tempfile
 import threading
-from collections.abc import Sequence
+import uuid
+import weakref
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +31,87 @@ import numpy as np
 from trainer.hyperparams import HyperparameterError
 
 
+def is_remote(path: str) -> bool:
+    """Returns whether a path is of another machine, such as `gs://bucket/folder`."""
+    return re.match("[A-Za-z][A-Za-z0-9+.-]*://", path) is not None
+
+
+def check_local(name: str, path: str) -> None:
+    """Refuses a path of another machine, which would be taken for a folder here.
+
+    Args:
+        name: The hyperparameter that has it, which the error names.
+        path: The path, or a glob.
+
+    Raises:
+        HyperparameterError: If it is one.
+    """
+    if is_remote(path):
+        raise HyperparameterError(
+            f"{name}: expected a path of this machine; received {path!r}. Mount it, or "
+            "copy it here."
+        )
+
+
 def matching_files(name: str, pattern: str, *, example: str) -> list[Path]:
     """Returns the files that a glob matches, in the order of their names.
 
     Args:
         name: The hyperparameter that says it, which errors name.
-        pattern: The glob; `~` is the home directory, `**` any folders.
+        pattern: The glob; `~` is the home directory, `**` any folders, among them
+            links. A file that is found by several paths counts once.
         example: A glob that an error shows.
 
     Raises:
         HyperparameterError: If there is none.
     """
-    found = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
-    paths = [Path(each) for each in found if os.path.isfile(each)]
-    if not paths:
+    check_local(name, pattern)
+    real = functools.cache(os.path.realpath)
+    found: dict[tuple[str, str], Path] = {}
+    for path in sorted(_expanded(os.path.expanduser(pattern))):
+        if os.path.isfile(path):
+            folder, name_there = os.path.split(path)
+            found.setdefault((real(folder or "."), name_there), Path(path))
+    if not found:
         raise HyperparameterError(
             f"{name}: expected a glob that matches files, such as {example!r}; "
             f"received {pattern!r}, which matches none."
         )
-    return paths
+    return list(found.values())
+
+
+def _expanded(pattern: str) -> Iterator[str]:
+    """Yields the paths that a glob matches; `glob` follows circles of links in `**`."""
+    anywhere = re.search(r"(?<![^/])\*\*(?:/+|$)", pattern)
+    if anywhere is None:
+        yield from glob.iglob(pattern)
+        return
+    head, rest = pattern[: anywhere.start()], pattern[anywhere.end() :] or "*"
+    for root in glob.iglob(head) if head else [""]:
+        for folder in _folders(root):
+            yield from _expanded(os.path.join(glob.escape(folder), rest))
+
+
+def _folders(root: str) -> Iterator[str]:
+    """Yields a folder and those below it, each once, but those that are hidden.
+
+    A link that leads above the first folder is not followed.
+    """
+    top = os.path.realpath(root or ".")
+    folders, links, seen = [root], list[str](), set[str]()
+    while folders or links:
+        folder = folders.pop() if folders else links.pop()  # By a link only at last.
+        real = os.path.realpath(folder or ".")
+        above = real != top and f"{top}/".startswith(f"{real.rstrip('/')}/")
+        if above or real in seen:
+            continue
+        seen.add(real)
+        yield folder
+        with contextlib.suppress(OSError):  # What nobody may read matches nothing.
+            for name in sorted(os.listdir(folder or "."), reverse=True):
+                path = os.path.join(folder, name)
+                if not name.startswith(".") and os.path.isdir(path):
+                    (links if os.path.islink(path) else folders).append(path)
 
 
 _NAMED = 10
@@ -53,10 +122,12 @@ class BadRecordError(ValueError):
 
 
 class BadRecords:
-    """The bad records that a process has come across, each counted once.
+    """The bad records that a run has come across, each counted once.
 
-    The first ten are named on stderr as they are found. All of them are only known once
-    all records have been read, so a run that is taken up counts from the start again.
+    Processes that read examples get a copy of this and count together, by a file that
+    is there from the first bad record on. The first ten are named on stderr as they are
+    found. All of them are only known once all records have been read, so a run that is
+    taken up counts from the start again.
 
     Args:
         limit: How many there may be.
@@ -66,12 +137,14 @@ class BadRecords:
         self._limit = limit
         self._lock = threading.Lock()  # Batches are read side by side.
         self._found: dict[str, str] = {}
+        self._path = Path(tempfile.gettempdir()) / f"bad-records-{uuid.uuid4().hex}"
+        weakref.finalize(self, self._path.unlink, missing_ok=True)
 
     def __len__(self) -> int:
         return len(self._found)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a process that reads examples gets, which counts for itself."""
+        """Returns what a process that reads examples gets."""
         return {name: value for name, value in vars(self).items() if name != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -91,13 +164,7 @@ class BadRecords:
         """
         with self._lock:
             if name not in self._found:
-                self._found[name] = reason
-                if len(self._found) <= _NAMED:
-                    print(
-                        f"Bad record, not used: {name}: {reason}.",
-                        file=sys.stderr,
-                        flush=True,
-                    )
+                self._add(name, reason)
             if len(self._found) > self._limit:
                 raise HyperparameterError(
                     f"data.max_bad_records: expected at most {self._limit} bad "
@@ -106,6 +173,21 @@ class BadRecords:
                     + "Mend or remove them, or raise data.max_bad_records."
                 )
 
+    def _add(self, name: str, reason: str) -> None:
+        """Adds a record to what all processes have found."""
+        descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "r+", encoding="ascii") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # Until the file is closed.
+            self._found = dict(json.loads(line) for line in file)
+            if name in self._found:
+                return
+            self._found[name] = reason
+            file.write(json.dumps([name, reason]) + "\n")
+        if len(self._found) <= _NAMED:
+            print(
+                f"Bad record, not used: {name}: {reason}.", file=sys.stderr, flush=True
+            )
+
 
 def record_error(error: Exception) -> HyperparameterError | None:
     """Returns the error about records that an error of TensorFlow repeats, if any.
@@ -113,7 +195,7 @@ def record_error(error: Exception) -> HyperparameterError | None:
     What a dataset's function raises comes out of `fit` as an error of TensorFlow, which
     has the words and a traceback in its message.
     """
-    pattern = r"HyperparameterError: (data\.\w+: .*?)\n*Traceback"
+    pattern = r"HyperparameterError: ((?:data\.\w+|examples): .*?)\n*Traceback"
     found = re.search(pattern, str(error), re.DOTALL)
     return HyperparameterError(found[1]) if found else None
 
@@ -144,7 +226,7 @@ class Arrays(Source):
 
     Args:
         pixels: `[num_images, height, width, channels]`, or without channels, integers
-            from 0 to their type's largest, or floats from 0 to 1.
+            or floats, as `from_0_to_1` takes them.
         labels: `[num_images]`, integers.
         name: What they are called.
     """
@@ -228,7 +310,35 @@ def every_tenth(source: Source, split: str) -> Source:
 
 
 def from_0_to_1(pixels: np.ndarray) -> np.ndarray:
-    """Returns pixels as floats: integers over their type's largest, floats as is."""
-    if np.issubdtype(pixels.dtype, np.integer):
-        return pixels.astype(np.float32) / np.float32(np.iinfo(pixels.dtype).max)
-    return pixels.astype(np.float32)
+    """Returns pixels from 0 to 1: integers over 255, uint16 over 65,535, floats as is.
+
+    Raises:
+        BadRecordError: If `check_pixels` does.
+    """
+    check_pixels(pixels)
+    if pixels.dtype.kind in "fb":
+        return pixels.astype(np.float32)
+    full = 65535 if pixels.dtype.type is np.uint16 else 255
+    return pixels.astype(np.float32) / np.float32(full)
+
+
+def check_pixels(pixels: np.ndarray) -> None:
+    """Checks that it is known which number of pixels is the brightest.
+
+    Integers of a wider type than uint8 are what arithmetic makes of that, so they are
+    to hold such values; only uint16 has values of its own.
+
+    Raises:
+        BadRecordError: If not.
+    """
+    kind = pixels.dtype
+    if kind.kind not in "biuf":
+        raise BadRecordError(f"expected pixels as numbers; received pixels of {kind}")
+    # A type is that of either order of bytes.
+    if kind.kind in "iu" and kind.type not in (np.uint8, np.uint16) and pixels.size:
+        least, most = pixels.min(), pixels.max()
+        if least < 0 or most > 255:
+            raise BadRecordError(
+                f"expected pixels of type {kind} from 0 to 255; received some from "
+                f"{least} to {most}. Store them as uint16, or as floats from 0 to 1"
+            )

@@ -46,7 +46,7 @@ DATE_FORMATS = (
 
 
 def write_date(date: datetime.date, form: str) -> str:
-    """Returns a date in one of the `FORMATS`.
+    """Returns a date in one of the `DATE_FORMATS`.
 
     >>> date = datetime.date(2024, 3, 9)
     >>> for form in DATE_FORMATS[3:8]:

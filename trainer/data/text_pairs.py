@@ -79,7 +79,7 @@ def encode_texts(
         known = (data >= alphabet.first) & (data <= alphabet.last)
         if len(data) > length or not known.all():
             raise ValueError(
-                f"Expected at most {length} {alphabet.name}; received {text!r}."
+                f"Expected at most {length} {alphabet.name}; received {_short(text)}."
             )
         row[: len(data)] = data - alphabet.first + END + 1
     return numbers
@@ -92,6 +92,11 @@ def decode_text(numbers: np.ndarray, alphabet: Alphabet = ASCII) -> str:
     # A model may write a start, which is no character, or a part of one alone.
     data = np.where(data < alphabet.first, _NONE, data)
     return data.astype(np.uint8).tobytes().decode(errors="replace")
+
+
+def _short(text: str) -> str:
+    rest = len(text) - 80
+    return f"{text[:80]!r}" + (f" and {rest:,} characters more" if rest > 0 else "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +218,9 @@ class PairFiles(Pairs):
             raise BadRecordError(f"expected UTF-8; received {error}") from None
         source, tab, target = line.partition("\t")
         if not (source and tab and target):
-            raise BadRecordError(f"expected SOURCE, a tab, TARGET; received {line!r}")
+            raise BadRecordError(
+                f"expected SOURCE, a tab, TARGET; received {_short(line)}"
+            )
         try:
             for text, length in (
                 (source, self.longest_source),

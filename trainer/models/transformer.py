@@ -318,10 +318,12 @@ def encoder_decoder(
         memory = _attending(memory, None, hyper)
         memory = _perceptron(memory, hyper)
     memory = layers.LayerNormalization()(memory)
+    # Keras' attention takes the mask off its inputs: the next block would find none.
+    mask = ops.not_equal(source, 0)
     x = _embedded(shifted, hyper, vocabulary_size)
     for _ in range(hyper.num_decoder_layers):
         x = _attending(x, None, hyper, causal=True)
-        x = _attending(x, memory, hyper)
+        x = _attending(x, memory, hyper, mask=mask)
         x = _perceptron(x, hyper)
     logits = layers.Dense(vocabulary_size)(layers.LayerNormalization()(x))
     return keras.Model([source, shifted], logits)
@@ -340,6 +342,7 @@ def _attending(
     hyper: EncoderDecoder,
     *,
     causal: bool = False,
+    mask: keras.KerasTensor | None = None,
 ) -> keras.KerasTensor:
     """Adds what attention finds in the memory, or without one in `x` itself."""
     normed = layers.LayerNormalization()(x)
@@ -347,7 +350,10 @@ def _attending(
         hyper.num_heads, hyper.width // hyper.num_heads
     )
     found = attention(
-        normed, normed if memory is None else memory, use_causal_mask=causal
+        normed,
+        normed if memory is None else memory,
+        value_mask=mask,
+        use_causal_mask=causal,
     )
     return layers.Add()([x, layers.Dropout(hyper.dropout)(found)])
 

@@ -47,6 +47,10 @@ class ImageClassifier(Experiment):
             )
         return examples
 
+    def num_validation_examples(self) -> int:
+        """Returns how many images the validation split has."""
+        return len(self.data.open("validation"))
+
     def transform(
         self, batch: tuple[np.ndarray, np.ndarray], step: int, rows: slice
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -82,7 +86,12 @@ class ImageClassifier(Experiment):
         names = self.data.labels()
         number = right = 0
         path = folder / "predictions.csv"
-        with path.open("w", encoding="utf-8", newline="") as file:
+        with path.open(
+            "w",
+            encoding="utf-8",
+            errors="backslashreplace",  # Names of files are any bytes.
+            newline="",
+        ) as file:
             table = csv.writer(file)
             table.writerow(["number", "file", "label", "predicted", "probability"])
             for chosen in numbers:
@@ -111,6 +120,15 @@ class ConvNet(Hyperparams):
         default=(1, 2, 2), help="Stride of each convolution."
     )
     width: int = field(default=128, at_least=1, help="Width of the dense layer.")
+
+    def validate(self) -> None:
+        """Checks that there is a stride for each convolution."""
+        for name, numbers in (("channels", self.channels), ("strides", self.strides)):
+            if len(numbers) != len(self.channels) or min(numbers, default=1) < 1:
+                raise HyperparameterError(
+                    f"{name}: expected {len(self.channels)} numbers of at least 1, one "
+                    f"for each convolution; received {numbers}."
+                )
 
     def build(self, shape: tuple[int, ...], classes: int) -> keras.Model:
         """Returns the network, from pixels to logits.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trainer.config import Evaluation
 from trainer.data import tokenizer_training, tokenizers
 from trainer.data.batches import HostShard
 from trainer.data.corpus import Corpus
@@ -134,6 +136,8 @@ def encode_prompts(prompts: Sequence[str], tokenizer: Tokenizer) -> list[list[in
 class LanguageModel(Experiment):
     """A transformer that predicts the next token of a text, by default a byte."""
 
+    # All windows of a large text would take longer than the steps between.
+    evaluation: Evaluation = Evaluation(num_batches=32)
     data: Corpus = field(default=Corpus(), help="Text.")
     model: Transformer = field(default=Transformer(), help="Network.")
     sampling: Sampling = field(default=Sampling(), help="Sampling at the end.")
@@ -186,30 +190,46 @@ class LanguageModel(Experiment):
     ) -> tf.data.Dataset:
         """Returns batches of windows: random ones to train, even ones to validate.
 
-        Windows of packed documents are fixed before; any others begin anywhere.
+        Windows of packed documents are fixed before, and each comes once in an epoch;
+        any others begin anywhere.
         """
-        from trainer.data import corpus
+        from trainer.data import batches, corpus
 
-        text = self._read(split)
-        length, batch_size = self.model.context, self.training.batch_size
-        stride = 1 if self._start is None else length + 1
+        text, length = self._read(split), self.model.context
+        size, packed = self.training.batch_size, self.data.documents == "packed"
+        windows = corpus.Windows(
+            text, length=length, stride=length + 1 if packed else 1
+        )
         if split == "validation":
-            return corpus.even_windows(
-                text,
-                length=length,
-                batch_size=batch_size,
-                num_batches=self.evaluation.num_batches,
-                stride=stride,
+            count = self.evaluation.num_batches
+            if count is None and not packed:  # Windows side by side cover the text.
+                count = math.ceil(self._num_windows(text) / size)
+            return batches.validation_batches(
+                windows, batch_size=size, num_batches=count
+            )
+        steps = range(first_step, self.training.num_steps)
+        if packed:
+            return batches.training_batches(
+                windows, batch_size=size, steps=steps, seed=self.seed, shard=shard
             )
         return corpus.random_windows(
             text,
             length=length,
-            batch_size=batch_size,
-            steps=range(first_step, self.training.num_steps),
+            batch_size=size,
+            steps=steps,
             seed=self.seed,
-            stride=stride,
             shard=shard,
         )
+
+    def num_validation_examples(self) -> int:
+        """Returns how many windows have every token of the validation split."""
+        return self._num_windows(self._read("validation"))
+
+    def _num_windows(self, text: np.ndarray) -> int:
+        length = self.model.context
+        if self._start is None:
+            return math.ceil((len(text) - 1) / length)
+        return len(text) // (length + 1)
 
     def baselines(self) -> dict[str, float]:
         """Returns the loss of the bigram model, of the very tokens validated on."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _NUM_DRAWN = 16  # Images that `decode` draws.
+_NUM_MADE = 256  # Images of validation that are made, unless others are asked for.
 
 
 class Network(Hyperparams):
@@ -106,12 +107,22 @@ class Segmenter(Experiment):
         )
         steps = range(first_step, self.training.num_steps)
         if not trains:
-            steps = range(self.evaluation.num_batches)
+            steps = range(self.evaluation.num_batches or self._num_made_batches)
         return from_function(make, steps, num_workers=self.training.num_workers)
 
     def examples(self, split: Split) -> ImageExamples:
         """Returns the user's images of a split."""
         return self.data.open(split)
+
+    @property
+    def _num_made_batches(self) -> int:
+        return math.ceil(_NUM_MADE / self.training.batch_size)
+
+    def num_validation_examples(self) -> int:
+        """Returns how many images the validation split has."""
+        if self.data.files is None:
+            return self._num_made_batches * self.training.batch_size
+        return len(self.data.open("validation"))
 
     def baselines(self) -> dict[str, float]:
         """Returns the loss of guessing, all classes being equally likely."""
@@ -142,10 +153,14 @@ class Segmenter(Experiment):
         path.write_bytes(tf.io.encode_png(drawing).numpy())
         overlap = np.diag(counts)
         union = counts.sum(axis=0) + counts.sum(axis=1) - overlap
-        iou = overlap / np.maximum(union, 1)
-        named = zip(self.data.names, iou, strict=True)
+        # A class that is nowhere has none, and is left out of the mean, as in Keras.
+        there = union > 0
+        iou = overlap[there] / union[there]
+        shown = [f"{each:.3f}" for each in iou]
+        named = dict.fromkeys(self.data.names, "none")
+        named |= zip(np.array(self.data.names)[there].tolist(), shown, strict=True)
         return (
             f"IoU {iou.mean():.3f}: "
-            + ", ".join(f"{name} {each:.3f}" for name, each in named)
+            + ", ".join(f"{name} {each}" for name, each in named.items())
             + f". Image, wanted, received: {path}"
         )

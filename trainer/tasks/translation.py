@@ -90,10 +90,10 @@ class Translation(Experiment):
             A few of them, and the share that is exactly right.
         """
         size, length = self.training.batch_size, self._target_length
-        batches = self.batches("validation").take(max(1, self.num_decoded // size))
+        pairs = self.batches("validation").unbatch().take(self.num_decoded).batch(size)
         table = [
             tuple(text_pairs.decode_text(text, self.data.alphabet) for text in row)
-            for (source, _), target in batches.as_numpy_iterator()
+            for (source, _), target in pairs.as_numpy_iterator()
             for row in zip(
                 source, target, greedy_decode(model, source, length=length), strict=True
             )

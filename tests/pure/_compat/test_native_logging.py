@@ -26,6 +26,15 @@ def test_the_stream_is_turned_away_and_the_environment_as_before(
     assert os.environ.get(LEVEL) == level
 
 
+def test_last_words_are_heard_meanwhile(capfd):
+    with native_logging.native_logging_off():
+        os.write(2, b"noise")
+        native_logging.restore_stderr()
+        os.write(2, b"last words")
+    native_logging.restore_stderr()
+    assert capfd.readouterr().err == "last words"
+
+
 @pytest.mark.parametrize("level", ["0", "1"])
 def test_who_asks_for_more_hears_it(level, monkeypatch, capfd):
     monkeypatch.setenv(LEVEL, level)

@@ -13,14 +13,30 @@ Detected at node while/dense/MatMul defined at (most recent call last):
 OOM when allocating tensor with shape[9,9]
 \t [[{{node MatMul}}]] [Op:__inference_one_step_1]"""
 
+SEVERAL = """Graph execution error:
+
+2 root error(s) found.
+  (0) RESOURCE_EXHAUSTED:  OOM when allocating tensor with shape[9,9]
+\t [[{{node MatMul}}]]
+  (1) RESOURCE_EXHAUSTED:  OOM when allocating tensor with shape[8,8]
+0 successful operations.
+0 derived errors ignored. [Op:__inference_one_step_1]"""
+
+
+class BrokenError(Exception):
+    def __str__(self) -> str:
+        raise AttributeError("no such attribute")
+
 
 @pytest.mark.parametrize(
     ("error", "words"),
     [
+        (BrokenError(), "BrokenError: <exception str() failed>"),
         (ValueError("A number.\nAnd more."), "ValueError: A number."),
         (ValueError(), "ValueError"),
         (RuntimeError("{{function_node f}} OOM of it"), "RuntimeError: OOM of it"),
         (RuntimeError(GRAPH), "RuntimeError: OOM when allocating tensor with"),
+        (RuntimeError(SEVERAL), "RuntimeError: OOM when allocating tensor with"),
         (ValueError("\ud800"), "ValueError: \ud800"),
     ],
 )

@@ -66,3 +66,9 @@ def test_workers_that_replicas_cannot_share_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         addresses.replica_workers(*arguments)
+
+
+@pytest.mark.parametrize("wrong", [None, 4000, [4000]])
+def test_what_names_no_workers_is_refused(wrong: object) -> None:
+    with pytest.raises(TypeError, match="Workers are named by `host:port`"):
+        addresses.parse_addresses(wrong)  # type: ignore[arg-type]

@@ -12,8 +12,8 @@ from tfgpipe.distribution.zero import ZeroAssignment
 def test_no_device_holds_more_than_another_by_more_than_one_thing(number, sizes):
     owners, devices = ZeroAssignment(), [f"GPU:{d}" for d in range(number)]
     held = [0] * number
-    for size in sizes:
-        held[owners.assign(devices, size)] += size
+    for i, size in enumerate(sizes):
+        held[owners.owner(i, devices, size)] += size
     assert max(held) - min(held) <= max(sizes, default=0)
 
 
@@ -26,9 +26,18 @@ def test_who_owns_something_goes_on_owning_it():
 
 def test_stages_do_not_count_for_one_another():
     owners = ZeroAssignment()
-    assert owners.assign(["GPU:0", "GPU:2"], 100) == 0
-    assert owners.assign(["GPU:1", "GPU:3"], 1) == 0
-    assert owners.assign(["GPU:0", "GPU:2"], 1) == 1
+    assert owners.owner("a", ["GPU:0", "GPU:2"], 100) == 0
+    assert owners.owner("b", ["GPU:1", "GPU:3"], 1) == 0
+    assert owners.owner("c", ["GPU:0", "GPU:2"], 1) == 1
+
+
+def test_what_moves_counts_where_it_is():
+    owners, first, second = ZeroAssignment(), ["GPU:0", "GPU:2"], ["GPU:1", "GPU:3"]
+    for devices in (first, second, first, second):
+        owner = owners.owner("a", devices, 100)
+    assert owner == 0
+    assert owners.owner("b", first, 10) == 0  # Nothing is left there.
+    assert owners.owner("c", second, 10) == 1
 
 
 def test_what_is_gone_leaves_room():

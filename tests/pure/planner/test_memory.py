@@ -45,9 +45,41 @@ def test_one_device_holds_state_and_all_activations():
     assert only.largest == "activations"
 
 
-def test_half_precision_copies_weights():
-    (only,) = held(workload(dtype="bfloat16"), (4,))
-    assert (only.weights, only.gradients) == (6 * 40, 4 * 40)
+@pytest.mark.parametrize(
+    ("dtype", "weight_bytes", "weights"),
+    [("bfloat16", 4, 6), ("bfloat16", 2, 2), ("float64", 8, 8)],
+)
+def test_weights_of_more_bytes_than_products_are_copied(dtype, weight_bytes, weights):
+    model = workload(dtype=dtype, weight_bytes=weight_bytes)
+    (only,) = held(model, (4,), num_slots=3)
+    assert only.weights == weights * 40
+    assert only.gradients == weight_bytes * 40
+    assert only.slots == 3 * weight_bytes * 40
+    assert only.workspace == 2 * 30 + weight_bytes * 10
+
+
+@pytest.mark.parametrize("name", schedules.NAMES)
+@pytest.mark.parametrize("remat", REMATS)
+def test_a_schedule_of_ones_own_holds_what_the_named_one_does(name, remat):
+    values = {"num_devices": 2, "num_microbatches": 4, "remat": remat}
+    values["stages_per_device"] = 2 if name == "interleaved" else 1
+    stages = (2, 2) if name != "interleaved" else (1, 1, 1, 1)
+    own = config(**values, schedule=name).make_schedule()
+    own = dataclasses.replace(own, name="custom")
+    named = held(workload(), stages, **values, schedule=name)
+    assert held(workload(), stages, **values, schedule=own) == named
+
+
+def test_a_schedule_on_devices_in_another_order_holds_its_own_stages():
+    schedule = schedules.gpipe(3, 4).with_placement((0, 1, 1))
+    values = {"num_devices": 2, "num_microbatches": 4, "remat": "none"}
+    first, second = held(workload(), (2, 1, 1), **values, schedule=schedule)
+    assert first.weights == second.weights == 4 * 20
+
+
+def test_an_unknown_schedule_is_refused():
+    with pytest.raises(ValueError, match="must be one of 'gpipe'"):
+        held(workload(), (2, 2), num_devices=2, schedule="custom")
 
 
 def test_weights_that_are_not_trained_have_neither_gradient_nor_slot():

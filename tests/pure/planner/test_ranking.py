@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -142,7 +143,11 @@ def test_recomputation_is_why_remat_loses():
         ({"num_devices": 0}, "`num_devices` is a number of at least 1. Received"),
         ({"batch_size": -1}, "`batch_size` is a number of at least 1"),
         ({"num_slots": -1}, "`num_slots` is a number of at least 0"),
+        ({"num_slots": math.nan}, "`num_slots` is a number of at least 0"),
         ({"device": "h100"}, "Received 'h100'. Did you mean"),
+        ({"remats": ["stag"]}, "`remats` must be one of .* Received 'stag'"),
+        ({"microbatches": [0]}, "`microbatches` must be an integer of at least 1"),
+        ({"num_best": 0}, "`num_best` must be an integer of at least 1"),
         (
             {"batch_size": 3, "microbatches": [2]},
             r"Received batch_size=3 .* microbatches=\[2\]: no configuration divides it",

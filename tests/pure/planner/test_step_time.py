@@ -83,6 +83,32 @@ def test_one_device_has_no_bubble():
     assert time.pipeline == pytest.approx(2 * 4 * (8 + 20))
 
 
+def test_a_layer_without_products_takes_its_traffic():
+    each = layer(forward_flops=0, backward_flops=0)
+    for which, seconds in (("forward", 2), ("backward", 4)):
+        assert seconds == step_time.layer_seconds(
+            which, each, rows=2, num_shards=1, device=TOY, dtype="float32"
+        )
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_pipeline_of_two_takes_what_was_worked_out_by_hand(own):
+    """Forward 8, backward 20; 10 bytes take 2 and a latency of 1/4.
+
+    device 0      F0 0-8, F1 8-16                             B0 40.5-60.5, B1 68.5-88.5
+    device 1      F0 10.25-18.25, B0 18.25-38.25, F1 38.25-46.25, B1 46.25-66.25
+    """
+    schedule = schedules.one_f_one_b(2, 2)
+    if own:
+        schedule = dataclasses.replace(schedule, name="custom")
+    each = config(
+        num_devices=2, num_microbatches=2, schedule=schedule if own else "1f1b"
+    )
+    time = request(workload(2), num_devices=2, batch_size=4).estimate(each).time
+    assert time.pipeline == pytest.approx(88.5)
+    assert time.bubble == pytest.approx(1 - 56 / 88.5)
+
+
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("K", "M"), [(2, 4), (4, 8), (4, 32)])
 def test_even_stages_have_the_bubble_of_the_papers(name, K, M):

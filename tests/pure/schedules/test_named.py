@@ -276,3 +276,26 @@ def test_an_unknown_name_lists_those_there_are():
     )
     with pytest.raises(ValueError, match=words):
         schedules.make("1F1B", num_stages=2, num_microbatches=2)
+
+
+@pytest.mark.parametrize(
+    ("num_stages", "num_microbatches", "words"),
+    [
+        (2, -1, "`num_microbatches` must be an integer of at least 1. Received -1"),
+        (0, 4, "`num_stages` must be an integer of at least 1. Received 0"),
+        (2, 10**9, "`num_microbatches` must be .* at most 1,048,576"),
+        (2**10, 2**11, "num_stages=1024 and num_microbatches=2048. Use fewer"),
+    ],
+)
+@pytest.mark.parametrize("name", schedules.NAMES)
+def test_counts_out_of_bounds_are_refused_before_any_action(
+    name, num_stages, num_microbatches, words
+):
+    with pytest.raises(ValueError, match=words):
+        schedules.make(name, num_stages=num_stages, num_microbatches=num_microbatches)
+
+
+@pytest.mark.parametrize("wrong", [("forwards", 0, 0), ("forward", -1, 0)])
+def test_actions_that_cannot_be_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"An action has a kind of 'forward', .*Rec"):
+        Action(*wrong)

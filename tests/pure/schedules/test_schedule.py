@@ -94,6 +94,7 @@ def test_the_placement_is_where_the_actions_are():
         (schedules.gpipe(2, 3), {(0, 2), (1, 2)}),
         (schedules.one_f_one_b(2, 3), {(1, 0), (1, 1), (1, 2)}),
         (schedules.gpipe(1, 2), {(0, 1)}),
+        (schedules.zero_bubble(2, 3), {(1, 0), (1, 1), (1, 2)}),
     ],
 )
 def test_a_backward_that_follows_at_once_is_known(plan, at_once):

@@ -207,6 +207,91 @@ def test_transfers_on_one_link_go_one_after_the_other():
     assert simulation.exposed_communication == 15 - 9
 
 
+def test_1f1b_of_uneven_stages_with_transfers_is_that_worked_out_by_hand():
+    """Each transfer takes its link 2, and a latency of 1; r recomputes in 1.
+
+    device 0      F0 0-2, F1 2-4, r0 13, B0 14-18, F2 18-20, r1, B1 21-25, r2 31, B2 -36
+    link 0 to 1   0 from 2 to 4, 1 from 4 to 6, 2 from 20 to 22
+    device 1      F0 5-6, r0, B0 7-10, F1 10-11, r1, B1 12-15, F2 23-24, r2, B2 25-28
+    link 1 to 0   0 from 10 to 12, 1 from 15 to 17, 2 from 28 to 30
+    """
+    costs = Costs(
+        forward=(2, 1),
+        backward=(4, 3),
+        recompute=1,
+        latency=1,
+        bandwidth=4,
+        boundary_bytes=8,
+        kept_bytes=(10, 20),
+        backward_bytes=(5, 7),
+        fixed_bytes=(100, 200),
+    )
+    simulation = simulate(schedules.one_f_one_b(2, 3), costs)
+    timeline = simulation.timeline
+    assert times(timeline, "backward", 0) == {0: (14, 18), 1: (21, 25), 2: (32, 36)}
+    assert times(timeline, "backward", 1) == {0: (7, 10), 1: (12, 15), 2: (25, 28)}
+    assert sorted((t.from_stage, t.start, t.end) for t in timeline.transfers) == [
+        *((0, 2, 5), (0, 4, 7), (0, 20, 23)),
+        *((1, 10, 13), (1, 15, 18), (1, 28, 31)),
+    ]
+    assert (timeline.step_time, timeline.busy) == (36, (21, 15))
+    assert timeline.bubble == 1 / 2
+    assert simulation.exposed_communication == 36 - 24
+    first = (0, 110), (2, 120), (13, 125), (18, 120), (20, 125), (25, 110), (31, 115)
+    second = (0, 200), (5, 220), (6, 227), (10, 220), (11, 227), (15, 200)
+    assert simulation.memory == (
+        (*first, (36, 100)),
+        (*second, (23, 220), (24, 227), (28, 200)),
+    )
+    assert simulation.peak_bytes == (125, 227)
+    # While device 0 waits for gradients 0 and 2, it may recompute: one second of each.
+    early = dataclasses.replace(costs, recompute_when="early")
+    assert simulate(schedules.one_f_one_b(2, 3), early).timeline.step_time == 34
+
+
+def test_interleaving_with_transfers_is_that_worked_out_by_hand():
+    """Forward 1, backward 2; each transfer takes its link 1, and a latency of 1.
+
+    Stages 0 (a) and 2 (b) are on device 0, 1 (a) and 3 (b) on device 1:
+
+    device 0  F0a 0, F1a 1, F0b 6, F1b 7, F2a 8, B0b 14, B1b 17, F2b 19, B0a 22, B1a 25,
+              B2b 28, B2a 36-38
+    device 1  F0a 3, F1a 4, F0b 9, B0b 10, F1b 12, B1b 13, F2a 15, B0a 18, B1a 21,
+              F2b 23, B2b 24, B2a 32-34
+
+    On the link from device 1, activation 2 waits for gradient 1, from 15 to 16; on that
+    from device 0, for gradient 1, from 19 to 20.
+    """
+    plan = schedules.interleaved(4, 3, num_devices=2)
+    costs = Costs(latency=1, bandwidth=4, boundary_bytes=4, kept_bytes=(1, 2, 4, 8))
+    simulation = simulate(plan, costs)
+    timeline = simulation.timeline
+    starts = [
+        {m: start for m, (start, _) in times(timeline, kind, k).items()}
+        for kind in ("forward", "backward")
+        for k in range(4)
+    ]
+    assert starts == [
+        *({0: 0, 1: 1, 2: 8}, {0: 3, 1: 4, 2: 15}),
+        *({0: 6, 1: 7, 2: 19}, {0: 9, 1: 12, 2: 23}),
+        *({0: 22, 1: 25, 2: 36}, {0: 18, 1: 21, 2: 32}),
+        *({0: 14, 1: 17, 2: 28}, {0: 10, 1: 13, 2: 24}),
+    ]
+    late = {(1, 2, 2): (16, 18), (2, 1, 1): (19, 21), (2, 3, 2): (20, 22)}
+    found = {
+        (t.from_stage, t.to_stage, t.microbatch): (t.start, t.end)
+        for t in timeline.transfers
+    }
+    assert len(found) == 3 * 2 * 3
+    assert found.items() >= late.items()
+    assert (timeline.step_time, timeline.busy) == (38, (18, 18))
+    assert timeline.bubble == pytest.approx(20 / 38)
+    assert simulation.exposed_communication == 38 - 23
+    # Forwards 0, 1 and 2 of stage 0 beside 0 and 1 of stage 2; 0 and 1 of stage 1
+    # beside 0 of stage 3.
+    assert simulation.peak_bytes == (3 * 1 + 2 * 4, 2 * 2 + 8)
+
+
 def test_latency_keeps_no_link_busy():
     timeline = simulate(schedules.gpipe(2, 2), Costs(latency=5)).timeline
     assert times(timeline, "forward", 1) == {0: (6, 7), 1: (7, 8)}
@@ -356,6 +441,8 @@ def test_costs_of_half_a_step_are_refused(kind):
         ({"kept_bytes": math.inf}, "Received kept_bytes=inf."),
         ({"bandwidth": 0}, "a second above 0. Received bandwidth=0. Leave it out"),
         ({"bandwidth": math.nan}, "Received bandwidth=nan."),
+        ({"bandwidth": "fast"}, "Received bandwidth='fast'."),
+        ({"forward": "12"}, "Received forward='12'."),
         (
             {"backward_input": 1},
             "given together. Received backward_input=1 and backward_weight=None. Give",
@@ -413,3 +500,15 @@ def test_text_adds_memory_and_communication():
         "exposed communication 1.00 ms, most memory 12.6 MiB, on device 1"
     )
     assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("gpipe", Costs()), "`schedule` must be a Schedule. Received 'gpipe'"),
+        ((schedules.gpipe(2, 2), 5), "`costs` must be a Costs. Received 5"),
+    ],
+)
+def test_arguments_of_another_type_are_named(arguments, words):
+    with pytest.raises(TypeError, match=words):
+        simulate(*arguments)

@@ -30,6 +30,12 @@ def test_a_batch_that_hosts_cannot_share_evenly_is_refused():
     )
 
 
+@given(count=st.integers(1, 500), size=st.integers(1, 9))
+def test_validation_has_all_examples_unless_fewer_are_asked_for(count, size):
+    batches = validation_indices(count, batch_size=size, num_batches=None)
+    assert [i for batch in batches for i in batch.tolist()] == list(range(count))
+
+
 @given(count=st.integers(1, 50), size=st.integers(1, 9), number=st.integers(1, 9))
 def test_validation_is_in_order_without_repetition(count, size, number):
     batches = validation_indices(count, batch_size=size, num_batches=number)

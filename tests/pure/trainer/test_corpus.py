@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -34,18 +35,17 @@ def test_every_tenth_file_is_for_validation(tmp_path: Path) -> None:
 
 
 def test_a_split_compares_no_file_with_another(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class File:
+    class File(type(tmp_path)):  # type: ignore[misc]
         def __eq__(self, other: object) -> bool:
             raise AssertionError("Each with each other is quadratic.")
 
         __hash__ = None  # type: ignore[assignment]
 
-        def read_bytes(self) -> bytes:
-            return b"x"
-
-    monkeypatch.setattr(Corpus, "_paths", lambda _: [File() for _ in range(30)])
+    (tmp_path / "file").write_bytes(b"x")
+    paths = [File(tmp_path / "file") for _ in range(30)]
+    monkeypatch.setattr(Corpus, "_paths", lambda _: paths)
     assert len(Corpus().read("validation").tobytes().split(b"\n")) == 3
     assert len(Corpus().read("train").tobytes().split(b"\n")) == 27
 
@@ -70,6 +70,22 @@ def test_a_pattern_may_go_down_into_folders_and_skips_them(tmp_path: Path) -> No
     _files(tmp_path / "deep.txt", 1)
     corpus = Corpus(files=f"{tmp_path}/**/*.txt")
     assert corpus.read("train").tobytes() == b"000000000"
+
+
+def test_a_file_of_the_kernel_which_may_have_no_end_is_empty() -> None:
+    assert not len(Corpus(files="/proc/self/mem").read("train"))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    corpus = Corpus(files=_files(tmp_path, 1))
+    parts = corpus.parts("train")
+    path = tmp_path / "00.txt"
+    with mock.patch.object(Corpus, "_paths", return_value=[path]):
+        path.unlink()
+        with pytest.raises(
+            HyperparameterError, match=rf"^data\.files: .* {path}: No s"
+        ):
+            list(parts)
 
 
 def test_documents_are_paragraphs_that_keep_their_blank_lines(tmp_path: Path) -> None:

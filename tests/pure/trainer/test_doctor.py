@@ -257,3 +257,10 @@ def test_a_folder_that_cannot_be_written_fails(
     assert found.level == "fails"
     assert "Permission denied" in found.text
     assert os.listdir(tmp_path) == []
+
+
+def test_cores_are_counted_where_no_system_call_says_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")  # As on macOS.
+    assert doctor.Machine(device="cpu").num_cores == os.cpu_count()

@@ -15,7 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from params import template
 from trainer import hyperparams
+from trainer.config import Optimizer, Training
 from trainer.hyperparams import (
     HyperparameterError,
     Hyperparams,
@@ -27,6 +29,7 @@ from trainer.hyperparams import (
     override,
     to_text,
 )
+from trainer.tasks.image_classifier import ConvNet
 
 
 class Part(Hyperparams):
@@ -302,6 +305,54 @@ def test_a_default_without_its_type_has_that_of_the_parent() -> None:
         Child(integer="5")
 
 
+def test_defaults_come_from_all_base_classes_as_attributes_do() -> None:
+    class Wide(Scaled):
+        width = 16
+
+    class Other(Scaled):
+        pass
+
+    class Plain:
+        heads = 2
+
+    class Both(Other, Wide):  # `Other` has the default of `Scaled` at hand.
+        pass
+
+    class Mixed(Plain, Wide):
+        pass
+
+    class Two(Part, Wide):
+        width = 32
+
+    class Third(Scaled):
+        width = 64
+
+    class Diamond(Both, Third):  # Between `Both` and `Wide`: C3.
+        pass
+
+    assert (Both().width, Both.width, Both().heads) == (16, 16, 4)
+    assert (Mixed().width, Mixed().heads) == (16, 2)
+    assert (Two().width, Two().number) == (32, 1)
+    assert Diamond().width == Diamond.width
+    with pytest.raises(HyperparameterError, match="width: expected an int"):
+        Mixed(width="5")
+
+
+def test_a_group_of_a_subclass_needs_no_annotation() -> None:
+    class Ours(Training):
+        clock: int = field(default=3, help="An int of ours.")
+
+    class Child(template.Mine):
+        training = Ours(clock=4)
+
+    assert override(Child(), ["training.clock=5"]).training == Ours(clock=5)
+
+    class Maybe(Hyperparams):
+        part: Part | None = field(default=Part(), help="A group, or none.")
+
+    assert override(type("Below", (Maybe,), {})(), ["part=None"]).part is None
+
+
 def test_a_field_without_help_is_refused() -> None:
     with pytest.raises(TypeError, match=r"Bare\.size is declared without help"):
 
@@ -370,3 +421,50 @@ def test_a_number_is_within_its_bounds():
             override(Rates(), [f"dropout={received}"])
     with pytest.raises(HyperparameterError, match="an int or None, less than 42949672"):
         Rates(maybe=2**32)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        (
+            "learning_rate=inf",
+            "^learning_rate: expected a float, at least 0, less than",
+        ),
+        (
+            "learning_rate=1e400",
+            "^learning_rate: expected a float, at least 0, less th",
+        ),
+        (
+            "learning_rate=nan",
+            "^learning_rate: expected a float, at least 0, less than",
+        ),
+        (
+            "weight_decay=inf",
+            "^weight_decay: expected a float, at least 0, less than i",
+        ),
+        (
+            "clip_norm=inf",
+            "^clip_norm: expected a float or None, at least 0, less than",
+        ),
+        ("clip_norm=0", "^clip_norm: expected a number above 0, or None for no clippi"),
+    ],
+)
+def test_an_optimizer_with_which_nothing_is_learnt_is_refused(assignment, words):
+    with pytest.raises(HyperparameterError, match=words):
+        override(Optimizer(), [assignment])
+
+
+@pytest.mark.parametrize(
+    ("assignments", "words"),
+    [
+        (["channels=8,8,8", "strides=1,2"], "^strides: expected 3 numbers of at least"),
+        (["channels=8", "strides=0"], "^strides: expected 1 numbers of at least 1"),
+        (
+            ["channels=8,0", "strides=1,1"],
+            "^channels: expected 2 numbers of at least 1",
+        ),
+    ],
+)
+def test_each_convolution_has_channels_and_a_stride(assignments, words):
+    with pytest.raises(HyperparameterError, match=words):
+        override(ConvNet(), assignments)

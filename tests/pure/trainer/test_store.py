@@ -49,6 +49,8 @@ def test_one_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
 
 def test_nobody_reads_what_a_killed_process_has_left(tmp_path: Path) -> None:
     write(tmp_path, 1).rename(tmp_path / ".writing-1-77")
+    (tmp_path / ".writing-file").touch()
+    (tmp_path / ".writing-link").symlink_to(tmp_path)
     assert store.steps(tmp_path) == []
     store.sweep(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -113,3 +115,12 @@ def test_what_stays_for_good_does_not_depend_on_what_has_gone(times, hours):
     assert all(gap >= 3600 * hours for gap in apart)
     assert sorted(there)[-2:] == sorted(times)[-2:]
     assert min(times) in there
+
+
+def test_what_has_not_the_name_of_its_step_is_no_checkpoint(tmp_path: Path) -> None:
+    write(tmp_path, 2)
+    for name in ("step-12", "step-000000000002", "step-٠٠٠٠٠٠٠٣", "step-x"):
+        (tmp_path / name).mkdir()
+    assert store.steps(tmp_path) == [2]
+    names = {path.name for path in store.misnamed(tmp_path)}
+    assert names == {"step-12", "step-000000000002", "step-٠٠٠٠٠٠٠٣"}

@@ -231,3 +231,15 @@ def test_files_that_are_not_there_are_refused() -> None:
         HyperparameterError, match=r"^data\.files: .* received '', which matches none\."
     ):
         PairFiles().read("train")
+
+
+@pytest.mark.parametrize("line", ["x" * 100_000, f"{'x' * 100_000}\ty"])
+def test_a_long_line_that_is_no_pair_is_shown_in_part(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pairs.tsv").write_text(f"{line}\na\tb\n")
+    pairs = PairFiles(files=str(tmp_path / "pairs.tsv"))
+    assert pairs.every() == [Pair("a", "b")]
+    said = capsys.readouterr().err
+    assert "and 99,9" in said
+    assert len(said) < 1000

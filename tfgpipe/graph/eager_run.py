@@ -1,0 +1,212 @@
+"""A traced graph, run a few times, operation by operation.
+
+TensorFlow would optimize the graph first, which takes longer than these runs do. Beside
+
+* only operations that the results need run: no print, no assertion, no assignment;
+* what one run draws at random can be drawn again in others, of all examples or of some;
+* of a large weight a few columns are enough, of which the others are copies: a product
+  with these alone is computed, and then its columns are copied. (A sum over columns is
+  one over these few. What depends on what is the same.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import tensorflow as tf
+
+from tfgpipe._compat import eager_ops, functions
+
+# Of a weight that is narrow. No batch size of a probe, lest one is taken for the other.
+NUM_COLUMNS = 5
+# The most entries that a narrow weight is widened to: 64 MiB.
+_MAX_ENTRIES = 2**24
+
+# Stateful operations that change nothing, or what Python functions they call do.
+_HARMLESS = {
+    "EagerPyFunc",
+    "Empty",
+    "LookupTableFindV2",
+    "LookupTableSizeV2",
+    "PyFunc",
+    "ReadVariableOp",
+    "ResourceGather",
+    "ResourceGatherNd",
+    "VariableShape",
+}
+# Random draws of which the values depend on nothing but seeds.
+_DRAW = re.compile(r"(Stateless)?(Random|Truncated)(Standard)?(Uniform|Normal)\w*")
+Draw = Callable[[tf.Tensor], tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Narrow:
+    """A tensor of which the columns along an axis repeat.
+
+    Attributes:
+        columns: The first columns.
+        axis: The axis.
+        size: The number of all columns.
+    """
+
+    columns: tf.Tensor
+    axis: int
+    size: int
+
+    @property
+    def num_entries(self) -> int:
+        """The number of entries of the tensor."""
+        return math.prod(self.columns.shape) // NUM_COLUMNS * self.size
+
+    def widen(self) -> tf.Tensor:
+        """Returns the tensor."""
+        return tf.gather(
+            self.columns, tf.range(self.size) % NUM_COLUMNS, axis=self.axis
+        )
+
+
+class RandomDraws:
+    """What the first run draws at random, for others to draw again."""
+
+    def __init__(self) -> None:
+        self._drawn: list[tf.Tensor] = []
+
+    def for_run(self, *, last: bool = False) -> Draw:
+        """Returns a function that replaces one draw after another of a run.
+
+        Args:
+            last: Whether a smaller batch is of the last examples; else of the first.
+        """
+        remaining = iter(tuple(self._drawn))
+
+        def replaced(drawn: tf.Tensor) -> tf.Tensor:
+            first = next(remaining, None)
+            if first is None:
+                self._drawn.append(drawn)
+                return drawn
+            sizes = zip(first.shape, drawn.shape, strict=True)
+            begin = [all_of - some if last else 0 for all_of, some in sizes]
+            return tf.slice(first, begin, drawn.shape)
+
+        return replaced
+
+
+def run(
+    results: Sequence[tf.Tensor],
+    arguments: Mapping[str, tf.Tensor | Narrow],
+    draw: Draw,
+) -> list[tf.Tensor]:
+    """Returns the values of tensors of a graph, eagerly.
+
+    Args:
+        results: The tensors.
+        arguments: Values of the graph's placeholders, by name.
+        draw: Replaces random draws.
+
+    Raises:
+        NotImplementedError: If they depend on operations with side effects.
+    """
+    graph = results[0].graph
+    operations = _needed_operations(results)
+    _check_effects(operations, graph)
+    values = {**functions.captures(graph), **arguments}
+    last_readers = {x.name: op for op in operations for x in op.inputs}
+    kept = {x.name for x in results}
+    for op in operations:
+        if op.type != "Placeholder":
+            inputs = [values[x.name] for x in op.inputs]
+            made = _run_operation(op, inputs, draw)
+            values.update(zip((x.name for x in op.outputs), made, strict=True))
+        for x in op.inputs:
+            if last_readers[x.name] is op and x.name not in kept:
+                values.pop(x.name, None)
+    return [_widened(values[x.name]) for x in results]
+
+
+def _needed_operations(results: Sequence[tf.Tensor]) -> list[tf.Operation]:
+    needed, remaining = set(), [x.op for x in results]
+    while remaining:
+        op = remaining.pop()
+        if op not in needed:
+            needed.add(op)
+            remaining += [x.op for x in op.inputs]
+    return [op for op in results[0].graph.get_operations() if op in needed]
+
+
+def _check_effects(operations: Sequence[tf.Operation], graph: tf.Graph) -> None:
+    """Raises NotImplementedError if an operation does more than compute."""
+    stateful = [op for op in operations if op.op_def.is_stateful]
+    effects = {
+        op.type
+        for op in stateful
+        if not (_calls(op) or _DRAW.fullmatch(op.type) or op.type == "RandomShuffle")
+    }
+    if any(map(_calls, stateful)):
+        # Those that they call cannot draw the same again.
+        inner = functions.graphs_of_functions(graph.as_graph_def().library).values()
+        called = [op for each in inner for op in each.get_operations()]
+        effects |= {
+            op.type for op in called if op.op_def.is_stateful and not _calls(op)
+        }
+    if effects := effects - _HARMLESS:
+        raise NotImplementedError(f"effects of {', '.join(sorted(effects))}")
+
+
+def _calls(op: tf.Operation) -> bool:
+    """Returns whether an operation calls functions of the graph."""
+    return any("func" in attribute.type for attribute in op.op_def.attr)
+
+
+def _run_operation(
+    op: tf.Operation, inputs: Sequence[tf.Tensor | Narrow], draw: Draw
+) -> list[tf.Tensor | Narrow]:
+    if op.type == "RandomShuffle":  # A shuffle that is always the same.
+        return [tf.roll(inputs[0], 1, axis=0)]
+    if _DRAW.fullmatch(op.type):
+        return list(map(draw, eager_ops.run_operation(op, inputs)))
+    if not any(isinstance(x, Narrow) for x in inputs):
+        return eager_ops.run_operation(op, inputs)
+    columns = [x.columns if isinstance(x, Narrow) else x for x in inputs]
+    try:
+        made = [
+            _described(x, result.shape)
+            for x, result in zip(
+                eager_ops.run_operation(op, columns), op.outputs, strict=True
+            )
+        ]
+    except (tf.errors.OpError, ValueError):  # It takes all columns together.
+        largest = max(x.num_entries for x in inputs if isinstance(x, Narrow))
+        if largest > _MAX_ENTRIES:
+            raise NotImplementedError(f"a weight of {largest:,} entries") from None
+        return eager_ops.run_operation(op, list(map(_widened, inputs)))
+    is_weight = all(
+        isinstance(value, Narrow) or x.op.type == "Const"
+        for value, x in zip(inputs, op.inputs, strict=True)
+    )
+    return made if is_weight else list(map(_widened, made))
+
+
+def _widened(x: tf.Tensor | Narrow) -> tf.Tensor:
+    return x.widen() if isinstance(x, Narrow) else x
+
+
+def _described(made: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor | Narrow:
+    """Returns what an operation makes of narrow inputs, narrow where its shape is.
+
+    Raises:
+        ValueError: If the shape does not tell.
+    """
+    different = [
+        axis
+        for axis, (size, declared) in enumerate(zip(made.shape, shape, strict=True))
+        if size != declared and (declared is not None or size == NUM_COLUMNS)
+    ]
+    if not different:
+        return made
+    (axis,) = different
+    if made.shape[axis] != NUM_COLUMNS or shape[axis] is None:
+        raise ValueError(f"{made.shape} is neither {shape} nor columns of it")
+    return Narrow(made, axis, shape[axis])
