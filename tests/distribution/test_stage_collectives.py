@@ -104,7 +104,7 @@ def step_alone(model, x):
 CASES = [
     # Rows of each replica, M, remat, batch_norm; more of them in `nightly`.
     ((4, 2), 3, "stage", "deferred"),  # Two rows leave the third microbatch empty.
-    ((4, 0), 2, "none", "microbatch"),
+    ((4, 0), 2, "layer", "microbatch"),
     ((4, 2), 2, "layer", "deferred"),
     ((1, 3), 2, "except_last", "microbatch"),
     ((1, 3), 2, "except_last", "deferred"),

@@ -13,6 +13,7 @@ CASES = [
     ((7, 4), 3, "none", "deferred"),
     ((5, 5), 2, "except_last", "microbatch"),
     ((4, 0), 3, "layer", "microbatch"),
+    ((4, 0), 2, "none", "microbatch"),
     ((3, 2, 4), 2, "stage", "deferred"),
 ]
 

@@ -171,6 +171,7 @@ def _call_with_remat(
                     (v, inner.get_current_value(v))
                     for v in unique(inner.assigned_variables)
                 ],
+                over_replicas=inner.over_replicas,
                 accumulators=inner.accumulators,
                 input_masks=list(map(keras_internals.get_mask, arguments.values())),
                 output_masks=list(map(keras_internals.get_mask, outputs)),
@@ -184,6 +185,7 @@ def _call_with_remat(
     outputs, losses = results[: len(call.output_ids)], results[len(call.output_ids) :]
     for update in first[0].updates:
         scope.add_update(update)
+    scope.over_replicas.extend(first[0].over_replicas)
     scope.accumulators.extend(first[0].accumulators)
     for loss in losses:
         scope.add_loss(loss)
@@ -204,6 +206,7 @@ class _SideEffects(NamedTuple):
     """Side effects of a call's first run, beside its outputs and losses."""
 
     updates: list[tuple[keras.Variable, tf.Tensor]]
+    over_replicas: list[keras.Variable]
     accumulators: list[Accumulator]
     input_masks: list[tf.Tensor | None]
     output_masks: list[tf.Tensor | None]
