@@ -297,3 +297,22 @@ def test_a_chain_that_reads_a_condition_has_a_gradient_in_eager_mode(monkeypatch
     received = compare.run(pipelined, x, graph=False)
     compare.assert_same(expected, received, rtol=1e-5, atol=1e-5)
     assert layer.pipeline.stages[0]._cache.chains
+
+
+def test_equal_chains_of_which_others_read_other_results_share_no_function():
+    """Two chains of the same operations: products read one, then the other of them."""
+
+    def half(x, y, w, v):
+        first = tf.tanh(tf.matmul(x, w) + tf.matmul(y, v))
+        second = tf.sin(first)
+        return first, second, tf.exp(second)
+
+    def function(x, w, v):
+        first, _, last = half(x, x, w, v)
+        _, second, last = half(first, last, w, v)
+        return tf.matmul(second, w) + tf.matmul(last, v)
+
+    fused = Fused(function, spec(4, 8), weights=[spec(8, 8), spec(8, 8)])
+    equal = sorted(["AddV2", "Exp", "Sin", "Tanh"])
+    assert fused.chains.count(equal) == 2
+    fused.assert_same(*arrays((4, 8), (8, 8), (8, 8), (4, 8)), rtol=1e-5, atol=1e-5)

@@ -261,6 +261,16 @@ PLANS = (
 
 GRADIENTS = (
     Fault(
+        "chains of which others read other results share a function",
+        "tfgpipe/graph/fusion.py",
+        "key += repr((specs, results)).encode()",
+        "key += repr(specs).encode()",
+        (
+            "tests/graph/test_fusion.py::"
+            "test_equal_chains_of_which_others_read_other_results_share_no_function",
+        ),
+    ),
+    Fault(
         "the gradient of the last microbatch is dropped",
         "tfgpipe/runtime/executor.py",
         "self._grads = [{loss: [loss_grad[None]]} for _ in self._values]",
@@ -1075,6 +1085,16 @@ REPLICAS = (
 )
 
 QUANTIZATION = (
+    Fault(
+        "masks of weight ranges that each microbatch moves wait for the end of a step",
+        "tfgpipe/stage/quantized_gradients.py",
+        "if needed & {*source.placeholders, *source.stateful}:",
+        "if len(needed) < 0:",
+        (
+            "tests/quantization/test_identity.py::test_each_microbatch_masks_"
+            "gradients_by_the_weight_range_that_it_has_moved",
+        ),
+    ),
     Fault(
         "a microbatch is quantized with the range that it has moved",
         "tfgpipe/quantization/fake_quant.py",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -77,3 +79,35 @@ def test_every_schedule_trains_as_the_layers_alone(schedule, remat, policy):
 )
 def test_models_are_saved_and_loaded(name, policy, tmp_path):
     assert_saved_and_loaded(name, policy, tmp_path)
+
+
+def test_each_microbatch_masks_gradients_by_the_weight_range_that_it_has_moved():
+    """Ranges of weights that move with each call clip other weights in each one."""
+    observer = quantization.MovingAverageRange(decay=0.5, initial=(-0.1, 0.1))
+    config = quantization.QuantizeConfig(weights={"kernel": observer})
+
+    def make():
+        initializer = keras.initializers.RandomUniform(-1.0, 1.0, seed=1)
+        dense = keras.layers.Dense(6, kernel_initializer=initializer, name="dense")
+        return [quantization.QuantizeWrapper(dense, config, range_update="per_call")]
+
+    plain, pipelined = compare.pair(
+        make, (5,), "float32", num_stages=1, num_microbatches=3
+    )
+    x = np.random.default_rng(0).normal(size=(6, 5)).astype("float32")
+    before = plain.trainable_variables[0].numpy()
+    with tf.GradientTape(persistent=True) as tape:
+        outputs = [plain(x[m : m + 2], training=True) for m in (0, 2, 4)]
+        loss = compare.squares(tf.concat(outputs, axis=0))
+    parts = [tape.gradient(y, plain.trainable_variables[0], 1.0 + y) for y in outputs]
+    clipped = [int(np.sum(part.numpy() == 0)) for part in parts]
+    assert before.size > clipped[0] > clipped[1] > clipped[2]  # Else nothing is tested.
+    expected = tape.gradient(loss, plain.trainable_variables)
+    received = compare.run(pipelined, x)
+    np.testing.assert_allclose(received.outputs, tf.concat(outputs, 0), rtol=1e-6)
+    for a, b in zip(expected, received.weight_grads.values(), strict=True):
+        compare.close(a.numpy(), b, "gradient", 1e-5, 1e-6)
+    for a, b in zip(
+        plain.non_trainable_variables, received.state.values(), strict=True
+    ):
+        compare.close(a.numpy(), b, a.path, 1e-6, 1e-6)
