@@ -230,6 +230,11 @@ class PipelinedLayer(keras.layers.Layer):
         return self.pipeline.stages
 
     @property
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """The metrics of the layers inside, as a model of these layers lists them."""
+        return keras_internals.layer_metrics(self._source.listed_layers)
+
+    @property
     def mesh(self) -> Mesh:
         """The devices: `mesh.devices[replica][stage][shard]`."""
         return self._placement.mesh

@@ -176,6 +176,13 @@ class PipelinedModel(keras_internals.Replicated):
         """The devices: `mesh.devices[replica][stage][shard]`."""
         return self.pipelined.mesh
 
+    @property
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """Metrics of losses, of `compile`, then of layers, as of the plain model."""
+        inside = self.pipelined.metrics
+        of_layers = IdentityMap((metric, None) for metric in inside)
+        return [*(x for x in super().metrics if x not in of_layers), *inside]
+
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies the model, building it first if need be."""
         self.pipelined.remember_specs(inputs, {})
@@ -379,9 +386,8 @@ class PipelinedModel(keras_internals.Replicated):
                 gradients[penalty.variable] = (
                     gradient if before is None else before + gradient
                 )
-        self._track(
-            x, result.compiled_loss, [result.loss, *(p.loss for p in penalties)]
-        )
+        others = [result.loss, *(penalty.loss for penalty in penalties)]
+        self._track(x, result.compiled_loss, others, training=True)
         names = self._weights_of_others(gradients)
         if names:
             warnings.warn(
@@ -414,7 +420,7 @@ class PipelinedModel(keras_internals.Replicated):
                 schedule=self.schedule,
             )
         penalties = [p.loss for p in self._weight_regularization()]
-        self._track(x, loss, [added, *penalties])
+        self._track(x, loss, [added, *penalties], training=False)
         return self._results()
 
     def unpipelined(self) -> keras.Model:
@@ -527,7 +533,12 @@ class PipelinedModel(keras_internals.Replicated):
         return penalties
 
     def _track(
-        self, x: Any, main: tf.Tensor, others: Sequence[tf.Tensor | None]
+        self,
+        x: Any,
+        main: tf.Tensor,
+        others: Sequence[tf.Tensor | None],
+        *,
+        training: bool,
     ) -> None:
         """Updates the mean of the loss over mini-batches.
 
@@ -535,11 +546,12 @@ class PipelinedModel(keras_internals.Replicated):
             x: The inputs.
             main: The compiled loss, this replica's part of the sum over replicas.
             others: Losses of layers and weights.
+            training: Whether layers ran as in training.
         """
         first = next(i for i in keras.tree.flatten(x) if i is not None)
         compiled = keras_internals.compiled(self)
         # Added losses that are sums over examples are in the compiled loss.
-        sums = any(map(len, self.pipelined.pipeline.summed_losses.values()))
+        sums = self.pipelined.pipeline.summed_losses.get(training)
         if not (compiled.num_losses or sums) and all(loss is None for loss in others):
             raise ValueError(
                 "No loss to compute. Provide a `loss` argument in `compile()`."

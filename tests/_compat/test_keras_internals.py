@@ -404,6 +404,33 @@ def test_variables_that_a_step_may_change():
     ), MOVED
 
 
+def test_metrics_of_layers_are_listed_as_a_model_lists_them():
+    class Outer(keras.layers.Layer):
+        def __init__(self, *inner):
+            super().__init__()
+            self.inner = list(inner)
+            self.own = keras.metrics.Mean()
+
+        def call(self, x):
+            return x
+
+    def outers():
+        return Outer(Outer(), Outer(Outer())), Outer(Outer())
+
+    inputs = keras.Input((2,))
+    first, second = outers()
+    third = keras.Sequential([keras.Input((2,)), *outers()])
+    functional = keras.Model(inputs, third(second(first(inputs))))
+    functional.compile("sgd", "mse", metrics=["mae"])
+    sequential = keras.Sequential([*outers(), *outers()])
+    for model in (functional, sequential):
+        expected = [x for x in model.metrics if isinstance(x, keras.metrics.Mean)]
+        found = keras_internals.layer_metrics(model.layers)
+        losses = [x for x in expected if x.name == "loss"]
+        assert len(found) > 8
+        assert [*map(id, losses), *map(id, found)] == list(map(id, expected)), MOVED
+
+
 # -- compiled losses and metrics ------------------------------------------------------
 
 

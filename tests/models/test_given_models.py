@@ -115,6 +115,23 @@ def test_without_a_loss_a_step_is_refused_as_by_keras(metrics):
                 step(X, Y)
 
 
+class AddsLossInTraining(layers.Layer):
+    def call(self, x, training=False):
+        if training:
+            self.add_loss(ops.sum(x**2))
+        return x
+
+
+def test_a_loss_in_training_alone_is_none_in_evaluation():
+    inputs = keras.Input((4,))
+    outputs = layers.Dense(2)(AddsLossInTraining()(layers.Dense(4)(inputs)))
+    model = tfgpipe.pipeline(keras.Model(inputs, outputs), **PIPELINE)
+    model.compile("sgd")
+    assert model.train_on_batch(X, Y) > 0
+    with pytest.raises(ValueError, match="No loss to compute"):
+        model.test_on_batch(X, Y)
+
+
 class AddsLoss(layers.Layer):
     def __init__(self, reduce):
         super().__init__()

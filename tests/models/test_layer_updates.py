@@ -99,9 +99,23 @@ class CTC(layers.Layer):
         return x
 
 
+class Steps(layers.Layer):
+    """Counts its calls in a number that it then multiplies by."""
+
+    def build(self, shape):
+        self.steps = self.add_weight(shape=(), trainable=False, name="steps")
+
+    def call(self, x):
+        self.steps.assign(self.steps + 1.0)
+        return x * self.steps
+
+
 def everything():
     spectral = layers.SpectralNormalization(layers.Dense(8, activation="tanh"))
-    return [spectral, Clipped(), Measured("first"), Outer(), Losses()]
+    frozen = layers.SpectralNormalization(layers.Dense(8))
+    frozen.trainable = False
+    some = [Clipped(), Measured("first"), Outer(), Steps(), Losses()]
+    return [spectral, frozen, *some]
 
 
 def drifting():
@@ -185,6 +199,16 @@ CASES = {
         "num_replicas": 2,
     },
 }
+
+
+def test_results_are_as_many_as_those_of_the_plain_model():
+    """A layer's metric is among them once for each layer that it is inside."""
+    expected = make(everything).train_on_batch(X, Y)
+    model = tfgpipe.pipeline(make(everything), num_stages=2, num_microbatches=3)
+    received = model.train_on_batch(X, Y)
+    assert len(received) == len(expected)
+    np.testing.assert_allclose(received, expected, rtol=1e-5)
+    assert [m.name for m in model.metrics] == [m.name for m in make(everything).metrics]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -446,13 +446,14 @@ def test_a_schedule_needs_the_model_that_owns_its_loss():
         ({"balance": None}, "`balance` must be a quantity .* Received None"),
         ({"balance": [1, 2], "num_stages": None}, "adds up to 3, for 4 calls"),
         ({"balance": [4, 0], "num_stages": None}, r"balance=\[4, 0\]. Drop the empty"),
+        ({"balance": [True, 3], "num_stages": None}, r"balance=\[True, 3\]. Drop the"),
         ({"balance": [2, 2], "num_stages": 3}, "num_stages=3 and balance=.*makes 2"),
         ({"balance": "even"}, "'flops', 'time', 'memory'. Received 'even'"),
         ({"remat": "always"}, "'stage', 'layer', 'except_last', 'none'. Received"),
         ({"jit_compile": "yes"}, "`jit_compile` must be one of 'auto', True, False"),
         ({"devices": ["CPU:0", "CPU:99"]}, "Received CPU:99; TensorFlow sees"),
         ({"devices": ["CPU:0"]}, "2 stages x 1 replicas need 2 devices"),
-        ({"devices": ["CPU:0", "CPU:1", "CPU:2"]}, "need 2 devices, one .* Received 3"),
+        ({"devices": ["CPU:0", "CPU:1", "CPU:2"]}, "Received 3: .* Leave some out"),
         ({"devices": "CPU:0,CPU:1"}, "`devices` must be a list of device names"),
         ({"devices": [0, 1]}, r"`devices` must be a list .* Received \[0, 1\]"),
         ({"devices": [None, None]}, "`devices` must be a list of device names"),
@@ -642,7 +643,7 @@ def test_a_stateful_recurrent_layer_is_refused(kind):
 
 
 class Counts(keras.layers.Layer):
-    """Counts its calls in training."""
+    """Counts the batches that it sees in training, by their examples."""
 
     def build(self, shape):
         self.count = self.add_weight(
@@ -651,7 +652,8 @@ class Counts(keras.layers.Layer):
 
     def call(self, x, training=False):
         if training:
-            self.count.assign(self.count + 1.0)
+            has_examples = keras.ops.cast(keras.ops.shape(x)[0] > 0, "float32")
+            self.count.assign(self.count + has_examples)
         return x
 
 

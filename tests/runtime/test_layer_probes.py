@@ -104,7 +104,7 @@ def test_many_layers_of_a_kind_are_traced_once():
             return x
 
     build(*(Counted() for _ in range(6)))
-    assert len(traced) == 6 + 1  # Keras calls each.
+    assert len(traced) == 6 + 2  # Keras calls each; in training and in inference.
 
 
 # -- which layers are named and which are not ------------------------------------------
@@ -226,6 +226,50 @@ def of_strings(x):
     return ops.cast(tf.strings.length(x), "float32")
 
 
+class FromGenerator(keras.layers.Layer):
+    """Draws from a generator of TensorFlow's, which has a state of its own."""
+
+    def build(self, shape):
+        self.generator = tf.random.Generator.from_seed(1)
+
+    def call(self, x):
+        return x * self.generator.uniform(()) + self.generator.normal(tf.shape(x))
+
+
+class Inferring(keras.layers.Layer):
+    """Subtracts the mean of the batch, but for training."""
+
+    def call(self, x, training=False):
+        return x if training else x - ops.mean(x, axis=0, keepdims=True)
+
+
+def drawn_by(function):
+    """Returns a layer that multiplies by what a function of its input draws."""
+    return Layer(lambda x: x * ops.cast(function(ops.abs(x) + 1.0), x.dtype))
+
+
+def of_batch_mean(function):
+    """Returns a function of examples and the mean of their batch."""
+    return lambda x: function(x / (0.01 + ops.mean(x, axis=0)))
+
+
+SIGNS = tf.constant([1.0, -1.0, 1.0, -1.0])
+DRAWS = {
+    "gamma": lambda x: tf.random.gamma([], x),
+    "a gamma each": lambda x: tf.random.gamma([1], x)[0],
+    "gamma of a seed": lambda x: tf.random.stateless_gamma(tf.shape(x), [1, 2], x),
+    "poisson": lambda x: tf.random.poisson([], x),
+    "poisson of a seed": lambda x: tf.ensure_shape(
+        tf.random.stateless_poisson(tf.shape(x), [1, 2], x), x.shape
+    ),
+    "truncated": lambda x: tf.random.stateless_parameterized_truncated_normal(
+        tf.shape(x), [1, 2], means=x, stddevs=0.1, minvals=-9.0, maxvals=99.0
+    ),
+    "classes": lambda x: tf.random.categorical(30 * x * SIGNS, 1),
+    "classes of a seed": lambda x: tf.random.stateless_categorical(
+        30 * x * SIGNS, 4, [1, 2]
+    ),
+}
 BIG = (4100, 4100)  # More than 2^24 entries.
 SILENT = {
     "strings": (Layer(of_strings), (3,), "string"),
@@ -235,6 +279,16 @@ SILENT = {
         Draws(lambda x, s: x + keras.random.normal(ops.shape(x), seed=s)),
     ),
     "dropout of a seed": (Draws(lambda x, s: keras.random.dropout(x, 0.5, seed=s)),),
+    "one number of a seed": (Draws(lambda x, s: x * keras.random.uniform((), seed=s)),),
+    "a branch by a seed": (
+        Draws(
+            lambda x, s: ops.cond(
+                keras.random.uniform((), seed=s) < 0.5, lambda: x, lambda: 2 * x
+            )
+        ),
+    ),
+    "a generator": (FromGenerator(),),
+    **{f"drawn: {name}": (drawn_by(draw),) for name, draw in DRAWS.items()},
     "numpy": (Layer(through_numpy),),
     "a print": (Layer(checked),),
     "each example in a loop": (Layer(lambda x: tf.map_fn(tf.cumsum, x)),),
@@ -265,6 +319,11 @@ MIXES = {
         Layer(lambda x: ops.cond(ops.sum(x) > 0, lambda: x, lambda: -x)),
     ),
     "a loop over examples": (Layer(by_place),),
+    "in inference": (Inferring(),),
+    **{
+        f"drawn: {name}": (drawn_by(of_batch_mean(draw)),)
+        for name, draw in DRAWS.items()
+    },
     "around dropout": (Around(keras.layers.Dropout(0.5), MIXING["by their number"]),),
 }
 
@@ -294,6 +353,8 @@ def test_a_layer_that_keeps_examples_apart_gives_no_warning(name, capfd):
 def test_a_layer_that_mixes_examples_is_named(name):
     (message,) = warnings_of(*MIXES[name])
     assert f"Layer '{MIXES[name][0].name}' mixes the examples" in message
+    modes = {"whitening": "training", "in inference": "inference"}
+    assert f"batch in {modes.get(name, '')}" in message or name not in modes
 
 
 def test_layers_of_a_class_are_probed_for_each_configuration():
@@ -345,13 +406,15 @@ def test_operations_of_one_kind_are_probed_once():
         x = x + 0.5 * ops.tanh(x)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            layer_probes, "_probe", lambda *a: probed.append(a) or original(*a)
+            layer_probes,
+            "_probe",
+            lambda *a, **kw: probed.append(kw["training"]) or original(*a, **kw),
         )
         tfgpipe.PipelinedLayer(keras.Model(inputs, x), num_stages=2, num_microbatches=2)
-    assert len(probed) == 3
+    assert probed == [True, False] * 3
 
 
-def test_a_probe_calls_a_layer_once_and_leaves_variables_alone():
+def test_a_probe_calls_a_layer_once_a_mode_and_leaves_variables_alone():
     class Counting(keras.layers.Layer):
         calls = 0
 
@@ -369,7 +432,7 @@ def test_a_probe_calls_a_layer_once_and_leaves_variables_alone():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tfgpipe.PipelinedLayer(model, num_stages=1, num_microbatches=2)
-    assert Counting.calls == 1
+    assert Counting.calls == 2
     assert layer.steps.numpy() == 0.0
 
 
@@ -448,12 +511,12 @@ def test_a_layer_that_rejects_noise_is_named_in_a_warning():
 
 
 def test_a_layer_with_effects_is_not_tried_and_named_in_a_warning():
-    generator = tf.random.Generator.from_seed(1)
-    before = generator.state.numpy()
-    noisy = Layer(lambda x: x + generator.normal(tf.shape(x)), name="noisy")
-    with pytest.warns(UserWarning, match=UNKNOWN.format("noisy", ".*RngReadAndSkip")):
-        build(keras.layers.Dense(4), noisy)
-    np.testing.assert_array_equal(generator.state.numpy(), before)
+    def each_by_itself(x):
+        return tf.map_fn(lambda row: row + tf.random.normal([4]), x)
+
+    words = UNKNOWN.format("noisy", ".*RandomStandardNormal")
+    with pytest.warns(UserWarning, match=words):
+        build(keras.layers.Dense(4), Layer(each_by_itself, name="noisy"))
 
 
 class WrongShape(Layer):

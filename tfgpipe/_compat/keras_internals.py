@@ -7,12 +7,13 @@ upgrade that moves one of them fails there, by name, rather than as a wrong grad
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import keras
@@ -230,6 +231,27 @@ def own_metrics(layer: Any) -> list[keras.Variable]:
     """
     metrics = [metric for inner in inner_layers(layer) for metric in inner._metrics]
     return [variable for metric in metrics for variable in metric.variables]
+
+
+def layer_metrics(layers: Iterable[keras.layers.Layer]) -> list[keras.metrics.Metric]:
+    """Returns the metrics of a model's layers as its `metrics` lists them.
+
+    In the order in which Keras goes through the layers inside, and once for each layer
+    that a metric is inside of, but not for models.
+
+    Args:
+        layers: Those of `model.layers`, or of which a Sequential would be made.
+    """
+    found: list[keras.metrics.Metric] = []
+    remaining, seen = collections.deque(layers), set()
+    while remaining:
+        layer = remaining.popleft()
+        if id(layer) not in seen:
+            seen.add(id(layer))
+            remaining.extendleft(layer._layers)
+            if not isinstance(layer, keras.Model):
+                found += layer.metrics
+    return found
 
 
 def step_state(layer: Any) -> list[keras.Variable]:

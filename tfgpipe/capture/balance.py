@@ -18,7 +18,10 @@ def check_calls_per_stage(
     Raises:
         ValueError: If a count is not a positive integer or the sum is wrong.
     """
-    if not counts or any(not isinstance(c, Integral) or c < 1 for c in counts):
+    wrong = (
+        not isinstance(c, Integral) or isinstance(c, bool) or c < 1 for c in counts
+    )
+    if not counts or any(wrong):
         raise ValueError(
             "A `balance` list holds the number of calls of layers in each stage, each "
             f"at least 1. Received balance={list(counts)}. Drop the empty stages, or "

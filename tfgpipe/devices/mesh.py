@@ -190,9 +190,10 @@ def make_mesh(
         product = f"{num_stages} stages x {num_replicas} replicas"
         if num_shards > 1:
             product += f" x {num_shards} shards"
+        advice = device_advice(needed) if len(names) < needed else "Leave some out."
         raise ValueError(
             f"{product} need {needed} devices, one each. Received {len(names)}: "
-            f"{', '.join(map(short_name, names))}. " + device_advice(needed)
+            f"{', '.join(map(short_name, names))}. {advice}"
         )
     shape = (num_replicas, num_stages, num_shards)
     grid = np.reshape(names[:needed], shape).tolist()

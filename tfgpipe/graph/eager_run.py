@@ -39,6 +39,19 @@ _HARMLESS = {
 }
 # Random draws of which the values depend on nothing but seeds.
 _DRAW = re.compile(r"(Stateless)?(Random|Truncated)(Standard)?(Uniform|Normal)\w*")
+# Draws that depend on tensors as well: which of their inputs is about their mean.
+_MEAN_OF_DRAW = {
+    "RandomGamma": 1,
+    "RandomPoissonV2": 1,
+    "StatelessParameterizedTruncatedNormal": 2,
+    "StatelessRandomGammaV2": 2,
+    "StatelessRandomGammaV3": 4,
+    "StatelessRandomPoisson": 2,
+}
+# Draws of classes, from their logits.
+_DRAWS_OF_CLASSES = ("Multinomial", "StatelessMultinomial")
+# The state of a `tf.random.Generator`, which draws that are replaced need not know.
+_GENERATOR_STATE = "RngReadAndSkip"
 Draw = Callable[[tf.Tensor], tf.Tensor]
 
 
@@ -87,6 +100,8 @@ class RandomDraws:
             if first is None:
                 self._drawn.append(drawn)
                 return drawn
+            if not drawn.shape.rank:
+                return first
             sizes = zip(first.shape, drawn.shape, strict=True)
             begin = [all_of - some if last else 0 for all_of, some in sizes]
             return tf.slice(first, begin, drawn.shape)
@@ -139,11 +154,7 @@ def _needed_operations(results: Sequence[tf.Tensor]) -> list[tf.Operation]:
 def _check_effects(operations: Sequence[tf.Operation], graph: tf.Graph) -> None:
     """Raises NotImplementedError if an operation does more than compute."""
     stateful = [op for op in operations if op.op_def.is_stateful]
-    effects = {
-        op.type
-        for op in stateful
-        if not (_calls(op) or _DRAW.fullmatch(op.type) or op.type == "RandomShuffle")
-    }
+    effects = {op.type for op in stateful if not (_calls(op) or _is_replaced(op))}
     if any(map(_calls, stateful)):
         # Those that they call cannot draw the same again.
         inner = functions.graphs_of_functions(graph.as_graph_def().library).values()
@@ -163,10 +174,8 @@ def _calls(op: tf.Operation) -> bool:
 def _run_operation(
     op: tf.Operation, inputs: Sequence[tf.Tensor | Narrow], draw: Draw
 ) -> list[tf.Tensor | Narrow]:
-    if op.type == "RandomShuffle":  # A shuffle that is always the same.
-        return [tf.roll(inputs[0], 1, axis=0)]
-    if _DRAW.fullmatch(op.type):
-        return list(map(draw, eager_ops.run_operation(op, inputs)))
+    if _is_replaced(op):
+        return [_replacement(op, list(map(_widened, inputs)), draw)]
     if not any(isinstance(x, Narrow) for x in inputs):
         return eager_ops.run_operation(op, inputs)
     columns = [x.columns if isinstance(x, Narrow) else x for x in inputs]
@@ -187,6 +196,29 @@ def _run_operation(
         for value, x in zip(inputs, op.inputs, strict=True)
     )
     return made if is_weight else list(map(_widened, made))
+
+
+def _is_replaced(op: tf.Operation) -> bool:
+    """Returns whether an operation is random, and others compute in its place."""
+    names = (*_MEAN_OF_DRAW, *_DRAWS_OF_CLASSES, _GENERATOR_STATE, "RandomShuffle")
+    return op.type in names or _DRAW.fullmatch(op.type) is not None
+
+
+def _replacement(op: tf.Operation, inputs: list[tf.Tensor], draw: Draw) -> tf.Tensor:
+    """Returns what stands in for a random result: the same in each run."""
+    if op.type == "RandomShuffle":
+        return tf.roll(inputs[0], 1, axis=0)
+    if op.type == _GENERATOR_STATE:
+        return tf.zeros(op.outputs[0].shape, op.outputs[0].dtype)
+    if op.type in _DRAWS_OF_CLASSES:
+        likeliest = tf.argmax(inputs[0], axis=-1, output_type=op.outputs[0].dtype)
+        return tf.repeat(likeliest[:, None], inputs[1], axis=1)
+    if op.type in _MEAN_OF_DRAW:
+        mean, shape = inputs[_MEAN_OF_DRAW[op.type]], inputs[0]
+        if not op.type.startswith("Stateless"):  # One such shape for each mean.
+            shape = tf.concat([shape, tf.shape(mean)], axis=0)
+        return tf.broadcast_to(tf.cast(mean, op.outputs[0].dtype), shape)
+    return draw(eager_ops.run_operation(op, inputs)[0])
 
 
 def _widened(x: tf.Tensor | Narrow) -> tf.Tensor:

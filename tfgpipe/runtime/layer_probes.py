@@ -1,12 +1,12 @@
 """Whether layers treat the examples of a batch independently, as a pipeline assumes.
 
 For microbatches `x1` and `x2` a pipeline returns `f(x1)` followed by `f(x2)` where the
-plain model returns `f(x)`. So of each kind of layer one is probed, in training: it is
-traced once, and run on a few examples, on half of them, and on all with the first half
-changed. Random draws are the same each time. Batch normalization, of which users are
-told anyway, takes its moving averages. Of a loss that a layer adds a pipeline takes the
-mean over microbatches, or the sum, whichever makes the loss of a batch from those of
-its halves.
+plain model returns `f(x)`. So of each kind of layer one is probed, in training and in
+inference: it is traced once, and run on a few examples, on half of them, and on all
+with the first half changed. Random draws are the same each time. Batch normalization,
+of which users are told anyway, takes its moving averages. Of a loss that a layer adds a
+pipeline takes the mean over microbatches, or the sum, whichever makes the loss of a
+batch from those of its halves.
 
 A probe calls the layers of others on noise, so it may run into anything. It never stops
 a model that would train: what it could not find out is a warning.
@@ -121,11 +121,13 @@ class LayerVerdict:
 
 
 Found = LayerVerdict | loss_probes.FailedProbe
+# The kind of a layer, and whether it was probed in training.
+Probed = tuple[Hashable, bool]
 
 
 def check_batch_independence(
     captured: tracer.CapturedModel, *, num_microbatches: int
-) -> dict[Hashable, Found]:
+) -> dict[Probed, Found]:
     """Refuses layers that change the batch size; warns of those that mix examples.
 
     Keras' own layers are known to do neither, but for a few. Of other layers one of
@@ -137,49 +139,42 @@ def check_batch_independence(
             the outputs of the model keep the batch size.
 
     Returns:
-        What was found out about each kind of layer, for `summed_losses`.
+        What was found out about each kind of layer in each mode, for `summed_losses`.
 
     Raises:
         ValueError: If a layer's output has another batch size than its input, or an
             output of the model has the batch size as another axis as well.
     """
-    found: dict[Hashable, Found] = {}
+    found: dict[Probed, Found] = {}
     if num_microbatches == 1 and _keeps_size(
         captured, [*captured.graph.input_ids, *captured.graph.output_ids]
     ):
         return found
+    failures: dict[Hashable, loss_probes.FailedProbe] = {}
     for kind, segment, inputs in _layers_to_probe(captured):
         name = segment.calls[0].layer.name
-        verdict = found[kind] = _probe(name, segment, inputs)
-        if isinstance(verdict, loss_probes.FailedProbe):
-            continue
-        outputs = set(segment.calls[0].output_ids)
-        is_output = not outputs.isdisjoint(captured.graph.output_ids)
-        must_keep = is_output or verdict.mixes or num_microbatches == 1
-        if verdict.changes_batch_size or (verdict.broadcasts and must_keep):
-            raise ValueError(
-                "Every layer in a pipeline must keep the batch dimension, since it "
-                f"sees only one microbatch at a time. Layer '{name}' maps shape "
-                f"{verdict.input_shape} to "
-                f"{', '.join(map(str, verdict.output_shapes))}. Write it so that the "
-                "first axis stays, keep it outside the pipeline, or use "
-                "`num_microbatches=1`, if the outputs of the model keep the batch."
-            )
-        if num_microbatches == 1:
-            continue
-        if verdict.repeats_batch_size:
-            _check_outputs(name, captured)
-        if verdict.mixes:
+        modes = []
+        for training in (True, False):
+            verdict = _probe(name, segment, inputs, training=training)
+            found[kind, training] = verdict
+            if isinstance(verdict, loss_probes.FailedProbe):
+                failures.setdefault(kind, verdict)
+                continue
+            _check_sizes(verdict, captured, segment, num_microbatches)
+            if verdict.mixes:
+                modes.append("training" if training else "inference")
+        if modes and num_microbatches > 1:
+            when = f" in {modes[0]}" if len(modes) == 1 else ""
             warnings.warn(
-                f"Layer '{name}' mixes the examples of a batch, and in a pipeline it "
-                "sees one microbatch at a time: its results differ from those of the "
-                "unpipelined model. Keep it outside the pipeline, or use "
+                f"Layer '{name}' mixes the examples of a batch{when}, and in a "
+                "pipeline it sees one microbatch at a time: its results differ from "
+                "those of the unpipelined model. Keep it outside the pipeline, or use "
                 "`num_microbatches=1`.",
                 stacklevel=2,
             )
     if num_microbatches > 1:
         loss_probes.warn_of_failures(
-            [x for x in found.values() if isinstance(x, loss_probes.FailedProbe)],
+            list(failures.values()),
             "Whether each layer treats the examples of a batch independently",
             "If it does not, its results differ from those of the unpipelined model: "
             "compare them, or use `num_microbatches=1`.",
@@ -187,10 +182,32 @@ def check_batch_independence(
     return found
 
 
+def _check_sizes(
+    verdict: LayerVerdict,
+    captured: tracer.CapturedModel,
+    segment: Segment,
+    num_microbatches: int,
+) -> None:
+    """Raises ValueError if a layer or the model returns another batch size."""
+    outputs = set(segment.calls[0].output_ids)
+    is_output = not outputs.isdisjoint(captured.graph.output_ids)
+    must_keep = is_output or verdict.mixes or num_microbatches == 1
+    if verdict.changes_batch_size or (verdict.broadcasts and must_keep):
+        raise ValueError(
+            "Every layer in a pipeline must keep the batch dimension, since it sees "
+            f"only one microbatch at a time. Layer '{verdict.name}' maps shape "
+            f"{verdict.input_shape} to {', '.join(map(str, verdict.output_shapes))}. "
+            "Write it so that the first axis stays, keep it outside the pipeline, or "
+            "use `num_microbatches=1`, if the outputs of the model keep the batch."
+        )
+    if verdict.repeats_batch_size and num_microbatches > 1:
+        _check_outputs(verdict.name, captured)
+
+
 def summed_losses(
     captured: tracer.CapturedModel,
     calls: Collection[Call],
-    known: Mapping[Hashable, Found],
+    known: Mapping[Probed, Found],
     *,
     training: bool,
     num_microbatches: int,
@@ -207,7 +224,6 @@ def summed_losses(
         num_microbatches: M.
     """
     adding = IdentityMap((call, None) for call in calls)
-    found = dict(known) if training else {}
     unknown: list[loss_probes.FailedProbe] = []
     flags: dict[Hashable, tuple[bool, ...]] = {}
     results: IdentityMap[Call, tuple[bool, ...]] = IdentityMap()
@@ -221,9 +237,9 @@ def summed_losses(
                 call.layer.name,
                 captured.graph.segment(slice(position, position + 1)),
             )
-            if kind not in found:
-                found[kind] = _probe(name, segment, inputs, training=training)
-            verdict = found[kind]
+            verdict = known.get((kind, training))
+            if verdict is None:
+                verdict = _probe(name, segment, inputs, training=training)
             if isinstance(verdict, loss_probes.FailedProbe):
                 shapes = _trace_losses(name, segment, inputs, training=training)
                 if not (shapes and all(shapes)):
@@ -388,7 +404,7 @@ def _probe(
     segment: Segment,
     given: Sequence[keras.KerasTensor],
     *,
-    training: bool = True,
+    training: bool,
 ) -> Found:
     """Returns what is found out about a layer.
 
@@ -500,7 +516,7 @@ def _check_outputs(name: str, captured: tracer.CapturedModel) -> None:
     graph = captured.graph
     segment = Segment(graph.calls, graph.input_ids, graph.output_ids)
     inputs = [captured.specs[number] for number in graph.input_ids]
-    verdict = _probe(name, segment, inputs)
+    verdict = _probe(name, segment, inputs, training=True)
     if isinstance(verdict, loss_probes.FailedProbe):
         return  # The layer is named in a warning.
     if verdict.repeats_batch_size:

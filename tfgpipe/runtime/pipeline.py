@@ -10,7 +10,7 @@ actions in one go (`begin`, then `Executor.train`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -58,7 +58,7 @@ class Pipeline:
         stages: The K stages.
         placement: Their devices.
         options: What the user chose; where stages are and the step are added to it.
-        probed: Results of the probes, by kind of layer.
+        probed: Results of the probes, by kind of layer and mode.
         summed_losses: For each loss that a call adds whether it is a sum over examples,
             in training and not, as far as it has been found out.
     """
@@ -68,7 +68,7 @@ class Pipeline:
     stages: tuple[Stage, ...]
     placement: Placement
     options: StageOptions
-    probed: Mapping[Hashable, layer_probes.Found] = dataclasses.field(
+    probed: Mapping[layer_probes.Probed, layer_probes.Found] = dataclasses.field(
         default_factory=dict
     )
     summed_losses: dict[bool, IdentityMap[Call, tuple[bool, ...]]] = dataclasses.field(

@@ -235,23 +235,15 @@ class JointGraph:
 
     @functools.cached_property
     def per_step_updates(self) -> dict[str, str]:
-        """By weights that layers assign alike in all microbatches, the new values.
+        """By variables that layers assign alike in all microbatches, the new values.
 
-        They depend on no examples, as those of a masked kernel, and on no seed, which
-        each microbatch advances. With them goes the state that they are made of, as of
-        spectral normalization. Other state may count microbatches.
+        They depend on no examples, as those of a masked kernel or of spectral
+        normalization, trained or frozen, and on no seed, which each microbatch
+        advances.
         """
         changed = self._changed(lambda x: x.is_floating or x.is_complex)
         pairs = zip(self.given.variables, self.forward.new_values, strict=True)
-        alike = self._self_contained(changed, [b for b, a in pairs if a == b])
-        pending = [weight for weight in self.given.weights if weight in alike]
-        found: dict[str, str] = {}
-        while pending:
-            before = pending.pop()
-            found[before] = alike[before]
-            sources = self._sources(alike[before])
-            pending.extend(x for x in sources if x in alike and x not in found)
-        return found
+        return self._self_contained(changed, [b for b, a in pairs if a == b])
 
     @functools.cached_property
     def integer_state(self) -> tuple[str, ...]:
