@@ -99,22 +99,30 @@ class CTC(layers.Layer):
         return x
 
 
-class Steps(layers.Layer):
-    """Counts its calls in a number that it then multiplies by."""
+class Averaged(layers.Layer):
+    """Keeps an average of its weight, a number that warms up, and one of both."""
 
     def build(self, shape):
-        self.steps = self.add_weight(shape=(), trainable=False, name="steps")
+        def state(name, shape):
+            return self.add_weight(shape=shape, trainable=False, name=name)
+
+        self.scale = self.add_weight(shape=shape[-1:], initializer="ones")
+        self.average, self.norm = state("average", shape[-1:]), state("norm", ())
+        self.warmed, self.gate = state("warmed", ()), state("gate", ())
 
     def call(self, x):
-        self.steps.assign(self.steps + 1.0)
-        return x * self.steps
+        self.average.assign(0.9 * self.average + 0.1 * self.scale)
+        self.warmed.assign(0.5 * self.warmed + 0.5)
+        self.gate.assign(self.warmed * ops.sum(self.average))
+        self.norm.assign(0.5 * self.norm + ops.sum(ops.square(self.scale)))
+        return x * (self.scale + self.average) + self.gate / (1.0 + self.norm)
 
 
 def everything():
     spectral = layers.SpectralNormalization(layers.Dense(8, activation="tanh"))
     frozen = layers.SpectralNormalization(layers.Dense(8))
     frozen.trainable = False
-    some = [Clipped(), Measured("first"), Outer(), Steps(), Losses()]
+    some = [Clipped(), Measured("first"), Outer(), Averaged(), Losses()]
     return [spectral, frozen, *some]
 
 

@@ -128,6 +128,36 @@ SCHEDULES = (
             "tests/pure/simulation/test_simulator.py::test_interleaving_divides_the_bubble",
         ),
     ),
+    Fault(
+        "recomputation is drawn as long as the first microbatch's forward",
+        "tfgpipe/runtime/timer.py",
+        'times[Action("forward", action.stage, action.microbatch)]',
+        'times[Action("forward", action.stage, 0)]',
+        (
+            "tests/runtime/test_timer.py::"
+            "test_each_backward_recomputes_its_own_forward_and_at_most_until_it_ends",
+        ),
+    ),
+    Fault(
+        "recomputation is drawn as long as the first stage's forward",
+        "tfgpipe/runtime/timer.py",
+        'times[Action("forward", action.stage, action.microbatch)]',
+        'times[Action("forward", 0, action.microbatch)]',
+        (
+            "tests/runtime/test_timer.py::"
+            "test_each_backward_recomputes_its_own_forward_and_at_most_until_it_ends",
+        ),
+    ),
+    Fault(
+        "recomputation is drawn beyond the end of its backward",
+        "tfgpipe/runtime/timer.py",
+        "middle = min(start + float(forward[1] - forward[0]), end)",
+        "middle = start + float(forward[1] - forward[0])",
+        (
+            "tests/runtime/test_timer.py::"
+            "test_each_backward_recomputes_its_own_forward_and_at_most_until_it_ends",
+        ),
+    ),
 )
 
 PLANS = (
@@ -255,6 +285,178 @@ PLANS = (
         "cost = _map_tables(lambda c, n: np.where(n > most, math.inf, c), cost, need)",
         (
             "tests/pure/partition/test_solver.py::test_stages_may_differ_in_costs_and_memory",
+        ),
+    ),
+    Fault(
+        "planned layers that cannot be sharded reduce over shards",
+        "tfgpipe/planner/step_time.py",
+        "            if layer.shards(T) > 1\n",
+        "            if T > 1\n",
+        (
+            "tests/pure/planner/test_step_time.py::"
+            "test_a_layer_that_cannot_be_sharded_reduces_nothing",
+        ),
+    ),
+    Fault(
+        "planned reductions are not among what layers recompute",
+        "tfgpipe/planner/step_time.py",
+        "recompute=sum(map(operator.mul, repeats, reductions)),",
+        "recompute=sum(reductions),",
+        (
+            "tests/pure/planner/test_step_time.py::"
+            "test_a_layer_that_cannot_be_sharded_reduces_nothing",
+        ),
+    ),
+    Fault(
+        "planned gradients of layers that cannot be sharded are shared",
+        "tfgpipe/planner/memory.py",
+        "gradients = sum(x.weight_bytes * x.num_trained / x.shards(T) for x in layers)",
+        "gradients = sum(x.weight_bytes * x.num_trained / T for x in layers)",
+        (
+            "tests/pure/planner/test_memory.py::"
+            "test_beside_a_sharded_layer_one_that_does_not_divide_stays_whole",
+        ),
+    ),
+    Fault(
+        "planned workspaces of layers that cannot be sharded are shared",
+        "tfgpipe/planner/memory.py",
+        "                    / x.shards(T)\n                    for x in layers",
+        "                    / T\n                    for x in layers",
+        (
+            "tests/pure/planner/test_memory.py::"
+            "test_beside_a_sharded_layer_one_that_does_not_divide_stays_whole",
+        ),
+    ),
+    Fault(
+        "planned workspaces of sharded layers hold whole gradients",
+        "tfgpipe/planner/memory.py",
+        "(left * rows * x.work_bytes + x.weight_bytes * x.num_trained)\n"
+        "                    / x.shards(T)",
+        "left * rows * x.work_bytes / x.shards(T)\n"
+        "                    + x.weight_bytes * x.num_trained",
+        (
+            "tests/pure/planner/test_memory.py::"
+            "test_shards_share_weights_and_what_is_not_whole",
+        ),
+    ),
+    Fault(
+        "planned recomputation of all stages of a device is held at once",
+        "tfgpipe/planner/memory.py",
+        "recomputed = max(recomputed, begun[k] * again)",
+        "recomputed += begun[k] * again",
+        (
+            "tests/pure/planner/test_memory.py::"
+            "test_stages_of_one_device_recompute_one_at_a_time",
+        ),
+    ),
+    Fault(
+        "planned recomputation of layers holds a stage's first layer",
+        "tfgpipe/planner/memory.py",
+        "again = share * max(saved) + sum(others)",
+        "again = share * saved[0] + sum(others)",
+        (
+            "tests/pure/planner/test_memory.py::"
+            "test_stages_of_one_device_recompute_one_at_a_time",
+        ),
+    ),
+    Fault(
+        "planned updates share out layers that cannot be sharded",
+        "tfgpipe/planner/step_time.py",
+        "layer.weight_bytes * layer.num_trained / layer.shards(T)",
+        "layer.weight_bytes * layer.num_trained / T",
+        (
+            "tests/pure/planner/test_step_time.py::"
+            "test_the_device_of_most_trained_weights_updates_last",
+        ),
+    ),
+    Fault(
+        "planned updates are of frozen weights as well",
+        "tfgpipe/planner/step_time.py",
+        "layer.weight_bytes * layer.num_trained / layer.shards(T)",
+        "layer.weight_bytes * layer.parameters / layer.shards(T)",
+        (
+            "tests/pure/planner/test_step_time.py::"
+            "test_the_device_of_most_trained_weights_updates_last",
+        ),
+    ),
+    Fault(
+        "planned updates are over when the device of fewest weights is done",
+        "tfgpipe/planner/step_time.py",
+        "    trained_bytes = max(\n",
+        "    trained_bytes = min(\n",
+        (
+            "tests/pure/planner/test_step_time.py::"
+            "test_the_device_of_most_trained_weights_updates_last",
+        ),
+    ),
+    Fault(
+        "planned gradients of replicas never leave a group of devices",
+        "tfgpipe/planner/step_time.py",
+        "link = device.link_across(D * P * T)",
+        "link = device.link_across(D)",
+        (
+            "tests/pure/planner/test_step_time.py::"
+            "test_the_device_of_most_trained_weights_updates_last",
+        ),
+    ),
+    Fault(
+        "planned boundaries are of the inputs of the stage before",
+        "tfgpipe/planner/step_time.py",
+        "boundary_bytes=inputs[1:]",
+        "boundary_bytes=inputs[:-1]",
+        (
+            "tests/pure/planner/test_step_time.py::"
+            "test_a_step_of_unlike_stages_takes_what_was_worked_out_by_hand",
+        ),
+    ),
+    Fault(
+        "planned pipelines of shards never leave a group of devices",
+        "tfgpipe/planner/step_time.py",
+        "link=device.link_across(P * T)",
+        "link=device.link_across(P)",
+        (
+            "tests/pure/planner/test_step_time.py::"
+            "test_a_step_of_unlike_stages_takes_what_was_worked_out_by_hand",
+        ),
+    ),
+    Fault(
+        "the parts of a planned step are those of the idlest device",
+        "tfgpipe/planner/step_time.py",
+        "    busiest = max(\n",
+        "    busiest = min(\n",
+        (
+            "tests/pure/planner/test_step_time.py::"
+            "test_a_step_of_unlike_stages_takes_what_was_worked_out_by_hand",
+        ),
+    ),
+    Fault(
+        "reductions of a planned step count as recomputation as well",
+        "tfgpipe/planner/step_time.py",
+        "recompute = sum(x.recompute - x.reductions.recompute for x in busiest)",
+        "recompute = sum(x.recompute for x in busiest)",
+        (
+            "tests/pure/planner/test_step_time.py::"
+            "test_a_step_of_unlike_stages_takes_what_was_worked_out_by_hand",
+        ),
+    ),
+    Fault(
+        "reductions of a planned step are those of one microbatch",
+        "tfgpipe/planner/step_time.py",
+        "reductions=M * reductions,",
+        "reductions=reductions,",
+        (
+            "tests/pure/planner/test_step_time.py::"
+            "test_a_step_of_unlike_stages_takes_what_was_worked_out_by_hand",
+        ),
+    ),
+    Fault(
+        "the lower bound of a step leaves out the backwards at its end",
+        "tfgpipe/planner/step_time.py",
+        "            before += stages[p].backward\n",
+        "            before += 0\n",
+        (
+            "tests/pure/planner/test_step_time.py::"
+            "test_a_lower_bound_is_the_work_of_a_device_and_its_wait_for_the_first",
         ),
     ),
 )
@@ -977,6 +1179,26 @@ DEVICES = (
             "test_a_new_cut_changes_nothing_but_where_things_are",
         ),
     ),
+    Fault(
+        "a torus along one axis of TPU chips is one along all",
+        "tfgpipe/devices/tpu_topology.py",
+        "        if around:\n",
+        "        if any(torus):\n",
+        (
+            "tests/pure/devices/test_tpu_topology.py::"
+            "test_neighbours_are_a_step_apart_along_one_axis_around_it_where_it_is_a_torus",
+        ),
+    ),
+    Fault(
+        "TPU chips are neighbours along a diagonal",
+        "tfgpipe/devices/tpu_topology.py",
+        "return sum(steps) <= 1",
+        "return max(steps) <= 1",
+        (
+            "tests/pure/devices/test_tpu_topology.py::"
+            "test_neighbours_are_a_step_apart_along_one_axis_around_it_where_it_is_a_torus",
+        ),
+    ),
 )
 
 REPLICAS = (
@@ -1404,6 +1626,53 @@ TRAINER = (
         (
             "tests/trainer/test_variable_names.py::"
             "test_averages_are_shown_and_taken_back_exactly",
+        ),
+    ),
+    Fault(
+        "documents are packed where most room is left",
+        "trainer/data/corpus.py",
+        "room = length + (fitting & -fitting).bit_length() - 1  # The least.",
+        "room = length + fitting.bit_length() - 1  # The least.",
+        (
+            "tests/pure/trainer/test_packing.py::"
+            "test_the_longest_come_first_each_where_it_leaves_least_room",
+        ),
+    ),
+    Fault(
+        "the template validates on the points that it trains on",
+        "params/template.py",
+        'np.random.default_rng(["train", "validation"].index(split))',
+        "np.random.default_rng(0)",
+        ("tests/params/test_template.py::test_no_point_of_validation_is_trained_on",),
+    ),
+    Fault(
+        "all three ways to spread a model are but two",
+        "params/parallelism.py",
+        "PipelinedDataParallel.pipelining.replace(num_shards=2)",
+        "Pipelined.pipelining.replace(num_shards=2)",
+        (
+            "tests/params/test_parallelism.py::"
+            "test_an_experiment_has_the_replicas_stages_and_shards_that_it_says",
+        ),
+    ),
+    Fault(
+        "a medium language model has the stages of the small one",
+        "params/lm.py",
+        "Small.pipelining.replace(num_stages=8, num_microbatches=32)",
+        "Small.pipelining.replace(num_microbatches=32)",
+        (
+            "tests/params/test_lm.py::"
+            "test_a_large_model_has_the_weights_and_the_stages_that_it_says",
+        ),
+    ),
+    Fault(
+        "a language model of a billion weights has the layers of the small one",
+        "params/lm.py",
+        "Medium.model.replace(width=1920, num_heads=15, mlp_width=7680)",
+        "Small.model.replace(width=1920, num_heads=15, mlp_width=7680)",
+        (
+            "tests/params/test_lm.py::"
+            "test_a_large_model_has_the_weights_and_the_stages_that_it_says",
         ),
     ),
 )

@@ -76,6 +76,24 @@ def test_every_experiment_reads_back() -> None:
         assert from_text(to_text(cls()), cls) == cls()
 
 
+@pytest.mark.parametrize(
+    ("name", "num_stages", "num_weights"),
+    [("Small", 4, 86e6), ("Medium", 8, 304e6), ("OneBillion", 8, 1.07e9)],
+)
+def test_a_large_model_has_the_weights_and_the_stages_that_it_says(
+    name: str, num_stages: int, num_weights: float
+) -> None:
+    experiment = find(f"lm.{name}")()
+    n, w, hidden = (
+        getattr(experiment.model, size) for size in ("num_layers", "width", "mlp_width")
+    )
+    # Attention, a perceptron, two norms; embeddings and logits of bytes, positions.
+    blocks = n * (4 * (w * w + w) + (2 * w * hidden + hidden + w) + 4 * w)
+    ends = 2 * 256 * w + 256 + 2 * w + experiment.model.context * w
+    assert blocks + ends == pytest.approx(num_weights, rel=0.005)
+    assert experiment.pipelining.num_stages == num_stages
+
+
 @pytest.fixture(scope="module")
 def models() -> dict[str, tfgpipe.PipelinedModel]:
     """The model of `experiments.text("Tiny")` with each softmax, untrained."""

@@ -7,7 +7,31 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import experiments
+from trainer.experiment import find
 from trainer.main import main
+
+
+@pytest.mark.parametrize(
+    ("name", "spread"),
+    [
+        ("Alone", (1, 1, 1)),
+        ("DataParallel", (2, 1, 1)),
+        ("Pipelined", (1, 2, 1)),
+        ("PipelinedDataParallel", (2, 2, 1)),
+        ("TensorParallel", (1, 1, 2)),
+        ("TensorParallelRing", (1, 1, 2)),
+        ("AllThree", (2, 2, 2)),
+    ],
+)
+def test_an_experiment_has_the_replicas_stages_and_shards_that_it_says(
+    name: str, spread: tuple[int, int, int]
+) -> None:
+    pipelining = find(f"parallelism.{name}")().pipelining
+    assert (
+        pipelining.num_replicas,
+        pipelining.num_stages,
+        pipelining.num_shards,
+    ) == spread
 
 
 def test_spread_in_all_ways_at_once_it_learns_the_same() -> None:

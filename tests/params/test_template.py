@@ -60,6 +60,15 @@ def test_it_trains_and_goes_on_exactly(
     assert runs.timeless(stopped) == runs.timeless(whole)
 
 
+def test_no_point_of_validation_is_trained_on() -> None:
+    train, validation = (
+        {tuple(point) for point in template.Mine().examples(split)[0]}
+        for split in ("train", "validation")
+    )
+    assert len(train) == len(validation) == 10_000
+    assert not train & validation
+
+
 def test_a_class_is_found_in_any_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,6 +143,30 @@ def test_readings_become_spans_that_start_at_zero_and_do_not_overlap():
     ]
 
 
+def test_each_backward_recomputes_its_own_forward_and_at_most_until_it_ends():
+    readings = {
+        Action("forward", 0, 0): (0, 1),
+        Action("forward", 0, 1): (1, 3),
+        Action("forward", 1, 0): (1, 4),
+        Action("forward", 1, 1): (4, 8),
+        Action("backward", 1, 1): (8, 20),
+        Action("backward", 1, 0): (20, 22),  # Shorter than its forward.
+        Action("backward", 0, 1): (20, 25),
+        Action("backward", 0, 0): (25, 30),
+    }
+    recomputes = {action: action.kind == "backward" for action in readings}
+    step = make_timeline(
+        schedules.gpipe(2, 2), recomputes, np.array([*readings.values()], float)
+    )
+    again = [span for span in step.spans if span.kind == "recompute"]
+    assert {(s.stage, s.microbatch): (s.start, s.end) for s in again} == {
+        (1, 1): (8, 12),
+        (1, 0): (20, 22),
+        (0, 1): (20, 22),
+        (0, 0): (25, 26),
+    }
+
+
 def test_a_recorder_without_a_step_says_so():
     with pytest.raises(RuntimeError, match="No step has been timed yet"):
         TimingRecorder().timeline(schedules.gpipe(1, 1))

@@ -70,12 +70,14 @@ class Given:
         inputs: What earlier stages hand over.
         weights: Values of the trainable variables.
         state: Values of the non-trainable variables, read-only ones included.
+        sums: Those of them that are sums over examples, as of metrics.
         replicas: The inputs of collectives over replicas, or nothing.
     """
 
     inputs: tuple[str, ...]
     weights: tuple[str, ...]
     state: tuple[str, ...]
+    sums: tuple[str, ...]
     replicas: tuple[str, ...]
 
     @property
@@ -239,11 +241,27 @@ class JointGraph:
 
         They depend on no examples, as those of a masked kernel or of spectral
         normalization, trained or frozen, and on no seed, which each microbatch
-        advances.
+        advances. A number that is made of itself alone may count examples or
+        microbatches; so do sums.
         """
         changed = self._changed(lambda x: x.is_floating or x.is_complex)
+        changed = {b: a for b, a in changed.items() if b not in self.given.sums}
         pairs = zip(self.given.variables, self.forward.new_values, strict=True)
-        return self._self_contained(changed, [b for b, a in pairs if a == b])
+        alike = self._self_contained(changed, [b for b, a in pairs if a == b])
+        pending = [
+            before
+            for before, after in alike.items()
+            if before in self.given.weights
+            or self.spec(before).shape.rank
+            or self._sources(after) - {before}
+        ]
+        found: dict[str, str] = {}
+        while pending:
+            before = pending.pop()
+            found[before] = alike[before]
+            sources = self._sources(alike[before])
+            pending.extend(x for x in sources if x in alike and x not in found)
+        return found
 
     @functools.cached_property
     def integer_state(self) -> tuple[str, ...]:
@@ -390,6 +408,11 @@ def trace_joint(
                     names.all(inputs),
                     names.all(values[: len(weights)]),
                     names.all(values[len(weights) :]),
+                    names.all(
+                        value
+                        for variable, value in zip(variables, values, strict=True)
+                        if variable.aggregation == "sum"
+                    ),
                     names.all(collective),
                 ),
                 forward=Forward(

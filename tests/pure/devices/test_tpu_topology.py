@@ -106,6 +106,25 @@ def test_stages_of_a_v4_are_on_chips_of_their_own() -> None:
     assert path == ((0, 0, 0, 0), (1, 0, 0, 0), (1, 1, 0, 0), (0, 1, 0, 0))
 
 
+@pytest.mark.parametrize("torus", [*itertools.product([False, True], repeat=3)])
+def test_neighbours_are_a_step_apart_along_one_axis_around_it_where_it_is_a_torus(
+    torus: tpu_topology.Torus,
+) -> None:
+    shape = (4, 3, 3, 2)
+    cores = list(itertools.product(*map(range, shape)))
+    for core in cores:
+        chips = {core[:3]}
+        for axis, step in itertools.product(range(3), (-1, 1)):
+            chip = list(core[:3])
+            chip[axis] += step
+            if torus[axis]:
+                chip[axis] %= shape[axis]
+            chips.add(tuple(chip))
+        for other in cores:
+            expected = other[:3] in chips
+            assert tpu_topology.adjacent(core, other, shape, torus) == expected
+
+
 def test_a_torus_is_used_where_it_is_said_to_be_one() -> None:
     # One row of four without its second chip: 0 . 2 3
     missing = [(1, 0, 0, 0)]

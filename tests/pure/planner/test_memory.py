@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pure.planner.toys import TOY, config, request, workload
+from tests.pure.planner.toys import TOY, config, layer, request, workload
 from tfgpipe import schedules
 from tfgpipe.planner import memory
 from tfgpipe.planner.memory import in_flight
@@ -100,6 +100,20 @@ def test_remat_of_layers_keeps_one_layer_and_the_inputs_of_the_others():
     assert (only.inputs, only.recomputed) == (8 * 2 * 5, 2 * (100 + 3 * 5))
 
 
+@pytest.mark.parametrize(
+    ("remat", "most"),
+    # Of the two layers of the first stage: both; the larger, and the other's input.
+    [("stage", 2 * (100 + 300)), ("layer", 2 * (300 + 5))],
+)
+def test_stages_of_one_device_recompute_one_at_a_time(remat, most):
+    layers = (layer(), layer(kept_bytes=300), layer(), layer())
+    model = dataclasses.replace(workload(), layers=layers)
+    schedule = schedules.gpipe(3, 4).with_placement((0, 1, 0))
+    values = {"num_devices": 2, "num_microbatches": 4, "remat": remat}
+    first, second = held(model, (2, 1, 1), **values, schedule=schedule)
+    assert (first.recomputed, second.recomputed) == (most, 2 * 100)
+
+
 def test_a_compiler_leaves_a_share_of_what_was_counted_operation_by_operation():
     half = dataclasses.replace(TOY, temp_factor=0.5)
     formula, traced = workload(), dataclasses.replace(workload(), traced=True)
@@ -119,11 +133,24 @@ def test_shards_share_weights_and_what_is_not_whole():
     assert only.weights == 4 * 40 / 2
     # 20 of 100 bytes are whole: 20 + 80 / 2, of four layers, on two rows.
     assert only.activations == pytest.approx(2 * 4 * 60)
+    # Of a layer: its own bytes on two rows, and its gradient.
+    assert only.workspace == (2 * 30 + 4 * 10) / 2
 
 
 def test_a_layer_that_does_not_divide_stays_whole():
     (only,) = held(workload(max_shards=3), (4,), num_shards=2)
     assert (only.weights, only.activations) == (160, 800)
+
+
+def test_beside_a_sharded_layer_one_that_does_not_divide_stays_whole():
+    layers = (layer(), layer(max_shards=1, trained=4))
+    model = dataclasses.replace(workload(), layers=layers)
+    (only,) = held(model, (2,), num_shards=2)
+    assert only.weights == 4 * (10 / 2 + 10)
+    assert only.gradients == 4 * (10 / 2 + 4)
+    assert only.slots == 2 * 4 * (10 / 2 + 4)
+    assert only.activations == pytest.approx(2 * (60 + 100))
+    assert only.workspace == 2 * 30 + 4 * 4
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero_bubble"])

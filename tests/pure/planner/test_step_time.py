@@ -46,6 +46,22 @@ def test_shards_reduce_twice_in_each_pass():
     assert stage.recompute == stage.forward
 
 
+def test_a_layer_that_cannot_be_sharded_reduces_nothing():
+    layers = (layer(), layer(max_shards=1))
+    (stage,) = step_time.stage_times(
+        dataclasses.replace(workload(), layers=layers),
+        config(num_shards=2, remat="layer"),
+        (2,),
+        rows=2,
+        device=TOY,
+    )
+    # The other one reduces twice, 2.5 s each, and all that twice before its backward.
+    assert stage.reductions.forward == pytest.approx(5)
+    assert stage.reductions.backward == pytest.approx(5)
+    assert stage.reductions.recompute == pytest.approx(2 * 5)
+    assert stage.forward == pytest.approx(4.2 + 8 + 5)
+
+
 def test_an_action_has_an_overhead_and_all_layers_but_the_last_recompute_twice():
     device = dataclasses.replace(TOY, overhead=0.5)
     (stage,) = step_time.stage_times(
@@ -74,6 +90,21 @@ def test_replicas_of_other_groups_are_slower():
     asked = request(workload(4), num_devices=16, batch_size=16)
     time = asked.estimate(config(num_replicas=8, num_devices=2)).time
     assert time.replicas == pytest.approx(2 * 7 * (4 * 20 / 8 / 1 + 1.0))
+
+
+def test_the_device_of_most_trained_weights_updates_last():
+    # Device 0: half of 10 weights, and 4 of 10 that cannot be sharded; device 1: half.
+    layers = (layer(), layer(max_shards=1, trained=4), layer())
+    replicas, update = step_time.update_times(
+        dataclasses.replace(workload(), layers=layers),
+        config(num_replicas=2, num_devices=2, num_shards=2),
+        (2, 1),
+        num_slots=2,
+        device=TOY,
+    )
+    # Eight devices are in two groups: 1 byte a second and a latency of 1.
+    assert replicas == pytest.approx(2 * (4 * 9 / 2 / 1 + 1))
+    assert update == pytest.approx(4 * 9 * 7 / 10)
 
 
 def test_one_device_has_no_bubble():
@@ -107,6 +138,32 @@ def test_a_pipeline_of_two_takes_what_was_worked_out_by_hand(own):
     time = request(workload(2), num_devices=2, batch_size=4).estimate(each).time
     assert time.pipeline == pytest.approx(88.5)
     assert time.bubble == pytest.approx(1 - 56 / 88.5)
+
+
+def test_a_step_of_unlike_stages_takes_what_was_worked_out_by_hand():
+    """Two layers in two shards, then a whole one; two groups of two devices.
+
+    Device 0: forward 2 x 4.2 and 2 x 5 of reductions, backward 2 x 10.4 and as many,
+    after another forward. Device 1: 8 and 20, after 8. 20 bytes take 20, then 1.
+
+    device 0   F0 0-18.4, F1 18.4-36.8                   B1 116.4-165.6, B0 165.6-214.8
+    link       0 18.4-38.4, 1 38.4-58.4
+    device 1   F0 39.4-47.4, F1 59.4-67.4, B1 67.4-95.4, B0 95.4-123.4
+    """
+    layers = (layer(), layer(), layer(max_shards=1, input_bytes=10))
+    time = step_time.step_time(
+        dataclasses.replace(workload(), layers=layers),
+        config(num_devices=2, num_shards=2, num_microbatches=2, remat="stage"),
+        (2, 1),
+        rows=2,
+        num_slots=2,
+        device=dataclasses.replace(TOY, group=2),
+    )
+    assert time.pipeline == pytest.approx(214.8)
+    # Of the busiest device, twice.
+    assert time.arithmetic == pytest.approx(2 * 2 * (4.2 + 10.4))
+    assert time.recompute == pytest.approx(2 * 2 * 4.2)
+    assert time.reductions == pytest.approx(2 * 3 * 2 * 5)
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
@@ -147,6 +204,19 @@ def test_a_long_step_goes_on_as_it_began(name, K, v, monkeypatch):
     exact = seconds()
     monkeypatch.setattr(step_time, "MOST_ACTIONS", 0)
     assert seconds() == pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "waiting"),
+    [("gpipe", 8 + 20), ("1f1b", 8 + 20), ("zero_bubble", 8), ("interleaved", 8)],
+)
+def test_a_lower_bound_is_the_work_of_a_device_and_its_wait_for_the_first(
+    name, waiting
+):
+    each = config(num_devices=2, num_microbatches=4, schedule=name)
+    bound = request(workload(2)).least_seconds(each, (1, 1))
+    # And the update of 10 weights, of which 7 x 4 bytes are read or written.
+    assert bound == pytest.approx(4 * (8 + 20) + waiting + 10 * 4 * 7 / 10)
 
 
 CONFIGS = st.builds(

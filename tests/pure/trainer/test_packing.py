@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trainer.data import corpus
@@ -69,6 +69,22 @@ def test_bins_hold_everything_once_and_no_more_than_they_can(
     assert all(0 < load <= size for load in loads)
     # No two bins could have been one, so all but one are more than half full.
     assert all(a + b > size for i, a in enumerate(loads) for b in loads[:i])
+
+
+@example([7, 6, 3], 10)  # 7 + 3 and 6, not 7 and 6 + 3.
+@given(st.lists(st.integers(1, 9)), st.integers(9, 20))
+def test_the_longest_come_first_each_where_it_leaves_least_room(
+    lengths: Sequence[int], size: int
+) -> None:
+    expected: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        fullest = max((n for n in expected if n + length <= size), default=0)
+        if fullest:
+            expected.remove(fullest)
+        expected.append(fullest + length)
+    bins = corpus.best_fit(lengths, size=size)
+    loads = [sum(lengths[thing] for thing in bin_) for bin_ in bins]
+    assert sorted(loads) == sorted(expected)
 
 
 def test_windows_by_hand() -> None:
