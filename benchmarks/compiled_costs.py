@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
-    from tfgpipe.planner import Remat
+    from tfgpipe.remat import Name as Remat
 
 MIB = 2**20
 WIDTH = 1024

@@ -33,14 +33,15 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import tables
 from benchmarks.worker import Schedule, Side, Worker
-from tfgpipe.planner import TABLE, Device, Estimate, ParallelConfig, PlanRequest, Remat
+from tfgpipe import remat as remat_lib
+from tfgpipe.planner import TABLE, Device, Estimate, ParallelConfig, PlanRequest
 
 if TYPE_CHECKING:
     from tfgpipe.planner import Workload
 
 Shape = tuple[int, ...]
 # Workload, K, M, schedule, remat.
-CONFIGURATIONS: tuple[tuple[str, int, int, Schedule, Remat], ...] = (
+CONFIGURATIONS: tuple[tuple[str, int, int, Schedule, remat_lib.Name], ...] = (
     ("mlp", 1, 1, "gpipe", "none"),
     ("mlp", 2, 4, "1f1b", "none"),
     ("mlp", 2, 8, "gpipe", "stage"),
@@ -285,7 +286,7 @@ def predict(
             num_shards=1,
             num_microbatches=M,
             schedule=side.schedule or "gpipe",
-            remat=side.remat,
+            remat=remat_lib.find(side.remat),
         )
     )
 

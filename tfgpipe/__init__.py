@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tfgpipe import layers as layers
     from tfgpipe import planner as planner
     from tfgpipe import quantization as quantization
+    from tfgpipe import remat as remat
     from tfgpipe import schedules as schedules
     from tfgpipe import tensor_parallel as tensor_parallel
     from tfgpipe.accelerators import dry_run as dry_run

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import keras
 import tensorflow as tf
 
+from tfgpipe import remat as remat_lib
 from tfgpipe import schedules
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap, argument_checks
@@ -30,6 +31,7 @@ from tfgpipe.partition import (
     make_plan,
     plan_by_parameters,
 )
+from tfgpipe.remat import RematLike
 from tfgpipe.runtime import (
     Pipeline,
     VariableUpdate,
@@ -38,7 +40,6 @@ from tfgpipe.runtime import (
 )
 from tfgpipe.schedules import Schedule
 from tfgpipe.stage import (
-    Remat,
     Stage,
     StageOptions,
     TransferDtype,
@@ -83,7 +84,7 @@ class PipelinedLayer(keras.layers.Layer):
             the inputs of each stage; `"layer"` recomputes layer by layer as well,
             never holding a whole stage's activations; `"except_last"` is `"stage"`
             except for the last microbatch, whose backward follows at once; `"none"`
-            keeps all activations.
+            keeps all activations. Or a `tfgpipe.remat.Remat` of your own.
         jit_compile: Whether XLA compiles each stage's functions. `"auto"` does so on
             GPUs; on CPUs it compiles large chains of elementwise operations and
             reductions, such as a normalization, and leaves all else to TensorFlow.
@@ -145,7 +146,7 @@ class PipelinedLayer(keras.layers.Layer):
         num_microbatches: int,
         balance: Quantity | Sequence[int] | Sequence[str] = "params",
         memory_limit: float | None = None,
-        remat: Remat = "stage",
+        remat: RematLike = "stage",
         jit_compile: bool | Literal["auto"] = "auto",
         batch_norm: normalization.BatchNorm = "microbatch",
         transfer_dtype: TransferDtype | None = None,
@@ -171,7 +172,7 @@ class PipelinedLayer(keras.layers.Layer):
         layer_checks.check_not_float8(self._source.calls)
         self.num_microbatches = argument_checks.check_num_microbatches(num_microbatches)
         layer_checks.check_not_stateful(self._source.calls)
-        self.remat = argument_checks.check_choice("remat", remat, get_args(Remat))
+        self.remat = remat_lib.find(remat)
         self.jit_compile = argument_checks.check_choice(
             "jit_compile", jit_compile, ("auto", True, False)
         )
@@ -547,7 +548,9 @@ class PipelinedLayer(keras.layers.Layer):
             if isinstance(self.balance, str)
             else list(self.balance),
             memory_limit=self.memory_limit,
-            remat=self.remat,
+            remat=self.remat.name
+            if remat_lib.is_named(self.remat)
+            else keras.saving.serialize_keras_object(self.remat),
             jit_compile=self.jit_compile,
             batch_norm=self.batch_norm,
             transfer_dtype=self.transfer_dtype,
@@ -559,7 +562,7 @@ class PipelinedLayer(keras.layers.Layer):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> PipelinedLayer:
         """Makes a layer from what `get_config` returned."""
-        return cls(**{**config, "layers": source_model.from_config(config["layers"])})
+        return cls(**arguments_from_config(config))
 
     def get_build_config(self) -> dict[str, Any] | None:
         """Returns what `build_from_config` needs to build the layer again."""
@@ -646,6 +649,15 @@ class PipelinedLayer(keras.layers.Layer):
             batch_size=batch_size,
             device=self.mesh.primary_devices[0][0],
         )
+
+
+def arguments_from_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what `get_config` returned with layers and policies in their places."""
+    remat = config.get("remat", "stage")
+    if isinstance(remat, Mapping):
+        remat = keras.saving.deserialize_keras_object(remat)
+    layers = source_model.from_config(config["layers"])
+    return {**config, "layers": layers, "remat": remat}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,11 +22,12 @@ from tfgpipe.distribution import (
     warn_of_sharded_updates,
 )
 from tfgpipe.partition import Plan, Quantity, check_feasible, resolve
-from tfgpipe.pipelined_layer import PipelinedLayer
+from tfgpipe.pipelined_layer import PipelinedLayer, arguments_from_config
+from tfgpipe.remat import RematLike
 from tfgpipe.report import print_summary
 from tfgpipe.runtime import LossPipeline, Pipeline, StepTimer, TimingRecorder
 from tfgpipe.schedules import Action, Schedule
-from tfgpipe.stage import Remat, Stage, TransferDtype, normalization, owned_variables
+from tfgpipe.stage import Stage, TransferDtype, normalization, owned_variables
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
@@ -108,7 +109,7 @@ class PipelinedModel(keras_internals.Replicated):
         schedule: schedules.Name | Schedule = "gpipe",
         balance: Quantity | Sequence[int] | Sequence[str] = "params",
         memory_limit: float | None = None,
-        remat: Remat = "stage",
+        remat: RematLike = "stage",
         jit_compile: bool | Literal["auto"] = "auto",
         batch_norm: normalization.BatchNorm = "microbatch",
         transfer_dtype: TransferDtype | None = None,
@@ -459,8 +460,7 @@ class PipelinedModel(keras_internals.Replicated):
                 for order in schedule["orders"]
             )
             schedule = Schedule(**{**schedule, "orders": orders})
-        layers = source_model.from_config(config["layers"])
-        return cls(**{**config, "layers": layers, "schedule": schedule})
+        return cls(**{**arguments_from_config(config), "schedule": schedule})
 
     def get_build_config(self) -> dict[str, Any] | None:
         """Returns what `build_from_config` needs to build the model again."""

@@ -346,10 +346,9 @@ def _network(experiment: Experiment) -> Any:
 
 def _peaks(workload: Workload, experiment: Experiment, *, on_gpus: bool) -> list[float]:
     """Returns the estimated bytes of each device, as the planner has them."""
-    from tfgpipe import planner
+    from tfgpipe import planner, remat
 
     chosen = experiment.pipelining
-    remat = "stage" if chosen.remat == "except_last" else chosen.remat
     # Of its figures only what the runtime reserves counts here, and a CPU does not.
     device = planner.TABLE["h100-80g"]
     request = planner.PlanRequest(
@@ -364,7 +363,7 @@ def _peaks(workload: Workload, experiment: Experiment, *, on_gpus: bool) -> list
         num_shards=chosen.num_shards,
         num_microbatches=chosen.num_microbatches,
         schedule=chosen.schedule,
-        remat=remat,
+        remat=remat.find(chosen.remat),
         stages_per_device=chosen.num_stages_each,
     )
     held = request.memory(config, request.partition(config))

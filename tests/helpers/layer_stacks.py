@@ -9,9 +9,10 @@ from typing import get_args
 import keras
 import numpy as np
 
-from tfgpipe.stage import Remat, TransferDtype
+from tfgpipe import remat
+from tfgpipe.stage import TransferDtype
 
-REMAT_MODES = get_args(Remat)
+REMAT_MODES = remat.NAMES
 TRANSFER_DTYPES = (None, *get_args(TransferDtype))
 layers = keras.layers
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 
 import keras
 import numpy as np
 import pytest
 
 import tfgpipe
+from tfgpipe import remat as remat_lib
 from tfgpipe import schedules
 from tfgpipe._util import stage_spans
+from tfgpipe.partition import profiles
 from tfgpipe.partition.costs import CallCost, CallWeights
 from tfgpipe.partition.plans import Plan, best_plan
 from tfgpipe.partition.profiles import (
@@ -26,7 +29,7 @@ def settings(schedule: schedules.Schedule, remat: str) -> PlanSettings:
     return PlanSettings(
         num_stages=schedule.num_stages,
         num_microbatches=schedule.num_microbatches,
-        remat=remat,
+        remat=remat_lib.find(remat),
         memory_limit=None,
         num_slots=2,
         transfer_dtype=None,
@@ -51,6 +54,35 @@ def test_what_is_recomputed_is_counted_as_it_is_run(schedule, counts):
     for remat, count in {"none": 0, "stage": M, "layer": M}.items():
         found = settings(schedule, remat).recomputed_microbatches
         assert found == (count,) * schedule.num_stages
+
+
+@dataclasses.dataclass(frozen=True)
+class _Own(remat_lib.Remat):
+    keeps_all: bool = False
+    length: int = 2
+
+    def segment(self, num_layers):
+        return self.length
+
+
+@pytest.mark.parametrize(
+    "remat", [*map(remat_lib.find, remat_lib.NAMES), _Own(True, 2), _Own(False, 3)]
+)
+def test_tables_of_all_stages_are_what_the_policy_says_of_each(remat):
+    saved, inputs, forward = [3, 1, 4, 1, 5], [9, 2, 6, 5, 3], [5.0, 8.0, 9.0, 7.0, 9.0]
+    kept, again = profiles._activation_tables(remat, saved, inputs)
+    for s, e in itertools.combinations(range(6), 2):
+        stage = slice(s, e)
+        assert kept[s, e] == remat.saved_bytes(saved[stage], inputs[stage])
+        # Of the first segment's input, which may be one of the model, as well.
+        first = inputs[s] * (remat.has_segments(e - s) and not remat.keeps_all)
+        own = remat.recomputed_bytes(saved[stage], inputs[stage])
+        assert again[s, e] == own + first
+    repeats = profiles._weighted_range_sums(forward, remat.recomputed)
+    for s, e in itertools.combinations(range(6), 2):
+        counts = remat.recomputed(e - s)
+        expected = sum(map(operator.mul, counts, forward[s:e]))
+        assert repeats[s, e] == pytest.approx(expected)
 
 
 def test_stages_of_one_device_share_the_largest_workspace():

@@ -25,6 +25,7 @@ LAYERS = {
     "_compat": 1,
     "schedules": 1,
     "simulation": 2,
+    "remat": 2,
     "cluster": 2,
     "devices": 2,
     "distribution": 3,
@@ -53,11 +54,12 @@ FOR_USERS = {
     "accelerators",
     "planner",
     "quantization",
+    "remat",
     "schedules",
     "tensor_parallel",
 }
 # Entries of `tfgpipe/`, and of any folder inside.
-MOST_ENTRIES = 24
+MOST_ENTRIES = 25
 # Modules that load no TensorFlow, and import nothing but NumPy.
 PURE = (
     "_compat.backend",
@@ -82,6 +84,9 @@ PURE = (
     "planner.step_time",
     "planner.transformers",
     "planner.workload",
+    "remat",
+    "remat.named",
+    "remat.policy",
     "report.memory",
     "schedules",
     "schedules.named",

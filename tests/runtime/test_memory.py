@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers.subprocesses import interpret
+from tfgpipe import remat
 from tfgpipe.capture import tracer
 from tfgpipe.capture.interpreter import TensorKey
 from tfgpipe.stage.options import StageOptions
@@ -74,7 +75,7 @@ def make_stage() -> Stage:
 
 
 def traced(*, per_layer: bool = False):
-    mode = StageOptions(remat="layer" if per_layer else "stage")
+    mode = StageOptions(remat=remat.find("layer" if per_layer else "stage"))
     return make_stage().traced({TensorKey(0): tf.TensorSpec([2, 4])}, mode)
 
 

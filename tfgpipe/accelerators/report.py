@@ -509,8 +509,7 @@ def _plan(
         num_shards=mesh.num_shards,
         num_microbatches=schedule.num_microbatches,
         schedule=schedule,
-        # The planner does not know "except_last", which recomputes less.
-        remat="stage" if pipelined.remat == "except_last" else pipelined.remat,
+        remat=pipelined.remat,
         stages_per_device=schedule.num_stages // schedule.num_devices,
     )
     request = planner.PlanRequest(

@@ -7,7 +7,6 @@ before the first call of a segment and taken off after the last.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,13 +15,14 @@ import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import unique
-from tfgpipe.capture.ir import Call, Segment, Value
+from tfgpipe.capture.ir import Call, CallGraph, Segment, Value
 from tfgpipe.capture.scope import (
     Accumulator,
     TracingScope,
     check_assignments,
     is_differentiable,
 )
+from tfgpipe.remat import Remat
 
 
 class TensorKey(NamedTuple):
@@ -40,7 +40,8 @@ class Interpreter:
         input_keys: Keys of the tensors that it takes. An input value of the segment
             that is not among them is None, as an optional input of a model can be.
         training: Whether layers run as in training; None leaves it to each.
-        remat: Whether a gradient recomputes each call from its inputs alone.
+        remat: Which calls a gradient recomputes together, from their inputs alone. None
+            for none.
         captured: Variables that the calls use though those of other layers.
     """
 
@@ -50,15 +51,18 @@ class Interpreter:
         input_keys: Sequence[TensorKey],
         *,
         training: bool | None,
-        remat: bool,
+        remat: Remat | None = None,
         captured: Sequence[keras.Variable] = (),
     ) -> None:
         self._segment = segment
         self._input_keys = tuple(input_keys)
         self._training = training
-        self._call = _call
-        if remat:
-            self._call = functools.partial(_call_with_remat, captured=captured)
+        self._captured = captured
+        num_calls = len(segment.calls)
+        self._has_parts = remat is not None and remat.has_segments(num_calls)
+        graph = CallGraph(segment.calls, segment.input_ids, segment.output_ids)
+        spans = remat.segments(num_calls) if remat and self._has_parts else ()
+        self._parts = [(span.start, graph.segment(span)) for span in spans]
 
     def run(self, tensors: Sequence[tf.Tensor]) -> dict[TensorKey, tf.Tensor | None]:
         """Runs the calls.
@@ -76,11 +80,13 @@ class Interpreter:
         for i in masked:
             keras_internals.set_mask(values[i], inputs[TensorKey(i, True)])
         scope = _scope()
-        for index, call in enumerate(self._segment.calls):
-            outputs = self._call(call, values, self._training)
-            values.update(zip(call.output_ids, outputs, strict=True))
-            added = len(scope.losses) - len(scope.loss_calls)
-            scope.loss_calls += [index] * added
+        if not self._has_parts:
+            _run_calls(self._segment.calls, values, self._training, scope)
+        for first, part in self._parts:
+            outputs = _run_with_remat(
+                part, values, self._training, captured=self._captured, first=first
+            )
+            values.update(zip(part.output_ids, outputs, strict=True))
         results: dict[TensorKey, tf.Tensor | None] = {}
         for i in self._segment.output_ids:
             if values[i] is None:
@@ -131,29 +137,65 @@ def _call(
     return keras.tree.flatten(call.layer(*args, **kwargs))
 
 
-def _call_with_remat(
-    call: Call,
+def _run_calls(
+    calls: Sequence[Call],
+    values: dict[int, tf.Tensor | None],
+    training: bool | None,
+    scope: TracingScope,
+    first: int = 0,
+) -> None:
+    """Runs calls, adding what they return to the values.
+
+    Args:
+        calls: The calls.
+        values: The tensor of each value that they take.
+        training: Whether layers run as in training.
+        scope: The scope, which counts whose losses are added.
+        first: The index of the first of these calls in its segment.
+    """
+    for index, call in enumerate(calls, first):
+        outputs = _call(call, values, training)
+        values.update(zip(call.output_ids, outputs, strict=True))
+        added = len(scope.losses) - len(scope.loss_calls)
+        scope.loss_calls += [index] * added
+
+
+def _run_with_remat(
+    part: Segment,
     values: dict[int, tf.Tensor | None],
     training: bool | None,
     *,
     captured: Sequence[keras.Variable],
-) -> list[tf.Tensor]:
-    """Calls a layer so that its gradient recomputes it from its inputs alone.
+    first: int,
+) -> list[tf.Tensor | None]:
+    """Runs calls so that their gradient recomputes them from their inputs alone.
 
     `tf.recompute_grad` differentiates only with respect to arguments, so the weights
-    are passed as such. It runs `call` twice; what the layer assigns, adds as a loss or
-    masks is taken from the first run, which is the forward pass.
+    are passed as such. It runs the calls twice; what layers assign, add as a loss or
+    mask is taken from the first run, which is the forward pass.
+
+    Args:
+        part: The calls.
+        values: The tensor of each value.
+        training: Whether layers run as in training.
+        captured: Variables that the calls use though those of other layers.
+        first: The index of the first of these calls in its segment.
+
+    Returns:
+        The values that others take from these calls.
     """
     scope = _scope()
-    weights, state = layer_variables([call.layer], captured)
+    weights, state = layer_variables(part.layers, captured)
     state_values = [(v, scope.get_current_value(v)) for v in state]
     # Only what has a gradient is an argument: `tf.recompute_grad` adds to each of them.
-    inputs = {i: values[i] for i in call.input_ids if values[i] is not None}
+    inputs = {i: values[i] for i in part.input_ids if values.get(i) is not None}
     ids = [i for i, tensor in inputs.items() if is_differentiable(tensor)]
     if not ids and not weights:
-        return _call(call, values, training)
+        inside = dict(values)
+        _run_calls(part.calls, inside, training, scope, first)
+        return [inside[i] for i in part.output_ids]
     masks = {i: keras_internals.get_mask(tensor) for i, tensor in inputs.items()}
-    first: list[_SideEffects] = []
+    effects: list[_SideEffects] = []
 
     def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
         arguments = {**inputs, **dict(zip(ids, tensors, strict=False))}
@@ -161,11 +203,13 @@ def _call_with_remat(
             keras_internals.set_mask(tensor, masks[i])
         weight_values = zip(weights, tensors[len(ids) :], strict=True)
         inner = TracingScope([*weight_values, *state_values], scope.replicas)
+        inside = {**values, **arguments}
         with inner:
-            outputs = _call(call, {**values, **arguments}, training)
+            _run_calls(part.calls, inside, training, inner, first)
+        outputs = [inside[i] for i in part.output_ids]
         check_assignments(inner, [*weights, *state])
         scope.captured_variables += inner.captured_variables
-        first.append(
+        effects.append(
             _SideEffects(
                 updates=[
                     (v, inner.get_current_value(v))
@@ -173,6 +217,7 @@ def _call_with_remat(
                 ],
                 over_replicas=inner.over_replicas,
                 accumulators=inner.accumulators,
+                loss_calls=inner.loss_calls,
                 input_masks=list(map(keras_internals.get_mask, arguments.values())),
                 output_masks=list(map(keras_internals.get_mask, outputs)),
             )
@@ -182,16 +227,18 @@ def _call_with_remat(
     results = tf.recompute_grad(run)(
         *(values[i] for i in ids), *(scope.get_current_value(v) for v in weights)
     )
-    outputs, losses = results[: len(call.output_ids)], results[len(call.output_ids) :]
-    for update in first[0].updates:
+    forward = effects[0]
+    outputs, losses = results[: len(part.output_ids)], results[len(part.output_ids) :]
+    for update in forward.updates:
         scope.add_update(update)
-    scope.over_replicas.extend(first[0].over_replicas)
-    scope.accumulators.extend(first[0].accumulators)
+    scope.over_replicas.extend(forward.over_replicas)
+    scope.accumulators.extend(forward.accumulators)
     for loss in losses:
         scope.add_loss(loss)
-    for tensor, mask in zip(inputs.values(), first[0].input_masks, strict=True):
+    scope.loss_calls.extend(forward.loss_calls)
+    for tensor, mask in zip(inputs.values(), forward.input_masks, strict=True):
         keras_internals.set_mask(tensor, mask)
-    for tensor, mask in zip(outputs, first[0].output_masks, strict=True):
+    for tensor, mask in zip(outputs, forward.output_masks, strict=True):
         keras_internals.set_mask(tensor, mask)
     return list(outputs)
 
@@ -203,10 +250,11 @@ def _scope() -> TracingScope:
 
 
 class _SideEffects(NamedTuple):
-    """Side effects of a call's first run, beside its outputs and losses."""
+    """Side effects of the first run of calls, beside their outputs and losses."""
 
     updates: list[tuple[keras.Variable, tf.Tensor]]
     over_replicas: list[keras.Variable]
     accumulators: list[Accumulator]
+    loss_calls: list[int]
     input_masks: list[tf.Tensor | None]
     output_masks: list[tf.Tensor | None]

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import keras
 
+from tfgpipe import remat as remat_lib
 from tfgpipe import schedules
 from tfgpipe._util import argument_checks
 from tfgpipe.capture import source_model
@@ -19,9 +20,10 @@ from tfgpipe.partition.profiles import (
     Quantity,
     check_feasible,
 )
+from tfgpipe.remat import RematLike
 from tfgpipe.runtime import check_batch_independence
 from tfgpipe.schedules import Schedule
-from tfgpipe.stage import Remat, TransferDtype
+from tfgpipe.stage import TransferDtype
 
 
 @argument_checks.checks_argument_names()
@@ -31,7 +33,7 @@ def plan(
     num_stages: int | None = None,
     num_microbatches: int,
     balance: Quantity | Sequence[int] | Sequence[str] = "params",
-    remat: Remat = "stage",
+    remat: RematLike = "stage",
     transfer_dtype: TransferDtype | None = None,
     sample: Any = None,
     batch_size: int = 32,
@@ -72,7 +74,7 @@ def plan(
             `"memory"`, the bytes of weights, gradients, slots and activations. Or a
             partition to look at, as calls per stage or as names of layers that end
             stages.
-        remat: What the backward recomputes.
+        remat: What the backward recomputes: a name, or a `tfgpipe.remat.Remat`.
         transfer_dtype: What values are compressed to between stages.
         sample: A mini-batch as the model takes it. A list of layers needs one, and a
             model with inputs of unknown sizes.
@@ -89,7 +91,7 @@ def plan(
             limit (by how much is said), or if a size is not known.
         TypeError: If `model` has a `call` of its own.
     """
-    argument_checks.check_choice("remat", remat, get_args(Remat))
+    remat = remat_lib.find(remat)
     argument_checks.check_choice(
         "transfer_dtype", transfer_dtype, (None, *get_args(TransferDtype))
     )

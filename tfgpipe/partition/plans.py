@@ -294,7 +294,7 @@ def best_plan(
     no table of single stages. Then it is the best plan found: see
     `_search_shared_devices`.
     """
-    adds_up = quantity != "memory" and settings.remat in ("none", "stage")
+    adds_up = quantity == "params" or (quantity != "memory" and settings.is_additive)
     costs = profile.call_costs if adds_up else profile.stage_cost_tables
     search = functools.partial(
         solver.best_partition,

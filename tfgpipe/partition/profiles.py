@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import keras
@@ -19,10 +19,10 @@ from tfgpipe.capture import CallGraph, TensorKey
 from tfgpipe.devices import sharding
 from tfgpipe.partition import costs
 from tfgpipe.partition.costs import CallCost, CallWeights
-from tfgpipe.runtime import example_tensor, keeps_activations
+from tfgpipe.remat import Remat
+from tfgpipe.runtime import example_tensor
 from tfgpipe.schedules import Schedule
-from tfgpipe.simulation import recompute_counts
-from tfgpipe.stage import BoundaryCodec, Remat, TransferDtype
+from tfgpipe.stage import BoundaryCodec, TransferDtype
 
 Quantity = Literal["params", "flops", "time", "memory"]
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
@@ -50,15 +50,31 @@ class PlanSettings:
     transfer_dtype: TransferDtype | None
     schedule: Schedule
 
+    def recomputed(self, k: int, num_layers: int) -> list[float]:
+        """Returns how often stage k computes each layer again, of that many layers.
+
+        The mean over its microbatches.
+        """
+        share = self.recomputed_microbatches[k] / self.num_microbatches
+        each = (self.remat.recomputed(num_layers, kept=kept) for kept in (True, False))
+        return [x + share * (y - x) for x, y in zip(*each, strict=True)]
+
+    @property
+    def is_additive(self) -> bool:
+        """Whether the time of a stage is a sum over its layers, in all stages alike."""
+        counts = {x for k in range(self.num_stages) for x in self.recomputed(k, 2)}
+        counts.update(self.recomputed(0, 1))
+        return len(counts) == 1
+
     @functools.cached_property
     def recomputed_microbatches(self) -> tuple[float, ...]:
-        """For each stage, of how many of its M microbatches it recomputes the forward.
+        """For each stage, of how many of its M microbatches the forward saves nothing.
 
-        Of one that is recomputed `"layer"` may compute layers more than once.
+        The backward of these recomputes layers more often: see `Remat.recomputed`.
         """
-        M = self.num_microbatches
+        M, keeps = self.num_microbatches, self.remat.keeps
         kept = (
-            sum(keeps_activations(self.remat, self.schedule, k, m) for m in range(M))
+            sum(keeps(self.schedule, k, m) for m in range(M))
             for k in range(self.num_stages)
         )
         return tuple(float(M - n) for n in kept)
@@ -125,10 +141,8 @@ class CallProfile:
         """
         if quantity == "params":
             return [w.parameters for w in self.weights]
-        again = settings.recomputed_microbatches[0] / settings.num_microbatches
-        if settings.remat == "layer":
-            again, _ = recompute_counts("layer", 2)
         works = self.seconds if quantity == "time" else self.flops
+        again = settings.recomputed(0, 2 * len(works))[0]
         return [(1 + again) * work.forward + work.backward for work in works]
 
     def stage_cost_tables(
@@ -138,19 +152,19 @@ class CallProfile:
 
         Stages that cost the same have the same array.
         """
-        K, M = settings.num_stages, settings.num_microbatches
         if quantity == "memory":
             return self.stage_memory_tables(settings)
         if quantity == "params":
-            return [_range_sums(self.call_costs(quantity, settings))] * K
+            table = _range_sums(self.call_costs(quantity, settings))
+            return [table] * settings.num_stages
         works = self.seconds if quantity == "time" else self.flops
         once = _range_sums([work.forward + work.backward for work in works])
-        forward = _range_sums([work.forward for work in works])
-        if settings.remat == "layer":
-            amid, at_end = recompute_counts("layer", 2)
-            last = np.array([0.0, *(work.forward for work in works)])  # [e]
-            return [once + amid * forward + np.triu((at_end - amid) * last, 1)] * K
-        tables = {n: once + n / M * forward for n in settings.recomputed_microbatches}
+        tables: dict[float, np.ndarray] = {}
+        for k, n in enumerate(settings.recomputed_microbatches):
+            if n not in tables:
+                counts = functools.partial(settings.recomputed, k)
+                forward = [work.forward for work in works]
+                tables[n] = once + _weighted_range_sums(forward, counts)
         return [tables[n] for n in settings.recomputed_microbatches]
 
     def stage_memory_tables(self, settings: PlanSettings) -> list[np.ndarray]:
@@ -160,11 +174,10 @@ class CallProfile:
     def stage_memory(self, settings: PlanSettings) -> list[StageMemory]:
         """Returns the memory of each stage for the calls [s, e).
 
-        Weights, a gradient and the slots of those that are trained, and activations: of
-        the microbatches in flight without rematerialisation; with it, the received
-        values of these and, as workspace, the activations of one microbatch, of one
-        call at a time for `"layer"`. A split backward holds those of as many
-        microbatches as have begun one.
+        Weights, a gradient and the slots of those that are trained; of the microbatches
+        in flight the received values, and what forwards save; and as workspace what
+        backwards recompute. A split backward holds that of as many microbatches as have
+        begun one.
         """
         copies = 1 + settings.num_slots
 
@@ -177,14 +190,9 @@ class CallProfile:
             saved = [sizes[t] for sizes in self.saved_bytes]
             # Values between stages are on the primary devices.
             received = 0.0 if t else self.received_bytes_uncompressed
-            if settings.remat == "none":
-                resident = weights + in_flight * (received + _range_sums(saved))
-                return resident, np.zeros_like(resident)
-            workspace = _range_sums(saved)
-            if settings.remat == "layer":
-                inputs = 0.0 if t else _range_sums(self.input_bytes)
-                workspace = inputs + _range_maxima(saved)
-            return weights + in_flight * received, in_backward * workspace
+            inputs = [0] * len(saved) if t else self.input_bytes
+            kept, again = _activation_tables(settings.remat, saved, inputs)
+            return weights + in_flight * (received + kept), in_backward * again
 
         @functools.cache
         def memory(in_flight: int, in_backward: int) -> StageMemory:
@@ -364,9 +372,60 @@ def _range_sums(each: Sequence[float]) -> np.ndarray:
     return np.triu(sums[None, :] - sums[:, None])
 
 
-def _range_maxima(each: Sequence[float]) -> np.ndarray:
-    """Returns the maximum over [s, e) at index [s, e]."""
-    table = np.zeros((len(each) + 1, len(each) + 1))
-    for start in range(len(each)):
-        table[start, start + 1 :] = list(itertools.accumulate(each[start:], max))
+def _weighted_range_sums(
+    each: Sequence[float], weights: Callable[[int], Sequence[float]]
+) -> np.ndarray:
+    """Returns the weighted sum over [s, e) at index [s, e].
+
+    Args:
+        each: The terms.
+        weights: The weights of a number of terms.
+    """
+    sums = np.concatenate([[0.0], np.cumsum(np.asarray(each, np.float64))])
+    table = np.zeros((len(sums), len(sums)))
+    for n in range(1, len(sums)):
+        starts = np.arange(len(sums) - n)
+        first = 0
+        for weight, run in itertools.groupby(weights(n)):
+            last = first + len(list(run))
+            table[starts, starts + n] += weight * (
+                sums[starts + last] - sums[starts + first]
+            )
+            first = last
     return table
+
+
+def _activation_tables(
+    remat: Remat, activations: Sequence[float], inputs: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what forwards save and backwards recompute, for [s, e) at index [s, e].
+
+    It is `Remat.saved_bytes` and `Remat.recomputed_bytes` for all stages at once; with
+    what is recomputed by segments, the input of the first is counted as well.
+
+    Args:
+        remat: The policy.
+        activations: Bytes that the backward of each call reads.
+        inputs: Bytes of the inputs of each call.
+    """
+    sums = np.concatenate([[0.0], np.cumsum(np.asarray(activations, np.float64))])
+    starts_bytes = np.asarray(inputs, np.float64)
+    size = len(sums)
+    # Of the segments of [s, e): the largest, and the inputs of all but the first.
+    largest, heads = np.zeros((size, size)), np.zeros((size, size))
+    saved, again = np.zeros((size, size)), np.zeros((size, size))
+    for n in range(1, size):
+        s = np.arange(size - n)
+        length = min(remat.segment(n) or n, n)
+        largest[s, s + n] = sums[s + length] - sums[s]
+        if length < n:
+            rest = s + length
+            largest[s, s + n] = np.maximum(largest[s, s + n], largest[rest, s + n])
+            heads[s, s + n] = heads[rest, s + n] + starts_bytes[rest]
+        if not remat.has_segments(n):
+            (saved if remat.keeps_all else again)[s, s + n] = largest[s, s + n]
+        elif remat.keeps_all:
+            saved[s, s + n], again[s, s + n] = heads[s, s + n], largest[s, s + n]
+        else:
+            again[s, s + n] = largest[s, s + n] + heads[s, s + n] + starts_bytes[s]
+    return saved, again

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from tfgpipe.planner.memory import Memory as Memory
     from tfgpipe.planner.models import read as read
     from tfgpipe.planner.parallel_config import ParallelConfig as ParallelConfig
-    from tfgpipe.planner.parallel_config import Remat as Remat
     from tfgpipe.planner.plan_request import Estimate as Estimate
     from tfgpipe.planner.plan_request import PlanRequest as PlanRequest
     from tfgpipe.planner.ranking import SearchResult as SearchResult

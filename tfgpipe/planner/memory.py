@@ -7,9 +7,8 @@ a microbatch, P trained parameters of N, of s bytes each:
     gradients      s P
     slots          s P a slot: 2 of Adam, 1 of momentum or RMSProp
     inputs         of each microbatch in flight, what the stage received
-    activations    of each microbatch in flight, what its backward needs, remat="none"
-    recomputed     the same of the microbatch under way, remat="stage"; of one layer at
-                   a time and each layer's input, "layer"
+    activations    of each microbatch in flight, what its forward saves for its backward
+    recomputed     of the microbatch under way, what its backward computes again
     workspace      the most that a layer's backward holds of its own, and the gradient
                    that it adds to the sum
     reserved       by the runtime
@@ -119,18 +118,15 @@ def devices(
         left = device.temp_factor if workload.traced else 1.0
         inputs = activations = recomputed = 0.0
         for k in mine:
+            remat, size_in = config.remat, [rows * x.input_bytes for x in stages[k]]
             saved = [rows * x.kept_bytes * x.share(T) for x in stages[k]]
-            first, *others = (rows * x.input_bytes for x in stages[k])
-            if config.remat == "none":
-                activations += flight[k] * sum(saved)
-                continue
-            inputs += flight[k] * first
+            activations += flight[k] * remat.saved_bytes(saved, size_in)
+            if not remat.keeps_all or remat.has_segments(len(saved)):
+                inputs += flight[k] * size_in[0]
             # Where backwards are split, the gradients of weights take it, in another
             # function.
             share = 1.0 if split else left
-            again = share * sum(saved)
-            if config.remat == "layer":
-                again = share * max(saved) + sum(others)
+            again = remat.recomputed_bytes([share * x for x in saved], size_in)
             recomputed = max(recomputed, begun[k] * again)
         found.append(
             Memory(

@@ -6,13 +6,15 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
+from tfgpipe import remat as remat_lib
 from tfgpipe import schedules
+from tfgpipe.remat import Remat, RematLike
 from tfgpipe.schedules import Schedule
 
-Remat = Literal["none", "stage", "layer"]
-REMATS: tuple[Remat, ...] = get_args(Remat)
+# The policies that a search tries.
+REMATS: tuple[remat_lib.Name, ...] = ("none", "stage", "layer")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,7 +27,7 @@ class ParallelConfig:
         num_shards: T.
         num_microbatches: M.
         schedule: The order of actions, by name or as it is.
-        remat: What a backward recomputes.
+        remat: What a backward recomputes, by name or as it is.
         stages_per_device: v; above 1 for `"interleaved"` alone.
         recompute_when: As of `tfgpipe.Costs`: this library recomputes when asked.
     """
@@ -38,6 +40,9 @@ class ParallelConfig:
     remat: Remat
     stages_per_device: int = 1
     recompute_when: Literal["asked", "early"] = "asked"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "remat", remat_lib.find(self.remat))
 
     @property
     def num_stages(self) -> int:
@@ -89,7 +94,7 @@ def enumerate_configs(
     max_stages: int,
     max_shards: int,
     names: Sequence[schedules.Name] = schedules.NAMES,
-    remats: Sequence[Remat] = REMATS,
+    remats: Sequence[RematLike] = REMATS,
     microbatches: Sequence[int] | None = None,
 ) -> Iterator[ParallelConfig]:
     """Yields all configurations of so many devices.
@@ -123,7 +128,7 @@ def enumerate_configs(
                         num_shards=T,
                         num_microbatches=M,
                         schedule=name,
-                        remat=remat,
+                        remat=remat_lib.find(remat),
                         stages_per_device=v,
                     )
 

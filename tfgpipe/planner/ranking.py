@@ -14,6 +14,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from tfgpipe import remat as remat_lib
 from tfgpipe import schedules
 from tfgpipe._util import argument_checks, readable_count, text_table
 from tfgpipe.planner import devices
@@ -21,11 +22,11 @@ from tfgpipe.planner.devices import GIB, Device
 from tfgpipe.planner.parallel_config import (
     REMATS,
     ParallelConfig,
-    Remat,
     enumerate_configs,
 )
 from tfgpipe.planner.plan_request import Estimate, PlanRequest, fullest
 from tfgpipe.planner.workload import Workload
+from tfgpipe.remat import RematLike
 
 if TYPE_CHECKING:
     import keras
@@ -36,7 +37,7 @@ GROUPS = {
     "K": "num_devices",
     "T": "num_shards",
     "schedule": "schedule",
-    "remat": "remat",
+    "remat": "remat.name",
 }
 HEADER = (
     *("D", "K", "T", "M", "schedule", "remat"),
@@ -129,7 +130,7 @@ def search(
     batch_size: int,
     num_slots: float = 2,
     names: Sequence[schedules.Name] = schedules.NAMES,
-    remats: Sequence[Remat] = REMATS,
+    remats: Sequence[RematLike] = REMATS,
     microbatches: Sequence[int] | None = None,
     num_best: int = 5,
 ) -> SearchResult:
@@ -166,8 +167,7 @@ def search(
         ValueError: If a number is below 1, no configuration divides the batch, or the
             device is not known.
     """
-    for kind in remats:
-        argument_checks.check_choice("remats", kind, REMATS)
+    remats = [remat_lib.find(remat, argument="remats") for remat in remats]
     for count in microbatches or ():
         argument_checks.check_count("microbatches", count)
     argument_checks.check_count("num_best", num_best)
@@ -320,7 +320,7 @@ def _row(estimate: Estimate) -> tuple[str, ...]:
         str(config.num_shards),
         str(config.num_microbatches),
         config.order,
-        config.remat,
+        str(config.remat),
         f"{1e3 * time.total:,.1f}",
         f"{100 * estimate.mfu:.1f}%",
         f"{100 * time.bubble:.1f}%",

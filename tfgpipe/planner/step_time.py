@@ -26,7 +26,7 @@ from tfgpipe.planner.devices import Device, Link, Pass
 from tfgpipe.planner.parallel_config import ParallelConfig
 from tfgpipe.planner.workload import Layer, Workload, dtype_bytes
 from tfgpipe.schedules import Schedule
-from tfgpipe.simulation import Costs, recompute_counts, simulate
+from tfgpipe.simulation import Costs, simulate
 
 # Actions above which a step is simulated with fewer microbatches, and continued.
 MOST_ACTIONS = 4096
@@ -182,7 +182,7 @@ def stage_times(
     found = []
     for span in stage_spans(layers_per_stage):
         layers = workload.layers[span]
-        repeats = recompute_counts(config.remat, len(layers))
+        repeats = config.remat.recomputed(len(layers))
         seconds = functools.partial(
             layer_seconds, rows=rows, num_shards=T, device=device, dtype=workload.dtype
         )

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     )
     from tfgpipe.runtime.loss_pipeline import LossPipeline as LossPipeline
     from tfgpipe.runtime.pipeline import Pipeline as Pipeline
-    from tfgpipe.runtime.pipeline import keeps_activations as keeps_activations
     from tfgpipe.runtime.pipeline import make_stages as make_stages
     from tfgpipe.runtime.probe_inputs import example_tensor as example_tensor
     from tfgpipe.runtime.probe_inputs import (

@@ -307,7 +307,7 @@ class Executor:
                     run.device,
                     start,
                     results,
-                    recomputes=again and not run.keeps[m],
+                    recomputes=again and run.recomputes(m),
                 )
                 done = [end]
             self._order.record(p, done, is_sharded=run.trace.is_sharded)

@@ -357,7 +357,7 @@ class _TracedCall:
         training: bool,
     ) -> None:
         keys = [TensorKey(number) for number in segment.input_ids]
-        interpreter = Interpreter(segment, keys, training=training, remat=False)
+        interpreter = Interpreter(segment, keys, training=training)
         self.variables = _variables(segment)
         self._specs = [
             tf.TensorSpec(

@@ -37,7 +37,6 @@ from tfgpipe.runtime.timer import StepTimer
 from tfgpipe.schedules import Schedule
 from tfgpipe.stage import (
     BoundaryCodec,
-    Remat,
     Stage,
     StageCache,
     StageOptions,
@@ -269,7 +268,7 @@ class Pipeline:
         for k, stage in enumerate(self.stages):
             carry = Carry(stage, traced[k], devices[k][0], split, before)
             kept = [
-                bool(training) and keeps_activations(self.options.remat, schedule, k, m)
+                bool(training) and self.options.remat.keeps(schedule, k, m)
                 for m in range(schedule.num_microbatches)
             ]
             runs.append(
@@ -366,14 +365,6 @@ class Pipeline:
                 "into a `tf.function`."
             )
         return num_replicas
-
-
-def keeps_activations(remat: Remat, schedule: Schedule, k: int, m: int) -> bool:
-    """Returns whether stage k keeps its activations of microbatch m in training."""
-    if remat == "except_last":
-        is_last = m == schedule.num_microbatches - 1
-        return is_last or schedule.backward_follows_immediately(k, m)
-    return remat == "none"
 
 
 def make_stages(graph: CallGraph, calls_per_stage: Sequence[int]) -> tuple[Stage, ...]:

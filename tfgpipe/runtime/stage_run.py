@@ -55,6 +55,10 @@ class StageRun:
         """The primary device."""
         return self.devices[0]
 
+    def recomputes(self, m: int) -> bool:
+        """Returns whether the backward of a microbatch computes forwards again."""
+        return any(self.traced.options.remat.recomputed(1, kept=self.keeps[m]))
+
     def begin_backward(self) -> None:
         """Makes the accumulators of weight gradients, which are zero."""
         self._num_pending = len(self._split.sizes)

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from tfgpipe.simulation.simulator import Costs as Costs
     from tfgpipe.simulation.simulator import Simulation as Simulation
     from tfgpipe.simulation.simulator import costs_of as costs_of
-    from tfgpipe.simulation.simulator import recompute_counts as recompute_counts
     from tfgpipe.simulation.simulator import simulate as simulate
     from tfgpipe.simulation.timeline import KIND_LABELS as KIND_LABELS
     from tfgpipe.simulation.timeline import Span as Span

@@ -277,24 +277,6 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
     return Simulation(Timeline(schedule, tuple(spans), tuple(transfers), title), costs)
 
 
-def recompute_counts(remat: str, num_layers: int) -> list[int]:
-    """Returns how often a backward computes the forward of each layer of its stage.
-
-    `"stage"` computes the stage once, from its inputs. `"layer"` does so as well, for
-    the inputs of its layers, and from these each layer once more as its turn comes.
-    The output of the last layer is the input of none.
-
-    >>> recompute_counts("stage", 3), recompute_counts("layer", 3)
-    ([1, 1, 1], [2, 2, 1])
-
-    Args:
-        remat: `"none"`, `"stage"` or `"layer"`.
-        num_layers: How many layers the stage has.
-    """
-    again = {"none": 0, "stage": 1, "layer": 2}[remat]
-    return [*[again] * (num_layers - 1), min(again, 1)]
-
-
 def costs_of(timeline: Timeline) -> Costs:
     """Returns the costs of a step, to simulate it with transfers that are free.
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from tfgpipe.stage.empty_batches import NamedTensors as NamedTensors
     from tfgpipe.stage.functions import StageFunction as StageFunction
     from tfgpipe.stage.functions import StageFunctions as StageFunctions
-    from tfgpipe.stage.options import Remat as Remat
     from tfgpipe.stage.options import StageOptions as StageOptions
     from tfgpipe.stage.options import platform_of as platform_of
     from tfgpipe.stage.output_masks import OutputMasks as OutputMasks

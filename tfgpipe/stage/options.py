@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from tfgpipe import remat as remat_lib
 from tfgpipe.devices import device_type
+from tfgpipe.remat import Remat
 from tfgpipe.stage.boundary import TransferDtype
 from tfgpipe.stage.normalization import BatchNorm
 
 Platform = Literal["cpu", "gpu", "tpu"]
-Remat = Literal["stage", "layer", "except_last", "none"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ class StageOptions:
         num_replicas: How many replicas some layers may sum over.
     """
 
-    remat: Remat = "stage"
+    remat: Remat = dataclasses.field(default_factory=lambda: remat_lib.find("stage"))
     jit_compile: bool | Literal["auto"] = False
     batch_norm: BatchNorm = "microbatch"
     transfer_dtype: TransferDtype | None = None

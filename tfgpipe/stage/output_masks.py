@@ -65,7 +65,6 @@ class OutputMasks:
                 self._segment,
                 list(specs),
                 training=training,
-                remat=False,
                 captured=captured,
             )
             return trace_joint(

@@ -73,7 +73,7 @@ class TracedStage:
         self.input_keys = tuple(input_keys)
         self.output_keys: tuple[TensorKey, ...] = trace.forward.keys
         self.dropped_masks = tuple(tensor.value_id for tensor in trace.forward.dropped)
-        self._options = options
+        self.options = options
         self._cache = cache
         self._functions: dict[bool, StageFunctions] = {}
 
@@ -126,7 +126,7 @@ class TracedStage:
     def _make_functions(self, *, saves: bool) -> StageFunctions:
         if saves not in self._functions:
             self._functions[saves] = StageFunctions(
-                self.trace, self._options, saves=saves, cache=self._cache
+                self.trace, self.options, saves=saves, cache=self._cache
             )
         return self._functions[saves]
 
@@ -302,7 +302,7 @@ class Stage:
                 self.segment,
                 request.input_keys,
                 training=options.training,
-                remat=options.remat == "layer",
+                remat=options.remat,
                 captured=self._captured,
             )
             return trace_joint(
