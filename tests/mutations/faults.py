@@ -775,8 +775,8 @@ PROBES = (
     Fault(
         "layers are probed in inference alone",
         "tfgpipe/runtime/layer_probes.py",
-        "Interpreter(segment, keys, training=training, remat=False)",
-        "Interpreter(segment, keys, training=False, remat=False)",
+        "Interpreter(segment, keys, training=training)",
+        "Interpreter(segment, keys, training=False)",
         (
             "tests/runtime/test_layer_probes.py::"
             "test_a_layer_that_mixes_examples_is_named[whitening]",
@@ -846,8 +846,8 @@ STATE = (
     Fault(
         "what a layer that is recomputed assigns to its weight is lost",
         "tfgpipe/capture/interpreter.py",
-        "for update in first[0].updates:",
-        "for update in first[0].updates[:0]:",
+        "for update in forward.updates:",
+        "for update in forward.updates[:0]:",
         (
             "tests/models/test_layer_updates.py::test_three_steps_are_those_of_the_plain_model",
         ),
@@ -912,8 +912,8 @@ STATE = (
     Fault(
         "statistics of a layer that is recomputed move twice",
         "tfgpipe/capture/interpreter.py",
-        "scope.accumulators.extend(first[0].accumulators)",
-        "scope.accumulators.extend(2 * first[0].accumulators)",
+        "scope.accumulators.extend(forward.accumulators)",
+        "scope.accumulators.extend(2 * forward.accumulators)",
         (
             "tests/stage/test_normalization.py::"
             "test_a_layer_called_twice_moves_its_averages_twice",
@@ -1114,8 +1114,8 @@ DEVICES = (
     ),
     Fault(
         "rematerialisation keeps all activations",
-        "tfgpipe/runtime/pipeline.py",
-        'return remat == "none"',
+        "tfgpipe/remat/policy.py",
+        "return self.keeps_all",
         "return True",
         (
             "tests/models/test_other_libraries.py::test_just_so_many_microbatches_are_recomputed",
@@ -1123,7 +1123,7 @@ DEVICES = (
     ),
     Fault(
         "the first microbatch is kept in place of the last",
-        "tfgpipe/runtime/pipeline.py",
+        "tfgpipe/remat/except_last.py",
         "is_last = m == schedule.num_microbatches - 1",
         "is_last = m == 0",
         (
