@@ -84,7 +84,7 @@ def _actions(timeline: Timeline, device: int) -> dict[str, float]:
         share["idle"] += ready - free
         waits_for_another = last > free and arrivals[last] != device
         share["transfer" if waits_for_another else "executor"] += span.start - ready
-        share[KINDS[span.kind]] += span.duration
+        share[KINDS[span.kind.name]] += span.duration
         free = span.end
     share["idle"] += timeline.end - free
     return share
@@ -93,21 +93,21 @@ def _actions(timeline: Timeline, device: int) -> dict[str, float]:
 def _ends(timeline: Timeline) -> dict[Action, float]:
     ends: dict[Action, float] = {}
     for span in timeline.spans:
-        if span.kind != "recompute":
+        if span.kind.is_pass:
             ends[Action(span.kind, span.stage, span.microbatch)] = span.end
     return ends
 
 
 def _action(timeline: Timeline, span: Span) -> Action:
     """Returns the action that a span is of; a recomputation's is its backward."""
-    if span.kind != "recompute":
+    if span.kind.is_pass:
         return Action(span.kind, span.stage, span.microbatch)
     order = timeline.schedule.orders[span.device]
     return next(
         action
         for action in order
         if (action.stage, action.microbatch) == (span.stage, span.microbatch)
-        and action.kind in ("backward", "backward_input")
+        and action.kind.recomputes
     )
 
 

@@ -359,9 +359,9 @@ def test_each_device_runs_the_schedules_actions_in_order_and_once(name, eagerly)
         stages = {action.stage for action in actions}
         ran = [entry for entry in LOG if entry[1] in stages]
         wanted = [
-            (action.kind.removesuffix("_input"), action.stage, action.microbatch)
+            (action.kind.name.removesuffix("_input"), action.stage, action.microbatch)
             for action in actions
-            if action.kind != "backward_weight"
+            if action.kind.name != "backward_weight"
         ]
         assert ran == wanted, device
 
@@ -391,7 +391,7 @@ def test_programs_are_on_their_devices_chained_in_the_schedules_order(name):
     for device, calls in found.items():
         actions = model.schedule.orders[int(device[-1])]
         kinds = [re.search(r"stage_(\w+)_\d+$", c.get_attr("f").name)[1] for c in calls]
-        assert kinds == [action.kind for action in actions]
+        assert kinds == [action.kind.name for action in actions]
         # Each waits for the one before it, and for nothing else but its data.
         for before, call in zip([None, *calls], calls, strict=False):
             waiting = [op for op in call.control_inputs if op.type != "ControlTrigger"]

@@ -46,8 +46,8 @@ SCHEDULES = (
     Fault(
         "GPipe's backwards begin with the first microbatch",
         "tfgpipe/schedules/named.py",
-        'Action("backward", k, m) for k in reversed(mine) for m in reversed(range(M))',
-        'Action("backward", k, m) for k in reversed(mine) for m in range(M)',
+        "Action(BACKWARD, k, m) for k in reversed(mine) for m in reversed(range(M))",
+        "Action(BACKWARD, k, m) for k in reversed(mine) for m in range(M)",
         (
             "tests/pure/schedules/test_named.py::test_small_gpipes_are_those_drawn_by_hand",
         ),
@@ -55,8 +55,8 @@ SCHEDULES = (
     Fault(
         "1F1B's warm-up is one forward short",
         "tfgpipe/schedules/named.py",
-        '[Action("backward", k, m) for m in range(M)],\n            num_warmup=K - k,',
-        '[Action("backward", k, m) for m in range(M)],\n            '
+        "[Action(BACKWARD, k, m) for m in range(M)],\n            num_warmup=K - k,",
+        "[Action(BACKWARD, k, m) for m in range(M)],\n            "
         "num_warmup=max(K - k - 1, 1),",
         (
             "tests/pure/schedules/test_named.py::test_a_small_1f1b_is_that_drawn_by_hand",
@@ -82,9 +82,9 @@ SCHEDULES = (
     ),
     Fault(
         "a backward does not wait for that of the stage after",
-        "tfgpipe/schedules/schedule.py",
-        "return (own, self._backward(k + 1, m)[0])",
-        "return (own,)",
+        "tfgpipe/schedules/kinds.py",
+        "return (action.of(FORWARD), *later)",
+        "return (action.of(FORWARD),)",
         (
             "tests/pure/schedules/test_schedule.py::"
             "test_what_an_action_needs_is_what_the_drawing_of_dependencies_shows",
@@ -92,9 +92,9 @@ SCHEDULES = (
     ),
     Fault(
         "activations count as freed after the first half of a backward",
-        "tfgpipe/schedules/schedule.py",
-        'elif action.kind != "backward_input":',
-        'elif action.kind != "backward_weight":',
+        "tfgpipe/schedules/kinds.py",
+        "    in_backward=1,\n    recomputes=True,",
+        "    in_flight=-1,\n    in_backward=1,\n    recomputes=True,",
         (
             "tests/pure/schedules/test_named.py::"
             "test_what_stages_hold_is_counted_to_the_end_of_their_backwards",

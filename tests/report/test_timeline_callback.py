@@ -168,4 +168,4 @@ def test_replicas_are_timed_as_the_first_of_them(tmp_path):
     timing = TimelineCallback(tmp_path, steps=(2, 3))
     fit(trained, timing)
     assert timing.timeline.schedule.num_devices == 2
-    assert len([s for s in timing.timeline.spans if s.kind == "forward"]) == 4
+    assert len([s for s in timing.timeline.spans if s.kind.name == "forward"]) == 4

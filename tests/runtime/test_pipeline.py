@@ -44,8 +44,8 @@ def test_each_device_runs_the_schedules_actions_in_order_and_once(remat, graph):
         if remat == "layer":
             # `tf.recompute_grad` runs the layer again within the backward.
             ran = [(kind, m) for kind, m in ran if kind == "backward"]
-            order = [action for action in order if action.kind == "backward"]
-        assert ran == [(action.kind, action.microbatch) for action in order]
+            order = [action for action in order if action.kind.name == "backward"]
+        assert ran == [(action.kind.name, action.microbatch) for action in order]
 
 
 def test_actions_of_a_device_are_chained_and_devices_are_not():

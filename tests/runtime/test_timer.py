@@ -48,17 +48,17 @@ def recorded(schedule: str, *, remat: str = "none", rows: int = 8) -> Timeline:
 @pytest.mark.parametrize("schedule", ["interleaved", "zero_bubble"])
 def test_a_recorded_step_follows_its_schedule(schedule):
     step = recorded(schedule)
-    ran = {(s.kind, s.stage, s.microbatch): s for s in step.spans}
+    ran = {(s.kind.name, s.stage, s.microbatch): s for s in step.spans}
     orders = step.schedule.orders
     assert len(ran) == len(step.spans) == sum(map(len, orders))
     for device, order in enumerate(orders):
-        spans = [ran[a.kind, a.stage, a.microbatch] for a in order]
+        spans = [ran[a.kind.name, a.stage, a.microbatch] for a in order]
         assert all(span.device == device for span in spans)
         for before, after in itertools.pairwise(spans):
             assert before.end <= after.start
         for action, span in zip(order, spans, strict=True):
             for needed in step.schedule.dependencies(action):
-                done = ran[needed.kind, needed.stage, needed.microbatch]
+                done = ran[needed.kind.name, needed.stage, needed.microbatch]
                 # Its end may be read late: its results go on before.
                 assert done.start <= span.start
 
@@ -77,14 +77,16 @@ def test_timing_lets_devices_work_at_the_same_time():
 
 def test_what_is_recomputed_lasts_as_long_as_its_forward_and_comes_first():
     step = recorded("1f1b", remat="stage")
-    forwards = {(s.stage, s.microbatch): s for s in step.spans if s.kind == "forward"}
-    again = [s for s in step.spans if s.kind == "recompute"]
+    forwards = {
+        (s.stage, s.microbatch): s for s in step.spans if s.kind.name == "forward"
+    }
+    again = [s for s in step.spans if s.kind.name == "recompute"]
     assert len(again) == 8
     for span in again:
         backward = next(
             s
             for s in step.spans
-            if s.kind == "backward"
+            if s.kind.name == "backward"
             and (s.stage, s.microbatch) == (span.stage, span.microbatch)
         )
         assert span.end == backward.start
@@ -136,7 +138,7 @@ def test_readings_become_spans_that_start_at_zero_and_do_not_overlap():
     actions = {Action("forward", 0, 0): False, Action("backward", 0, 0): True}
     readings = np.array([[100.0, 102.0], [101.0, 107.0]])
     spans = make_timeline(schedule, actions, readings).spans
-    assert [(s.kind, s.start, s.end) for s in spans] == [
+    assert [(s.kind.name, s.start, s.end) for s in spans] == [
         ("forward", 0, 2),
         ("recompute", 2, 4),
         ("backward", 4, 7),

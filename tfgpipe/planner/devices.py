@@ -28,11 +28,11 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-Pass = Literal["forward", "backward"]
+from tfgpipe.schedules import ActionKind
 
 GIB = 2**30
 
@@ -92,7 +92,7 @@ class Device:
     temp_factor: float = 1.0
     reserved: float = 0.0
     overhead: float = 0.0
-    rates: Mapping[Pass, tuple[tuple[float, float], ...]] | None = None
+    rates: Mapping[str, tuple[tuple[float, float], ...]] | None = None
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -119,19 +119,19 @@ class Device:
         return self.flops[dtype]
 
     def product_seconds(
-        self, which: Pass, flops: float, *, rows: float, weights: float, dtype: str
+        self, kind: ActionKind, flops: float, *, rows: float, weights: float, dtype: str
     ) -> float:
         """Returns how long the products of a layer take in one pass.
 
         Args:
-            which: The pass.
+            kind: Forward or backward.
             flops: What they do.
             rows: Rows of each.
             weights: Bytes of their weights, which are read once.
             dtype: What they are computed in.
         """
         if self.rates is not None:
-            return flops / _interpolate(self.rates[which], rows)
+            return flops / _interpolate(self.rates[kind.name], rows)
         reached = self.peak(dtype) * self.efficiency
         return flops / reached + weights / self.bandwidth
 

@@ -93,7 +93,7 @@ def devices(
     schedule = config.schedule
     if isinstance(schedule, Schedule):
         flight, begun = schedule.in_flight, schedule.in_backward
-        split = bool(schedule.actions("backward_input"))
+        split = schedule.splits_backwards
     else:
         flight = in_flight(
             schedule,

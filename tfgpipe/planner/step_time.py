@@ -22,10 +22,10 @@ import operator
 from collections.abc import Sequence
 
 from tfgpipe._util import stage_spans
-from tfgpipe.planner.devices import Device, Link, Pass
+from tfgpipe.planner.devices import Device, Link
 from tfgpipe.planner.parallel_config import ParallelConfig
 from tfgpipe.planner.workload import Layer, Workload, dtype_bytes
-from tfgpipe.schedules import Schedule
+from tfgpipe.schedules import ActionKind, Schedule, kinds
 from tfgpipe.simulation import Costs, simulate
 
 # Actions above which a step is simulated with fewer microbatches, and continued.
@@ -122,7 +122,7 @@ def ring_seconds(size: float, num: int, link: Link) -> float:
 
 
 def layer_seconds(
-    which: Pass,
+    kind: ActionKind,
     layer: Layer,
     *,
     rows: float,
@@ -133,7 +133,7 @@ def layer_seconds(
     """Returns what one pass of a layer takes, all-reduces aside.
 
     Args:
-        which: The pass.
+        kind: Forward or backward.
         layer: The layer.
         rows: Of a microbatch.
         num_shards: T.
@@ -141,7 +141,7 @@ def layer_seconds(
         dtype: What products are computed in.
     """
     T = layer.shards(num_shards)
-    forward = which == "forward"
+    forward = not kind.is_backward
     flops = layer.forward_flops if forward else layer.backward_flops
     traffic = layer.forward_traffic if forward else layer.backward_traffic
     # A backward reads weights, and reads and writes the sum of gradients.
@@ -151,7 +151,7 @@ def layer_seconds(
     seconds /= device.bandwidth
     if flops:
         seconds += device.product_seconds(
-            which,
+            kind,
             flops * rows / T,
             rows=rows * layer.positions,
             weights=weights,
@@ -186,7 +186,7 @@ def stage_times(
         seconds = functools.partial(
             layer_seconds, rows=rows, num_shards=T, device=device, dtype=workload.dtype
         )
-        forwards = [seconds("forward", layer) for layer in layers]
+        forwards = [seconds(kinds.FORWARD, layer) for layer in layers]
         reductions = [
             layer.num_reductions * ring_seconds(rows * layer.output_bytes, T, link)
             if layer.shards(T) > 1
@@ -201,7 +201,7 @@ def stage_times(
         found.append(
             StageTimes(
                 forward=sum(forwards) + device.overhead + reduced.forward,
-                backward=sum(seconds("backward", layer) for layer in layers)
+                backward=sum(seconds(kinds.BACKWARD, layer) for layer in layers)
                 + device.overhead
                 + reduced.backward,
                 recompute=sum(map(operator.mul, repeats, forwards)) + reduced.recompute,

@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, Any
 from tfgpipe import schedules
 from tfgpipe._util import readable_bytes
 from tfgpipe.report.memory import MemoryGrid
-from tfgpipe.schedules import Schedule
+from tfgpipe.schedules import ActionKind, Schedule, kinds
 from tfgpipe.simulation import (
-    KIND_LABELS,
     Costs,
     Simulation,
-    SpanKind,
     Timeline,
     describe_schedule,
     simulate,
@@ -34,14 +32,6 @@ if TYPE_CHECKING:
 
 PathLike = str | os.PathLike[str]
 
-# Colours that the colour-blind tell apart (Okabe and Ito 2008).
-COLOURS: dict[SpanKind, str] = {
-    "forward": "#0072B2",
-    "recompute": "#E69F00",
-    "backward": "#009E73",
-    "backward_input": "#F0E442",
-    "backward_weight": "#CC79A7",
-}
 # Of curves: colour, marker with line, size of the marker. 1F1B lies on GPipe.
 LINE_STYLES: dict[schedules.Name, tuple[str, str, int]] = {
     "gpipe": ("#0072B2", "o-", 10),
@@ -490,7 +480,7 @@ def _draw_spans(
         axes.broken_barh([step], (p - BOX / 2, BOX), **IDLE)
         _write_beside(axes, 1 - (p + 0.5) / num_devices, f"{share:.1%}")
     # One collection for the boxes of a kind, of which there may be thousands.
-    boxes: dict[tuple[SpanKind, int, int], list[tuple[float, float]]] = {}
+    boxes: dict[tuple[ActionKind, int, int], list[tuple[float, float]]] = {}
     points = 72 * inches / axes.get_xlim()[1]  # Of a unit of time.
     for span in timeline.spans:
         start = per_second * (span.start - timeline.start)
@@ -536,12 +526,12 @@ def _ranks(schedule: Schedule) -> dict[int, int]:
     return {k: placement[:k].count(p) for k, p in enumerate(placement)}
 
 
-def _shade(kind: SpanKind, rank: int, num_shades: int) -> tuple[float, ...]:
+def _shade(kind: ActionKind, rank: int, num_shades: int) -> tuple[float, ...]:
     """Returns the colour of a kind, lighter for later stages of a device."""
     from matplotlib.colors import to_rgb
 
     white = 0.6 * rank / max(num_shades - 1, 1)
-    return tuple(c + white * (1 - c) for c in to_rgb(COLOURS[kind]))
+    return tuple(c + white * (1 - c) for c in to_rgb(kind.color))
 
 
 def _legend_of_kinds(
@@ -550,11 +540,10 @@ def _legend_of_kinds(
     """Says what colours mean: several stages of a device have one shade each."""
     from matplotlib.patches import Patch
 
-    present = {kind for timeline in timelines for kind in timeline.span_kinds()}
+    present = (kind for timeline in timelines for kind in timeline.span_kinds())
     entries: list[tuple[Any, str]] = [
-        (tuple(Patch(fc=_shade(kind, r, num_shades)) for r in range(num_shades)), x[2:])
-        for kind, x in KIND_LABELS.items()
-        if kind in present
+        (tuple(Patch(fc=_shade(x, r, num_shades)) for r in range(num_shades)), x.label)
+        for x in kinds.sort(present)
     ]
     shades = "dark to light: first to last stage of a device" if num_shades > 1 else ""
     return _legend(figure, [*entries, (Patch(**IDLE), "idle")], title=shades)

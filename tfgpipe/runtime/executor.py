@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -140,8 +140,7 @@ class Executor:
     def forward(self, inputs: Mapping[TensorKey, tf.Tensor]) -> StepResult:
         """Emits the forward actions; returns what they make."""
         self._split_inputs(inputs)
-        for action in self._schedule.actions("forward"):
-            self._forward(action)
+        self._run(self._schedule.actions(is_backward=False))
         return StepResult(
             self._join_outputs(),
             self._sum(self._mean_losses),
@@ -181,8 +180,7 @@ class Executor:
         for run in self._runs:
             run.begin_backward()
         with functions.gradient_calls():
-            for action in self._schedule.actions("backward"):
-                self._backward(action)
+            self._run(self._schedule.actions(is_backward=True))
         return [*self._input_grads(), *self._weight_grads().values()]
 
     def train(
@@ -209,13 +207,7 @@ class Executor:
         self._mean_loss_grad, self._summed_loss_grad = added_loss_grad, loss_grad
         for run in self._runs:
             run.begin_backward()
-        for action in self._schedule.slots:
-            if action.kind == "forward":
-                self._forward(action)
-            else:
-                self._backward(action)
-            if action.kind in ("backward", "backward_weight"):
-                del self._runs[action.stage].saved[action.microbatch]
+        self._run(self._schedule.slots, frees=True)
         outputs = {**self.passed_through(inputs), **self._join_outputs()}
         with tf.device(last):
             main_loss = tf.add_n([tf.reduce_sum(row[loss]) for row in self._values])
@@ -228,6 +220,29 @@ class Executor:
             compiled_loss=main_loss,
             gradients=self._weight_grads(),
         )
+
+    def _run(self, actions: Iterable[Action], *, frees: bool = False) -> None:
+        """Runs actions, in an order in which each comes after what it needs.
+
+        Args:
+            actions: The actions.
+            frees: Whether no other gradient needs what a backward has used.
+        """
+        for action in actions:
+            action.kind.run(self, action)
+            if frees and action.kind.in_flight < 0:
+                del self._runs[action.stage].saved[action.microbatch]
+
+    def run_pass(self, action: Action) -> None:
+        """Runs the stage function of an action, and passes its results on."""
+        if action.kind.is_backward:
+            self._backward(action)
+        else:
+            self._forward(action)
+
+    def saved(self, action: Action) -> NamedTensors:
+        """Returns the tensors that there are of an action's stage and microbatch."""
+        return self._runs[action.stage].saved[action.microbatch]
 
     def _split_inputs(self, inputs: Mapping[TensorKey, tf.Tensor]) -> None:
         """Splits the inputs, each at the first stage that reads it."""
@@ -244,7 +259,7 @@ class Executor:
         run = self._runs[k]
         values = {**run.carry.values(m), **self._receive(k, m)}
         values.update(run.made_on_host(m, values))
-        values.update(self._emit(action, values))
+        values.update(self._emit_pass(action, values))
         run.saved[m] = values
         for key, name in zip(
             run.traced.output_keys, run.trace.forward.outputs, strict=True
@@ -268,10 +283,10 @@ class Executor:
         """Emits a backward action, or one half of it."""
         k, m = action.stage, action.microbatch
         run = self._runs[k]
-        if action.kind != "backward_weight":
+        if action.kind.sends:
             run.saved[m] = {**run.saved[m], **self._output_grads(k, m)}
-        made = self._emit(action, run.saved[m])
-        if action.kind == "backward_input":
+        made = self._emit_pass(action, run.saved[m])
+        if action.kind.in_backward > 0:
             run.saved[m].update(made)
         names = run.trace.backward.input_grads
         for key, name in zip(run.traced.input_keys, names, strict=True):
@@ -279,8 +294,8 @@ class Executor:
                 gradient = self._receive_gradient(k, key, made[name])
                 self._grads[m].setdefault(key, []).append(gradient)
 
-    def _emit(self, action: Action, values: NamedTensors) -> NamedTensors:
-        """Emits the function of an action, behind the action before on its device.
+    def _emit_pass(self, action: Action, values: NamedTensors) -> NamedTensors:
+        """Emits the stage function of an action.
 
         Args:
             action: The action.
@@ -291,27 +306,49 @@ class Executor:
         """
         run, m = self._runs[action.stage], action.microbatch
         p = self._schedule.placement[action.stage]
+        made: NamedTensors = {}
+
+        def compute(feeds: NamedTensors) -> list[tf.Tensor]:
+            results, sums = run.run(action.kind, m, feeds)
+            made.update(results)
+            return [*made.values(), *sums]
+
         with tf.device(run.device), self._order.after(p):
             feeds = run.feeds(action.kind, m, values)
-            if self._timer is None:
-                made, sums = run.run(action.kind, m, feeds)
-                done = [*made.values(), *sums]
-            else:
-                feeds, start = self._timer.start(run.device, run.devices[1:], feeds)
-                with tf.control_dependencies([start]):
-                    made, sums = run.run(action.kind, m, feeds)
-                again = action.kind in ("backward", "backward_input")
-                results = [*made.values(), *sums]
-                end = self._timer.end(
-                    action,
-                    run.device,
-                    start,
-                    results,
-                    recomputes=again and run.recomputes(m),
-                )
-                done = [end]
-            self._order.record(p, done, is_sharded=run.trace.is_sharded)
+        self.emit(action, feeds, compute)
         return made
+
+    def emit(
+        self,
+        action: Action,
+        tensors: NamedTensors,
+        function: Callable[[NamedTensors], list[tf.Tensor]],
+    ) -> list[tf.Tensor]:
+        """Emits what an action does, behind the action before on its device.
+
+        Args:
+            action: The action.
+            tensors: What it takes, by name.
+            function: Returns what it makes of these tensors, which another action
+                should wait for.
+        """
+        run, m = self._runs[action.stage], action.microbatch
+        p = self._schedule.placement[action.stage]
+        with tf.device(run.device), self._order.after(p):
+            if self._timer is None:
+                results = done = function(tensors)
+            else:
+                tensors, start = self._timer.start(run.device, run.devices[1:], tensors)
+                with tf.control_dependencies([start]):
+                    results = function(tensors)
+                recomputes = action.kind.recomputes and run.recomputes(m)
+                done = [
+                    self._timer.end(
+                        action, run.device, start, results, recomputes=recomputes
+                    )
+                ]
+            self._order.record(p, done, is_sharded=run.trace.is_sharded)
+        return results
 
     def _receive(self, k: int, m: int) -> NamedTensors:
         """Returns a stage's inputs for a microbatch, as they arrive on its device."""

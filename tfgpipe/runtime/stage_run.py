@@ -107,7 +107,7 @@ class StageRun:
             What it makes by name, and the accumulators if it adds to them. After the
             last backward these are the gradients.
         """
-        adds = kind in ("backward", "backward_weight")
+        adds = kind.adds_gradients
         made, sums = self._function(kind, m)(
             feeds, self._sums if adds else (), *self._rows(m), devices=self.devices
         )
@@ -144,8 +144,7 @@ class StageRun:
         return {**values, **hoisted}
 
     def _function(self, kind: ActionKind, m: int) -> StageFunction:
-        function: StageFunction = getattr(self._functions(m), kind)
-        return function
+        return self._functions(m).of(kind)
 
     def _functions(self, m: int) -> StageFunctions:
         return self.traced.without_remat if self.keeps[m] else self.traced.with_remat

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe.devices import device_type, host_device, ordering_token
-from tfgpipe.schedules import Action, Schedule
+from tfgpipe.schedules import Action, Schedule, kinds
 from tfgpipe.simulation import Span, Timeline
 from tfgpipe.stage import NamedTensors
 
@@ -174,9 +174,9 @@ def make_timeline(
             free = end = max(start, end)
             spent = (action.stage, action.microbatch, device)
             if actions[action]:
-                forward = times[Action("forward", action.stage, action.microbatch)]
+                forward = times[action.of(kinds.FORWARD)]
                 middle = min(start + float(forward[1] - forward[0]), end)
-                spans.append(Span("recompute", *spent, start, middle))
+                spans.append(Span(kinds.RECOMPUTE, *spent, start, middle))
                 start = middle
             spans.append(Span(action.kind, *spent, start, end))
     return Timeline(schedule, tuple(spans))

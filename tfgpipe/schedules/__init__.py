@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 from tfgpipe._util import lazy_exports
 
 if TYPE_CHECKING:
+    from tfgpipe.schedules import kinds as kinds
+    from tfgpipe.schedules.kinds import ActionKind as ActionKind
     from tfgpipe.schedules.named import NAMES as NAMES
     from tfgpipe.schedules.named import Name as Name
     from tfgpipe.schedules.named import gpipe as gpipe
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
     from tfgpipe.schedules.named import make as make
     from tfgpipe.schedules.named import one_f_one_b as one_f_one_b
     from tfgpipe.schedules.named import zero_bubble as zero_bubble
+    from tfgpipe.schedules.passes import insert_before as insert_before
     from tfgpipe.schedules.schedule import Action as Action
-    from tfgpipe.schedules.schedule import ActionKind as ActionKind
     from tfgpipe.schedules.schedule import Schedule as Schedule
     from tfgpipe.schedules.schedule import action_labels as action_labels
     from tfgpipe.schedules.schedule import draw as draw

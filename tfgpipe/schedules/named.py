@@ -5,6 +5,12 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from tfgpipe._util import argument_checks
+from tfgpipe.schedules.kinds import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+)
 from tfgpipe.schedules.schedule import Action, Schedule
 
 # The name of a schedule.
@@ -34,9 +40,9 @@ def gpipe(
     argument_checks.check_schedule_size(num_stages, M)
     stages = _round_robin(num_stages, num_devices)
     orders = tuple(
-        tuple(Action("forward", k, m) for k in mine for m in range(M))
+        tuple(Action(FORWARD, k, m) for k in mine for m in range(M))
         + tuple(
-            Action("backward", k, m) for k in reversed(mine) for m in reversed(range(M))
+            Action(BACKWARD, k, m) for k in reversed(mine) for m in reversed(range(M))
         )
         for mine in stages
     )
@@ -68,8 +74,8 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
     _check_num_microbatches("1f1b", M, K)
     orders = tuple(
         _alternate(
-            [Action("forward", k, m) for m in range(M)],
-            [Action("backward", k, m) for m in range(M)],
+            [Action(FORWARD, k, m) for m in range(M)],
+            [Action(BACKWARD, k, m) for m in range(M)],
             num_warmup=K - k,
         )
         for k in range(K)
@@ -109,8 +115,8 @@ def interleaved(
     groups = [range(start, start + P) for start in range(0, M, P)]
     orders = tuple(
         _alternate(
-            [Action("forward", k, m) for g in groups for k in mine for m in g],
-            [Action("backward", k, m) for g in groups for k in mine[::-1] for m in g],
+            [Action(FORWARD, k, m) for g in groups for k in mine for m in g],
+            [Action(BACKWARD, k, m) for g in groups for k in mine[::-1] for m in g],
             num_warmup=2 * (P - 1 - p) + (v - 1) * P + 1,
         )
         for p, mine in enumerate(stages)
@@ -148,16 +154,16 @@ def zero_bubble(num_stages: int, num_microbatches: int) -> Schedule:
     for k in range(K):
         order: list[Action] = []
         for action in _alternate(
-            [Action("forward", k, m) for m in range(M)],
-            [Action("backward_input", k, m) for m in range(M)],
+            [Action(FORWARD, k, m) for m in range(M)],
+            [Action(BACKWARD_INPUT, k, m) for m in range(M)],
             num_warmup=K - k,
         ):
             order.append(action)
             late = action.microbatch - k
-            if action.kind == "backward_input" and late >= 0:
-                order.append(Action("backward_weight", k, late))
+            if action.kind.is_backward and late >= 0:
+                order.append(Action(BACKWARD_WEIGHT, k, late))
         rest = range(max(M - k, 0), M)
-        orders.append((*order, *(Action("backward_weight", k, m) for m in rest)))
+        orders.append((*order, *(Action(BACKWARD_WEIGHT, k, m) for m in rest)))
     return Schedule(K, M, tuple(orders), "zero_bubble")
 
 

@@ -24,25 +24,23 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
 
-ActionKind = Literal["forward", "backward", "backward_input", "backward_weight"]
-
-_LETTERS: dict[ActionKind, str] = {
-    "forward": "F",
-    "backward": "B",
-    "backward_input": "B",
-    "backward_weight": "W",
-}
+from tfgpipe.schedules import kinds
+from tfgpipe.schedules.kinds import ActionKind
 
 
-@dataclasses.dataclass(frozen=True, order=True)
+@dataclasses.dataclass(frozen=True, order=True, init=False)
 class Action:
     """One run of a stage function on a microbatch.
 
-    Attributes:
+    Args:
         kind: `"forward"`; `"backward"`, of inputs and weights; or one half of it,
-            `"backward_input"` or `"backward_weight"`.
+            `"backward_input"` or `"backward_weight"`. Or an `ActionKind`.
+        stage: k, counted from the pipeline's input.
+        microbatch: m.
+
+    Attributes:
+        kind: The kind, as a value.
         stage: k, counted from the pipeline's input.
         microbatch: m.
 
@@ -56,20 +54,30 @@ class Action:
     stage: int
     microbatch: int
 
-    def __post_init__(self) -> None:
-        if self.kind not in _LETTERS or self.stage < 0 or self.microbatch < 0:
+    def __init__(self, kind: str | ActionKind, stage: int, microbatch: int) -> None:
+        object.__setattr__(self, "kind", kinds.find(kind))
+        object.__setattr__(self, "stage", stage)
+        object.__setattr__(self, "microbatch", microbatch)
+        if stage < 0 or microbatch < 0:
             raise ValueError(
-                f"An action has a kind of {', '.join(map(repr, _LETTERS))}, and a "
-                "stage and a microbatch of at least 0. Received "
-                f"Action({self.kind!r}, {self.stage}, {self.microbatch})."
+                "An action has a stage and a microbatch of at least 0. Received "
+                f"Action({self.kind.name!r}, {stage}, {microbatch})."
             )
 
+    def of(self, kind: ActionKind) -> Action:
+        """Returns the action of another kind, of the same stage and microbatch."""
+        return Action(kind, self.stage, self.microbatch)
+
+    def at(self, stage: int) -> Action:
+        """Returns the action of another stage, of the same kind and microbatch."""
+        return Action(self.kind, stage, self.microbatch)
+
     def __str__(self) -> str:
-        return f"{_LETTERS[self.kind]}{self.microbatch}"
+        return f"{self.kind.letter}{self.microbatch}"
 
     def describe(self) -> str:
         """Returns the action in words."""
-        kind = self.kind.replace("_", " ")
+        kind = self.kind.name.replace("_", " ")
         return f"{kind} of stage {self.stage}, microbatch {self.microbatch}"
 
 
@@ -114,15 +122,22 @@ class Schedule:
 
     def dependencies(self, action: Action) -> tuple[Action, ...]:
         """Returns the actions whose results an action needs."""
-        k, m = action.stage, action.microbatch
-        if action.kind == "forward":
-            return (Action("forward", k - 1, m),) if k > 0 else ()
-        if action.kind == "backward_weight":
-            return (Action("backward_input", k, m),)
-        own = Action("forward", k, m)
-        if k + 1 == self.num_stages:
-            return (own,)
-        return (own, self._backward(k + 1, m)[0])
+        return action.kind.needs(self, action)
+
+    def sources(self, k: int) -> tuple[int, ...]:
+        """Returns the stages that send stage k their outputs."""
+        return (k - 1,) if k else ()
+
+    def targets(self, k: int) -> tuple[int, ...]:
+        """Returns the stages that stage k sends its outputs to."""
+        return (k + 1,) if k + 1 < self.num_stages else ()
+
+    def receivers(self, action: Action) -> tuple[int, ...]:
+        """Returns the stages that the results of an action are sent to."""
+        if not action.kind.sends:
+            return ()
+        sends_on = action.kind.sends > 0
+        return (self.targets if sends_on else self.sources)(action.stage)
 
     def first_microbatches(self, num_microbatches: int) -> Schedule:
         """Returns the schedule without any but the first microbatches."""
@@ -179,9 +194,9 @@ class Schedule:
             slot += 1
         return slots
 
-    def actions(self, *kinds: ActionKind) -> tuple[Action, ...]:
-        """Returns all actions of these kinds, dependencies first."""
-        return tuple(action for action in self.slots if action.kind in kinds)
+    def actions(self, *, is_backward: bool) -> tuple[Action, ...]:
+        """Returns the actions before the loss, or those after, dependencies first."""
+        return tuple(x for x in self.slots if x.kind.is_backward == is_backward)
 
     @functools.cached_property
     def in_flight(self) -> tuple[int, ...]:
@@ -194,10 +209,7 @@ class Schedule:
             counts = {action.stage: 0 for action in order}
             largest = 0
             for action in order:
-                if action.kind == "forward":
-                    counts[action.stage] += 1
-                elif action.kind != "backward_input":
-                    counts[action.stage] -= 1
+                counts[action.stage] += action.kind.in_flight
                 if sum(counts.values()) > largest:
                     largest = sum(counts.values())
                     for k, count in counts.items():
@@ -211,12 +223,14 @@ class Schedule:
         begun = [0] * self.num_stages
         for order in self.orders:
             for action in order:
-                if action.kind == "backward_input":
-                    begun[action.stage] += 1
-                elif action.kind == "backward_weight":
-                    begun[action.stage] -= 1
+                begun[action.stage] += action.kind.in_backward
                 most[action.stage] = max(most[action.stage], begun[action.stage])
         return tuple(most)
+
+    @functools.cached_property
+    def splits_backwards(self) -> bool:
+        """Whether some backwards run in two halves."""
+        return any(action.kind.in_backward for action in self._all)
 
     def backward_follows_immediately(self, k: int, m: int) -> bool:
         """Returns whether a backward is its device's next action after the forward."""
@@ -227,8 +241,9 @@ class Schedule:
         """Stage and microbatch of the forwards that the own backward follows."""
         return frozenset(
             (a.stage, a.microbatch)
-            for a, b in itertools.chain(*map(itertools.pairwise, self.orders))
-            if a.kind == "forward"
+            for order in self.orders
+            for a, b in itertools.pairwise(x for x in order if x.kind.is_pass)
+            if not a.kind.is_backward
             and (a.stage, a.microbatch) == (b.stage, b.microbatch)
         )
 
@@ -253,7 +268,7 @@ class Schedule:
         for k in range(self.num_stages):
             order = self.orders[self.placement[k]]
             forwards = [
-                a.microbatch for a in order if (a.kind, a.stage) == ("forward", k)
+                a.microbatch for a in order if (a.kind, a.stage) == (kinds.FORWARD, k)
             ]
             if forwards != sorted(forwards):
                 raise ValueError(
@@ -277,11 +292,12 @@ class Schedule:
             action
             for k in range(K)
             for m in range(M)
-            for action in (Action("forward", k, m), *self._backward(k, m))
+            for action in (Action(kinds.FORWARD, k, m), *self.backward(k, m))
         }
+        passes = {action for action in self._all if action.kind.is_pass}
         for what, some in (
-            ("lacks", sorted(expected - self._all)),
-            ("has beside all that is needed", sorted(self._all - expected)),
+            ("lacks", sorted(expected - passes)),
+            ("has beside all that is needed", sorted(passes - expected)),
         ):
             if some:
                 raise ValueError(
@@ -292,12 +308,12 @@ class Schedule:
                     + (f", and {len(some) - 1} more." if some[1:] else ".")
                 )
 
-    def _backward(self, k: int, m: int) -> tuple[Action, ...]:
+    def backward(self, k: int, m: int) -> tuple[Action, ...]:
         """Returns the backward, or its halves, that of the inputs first."""
-        inputs = Action("backward_input", k, m)
+        inputs = Action(kinds.BACKWARD_INPUT, k, m)
         if inputs in self._all:
-            return (inputs, Action("backward_weight", k, m))
-        return (Action("backward", k, m),)
+            return (inputs, inputs.of(kinds.BACKWARD_WEIGHT))
+        return (Action(kinds.BACKWARD, k, m),)
 
     @functools.cached_property
     def _all(self) -> frozenset[Action]:

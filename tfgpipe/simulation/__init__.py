@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from tfgpipe.simulation.simulator import Simulation as Simulation
     from tfgpipe.simulation.simulator import costs_of as costs_of
     from tfgpipe.simulation.simulator import simulate as simulate
-    from tfgpipe.simulation.timeline import KIND_LABELS as KIND_LABELS
     from tfgpipe.simulation.timeline import Span as Span
-    from tfgpipe.simulation.timeline import SpanKind as SpanKind
     from tfgpipe.simulation.timeline import Timeline as Timeline
     from tfgpipe.simulation.timeline import average_timelines as average_timelines
     from tfgpipe.simulation.timeline import describe_schedule as describe_schedule

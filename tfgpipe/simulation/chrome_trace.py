@@ -38,7 +38,7 @@ def trace_events(timeline: Timeline) -> dict[str, Any]:
             "X",
             label,
             tid=span.device,
-            cat=span.kind,
+            cat=span.kind.name,
             ts=microseconds(span.start),
             dur=1e6 * span.duration,
             args={"stage": span.stage, "microbatch": span.microbatch},

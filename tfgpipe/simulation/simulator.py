@@ -24,10 +24,9 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 from tfgpipe._util import argument_checks, readable_bytes
-from tfgpipe.schedules import Action, Schedule
+from tfgpipe.schedules import Action, ActionKind, Schedule, kinds
 from tfgpipe.simulation.timeline import (
     Span,
-    SpanKind,
     Timeline,
     TimeSeries,
     TransferSpan,
@@ -114,9 +113,9 @@ class Costs:
                     f"{name}={getattr(self, name)!r}. Use 0 for what is free."
                 )
 
-    def seconds(self, kind: SpanKind, k: int) -> float:
-        """Returns how long one kind of work takes stage k, in seconds."""
-        values = getattr(self, kind)
+    def seconds(self, name: str, k: int) -> float:
+        """Returns how long one kind of pass takes stage k, in seconds."""
+        values = getattr(self, name)
         if values is None:  # Half of a split backward.
             return _for_stage(self.backward, k) / 2
         return _for_stage(values, k)
@@ -176,7 +175,8 @@ class Simulation:
         costs, base = self.costs, self.fixed_bytes
         changes: list[list[tuple[float, float]]] = [[] for _ in base]
         for (k, _), spans in self.timeline.spans_by_microbatch().items():
-            forward, backward = spans[:2]
+            forward = next(span for span in spans if span.kind.in_flight > 0)
+            backward = next(span for span in spans if span.kind.is_backward)
             end = max(span.end for span in spans)
             for since, held in (
                 (forward.start, _for_stage(costs.kept_bytes, k)),
@@ -256,23 +256,23 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
             for d in schedule.dependencies(action)
         ]
         ready = time = max([device_free[p], *needed])
-        recomputes = action.kind in ("backward", "backward_input")
-        if recomputes and (recompute := costs.seconds("recompute", k)):
+        kind = action.kind
+        if kind.recomputes and (recompute := kinds.RECOMPUTE.seconds(costs, k)):
             start = device_free[p] if costs.recompute_when == "early" else ready
-            spans.append(Span("recompute", k, m, p, start, start + recompute))
+            spans.append(Span(kinds.RECOMPUTE, k, m, p, start, start + recompute))
             time = max(start + recompute, ready)
-        end = time + costs.seconds(action.kind, k)
-        spans.append(Span(action.kind, k, m, p, time, end))
+        end = time + kind.seconds(costs, k)
+        spans.append(Span(kind, k, m, p, time, end))
         ends[action] = arrivals[action] = device_free[p] = end
-        receiver = k + {"forward": 1, "backward_weight": 0}.get(action.kind, -1)
-        if not 0 <= receiver < schedule.num_stages or placement[receiver] == p:
-            continue
-        link = p, placement[receiver]
-        start = max(end, link_free[link])
-        seconds = _for_stage(costs.boundary_bytes, min(k, receiver)) / costs.bandwidth
-        link_free[link] = start + seconds
-        arrivals[action] = link_free[link] + costs.latency
-        transfers.append(TransferSpan(k, receiver, m, start, arrivals[action]))
+        for receiver in schedule.receivers(action):
+            if placement[receiver] == p:
+                continue
+            link = p, placement[receiver]
+            start = max(end, link_free[link])
+            sent = _for_stage(costs.boundary_bytes, min(k, receiver))
+            link_free[link] = start + sent / costs.bandwidth
+            arrivals[action] = link_free[link] + costs.latency
+            transfers.append(TransferSpan(k, receiver, m, start, arrivals[action]))
     title = f"{schedule.name}, simulated"
     return Simulation(Timeline(schedule, tuple(spans), tuple(transfers), title), costs)
 
@@ -290,18 +290,19 @@ def costs_of(timeline: Timeline) -> Costs:
         ValueError: If it lacks spans of a stage.
     """
     schedule = timeline.schedule
-    seconds: dict[tuple[SpanKind, int], list[float]] = collections.defaultdict(list)
+    seconds: dict[tuple[ActionKind, int], list[float]] = collections.defaultdict(list)
     for span in timeline.spans:
         seconds[span.kind, span.stage].append(span.duration)
 
-    def mean(kind: SpanKind, k: int) -> float | None:
+    def mean(kind: ActionKind, k: int) -> float | None:
         some = seconds[kind, k]
         return sum(some) / len(some) if some else None
 
     rows = []
     for k in range(schedule.num_stages):
-        forward, whole = mean("forward", k), mean("backward", k)
-        of_inputs, of_weights = mean("backward_input", k), mean("backward_weight", k)
+        forward, whole = mean(kinds.FORWARD, k), mean(kinds.BACKWARD, k)
+        of_inputs = mean(kinds.BACKWARD_INPUT, k)
+        of_weights = mean(kinds.BACKWARD_WEIGHT, k)
         if of_inputs is None or of_weights is None:
             of_inputs = of_weights = None if whole is None else whole / 2
         if forward is None or of_inputs is None or of_weights is None:
@@ -311,11 +312,13 @@ def costs_of(timeline: Timeline) -> Costs:
                 "a step that trains."
             )
         both = of_inputs + of_weights if whole is None else whole
-        again = sum(seconds["recompute", k]) / schedule.num_microbatches
+        again = sum(seconds[kinds.RECOMPUTE, k]) / schedule.num_microbatches
         rows.append((forward, both, of_inputs, of_weights, again))
-    kinds = ("forward", "backward", "backward_input", "backward_weight", "recompute")
     columns: list[Any] = list(zip(*rows, strict=True))
-    return Costs(**dict(zip(kinds, columns, strict=True)))
+    names = (
+        "forward", "backward", "backward_input", "backward_weight", "recompute"
+    )  # fmt: skip
+    return Costs(**dict(zip(names, columns, strict=True)))
 
 
 def _for_stage(values: PerStage, k: int) -> float:

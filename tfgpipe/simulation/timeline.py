@@ -18,21 +18,10 @@ import itertools
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from tfgpipe.schedules import Action, ActionKind, Schedule, action_labels
+from tfgpipe.schedules import Action, ActionKind, Schedule, action_labels, kinds
 
-SpanKind = Literal[
-    "forward", "recompute", "backward", "backward_input", "backward_weight"
-]
-# A span's letter and kind in words, in the order in which a microbatch has them.
-KIND_LABELS: dict[SpanKind, str] = {
-    "forward": "F forward",
-    "recompute": "r recompute",
-    "backward": "B backward",
-    "backward_input": "B input gradient",
-    "backward_weight": "W weight gradient",
-}
 # Columns of a terminal that a timeline as text takes at most.
 WIDTH = 100
 _START = operator.attrgetter("start")
@@ -41,13 +30,13 @@ _START = operator.attrgetter("start")
 TimeSeries = tuple[tuple[float, float], ...]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, init=False)
 class Span:
     """One entry of a timeline: a device at work on one stage and microbatch.
 
     Attributes:
         kind: An action's kind, or `"recompute"`, of the activations right before the
-            backward that needs them.
+            backward that needs them. As a value, which may be given by its name.
         stage: k.
         microbatch: m.
         device: The index of the device.
@@ -55,12 +44,25 @@ class Span:
         end: When it ends, in seconds.
     """
 
-    kind: SpanKind
+    kind: ActionKind
     stage: int
     microbatch: int
     device: int
     start: float
     end: float
+
+    def __init__(
+        self,
+        kind: str | ActionKind,
+        stage: int,
+        microbatch: int,
+        device: int,
+        start: float,
+        end: float,
+    ) -> None:
+        values = (kinds.find(kind), stage, microbatch, device, start, end)
+        for field, value in zip(dataclasses.fields(self), values, strict=True):
+            object.__setattr__(self, field.name, value)
 
     @property
     def duration(self) -> float:
@@ -164,7 +166,7 @@ class Timeline:
     @property
     def efficiency(self) -> float:
         """The share of all devices' time that is neither bubble nor recomputation."""
-        useful = self._seconds(s for s in self.spans if s.kind != "recompute")
+        useful = self._seconds(s for s in self.spans if s.kind.is_pass)
         return sum(useful) / (self.step_time * self.schedule.num_devices)
 
     @property
@@ -181,8 +183,9 @@ class Timeline:
         """
         P = self.schedule.num_devices
         changes: list[list[tuple[float, float]]] = [[] for _ in range(P)]
-        for first, *others in self.spans_by_microbatch().values():
-            end = max(span.end for span in (first, *others))
+        for spans in self.spans_by_microbatch().values():
+            first = next(span for span in spans if span.kind.in_flight > 0)
+            end = max(span.end for span in spans)
             changes[first.device] += [(first.start, 1), (end, -1)]
         return tuple(time_series(some, start=self.start) for some in changes)
 
@@ -198,13 +201,12 @@ class Timeline:
             visits.setdefault((span.stage, span.microbatch), []).append(span)
         return visits
 
-    def span_kinds(self) -> tuple[SpanKind, ...]:
+    def span_kinds(self) -> tuple[ActionKind, ...]:
         """Returns the kinds that occur, in the order in which a microbatch has them."""
-        present = {span.kind for span in self.spans}
-        return tuple(kind for kind in KIND_LABELS if kind in present)
+        return tuple(kinds.sort(span.kind for span in self.spans))
 
     def __str__(self) -> str:
-        words = ", ".join(KIND_LABELS[kind] for kind in self.span_kinds())
+        words = ", ".join(f"{x.letter} {x.label}" for x in self.span_kinds())
         lines = [
             *([self.title] if self.title else []),
             *_rows(self),
@@ -258,10 +260,10 @@ def average_timelines(timelines: Sequence[Timeline]) -> Timeline:
         )
     first = timelines[0]
     if any(timeline.schedule != first.schedule for timeline in timelines):
-        kinds = sorted({describe_schedule(timeline.schedule) for timeline in timelines})
+        some = sorted({describe_schedule(timeline.schedule) for timeline in timelines})
         raise ValueError(
             "Only timelines of one schedule have a mean. Received those of schedules "
-            f"that differ: {'; '.join(kinds)}. Average the steps of each by themselves."
+            f"that differ: {'; '.join(some)}. Average the steps of each by themselves."
         )
     origins = [timeline.start for timeline in timelines]
     return Timeline(
@@ -295,9 +297,8 @@ def span_labels(timeline: Timeline) -> dict[Span, str]:
     names = action_labels(timeline.schedule)
     labels = {}
     for span in timeline.spans:
-        kind: ActionKind = "forward" if span.kind == "recompute" else span.kind
-        name = names[Action(kind, span.stage, span.microbatch)]
-        labels[span] = KIND_LABELS[span.kind][0] + name[1:]
+        name = names[Action(kinds.FORWARD, span.stage, span.microbatch)]
+        labels[span] = span.kind.letter + name.removeprefix(kinds.FORWARD.letter)
     return labels
 
 

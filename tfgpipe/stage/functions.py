@@ -28,6 +28,7 @@ import tensorflow as tf
 
 from tfgpipe._compat import functions
 from tfgpipe.graph import MultiDeviceFunction, partitioner
+from tfgpipe.schedules import ActionKind
 from tfgpipe.stage import empty_batches, quantized_gradients
 from tfgpipe.stage.accumulation import GradientAccumulation
 from tfgpipe.stage.empty_batches import Compute, NamedTensors
@@ -187,6 +188,11 @@ class StageFunctions:
             self.residuals = partitioner.saved_tensors_under_remat(
                 source.graph, stateful=source.stateful, **ends
             )
+
+    def of(self, kind: ActionKind) -> StageFunction:
+        """Returns the function of a kind of pass: the attribute of its name."""
+        function: StageFunction = getattr(self, kind.name)
+        return function
 
     @functools.cached_property
     def forward(self) -> StageFunction:

@@ -8,6 +8,7 @@ import pytest
 
 from tfgpipe.planner import devices
 from tfgpipe.planner.devices import TABLE, Device, Link
+from tfgpipe.schedules.kinds import FORWARD
 
 LINK = Link(bandwidth=1e9, latency=0)
 
@@ -29,7 +30,7 @@ def device(**values):
 def test_a_product_takes_its_flops_and_reads_its_weights():
     # 200 FLOP at 50 a second, 30 bytes at 10 a second.
     assert device().product_seconds(
-        "forward", 200, rows=1, weights=30, dtype="float32"
+        FORWARD, 200, rows=1, weights=30, dtype="float32"
     ) == pytest.approx(4 + 3)
 
 
@@ -38,7 +39,7 @@ def test_measured_rates_stand_in_for_the_peak():
 
     def seconds(rows):
         return measured.product_seconds(
-            "forward", 120, rows=rows, weights=1e9, dtype="float32"
+            FORWARD, 120, rows=rows, weights=1e9, dtype="float32"
         )
 
     assert [seconds(rows) for rows in (1, 10, 100, 1000, 1e6)] == pytest.approx(

@@ -12,6 +12,7 @@ from tests.pure.planner.toys import TOY, config, layer, request, workload
 from tfgpipe import schedules
 from tfgpipe.planner import step_time
 from tfgpipe.planner.devices import Link
+from tfgpipe.schedules.kinds import BACKWARD, FORWARD
 from tfgpipe.simulation.simulator import Costs, simulate
 
 
@@ -19,19 +20,19 @@ def test_a_layer_takes_its_products_and_its_traffic():
     # Of 2 rows: 200 FLOP at 100 a second, 10 weights of 4 bytes at 10 a second, and
     # half of 40 bytes at 10 a second.
     seconds = step_time.layer_seconds(
-        "forward", layer(), rows=2, num_shards=1, device=TOY, dtype="float32"
+        FORWARD, layer(), rows=2, num_shards=1, device=TOY, dtype="float32"
     )
     assert seconds == pytest.approx(2 + 4 + 2)
     # A backward reads weights, and reads and writes the sum of gradients.
     seconds = step_time.layer_seconds(
-        "backward", layer(), rows=2, num_shards=1, device=TOY, dtype="bfloat16"
+        BACKWARD, layer(), rows=2, num_shards=1, device=TOY, dtype="bfloat16"
     )
     assert seconds == pytest.approx(400 / 200 + 10 * (2 + 8) / 10 + 4)
 
 
 def test_shards_share_arithmetic_and_what_is_not_whole():
     seconds = step_time.layer_seconds(
-        "forward", layer(), rows=2, num_shards=2, device=TOY, dtype="float32"
+        FORWARD, layer(), rows=2, num_shards=2, device=TOY, dtype="float32"
     )
     assert seconds == pytest.approx(1 + 2 + 0.6 * 2)
 
@@ -116,9 +117,9 @@ def test_one_device_has_no_bubble():
 
 def test_a_layer_without_products_takes_its_traffic():
     each = layer(forward_flops=0, backward_flops=0)
-    for which, seconds in (("forward", 2), ("backward", 4)):
+    for kind, seconds in ((FORWARD, 2), (BACKWARD, 4)):
         assert seconds == step_time.layer_seconds(
-            which, each, rows=2, num_shards=1, device=TOY, dtype="float32"
+            kind, each, rows=2, num_shards=1, device=TOY, dtype="float32"
         )
 
 

@@ -15,7 +15,6 @@ from matplotlib.transforms import Bbox
 
 from tests.helpers.subprocesses import interpret
 from tfgpipe import schedules
-from tfgpipe.report import plots
 from tfgpipe.report.memory import DeviceMemory
 from tfgpipe.report.plots import (
     plot_bubbles,
@@ -290,14 +289,6 @@ def test_stages_of_a_device_have_a_shade_each(drawn):
     }
     assert len(colours) == 2 * 3
     assert not drawn["gpipe"].legend.get_title().get_text()
-
-
-def test_kinds_that_occur_together_differ_in_colour():
-    for kinds in (
-        ["forward", "recompute", "backward"],
-        ["forward", "recompute", "backward_input", "backward_weight"],
-    ):
-        assert len({plots.COLOURS[kind] for kind in kinds}) == len(kinds)
 
 
 def test_idle_time_is_hatched(drawn):

@@ -35,8 +35,8 @@ def in_flight(plan, k):
     held = most = 0
     for action in plan.orders[plan.placement[k]]:
         if action.stage == k:
-            held += (action.kind == "forward") - (
-                action.kind in ("backward", "backward_weight")
+            held += (action.kind.name == "forward") - (
+                action.kind.name in ("backward", "backward_weight")
             )
             most = max(most, held)
     return most
@@ -173,7 +173,7 @@ def test_interleaved_holds_what_its_warm_up_begins(plan):
     for p, order in enumerate(plan.orders):
         held = most = 0
         for action in order:
-            held += 1 if action.kind == "forward" else -1
+            held += 1 if action.kind.name == "forward" else -1
             most = max(most, held)
         lead = P - p if v == 1 else 2 * (P - 1 - p) + (v - 1) * P + 1
         assert most <= min(lead, v * plan.num_microbatches)
@@ -295,7 +295,14 @@ def test_counts_out_of_bounds_are_refused_before_any_action(
         schedules.make(name, num_stages=num_stages, num_microbatches=num_microbatches)
 
 
-@pytest.mark.parametrize("wrong", [("forwards", 0, 0), ("forward", -1, 0)])
-def test_actions_that_cannot_be_are_refused(wrong):
-    with pytest.raises(ValueError, match=r"An action has a kind of 'forward', .*Rec"):
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (("forwards", 0, 0), r"a kind, one of 'forward', .* Received 'forwards'\."),
+        (("forward", -1, 0), r"at least 0\. Received Action\('forward', -1, 0\)"),
+        (("forward", 0, -1), r"at least 0\. Received Action\('forward', 0, -1\)"),
+    ],
+)
+def test_actions_that_cannot_be_are_refused(wrong, words):
+    with pytest.raises(ValueError, match=words):
         Action(*wrong)

@@ -46,7 +46,7 @@ def test_only_the_gradients_of_inputs_are_waited_for():
 
 
 def test_actions_come_dependencies_first():
-    found = schedules.gpipe(3, 2).actions("backward")
+    found = schedules.gpipe(3, 2).actions(is_backward=True)
     assert [(a.stage, a.microbatch) for a in found] == [
         (2, 1),
         (1, 1),
@@ -98,7 +98,7 @@ def test_the_placement_is_where_the_actions_are():
     ],
 )
 def test_a_backward_that_follows_at_once_is_known(plan, at_once):
-    forwards = [(a.stage, a.microbatch) for a in plan.actions("forward")]
+    forwards = [(a.stage, a.microbatch) for a in plan.actions(is_backward=False)]
     assert {
         pair for pair in forwards if plan.backward_follows_immediately(*pair)
     } == at_once

@@ -174,7 +174,7 @@ def test_labels_name_kind_microbatch_and_which_stage_of_the_device():
     assert named == ["F0", "F0", "r0", "B0", "r0", "B0"]
     timeline = simulated(schedules.interleaved(4, 2, num_devices=2), recompute=1)
     labels = span_labels(timeline)
-    again = [s for s in timeline.spans if s.kind == "recompute" and s.stage == 3]
+    again = [s for s in timeline.spans if s.kind.name == "recompute" and s.stage == 3]
     assert [labels[span] for span in again] == ["r0b", "r1b"]
 
 
@@ -190,7 +190,7 @@ def test_the_mean_of_steps_is_the_mean_of_their_times():
     mean = average_timelines([BY_HAND, shifted(slower, 1000.0)])
     assert mean.schedule == BY_HAND.schedule
     assert mean.title == "by hand"
-    times = {(s.kind, s.stage): (s.start, s.end) for s in mean.spans}
+    times = {(s.kind.name, s.stage): (s.start, s.end) for s in mean.spans}
     assert times == {
         ("forward", 0): (0, 1),
         ("forward", 1): (1, 2),
