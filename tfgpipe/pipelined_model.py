@@ -26,7 +26,7 @@ from tfgpipe.pipelined_layer import PipelinedLayer, arguments_from_config
 from tfgpipe.remat import RematLike
 from tfgpipe.report import print_summary
 from tfgpipe.runtime import LossPipeline, Pipeline, StepTimer, TimingRecorder
-from tfgpipe.schedules import Action, Schedule
+from tfgpipe.schedules import Action, Schedule, kinds
 from tfgpipe.stage import Stage, TransferDtype, normalization, owned_variables
 
 
@@ -447,7 +447,7 @@ class PipelinedModel(keras_internals.Replicated):
             "devices": self._requested_devices and list(self._requested_devices),
             "schedule": schedule
             if isinstance(schedule, str)
-            else dataclasses.asdict(schedule),
+            else _schedule_config(schedule),
         }
 
     @classmethod
@@ -455,11 +455,7 @@ class PipelinedModel(keras_internals.Replicated):
         """Makes a model from what `get_config` returned."""
         schedule = config["schedule"]
         if not isinstance(schedule, str):
-            orders = tuple(
-                tuple(Action(**action) for action in order)
-                for order in schedule["orders"]
-            )
-            schedule = Schedule(**{**schedule, "orders": orders})
+            schedule = _schedule_from_config(schedule)
         return cls(**{**arguments_from_config(config), "schedule": schedule})
 
     def get_build_config(self) -> dict[str, Any] | None:
@@ -633,6 +629,34 @@ def _check_methods(model: Any) -> None:
                 "not needed, give `keras.Model(model.input, model.output)`; else use "
                 "`tfgpipe.PipelinedLayer` in a model of your own with this method."
             )
+
+
+def _schedule_config(schedule: Schedule) -> dict[str, Any]:
+    """Returns the configuration of a schedule: names of kinds, and those of its own."""
+    actions = [[vars(action) for action in order] for order in schedule.orders]
+    used = {action["kind"] for order in actions for action in order}
+    return {
+        **{x.name: getattr(schedule, x.name) for x in dataclasses.fields(schedule)},
+        "orders": [[{**x, "kind": x["kind"].name} for x in order] for order in actions],
+        "kinds": {
+            kind.name: keras.saving.serialize_keras_object(kind)
+            for kind in used.difference(kinds.KINDS)
+        },
+    }
+
+
+def _schedule_from_config(config: dict[str, Any]) -> Schedule:
+    """Returns the schedule of a configuration."""
+    own = {
+        name: keras.saving.deserialize_keras_object(kind)
+        for name, kind in config.get("kinds", {}).items()
+    }
+    orders = tuple(
+        tuple(Action(**{**x, "kind": own.get(x["kind"], x["kind"])}) for x in order)
+        for order in config["orders"]
+    )
+    values = {name: value for name, value in config.items() if name != "kinds"}
+    return Schedule(**{**values, "orders": orders})
 
 
 @dataclasses.dataclass(frozen=True)

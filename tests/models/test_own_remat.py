@@ -1,7 +1,5 @@
 """A rematerialisation policy of one's own: every second layer's output is kept."""
 
-import dataclasses
-
 import keras
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from tfgpipe import planner, simulation
 
 
 @keras.saving.register_keras_serializable(package="own")
-@dataclasses.dataclass(frozen=True)
 class KeepEverySecond(tfgpipe.remat.Remat):
     name = "every_second"
     keeps_all = True
@@ -26,7 +23,7 @@ OWN = KeepEverySecond()
 
 
 def model():
-    dense = [keras.layers.Dense(16, activation="tanh") for _ in range(12)]
+    dense = (keras.layers.Dense(16, activation="tanh") for _ in range(12))
     return keras.Sequential([keras.Input((16,)), *dense])
 
 

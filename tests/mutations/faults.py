@@ -131,8 +131,8 @@ SCHEDULES = (
     Fault(
         "recomputation is drawn as long as the first microbatch's forward",
         "tfgpipe/runtime/timer.py",
-        'times[Action("forward", action.stage, action.microbatch)]',
-        'times[Action("forward", action.stage, 0)]',
+        "times[action.of(kinds.FORWARD)]",
+        "times[Action(kinds.FORWARD, action.stage, 0)]",
         (
             "tests/runtime/test_timer.py::"
             "test_each_backward_recomputes_its_own_forward_and_at_most_until_it_ends",
@@ -141,8 +141,8 @@ SCHEDULES = (
     Fault(
         "recomputation is drawn as long as the first stage's forward",
         "tfgpipe/runtime/timer.py",
-        'times[Action("forward", action.stage, action.microbatch)]',
-        'times[Action("forward", 0, action.microbatch)]',
+        "times[action.of(kinds.FORWARD)]",
+        "times[action.of(kinds.FORWARD).at(0)]",
         (
             "tests/runtime/test_timer.py::"
             "test_each_backward_recomputes_its_own_forward_and_at_most_until_it_ends",
@@ -351,9 +351,9 @@ PLANS = (
     ),
     Fault(
         "planned recomputation of layers holds a stage's first layer",
-        "tfgpipe/planner/memory.py",
-        "again = share * max(saved) + sum(others)",
-        "again = share * saved[0] + sum(others)",
+        "tfgpipe/remat/policy.py",
+        "return largest + sum(inputs[span.start] for span in spans[1:])",
+        "return sum(activations[spans[0]]) + sum(inputs[x.start] for x in spans[1:])",
         (
             "tests/pure/planner/test_memory.py::"
             "test_stages_of_one_device_recompute_one_at_a_time",

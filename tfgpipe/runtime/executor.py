@@ -240,9 +240,9 @@ class Executor:
         else:
             self._forward(action)
 
-    def saved(self, action: Action) -> NamedTensors:
-        """Returns the tensors that there are of an action's stage and microbatch."""
-        return self._runs[action.stage].saved[action.microbatch]
+    def saved(self, k: int) -> dict[int, NamedTensors]:
+        """Returns by microbatch in flight the tensors that stage k holds of it."""
+        return self._runs[k].saved
 
     def _split_inputs(self, inputs: Mapping[TensorKey, tf.Tensor]) -> None:
         """Splits the inputs, each at the first stage that reads it."""

@@ -62,8 +62,8 @@ class ActionKind:
         """Runs an action of this kind in a step.
 
         Args:
-            step: The `tfgpipe.runtime.Executor` of the step. It has the tensors of a
-                stage and microbatch, `saved(action)`, and adds operations to the
+            step: The `tfgpipe.runtime.Executor` of the step. It has the tensors that a
+                stage holds of its microbatches, `saved(k)`, and adds operations to the
                 device's order, `emit(action, tensors, function)`.
             action: The action.
         """
@@ -78,6 +78,15 @@ class ActionKind:
         """
         del costs, k
         return 0.0
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments that make the kind again."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> ActionKind:
+        """Makes a kind from what `get_config` returned."""
+        return cls(**config)
 
     def __lt__(self, other: ActionKind) -> bool:
         return self.name < other.name
