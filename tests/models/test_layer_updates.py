@@ -100,22 +100,20 @@ class CTC(layers.Layer):
 
 
 class Averaged(layers.Layer):
-    """Keeps an average of its weight, a number that warms up, and one of both."""
+    """Keeps an average of its weight, by a number that warms up."""
 
     def build(self, shape):
-        def state(name, shape):
-            return self.add_weight(shape=shape, trainable=False, name=name)
-
-        self.scale = self.add_weight(shape=shape[-1:], initializer="ones")
-        self.average, self.norm = state("average", shape[-1:]), state("norm", ())
-        self.warmed, self.gate = state("warmed", ()), state("gate", ())
+        size = shape[-1]
+        self.kernel = self.add_weight(shape=(size, size), name="kernel")
+        self.average = self.add_weight(
+            shape=(size, size), trainable=False, name="average"
+        )
+        self.warmed = self.add_weight(shape=(), trainable=False, name="warmed")
 
     def call(self, x):
-        self.average.assign(0.9 * self.average + 0.1 * self.scale)
         self.warmed.assign(0.5 * self.warmed + 0.5)
-        self.gate.assign(self.warmed * ops.sum(self.average))
-        self.norm.assign(0.5 * self.norm + ops.sum(ops.square(self.scale)))
-        return x * (self.scale + self.average) + self.gate / (1.0 + self.norm)
+        self.average.assign(0.9 * self.average + 0.1 * self.warmed * self.kernel)
+        return x @ (self.kernel + self.average)
 
 
 def everything():

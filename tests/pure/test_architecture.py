@@ -77,6 +77,7 @@ PURE = (
     "distribution.zero",
     "graph.device_subgraphs",
     "graph.partitioner",
+    "partition.additive",
     "partition.solver",
     "planner.devices",
     "planner.memory",

@@ -14,8 +14,12 @@ goes straight from its segment to those that use it, however far apart they are:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from tfgpipe._util import unique
 
@@ -93,7 +97,7 @@ class CallGraph:
             output_ids=tuple(i for i in inside if i in used),
         )
 
-    def received_bytes(self, sizes: Mapping[int, float]) -> list[list[float]]:
+    def received_bytes(self, sizes: Mapping[int, float]) -> npt.NDArray[np.float64]:
         """Returns for all `s`, `e` the bytes that a segment of calls `[s, e)` receives.
 
         A value counts once, however many calls of the segment use it; inputs of the
@@ -103,17 +107,47 @@ class CallGraph:
             sizes: Bytes of each value.
 
         Returns:
-            A table of L + 1 rows and columns, zero where `e <= s`.
+            `[L + 1, L + 1]`, zero where `e <= s`.
         """
         num_calls = len(self.calls)
-        producer = {n: i for i, call in enumerate(self.calls) for n in call.output_ids}
-        table = [[0.0] * (num_calls + 1) for _ in range(num_calls + 1)]
+        table = np.zeros((num_calls + 1, num_calls + 1))
+        row = self.received_row(sizes)
         for start in range(num_calls):
-            total, seen = 0.0, set[int]()
-            for end in range(start, num_calls):
-                for value_id in self.calls[end].input_ids:
-                    if value_id not in seen and producer.get(value_id, start) < start:
-                        seen.add(value_id)
-                        total += sizes[value_id]
-                table[start][end + 1] = total
+            table[start, start + 1 :] = row(start, num_calls)
         return table
+
+    def received_row(
+        self, sizes: Mapping[int, float]
+    ) -> Callable[[int, int], npt.NDArray[np.float64]]:
+        """Returns a function from `s` and `e` to one row of `received_bytes`.
+
+        The row is of the segments `[s, s + 1)` to `[s, e)`. It takes time in proportion
+        to their number, and is called for `s` in ascending order.
+
+        Args:
+            sizes: Bytes of each value.
+        """
+        producer = {n: i for i, call in enumerate(self.calls) for n in call.output_ids}
+        users: dict[int, list[int]] = {}
+        for i, call in enumerate(self.calls):
+            for n in call.input_ids:
+                if n in producer:
+                    users.setdefault(n, []).append(i)
+        # By call: where a value is first used, among the calls from s on, for segments
+        # with `after < s <= first use`.
+        added: dict[int, list[tuple[int, float]]] = {}
+        for n, calls in users.items():
+            for after, use in itertools.pairwise([producer[n], *calls]):
+                added.setdefault(after + 1, []).append((use, sizes[n]))
+        at_call = np.zeros(len(self.calls))
+        num_added = 0
+
+        def row(start: int, end: int) -> npt.NDArray[np.float64]:
+            nonlocal num_added
+            for s in range(num_added, start + 1):
+                for use, size in added.get(s, ()):
+                    at_call[use] += size
+            num_added = max(num_added, start + 1)
+            return np.cumsum(at_call[start:end])
+
+        return row

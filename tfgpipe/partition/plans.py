@@ -19,7 +19,7 @@ from tfgpipe._util import (
 )
 from tfgpipe.capture import TensorKey, tracer
 from tfgpipe.devices import short_name
-from tfgpipe.partition import costs, profiles, solver
+from tfgpipe.partition import additive, costs, profiles, solver
 from tfgpipe.partition.costs import CallCost
 from tfgpipe.partition.profiles import CallProfile, PlanSettings, Quantity
 from tfgpipe.simulation import Costs, imbalance, simulate
@@ -380,9 +380,9 @@ def plan_by_parameters(
     called = [call.layer for call in graph.calls]
     profiles.check_feasible(called, num_stages, captured.opaque_calls)
     codec = BoundaryCodec(transfer_dtype, graph.output_ids)
-    return solver.best_partition(
+    return additive.best_additive_partition(
         [w.parameters for w in costs.call_weights(graph)],
         num_stages=num_stages,
-        received_bytes=graph.received_bytes(codec.encoded_bytes(captured.specs)),
+        received_row=graph.received_row(codec.encoded_bytes(captured.specs)),
         may_start=profiles.may_start(called),
     )

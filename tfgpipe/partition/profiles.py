@@ -265,8 +265,8 @@ def profile_calls(
         input_bytes=tuple(
             sum(sizes[i] for i in call.input_ids) for call in graph.calls
         ),
-        received_bytes=np.array(graph.received_bytes(encoded_sizes)),
-        received_bytes_uncompressed=np.array(graph.received_bytes(sizes)),
+        received_bytes=graph.received_bytes(encoded_sizes),
+        received_bytes_uncompressed=graph.received_bytes(sizes),
         may_start=tuple(may_start(called)),
         rows=next(iter(specs.values())).shape[0] or 1,
         seconds=tuple(seconds),

@@ -239,10 +239,10 @@ class JointGraph:
     def per_step_updates(self) -> dict[str, str]:
         """By variables that layers assign alike in all microbatches, the new values.
 
-        They depend on no examples, as those of a masked kernel or of spectral
-        normalization, trained or frozen, and on no seed, which each microbatch
-        advances. A number that is made of itself alone may count examples or
-        microbatches; so do sums.
+        They depend on no examples, as those of a masked kernel, and on no seed, which
+        each microbatch advances. Among them are weights, frozen ones of two axes or
+        more, and the state that they are made of, as of spectral normalization. Other
+        state may count microbatches.
         """
         changed = self._changed(lambda x: x.is_floating or x.is_complex)
         changed = {b: a for b, a in changed.items() if b not in self.given.sums}
@@ -250,10 +250,8 @@ class JointGraph:
         alike = self._self_contained(changed, [b for b, a in pairs if a == b])
         pending = [
             before
-            for before, after in alike.items()
-            if before in self.given.weights
-            or self.spec(before).shape.rank
-            or self._sources(after) - {before}
+            for before in alike
+            if before in self.given.weights or self.spec(before).shape.rank > 1
         ]
         found: dict[str, str] = {}
         while pending:
