@@ -105,6 +105,15 @@ def test_stages_are_spread_over_workers(monkeypatch):
     assert made.devices == (((e,),), ((f,),))
 
 
+def test_workers_beyond_the_number_of_stages_are_left_over(monkeypatch):
+    workers = on_workers(1, 1, 1, 1)
+    monkeypatch.setattr(
+        names, "visible_devices", lambda: [x for some in workers for x in some]
+    )
+    made = mesh.make_mesh(num_stages=2)
+    assert made.devices == (((workers[0][0],), (workers[1][0],)),)
+
+
 def test_devices_of_another_replicas_workers_are_refused(monkeypatch):
     (a,), (b,) = on_workers(1, 1)
     monkeypatch.setattr(mesh, "visible_devices", lambda: [a, b])

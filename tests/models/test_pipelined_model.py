@@ -581,6 +581,27 @@ def test_an_error_of_a_layer_is_raised_as_it_is(num_rows):
     assert "on a microbatch of unknown size" in note
 
 
+def test_a_model_predicts_by_its_own_weights_after_it_was_recut():
+    keras.utils.set_random_seed(0)
+    stack = [keras.layers.Dense(8) for _ in range(4)]
+    model = tfgpipe.PipelinedModel(stack, num_stages=2, num_microbatches=2)
+    model.compile("sgd", "mse")
+    x = np.random.default_rng(0).random((8, 8), "float32")
+    model.predict(x, verbose=0)
+    tfgpipe.recut(model, [1, 3])
+    model.train_on_batch(x, 0 * x)
+    expected = keras.Sequential(stack).predict(x, verbose=0)
+    np.testing.assert_allclose(model.predict(x, verbose=0), expected, rtol=1e-5)
+
+
+def test_a_stage_ends_with_the_last_call_of_the_layer_that_is_named():
+    inputs, shared = keras.Input((4,)), keras.layers.Dense(4, name="shared")
+    x = shared(keras.layers.Dense(4)(shared(inputs)))
+    model = keras.Model(inputs, keras.layers.Dense(2)(x))
+    pipelined = tfgpipe.pipeline(model, num_microbatches=2, balance=["shared"])
+    assert [len(stage.segment.calls) for stage in pipelined.stages] == [3, 1]
+
+
 def test_threads_may_trace_a_model_at_the_same_time():
     """One trains while others evaluate and predict, each for the first time."""
 

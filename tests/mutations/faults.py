@@ -162,6 +162,24 @@ SCHEDULES = (
 
 PLANS = (
     Fault(
+        "a stage that ends with a named layer ends after its first call",
+        "tfgpipe/capture/source_model.py",
+        "ends.append(found[-1] + 1)",
+        "ends.append(found[0] + 1)",
+        (
+            "tests/models/test_pipelined_model.py::test_a_stage_ends_with_the_last_call_of_the_layer_that_is_named",
+        ),
+    ),
+    Fault(
+        "a planned partition is that of another number of shards",
+        "tfgpipe/planner/plan_request.py",
+        "*(what, config.num_stages, config.num_shards),",
+        "*(what, config.num_stages),",
+        (
+            "tests/pure/planner/test_plan_request.py::test_a_partition_is_of_the_shards_that_it_is_asked_for",
+        ),
+    ),
+    Fault(
         "the bottleneck of a partition is the sum of its stages",
         "tfgpipe/partition/solver.py",
         "least = np.maximum(least[:, None], table).min(axis=0)",
@@ -577,6 +595,15 @@ GRADIENTS = (
 
 WEIGHING = (
     Fault(
+        "evaluation leaves out what layers add as a sum over examples",
+        "tfgpipe/runtime/loss_pipeline.py",
+        "            loss += tf.cast(step.summed_loss, loss.dtype)",
+        "            loss += 0 * tf.cast(step.summed_loss, loss.dtype)",
+        (
+            "tests/models/test_layer_updates.py::test_three_steps_are_those_of_the_plain_model[1f1b]",
+        ),
+    ),
+    Fault(
         "a row too many is in the microbatches of an uneven split",
         "tfgpipe/runtime/microbatch.py",
         "_as_integer(m < remainder)",
@@ -826,6 +853,15 @@ PROBES = (
 
 STATE = (
     Fault(
+        "after recut a model predicts with the variables that it had before",
+        "tfgpipe/pipelined_layer.py",
+        "            (model.predict_function, model.make_predict_function),\n",
+        "",
+        (
+            "tests/models/test_pipelined_model.py::test_a_model_predicts_by_its_own_weights_after_it_was_recut",
+        ),
+    ),
+    Fault(
         "a gradient passes through what a layer assigns to its weight",
         "tfgpipe/capture/scope.py",
         "update = variable, tf.grad_pass_through(lambda _: value)(before)",
@@ -1051,6 +1087,15 @@ STATE = (
 )
 
 DEVICES = (
+    Fault(
+        "with more workers than stages some in between are left out",
+        "tfgpipe/devices/mesh.py",
+        "worker = k * min(len(workers), num_stages) // num_stages",
+        "worker = k * len(workers) // num_stages",
+        (
+            "tests/devices/test_mesh.py::test_workers_beyond_the_number_of_stages_are_left_over",
+        ),
+    ),
     Fault(
         "an optimizer keeps slots on one device",
         "tfgpipe/distribution/optimizer.py",
@@ -1390,6 +1435,31 @@ QUANTIZATION = (
 )
 
 TRAINER = (
+    Fault(
+        "ranges are frozen where rounding was to begin, which begins at once",
+        "params/image.py",
+        'Precision(quantize="8bit", quantize_start_step=100)',
+        'Precision(quantize="8bit", freeze_ranges_step=100)',
+        (
+            "tests/params/test_image.py::test_a_network_for_int8_first_trains_in_floats_and_then_rounds",
+        ),
+    ),
+    Fault(
+        "a network on images of folders has ten classes, however many folders",
+        "params/variants.py",
+        "layers.Dense(self.data.num_classes),",
+        "layers.Dense(self.data.classes or 10),",
+        (
+            "tests/params/test_image.py::test_a_network_of_ones_own_tells_as_many_classes_as_there_are",
+        ),
+    ),
+    Fault(
+        "a memory limit in GiB is taken for one in GB",
+        "trainer/config.py",
+        "memory_limit=None if limit is None else limit * 2**30,",
+        "memory_limit=None if limit is None else limit * 10**9,",
+        ("tests/params/test_image.py::test_a_limit_of_memory_is_in_gib",),
+    ),
     Fault(
         "the names in a checkpoint depend on the pipeline around a layer",
         "trainer/checkpoint/variable_names.py",

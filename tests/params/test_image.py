@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import image_files
+from trainer.config import Pipelining
 from trainer.data import digits
 from trainer.experiment import find
 from trainer.export import calibration_examples
@@ -95,6 +96,31 @@ def test_what_is_wrong_with_files_is_told_before_training(tmp_path: Path) -> Non
     for split in ("train", "validation"):
         with pytest.raises(HyperparameterError, match=r"data\.files: expected TFRec"):
             experiment.batches(split)
+
+
+def test_a_network_for_int8_first_trains_in_floats_and_then_rounds() -> None:
+    precision = find("image.DigitsQat")().precision
+    assert (precision.quantize, precision.quantize_start_step) == ("8bit", 100)
+    assert precision.freeze_ranges_step is None
+
+
+def test_a_network_of_ones_own_tells_as_many_classes_as_there_are(
+    tmp_path: Path,
+) -> None:
+    experiment = override(
+        find("variants.OnImages")(),
+        [
+            f"data.files={image_files.write_folders(tmp_path, 12)}",
+            "data.shape=(4, 4, 3)",
+        ],
+    )
+    assert experiment.network().output_shape == (None, 3)
+
+
+def test_a_limit_of_memory_is_in_gib() -> None:
+    pipelining = Pipelining(num_stages=1, num_microbatches=1, memory_limit=0.5)
+    model = pipelining.build([keras.layers.Dense(2)])
+    assert model.pipelined.memory_limit == 2**29
 
 
 def test_the_full_networks_are_built_for_a_users_images() -> None:

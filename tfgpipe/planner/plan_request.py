@@ -202,7 +202,8 @@ class PlanRequest:
     def _bytes(self, config: ParallelConfig, layer: Layer) -> float:
         """Returns what a layer adds to its device, a microbatch in flight."""
         T = config.num_shards
-        state = 4 * (2 + self.num_slots) * layer.parameters / layer.shards(T)
+        copies = layer.weight_bytes * (2 + self.num_slots)
+        state = copies * layer.parameters / layer.shards(T)
         return state + self.rows(config) * layer.kept_bytes * layer.share(T)
 
 

@@ -100,6 +100,13 @@ def test_remat_of_layers_keeps_one_layer_and_the_inputs_of_the_others():
     assert (only.inputs, only.recomputed) == (8 * 2 * 5, 2 * (100 + 3 * 5))
 
 
+def test_a_compiler_leaves_the_inputs_of_layers_as_they_are():
+    half = dataclasses.replace(TOY, temp_factor=0.5)
+    traced = dataclasses.replace(workload(), traced=True)
+    (only,) = held(traced, (4,), device=half, remat="layer")
+    assert only.recomputed == 2 * (100 / 2 + 3 * 5)
+
+
 @pytest.mark.parametrize(
     ("remat", "most"),
     # Of the two layers of the first stage: both; the larger, and the other's input.

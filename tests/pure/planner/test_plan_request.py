@@ -1,0 +1,36 @@
+"""Partitions that the planner chooses for a configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tests.pure.planner.toys import TOY, config, layer, request, workload
+
+
+def test_a_partition_is_of_the_shards_that_it_is_asked_for():
+    """Two shards halve the first layer, but not the others, which do not divide."""
+    whole = {"max_shards": 1, "num_reductions": 0, "forward_traffic": 0}
+    layers = (
+        layer(forward_flops=400, num_reductions=0, forward_traffic=0),
+        *(layer(forward_flops=200, **whole) for _ in range(2)),
+    )
+    fast = dataclasses.replace(TOY, bandwidth=1e12, memory=1e12)
+    model = dataclasses.replace(workload(), layers=layers)
+    one = request(model, device=fast)
+    values = {"num_devices": 2, "num_microbatches": 4}
+    assert one.partition(config(num_shards=1, **values)) == (1, 2)
+    assert one.partition(config(num_shards=2, **values)) == (2, 1)
+
+
+def test_a_partition_by_memory_counts_weights_in_their_own_type():
+    """Six numbers of 2 bytes are less than four of 4."""
+    sizes = [(6, 2), (6, 2), (4, 4), (1, 4)]
+    layers = tuple(
+        layer(parameters=n, weight_bytes=size, kept_bytes=0, whole_bytes=0)
+        for n, size in sizes
+    )
+    model = dataclasses.replace(workload(), layers=layers)
+    asked = request(model, device=dataclasses.replace(TOY, memory=1.0))
+    # 12 + 12 | 16 + 4 bytes, four times each with two slots and a gradient.
+    assert asked._best_partition(config(num_devices=2), asked._bytes, "bytes") == (2, 2)
+    assert [asked._bytes(config(), each) for each in layers] == [48, 48, 64, 16]
