@@ -1,11 +1,11 @@
 # The two commands: `make train` and `make test`. Needed first: Python 3.11, make.
 #
 #   make train     train the language model of params/lm.py into runs/lm.Tiny
-#   make test      format check, lint, types, the tests of every change
+#   make test      the checks of `make lint`, the tests of every change
 #   make test-all  the same, and those in tests/nightly
 #   make test-keras KERAS=3.14.1           what depends on private names of Keras and
 #   make test-tensorflow TENSORFLOW=2.20.0 TensorFlow, with other versions of them
-#   make lint      the first three of these
+#   make lint      format check, lint, types, the words of docstrings
 #   make format    rewrite the code in the project's format
 #   make site      the documentation as a site, in build/site
 #   make guide     run docs/tutorial/guide.py, and write the notebook of it
@@ -87,6 +87,7 @@ lint: $(DEV_INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m docs.lint
 
 format: $(DEV_INSTALLED)
 	$(BIN)/ruff format .
