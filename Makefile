@@ -58,7 +58,8 @@ KERAS ?= 3.14.1
 TENSORFLOW ?= 2.20.0
 # What depends on private names. Without tests/_compat/test_upstream.py, which says when
 # a workaround is no longer needed: that is a matter of the newest versions.
-VERSION_TESTS ?= tests/_compat/test_keras_internals.py tests/_compat/test_functions.py \
+VERSION_TESTS ?= tests/_compat/keras_internals tests/_compat/test_tf_internals.py \
+	tests/_compat/test_tflite.py tests/_compat/test_functions.py \
 	tests/report/test_summary.py tests/capture/test_tracer.py tests/graph \
 	tests/models/test_identity.py tests/models/test_gradient_identity.py \
 	tests/models/test_mixed_precision.py tests/models/test_pipelined_layer.py \

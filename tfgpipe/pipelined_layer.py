@@ -233,7 +233,7 @@ class PipelinedLayer(keras.layers.Layer):
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
         """The metrics of the layers inside, as a model of these layers lists them."""
-        return keras_internals.layer_metrics(self._source.listed_layers)
+        return keras_internals.layers.layer_metrics(self._source.listed_layers)
 
     @property
     def mesh(self) -> Mesh:
@@ -304,7 +304,7 @@ class PipelinedLayer(keras.layers.Layer):
         # Inside the scope variables get a shape but no value yet, so the partition can
         # be decided on their sizes before any of them takes memory on a device.
         with (
-            keras_internals.build_scope(),
+            keras_internals.variables.build_scope(),
             dtype_policies.default_policy_scope(self._requested_dtype),
         ):
             captured = self._source.capture(
@@ -426,7 +426,7 @@ class PipelinedLayer(keras.layers.Layer):
         slots = []
         if optimizer is not None and optimizer.built:
             slots = optimizer_slots(optimizer, weights)
-        with keras_internals.unmoved_on_error([*weights, *slots]):
+        with keras_internals.variables.unmoved_on_error([*weights, *slots]):
             for stage, variables in moved:
                 self._place(stage, variables)
                 if slots:
@@ -457,21 +457,21 @@ class PipelinedLayer(keras.layers.Layer):
         """
         pipeline = self.pipeline
         self._placement.check_strategy(self.name)
-        if training or keras_internals.is_symbolic_call():
+        if training or keras_internals.calls.is_symbolic_call():
             self._place_calling_optimizer()
         if mask is not None:
             input_checks.check_masks(inputs, mask)
             pairs = zip(*map(keras.tree.flatten, (inputs, mask)), strict=True)
             masked = [_with_mask(x, m) for x, m in pairs]
             inputs = keras.tree.pack_sequence_as(inputs, masked)
-        if keras_internals.is_symbolic_call():
+        if keras_internals.calls.is_symbolic_call():
             known = pipeline.static_output_spec(inputs, kwargs)
             if known is not None:
                 return keras.tree.map_structure(_placeholder, known)
         given = pipeline.flatten_inputs(inputs, kwargs)
         # Weights and their gradients stay in the dtype they are stored in; each layer
         # casts for itself.
-        with keras_internals.without_autocast():
+        with keras_internals.calls.without_autocast():
             result = pipeline.run(given, schedule=self._gpipe(), training=training)
             for update in result.updates:
                 replica_context.assign(update.variable, update.value)
@@ -487,7 +487,7 @@ class PipelinedLayer(keras.layers.Layer):
         Keras tells a layer nothing of that model but while it calls the layer. Done
         once for each optimizer: see `place_optimizer`.
         """
-        optimizer = keras_internals.calling_optimizer()
+        optimizer = keras_internals.calls.calling_optimizer()
         if optimizer is not None:
             place_optimizer(optimizer)
 
@@ -670,10 +670,10 @@ class _CallSpecs:
 
 def _with_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
     """Returns a tensor with a mask on it; the one given stays as it is."""
-    if mask is None or keras_internals.get_mask(tensor) is mask:
+    if mask is None or keras_internals.calls.get_mask(tensor) is mask:
         return tensor
     copy = tf.identity(tensor)
-    keras_internals.set_mask(copy, mask)
+    keras_internals.calls.set_mask(copy, mask)
     return copy
 
 

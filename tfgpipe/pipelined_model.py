@@ -31,7 +31,7 @@ from tfgpipe.stage import Stage, TransferDtype, normalization, owned_variables
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
-class PipelinedModel(keras_internals.Replicated):
+class PipelinedModel(keras_internals.replicated_model.Replicated):
     """Trains a model as a pipeline that includes the loss.
 
     Compiled and fitted like any Keras model, with the results of the plain one: loss,
@@ -150,7 +150,7 @@ class PipelinedModel(keras_internals.Replicated):
         )
         # One XLA cluster is one device; stages are compiled one by one instead.
         self.supports_jit = False
-        graph = keras_internals.functional_graph(layers)
+        graph = keras_internals.functional.functional_graph(layers)
         if graph is not None:
             # Losses and metrics go by these.
             self.output_names = list(graph.output_names)
@@ -358,11 +358,11 @@ class PipelinedModel(keras_internals.Replicated):
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Trains on a mini-batch: runs the schedule, and updates the weights."""
-        keras_internals.build_compiled(self, data)
+        keras_internals.compiled.build_compiled(self, data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         scale = self.optimizer.scale_loss(tf.ones([]))
         timer = None if self.recorder is None else StepTimer()
-        with keras_internals.without_autocast():
+        with keras_internals.calls.without_autocast():
             result = self._loss_pipeline(y, sample_weight).train(
                 self.pipelined.pipeline.flatten_inputs(x, {}),
                 y,
@@ -374,7 +374,7 @@ class PipelinedModel(keras_internals.Replicated):
         if self.recorder is not None and timer is not None:
             self.recorder.record(timer, replica_context.static_replica_index())
         metrics = IdentityMap(
-            (v, None) for v in keras_internals.compiled(self).variables
+            (v, None) for v in keras_internals.compiled.compiled(self).variables
         )
         updates = [x for x in result.updates if x.variable not in metrics]
         self.pipelined.check_state(updates)
@@ -411,9 +411,9 @@ class PipelinedModel(keras_internals.Replicated):
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """Evaluates a mini-batch: runs the forwards of the schedule."""
-        keras_internals.build_compiled(self, data)
+        keras_internals.compiled.build_compiled(self, data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        with keras_internals.without_autocast():
+        with keras_internals.calls.without_autocast():
             loss, added = self._loss_pipeline(y, sample_weight).evaluate(
                 self.pipelined.pipeline.flatten_inputs(x, {}),
                 y,
@@ -496,7 +496,7 @@ class PipelinedModel(keras_internals.Replicated):
         present = keras.tree.map_structure(lambda x: x is not None, (targets, weights))
         known = self._loss_pipelines.get(repr(present))
         if known is None or known[0] is not pipeline:
-            compiled = keras_internals.compiled(self)
+            compiled = keras_internals.compiled.compiled(self)
             known = pipeline, LossPipeline(pipeline, compiled, targets, weights)
             self._loss_pipelines[repr(present)] = known
         return known[1]
@@ -545,7 +545,7 @@ class PipelinedModel(keras_internals.Replicated):
             training: Whether layers ran as in training.
         """
         first = next(i for i in keras.tree.flatten(x) if i is not None)
-        compiled = keras_internals.compiled(self)
+        compiled = keras_internals.compiled.compiled(self)
         # Added losses that are sums over examples are in the compiled loss.
         sums = self.pipelined.pipeline.summed_losses.get(training)
         if not (compiled.num_losses or sums) and all(loss is None for loss in others):
@@ -609,7 +609,10 @@ def pipeline(
     )
     if model.compiled:
         # Where XLA compiles the model, it compiles the stages instead.
-        compiled = {**keras_internals.compile_arguments(model), "jit_compile": "auto"}
+        compiled = {
+            **keras_internals.compiled.compile_arguments(model),
+            "jit_compile": "auto",
+        }
         pipelined.compile(**compiled)
         pipelined.pipelined.place_slots(model.optimizer)
     return pipelined

@@ -283,7 +283,7 @@ class Evaluation(Hyperparams):
         found = _by_name(metrics, outputs)[self.metric]
         if found == "loss":
             return "lower"
-        better = keras_internals.preferred_direction(found)
+        better = keras_internals.compiled.preferred_direction(found)
         if better is None:
             raise HyperparameterError(
                 "evaluation.better: expected lower or higher, as Keras does not say "

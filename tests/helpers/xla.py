@@ -60,12 +60,12 @@ def assert_programs_by_xla_give_the_same(schedule: Any, remat: Any) -> None:
     )
     model(x)
     model.compile("sgd", "mse")
-    keras_internals.build_compiled(model, (x, y))
+    keras_internals.compiled.build_compiled(model, (x, y))
     order = schedules.make(schedule, num_stages=2, num_microbatches=4)
 
     def gradients(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
         model._loss_pipelines.clear()
-        with keras_internals.without_autocast():
+        with keras_internals.calls.without_autocast():
             result = model._loss_pipeline(y, None).train(
                 model.pipelined.pipeline.flatten_inputs(x, {}),
                 y,

@@ -869,14 +869,14 @@ def test_a_mask_that_is_given_leaves_the_callers_tensors_as_they_are():
     )
     a, b = tf.ones((2, 3)), 10 * tf.ones((2, 3))
     own, given = tf.constant([[[True, False, True]] * 2, [[True, True, False]] * 2])
-    keras_internals.set_mask(a, own)
+    keras_internals.calls.set_mask(a, own)
     y = layer([a, b], mask=[None, given])
     np.testing.assert_array_equal(y, [[11, 10, 1]] * 2)
-    assert keras_internals.get_mask(a) is own
-    assert keras_internals.get_mask(b) is None
+    assert keras_internals.calls.get_mask(a) is own
+    assert keras_internals.calls.get_mask(b) is None
     y = layer([a, b], mask=[given, given])  # In place of its own.
     np.testing.assert_array_equal(y, [[11, 11, 0]] * 2)
-    assert keras_internals.get_mask(a) is own
+    assert keras_internals.calls.get_mask(a) is own
 
 
 def test_devices_of_shards_that_nothing_uses_are_told():

@@ -615,7 +615,7 @@ def test_threads_may_trace_a_model_at_the_same_time():
         model.build((None, 8))
         model.compile("sgd", "mse", metrics=["mae"])
         # Keras itself cannot make variables of metrics in two threads.
-        keras_internals.build_compiled(model, (x, x))
+        keras_internals.compiled.build_compiled(model, (x, x))
         return model
 
     x = np.random.default_rng(0).random((16, 8), "float32")

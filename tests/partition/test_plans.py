@@ -521,7 +521,7 @@ def test_a_cut_that_a_device_has_no_memory_for_changes_nothing(monkeypatch):
     model = fitted()
     every = [*model.variables, *model.optimizer.variables]
     before = [v.value for v in every]
-    move, moved = keras_internals.initialize_in_scope, []
+    move, moved = keras_internals.variables.initialize_in_scope, []
 
     def move_three(variable, *arguments):
         if len(moved) == 3:

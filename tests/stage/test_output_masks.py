@@ -29,7 +29,7 @@ class MasksInTraining(layers.Layer):
         if training:
             later = tf.broadcast_to(tf.range(LENGTH) > 2, tf.shape(x)[:2])
             mask = later if mask is None else mask & later
-        keras_internals.set_mask(y, mask)
+        keras_internals.calls.set_mask(y, mask)
         return y
 
 

@@ -42,8 +42,10 @@ def apply_policy(
         )
     roots = [layers] if isinstance(layers, keras.Model) else layers
     changing = []
-    for layer in unique(x for y in roots for x in keras_internals.inner_layers(y)):
-        if keras_internals.functional_graph(layer) is not None:
+    for layer in unique(
+        x for y in roots for x in keras_internals.layers.inner_layers(y)
+    ):
+        if keras_internals.functional.functional_graph(layer) is not None:
             _check_graph(policy, layer)
         elif _accepts_policy(policy, layer):
             changing.append(layer)
@@ -61,7 +63,7 @@ def check_unquantized(layer: keras.layers.Layer, *, purpose: str, remedy: str) -
         purpose: What it is for, as the error is to say.
         remedy: What to try.
     """
-    for inner in keras_internals.inner_layers(layer):
+    for inner in keras_internals.layers.inner_layers(layer):
         policy = inner.dtype_policy
         if policy.quantization_mode is not None:
             raise ValueError(

@@ -78,7 +78,7 @@ class Interpreter:
         values = {i: inputs.get(TensorKey(i)) for i in self._segment.input_ids}
         masked = [key.value_id for key in inputs if key.is_mask]
         for i in masked:
-            keras_internals.set_mask(values[i], inputs[TensorKey(i, True)])
+            keras_internals.calls.set_mask(values[i], inputs[TensorKey(i, True)])
         scope = _scope()
         if not self._has_parts:
             _run_calls(self._segment.calls, values, self._training, scope)
@@ -92,11 +92,11 @@ class Interpreter:
             if values[i] is None:
                 continue
             results[TensorKey(i)] = values[i]
-            mask = keras_internals.get_mask(values[i])
+            mask = keras_internals.calls.get_mask(values[i])
             if mask is not None:
                 results[TensorKey(i, True)] = mask
         for i in masked:
-            if keras_internals.get_mask(values[i]) is None:
+            if keras_internals.calls.get_mask(values[i]) is None:
                 results[TensorKey(i, True)] = None
         return results
 
@@ -117,7 +117,11 @@ def layer_variables(
     # Not `layer.trainable_variables`: a frozen layer has none, though a layer inside it
     # may have been unfrozen since, as LoRA does. A Keras model trains that one.
     variables = [
-        *(v for x in owners for v in (*x.variables, *keras_internals.own_metrics(x))),
+        *(
+            v
+            for x in owners
+            for v in (*x.variables, *keras_internals.layers.own_metrics(x))
+        ),
         *captured,
     ]
     trainable = unique(v for v in variables if v.trainable)
@@ -194,13 +198,13 @@ def _run_with_remat(
         inside = dict(values)
         _run_calls(part.calls, inside, training, scope, first)
         return [inside[i] for i in part.output_ids]
-    masks = {i: keras_internals.get_mask(tensor) for i, tensor in inputs.items()}
+    masks = {i: keras_internals.calls.get_mask(tensor) for i, tensor in inputs.items()}
     effects: list[_SideEffects] = []
 
     def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
         arguments = {**inputs, **dict(zip(ids, tensors, strict=False))}
         for i, tensor in arguments.items():
-            keras_internals.set_mask(tensor, masks[i])
+            keras_internals.calls.set_mask(tensor, masks[i])
         weight_values = zip(weights, tensors[len(ids) :], strict=True)
         inner = TracingScope([*weight_values, *state_values], scope.replicas)
         inside = {**values, **arguments}
@@ -218,8 +222,10 @@ def _run_with_remat(
                 over_replicas=inner.over_replicas,
                 accumulators=inner.accumulators,
                 loss_calls=inner.loss_calls,
-                input_masks=list(map(keras_internals.get_mask, arguments.values())),
-                output_masks=list(map(keras_internals.get_mask, outputs)),
+                input_masks=list(
+                    map(keras_internals.calls.get_mask, arguments.values())
+                ),
+                output_masks=list(map(keras_internals.calls.get_mask, outputs)),
             )
         )
         return [*outputs, *inner.losses]
@@ -237,14 +243,14 @@ def _run_with_remat(
         scope.add_loss(loss)
     scope.loss_calls.extend(forward.loss_calls)
     for tensor, mask in zip(inputs.values(), forward.input_masks, strict=True):
-        keras_internals.set_mask(tensor, mask)
+        keras_internals.calls.set_mask(tensor, mask)
     for tensor, mask in zip(outputs, forward.output_masks, strict=True):
-        keras_internals.set_mask(tensor, mask)
+        keras_internals.calls.set_mask(tensor, mask)
     return list(outputs)
 
 
 def _scope() -> TracingScope:
-    scope = keras_internals.current_stateless_scope()
+    scope = keras_internals.calls.current_stateless_scope()
     assert isinstance(scope, TracingScope)
     return scope
 

@@ -141,7 +141,7 @@ class SourceModel(abc.ABC):
 
     def _describe_location(self, name: str) -> str:
         for layer in self.calls:
-            if name in keras_internals.inner_names(layer):
+            if name in keras_internals.layers.inner_names(layer):
                 return (
                     f"is inside layer '{layer.name}', where no stage can end: only "
                     "models whose calls Keras knows are inlined. End it after "
@@ -250,7 +250,7 @@ class FunctionalSource(SourceModel):
     ) -> dict[str, tf.Tensor | None]:
         """Returns the inputs as Keras feeds them to the model."""
         input_checks.check_side_inputs((), side_inputs)
-        tensors = keras_internals.standardize_inputs(self._graph, inputs)
+        tensors = keras_internals.functional.standardize_inputs(self._graph, inputs)
         if len(tensors) != len(self._graph.inputs):
             input_checks.check_structure(self._graph.input, inputs)
         return {x.name: y for x, y in zip(self._graph.inputs, tensors, strict=True)}
@@ -274,7 +274,7 @@ class FunctionalSource(SourceModel):
 
 def make_source(layers: Any) -> SourceModel:
     """Returns the source model for the first argument of a `PipelinedLayer`."""
-    graph = keras_internals.functional_graph(layers)
+    graph = keras_internals.functional.functional_graph(layers)
     if graph is not None:
         return FunctionalSource(layers, graph)
     sequential = isinstance(layers, keras.Sequential)

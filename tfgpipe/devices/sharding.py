@@ -80,7 +80,7 @@ def shard_scope(shard: int) -> contextlib.AbstractContextManager[Any]:
 
 def sharded_layers(layers: Iterable[Any]) -> list[Any]:
     """Returns the layers that are sharded among some and all those inside them."""
-    inner = [x for layer in layers for x in keras_internals.inner_layers(layer)]
+    inner = [x for layer in layers for x in keras_internals.layers.inner_layers(layer)]
     return [x for x in inner if isinstance(x, Sharded)]
 
 

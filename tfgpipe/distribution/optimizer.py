@@ -56,7 +56,7 @@ def place_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     colocated: Any = _ColocatedStrategy(optimizer)
     if strategy is not None and strategy.places_updates:
         colocated = strategy
-    keras_internals.patch_apply(optimizer, colocated, _apply)
+    keras_internals.optimizers.patch_apply(optimizer, colocated, _apply)
 
 
 class _ColocatedStrategy:
@@ -108,9 +108,11 @@ class _ColocatedStrategy:
             if place not in self._read:
                 self._read[place] = [
                     (scalar, tf.identity(scalar.value))
-                    for scalar in keras_internals.optimizer_scalars(self._optimizer)
+                    for scalar in keras_internals.optimizers.optimizer_scalars(
+                        self._optimizer
+                    )
                 ]
-            with keras_internals.view_as_copies(self._read[place]):
+            with keras_internals.substitution.swap_values(self._read[place]):
                 return fn(variable, *args, **(kwargs or {}))
 
 
@@ -120,7 +122,7 @@ def _apply(
     trainable_variables: Sequence[keras.Variable] | None = None,
 ) -> None:
     """Applies an optimizer, in place of its own `apply`."""
-    colocated = keras_internals.update_strategy(optimizer)
+    colocated = keras_internals.optimizers.update_strategy(optimizer)
     if not isinstance(colocated, _ColocatedStrategy):
         _apply_once(optimizer, grads, trainable_variables)
         return
@@ -141,7 +143,7 @@ def _apply_once(
             type(optimizer).apply(optimizer, grads, trainable_variables)
         return
     if trainable_variables is None:
-        trainable_variables = keras_internals.optimizer_weights(optimizer)
+        trainable_variables = keras_internals.optimizers.optimizer_weights(optimizer)
     strategy.apply_gradients(optimizer, list(trainable_variables), list(grads))
 
 

@@ -53,7 +53,7 @@ class Placement:
         """
         device = None if self.strategy else self.mesh.shard_devices(0, k)[shard]
         for variable in variables:
-            keras_internals.initialize_in_scope(
+            keras_internals.variables.initialize_in_scope(
                 variable, functools.partial(self._scope, k, shard, variable), device
             )
 
@@ -70,7 +70,7 @@ class Placement:
                 self.place_variables(k, [slot], shard)
             else:
                 scope = functools.partial(self.strategy.slot_scope, weight.value)
-                keras_internals.initialize_in_scope(slot, scope, None)
+                keras_internals.variables.initialize_in_scope(slot, scope, None)
 
     def check_strategy(self, name: str) -> None:
         """Raises RuntimeError if a layer is used under another strategy."""
@@ -181,5 +181,5 @@ def optimizer_slots(
     optimizer: keras.optimizers.Optimizer, weights: Iterable[keras.Variable]
 ) -> list[keras.Variable]:
     """Returns the slots of a built optimizer for some weights."""
-    slots = keras_internals.optimizer_slots(optimizer)
+    slots = keras_internals.optimizers.optimizer_slots(optimizer)
     return [slot for weight in weights for slot in slots.get(weight, ())]

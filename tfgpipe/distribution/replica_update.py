@@ -126,7 +126,7 @@ class ReplicaUpdate:
         """Applies the optimizer, which sees one copy of each variable."""
         with (
             tf_internals.without_strategy(),
-            keras_internals.view_as_copies(list(copies.items())),
+            keras_internals.substitution.swap_values(list(copies.items())),
             colocation.colocate_with_inputs(),
         ):
             type(self._optimizer).apply(self._optimizer, grads, self._weights)

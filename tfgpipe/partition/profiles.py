@@ -344,8 +344,8 @@ def _describe_largest_opaque(called: Sequence[Any], opaque: Mapping[int, str]) -
 
 def _num_leaves(layer: Any) -> int:
     """Returns the number of layers inside that have none inside, inputs not counted."""
-    inner = keras_internals.inner_layers(layer)
-    leaves = [x for x in inner if len(keras_internals.inner_layers(x)) == 1]
+    inner = keras_internals.layers.inner_layers(layer)
+    leaves = [x for x in inner if len(keras_internals.layers.inner_layers(x)) == 1]
     return sum(not isinstance(x, keras.layers.InputLayer) for x in leaves)
 
 
@@ -359,7 +359,7 @@ def _shared_state_ranges(
     """Returns variables that steps change, with the first and last of several calls."""
     uses: IdentityMap[keras.Variable, list[int]] = IdentityMap()
     for i, layer in enumerate(called):
-        for variable in keras_internals.step_state(layer):
+        for variable in keras_internals.layers.mutable_state(layer):
             uses.setdefault(variable, []).append(i)
     return [
         (v, calls[0], calls[-1]) for v, calls in uses.items() if calls[0] < calls[-1]

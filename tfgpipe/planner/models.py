@@ -120,7 +120,11 @@ def num_slots(
         ]
         optimizer = build()
         optimizer.build(weights)
-    slots = [s for x in keras_internals.optimizer_slots(optimizer).values() for s in x]
+    slots = [
+        s
+        for x in keras_internals.optimizers.optimizer_slots(optimizer).values()
+        for s in x
+    ]
     trained = sum(math.prod(weight.shape) for weight in weights)
     return sum(math.prod(slot.shape) for slot in slots) / max(trained, 1)
 

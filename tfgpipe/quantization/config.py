@@ -84,7 +84,7 @@ class QuantizeConfig:
         Raises:
             ValueError: If there is no variable of a name.
         """
-        inner = keras_internals.inner_layers(layer)
+        inner = keras_internals.layers.inner_layers(layer)
         variables = unique(v for each in inner for v in each.variables)
         names = [v.name for v in variables]
         for name in self.weights:
@@ -157,7 +157,7 @@ class LayerWrapper(keras.layers.Wrapper):
         kwargs.setdefault("dtype", layer.dtype_policy)
         # The layer casts for itself.
         super().__init__(layer, autocast=False, **kwargs)
-        keras_internals.take_call_arguments_of(self, layer)
+        keras_internals.layers.take_call_arguments_of(self, layer)
         self.config = config
         # The layer puts the right masks on its outputs.
         self.supports_masking = True

@@ -270,7 +270,7 @@ class QuantContext(Accumulator):
         flat = [tf.reshape(end, [-1]) for end in ends]
         flat.append(tf.cast(self._has_data, tf.float32)[None])
         self.values = [tf.concat(flat, axis=0)]
-        scope = keras_internals.current_stateless_scope()
+        scope = keras_internals.calls.current_stateless_scope()
         if isinstance(scope, TracingScope):
             scope.accumulators.append(self)
             return
@@ -328,7 +328,7 @@ def fake_quantize_all(
         if node is None or not keras.ops.is_tensor(x):
             return x
         quantized = node.fake_quantize(x, context)
-        keras_internals.set_mask(quantized, keras_internals.get_mask(x))
+        keras_internals.calls.set_mask(quantized, keras_internals.calls.get_mask(x))
         return quantized
 
     return keras.tree.map_structure(fake_quantize, tensors)

@@ -139,7 +139,7 @@ class QuantizeWrapper(LayerWrapper):
 
     def call(self, *args: Any, training: bool | None = None, **kwargs: Any) -> Any:
         """Applies the layer on quantized weights, and quantizes what it computes."""
-        with keras_internals.without_autocast():
+        with keras_internals.calls.without_autocast():
             context = QuantContext(self, training=training, inputs=(args, kwargs))
             weights = [
                 (v, node.fake_quantize(tf.convert_to_tensor(v.value), context))
@@ -226,7 +226,7 @@ class FakeQuantize(keras.layers.Layer):
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns the inputs fake-quantized."""
-        with keras_internals.without_autocast():
+        with keras_internals.calls.without_autocast():
             context = QuantContext(self, training=training, inputs=inputs)
             outputs = fake_quantize_all(self._node, inputs, context)
             context.commit()
@@ -261,7 +261,11 @@ QUANTIZING = (QuantizeWrapper, FakeQuantize)
 
 def quantizing_layers(layer: Any) -> list[Any]:
     """Returns the layers that fake-quantize, of a layer or model and those inside."""
-    return [x for x in keras_internals.inner_layers(layer) if isinstance(x, QUANTIZING)]
+    return [
+        x
+        for x in keras_internals.layers.inner_layers(layer)
+        if isinstance(x, QUANTIZING)
+    ]
 
 
 def check_unquantized(layer: keras.layers.Layer) -> None:
@@ -311,7 +315,7 @@ def _substituted(
         wrapper: The layer that losses are added to.
         pairs: Variables, each with the value that it reads as.
     """
-    outer = keras_internals.current_stateless_scope()
+    outer = keras_internals.calls.current_stateless_scope()
     if outer is not None:
         # A scope inside another does not see what that one holds.
         mapping = outer.state_mapping

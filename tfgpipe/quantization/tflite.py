@@ -227,7 +227,7 @@ def compare(model: keras.Model, path: str | os.PathLike[str], data: Any) -> Comp
         accuracy=counts["right"] / counts["labels"] if has_labels else None,
         int8_accuracy=counts["int8 right"] / counts["labels"] if has_labels else None,
         operations=operations(
-            path, {x.name for x in keras_internals.inner_layers(copy)}
+            path, {x.name for x in keras_internals.layers.inner_layers(copy)}
         ),
         num_bytes=path.stat().st_size,
     )

@@ -298,7 +298,7 @@ def _layers_to_probe(
 
 def _is_known(call: Call, inputs: Sequence[keras.KerasTensor]) -> bool:
     """Returns whether Keras' documentation says what a layer does with a batch."""
-    inner = keras_internals.inner_layers(call.layer)
+    inner = keras_internals.layers.inner_layers(call.layer)
     own = vars(call.layer)
     axes = [a for a in np.ravel(own.get("axis")) if isinstance(a, int | np.integer)]
     ranks = {len(x.shape) for x in inputs}
@@ -538,16 +538,14 @@ def _placeholder(spec: Any) -> tf.Tensor:
     return tf.compat.v1.placeholder(spec.dtype, spec.shape)
 
 
-@contextlib.contextmanager
-def _frozen_batch_norms(segment: Segment) -> Iterator[None]:
+def _frozen_batch_norms(segment: Segment) -> contextlib.AbstractContextManager[None]:
     """Has batch normalizations take their moving averages, for a while."""
-    with keras_internals.substitution:
-        norms = normalization.batch_norms(segment.layers)
-        frozen = [
-            type(type(x).__name__, (type(x),), {"trainable": False}) for x in norms
-        ]
-        with keras_internals.as_subclasses(list(zip(norms, frozen, strict=True))):
-            yield
+
+    def frozen(norm: Any) -> type:
+        return type(type(norm).__name__, (type(norm),), {"trainable": False})
+
+    norms = normalization.batch_norms(segment.layers)
+    return keras_internals.substitution.as_subclasses(norms, frozen)
 
 
 def _probe_value(variable: keras.Variable) -> tf.Tensor | eager_run.Narrow:
@@ -556,7 +554,7 @@ def _probe_value(variable: keras.Variable) -> tf.Tensor | eager_run.Narrow:
     Where weights start small or at zero, as those that choose experts do, their layer
     hardly depends on its inputs yet.
     """
-    if not variable.trainable and keras_internals.is_initialized(variable):
+    if not variable.trainable and keras_internals.variables.is_initialized(variable):
         return probe_inputs.example_variable_value(variable)
     shape = tuple(variable.shape)
     if (

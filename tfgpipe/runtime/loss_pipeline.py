@@ -44,7 +44,7 @@ class LossPipeline:
     def __init__(
         self,
         pipeline: Pipeline,
-        compiled: keras_internals.CompiledState,
+        compiled: keras_internals.compiled.CompiledState,
         targets: Any,
         sample_weights: Any,
     ) -> None:
@@ -266,7 +266,7 @@ class LossPipeline:
                 known = tf.unstack(tf.shape(mask))[: len(sizes)]
                 sizes[: len(known)] = known
             zeros = tf.zeros(sizes, like.dtype)
-            keras_internals.set_mask(zeros, mask)
+            keras_internals.calls.set_mask(zeros, mask)
             return zeros
 
         outputs = keras.tree.map_structure(

@@ -92,7 +92,7 @@ def unreduced_values(loss: keras.Loss, target: Any, output: Any) -> tf.Tensor:
 
 
 def probe_reductions(
-    compiled: keras_internals.CompiledState, targets: Any, outputs: Any
+    compiled: keras_internals.compiled.CompiledState, targets: Any, outputs: Any
 ) -> list[Reduction]:
     """Returns what each loss returns, found by calling it on noise.
 
@@ -132,7 +132,9 @@ def probe_reductions(
         return tf.zeros([])
 
     with tf.init_scope():
-        keras_internals.evaluate_loss(compiled, examine, targets, outputs, None)
+        keras_internals.compiled.evaluate_loss(
+            compiled, examine, targets, outputs, None
+        )
     warn_of_failures(
         unknown,
         "Whether each loss gives a value for each example of a batch",
@@ -143,7 +145,7 @@ def probe_reductions(
 
 
 def full_batch_metrics(
-    compiled: keras_internals.CompiledState,
+    compiled: keras_internals.compiled.CompiledState,
     targets: Any,
     outputs: Any,
     *,
@@ -166,7 +168,7 @@ def full_batch_metrics(
     unknown: list[FailedProbe] = []
     probe = functools.partial(_needs_full_batch, is_summed=num_replicas > 1)
     with tf.init_scope():
-        terms = keras_internals.metric_terms(compiled, targets, outputs, None)
+        terms = keras_internals.compiled.metric_terms(compiled, targets, outputs, None)
         for number, term in enumerate(terms):
             name = term.metric.name
             needs = run_probe(name, functools.partial(probe, term))
@@ -199,7 +201,9 @@ def _reduction(loss: keras.Loss, target: Any, output: Any) -> Reduction | None:
     return None
 
 
-def _needs_full_batch(term: keras_internals.MetricTerm, *, is_summed: bool) -> bool:
+def _needs_full_batch(
+    term: keras_internals.compiled.MetricTerm, *, is_summed: bool
+) -> bool:
     metric = term.metric
     clean = metric.stateless_reset_state()
     for padded in (False, True):

@@ -93,7 +93,7 @@ class Pipeline:
             if x is None:
                 continue
             tensors[TensorKey(value_id)] = x
-            mask = keras_internals.get_mask(x)
+            mask = keras_internals.calls.get_mask(x)
             if mask is not None:
                 tensors[TensorKey(value_id, True)] = mask
         return tensors
@@ -115,13 +115,13 @@ class Pipeline:
             known = specs[value_id]
             if (
                 x is None
-                or keras_internals.get_mask(x) is not None
+                or keras_internals.calls.get_mask(x) is not None
                 or keras.backend.standardize_dtype(x.dtype) != known.dtype
                 or tuple(x.shape[1:]) != known.shape[1:]
             ):
                 return None
         if any(
-            keras_internals.get_mask(specs[value_id]) is not None
+            keras_internals.calls.get_mask(specs[value_id]) is not None
             for value_id in graph.output_ids
         ):
             return None
@@ -137,7 +137,7 @@ class Pipeline:
         """Returns outputs in the model's structure, with their masks on them."""
         for key, value in outputs.items():
             if key.is_mask:
-                keras_internals.set_mask(outputs[TensorKey(key.value_id)], value)
+                keras_internals.calls.set_mask(outputs[TensorKey(key.value_id)], value)
         return keras.tree.map_structure(
             lambda value: outputs.get(TensorKey(value.id)),
             self.captured.output_structure,

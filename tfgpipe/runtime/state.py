@@ -88,7 +88,9 @@ def read_variables(
     layers = [layer for stage in stages for layer in stage.layers]
     if isinstance(replica, int) and replica == 0:
         layers = []  # Its seeds are those that there are.
-    seeds = IdentityMap((s, x) for x in layers for s in keras_internals.seed_states(x))
+    seeds = IdentityMap(
+        (s, x) for x in layers for s in keras_internals.layers.seed_states(x)
+    )
     for k, stage in enumerate(stages):
         shards = stage.shard_indices
         for variable in stage.variables:

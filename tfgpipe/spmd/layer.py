@@ -112,7 +112,7 @@ class SPMDPipeline(keras.layers.Layer):
             )
         # Inside the scope variables get a shape but no value yet, so it can be said
         # where they are to be.
-        with keras_internals.build_scope():
+        with keras_internals.variables.build_scope():
             for stack in self._stacked.build(tuple(input_shape)):
                 stack.variable = self.add_weight(
                     name=stack.name,
@@ -124,7 +124,7 @@ class SPMDPipeline(keras.layers.Layer):
                     autocast=False,
                 )
                 if strategy is not None:
-                    keras_internals.initialize_in_scope(
+                    keras_internals.variables.initialize_in_scope(
                         stack.variable, strategy.split_scope, None
                     )
 
@@ -170,7 +170,7 @@ class SPMDPipeline(keras.layers.Layer):
                 "An SPMD pipeline passes floats from stage to stage. Layer "
                 f"'{self.name}' received {inputs.dtype.name}. Put embeddings before it."
             )
-        optimizer = keras_internals.calling_optimizer()
+        optimizer = keras_internals.calls.calling_optimizer()
         if training and optimizer is not None:
             warn_of_stacked_updates(optimizer)
         partitioning = self._partitioning()

@@ -170,13 +170,13 @@ class StackedStages:
             )
         for layer in layers:
             for variable in layer.variables:
-                if not keras_internals.is_initialized(variable):
-                    keras_internals.initialize_in_scope(
+                if not keras_internals.variables.is_initialized(variable):
+                    keras_internals.variables.initialize_in_scope(
                         variable, tf_internals.host_variables, None
                     )
 
     def _check_outputs(self, x: tf.Tensor, scope: keras.StatelessScope) -> None:
-        if scope.losses or keras_internals.get_mask(x) is not None:
+        if scope.losses or keras_internals.calls.get_mask(x) is not None:
             what = "a loss" if scope.losses else "a Keras mask"
             raise ValueError(
                 "An SPMD pipeline passes one tensor from stage to stage, and nothing "
@@ -224,7 +224,9 @@ def _make_stacks(stages: Sequence[Sequence[keras.layers.Layer]]) -> list[Stack]:
             layer_checks.check_alike(first, layer, stage=k)
     stacks = []
     for position, first in enumerate(stages[0]):
-        state = IdentityMap((v, None) for v in keras_internals.step_state(first))
+        state = IdentityMap(
+            (v, None) for v in keras_internals.layers.mutable_state(first)
+        )
         trained = IdentityMap((v, None) for v in first.trainable_variables)
         each = [layers[position].variables for layers in stages]
         for rows in zip(*each, strict=True):

@@ -49,7 +49,7 @@ def check_alike(
 def check_not_stateful(called: Iterable[Any]) -> None:
     """Raises ValueError for a stateful recurrent layer."""
     for layer in called:
-        for inner in keras_internals.inner_layers(layer):
+        for inner in keras_internals.layers.inner_layers(layer):
             if isinstance(inner, keras.layers.RNN) and inner.stateful:
                 raise ValueError(
                     "A recurrent layer with `stateful=True` continues where the batch "
@@ -63,7 +63,7 @@ def check_not_stateful(called: Iterable[Any]) -> None:
 def check_not_float8(called: Iterable[Any]) -> None:
     """Raises ValueError for float8 layers, whose "gradients" are new values."""
     for layer in called:
-        for inner in keras_internals.inner_layers(layer):
+        for inner in keras_internals.layers.inner_layers(layer):
             overwritten = [v for v in inner.variables if v.overwrite_with_gradient]
             if inner.quantization_mode == "float8" or overwritten:
                 raise ValueError(
@@ -89,8 +89,8 @@ def warn_of_state_per_microbatch(
         v
         for layer in called
         for v in (
-            *keras_internals.seed_states(layer),
-            *keras_internals.own_metrics(layer),
+            *keras_internals.layers.seed_states(layer),
+            *keras_internals.layers.own_metrics(layer),
         )
     )
     known = IdentityMap((v, None) for v in (*norms, *add_up))

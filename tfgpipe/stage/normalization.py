@@ -92,7 +92,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
             training: Whether by their own moments or by the moving averages.
             mask: Which positions count, of one dimension less than the inputs.
         """
-        scope = keras_internals.current_stateless_scope()
+        scope = keras_internals.calls.current_stateless_scope()
         if not (isinstance(scope, TracingScope) and training and self.trainable):
             return super().call(inputs, training=training, mask=mask)
         moments = BatchMoments(
@@ -150,21 +150,23 @@ def deferred_batch_norms(
 
     However deep they are: Keras has no hook at calls inside a layer.
     """
-    with keras_internals.substitution:  # Another thread may have them as these classes.
-        handled = filter(can_defer, batch_norms(layers))
-        plain = [x for x in handled if not isinstance(x, BatchNormalization)]
+
+    def class_of(norm: Any) -> type:
+        if isinstance(norm, BatchNormalization) or not can_defer(norm):
+            return type(norm)
         if batch_norm == "deferred":
-            classes = [(norm, BatchNormalization) for norm in plain]
-        else:
-            synchronized = (norm for norm in plain if norm.synchronized)
-            classes = [(norm, _SynchronizedBatchNormalization) for norm in synchronized]
-        with keras_internals.as_subclasses(classes):
-            yield
+            return BatchNormalization
+        return _SynchronizedBatchNormalization if norm.synchronized else type(norm)
+
+    with keras_internals.substitution.as_subclasses(batch_norms(layers), class_of):
+        yield
 
 
 def batch_norms(layers: Iterable[Any]) -> list[keras.layers.BatchNormalization]:
     """Returns the batch normalizations among layers and inside them, each once."""
-    inner = unique(x for layer in layers for x in keras_internals.inner_layers(layer))
+    inner = unique(
+        x for layer in layers for x in keras_internals.layers.inner_layers(layer)
+    )
     return [x for x in inner if isinstance(x, keras.layers.BatchNormalization)]
 
 

@@ -238,7 +238,9 @@ class Stage:
             tuple(inputs), options, positions(non_differentiable), positions(per_step)
         )
         # Freezing a layer can change more than what is trained.
-        frozen = tuple(keras_internals.is_trainable(layer) for layer in self.layers)
+        frozen = tuple(
+            keras_internals.layers.is_trainable(layer) for layer in self.layers
+        )
         own, _ = layer_variables(self.layers)
         self._keys.update((variable, None) for variable in own)
         key = (request, tuple(map(id, own)), frozen)

@@ -165,9 +165,9 @@ class MultiHeadAttention(ShardedLayer):
         """
         devices = self.shard_devices
         key = value if key is None else key
-        query_mask = keras_internals.get_mask(query)
+        query_mask = keras_internals.calls.get_mask(query)
         for tensor in (query, value, key):
-            keras_internals.set_mask(tensor, None)
+            keras_internals.calls.set_mask(tensor, None)
         if use_causal_mask:
             shape = (keras.ops.shape(query)[1], keras.ops.shape(value)[1])
             causal = tf.linalg.band_part(tf.ones(shape, tf.bool), -1, 0)[None]
@@ -224,7 +224,7 @@ class MultiHeadAttention(ShardedLayer):
             for t, qkv in enumerate(zip(*projected, strict=True))
         ]
         output = self.output_dense(tuple(outputs))
-        keras_internals.set_mask(output, query_mask)
+        keras_internals.calls.set_mask(output, query_mask)
         return output
 
     @property

@@ -69,7 +69,7 @@ class ShardedLayer(keras.layers.Layer, sharding.Sharded):
     @property
     def shard_devices(self) -> tuple[str, ...]:
         """The device of each shard where the layer is being called."""
-        if isinstance(keras_internals.current_stateless_scope(), TracingScope):
+        if isinstance(keras_internals.calls.current_stateless_scope(), TracingScope):
             return tuple(map(sharding.placeholder_device, range(self.num_shards)))
         return self._devices
 
@@ -140,7 +140,7 @@ class ShardedLayer(keras.layers.Layer, sharding.Sharded):
         By itself Keras casts it, and its gradient back, on no device in particular.
         """
         dtype = self.compute_dtype if dtype is None else dtype
-        with keras_internals.without_autocast(), tf.device(device):
+        with keras_internals.calls.without_autocast(), tf.device(device):
             value = tf.convert_to_tensor(variable.value)
         if value.dtype == dtype:
             return value
@@ -290,7 +290,7 @@ def _weights(layer: keras.layers.Layer) -> list[_Weight]:
     """Returns the weights of a layer or model, and of the layers inside."""
     sharded = IdentityMap(
         (part, weight)
-        for inner in keras_internals.inner_layers(layer)
+        for inner in keras_internals.layers.inner_layers(layer)
         if isinstance(inner, ShardedLayer)
         for weight in inner.layout.weights
         for part in weight.parts
