@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from tfgpipe.simulation import Timeline as Timeline
     from tfgpipe.simulation import simulate as simulate
     from tfgpipe.spmd import SPMDPipeline as SPMDPipeline
+    from tfgpipe.stage import Codec as Codec
 
 __version__ = "0.1.0"
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
@@ -40,9 +40,10 @@ from tfgpipe.runtime import (
 )
 from tfgpipe.schedules import Schedule
 from tfgpipe.stage import (
+    Codec,
     Stage,
     StageOptions,
-    TransferDtype,
+    codecs,
     layer_checks,
     normalization,
     owned_variables,
@@ -93,11 +94,12 @@ class PipelinedLayer(keras.layers.Layer):
             wherever these are: `"microbatch"` for once a microbatch, by its statistics,
             or `"deferred"` for once a step, by those of the whole mini-batch, as they
             do unpipelined. (`tfgpipe.layers.DeferredBatchNormalization` does always.)
-        transfer_dtype: What values are compressed to on their way from stage to stage,
-            forward and backward: `"bfloat16"` or `"float16"`; or, forward alone,
-            `"int8"`, with a scale for each example, or `"int8_channel"`, with one for
-            each channel of a microbatch. Defaults to no compression, which all else is
-            an approximation of: `docs/how-to/half-precision.md` has measured errors.
+        transfer_dtype: Dtype of values on their way from stage to stage, forward and
+            backward: `"bfloat16"` or `"float16"`; or, forward alone, `"int8"`, with a
+            scale for each example, or `"int8_channel"`, with one for each channel of
+            a microbatch. Or a `tfgpipe.Codec` of your own. Defaults to no compression,
+            which all else is an approximation of: `docs/how-to/half-precision.md` has
+            measured errors.
         devices: Names of K devices, such as `["GPU:0", "GPU:1"]`; of K * T, those of
             one stage next to each other, if layers are split into T shards. Not to be
             given under a `PipelineStrategy`, which has devices of its own.
@@ -149,7 +151,7 @@ class PipelinedLayer(keras.layers.Layer):
         remat: RematLike = "stage",
         jit_compile: bool | Literal["auto"] = "auto",
         batch_norm: normalization.BatchNorm = "microbatch",
-        transfer_dtype: TransferDtype | None = None,
+        transfer_dtype: codecs.CodecLike = None,
         devices: Sequence[str] | None = None,
         name: str | None = None,
         dtype: Any = None,
@@ -179,9 +181,7 @@ class PipelinedLayer(keras.layers.Layer):
         self.batch_norm = argument_checks.check_choice(
             "batch_norm", batch_norm, normalization.BATCH_NORM_MODES
         )
-        self.transfer_dtype: TransferDtype | None = argument_checks.check_choice(
-            "transfer_dtype", transfer_dtype, (None, *get_args(TransferDtype))
-        )
+        self.codec = codecs.find(transfer_dtype)
         self.devices = argument_checks.check_device_names(devices)
         self.memory_limit = argument_checks.check_memory_limit(memory_limit)
         self._schedule = _schedule
@@ -332,7 +332,7 @@ class PipelinedLayer(keras.layers.Layer):
                 remat=self.remat,
                 jit_compile=self.jit_compile,
                 batch_norm=self.batch_norm,
-                transfer_dtype=self.transfer_dtype,
+                codec=self.codec,
             ),
             probed=probed,
         )
@@ -540,6 +540,7 @@ class PipelinedLayer(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this layer again."""
         config = super().get_config()
+        transfer_dtype = codecs.argument_of(self.codec)
         config.update(
             layers=self._source.get_config(),
             num_stages=self._requested_num_stages,
@@ -553,7 +554,9 @@ class PipelinedLayer(keras.layers.Layer):
             else keras.saving.serialize_keras_object(self.remat),
             jit_compile=self.jit_compile,
             batch_norm=self.batch_norm,
-            transfer_dtype=self.transfer_dtype,
+            transfer_dtype=transfer_dtype
+            if not isinstance(transfer_dtype, Codec)
+            else keras.saving.serialize_keras_object(transfer_dtype),
             dtype=None if self._requested_dtype is None else config["dtype"],
             devices=None if self.devices is None else list(self.devices),
         )
@@ -616,9 +619,7 @@ class PipelinedLayer(keras.layers.Layer):
             if not isinstance(self.balance, str):
                 return self.balance
             if self.balance == "params":  # Which needs no tracing.
-                return plan_by_parameters(
-                    captured, self.num_stages, self.transfer_dtype
-                )
+                return plan_by_parameters(captured, self.num_stages, self.codec)
         return self._plan(captured, self.balance).calls_per_stage
 
     def _plan(
@@ -636,7 +637,7 @@ class PipelinedLayer(keras.layers.Layer):
             remat=self.remat,
             memory_limit=self.memory_limit,
             num_slots=num_slots,
-            transfer_dtype=self.transfer_dtype,
+            codec=self.codec,
             schedule=self._schedule or self._gpipe(),
         )
         if sample is not None:
@@ -653,11 +654,12 @@ class PipelinedLayer(keras.layers.Layer):
 
 def arguments_from_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what `get_config` returned with layers and policies in their places."""
-    remat = config.get("remat", "stage")
-    if isinstance(remat, Mapping):
-        remat = keras.saving.deserialize_keras_object(remat)
-    layers = source_model.from_config(config["layers"])
-    return {**config, "layers": layers, "remat": remat}
+    values = {
+        name: keras.saving.deserialize_keras_object(config[name])
+        for name in ("remat", "transfer_dtype")
+        if isinstance(config.get(name), Mapping)
+    }
+    return {**config, **values, "layers": source_model.from_config(config["layers"])}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ from tfgpipe.remat import RematLike
 from tfgpipe.report import print_summary
 from tfgpipe.runtime import LossPipeline, Pipeline, StepTimer, TimingRecorder
 from tfgpipe.schedules import Action, Schedule, kinds
-from tfgpipe.stage import Stage, TransferDtype, normalization, owned_variables
+from tfgpipe.stage import Stage, codecs, normalization, owned_variables
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
@@ -112,7 +112,7 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
         remat: RematLike = "stage",
         jit_compile: bool | Literal["auto"] = "auto",
         batch_norm: normalization.BatchNorm = "microbatch",
-        transfer_dtype: TransferDtype | None = None,
+        transfer_dtype: codecs.CodecLike = None,
         devices: Sequence[str] | None = None,
         name: str | None = None,
         dtype: Any = None,

@@ -1188,17 +1188,16 @@ DEVICES = (
     Fault(
         "integers are compressed between stages",
         "tfgpipe/stage/boundary.py",
-        "if self.dtype is None or value_id in self.uncompressed or not "
-        "dtype.is_floating:",
-        "if self.dtype is None or value_id in self.uncompressed:",
+        "if value_id in self.uncompressed or not is_floating:",
+        "if value_id in self.uncompressed:",
         (
             "tests/stage/test_boundary.py::test_only_floats_that_get_smaller_are_compressed",
         ),
     ),
     Fault(
         "gradients are not compressed on their way back",
-        "tfgpipe/stage/boundary.py",
-        "return tf.cast(gradient, self._cast) if self._is_cast else gradient",
+        "tfgpipe/stage/codecs/cast.py",
+        "return tf.cast(gradient, self._dtype)",
         "return gradient",
         (
             "tests/stage/test_boundary.py::"
@@ -1207,9 +1206,9 @@ DEVICES = (
     ),
     Fault(
         "values in 8 bits have one scale for all examples",
-        "tfgpipe/stage/boundary.py",
-        'axes = range(1, rank) if self.dtype == "int8" else range(rank - 1)',
-        'axes = range(rank) if self.dtype == "int8" else range(rank - 1)',
+        "tfgpipe/stage/codecs/int8.py",
+        "return range(1, rank)",
+        "return range(rank)",
         (
             "tests/stage/test_boundary.py::test_steps_are_of_each_example_or_each_channel",
         ),

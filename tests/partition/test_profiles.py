@@ -23,6 +23,7 @@ from tfgpipe.partition.profiles import (
     StageMemory,
     device_bytes,
 )
+from tfgpipe.stage import codecs
 
 
 def settings(schedule: schedules.Schedule, remat: str) -> PlanSettings:
@@ -32,7 +33,7 @@ def settings(schedule: schedules.Schedule, remat: str) -> PlanSettings:
         remat=remat_lib.find(remat),
         memory_limit=None,
         num_slots=2,
-        transfer_dtype=None,
+        codec=codecs.find(None),
         schedule=schedule,
     )
 

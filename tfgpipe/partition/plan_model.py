@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 import keras
 
@@ -23,7 +23,8 @@ from tfgpipe.partition.profiles import (
 from tfgpipe.remat import RematLike
 from tfgpipe.runtime import check_batch_independence
 from tfgpipe.schedules import Schedule
-from tfgpipe.stage import TransferDtype
+from tfgpipe.stage import codecs
+from tfgpipe.stage.codecs import CodecLike
 
 
 @argument_checks.checks_argument_names()
@@ -34,7 +35,7 @@ def plan(
     num_microbatches: int,
     balance: Quantity | Sequence[int] | Sequence[str] = "params",
     remat: RematLike = "stage",
-    transfer_dtype: TransferDtype | None = None,
+    transfer_dtype: CodecLike = None,
     sample: Any = None,
     batch_size: int = 32,
     memory_limit: float | None = None,
@@ -75,7 +76,8 @@ def plan(
             partition to look at, as calls per stage or as names of layers that end
             stages.
         remat: What the backward recomputes: a name, or a `tfgpipe.remat.Remat`.
-        transfer_dtype: What values are compressed to between stages.
+        transfer_dtype: Encoding of values between stages: a name, or a
+            `tfgpipe.Codec`.
         sample: A mini-batch as the model takes it. A list of layers needs one, and a
             model with inputs of unknown sizes.
         batch_size: Examples in the mini-batch, where there is no sample.
@@ -92,9 +94,7 @@ def plan(
         TypeError: If `model` has a `call` of its own.
     """
     remat = remat_lib.find(remat)
-    argument_checks.check_choice(
-        "transfer_dtype", transfer_dtype, (None, *get_args(TransferDtype))
-    )
+    codec = codecs.find(transfer_dtype)
     memory_limit = argument_checks.check_memory_limit(memory_limit)
     source = source_model.make_source(source_model.copy_unbuilt(model))
     num_shards = sharding.num_shards(source.calls)
@@ -144,7 +144,7 @@ def plan(
                 remat=remat,
                 memory_limit=memory_limit,
                 num_slots=num_slots,
-                transfer_dtype=transfer_dtype,
+                codec=codec,
                 schedule=schedule,
             ),
             sample=None

@@ -23,7 +23,7 @@ from tfgpipe.partition import additive, costs, profiles, solver
 from tfgpipe.partition.costs import CallCost
 from tfgpipe.partition.profiles import CallProfile, PlanSettings, Quantity
 from tfgpipe.simulation import Costs, imbalance, simulate
-from tfgpipe.stage import BoundaryCodec, TransferDtype
+from tfgpipe.stage import Boundary, Codec, codecs
 
 # Measured costs that differ by less are the same; fewer bytes then decide.
 _TIME_SLACK = 0.005
@@ -176,8 +176,8 @@ class Plan:
         options = ""
         if schedule.name != "gpipe":
             options = f"schedule={schedule.name}, "
-        if settings.transfer_dtype is not None:
-            options += f"transfer_dtype={settings.transfer_dtype}, "
+        if settings.codec != codecs.find(None):
+            options += f"transfer_dtype={settings.codec}, "
         shards = self.profile.num_shards
         each = f" in {shards} shards" if shards > 1 else ""
         if schedule.num_devices < settings.num_stages:
@@ -227,7 +227,7 @@ def make_plan(
         example_microbatch(
             captured, sample, batch_size, num_microbatches=settings.num_microbatches
         ),
-        transfer_dtype=settings.transfer_dtype,
+        codec=settings.codec,
         device=device if balance == "time" else None,
     )
     if not isinstance(balance, str):
@@ -369,7 +369,7 @@ def _search_shared_devices(
 def plan_by_parameters(
     captured: tracer.CapturedModel,
     num_stages: int,
-    transfer_dtype: TransferDtype | None = None,
+    codec: Codec,
 ) -> tuple[int, ...]:
     """Returns the number of calls of each stage, parameters balanced.
 
@@ -379,10 +379,10 @@ def plan_by_parameters(
     graph = captured.graph
     called = [call.layer for call in graph.calls]
     profiles.check_feasible(called, num_stages, captured.opaque_calls)
-    codec = BoundaryCodec(transfer_dtype, graph.output_ids)
+    boundary = Boundary(codec, graph.output_ids)
     return additive.best_additive_partition(
         [w.parameters for w in costs.call_weights(graph)],
         num_stages=num_stages,
-        received_row=graph.received_row(codec.encoded_bytes(captured.specs)),
+        received_row=graph.received_row(boundary.encoded_bytes(captured.specs)),
         may_start=profiles.may_start(called),
     )

@@ -22,7 +22,7 @@ from tfgpipe.partition.costs import CallCost, CallWeights
 from tfgpipe.remat import Remat
 from tfgpipe.runtime import example_tensor
 from tfgpipe.schedules import Schedule
-from tfgpipe.stage import BoundaryCodec, TransferDtype
+from tfgpipe.stage import Boundary, Codec
 
 Quantity = Literal["params", "flops", "time", "memory"]
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
@@ -38,7 +38,7 @@ class PlanSettings:
         remat: What the backward recomputes.
         memory_limit: Bytes that a device has, or None.
         num_slots: Optimizer slots a trained weight: 2 for Adam, 1 for momentum.
-        transfer_dtype: What values are compressed to between stages.
+        codec: Encoding of values between stages.
         schedule: The schedule, which says which stages share a device.
     """
 
@@ -47,7 +47,7 @@ class PlanSettings:
     remat: Remat
     memory_limit: float | None
     num_slots: int
-    transfer_dtype: TransferDtype | None
+    codec: Codec
     schedule: Schedule
 
     def recomputed(self, k: int, num_layers: int) -> list[float]:
@@ -229,7 +229,7 @@ def profile_calls(
     graph: CallGraph,
     inputs: Mapping[TensorKey, tf.Tensor | tf.TensorSpec],
     *,
-    transfer_dtype: TransferDtype | None,
+    codec: Codec,
     device: str | None,
 ) -> CallProfile:
     """Returns what the calls of a model cost.
@@ -237,7 +237,7 @@ def profile_calls(
     Args:
         graph: The calls.
         inputs: A microbatch, or its shapes and types alone.
-        transfer_dtype: What values are compressed to between stages.
+        codec: Encoding of values between stages.
         device: Where to measure time, on noise for inputs of which only the shape is
             known, or None not to.
     """
@@ -245,8 +245,8 @@ def profile_calls(
     singles = stage_spans([1] * len(graph.calls))
     traced = costs.SegmentProfiler(graph, singles, specs)
     sizes = traced.value_bytes()
-    codec = BoundaryCodec(transfer_dtype, graph.output_ids)
-    encoded_sizes = codec.encoded_bytes(traced.value_specs())
+    boundary = Boundary(codec, graph.output_ids)
+    encoded_sizes = boundary.encoded_bytes(traced.value_specs())
     seconds: list[CallCost] = []
     if device is not None:
         tensors = {

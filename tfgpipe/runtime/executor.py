@@ -31,7 +31,7 @@ from tfgpipe.runtime.stage_run import StageRun
 from tfgpipe.runtime.state import InitialState, VariableUpdate, variable_updates
 from tfgpipe.runtime.timer import StepTimer
 from tfgpipe.schedules import Action, Schedule
-from tfgpipe.stage import BoundaryCodec, NamedTensors, TracedStage
+from tfgpipe.stage import Boundary, NamedTensors, TracedStage
 
 Tensors = dict[TensorKey, tf.Tensor]
 
@@ -77,7 +77,7 @@ class Executor:
         per_step: Ids of inputs that are given whole to every microbatch.
         summed_losses: For each stage, which of the losses that it adds are sums over
             the rows.
-        boundary: How values cross from stage to stage.
+        boundary: The way of values from stage to stage.
         starts_after: What the first action of each device comes after, if anything.
         timer: What to time actions with, if at all.
     """
@@ -92,7 +92,7 @@ class Executor:
         outputs: Collection[int],
         per_step: Collection[int],
         summed_losses: Sequence[Sequence[bool]],
-        boundary: BoundaryCodec,
+        boundary: Boundary,
         starts_after: tf.Operation | None,
         timer: StepTimer | None = None,
     ) -> None:
@@ -267,7 +267,7 @@ class Executor:
             self._values[m][key] = values[name]
             if key in self._compressed:
                 with tf.device(run.device):
-                    self._sent[m][key] = self._boundary.encode(values[name])
+                    self._sent[m][key] = self._boundary.codec.encode(values[name])
         run.carry.advance(values)
         if run.trace.forward.loss is not None:
             with tf.device(run.device):
@@ -364,7 +364,7 @@ class Executor:
             after = self._order.after(self._schedule.placement[k])
             with tf.device(run.device), after:
                 spec = run.trace.spec(name)
-                received[name] = self._boundary.decode(self._sent[m][key], spec)
+                received[name] = self._boundary.codec.decode(self._sent[m][key], spec)
         return received
 
     def _receive_gradient(
@@ -374,9 +374,9 @@ class Executor:
         if key not in self._compressed:
             return gradient
         with tf.device(self._runs[k].device):
-            encoded = self._boundary.encode_gradient(gradient)
+            encoded = self._boundary.codec.encode_gradient(gradient)
         with tf.device(self._runs[self._compressed[key]].device):
-            return self._boundary.decode_gradient(encoded, gradient.dtype)
+            return self._boundary.codec.decode_gradient(encoded, gradient.dtype)
 
     def _output_grads(self, k: int, m: int) -> NamedTensors:
         """Returns the gradients of a stage's outputs for a microbatch."""

@@ -36,7 +36,7 @@ from tfgpipe.runtime.state import Carry, VariableUpdate, read_variables
 from tfgpipe.runtime.timer import StepTimer
 from tfgpipe.schedules import Schedule
 from tfgpipe.stage import (
-    BoundaryCodec,
+    Boundary,
     Stage,
     StageCache,
     StageOptions,
@@ -283,7 +283,7 @@ class Pipeline:
             outputs=output_ids if outputs is None else outputs,
             per_step=ids,
             summed_losses=self._summed_losses(traced, schedule, training=training),
-            boundary=BoundaryCodec(self.options.transfer_dtype, output_ids),
+            boundary=Boundary(self.options.codec, output_ids),
             # On TPUs XLA compiles the step as a whole.
             starts_after=functions.clustering_stop()
             if training and platform != "tpu"

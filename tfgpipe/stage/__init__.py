@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from tfgpipe._util import lazy_exports
 
 if TYPE_CHECKING:
+    from tfgpipe.stage import codecs as codecs
     from tfgpipe.stage import layer_checks as layer_checks
     from tfgpipe.stage import normalization as normalization
-    from tfgpipe.stage.boundary import BoundaryCodec as BoundaryCodec
-    from tfgpipe.stage.boundary import TransferDtype as TransferDtype
+    from tfgpipe.stage.boundary import Boundary as Boundary
+    from tfgpipe.stage.codecs import Codec as Codec
     from tfgpipe.stage.empty_batches import NamedTensors as NamedTensors
     from tfgpipe.stage.functions import StageFunction as StageFunction
     from tfgpipe.stage.functions import StageFunctions as StageFunctions

@@ -8,7 +8,8 @@ from typing import Literal
 from tfgpipe import remat as remat_lib
 from tfgpipe.devices import device_type
 from tfgpipe.remat import Remat
-from tfgpipe.stage.boundary import TransferDtype
+from tfgpipe.stage import codecs
+from tfgpipe.stage.codecs import Codec
 from tfgpipe.stage.normalization import BatchNorm
 
 Platform = Literal["cpu", "gpu", "tpu"]
@@ -23,7 +24,7 @@ class StageOptions:
         jit_compile: Whether XLA compiles each of the stage's functions; `"auto"` for on
             GPUs, and on CPUs only chains of elementwise operations.
         batch_norm: When moving averages of batch statistics move.
-        transfer_dtype: What values are compressed to on their way to another stage.
+        codec: The encoding of values on their way to another stage.
         platform: What its device is, or None for what the device's name says. On TPUs
             XLA compiles the step as a whole: nothing is written in place, and every
             operation names its core.
@@ -37,7 +38,7 @@ class StageOptions:
     remat: Remat = dataclasses.field(default_factory=lambda: remat_lib.find("stage"))
     jit_compile: bool | Literal["auto"] = False
     batch_norm: BatchNorm = "microbatch"
-    transfer_dtype: TransferDtype | None = None
+    codec: Codec = dataclasses.field(default_factory=lambda: codecs.find(None))
     platform: Platform | None = None
     tpu_core: str | None = None
     training: bool | None = True
