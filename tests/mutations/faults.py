@@ -45,26 +45,25 @@ class Fault:
 SCHEDULES = (
     Fault(
         "GPipe's backwards begin with the first microbatch",
-        "tfgpipe/schedules/named.py",
-        "Action(BACKWARD, k, m) for k in reversed(mine) for m in reversed(range(M))",
-        "Action(BACKWARD, k, m) for k in reversed(mine) for m in range(M)",
+        "tfgpipe/schedules/named/gpipe.py",
+        "*reversed(passes(BACKWARD, range(p, K, P), M)),",
+        "*passes(BACKWARD, range(p, K, P)[::-1], M),",
         (
             "tests/pure/schedules/test_named.py::test_small_gpipes_are_those_drawn_by_hand",
         ),
     ),
     Fault(
         "1F1B's warm-up is one forward short",
-        "tfgpipe/schedules/named.py",
-        "[Action(BACKWARD, k, m) for m in range(M)],\n            num_warmup=K - k,",
-        "[Action(BACKWARD, k, m) for m in range(M)],\n            "
-        "num_warmup=max(K - k - 1, 1),",
+        "tfgpipe/schedules/named/one_f_one_b.py",
+        "num_warmup=height",
+        "num_warmup=max(height - 1, 1)",
         (
             "tests/pure/schedules/test_named.py::test_a_small_1f1b_is_that_drawn_by_hand",
         ),
     ),
     Fault(
         "the warm-up of interleaved stages is one forward too long",
-        "tfgpipe/schedules/named.py",
+        "tfgpipe/schedules/named/interleaved.py",
         "num_warmup=2 * (P - 1 - p) + (v - 1) * P + 1,",
         "num_warmup=2 * (P - 1 - p) + (v - 1) * P + 2,",
         (
@@ -73,11 +72,31 @@ SCHEDULES = (
     ),
     Fault(
         "zero bubble's gradients of weights come one microbatch early",
-        "tfgpipe/schedules/named.py",
-        "            late = action.microbatch - k\n",
-        "            late = action.microbatch - max(k - 1, 0)\n",
+        "tfgpipe/schedules/named/zero_bubble.py",
+        "late = action.microbatch - lag",
+        "late = action.microbatch - max(lag - 1, 0)",
         (
             "tests/pure/schedules/test_named.py::test_a_small_zero_bubble_is_that_drawn_by_hand",
+        ),
+    ),
+    Fault(
+        "the warm-up of two encoders is that of a line",
+        "tfgpipe/schedules/data_flow.py",
+        "heights[source] = max(heights[source], heights[k] + 1)",
+        "heights[source] = self.num_stages - source",
+        (
+            "tests/pure/schedules/test_data_flow.py::"
+            "test_two_encoders_begin_and_end_together",
+        ),
+    ),
+    Fault(
+        "what a device holds is what it holds of most microbatches",
+        "tfgpipe/schedules/schedule.py",
+        "max(sum(n * sizes[k] for k, n in counts.items()) for counts in held)",
+        "sum(self.in_flight[k] * sizes[k] for k in held[0])",
+        (
+            "tests/pure/schedules/test_schedule.py::"
+            "test_a_device_holds_most_bytes_where_its_larger_stage_is_in_flight",
         ),
     ),
     Fault(
@@ -103,7 +122,7 @@ SCHEDULES = (
     Fault(
         "a simulated action does not wait for transfers",
         "tfgpipe/simulation/simulator.py",
-        "ends[d] if d.stage == k else arrivals[d]",
+        "arrivals.get((d, k), ends[d])",
         "ends[d]",
         (
             "tests/pure/simulation/test_simulator.py::test_a_simulated_step_follows_its_schedule",

@@ -31,7 +31,7 @@ class ActionKind:
         in_flight: Change in the number of microbatches in flight at its stage, from
             forward to the end of the backward: 1, -1 or 0.
         in_backward: Change in the number of microbatches between the halves of their
-            backwards, likewise.
+            backwards at its stage: 1, -1 or 0.
         adds_gradients: Whether it adds to the gradients of weights.
         recomputes: Whether it begins with rematerialisation.
     """

@@ -20,7 +20,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from tfgpipe.schedules import Action, ActionKind, Schedule, action_labels, kinds
+from tfgpipe.schedules import Action, ActionKind, Schedule, kinds
 
 # Columns of a terminal that a timeline as text takes at most.
 WIDTH = 100
@@ -76,8 +76,8 @@ class TransferSpan:
 
     Attributes:
         from_stage: The stage that computed them.
-        to_stage: The stage that needs them: the next for activations, the one before
-            for gradients.
+        to_stage: The stage that needs them: a later one for activations, an earlier
+            one for gradients.
         microbatch: m.
         start: When they leave, in seconds.
         end: When they are there, in seconds.
@@ -294,7 +294,7 @@ def timeline_metrics(timeline: Timeline) -> dict[str, Any]:
 
 def span_labels(timeline: Timeline) -> dict[Span, str]:
     """Returns a short name for each span, such as F3, or r3b of a second stage."""
-    names = action_labels(timeline.schedule)
+    names = timeline.schedule.labels
     labels = {}
     for span in timeline.spans:
         name = names[Action(kinds.FORWARD, span.stage, span.microbatch)]
