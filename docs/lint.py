@@ -23,7 +23,6 @@ FOLDERS = ("tfgpipe", "trainer", "params")
 # Packages and modules that are not clean yet.
 NOT_YET = (
     "tfgpipe/_compat",
-    "tfgpipe/_util",
     "tfgpipe/accelerators",
     "tfgpipe/callbacks.py",
     "tfgpipe/capture",

@@ -4,8 +4,6 @@ Importing this package is quick: names are loaded from their modules on first us
 TensorFlow with them.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from tfgpipe._compat import check_keras_backend, check_tensorflow
@@ -55,7 +53,26 @@ if TYPE_CHECKING:
     from tfgpipe.stage import Codec as Codec
 
 __version__ = "0.1.0"
-__all__, __getattr__, __dir__ = lazy_exports(__name__)
+__all__, __getattr__, __dir__ = lazy_exports(
+    __name__,
+    submodules="accelerators cluster layers planner quantization remat schedules "
+    "tensor_parallel",
+    accelerators="dry_run",
+    callbacks="TimelineCallback",
+    devices="ShardingSpec make_logical_cpus",
+    distribution="MultiWorkerPipelineStrategy PipelineStrategy SPMDPipelineStrategy "
+    "TPUPipelineStrategy place_optimizer",
+    partition="plan",
+    pipelined_layer="PipelinedLayer recut",
+    pipelined_model="PipelinedModel pipeline",
+    quantization="export_int8",
+    report="plot_bubbles plot_differences plot_gpipe_bubbles plot_memory plot_mesh "
+    "plot_peaks plot_schedule plot_timelines stage_table",
+    schedules="Action Schedule",
+    simulation="Costs Timeline simulate",
+    spmd="SPMDPipeline",
+    stage="Codec",
+)
 
 check_tensorflow()
 check_keras_backend()

@@ -279,8 +279,8 @@ def package(name: str) -> str:
 def _graph() -> dict[str, set[str]]:
     """Returns, for each module of tfgpipe, the modules that it imports.
 
-    Doors load what they export on use, so what passes through one is taken for an
-    import of the module behind it; doors themselves import nothing.
+    What passes through a door is taken for an import of the module behind it. That a
+    door loads all modules of its package makes no circle, as layers have none.
     """
     names = modules("tfgpipe")
     return {
@@ -318,16 +318,54 @@ def _modules_imported_from(path: Path) -> Iterator[str]:
 @functools.cache
 def _exports(path: Path) -> dict[str, str]:
     """Returns by name what a door exports, with the module that it is in."""
-    body = ast.parse(path.read_text("utf-8")).body
-    branches = [node.body for node in body if isinstance(node, ast.If)]
-    return {
-        alias.asname: str(node.module)
-        for branch in (body, *branches)
-        for node in branch
-        if isinstance(node, ast.ImportFrom)
+    package = ".".join(("tfgpipe", *path.relative_to(ROOT / "tfgpipe").parts[:-1]))
+    tree = ast.parse(path.read_text("utf-8"))
+    # Modules that are imported by nobody there are only listed.
+    exports = dict.fromkeys(_listed(tree), package)
+    for_types = [node for node in tree.body if isinstance(node, ast.If)]
+    for node in [*tree.body, *(x for branch in for_types for x in branch.body)]:
+        if isinstance(node, ast.ImportFrom):
+            module = str(node.module)
+            is_own = package != "tfgpipe" or node not in tree.body
+            if is_own and f"{module}.".startswith(f"{package}."):
+                exports |= dict.fromkeys((a.name for a in node.names), module)
+    return exports
+
+
+def _listed(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            yield from ast.literal_eval(node.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, path in modules("tfgpipe").items()
+        if name.endswith("__init__") and "lazy_exports(" in path.read_text("utf-8")
+    ],
+)
+def test_names_loaded_lazily_are_those_that_type_checkers_see(name: str) -> None:
+    path = modules("tfgpipe")[name]
+    home = f"tfgpipe.{name.removesuffix('__init__')}".rstrip(".")
+    for_types = {
+        alias.name: node.module.removeprefix(home).lstrip(".")
+        for branch in ast.parse(path.read_text("utf-8")).body
+        if isinstance(branch, ast.If)
+        for node in branch.body
+        if isinstance(node, ast.ImportFrom) and node.module
         for alias in node.names
-        if alias.asname
     }
+    loaded = {
+        export: "" if call.arg == "submodules" else str(call.arg)
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "lazy_exports"
+        for call in node.keywords
+        for export in ast.literal_eval(call.value).split()
+    }
+    assert loaded == for_types
+    assert loaded
 
 
 def _imported_tops(top: str) -> set[str]:

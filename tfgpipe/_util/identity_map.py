@@ -49,7 +49,7 @@ class IdentityMap(MutableMapping[K, V], Generic[K, V]):
         return (key for key, _ in self._items.values())
 
     def __len__(self) -> int:
-        """Returns how many keys there are."""
+        """Returns the number of keys."""
         return len(self._items)
 
 

@@ -20,8 +20,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-import tensorflow as tf
-
 from tfgpipe.cluster import addresses as addresses_lib
 from tfgpipe.cluster import clients, peers
 from tfgpipe.cluster.addresses import Address, parse_addresses
@@ -209,6 +207,8 @@ def _connect_tensorflow(
     addresses: Sequence[Address], sessions: Sequence[Session]
 ) -> None:
     """Connects TensorFlow to the workers with which there are sessions, or to more."""
+    import tensorflow as tf
+
     own_host, _ = sessions[0].own_address
     loopback = all(each.is_loopback for each in addresses)
     with contextlib.ExitStack() as stack:

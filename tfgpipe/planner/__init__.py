@@ -11,31 +11,32 @@ plan_request     the estimate of one configuration
 ranking          the search: the fastest, and why the others are rejected, as a table
 command          the command line
 
-All but `models` decide on plain values and need no TensorFlow; names are loaded on
-first use.
+All but `models`, which is loaded on first use, decide on plain values and need no
+TensorFlow.
 """
-
-from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from tfgpipe._util import lazy_exports
+from tfgpipe.planner.command import Subject as Subject
+from tfgpipe.planner.command import main as main
+from tfgpipe.planner.devices import TABLE as TABLE
+from tfgpipe.planner.devices import Device as Device
+from tfgpipe.planner.devices import Link as Link
+from tfgpipe.planner.memory import Memory as Memory
+from tfgpipe.planner.parallel_config import ParallelConfig as ParallelConfig
+from tfgpipe.planner.plan_request import Estimate as Estimate
+from tfgpipe.planner.plan_request import PlanRequest as PlanRequest
+from tfgpipe.planner.ranking import SearchResult as SearchResult
+from tfgpipe.planner.ranking import search as search
+from tfgpipe.planner.transformers import transformer as transformer
+from tfgpipe.planner.workload import Layer as Layer
+from tfgpipe.planner.workload import Workload as Workload
 
 if TYPE_CHECKING:
-    from tfgpipe.planner.command import Subject as Subject
-    from tfgpipe.planner.command import main as main
-    from tfgpipe.planner.devices import TABLE as TABLE
-    from tfgpipe.planner.devices import Device as Device
-    from tfgpipe.planner.devices import Link as Link
-    from tfgpipe.planner.memory import Memory as Memory
     from tfgpipe.planner.models import read as read
-    from tfgpipe.planner.parallel_config import ParallelConfig as ParallelConfig
-    from tfgpipe.planner.plan_request import Estimate as Estimate
-    from tfgpipe.planner.plan_request import PlanRequest as PlanRequest
-    from tfgpipe.planner.ranking import SearchResult as SearchResult
-    from tfgpipe.planner.ranking import search as search
-    from tfgpipe.planner.transformers import transformer as transformer
-    from tfgpipe.planner.workload import Layer as Layer
-    from tfgpipe.planner.workload import Workload as Workload
 
-__all__, __getattr__, __dir__ = lazy_exports(__name__)
+__all__, __getattr__, __dir__ = lazy_exports(
+    __name__,
+    models="read",
+)

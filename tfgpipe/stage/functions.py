@@ -27,7 +27,7 @@ from typing import Protocol
 import tensorflow as tf
 
 from tfgpipe._compat import functions
-from tfgpipe.graph import MultiDeviceFunction, partitioner
+from tfgpipe.graph import multi_device, partitioner
 from tfgpipe.schedules import ActionKind
 from tfgpipe.stage import empty_batches, quantized_gradients
 from tfgpipe.stage.accumulation import GradientAccumulation
@@ -428,7 +428,9 @@ class StageFunctions:
         placed = run if core is None else _place_on_core(core, run)
         function = functions.trace_function(placed, specs, name=f"traced_{name}")
         if self._trace.is_sharded:
-            return MultiDeviceFunction(f"stage_{name}", function, self._cache)
+            return multi_device.MultiDeviceFunction(
+                f"stage_{name}", function, self._cache
+            )
         return functions.GraphFunction(
             f"stage_{name}", function, on_tpu=core is not None
         )

@@ -9,18 +9,5 @@
 Each is a value; so is a codec of one's own.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from tfgpipe._util import lazy_exports
-
-if TYPE_CHECKING:
-    from tfgpipe.stage.codecs.codec import Codec as Codec
-    from tfgpipe.stage.codecs.codec import Spec as Spec
-    from tfgpipe.stage.codecs.named import CodecLike as CodecLike
-    from tfgpipe.stage.codecs.named import TransferDtype as TransferDtype
-    from tfgpipe.stage.codecs.named import argument_of as argument_of
-    from tfgpipe.stage.codecs.named import find as find
-
-__all__, __getattr__, __dir__ = lazy_exports(__name__)
+from tfgpipe.stage.codecs.codec import Codec, Spec
+from tfgpipe.stage.codecs.named import CodecLike, TransferDtype, argument_of, find
