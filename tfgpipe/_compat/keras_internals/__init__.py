@@ -6,20 +6,13 @@ and has a contract test in the file of its module's name in
 by name, rather than as a wrong gradient.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from tfgpipe._util import lazy_exports
-
-if TYPE_CHECKING:
-    from tfgpipe._compat.keras_internals import calls as calls
-    from tfgpipe._compat.keras_internals import compiled as compiled
-    from tfgpipe._compat.keras_internals import functional as functional
-    from tfgpipe._compat.keras_internals import layers as layers
-    from tfgpipe._compat.keras_internals import optimizers as optimizers
-    from tfgpipe._compat.keras_internals import replicated_model as replicated_model
-    from tfgpipe._compat.keras_internals import substitution as substitution
-    from tfgpipe._compat.keras_internals import variables as variables
-
-__all__, __getattr__, __dir__ = lazy_exports(__name__)
+from tfgpipe._compat.keras_internals import (
+    calls,
+    compiled,
+    functional,
+    layers,
+    optimizers,
+    replicated_model,
+    substitution,
+    variables,
+)
