@@ -65,7 +65,7 @@ VERSION_TESTS ?= tests/_compat/keras_internals tests/_compat/test_tf_internals.p
 	tests/models/test_mixed_precision.py tests/models/test_pipelined_layer.py \
 	tests/models/test_pipelined_model.py tests/models/test_pipelined_losses.py \
 	tests/models/test_pipelined_placement.py tests/models/test_saved_models.py \
-	tests/distribution/test_placement.py tests/distribution/test_tpu_strategy.py \
+	tests/distribution/test_placement.py \
 	tests/quantization/test_export.py tests/quantization/test_tfmot.py
 
 test-keras: OTHER := keras==$(KERAS)

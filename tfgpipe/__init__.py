@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     )
     from tfgpipe.distribution import PipelineStrategy as PipelineStrategy
     from tfgpipe.distribution import SPMDPipelineStrategy as SPMDPipelineStrategy
-    from tfgpipe.distribution import TPUPipelineStrategy as TPUPipelineStrategy
     from tfgpipe.distribution import place_optimizer as place_optimizer
     from tfgpipe.partition import plan as plan
     from tfgpipe.pipelined_layer import PipelinedLayer as PipelinedLayer
@@ -61,7 +60,7 @@ __all__, __getattr__, __dir__ = lazy_exports(
     callbacks="TimelineCallback",
     devices="ShardingSpec make_logical_cpus",
     distribution="MultiWorkerPipelineStrategy PipelineStrategy SPMDPipelineStrategy "
-    "TPUPipelineStrategy place_optimizer",
+    "place_optimizer",
     partition="plan",
     pipelined_layer="PipelinedLayer recut",
     pipelined_model="PipelinedModel pipeline",
@@ -72,6 +71,10 @@ __all__, __getattr__, __dir__ = lazy_exports(
     simulation="Costs Timeline simulate",
     spmd="SPMDPipeline",
     stage="Codec",
+    replaced={
+        "TPUPipelineStrategy": "PipelineStrategy, whose devices may be TPUs "
+        "(docs/how-to/tpu.md)"
+    },
 )
 
 check_tensorflow()

@@ -15,12 +15,11 @@ from tfgpipe import schedules
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap, argument_checks
 from tfgpipe.capture import dtype_policies, input_checks, source_model, tracer
-from tfgpipe.devices import Mesh, sharding
+from tfgpipe.devices import Mesh, sharding, standing_for
 from tfgpipe.distribution import (
     choose_placement,
     optimizer_slots,
     place_optimizer,
-    replica_context,
 )
 from tfgpipe.partition import (
     QUANTITIES,
@@ -338,24 +337,20 @@ class PipelinedLayer(keras.layers.Layer):
         )
 
     @contextlib.contextmanager
-    def traced_without_xla(
-        self, platform: Literal["gpu"] | None = None
-    ) -> Iterator[None]:
-        """Steps traced inside leave all to the kernels of TensorFlow.
+    def traced_for(self, platform: Literal["GPU", "TPU"] | None) -> Iterator[None]:
+        """Steps traced inside are as on devices of another type, wherever stages are.
 
         Args:
-            platform: `"gpu"` for the kernels of GPUs, on any device; None for those of
-                the device.
+            platform: `"GPU"` for the kernels that TensorFlow has for GPUs; `"TPU"` for
+                functions that are all compiled by XLA; None for the kernels that
+                TensorFlow has for the devices.
         """
         before = self.pipeline
-        options = dataclasses.replace(
-            before.options,
-            platform=platform or before.options.platform,
-            jit_compile=False,
-        )
+        options = dataclasses.replace(before.options, jit_compile=platform == "TPU")
         self._pipeline = dataclasses.replace(before, options=options)
         try:
-            yield
+            with standing_for(platform):
+                yield
         finally:
             self._pipeline = before
 
@@ -474,7 +469,7 @@ class PipelinedLayer(keras.layers.Layer):
         with keras_internals.calls.without_autocast():
             result = pipeline.run(given, schedule=self._gpipe(), training=training)
             for update in result.updates:
-                replica_context.assign(update.variable, update.value)
+                update.variable.assign(update.value)
         if training:
             self.check_state(result.updates)
         if result.loss is not None:

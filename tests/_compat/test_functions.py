@@ -97,21 +97,6 @@ def test_a_graph_definition_has_the_shapes_of_results_and_arguments():
         assert [dimension.size for dimension in shape.dim] == [-1, size]
 
 
-def test_xla_merges_nothing_across_an_optimization_barrier():
-    @tf.function(jit_compile=True)
-    def compiled(x, shape):
-        *behind, same = functions.optimization_barrier([x, 2.0 * x, shape])
-        assert [y.shape for y in behind] == [x.shape, x.shape]
-        assert same is shape  # XLA may need its value to compile.
-        return behind
-
-    arguments = (tf.ones([3, 2]), tf.constant([3, 2]))
-    text = compiled.experimental_get_compiler_ir(*arguments)(stage="hlo")
-    assert "opt-barrier" in text
-    x, doubled = compiled(*arguments)
-    np.testing.assert_array_equal(doubled, 2.0 * x)
-
-
 def test_a_tape_differentiates_only_calls_of_a_gradient():
     square = functions.GraphFunction("square", traced(lambda x: [x * x], SPEC))
 

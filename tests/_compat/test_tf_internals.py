@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import keras
 import pytest
 import tensorflow as tf
 
@@ -89,25 +88,6 @@ def test_a_strategy_makes_a_variable_on_one_replica_alone():
         variable = tf.Variable([1.0])
     assert variable.device.endswith("CPU:5"), MOVED
     assert strategy.experimental_local_results(variable) == (variable,), MOVED
-
-
-def test_a_strategy_updates_inside_what_it_is_told():
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    updated = []
-
-    def scope_of(variable):
-        updated.append(variable)
-        return tf.name_scope("there")
-
-    tf_internals.patch_update_scope(strategy, scope_of)
-    with strategy.scope():
-        variable = keras.Variable([1.0, 2.0])
-        optimizer = keras.optimizers.SGD(1.0)
-        optimizer.build([variable])
-    step = tf.function(lambda: optimizer.apply([tf.ones(2)], [variable]))
-    strategy.run(step)
-    assert variable.numpy().tolist() == [-1.0, 0.0]
-    assert any(x is variable.value for x in updated), MOVED
 
 
 def test_tensorflow_gives_silent_processes_up_when_it_is_told_to():

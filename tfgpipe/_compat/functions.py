@@ -63,6 +63,11 @@ def trace_function(
         ).get_concrete_function(*specs)
 
 
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that XLA compiles for the device on which it is called."""
+    return tf.function(function, autograph=False, jit_compile=True)
+
+
 def trace_graph(build: Callable[[], _T]) -> _T:
     """Returns the result of a function that is run once, in a graph of its own.
 
@@ -125,14 +130,11 @@ class GraphFunction:
     Args:
         name: The name of its calls.
         function: The function, traced.
-        on_tpu: Whether it is called in a computation for TPUs, where XLA compiles
-            called functions into it and a wrapper function gains nothing.
     """
 
-    def __init__(self, name: str, function: Any, *, on_tpu: bool = False) -> None:
+    def __init__(self, name: str, function: Any) -> None:
         self._name = name
         self._function = function
-        self._on_tpu = on_tpu
         self._wrappers: dict[tuple[bytes, str], Any] = {}
 
     @property
@@ -157,8 +159,6 @@ class GraphFunction:
             with _call_with(outside):
                 return list(self._function(*tensors))
         config, executor = outside.config_proto_serialized, current.executor_type or ""
-        if self._on_tpu:
-            return _call(self._function, tensors, self._name, config, executor)
         if (config, executor) not in self._wrappers:
             arguments = self._function.inputs[: len(tensors)]  # Captures come after.
             specs = [tf.TensorSpec(x.shape, x.dtype) for x in arguments]
@@ -173,33 +173,6 @@ class GraphFunction:
             )
         wrapper = self._wrappers[config, executor]
         return _call(wrapper, tensors, self._name, _without_passes(config), "")
-
-
-def optimization_barrier(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns tensors behind an optimization barrier of XLA.
-
-    Otherwise XLA merges a recomputation with the forward that it repeats, and keeps
-    the activations. Short integer lists pass, since they may be static shapes.
-    TensorFlow's Python has no function of its own for this operation.
-    """
-    results = list(map(tf.convert_to_tensor, tensors))
-    indices = [
-        i
-        for i, x in enumerate(results)
-        if not (x.dtype.is_integer and (x.shape.rank or 0) <= 1)
-    ]
-    if not indices:
-        return results
-    inputs = [results[i] for i in indices]
-    types = tf.compat.v1.AttrValue()
-    types.list.type.extend(x.dtype.as_datatype_enum for x in inputs)
-    barrier = tf.compat.v1.get_default_graph().create_op(
-        "XlaOptimizationBarrier", inputs, [x.dtype for x in inputs], attrs={"T": types}
-    )
-    for i, x, output in zip(indices, inputs, barrier.outputs, strict=True):
-        output.set_shape(x.shape)
-        results[i] = output
-    return results
 
 
 @contextlib.contextmanager

@@ -72,9 +72,7 @@ def trace(model: keras.Model, batch: Any, *, for_gpus: bool) -> Step:
     traced = tf.function(step, autograph=False)
     with contextlib.ExitStack() as stack:
         for each in pipelines:
-            # XLA compiles for the devices that are there.
-            kernels = each.traced_without_xla("gpu" if for_gpus else None)
-            stack.enter_context(kernels)
+            stack.enter_context(each.traced_for("GPU" if for_gpus else "TPU"))
         graph = functions.without_grappler(traced.get_concrete_function)(*specs).graph
     pipeline = pipelines[0]
     mesh = (d for replica in pipeline.mesh.devices for stage in replica for d in stage)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
         local_device_type,
         ordering_token,
         short_name,
-        tpu_core_name,
+        standing_for,
+        tpu_devices,
     )
 
 __all__, __getattr__, __dir__ = lazy_exports(
@@ -28,5 +29,5 @@ __all__, __getattr__, __dir__ = lazy_exports(
     submodules="colocation sharding tpu_topology",
     mesh="Mesh ShardingSpec check_primary_devices make_logical_cpus make_mesh",
     names="default_devices device_type host_device local_device_type ordering_token "
-    "short_name tpu_core_name",
+    "short_name standing_for tpu_devices",
 )

@@ -153,9 +153,8 @@ def make_mesh(
         num_stages: K, the number of stages.
         num_replicas: D, the number of copies of the pipeline.
         num_shards: T, the number of devices of a stage.
-        devices: D * K * T device names such as `"GPU:0"`. Defaults
-            to the visible GPUs, or without GPUs the logical CPUs; in a cluster to
-            those of its workers.
+        devices: D * K * T device names such as `"GPU:0"`. Defaults to the visible
+            TPUs, else GPUs, else logical CPUs; in a cluster to those of its workers.
         workers: Which of the cluster's workers these devices are of. Defaults to all.
 
     Raises:

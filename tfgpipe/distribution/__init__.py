@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tfgpipe.distribution.spmd_strategy import SPMDPipelineStrategy
     from tfgpipe.distribution.stage_collectives import ReplicaGroup
     from tfgpipe.distribution.stage_strategy import StageStrategy
-    from tfgpipe.distribution.tpu_strategy import TPUPipelineStrategy
 
 __all__, __getattr__, __dir__ = lazy_exports(
     __name__,
@@ -33,5 +32,4 @@ __all__, __getattr__, __dir__ = lazy_exports(
     spmd_strategy="SPMDPipelineStrategy",
     stage_collectives="ReplicaGroup",
     stage_strategy="StageStrategy",
-    tpu_strategy="TPUPipelineStrategy",
 )

@@ -53,10 +53,9 @@ def place_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
             f"MultiOptimizer '{optimizer.name}'. Use one of those inside it, or leave "
             "the strategy out."
         )
-    colocated: Any = _ColocatedStrategy(optimizer)
-    if strategy is not None and strategy.places_updates:
-        colocated = strategy
-    keras_internals.optimizers.patch_apply(optimizer, colocated, _apply)
+    keras_internals.optimizers.patch_apply(
+        optimizer, _ColocatedStrategy(optimizer), _apply
+    )
 
 
 class _ColocatedStrategy:
@@ -122,11 +121,7 @@ def _apply(
     trainable_variables: Sequence[keras.Variable] | None = None,
 ) -> None:
     """Applies an optimizer, in place of its own `apply`."""
-    colocated = keras_internals.optimizers.update_strategy(optimizer)
-    if not isinstance(colocated, _ColocatedStrategy):
-        _apply_once(optimizer, grads, trainable_variables)
-        return
-    with colocated.step():
+    with keras_internals.optimizers.update_strategy(optimizer).step():
         _apply_once(optimizer, grads, trainable_variables)
 
 

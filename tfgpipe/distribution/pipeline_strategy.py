@@ -78,8 +78,8 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, StageStrategy):
         num_shards: T, the number of devices of each stage, for layers that split their
             weights into as many shards.
         devices: Names of D * K * T devices, those of one replica next to each other,
-            and among these the shards of each stage. Defaults to the visible GPUs, or
-            without GPUs the logical CPUs; in a cluster to those of its workers.
+            and among these the shards of each stage. Defaults to the visible TPUs,
+            else GPUs, else logical CPUs; in a cluster to those of its workers.
         all_reduce: How gradients are summed over replicas: `"reduce"` on one device,
             another one for each weight; `"ring"`, in chunks around a ring, so that no
             link carries more than another; `"nccl"`, by NVIDIA's library.

@@ -155,9 +155,8 @@ def choose_placement(
         return Placement(mesh, strategy)
     if strategy is not None:
         raise ValueError(
-            "A PipelinedLayer runs under `tfgpipe.PipelineStrategy`, on TPUs under "
-            "`tfgpipe.TPUPipelineStrategy`, or under no strategy at all. Received "
-            f"{_describe(strategy)}. Use "
+            "A PipelinedLayer runs under `tfgpipe.PipelineStrategy`, or under no "
+            f"strategy at all. Received {_describe(strategy)}. Use "
             "`tfgpipe.PipelineStrategy(num_stages=..., num_replicas=...)`."
         )
     if cluster.Cluster.current is not None and cluster.Cluster.current.num_replicas > 1:

@@ -58,16 +58,6 @@ def metrics_result(model: keras.Model) -> dict[str, Any]:
     return make() if strategy is None else strategy.metrics_result(make, model.metrics)
 
 
-def assign(variable: keras.Variable, value: tf.Tensor) -> None:
-    """Assigns a value to a variable where the variable is."""
-    strategy = stage_strategy()
-    if strategy is None:
-        variable.assign(value)
-    else:
-        with strategy.update_scope(variable.value):
-            variable.assign(value)
-
-
 def current_num_replicas() -> int:
     """Returns how many replicas a mini-batch is divided among."""
     context = tf.distribute.get_replica_context()
@@ -94,10 +84,7 @@ def batch_fraction(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def static_replica_index() -> int:
-    """Returns the index in this process of the replica whose computation is built.
-
-    Not on TPUs, where one is built for all.
-    """
+    """Returns the index in this process of the replica whose computation is built."""
     index = _local_index()
     assert isinstance(index, int)
     return index

@@ -65,11 +65,6 @@ class StageStrategy(abc.ABC):
         context = tf.distribute.get_replica_context()
         return context.all_reduce(tf.distribute.ReduceOp.SUM, tensor)
 
-    @property
-    def places_updates(self) -> bool:
-        """Whether TensorFlow's own strategy places updates."""
-        return False
-
     @abc.abstractmethod
     def apply_gradients(
         self,
@@ -103,13 +98,3 @@ class StageStrategy(abc.ABC):
     def spans_processes(self) -> bool:
         """Whether other processes hold part of the state of metrics."""
         return False
-
-    def update_scope(
-        self, variable: tf.Variable
-    ) -> contextlib.AbstractContextManager[Any]:
-        """Returns the scope in which to assign to a variable.
-
-        Most of TensorFlow's strategies assign to a variable where it is.
-        """
-        del variable
-        return contextlib.nullcontext()

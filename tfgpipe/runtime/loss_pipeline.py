@@ -294,7 +294,7 @@ class LossPipeline:
                 of single losses.
         """
         for update in result.updates:
-            replica_context.assign(update.variable, update.value)
+            update.variable.assign(update.value)
         num_replicas = replica_context.current_num_replicas()
         if batch_size is not None and num_replicas > 1:
             total = tf.constant(batch_size, self._head.dtype)

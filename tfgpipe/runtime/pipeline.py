@@ -42,7 +42,6 @@ from tfgpipe.stage import (
     StageOptions,
     TracedStage,
     normalization,
-    platform_of,
     trace_all,
 )
 
@@ -227,13 +226,8 @@ class Pipeline:
             ValueError, RuntimeError: As `run` does.
         """
         devices, per_step = self.placement.shard_devices, per_step or {}
-        platform = platform_of(self.placement.devices[-1])
         num_replicas = self._num_replicas() if training else 1
         first = next(iter(inputs.values()))
-        if platform == "tpu":
-            check_tpu(
-                first.shape[0], num_replicas=num_replicas, timed=timer is not None
-            )
         # Replicas sum at each microbatch, so all have as many of them.
         split = microbatch.split_batch(
             first, schedule.num_microbatches, dynamic=num_replicas > 1
@@ -284,10 +278,7 @@ class Pipeline:
             per_step=ids,
             summed_losses=self._summed_losses(traced, schedule, training=training),
             boundary=Boundary(self.options.codec, output_ids),
-            # On TPUs XLA compiles the step as a whole.
-            starts_after=functions.clustering_stop()
-            if training and platform != "tpu"
-            else None,
+            starts_after=functions.clustering_stop() if training else None,
             timer=timer,
         )
 
@@ -374,32 +365,3 @@ def make_stages(graph: CallGraph, calls_per_stage: Sequence[int]) -> tuple[Stage
         Stage(k, graph.segment(span), cache)
         for k, span in enumerate(stage_spans(calls_per_stage))
     )
-
-
-def check_tpu(
-    batch_size: int | None, *, num_replicas: int = 1, timed: bool = False
-) -> None:
-    """Raises ValueError for what a TPU computation cannot contain.
-
-    Args:
-        batch_size: That of the mini-batch, if it is known.
-        num_replicas: How many replicas layers sum over.
-        timed: Whether actions are to be timed.
-    """
-    if batch_size is None:
-        raise ValueError(
-            "On TPUs the number of examples of a mini-batch must be known, since XLA "
-            "compiles for known shapes. Received a mini-batch of any number. Use "
-            "`dataset.batch(size, drop_remainder=True)`."
-        )
-    if num_replicas > 1:
-        raise ValueError(
-            "On TPUs layers in a pipeline cannot sum over replicas. Received "
-            f"`synchronized=True` in training on {num_replicas} replicas. Leave it "
-            'out, and try `batch_norm="deferred"`.'
-        )
-    if timed:
-        raise ValueError(
-            "On TPUs single actions cannot be timed, since XLA compiles a step as a "
-            "whole. Received a TimelineCallback. Use `tf.profiler` instead."
-        )

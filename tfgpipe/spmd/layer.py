@@ -185,7 +185,7 @@ class SPMDPipeline(keras.layers.Layer):
         )
         if training:
             for variable, value in zip(state, state_after, strict=True):
-                replica_context.assign(variable, value)
+                variable.assign(value)
         # [M, B/M, ...] -> [B, ...]
         return partitioning.split_batch(tf.reshape(outputs, tf.shape(inputs)))
 

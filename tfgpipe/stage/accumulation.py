@@ -13,8 +13,8 @@ Three forms, by what is fastest and takes no more memory than an accumulator:
   only stores its own, and one product at the end replaces M, at the rate of
   a large one, and without M additions as large as the kernel.
 
-XLA has no in-place operation, and decides itself what to update in place. So in a
-computation for TPUs, which it compiles as a whole, gradients are added as usual.
+XLA has no in-place operation, and decides itself what to update in place. So on TPUs,
+where it compiles the addition as well, gradients are added as usual.
 
 A weight that was indexed, as an embedding, has as gradient some of its rows, and only
 these are added. Not on GPUs: there the host would wait to know how many different rows

@@ -120,6 +120,8 @@ class StageFunctions:
         if options.num_microbatches != 1:
             trace = quantized_gradients.unmasked(trace, source)
         self._trace = trace
+        if options.compiles_everything:
+            self._check_compiles(options)
         if self._spans_devices:
             # XLA compiles for one device, and what it compiles cannot take part in a
             # collective.
@@ -353,13 +355,29 @@ class StageFunctions:
         """Returns a subgraph as a function of values by name, compiled if asked for."""
         run: Callable[..., list[tf.Tensor]] = subgraph.run
         if self._options.compiles_functions:
-            run = tf.function(run, autograph=False, jit_compile=True)
+            run = functions.compiled(run)
         return lambda values, sums: (_run_by_name(run, subgraph, values), list(sums))
 
     @property
     def _spans_devices(self) -> bool:
         """Whether a microbatch takes part in collectives, or is on several devices."""
         return bool(self._trace.num_collectives or self._trace.is_sharded)
+
+    def _check_compiles(self, options: StageOptions) -> None:
+        """Raises ValueError for what XLA cannot compile and a TPU has no kernel for."""
+        if self._spans_devices:
+            raise ValueError(
+                "On TPUs XLA compiles each function of a stage, for one device. "
+                "Received layers that are in shards, or sum over replicas "
+                "(`synchronized=True`). Leave that out; for batch statistics try "
+                '`batch_norm="deferred"`.'
+            )
+        if options.may_be_empty:
+            raise ValueError(
+                "On TPUs the number of examples of a mini-batch must be known, since "
+                "XLA compiles for known shapes. Received a mini-batch of any number. "
+                "Use `dataset.batch(size, drop_remainder=True)`."
+            )
 
     def _function(
         self,
@@ -424,16 +442,14 @@ class StageFunctions:
         run: Callable[..., list[tf.Tensor]],
         specs: Sequence[tf.TensorSpec],
     ) -> DeviceFunction:
-        core = self._options.tpu_core
-        placed = run if core is None else _place_on_core(core, run)
-        function = functions.trace_function(placed, specs, name=f"traced_{name}")
+        if self._options.compiles_everything:
+            run = functions.compiled(run)
+        function = functions.trace_function(run, specs, name=f"traced_{name}")
         if self._trace.is_sharded:
             return multi_device.MultiDeviceFunction(
                 f"stage_{name}", function, self._cache
             )
-        return functions.GraphFunction(
-            f"stage_{name}", function, on_tpu=core is not None
-        )
+        return functions.GraphFunction(f"stage_{name}", function)
 
 
 def _run_by_name(
@@ -444,19 +460,3 @@ def _run_by_name(
     """Runs a subgraph on values by name."""
     made = run(*(values[feed] for feed in subgraph.feeds))
     return dict(zip(subgraph.fetches, made, strict=True))
-
-
-def _place_on_core(
-    core: str, function: Callable[..., list[tf.Tensor]]
-) -> Callable[..., list[tf.Tensor]]:
-    """Returns a function all of whose operations are on one core of a TPU replica.
-
-    There XLA puts an operation where its device says. That a function is called on some
-    device says nothing of what is in it.
-    """
-
-    def placed(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        with tf.device(core):
-            return function(*functions.optimization_barrier(tensors))
-
-    return placed

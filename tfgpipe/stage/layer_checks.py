@@ -41,8 +41,8 @@ def check_alike(
             "The stages of an SPMD pipeline compute the same, each with weights of its "
             f"own. Received '{first.name}' in stage 0 and, at its place in stage "
             f"{stage}, '{layer.name}', which differs in configuration or variables. "
-            "Put layers that differ before or behind the pipeline, or on TPUs use "
-            "PipelinedModel under TPUPipelineStrategy."
+            "Put layers that differ before or behind the pipeline, or use "
+            "`tfgpipe.PipelinedModel` under `tfgpipe.PipelineStrategy`."
         )
 
 

@@ -25,10 +25,7 @@ class StageOptions:
             GPUs, and on CPUs only chains of elementwise operations.
         batch_norm: When moving averages of batch statistics move.
         codec: The encoding of values on their way to another stage.
-        platform: What its device is, or None for what the device's name says. On TPUs
-            XLA compiles the step as a whole: nothing is written in place, and every
-            operation names its core.
-        tpu_core: On TPUs the name of the core.
+        platform: What its device is, or None for what the device's name says.
         training: Whether layers run as in training; None leaves it to each.
         num_microbatches: M, or None if that is not known.
         may_be_empty: Whether microbatches without examples can occur.
@@ -40,7 +37,6 @@ class StageOptions:
     batch_norm: BatchNorm = "microbatch"
     codec: Codec = dataclasses.field(default_factory=lambda: codecs.find(None))
     platform: Platform | None = None
-    tpu_core: str | None = None
     training: bool | None = True
     num_microbatches: int | None = None
     may_be_empty: bool = False
@@ -49,15 +45,25 @@ class StageOptions:
     def on(self, device: str) -> StageOptions:
         """Returns the options of a stage on a device."""
         platform = self.platform or platform_of(device)
-        core = device if platform == "tpu" else None
-        return dataclasses.replace(self, platform=platform, tpu_core=core)
+        if platform == "tpu" and not self.jit_compile:
+            raise ValueError(
+                "TensorFlow has few kernels for TPUs, so XLA compiles whatever runs on "
+                "one. Received `jit_compile=False` for a pipeline on TPUs. Leave it "
+                "out."
+            )
+        return dataclasses.replace(self, platform=platform)
 
     @property
     def compiles_functions(self) -> bool:
         """Whether XLA compiles each of the stage's functions."""
         if self.jit_compile == "auto":
-            return self.platform == "gpu"
-        return self.jit_compile and self.platform != "tpu"
+            return self.platform != "cpu"
+        return self.jit_compile
+
+    @property
+    def compiles_everything(self) -> bool:
+        """Whether XLA compiles also what stands around a function, and between two."""
+        return self.platform == "tpu"
 
     @property
     def compiles_chains(self) -> bool:
@@ -80,7 +86,6 @@ class StageOptions:
         return StageOptions(
             jit_compile=self.compiles_functions,
             platform=self.platform,
-            tpu_core=self.tpu_core,
             training=None,
             num_microbatches=self.num_microbatches,
             may_be_empty=self.may_be_empty,

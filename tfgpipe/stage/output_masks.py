@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Mapping
 import keras
 import tensorflow as tf
 
+from tfgpipe._compat import functions
 from tfgpipe._util import unique
 from tfgpipe.capture import CallGraph, Interpreter, Segment, TensorKey, layer_variables
 from tfgpipe.stage import normalization
@@ -84,7 +85,9 @@ class OutputMasks:
         subgraph = GraphSource(trace, on_one_device=True).extract(
             fetches=list(masks.values()), feeds=(*given.inputs, *given.state)
         )
-        core = self._device if platform_of(self._device) == "tpu" else None
+        run = subgraph.run
+        if platform_of(self._device) == "tpu":
+            run = functions.compiled(run)
 
         @tf.function(autograph=False)
         def function(*tensors: tf.Tensor) -> dict[int, tf.Tensor]:
@@ -92,8 +95,7 @@ class OutputMasks:
             for variable, name in zip(read, given.state, strict=True):
                 if name in subgraph.feeds:
                     values[name] = tf.convert_to_tensor(variable.value)
-            with tf.device(core):  # For XLA, which asks where each operation is.
-                made = subgraph.run(*(values[feed] for feed in subgraph.feeds))
+            made = run(*(values[feed] for feed in subgraph.feeds))
             found = dict(zip(subgraph.fetches, made, strict=True))
             return {value_id: found[name] for value_id, name in masks.items()}
 
