@@ -97,6 +97,14 @@ def test_a_graph_definition_has_the_shapes_of_results_and_arguments():
         assert [dimension.size for dimension in shape.dim] == [-1, size]
 
 
+def test_a_compiled_function_is_compiled_by_xla_where_it_is_called():
+    compiled = functions.compiled(lambda x: x + x)
+    graph = traced(lambda x: compiled(x), SPEC).graph
+    (call,) = (op for op in graph.get_operations() if op.type == "PartitionedCall")
+    assert call.get_attr("_XlaMustCompile")
+    np.testing.assert_array_equal(compiled(tf.ones([3, 2])), np.full([3, 2], 2.0))
+
+
 def test_a_tape_differentiates_only_calls_of_a_gradient():
     square = functions.GraphFunction("square", traced(lambda x: [x * x], SPEC))
 

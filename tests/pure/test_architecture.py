@@ -362,6 +362,7 @@ def test_names_loaded_lazily_are_those_that_type_checkers_see(name: str) -> None
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "lazy_exports"
         for call in node.keywords
+        if call.arg != "replaced"
         for export in ast.literal_eval(call.value).split()
     }
     assert loaded == for_types

@@ -5,7 +5,7 @@ from tfgpipe.stage.boundary import Boundary
 from tfgpipe.stage.codecs import Codec
 from tfgpipe.stage.empty_batches import NamedTensors
 from tfgpipe.stage.functions import StageFunction, StageFunctions
-from tfgpipe.stage.options import StageOptions, platform_of
+from tfgpipe.stage.options import StageOptions
 from tfgpipe.stage.output_masks import OutputMasks
 from tfgpipe.stage.stage import (
     Stage,
