@@ -43,8 +43,6 @@ NOT_YET = (
     "tfgpipe/spmd",
     "tfgpipe/stage",
     "tfgpipe/tensor_parallel",
-    "trainer",
-    "params",
 )
 
 _QUESTION = r"(?:what|which|who|whose|how|where|when|why|whether)(?:ever)?\b"

@@ -82,10 +82,10 @@ class Logging(StepCallback):
     which a tenth is the last step's; its rate is that since the record before the last.
 
     Args:
-        experiment: What is trained.
-        metrics: Where measurements go.
-        progress: Where it is shown how the run goes.
-        run_state: What the run remembers.
+        experiment: The experiment that is trained.
+        metrics: Writer of measurements.
+        progress: Display of the live line.
+        run_state: The state of the run besides its variables.
         first_step: Steps that were done before.
     """
 
@@ -189,8 +189,8 @@ class Finiteness(StepCallback):
     before the step where steps are to be left out.
 
     Args:
-        training: What to do, and how often.
-        run_state: What the run remembers.
+        training: The policy for steps that are not finite, and its limit.
+        run_state: The state of the run besides its variables.
         first_step: Steps that were done before.
         batch: Returns the batch of a step again, which may be what is not finite.
     """
@@ -289,7 +289,7 @@ class Finiteness(StepCallback):
         )
 
     def _scale(self) -> float | None:
-        """Returns by what the loss is scaled; an overflow leaves its step out, too."""
+        """Returns the scale of the loss; an overflow leaves its step out, too."""
         optimizer = self.model.optimizer
         if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             return None
@@ -308,7 +308,7 @@ class Finiteness(StepCallback):
 
 
 def not_finite(batch: Any) -> str:
-    """Returns which value of a batch is not finite, or an empty text.
+    """Names the values of a batch that are not finite; empty if all are.
 
     >>> x = tf.constant([[1.0, 2.0], [3.0, float("nan")]])
     >>> not_finite(({"width": x}, tf.constant([0, 1])))
@@ -340,10 +340,10 @@ class Checkpointing(StepCallback):
     """Evaluates and saves when it is due, and ends a run that is to end.
 
     Args:
-        experiment: What is trained.
-        checkpoints: Where it is saved.
-        run_state: What the run remembers.
-        stopping: Whether somebody has asked for the end.
+        experiment: The experiment that is trained.
+        checkpoints: The checkpoints of the run.
+        run_state: The state of the run besides its variables.
+        stopping: Requests to end the run.
         evaluate: Measures the model after a step, or None to train alone.
         first_step: Steps that were done before.
         outputs: The names of the model's outputs, if there are several.

@@ -32,7 +32,7 @@ def here() -> str:
 
 
 def memory_in_use() -> str:
-    """Returns what the fullest GPU of this process has held at most, with its name.
+    """Returns the peak memory of this process' fullest GPU, with its name.
 
     Without GPUs, what this process holds, as in `"process 812.0 MiB"`; an empty text
     where the system does not say it.
@@ -64,7 +64,7 @@ def start_tensorflow(
     """Imports TensorFlow with enough devices: GPUs, or logical ones of the CPU.
 
     Args:
-        pipelining: How many devices are enough.
+        pipelining: The number of devices.
         hosts: Those that the replicas are on, if there are several.
         tpu: The name of a TPU, which `scope` will find, or an empty one.
         workers: Those to take devices of instead, such as `"10.0.0.5:4000"`.
@@ -160,7 +160,7 @@ def scope(
     way outside any strategy.
 
     Args:
-        pipelining: How many stages, replicas and shards there are.
+        pipelining: The numbers of stages, replicas and shards.
         hosts: Those that the replicas are on, if there are several.
         tpu: The name of a TPU, `"local"` for that of this machine, or an empty one.
         tpu_zone: The zone it is in, or an empty one for that of this machine.

@@ -11,23 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 import tfgpipe
-from trainer.experiment import Experiment, Split, wrong_return
 from trainer.hyperparams import HyperparameterError
 
 # What the check of every batch says, which TensorFlow repeats in an error of its own.
 _WHOLE = "expected whole numbers as labels"
-
-
-def batches_of(experiment: Experiment, split: Split, **options: Any) -> tf.data.Dataset:
-    """Returns the batches of a split, as `Experiment.batches` does.
-
-    Raises:
-        HyperparameterError: If it returns something else.
-    """
-    found = experiment.batches(split, **options)
-    if not isinstance(found, tf.data.Dataset):
-        raise wrong_return(experiment, "batches", "a tf.data.Dataset", found)
-    return found
 
 
 def check_validation(
@@ -182,7 +169,7 @@ def explained(
 def _wrong_labels(
     model: tfgpipe.PipelinedModel, loss: Any, batch: Any
 ) -> HyperparameterError | None:
-    """Returns what is wrong with the labels of a batch, if it has such and it is so."""
+    """Returns the error about labels of a batch, or None if there is none."""
     outputs = model.unpipelined().outputs
     if not _has_labels(loss) or len(outputs) != 1:
         return None

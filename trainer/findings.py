@@ -70,7 +70,7 @@ def check_tensorflow(
     Args:
         installed: Versions by the name of the distribution.
         required: The distribution that tfgpipe was installed with.
-        supported: As for `check_version`.
+        supported: The range of versions that is tested.
     """
     if len(installed) > 1:
         found = " and ".join(f"{name} {installed[name]}" for name in installed)
@@ -116,8 +116,8 @@ def check_optional(
     Args:
         name: The package.
         installed: Its version, or None if it is not installed.
-        purpose: What it is for.
-        supported: As for `check_version`.
+        purpose: Its purpose, in the message.
+        supported: The range of versions that is tested.
     """
     if installed is None:
         return Finding(
@@ -134,7 +134,7 @@ def check_gpus(
 
     Args:
         seen: Names of those that TensorFlow sees.
-        num_there: How many NVIDIA GPUs the system has.
+        num_there: Number of NVIDIA GPUs of the system.
         visible: The value of `CUDA_VISIBLE_DEVICES`, or None where it is not set.
     """
     found = [Finding("ok", f"GPU:{i} is {name}.") for i, name in enumerate(seen)]
@@ -313,8 +313,8 @@ def check_malloc(
 
     Args:
         environment: The variables.
-        has_onednn: Whether oneDNN's operations are on, which have a pool of their own.
-        has_gpus: Whether tensors are on GPUs.
+        has_onednn: True if oneDNN's operations are on; they have their own pool.
+        has_gpus: True if tensors are on GPUs.
     """
     name = "MALLOC_MMAP_THRESHOLD_"
     text = environment.get(name)
@@ -339,7 +339,7 @@ def check_disk(*, free: int, folder: str, needed: int = 0) -> Finding:
 
     Args:
         free: Free bytes.
-        folder: Where.
+        folder: The folder to write to.
         needed: Bytes that the checkpoints of an experiment take, or 0: not known.
     """
     text = f"{readable_bytes(free)} are free in {folder}"
@@ -357,7 +357,7 @@ def check_port(port: int, error: str) -> Finding:
 
     Args:
         port: The port; 0 for any.
-        error: What the system said, or an empty text.
+        error: The system's error, or an empty text.
     """
     name = f"Port {port}" if port else "A port"
     if not error:

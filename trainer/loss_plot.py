@@ -40,10 +40,10 @@ def draw_losses(
 
     Args:
         folder: The run's folder.
-        records: What was measured, as `read_metrics` yields it.
+        records: Measurements, as `read_metrics` yields them.
         baselines: Validation losses to beat, by name.
-        title: What to call the picture.
-        unit: What a loss is of, such as a byte.
+        title: Title of the picture.
+        unit: The unit that a loss is a mean over, such as a byte.
     """
     found = curves(records)
     if not found:

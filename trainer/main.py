@@ -244,7 +244,7 @@ def _check_mode(run_hosts: Hosts, flags: Flags) -> None:
 
 
 def _diff(compared: Sequence[str], *, named: str) -> str:
-    """Returns how two experiments, or the runs of two folders, differ."""
+    """Returns the differences of two experiments, or of the runs of two folders."""
     old, new = (_experiment(each, [*compared, named]) for each in compared)
     return hyperparams.diff(old, new) or "No difference."
 

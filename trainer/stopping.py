@@ -29,16 +29,16 @@ _QUIT = b"\0"
 
 
 class Stopping:
-    """Whether the run is to end.
+    """Requests to end the run.
 
     Attributes:
-        asked: Whether somebody has asked for it here.
-        agreed: Whether all hosts know that somebody has.
-        stepping: Whether there are steps to be finished and saved. Otherwise all that
-            is done is saved already, and the first signal ends the process, too.
-        over: Whether the run has ended, and its exit status is settled: a signal
+        asked: True if a signal has asked for the end here.
+        agreed: True if all hosts know of such a signal.
+        stepping: True while there are steps to be finished and saved. Otherwise all
+            that is done is saved already, and the first signal ends the process, too.
+        over: True if the run has ended and its exit status is settled: a signal
             changes nothing any more.
-        catches: Whether signals are heard of.
+        catches: True while signals are caught.
     """
 
     def __init__(self, *, status: int) -> None:

@@ -31,8 +31,8 @@ def newest_whole(folder: Path, *, set_aside: bool = False) -> Checkpoint | None:
     """Reads the last checkpoint that is as it was written, telling what is not.
 
     Args:
-        folder: Where checkpoints are.
-        set_aside: Whether to move damaged ones out of the way of a whole one.
+        folder: The folder of checkpoints.
+        set_aside: True to move damaged ones out of the way of a whole one.
 
     Raises:
         CheckpointError: If there are checkpoints and all are damaged, or a later
@@ -93,9 +93,9 @@ class Checkpoints:
     """Restores a run, and saves it.
 
     Args:
-        folder: Where they are.
+        folder: Their folder.
         model: A compiled model with a built optimizer.
-        saving: When to write, and what to keep.
+        saving: Intervals between checkpoints, and the number to keep.
         coordinator: The hosts that train the model, if several do: the chief writes.
     """
 
@@ -245,7 +245,7 @@ class Checkpoints:
 
         Args:
             newest: The last, be it written or not; it names the best.
-            keep: How many of the last stay.
+            keep: Number of the last that stay.
         """
         times = {newest.step: newest.time}
         for step in store.steps(self._folder):
