@@ -17,7 +17,7 @@ from tfgpipe._util import IdentityMap, argument_checks
 from tfgpipe.capture import dtype_policies, input_checks, source_model, tracer
 from tfgpipe.devices import Mesh, sharding, standing_for
 from tfgpipe.distribution import (
-    choose_placement,
+    current_strategy,
     optimizer_slots,
     place_optimizer,
 )
@@ -194,7 +194,9 @@ class PipelinedLayer(keras.layers.Layer):
         self._check_num_stages(num_stages)
         num_shards = sharding.num_shards(self._source.calls)
         check_jit_compile(self.jit_compile, num_shards)
-        self._placement = choose_placement(num_stages, self.devices, num_shards)
+        self._strategy = current_strategy().for_pipeline(
+            num_stages, self.devices, num_shards
+        )
         self.num_stages = self.mesh.num_stages
         self._check_num_stages(self.num_stages)
         argument_checks.check_schedule_size(self.num_stages, self.num_microbatches)
@@ -237,7 +239,7 @@ class PipelinedLayer(keras.layers.Layer):
     @property
     def mesh(self) -> Mesh:
         """The devices: `mesh.devices[replica][stage][shard]`."""
-        return self._placement.mesh
+        return self._strategy.mesh
 
     @property
     def named_layers(self) -> dict[str, keras.layers.Layer]:
@@ -313,20 +315,20 @@ class PipelinedLayer(keras.layers.Layer):
                 captured, num_microbatches=self.num_microbatches
             )
             called = [call.layer for call in captured.graph.calls]
-            self._placement.check_shards(sharding.num_shards(called))
-            if self._placement.strategy is not None:
+            self._strategy.check_shards(sharding.num_shards(called))
+            if self._strategy.is_distributed:
                 normalization.check_synchronized(called)
             if self.num_microbatches > 1:
                 normalization.warn_of_batch_norm(called, self.batch_norm)
             stages = make_stages(captured.graph, self._calls_per_stage(captured))
-            self._placement.check_strategy(self.name)
+            self._strategy.check_is_current(self.name)
             for stage, variables in owned_variables(stages):
                 self._place(stage, variables)
         self._pipeline = Pipeline(
             self._source,
             captured,
             stages,
-            self._placement,
+            self._strategy,
             StageOptions(
                 remat=self.remat,
                 jit_compile=self.jit_compile,
@@ -411,7 +413,7 @@ class PipelinedLayer(keras.layers.Layer):
             for stage, variables in owned_variables(self.stages)
             for variable in variables
         )
-        self._placement.check_strategy(self.name)
+        self._strategy.check_is_current(self.name)
         pipeline = self.pipeline.repartition(calls_per_stage)
         moved = [
             (stage, [v for v in variables if before[v] != stage.index])
@@ -451,7 +453,7 @@ class PipelinedLayer(keras.layers.Layer):
             **kwargs: Side inputs, `[B, ...]` each.
         """
         pipeline = self.pipeline
-        self._placement.check_strategy(self.name)
+        self._strategy.check_is_current(self.name)
         if training or keras_internals.calls.is_symbolic_call():
             self._place_calling_optimizer()
         if mask is not None:
@@ -595,9 +597,9 @@ class PipelinedLayer(keras.layers.Layer):
         for variable in variables:
             shard = shards.get(variable, 0)
             if slots_of is None:
-                self._placement.place_variables(stage.index, [variable], shard)
+                self._strategy.place_variables(stage.index, [variable], shard)
             else:
-                self._placement.place_slots(stage.index, shard, variable, slots_of)
+                self._strategy.place_slots(variable, slots_of)
 
     def _specs(self, shapes: Any) -> Any:
         """Returns symbolic inputs of these shapes, of the types known so far."""

@@ -17,8 +17,8 @@ from tfgpipe.capture import source_model, tracer
 from tfgpipe.devices import Mesh, sharding
 from tfgpipe.distribution import (
     StageStrategy,
+    current_strategy,
     place_optimizer,
-    replica_context,
     warn_of_sharded_updates,
 )
 from tfgpipe.partition import Plan, Quantity, check_feasible, resolve
@@ -303,10 +303,10 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
             self.pipelined.build(input_shape)
 
     @property
-    def logs_are_results(self) -> bool:
+    def metrics_are_reduced(self) -> bool:
         """Whether metrics are what steps return, as over replicas of processes."""
         strategy = self.distribute_strategy
-        return isinstance(strategy, StageStrategy) and strategy.spans_processes
+        return isinstance(strategy, StageStrategy) and strategy.metrics_are_reduced
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Runs a mini-batch forward, and joins the outputs."""
@@ -372,7 +372,7 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
                 timer=timer,
             )
         if self.recorder is not None and timer is not None:
-            self.recorder.record(timer, replica_context.static_replica_index())
+            self.recorder.record(timer, current_strategy().replica_index)
         metrics = IdentityMap(
             (v, None) for v in keras_internals.compiled.compiled(self).variables
         )
@@ -480,7 +480,8 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
         return self.pipelined.symbolic_io
 
     def _results(self) -> dict[str, Any]:
-        return replica_context.metrics_result(self)
+        make = self.get_metrics_result
+        return current_strategy().metrics_result(make, self.metrics)
 
     def _loss_pipeline(self, targets: Any, weights: Any) -> LossPipeline:
         """Returns the pipeline that ends in the loss, for such targets and weights."""
@@ -510,7 +511,8 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
     def _weight_regularization(self) -> list[_WeightRegularization]:
         """Returns the losses of weights' regularizers, each on its weight's device."""
         penalties = []
-        devices = self.pipelined.pipeline.placement.shard_devices
+        strategy = self.pipelined.pipeline.strategy
+        devices, num_replicas = strategy.stage_devices, strategy.num_replicas
         for stage, variables in owned_variables(self.stages):
             shards = stage.shard_indices
             for variable in variables:
@@ -521,10 +523,7 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
                     with tf.GradientTape() as tape:
                         tape.watch(value)
                         loss = variable.regularizer(value)
-                    gradient = (
-                        tape.gradient(loss, value)
-                        / replica_context.current_num_replicas()
-                    )
+                    gradient = tape.gradient(loss, value) / num_replicas
                 penalties.append(_WeightRegularization(variable, loss, gradient))
         return penalties
 
@@ -554,7 +553,7 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
             )
         # The mean over replicas weighs by examples.
         compiled_loss = tf.math.divide_no_nan(
-            main, tf.cast(replica_context.batch_fraction(first), main.dtype)
+            main, tf.cast(current_strategy().batch_fraction(first), main.dtype)
         )
         losses = [compiled_loss, *others]
         total = tf.add_n([tf.cast(x, main.dtype) for x in losses if x is not None])

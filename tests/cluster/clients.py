@@ -23,7 +23,7 @@ import numpy as np
 import tfgpipe
 from tfgpipe import cluster
 from tfgpipe.cluster import clients
-from tfgpipe.distribution.process_all_reduce import ProcessGroup
+from tfgpipe.distribution.process_group import ProcessGroup
 
 NUM_REPLICAS, NUM_STAGES, EPOCHS = 2, 2, 3
 # Rows of a batch on each replica: three batches of one fit, and one of another.

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfgpipe
-from tfgpipe.distribution.placement import optimizer_slots as slots_of
+from tfgpipe.distribution import optimizer_slots as slots_of
 
 
 def main(

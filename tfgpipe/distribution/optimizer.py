@@ -17,10 +17,8 @@ import keras
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe.devices import colocation
-from tfgpipe.distribution import replica_context
 from tfgpipe.distribution.all_reduce import Gradient
-from tfgpipe.distribution.stage_strategy import StageStrategy
+from tfgpipe.distribution.single_replica import SingleReplica, current_strategy
 
 
 def place_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
@@ -45,14 +43,7 @@ def place_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     Raises:
         ValueError: If it is of several, or under a strategy that is not for pipelines.
     """
-    strategy = replica_context.current_strategy()
-    _check_strategy(strategy)
-    if strategy is not None and isinstance(optimizer, keras.optimizers.MultiOptimizer):
-        raise ValueError(
-            "Under a distribution strategy one optimizer updates all weights. Received "
-            f"MultiOptimizer '{optimizer.name}'. Use one of those inside it, or leave "
-            "the strategy out."
-        )
+    current_strategy().check_optimizer(optimizer)
     keras_internals.optimizers.patch_apply(
         optimizer, _ColocatedStrategy(optimizer), _apply
     )
@@ -85,10 +76,7 @@ class _ColocatedStrategy:
     def colocate_vars_with(
         self, variable: tf.Variable
     ) -> contextlib.AbstractContextManager[Any]:
-        strategy = replica_context.current_strategy()
-        if isinstance(strategy, StageStrategy):
-            return strategy.slot_scope(variable)
-        return tf.device(variable.device)
+        return current_strategy().slot_scope(variable)
 
     def update(
         self,
@@ -130,26 +118,11 @@ def _apply_once(
     grads: Sequence[Gradient | None],
     trainable_variables: Sequence[keras.Variable] | None,
 ) -> None:
-    context = tf.distribute.get_replica_context()
-    strategy = replica_context.current_strategy()
-    _check_strategy(strategy)
-    if context is None or strategy is None or all(g is None for g in grads):
-        with colocation.colocate_with_inputs():
-            type(optimizer).apply(optimizer, grads, trainable_variables)
-        return
-    if trainable_variables is None:
-        trainable_variables = keras_internals.optimizers.optimizer_weights(optimizer)
-    strategy.apply_gradients(optimizer, list(trainable_variables), list(grads))
-
-
-def _check_strategy(strategy: Any) -> None:
-    """Raises ValueError for a strategy whose replicas would not be summed over."""
-    if strategy is not None and not isinstance(strategy, StageStrategy):
-        raise ValueError(
-            "An optimizer of a pipeline sums gradients over the replicas of a "
-            "`tfgpipe.PipelineStrategy`. Received one under "
-            f"{type(strategy).__name__}. Use that strategy, or make another optimizer."
-        )
+    strategy = current_strategy()
+    strategy.check_optimizer(optimizer)
+    if tf.distribute.in_cross_replica_context() or all(g is None for g in grads):
+        strategy = SingleReplica()
+    strategy.apply_gradients(optimizer, trainable_variables, list(grads))
 
 
 # Optimizers whose update of an entry depends on other entries of the same weight.

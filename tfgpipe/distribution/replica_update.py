@@ -17,14 +17,14 @@ import tensorflow as tf
 from tfgpipe._compat import keras_internals, tf_internals
 from tfgpipe._util import IdentityMap
 from tfgpipe.devices import colocation
-from tfgpipe.distribution import all_reduce, replica_context
+from tfgpipe.distribution import all_reduce
 from tfgpipe.distribution.all_reduce import Gradient
 
 # For each weight its gradients, one a replica, or None.
 PerReplica = Sequence[Any]
 
 
-def merge(
+def merge_call(
     gradients: Sequence[Gradient | None], run: Callable[[Sequence[Any]], None]
 ) -> None:
     """Runs a function once on the gradients of all replicas being built.
@@ -42,12 +42,6 @@ def merge(
     tf.distribute.get_replica_context().merge_call(merged, args=present)
 
 
-def local_tensors(values: Sequence[Any]) -> PerReplica:
-    """Returns the replicas' tensors of each distributed value."""
-    local = tf.distribute.get_strategy().experimental_local_results
-    return [None if value is None else local(value) for value in values]
-
-
 class ReplicaUpdate:
     """An update of weights that have a copy on each replica.
 
@@ -63,8 +57,9 @@ class ReplicaUpdate:
             optimizer.build(weights)
         self._optimizer = optimizer
         self._weights = weights
+        local_results = tf.distribute.get_strategy().experimental_local_results
         self._copies = IdentityMap(
-            (variable, replica_context.replica_copies(variable.value))
+            (variable, local_results(variable.value))
             for variable in (*weights, *optimizer.variables)
         )
 

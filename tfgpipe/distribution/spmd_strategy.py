@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfgpipe._compat import tpu_variables
 from tfgpipe.devices import tpu_topology
-from tfgpipe.distribution.pipeline_strategy import check_not_nested
+from tfgpipe.distribution.replicated_strategy import check_not_nested
 
 
 class SPMDPipelineStrategy(tf.distribute.TPUStrategy):

@@ -13,7 +13,7 @@ from typing import Any
 from tfgpipe import schedules
 from tfgpipe._util import argument_checks
 from tfgpipe.devices import default_devices, make_mesh
-from tfgpipe.distribution import StageStrategy, replica_context
+from tfgpipe.distribution import current_strategy
 from tfgpipe.schedules import Schedule
 
 
@@ -65,7 +65,7 @@ def resolve(
         )
     if isinstance(schedule, Schedule):
         check_schedule(schedule, num_stages, M)
-    strategy = replica_context.current_strategy()
+    strategy = current_strategy()
     make_mesh(num_stages=1, num_shards=num_shards)  # Raises if one is too many.
     available = _shard_groups(default_devices(), num_shards)
     chosen = None
@@ -77,7 +77,7 @@ def resolve(
                 f"{', '.join(devices)}. Name {num_shards} for each stage."
             )
         chosen = _shard_groups(devices, num_shards)
-    if isinstance(strategy, StageStrategy):
+    if strategy.is_distributed:
         placement = strategy.mesh.placement
     elif isinstance(schedule, Schedule):
         placement = schedule.placement

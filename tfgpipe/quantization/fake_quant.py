@@ -28,7 +28,7 @@ import tensorflow as tf
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import argument_checks
 from tfgpipe.capture import Accumulator, TracingScope
-from tfgpipe.distribution import replica_context
+from tfgpipe.distribution import current_strategy
 from tfgpipe.quantization.ranges import Bounds, Range
 
 RangeUpdate = Literal["per_step", "per_call"]
@@ -336,13 +336,14 @@ def fake_quantize_all(
 
 def _maximum_over_replicas(values: tf.Tensor) -> tf.Tensor:
     """Returns the maximum over replicas, each of which has observed other examples."""
-    num_replicas = replica_context.current_num_replicas()
+    strategy = current_strategy()
+    num_replicas = strategy.num_replicas
     if num_replicas == 1:
         return values
     # Strategies sum; each replica has a row of the sum to itself.
-    own = tf.equal(tf.range(num_replicas)[:, None], replica_context.replica_index())
+    own = tf.equal(tf.range(num_replicas)[:, None], strategy.replica_index)
     table = tf.where(own, values[None], tf.zeros_like(values)[None])
-    table = replica_context.sum_over_replicas(table)
+    table = strategy.sum_over_replicas(table)
     return tf.reduce_max(table, axis=0)
 
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
 from tfgpipe.capture import Call, CallGraph, TensorKey, Value, input_checks
-from tfgpipe.distribution import replica_context
+from tfgpipe.distribution import current_strategy
 from tfgpipe.runtime import loss_probes, losses
 from tfgpipe.runtime.executor import Executor, StepResult, TrainStepResult
 from tfgpipe.runtime.pipeline import Pipeline
@@ -49,8 +49,9 @@ class LossPipeline:
         sample_weights: Any,
     ) -> None:
         self._compiled = compiled
+        strategy = current_strategy()
         for metric in compiled.compiled_metrics:
-            if any(map(replica_context.is_on_one_replica, metric.variables)):
+            if any(map(strategy.is_on_one_replica, metric.variables)):
                 raise RuntimeError(
                     "Replicas each add to a copy of a metric's variables. Received "
                     f"metric '{metric.name}', whose variables are on one replica "
@@ -62,7 +63,7 @@ class LossPipeline:
         )
         self._shapes = shapes
         self._reductions = loss_probes.probe_reductions(compiled, targets, shapes)
-        num_replicas = replica_context.current_num_replicas()
+        num_replicas = strategy.num_replicas
         self._full_batch_metrics = loss_probes.full_batch_metrics(
             compiled, targets, shapes, num_replicas=num_replicas
         )
@@ -126,7 +127,7 @@ class LossPipeline:
         first_call = len(graph.calls) - len(last.segment.calls)
         segment = with_loss.segment(slice(first_call, len(with_loss.calls)))
         stages = (*pipeline.stages[:-1], last.extend(segment, compiled.variables))
-        self._output_masks = OutputMasks(graph, pipeline.placement.devices[-1])
+        self._output_masks = OutputMasks(graph, pipeline.strategy.primary_devices[-1])
         self._pipeline = dataclasses.replace(pipeline, stages=stages)
 
     def train(
@@ -155,7 +156,7 @@ class LossPipeline:
             step, inputs, targets, weights, training=True
         )
         loss_grad = tf.cast(loss_grad, self._head.dtype)
-        share = replica_context.batch_fraction(_first(inputs))
+        share = current_strategy().batch_fraction(_first(inputs))
         result = step.train(
             {**rows, self._denominators: denominators},
             loss=self._loss,
@@ -293,12 +294,13 @@ class LossPipeline:
             batch_size: If it is known: by it Keras weighs the mini-batches in the means
                 of single losses.
         """
+        strategy = current_strategy()
         for update in result.updates:
             update.variable.assign(update.value)
-        num_replicas = replica_context.current_num_replicas()
+        num_replicas = strategy.num_replicas
         if batch_size is not None and num_replicas > 1:
             total = tf.constant(batch_size, self._head.dtype)
-            batch_size = replica_context.sum_over_replicas(total) / num_replicas
+            batch_size = strategy.sum_over_replicas(total) / num_replicas
         parts = tf.unstack(tf.reduce_sum(result.outputs[self._loss_terms], 0))
         for tracker, part in zip(self._compiled.loss_trackers, parts, strict=False):
             # The metric adds up what all replicas give it.

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe.distribution import replica_context
+from tfgpipe.distribution import current_strategy
 from tfgpipe.runtime.loss_probes import Reduction, unreduced_values
 
 
@@ -182,7 +182,7 @@ def denominators(
     keras_internals.compiled.evaluate_loss(compiled, measure, targets, outputs, weights)
     one = tf.ones([], tf.float64)  # Keras leaves some losses of a list unused.
     mine = tf.stack([found.get(number, one) for number in range(len(reductions))])
-    return tf.where(are_sums, mine, replica_context.sum_over_replicas(mine))
+    return tf.where(are_sums, mine, current_strategy().sum_over_replicas(mine))
 
 
 def update_metrics(

@@ -28,7 +28,7 @@ from tfgpipe.capture import (
     stack_losses,
     tracer,
 )
-from tfgpipe.distribution import Placement, replica_context
+from tfgpipe.distribution import StageStrategy, current_strategy
 from tfgpipe.runtime import layer_probes, microbatch
 from tfgpipe.runtime.executor import Executor, StepResult, Tensors
 from tfgpipe.runtime.stage_run import StageRun
@@ -54,7 +54,7 @@ class Pipeline:
         source: What was pipelined, as it was given.
         captured: Its calls.
         stages: The K stages.
-        placement: Their devices.
+        strategy: Their strategy, with their devices.
         options: What the user chose; where stages are and the step are added to it.
         probed: Results of the probes, by kind of layer and mode.
         summed_losses: For each loss that a call adds whether it is a sum over examples,
@@ -64,7 +64,7 @@ class Pipeline:
     source: source_model.SourceModel
     captured: tracer.CapturedModel
     stages: tuple[Stage, ...]
-    placement: Placement
+    strategy: StageStrategy
     options: StageOptions
     probed: Mapping[layer_probes.Probed, layer_probes.Found] = dataclasses.field(
         default_factory=dict
@@ -162,7 +162,7 @@ class Pipeline:
         """
         step = self.begin(inputs, schedule=schedule, training=training)
         # Keras takes the mean over replicas of what layers add to the loss.
-        num_replicas = replica_context.current_num_replicas()
+        num_replicas = current_strategy().num_replicas
         updates: list[VariableUpdate] = []
         keys: list[TensorKey] = []
 
@@ -193,7 +193,7 @@ class Pipeline:
             added = [] if loss is None else [tf.reduce_sum(loss)]
             return [*outputs.values(), *added], gradient
 
-        with tf.device(self.placement.devices[-1]):
+        with tf.device(self.strategy.primary_devices[-1]):
             results = run(*inputs.values(), *step.weights)
         outputs = dict(zip(keys, results, strict=False))
         loss = results[len(keys)] if len(results) > len(keys) else None
@@ -225,7 +225,7 @@ class Pipeline:
         Raises:
             ValueError, RuntimeError: As `run` does.
         """
-        devices, per_step = self.placement.shard_devices, per_step or {}
+        devices, per_step = self.strategy.stage_devices, per_step or {}
         num_replicas = self._num_replicas() if training else 1
         first = next(iter(inputs.values()))
         # Replicas sum at each microbatch, so all have as many of them.
@@ -244,7 +244,7 @@ class Pipeline:
                 may_be_empty=split.may_be_empty,
                 num_replicas=num_replicas,
             )
-            for device in self.placement.devices
+            for device in self.strategy.primary_devices
         ]
         ids = {key.value_id for key in per_step}
         traced = self._trace(
@@ -322,7 +322,7 @@ class Pipeline:
             for stage, traced_stage in zip(self.stages, traced, strict=True)
         ]
         training = bool(training)
-        parts = schedule.num_microbatches * replica_context.current_num_replicas()
+        parts = schedule.num_microbatches * current_strategy().num_replicas
         if parts > 1 and any(each) and training not in self.summed_losses:
             self.summed_losses[training] = layer_probes.summed_losses(
                 self.captured,
@@ -344,7 +344,7 @@ class Pipeline:
         Raises:
             RuntimeError: If replicas run one after the other.
         """
-        num_replicas = replica_context.current_num_replicas()
+        num_replicas = current_strategy().num_replicas
         called = (layer for stage in self.stages for layer in stage.layers)
         if num_replicas == 1 or not normalization.any_synchronized(called):
             return 1

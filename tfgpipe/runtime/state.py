@@ -26,7 +26,7 @@ import tensorflow as tf
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap, unique
 from tfgpipe.devices import ordering_token
-from tfgpipe.distribution import replica_context
+from tfgpipe.distribution import current_strategy
 from tfgpipe.runtime import microbatch
 from tfgpipe.stage import NamedTensors, Stage, TracedStage
 
@@ -84,7 +84,7 @@ def read_variables(
     users: IdentityMap[keras.Variable, list[int]] = IdentityMap()
     trainable = unique(variable for stage in stages for variable in stage.weights)
     before = InitialState(IdentityMap(), IdentityMap(), tuple(trainable), IdentityMap())
-    replica = replica_context.replica_index()
+    replica = current_strategy().replica_index
     layers = [layer for stage in stages for layer in stage.layers]
     if isinstance(replica, int) and replica == 0:
         layers = []  # Its seeds are those that there are.
@@ -228,7 +228,7 @@ class Carry:
         """Returns the key of the group in which the stage sums over its replicas."""
         trace = self._traced.trace
         specs = map(trace.spec, trace.given.variables)
-        return replica_context.stage_group_key(
+        return current_strategy().stage_group_key(
             self._traced.group_key, self._device, trace.num_collectives, specs
         )
 

@@ -13,7 +13,6 @@ from tfgpipe._util import argument_checks
 from tfgpipe.distribution import (
     SPMDPipelineStrategy,
     StageStrategy,
-    replica_context,
     warn_of_stacked_updates,
 )
 from tfgpipe.spmd import loop
@@ -245,7 +244,7 @@ def _spmd_strategy(num_stages: int) -> SPMDPipelineStrategy | None:
     Raises:
         ValueError: If it is for another number of stages, or for other pipelines.
     """
-    strategy = replica_context.current_strategy()
+    strategy = tf.distribute.get_strategy()
     if isinstance(strategy, SPMDPipelineStrategy):
         if strategy.num_stages != num_stages:
             raise ValueError(

@@ -32,13 +32,13 @@ class Replicated(keras.Model):
         super()._maybe_symbolic_build(data_batch=data_batch)
 
     @property
-    def logs_are_results(self) -> bool:
+    def metrics_are_reduced(self) -> bool:
         """Whether metrics are what steps return rather than what metrics then hold."""
         return False
 
     def _get_metrics_result_or_logs(self, logs: Any) -> Any:
         # Keras reads the metrics again, which know this process alone.
-        if self.logs_are_results:
+        if self.metrics_are_reduced:
             return logs
         return super()._get_metrics_result_or_logs(logs)
 

@@ -17,7 +17,7 @@ ScopeFactory = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 def initialize_in_scope(
-    variable: keras.Variable, scope: ScopeFactory, device: str | None
+    variable: keras.Variable, scope: ScopeFactory, device: str | None = None
 ) -> None:
     """Has the `tf.Variable` behind a Keras variable created inside `scope()`.
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfgpipe.distribution.process_all_reduce import ProcessGroup
+from tfgpipe.distribution.process_group import ProcessGroup
 
 RANDOM = np.random.RandomState(0)
 TARGETS = (RANDOM.rand(7, 3) > 0.5).astype("float32")
@@ -23,10 +23,12 @@ class Process(ProcessGroup):
     """One of two processes; `other` is what the other one adds to sums."""
 
     def __init__(self, index: int, other: tf.Tensor | None = None) -> None:
-        super().__init__(size=2, index=index, tasks=range(index, index + 1))
+        super().__init__(
+            size=2, index=index, tasks=range(index, index + 1), device="CPU:0"
+        )
         self.other, self.own = other, tf.constant(0.0)
 
-    def sum(self, tensor: tf.Tensor, device: str) -> tf.Tensor:
+    def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the sum with the other process', and keeps what this one adds."""
         self.own = tensor
         return tensor if self.other is None else tensor + self.other
@@ -40,9 +42,9 @@ def over_processes(make: Callable[[], keras.Metric]) -> tuple[Any, keras.Metric]
         metrics.append(make())
         metrics[-1].update_state(TARGETS[rows], OUTPUTS[rows])
     mine, theirs = metrics
-    second.metrics_result(lambda: {"": theirs.result()}, [theirs], "CPU:0")
+    second.metrics_result(lambda: {"": theirs.result()}, [theirs])
     first = Process(0, second.own)
-    found = first.metrics_result(lambda: {"": mine.result()}, [mine], "CPU:0")
+    found = first.metrics_result(lambda: {"": mine.result()}, [mine])
     return found[""], mine
 
 

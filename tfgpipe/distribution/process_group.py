@@ -1,4 +1,4 @@
-"""All-reduce over replicas that are processes of their own, one replica each.
+"""Collectives over replicas that are processes of their own, one replica each.
 
 Each process sees its own replica alone, so gradients of a stage are summed by a
 collective operation that runs on the stage's device, in each process: see
@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from tfgpipe._util import IdentityMap
 from tfgpipe.devices import ordering_token
+from tfgpipe.distribution.replicas import Replicas
 
 # Disjoint from the keys of TensorFlow's own collectives, which count from 1, and from
 # those of collectives inside stages.
@@ -56,48 +57,67 @@ class InstanceKeys:
         return [keys[weight] for weight in weights]
 
 
-class ProcessGroup:
-    """Processes whose devices take part in collectives, seen from one of them.
+class ProcessGroup(Replicas):
+    """Replicas that are processes, whose devices take part in collectives.
 
     Args:
         size: The number of processes.
         index: The index of this one.
         tasks: The tasks of TensorFlow's cluster that have the devices of this one; in
             each process as many, in the order of the stages.
-
-    Attributes:
-        size: The number of processes.
-        index: The index of this one.
-        tasks: The tasks of this one.
-        instance_keys: Those of gradients.
+        device: The device of small sums, one stage's in all processes.
+        checks_weights: Whether to check that training starts from equal weights.
     """
 
-    def __init__(self, *, size: int, index: int, tasks: range) -> None:
-        self.size = size
-        self.index = index
-        self.tasks = tasks
-        self.instance_keys = InstanceKeys()
+    def __init__(
+        self,
+        *,
+        size: int,
+        index: int,
+        tasks: range,
+        device: str,
+        checks_weights: bool = True,
+    ) -> None:
+        self._size = size
+        self._index = index
+        self._tasks = tasks
+        self._device = device
+        self._checks_weights = checks_weights
+        self._instance_keys = InstanceKeys()
+        # Optimizers whose weights are known to be equal in all processes.
+        self._checked: weakref.WeakSet[keras.optimizers.Optimizer] = weakref.WeakSet()
         self._num_sums: weakref.WeakKeyDictionary[tf.Graph, Iterator[int]] = (
             weakref.WeakKeyDictionary()
         )
         self._function = tf.function(self._collective, autograph=False)
 
-    def check_weights(self, weights: Sequence[keras.Variable], device: str) -> None:
-        """Checks, while a function is traced, that processes have equal weights.
+    @property
+    def num_processes(self) -> int:
+        """The number of processes."""
+        return self._size
 
-        Args:
-            weights: The weights.
-            device: Where they are compared, one stage's in all processes.
+    @property
+    def index(self) -> int:
+        """The index of this process."""
+        return self._index
+
+    @property
+    def local_index(self) -> int:
+        """Zero: each process has one replica."""
+        return 0
+
+    def check_weights(self, weights: Sequence[keras.Variable]) -> None:
+        """Checks, while a function is traced, that processes have equal weights.
 
         Raises:
             ValueError: If one has other values in another process.
         """
         with tf.init_scope():
             content = [tf.reduce_sum(tf.cast(w.value, tf.float64)) for w in weights]
-            with tf.device(device):
+            with tf.device(self._device):
                 own = tf.stack(content)
-            others = (self.sum(own, device) - own).numpy()
-        expected = own.numpy() * (self.size - 1)
+            others = (self.sum(own) - own).numpy()
+        expected = own.numpy() * (self._size - 1)
         equal = np.isclose(others, expected, rtol=1e-9, atol=1e-9, equal_nan=True)
         if not equal.all():
             weight = weights[int(np.argmin(equal))]
@@ -108,58 +128,50 @@ class ProcessGroup:
                 "same number in all, or load the same weights."
             )
 
-    def all_reduce_gradients(
+    def sum_gradients(
         self,
         optimizer: keras.optimizers.Optimizer,
-        weights: list[keras.Variable],
-        gradients: Iterable[Any],
+        weights: Sequence[keras.Variable],
+        gradients: Sequence[Any],
     ) -> list[Any]:
         """Returns gradients summed over all processes, on their weights' devices.
 
         All processes call this for the same weights, in the same order.
-
-        Args:
-            optimizer: The optimizer.
-            weights: Its weights.
-            gradients: Those of this process, None for weights without one.
         """
-        keys = self.instance_keys.for_weights(optimizer, weights)
+        if self._checks_weights and optimizer not in self._checked:
+            self._checked.add(optimizer)
+            self.check_weights(weights)
+        keys = self._instance_keys.for_weights(optimizer, weights)
         return [
             None if x is None else self._all_reduce(x, weight.value.device, key)
             for x, weight, key in zip(gradients, weights, keys, strict=True)
         ]
 
-    def sum(self, tensor: tf.Tensor, device: str) -> tf.Tensor:
-        """Returns the sum of a tensor over all processes.
+    def sum(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the sum over all processes of a tensor of a known shape.
 
         All processes call this equally often in a function, in the same order.
-
-        Args:
-            tensor: The tensor, of a known shape.
-            device: Where it is summed, one stage's in all processes.
         """
         graph = tf.compat.v1.get_default_graph()
         position = next(self._num_sums.setdefault(graph, itertools.count()))
         content = position, tensor.dtype.name, tuple(tensor.shape)
-        return self._all_reduce(tensor, device, _hash_key(content))
+        return self._all_reduce(tensor, self._device, _hash_key(content))
 
     def metrics_result(
         self,
         make: Callable[[], dict[str, Any]],
-        metrics: Iterable[keras.metrics.Metric],
-        device: str,
+        metrics: Sequence[keras.metrics.Metric],
     ) -> dict[str, Any]:
         """Returns results of metrics whose state is that of all processes together.
 
         Args:
             make: Returns the results.
             metrics: The metrics, in the same order in all processes.
-            device: The device of the sum, one stage's in all processes.
 
         Raises:
             ValueError: If a metric does not say how its state is combined.
         """
-        if self.size == 1:
+        if self._size == 1:
             return make()
         variables = [(metric, v) for metric in metrics for v in metric.variables]
         scales = [self._scale(metric, variable) for metric, variable in variables]
@@ -170,9 +182,7 @@ class ProcessGroup:
             )
             for (_, variable), scale in zip(variables, scales, strict=True)
         ]
-        parts = tf.split(
-            self.sum(tf.concat(own, 0), device), [part.shape[0] for part in own]
-        )
+        parts = tf.split(self.sum(tf.concat(own, 0)), [part.shape[0] for part in own])
         state = [
             (variable, tf.reshape(tf.cast(part, variable.dtype), variable.shape))
             for (_, variable), part in zip(variables, parts, strict=True)
@@ -184,8 +194,8 @@ class ProcessGroup:
         """Returns the factor of this process' value in the sum over processes."""
         scales = {
             "sum": 1.0,
-            "mean": 1 / self.size,
-            "only_first_replica": float(self.index == 0),
+            "mean": 1 / self._size,
+            "only_first_replica": float(self._index == 0),
         }
         if variable.aggregation not in scales:
             raise ValueError(
@@ -199,18 +209,14 @@ class ProcessGroup:
         return scales[variable.aggregation]
 
     def stage_group_key(
-        self, device: str, num_sums: int, specs: Iterable[tf.TensorSpec]
+        self, key: int, device: str, num_sums: int, specs: Iterable[tf.TensorSpec]
     ) -> int:
         """Returns the group key of a stage whose collectives span processes.
 
         Stages that share it have variables of the same shapes, so that sums of one are
         never taken for those of another of different shape.
-
-        Args:
-            device: The stage's, in this process.
-            num_sums: How many collectives a microbatch takes part in.
-            specs: Shapes and types of the stage's variables.
         """
+        del key  # Of this process alone.
         kind = tf.DeviceSpec.from_string(device).device_type
         content = [kind, self._position(device), num_sums]
         content += [(spec.dtype.name, tuple(spec.shape)) for spec in specs]
@@ -230,7 +236,7 @@ class ProcessGroup:
         with tf.device(device):
             return tf.raw_ops.CollectiveReduceV2(
                 input=tf.convert_to_tensor(tensor),
-                group_size=self.size,
+                group_size=self._size,
                 group_key=_FIRST_GROUP + position,
                 instance_key=key,
                 ordering_token=[ordering_token(f"sums over processes {position}")],
@@ -241,7 +247,7 @@ class ProcessGroup:
     def _position(self, device: str) -> int:
         """Returns which of its process' devices one is: one stage's in all of them."""
         place = tf.DeviceSpec.from_string(device)
-        return self.tasks.index(place.task) * _MAX_DEVICES + place.device_index
+        return self._tasks.index(place.task) * _MAX_DEVICES + place.device_index
 
 
 def _hash_key(content: object) -> int:
