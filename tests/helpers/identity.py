@@ -37,7 +37,7 @@ from tests.helpers.reference import (
     with_crossings,
 )
 from tfgpipe import quantization, schedules
-from tfgpipe.graph import fusion
+from tfgpipe.graph.passes import fusion
 from tfgpipe.quantization.fake_quant import RANGE_UPDATES
 
 layers = keras.layers
@@ -433,7 +433,7 @@ def assert_same_step(
         )
     traced: Callable[[], Any] = {
         "native": contextlib.nullcontext,
-        "fused": functools.partial(mock.patch.object, fusion, "_LEAST_SAVED", 0),
+        "fused": functools.partial(mock.patch.object, fusion, "_MIN_SAVED_ELEMENTS", 0),
         "gpu": functools.partial(layer.traced_for, "GPU"),
         "tpu": functools.partial(layer.traced_for, "TPU"),
     }[kernels]

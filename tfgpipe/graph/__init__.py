@@ -1,13 +1,12 @@
-"""Analysis and splitting of traced TensorFlow graphs; it knows nothing of stages."""
+"""Analysis, rewriting and splitting of traced graphs; it knows no layers."""
 
 __all__ = [
     "eager_run",
-    "fake_quant",
     "flops",
-    "fusion",
-    "matmul",
+    "joint_graph",
     "memory",
     "multi_device",
     "partitioner",
+    "passes",
     "reader",
 ]

@@ -33,8 +33,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from tfgpipe.devices import sharding
-from tfgpipe.graph import matmul
-from tfgpipe.stage.joint import GradientNames, JointGraph, zero_buffer
+from tfgpipe.graph import joint_graph, passes
 from tfgpipe.stage.options import StageOptions
 
 
@@ -55,7 +54,7 @@ class GradientAccumulation:
             nothing.
     """
 
-    def __init__(self, trace: JointGraph, options: StageOptions) -> None:
+    def __init__(self, trace: joint_graph.JointGraph, options: StageOptions) -> None:
         self._platform = options.platform
         self._is_sharded = trace.is_sharded
         num_microbatches = options.num_microbatches
@@ -70,12 +69,8 @@ class GradientAccumulation:
         ]
         self._single_microbatch = num_microbatches == 1
         self._stacked: dict[str, tf.TensorSpec] = {}
-        self._deferred: set[GradientNames] = set()
-        if (
-            options.uses_cpu_kernels
-            and num_microbatches is not None
-            and not self._single_microbatch
-        ):
+        self._deferred: set[joint_graph.GradientNames] = set()
+        if num_microbatches is not None and not self._single_microbatch:
             for term in self._terms:
                 rows = _stacked_specs(
                     trace, term.weight, term.gradient, num_microbatches
@@ -93,7 +88,7 @@ class GradientAccumulation:
         self._shard_indices += [0] if self._stacked else []  # Their count.
 
     @property
-    def gradients(self) -> list[GradientNames]:
+    def gradients(self) -> list[joint_graph.GradientNames]:
         """Names of the gradients whose sums `finalize` returns."""
         return [term.gradient for term in self._terms]
 
@@ -115,7 +110,7 @@ class GradientAccumulation:
         sums = []
         for spec, shard in zip(self.specs, self._shard_indices, strict=False):
             with tf.device(devices[shard]) if devices else contextlib.nullcontext():
-                sums.append(zero_buffer(spec))
+                sums.append(joint_graph.zero_buffer(spec))
         return sums
 
     def add(
@@ -158,7 +153,7 @@ class GradientAccumulation:
         if term.gradient.indices is None:
             return values[term.gradient.values]
         with sharding.shard_scope(term.shard):
-            buffer = zero_buffer(term.weight)
+            buffer = joint_graph.zero_buffer(term.weight)
         return self._adder()(buffer, term, values)
 
     def _adder(self) -> _Adder:
@@ -179,7 +174,7 @@ class GradientAccumulation:
                     x, dy = (
                         _flatten_stacked(rows[name]) for name in term.gradient.factors
                     )
-                    product = matmul.multiply(x, dy, transpose_a=True)
+                    product = passes.multiply(x, dy, transpose_a=True)
                     gradients.append(tf.reshape(product, term.weight.shape))
             else:
                 gradients.append(next(added))
@@ -197,7 +192,7 @@ class _WeightGradient:
     """
 
     weight: tf.TensorSpec
-    gradient: GradientNames
+    gradient: joint_graph.GradientNames
     shard: int
 
 
@@ -275,7 +270,7 @@ class _InPlaceAdder(_Adder):
         """
         if shard not in self._indices:
             self._indices[shard] = (
-                zero_buffer(tf.TensorSpec([1], tf.int32))
+                joint_graph.zero_buffer(tf.TensorSpec([1], tf.int32))
                 if self._on_gpu and not self._is_sharded
                 else tf.constant([0])
             )
@@ -298,9 +293,9 @@ for _type in ("InplaceAdd", "InplaceUpdate"):
 
 
 def _stacked_specs(
-    trace: JointGraph,
+    trace: joint_graph.JointGraph,
     weight: tf.TensorSpec,
-    gradient: GradientNames,
+    gradient: joint_graph.GradientNames,
     num_microbatches: int,
 ) -> dict[str, tf.TensorSpec]:
     """Returns the specs `[M, rows, width]` to stack if a gradient is to be deferred.

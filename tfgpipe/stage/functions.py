@@ -27,12 +27,11 @@ from typing import Protocol
 import tensorflow as tf
 
 from tfgpipe._compat import functions
-from tfgpipe.graph import multi_device, partitioner
+from tfgpipe.graph import joint_graph, multi_device, partitioner
 from tfgpipe.schedules import ActionKind
-from tfgpipe.stage import empty_batches, quantized_gradients
+from tfgpipe.stage import empty_batches
 from tfgpipe.stage.accumulation import GradientAccumulation
 from tfgpipe.stage.empty_batches import Compute, NamedTensors
-from tfgpipe.stage.joint import JointGraph, not_none
 from tfgpipe.stage.options import StageOptions
 from tfgpipe.stage.subgraph import GraphSource, SubgraphFunction
 
@@ -109,7 +108,7 @@ class StageFunctions:
 
     def __init__(
         self,
-        trace: JointGraph,
+        trace: joint_graph.JointGraph,
         options: StageOptions,
         *,
         saves: bool,
@@ -117,8 +116,6 @@ class StageFunctions:
     ) -> None:
         self._source = source = GraphSource(trace)
         self._invariant = trace.invariant
-        if options.num_microbatches != 1:
-            trace = quantized_gradients.unmasked(trace, source)
         self._trace = trace
         if options.compiles_everything:
             self._check_compiles(options)
@@ -139,8 +136,12 @@ class StageFunctions:
             if before in host_state
         ]
         self._carry = [x for x in trace.changed_carry if x not in self._new_host_state]
-        self._outputs = [*forward.outputs, *self._carry, *not_none(forward.loss)]
-        self._input_grads = not_none(*backward.input_grads)
+        self._outputs = [
+            *forward.outputs,
+            *self._carry,
+            *joint_graph.not_none(forward.loss),
+        ]
+        self._input_grads = joint_graph.not_none(*backward.input_grads)
         self._gradients = [*self._input_grads, *self.accumulation.addend_names]
         hoistable = functools.partial(
             partitioner.hoistable_tensors,
@@ -292,10 +293,15 @@ class StageFunctions:
     @functools.cached_property
     def finalize(self) -> StageFunction:
         """The function from the accumulators of all microbatches to the gradients."""
-        subgraph = quantized_gradients.masked(
-            self._trace, self._source, (*self.hoistable, *self._invariant)
-        )
         gradients = self.accumulation.gradients
+        subgraph = self._source.extract(
+            fetches=[g.finalized for g in gradients if g.finalized],
+            feeds=[
+                *(g.values for g in gradients if g.finalized),
+                *self.hoistable,
+                *self._invariant,
+            ],
+        )
         summed = {gradient.values for gradient in gradients if gradient.finalized}
 
         def compute(

@@ -7,6 +7,7 @@ from typing import Literal
 
 from tfgpipe import remat as remat_lib
 from tfgpipe.devices import device_type
+from tfgpipe.graph import joint_graph
 from tfgpipe.remat import Remat
 from tfgpipe.stage import codecs
 from tfgpipe.stage.codecs import Codec
@@ -30,6 +31,7 @@ class StageOptions:
         num_microbatches: M, or None if that is not known.
         may_be_empty: Whether microbatches without examples can occur.
         num_replicas: How many replicas some layers may sum over.
+        passes: Rewritings of the joint graph after those of the platform.
     """
 
     remat: Remat = dataclasses.field(default_factory=lambda: remat_lib.find("stage"))
@@ -41,6 +43,7 @@ class StageOptions:
     num_microbatches: int | None = None
     may_be_empty: bool = False
     num_replicas: int = 1
+    passes: tuple[joint_graph.Pass, ...] = ()
 
     def on(self, device: str) -> StageOptions:
         """Returns the options of a stage on a device."""
@@ -69,11 +72,6 @@ class StageOptions:
     def compiles_chains(self) -> bool:
         """Whether XLA compiles chains of elementwise operations in the functions."""
         return self.jit_compile == "auto" and self.platform == "cpu"
-
-    @property
-    def uses_cpu_kernels(self) -> bool:
-        """Whether TensorFlow's own kernels for CPUs run it."""
-        return self.platform == "cpu" and not self.compiles_functions
 
     @property
     def uses_gpu_kernels(self) -> bool:

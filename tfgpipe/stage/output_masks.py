@@ -16,8 +16,9 @@ import tensorflow as tf
 from tfgpipe._compat import functions
 from tfgpipe._util import unique
 from tfgpipe.capture import CallGraph, Interpreter, Segment, TensorKey, layer_variables
+from tfgpipe.graph import joint_graph
 from tfgpipe.stage import normalization
-from tfgpipe.stage.joint import JointGraph, trace_joint, trace_with_captured
+from tfgpipe.stage.joint import trace_joint, trace_with_captured
 from tfgpipe.stage.options import platform_of
 from tfgpipe.stage.subgraph import GraphSource
 
@@ -61,7 +62,7 @@ class OutputMasks:
         def variables() -> list[keras.Variable]:
             return unique(itertools.chain(*layer_variables(layers, captured)))
 
-        def trace_masks() -> JointGraph:
+        def trace_masks() -> joint_graph.JointGraph:
             interpreter = Interpreter(
                 self._segment,
                 list(specs),

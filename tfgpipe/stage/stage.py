@@ -22,10 +22,10 @@ from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap, unique
 from tfgpipe.capture import Interpreter, Segment, TensorKey, layer_variables
 from tfgpipe.devices import sharding
-from tfgpipe.graph import fusion
+from tfgpipe.graph import joint_graph, passes
 from tfgpipe.stage import dedup, layer_checks, normalization
 from tfgpipe.stage.functions import FunctionCache, StageFunctions
-from tfgpipe.stage.joint import JointGraph, trace_joint, trace_with_captured
+from tfgpipe.stage.joint import trace_joint, trace_with_captured
 from tfgpipe.stage.options import StageOptions
 from tfgpipe.stage.progress import show_progress
 
@@ -43,7 +43,7 @@ class StageCache:
     """
 
     functions: FunctionCache = dataclasses.field(default_factory=dict)
-    chains: fusion.ChainCache = dataclasses.field(default_factory=dict)
+    chains: passes.ChainCache = dataclasses.field(default_factory=dict)
     traces: dict[Hashable, tuple[Segment, TracedStage]] = dataclasses.field(
         default_factory=dict
     )
@@ -62,7 +62,7 @@ class TracedStage:
 
     def __init__(
         self,
-        trace: JointGraph,
+        trace: joint_graph.JointGraph,
         input_keys: Sequence[TensorKey],
         options: StageOptions,
         group_key: int,
@@ -295,11 +295,13 @@ class Stage:
             self._cache.traces[key] = self.segment, traced
         return traced
 
-    def _joint(self, request: _Request, specs: Sequence[tf.TensorSpec]) -> JointGraph:
+    def _joint(
+        self, request: _Request, specs: Sequence[tf.TensorSpec]
+    ) -> joint_graph.JointGraph:
         options = request.options
         num_captured = len(self._captured)
 
-        def trace() -> JointGraph:
+        def trace() -> joint_graph.JointGraph:
             interpreter = Interpreter(
                 self.segment,
                 request.input_keys,
@@ -314,19 +316,28 @@ class Stage:
                 state=self.state,
                 num_replicas=options.num_replicas,
                 non_differentiable=request.non_differentiable,
-                per_step=request.per_step,
-                uses_cpu_kernels=options.uses_cpu_kernels,
-                uses_gpu_kernels=options.uses_gpu_kernels,
-                chain_cache=self._cache.chains if options.compiles_chains else None,
                 shard_indices=self.shard_indices,
             )
 
         try:
             with normalization.deferred_batch_norms(self.layers, options.batch_norm):
-                return trace_with_captured(trace, self._captured)
+                joint = trace_with_captured(trace, self._captured)
         finally:
             if len(self._captured) > num_captured:
                 self._traced.clear()  # Those traces lack these variables.
+        per_step = tuple(joint.given.inputs[i] for i in request.per_step)
+        joint = dataclasses.replace(joint, per_step=per_step)
+        for rewrite in (*self._passes(options), *options.passes):
+            joint = rewrite(joint)
+        return joint
+
+    def _passes(self, options: StageOptions) -> tuple[joint_graph.Pass, ...]:
+        """Returns the rewritings of the joint graph for the stage's device."""
+        return passes.platform_passes(
+            None if options.compiles_functions else options.platform,
+            accumulates=options.num_microbatches != 1,
+            chain_cache=self._cache.chains if options.compiles_chains else None,
+        )
 
 
 def trace_all(

@@ -23,13 +23,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfgpipe._compat import functions
 from tfgpipe.graph import partitioner
+from tfgpipe.graph.joint_graph import JointGraph
 
 # Without arithmetic: the result is the input, in another shape.
 _COPIES = ("ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient")
@@ -52,7 +53,7 @@ _PRODUCTS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul")
 _FUSED_INTO_PRODUCTS = ("Elu", "LeakyRelu", "Relu", "Relu6")
 # A chain has to save the writing of as many numbers to pay for its call:
 # `python -m benchmarks.fusion`.
-_LEAST_SAVED = 2**18
+_MIN_SAVED_ELEMENTS = 2**18
 # A result of at most this part of the largest in its chain is short.
 _SHORT = 1 / 8
 # Constants of more numbers are given to a chain.
@@ -61,23 +62,6 @@ _DTYPES = (tf.float32, tf.float64, tf.bool)
 
 # Functions of chains, by what they compute.
 ChainCache = MutableMapping[bytes, Any]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Ends:
-    """What a joint graph takes and returns, as names of tensors.
-
-    Attributes:
-        forward: What the forward returns.
-        gradients: What the backward returns.
-        output_gradients: The gradients that the backward takes.
-        invariant: What is the same for all microbatches.
-    """
-
-    forward: Collection[str]
-    gradients: Collection[str]
-    output_gradients: Collection[str]
-    invariant: Collection[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,39 +79,32 @@ class _Chain:
     outputs: tuple[str, ...]
 
 
-def fused_chains(
-    graph: tf.Graph, replaced: Mapping[str, str], ends: Ends, cache: ChainCache
-) -> dict[str, str]:
-    """Adds compiled forms of a graph's chains to it.
+def fuse_chains(joint: JointGraph, *, cache: ChainCache) -> JointGraph:
+    """Returns a joint graph whose chains are each one compiled function.
 
     Chains depend on the graph alone, never on measured time: a run that is started
     again has to compute the same bits.
 
     Args:
-        graph: The graph. Nothing in it uses the new operations yet.
-        replaced: By names of tensors, those that are used in their place.
-        ends: What the graph takes and returns.
+        joint: The joint graph.
         cache: Functions to share. New ones are added.
-
-    Returns:
-        By the name of each tensor that is replaced, the name of the new one; and
-        likewise for control dependencies, `^name`, on what is in a chain.
     """
     if not _has_xla():
-        return {}
-    search = _Search(graph, replaced, ends)
+        return joint
+    search = _Search(joint)
     found: dict[str, str] = {}
     for chain in search.chains():
         function = search.function(chain, cache)
-        with graph.as_default():
-            inputs = map(graph.get_tensor_by_name, chain.inputs)
-            results = function(*map(_without_useless_gradient, inputs))
+        with joint.graph.as_default():
+            inputs = (found.get(name, name) for name in chain.inputs)
+            tensors = map(joint.graph.get_tensor_by_name, inputs)
+            results = function(*map(_without_useless_gradient, tensors))
         names = (result.name for result in results)
         found.update(zip(chain.outputs, names, strict=True))
         call = results[0].op.name
         for name in chain.operations:
             found.setdefault(f"^{name}", f"^{call}")
-    return found
+    return joint.rewritten(found) if found else joint
 
 
 def _without_useless_gradient(x: tf.Tensor) -> tf.Tensor:
@@ -156,40 +133,27 @@ class _Search:
     Every operation of a chain has one result, so names of operations do for both.
     """
 
-    def __init__(
-        self, graph: tf.Graph, replaced: Mapping[str, str], ends: Ends
-    ) -> None:
-        self._graph = graph
-        self._ops = {op.name: op for op in graph.get_operations()}
+    def __init__(self, joint: JointGraph) -> None:
+        self._graph = joint.graph
+        self._ops = {op.name: op for op in joint.graph.get_operations()}
         # Equal layers have their operations in the same order.
         self._traced = {
             x.name: i for i, op in enumerate(self._ops.values()) for x in op.outputs
         }
-        self._fetches = {*ends.forward, *ends.gradients}
-        self._inputs = {
-            name: tuple(replaced.get(x.name, x.name) for x in op.inputs)
-            for name, op in self._ops.items()
-        }
-        order = partitioner.topological_order(
-            {
-                name: (
-                    *self._inputs[name],
-                    *(f"^{other.name}" for other in op.control_inputs),
-                )
-                for name, op in self._ops.items()
-            }
-        )
+        self._fetches = {*joint.forward_results, *joint.backward_results}
+        self._inputs = {name: joint.inputs_of(name) for name in self._ops}
+        order = joint.edges
         needed = partitioner.subgraph(order, fetches=self._fetches, feeds=())
-        forward = partitioner.subgraph(order, fetches=ends.forward, feeds=())
+        forward = partitioner.subgraph(order, fetches=joint.forward_results, feeds=())
         self._needed = [name for name in order if name in needed.operations]
         self._invariant = self._depending_alone_on(
             {
-                *map(partitioner.op_name, ends.invariant),
+                *map(partitioner.op_name, joint.invariant),
                 *(name for name in self._needed if self._ops[name].type == "Const"),
             }
         )
         self._in_gradient = self._depending_on(
-            set(map(partitioner.op_name, ends.output_gradients))
+            set(map(partitioner.op_name, joint.backward.given))
         )
         self._in_forward = forward.operations - self._in_gradient
         self._fusible: set[str] = set()
@@ -213,8 +177,8 @@ class _Search:
                 self._readers.setdefault(tensor, []).append(name)
 
     def chains(self) -> Iterator[_Chain]:
-        """Yields the chains, those of the forward first."""
-        groups = [group for group in self._groups() if self._pays(group)]
+        """Yields the chains, each after those that it reads."""
+        groups = [group for group in self._groups() if self._is_profitable(group)]
         forward = [group for group in groups if group[0] in self._in_forward]
         gradient = [group for group in groups if group[0] in self._in_gradient]
         # What these alone read of the forward, they compute again.
@@ -303,14 +267,15 @@ class _Search:
                 ):
                     theirs.extend(mine)
                     groups.update(dict.fromkeys(mine, theirs))
-        return list({id(group): group for group in groups.values()}.values())
+        found = {id(group): group for group in groups.values()}.values()
+        return sorted(found, key=lambda group: depths[group[0]])
 
-    def _pays(self, group: Sequence[str]) -> bool:
+    def _is_profitable(self, group: Sequence[str]) -> bool:
         """Returns whether fusing a group saves more than the call costs."""
         arithmetic = [name for name in group if self._ops[name].type not in _COPIES]
         outputs = {partitioner.op_name(tensor) for tensor in self._outputs(group)}
         saved = sum(self._size(x) for x in arithmetic if x not in outputs)
-        return len(arithmetic) > 1 and saved >= _LEAST_SAVED
+        return len(arithmetic) > 1 and saved >= _MIN_SAVED_ELEMENTS
 
     def _outputs(
         self, group: Sequence[str], in_gradient: Collection[str] = ()

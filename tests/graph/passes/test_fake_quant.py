@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfgpipe.graph.fake_quant import fake_quants_on_device
+from tests.helpers import joints
+from tfgpipe.graph.passes.fake_quant import fake_quant_on_device
+from tfgpipe.stage.joint import trace_joint
 
 RANGES = [
     (0.0, 0.0),
@@ -23,13 +25,17 @@ RANGES = [
 
 def forms(function, *arrays):
     """Returns a function's results, first as they are and then in the other form."""
-    with tf.Graph().as_default() as graph:
-        given = [tf.compat.v1.placeholder(tf.float32, a.shape) for a in arrays]
-        made = function(*given)
-        replaced = fake_quants_on_device(graph)
-        others = [graph.get_tensor_by_name(replaced[x.name]) for x in made]
-        with tf.compat.v1.Session(graph=graph) as session:
-            return session.run([made, others], dict(zip(given, arrays, strict=True)))
+    plain = trace_joint(
+        lambda inputs: dict(enumerate(function(*inputs))),
+        input_specs=[tf.TensorSpec(a.shape) for a in arrays],
+        weights=[],
+        state=[],
+        non_differentiable=range(len(arrays)),
+    )
+    return [
+        joints.run(joint, *arrays, *([np.float32(0)] * len(joint.backward.given)))
+        for joint in (plain, fake_quant_on_device(plain))
+    ]
 
 
 @pytest.mark.parametrize("narrow", [False, True])
@@ -51,7 +57,9 @@ def test_a_range_for_all(bits, narrow):
 
         expected, received = forms(function, *arrays)
         for a, b in zip(expected, received, strict=True):
-            np.testing.assert_array_equal(a.view(np.int32), b.view(np.int32))
+            np.testing.assert_array_equal(
+                a.numpy().view(np.int32), b.numpy().view(np.int32)
+            )
 
 
 @pytest.mark.parametrize("narrow", [False, True])

@@ -9,9 +9,9 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels
 
 import tfgpipe
-from tests.helpers import compare
-from tfgpipe._compat import functions
-from tfgpipe.graph import fusion
+from tests.helpers import compare, joints
+from tfgpipe.graph.passes import fusion
+from tfgpipe.stage.joint import trace_joint
 
 
 class Fused:
@@ -24,31 +24,19 @@ class Fused:
 
     def __init__(self, function, *specs, weights=(), least=0):
         self.cache = {}
-        self._given = []
-
-        def build():
-            inputs = [tf.compat.v1.placeholder(s.dtype, s.shape) for s in specs]
-            values = [tf.compat.v1.placeholder(w.dtype, w.shape) for w in weights]
-            sources = [x for x in (*inputs, *values) if x.dtype.is_floating]
-            with tf.GradientTape() as tape:
-                tape.watch(sources)
-                result = function(*inputs, *values)
-            dy = tf.compat.v1.placeholder(result.dtype, result.shape)
-            gradients = tape.gradient(result, sources, output_gradients=dy)
-            self._given = [*inputs, *values, dy]
-            return [result, *gradients], [x.name for x in values]
-
-        self.results, invariant = functions.trace_graph(build)
-        graph = self.graph = self.results[0].graph
-        ends = fusion.Ends(
-            forward=[self.results[0].name],
-            gradients=[x.name for x in self.results[1:]],
-            output_gradients=[self._given[-1].name],
-            invariant=invariant,
+        variables = [keras.Variable(tf.zeros(w.shape), dtype=w.dtype) for w in weights]
+        self.plain = trace_joint(
+            lambda inputs: {0: function(*inputs, *(v.value for v in variables))},
+            input_specs=specs,
+            weights=variables,
+            state=[],
         )
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(fusion, "_LEAST_SAVED", least)
-            self.found = fusion.fused_chains(graph, {}, ends, self.cache)
+            patch.setattr(fusion, "_MIN_SAVED_ELEMENTS", least)
+            self.fused = fusion.fuse_chains(self.plain, cache=self.cache)
+        self.found = self.fused.forms
+        self.graph = self.plain.graph
+        (self.result,) = self.plain.forward.outputs
         self.chains = [
             sorted(
                 op.type
@@ -61,28 +49,11 @@ class Fused:
 
     def assert_same(self, *arrays, rtol=1e-6, atol=1e-6):
         """Asserts that results are those of the operations by themselves."""
-        fetches = [x.name for x in self.results]
-        replaced = self._replaced()
-
-        def run(graph_def, names):
-            feeds = {f"{x.name}": a for x, a in zip(self._given, arrays, strict=True)}
-            with tf.Graph().as_default() as graph:
-                tf.graph_util.import_graph_def(graph_def, name="")
-                with tf.compat.v1.Session(graph=graph) as session:
-                    return session.run(names, feeds)
-
-        plain = run(self.graph.as_graph_def(), fetches)
-        fused = run(replaced, [self.found.get(name, name) for name in fetches])
+        plain, fused = (
+            joints.run(joint, *arrays) for joint in (self.plain, self.fused)
+        )
         for a, b in zip(plain, fused, strict=True):
             np.testing.assert_allclose(b, a, rtol=rtol, atol=atol)
-
-    def _replaced(self):
-        graph_def = self.graph.as_graph_def()
-        for node in graph_def.node:
-            functions.forget_trace(node)
-            names = (i if ":" in i or i[0] == "^" else f"{i}:0" for i in node.input)
-            node.input[:] = [self.found.get(name, name) for name in names]
-        return graph_def
 
 
 def spec(*shape, dtype=tf.float32):
@@ -183,8 +154,7 @@ def test_an_operation_waits_for_the_chain_of_one_that_it_waits_for():
 )
 def test_what_gains_nothing_is_left(function):
     fused = Fused(function, spec(4, 8), weights=[spec(8, 8)])
-    forward = fused.results[0].name
-    assert forward not in fused.found
+    assert fused.result not in fused.found
     fused.assert_same(*arrays((4, 8), (8, 8), (4, 8)))
 
 
@@ -204,7 +174,7 @@ def test_a_chain_has_to_pay():
 
     assert Fused(function, spec(4, 8), least=3 * 32).found
     forward = Fused(function, spec(4, 8), least=3 * 32 + 1)
-    assert forward.results[0].name not in forward.found
+    assert forward.result not in forward.found
 
 
 @pytest.mark.parametrize("op", sorted(fusion._FUSED))
@@ -272,7 +242,7 @@ def test_a_pipeline_fuses_large_layers_and_trains_as_the_plain_model(remat):
 
 def test_a_chain_that_reads_a_condition_has_a_gradient_in_eager_mode(monkeypatch):
     """TensorFlow asks for one of the operation that computes the condition."""
-    monkeypatch.setattr(fusion, "_LEAST_SAVED", 0)
+    monkeypatch.setattr(fusion, "_MIN_SAVED_ELEMENTS", 0)
 
     def where_finite(x):
         finite = keras.ops.all(keras.ops.isfinite(x))

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tests.helpers import compare
-from tfgpipe.graph import matmul
+from tfgpipe.graph.passes import matmul
 
 
 def computed(rows, terms, columns, *, a=False, b=False, dtype=tf.float32):
@@ -98,24 +98,6 @@ def test_all_others_stay(sizes):
     close(received, expected)
 
 
-def test_a_gradient_of_weights_has_factors():
-    def gradient(x, w, dy):
-        with tf.GradientTape() as tape:
-            tape.watch(w)
-            y = tf.reshape(x, [-1, 3]) @ w
-        found = matmul.weight_gradient_factors(tape.gradient(y, w, output_gradients=dy))
-        assert found is not None
-        product = tf.matmul(found[0], found[1], transpose_a=True)
-        assert matmul.weight_gradient_factors(product[None]) is None
-        assert matmul.weight_gradient_factors(x) is None
-        return product
-
-    rng = np.random.default_rng(0)
-    x, w, dy = (rng.normal(size=s) for s in ((2, 4, 3), (3, 5), (8, 5)))
-    received = tf.function(gradient)(*map(tf.constant, (x, w, dy)))
-    np.testing.assert_allclose(received, x.reshape(8, 3).T @ dy, rtol=1e-12)
-
-
 @pytest.mark.parametrize("remat", ["none", "stage"])
 def test_a_pipeline_takes_them_and_gives_the_same_gradients(remat):
     def stack():
@@ -144,52 +126,3 @@ def test_a_pipeline_takes_them_and_gives_the_same_gradients(remat):
     assert pads(programs.forward.function) == 0
     assert pads(programs.backward.function) == 1
     assert "Transpose" in types(programs.backward.function)
-
-
-@pytest.mark.parametrize("adjoint", [False, True])
-def test_batches_of_rows_are_multiplied_by_weights_at_once(adjoint):
-    """The product, and the gradients of both of its factors."""
-    rng = np.random.default_rng(0)
-    shapes = (2, 3, 4), (5, 4) if adjoint else (4, 5), (2, 3, 5)
-    arrays = [rng.standard_normal(shape).astype("float32") for shape in shapes]
-    found = {}
-
-    @tf.function(autograph=False)
-    def step(x, w, dy):
-        with tf.GradientTape() as tape:
-            tape.watch([x, w])
-            y = tf.raw_ops.BatchMatMulV2(x=x, y=w, adj_x=False, adj_y=adjoint)
-        dx, dw = tape.gradient(y, [x, w], output_gradients=dy)
-        results = [y, dx.op.inputs[0].op.inputs[0], dw.op.inputs[0]]
-        forms = matmul.products_of_rows(y.graph)
-        assert {x.name for x in results} == forms.keys()
-        factors = matmul.weight_gradient_factors(dw, forms)
-        assert [f.shape.as_list() for f in factors] == [
-            [6, *w.shape[i:][:1]] for i in (0, 1)
-        ]
-        found["types"] = [op.type for op in y.graph.get_operations()]
-        return [y, dx, dw], [y.graph.get_tensor_by_name(forms[x.name]) for x in results]
-
-    expected, received = step(*arrays)
-    for a, b in zip(expected, received, strict=True):
-        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5)
-    assert found["types"].count("MatMul") == 3
-
-
-@pytest.mark.parametrize(
-    ("left", "right", "adj_x"),
-    [
-        ((2, 3, 4), (2, 4, 5), False),  # A product for each.
-        ((2, 4, 3), (4, 5), True),
-        ((3, 4), (4, 5), False),
-        ((None, 3, 4), (4, 5), False),
-    ],
-)
-def test_other_products_of_batches_stay(left, right, adj_x):
-    specs = [tf.TensorSpec(left), tf.TensorSpec(right)]
-
-    @tf.function(autograph=False)
-    def product(x, y):
-        return tf.raw_ops.BatchMatMulV2(x=x, y=y, adj_x=adj_x)
-
-    assert not matmul.products_of_rows(product.get_concrete_function(*specs).graph)

@@ -15,9 +15,12 @@ is in one tensor, which can be hoisted if the range is the same for all microbat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
+
+from tfgpipe.graph.joint_graph import JointGraph
 
 _FORWARD = ("FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxVarsPerChannel")
 _GRADIENT = (
@@ -27,7 +30,7 @@ _GRADIENT = (
 
 
 class _Levels(NamedTuple):
-    """What is made of a range: scalars, or one for each channel.
+    """The levels of a range: scalars, or one for each channel.
 
     Attributes:
         low: The lowest level.
@@ -48,34 +51,22 @@ class _Levels(NamedTuple):
     high_passed: tf.Tensor
 
 
-def fake_quants_on_device(graph: tf.Graph) -> dict[str, str]:
-    """Adds other forms of a graph's fake quantizations to it.
-
-    Args:
-        graph: The graph. Nothing in it uses the new operations yet.
-
-    Returns:
-        By the name of each tensor that has another form, the name of that.
-    """
-    replaced: dict[str, str] = {}
+def fake_quant_on_device(joint: JointGraph) -> JointGraph:
+    """Returns a joint graph whose fake quantizations read ranges on the device."""
     levels: dict[tuple[str, str, int, bool], tf.Tensor] = {}
-    for op in graph.get_operations():
-        if op.type not in (*_FORWARD, *_GRADIENT):
-            continue
-        *gradient, x, low, high = op.inputs
+
+    def form(
+        op: tf.Operation, inputs: Callable[[tf.Operation], list[tf.Tensor]]
+    ) -> tf.Tensor:
+        *gradient, x, low, high = inputs(op)
         bits, narrow = op.get_attr("num_bits"), op.get_attr("narrow_range")
         key = low.name, high.name, bits, narrow
-        with (
-            graph.as_default(),
-            tf.device(op.device),
-            tf.control_dependencies(op.control_inputs),
-        ):
-            if key not in levels:
-                levels[key] = tf.stack(_levels(low, high, bits, narrow))
-            known = _Levels(*tf.unstack(levels[key]))
-            made = _masked(gradient[0], x, known) if gradient else _rounded(x, known)
-        replaced[op.outputs[0].name] = made.name
-    return replaced
+        if key not in levels:
+            levels[key] = tf.stack(_levels(low, high, bits, narrow))
+        known = _Levels(*tf.unstack(levels[key]))
+        return _masked(gradient[0], x, known) if gradient else _rounded(x, known)
+
+    return joint.replaced((*_FORWARD, *_GRADIENT), form)
 
 
 def _levels(low: tf.Tensor, high: tf.Tensor, bits: int, narrow: bool) -> _Levels:
