@@ -116,7 +116,8 @@ def _run_share(model: object, plan: Plan) -> float:
     """Returns the share of the slowest stage when the stages are run."""
     from tfgpipe._util import stage_spans
     from tfgpipe.capture import source_model
-    from tfgpipe.partition import SegmentProfiler, example_microbatch
+    from tfgpipe.costs import SegmentProfiler
+    from tfgpipe.partition import example_microbatch
     from tfgpipe.runtime import example_tensor
 
     recorded = source_model.make_source(model).capture(None, {})

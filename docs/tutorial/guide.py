@@ -350,10 +350,11 @@ tfgpipe.plot_peaks(peaks, title="60 layers in 4 stages: planned peak memory")
 # The plan agrees with the paper's formula to the byte:
 
 # %% memory-formula
-activations = (L // K) * sum(plans["none"].profile.saved_bytes[0])  # Of a microbatch.
+saved = plans["none"].profile.layers[0].tensors.saved
+activations = (L // K) * saved  # Of a microbatch.
 inputs = N // M * width * 4  # Of a microbatch, into a stage.
 weights = 2 * 4 * (L // K) * (width * width + width)  # And as many gradients.
-for k in range(1, K):
+for k in range(K):
     none, stage = (plans[remat].stages[k].memory_bytes for remat in ("none", "stage"))
     assert none == weights + M * inputs + M * activations
     assert stage == weights + M * inputs + activations

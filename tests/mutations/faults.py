@@ -229,7 +229,7 @@ PLANS = (
     ),
     Fault(
         "planned memory leaves out a slot of the optimizer",
-        "tfgpipe/planner/memory.py",
+        "tfgpipe/costs/memory.py",
         "slots=num_slots * gradients,",
         "slots=min(num_slots, 1) * gradients,",
         (
@@ -239,9 +239,10 @@ PLANS = (
     ),
     Fault(
         "planned memory counts recomputed activations of zero bubble once too few",
-        "tfgpipe/planner/memory.py",
-        "begun = tuple(min(k + 1, M) if split",
-        "begun = tuple(min(max(k, 1), M) if split",
+        "tfgpipe/costs/memory.py",
+        "recomputed=_largest([begun[k] * x.recomputed for k, x in stages]),",
+        "recomputed=_largest([max(begun[k] - 1, 1) * x.recomputed\n"
+        "            for k, x in stages]),",
         (
             "tests/pure/planner/test_memory.py::"
             "test_activations_and_what_is_recomputed_are_those_of_the_simulation",
@@ -249,9 +250,10 @@ PLANS = (
     ),
     Fault(
         "planned memory takes a schedule of one's own for round robin",
-        "tfgpipe/planner/parallel_config.py",
-        "return [k for k, q in enumerate(self.schedule.placement) if q == p]",
-        "return range(p, self.num_stages, self.num_devices)",
+        "tfgpipe/costs/memory.py",
+        "[(k, stages[k]) for k, q in enumerate(self.placement) if q == p],",
+        "[(k, stages[k]) for k in range(\n"
+        "                    p, len(stages), max(self.placement) + 1)],",
         (
             "tests/pure/planner/test_memory.py::"
             "test_a_schedule_on_devices_in_another_order_holds_its_own_stages",
@@ -259,8 +261,8 @@ PLANS = (
     ),
     Fault(
         "planned memory takes all weights for float32",
-        "tfgpipe/planner/models.py",
-        "return sum(map(num_bytes, weights)) / size if size else 4",
+        "tfgpipe/costs/profiler.py",
+        "return sum(map(num_bytes, weights)) / count if count else 4",
         "return 4",
         (
             "tests/planner/test_models.py::"
@@ -269,9 +271,9 @@ PLANS = (
     ),
     Fault(
         "planned costs of forward and backward are exchanged",
-        "tfgpipe/planner/step_time.py",
-        "flops = layer.forward_flops if forward else layer.backward_flops",
-        "flops = layer.backward_flops if forward else layer.forward_flops",
+        "tfgpipe/costs/layer_cost.py",
+        "return self.backward if kind.is_backward else self.forward",
+        "return self.forward if kind.is_backward else self.backward",
         (
             "tests/pure/planner/test_step_time.py::"
             "test_a_layer_takes_its_products_and_its_traffic",
@@ -279,9 +281,9 @@ PLANS = (
     ),
     Fault(
         "workspaces of the stages of one device add up",
-        "tfgpipe/partition/profiles.py",
-        "workspace[p] = np.maximum(workspace[p], own)",
-        "workspace[p] += own",
+        "tfgpipe/costs/memory.py",
+        "return functools.reduce(np.maximum, values)",
+        "return functools.reduce(np.add, values)",
         (
             "tests/partition/test_profiles.py::"
             "test_stages_of_one_device_share_the_largest_workspace",
@@ -289,9 +291,9 @@ PLANS = (
     ),
     Fault(
         "plans recompute all microbatches but one, whatever the schedule",
-        "tfgpipe/partition/profiles.py",
-        "return tuple(float(M - n) for n in kept)",
-        "return tuple(float(M - 1) for n in kept)",
+        "tfgpipe/costs/memory.py",
+        "return tuple((M - kept) / M for kept in self.kept)",
+        "return tuple((M - 1) / M for kept in self.kept)",
         (
             "tests/partition/test_profiles.py::"
             "test_what_is_recomputed_is_counted_as_it_is_run",
@@ -300,15 +302,15 @@ PLANS = (
     Fault(
         "what a stage holds of its inputs counts compressed",
         "tfgpipe/partition/profiles.py",
-        "received = 0.0 if t else self.received_bytes_uncompressed",
-        "received = 0.0 if t else self.received_bytes",
+        "self.shards, remat, self.held_bytes",
+        "self.shards, remat, self.received_bytes",
         ("tests/partition/test_profiles.py::test_memory_is_of_what_is_decoded",),
     ),
     Fault(
         "a model's memory leaves out the gradients",
-        "tfgpipe/partition/profiles.py",
-        "copies = 1 + settings.num_slots",
-        "copies = settings.num_slots",
+        "tfgpipe/costs/memory.py",
+        "gradients=gradients,",
+        "gradients=0.0 * gradients,",
         (
             "tests/partition/test_plans.py::"
             "test_memory_counts_weights_gradients_slots_and_activations",
@@ -317,9 +319,8 @@ PLANS = (
     Fault(
         "a partition is held to the least memory there is, not to the limit",
         "tfgpipe/partition/solver.py",
-        "cost = _map_tables(\n            lambda c, n: np.where(n > memory_limit, "
-        "math.inf, c), cost, need\n        )",
-        "cost = _map_tables(lambda c, n: np.where(n > most, math.inf, c), cost, need)",
+        "lambda c, n: np.where(n > memory_limit, math.inf, c), cost, need",
+        "lambda c, n: np.where(n > most, math.inf, c), cost, need",
         (
             "tests/pure/partition/test_solver.py::test_stages_may_differ_in_costs_and_memory",
         ),
@@ -327,8 +328,8 @@ PLANS = (
     Fault(
         "planned layers that cannot be sharded reduce over shards",
         "tfgpipe/planner/step_time.py",
-        "            if layer.shards(T) > 1\n",
-        "            if T > 1\n",
+        "if layer.shards(num_shards) == 1:",
+        "if num_shards == 1:",
         (
             "tests/pure/planner/test_step_time.py::"
             "test_a_layer_that_cannot_be_sharded_reduces_nothing",
@@ -337,8 +338,9 @@ PLANS = (
     Fault(
         "planned reductions are not among what layers recompute",
         "tfgpipe/planner/step_time.py",
-        "recompute=sum(map(operator.mul, repeats, reductions)),",
-        "recompute=sum(reductions),",
+        "reduced = stage_work([reduction_seconds(x, **sizes) for x in layers], again)",
+        "reduced = stage_work([reduction_seconds(x, **sizes) for x in layers],\n"
+        "            [1.0] * len(layers))",
         (
             "tests/pure/planner/test_step_time.py::"
             "test_a_layer_that_cannot_be_sharded_reduces_nothing",
@@ -347,8 +349,8 @@ PLANS = (
     Fault(
         "planned gradients of layers that cannot be sharded are shared",
         "tfgpipe/planner/memory.py",
-        "gradients = sum(x.weight_bytes * x.num_trained / x.shards(T) for x in layers)",
-        "gradients = sum(x.weight_bytes * x.num_trained / T for x in layers)",
+        "trained=weights.trained_bytes / T,",
+        "trained=weights.trained_bytes / num_shards,",
         (
             "tests/pure/planner/test_memory.py::"
             "test_beside_a_sharded_layer_one_that_does_not_divide_stays_whole",
@@ -357,8 +359,8 @@ PLANS = (
     Fault(
         "planned workspaces of layers that cannot be sharded are shared",
         "tfgpipe/planner/memory.py",
-        "                    / x.shards(T)\n                    for x in layers",
-        "                    / T\n                    for x in layers",
+        "        / T,\n        saves_inputs",
+        "        / num_shards,\n        saves_inputs",
         (
             "tests/pure/planner/test_memory.py::"
             "test_beside_a_sharded_layer_one_that_does_not_divide_stays_whole",
@@ -367,10 +369,9 @@ PLANS = (
     Fault(
         "planned workspaces of sharded layers hold whole gradients",
         "tfgpipe/planner/memory.py",
-        "(left * rows * x.work_bytes + x.weight_bytes * x.num_trained)\n"
-        "                    / x.shards(T)",
-        "left * rows * x.work_bytes / x.shards(T)\n"
-        "                    + x.weight_bytes * x.num_trained",
+        "(temp_factor * examples * tensors.workspace + weights.trained_bytes)\n"
+        "        / T",
+        "temp_factor * examples * tensors.workspace / T + weights.trained_bytes",
         (
             "tests/pure/planner/test_memory.py::"
             "test_shards_share_weights_and_what_is_not_whole",
@@ -378,9 +379,9 @@ PLANS = (
     ),
     Fault(
         "planned recomputation of all stages of a device is held at once",
-        "tfgpipe/planner/memory.py",
-        "recomputed = max(recomputed, begun[k] * again)",
-        "recomputed += begun[k] * again",
+        "tfgpipe/costs/memory.py",
+        "recomputed=_largest([begun[k] * x.recomputed for k, x in stages]),",
+        "recomputed=sum(begun[k] * x.recomputed for k, x in stages),",
         (
             "tests/pure/planner/test_memory.py::"
             "test_stages_of_one_device_recompute_one_at_a_time",
@@ -399,8 +400,8 @@ PLANS = (
     Fault(
         "planned updates share out layers that cannot be sharded",
         "tfgpipe/planner/step_time.py",
-        "layer.weight_bytes * layer.num_trained / layer.shards(T)",
-        "layer.weight_bytes * layer.num_trained / T",
+        "layer.weights.trained_bytes / layer.shards(T)",
+        "layer.weights.trained_bytes / T",
         (
             "tests/pure/planner/test_step_time.py::"
             "test_the_device_of_most_trained_weights_updates_last",
@@ -409,8 +410,8 @@ PLANS = (
     Fault(
         "planned updates are of frozen weights as well",
         "tfgpipe/planner/step_time.py",
-        "layer.weight_bytes * layer.num_trained / layer.shards(T)",
-        "layer.weight_bytes * layer.parameters / layer.shards(T)",
+        "layer.weights.trained_bytes / layer.shards(T)",
+        "layer.weights.bytes / layer.shards(T)",
         (
             "tests/pure/planner/test_step_time.py::"
             "test_the_device_of_most_trained_weights_updates_last",
@@ -489,8 +490,8 @@ PLANS = (
     Fault(
         "the lower bound of a step leaves out the backwards at its end",
         "tfgpipe/planner/step_time.py",
-        "            before += stages[p].backward\n",
-        "            before += 0\n",
+        "wait += sum(stage.backward for stage in stages[: min(mine)])",
+        "wait += 0",
         (
             "tests/pure/planner/test_step_time.py::"
             "test_a_lower_bound_is_the_work_of_a_device_and_its_wait_for_the_first",
@@ -1849,7 +1850,7 @@ CLUSTER = (
 BY_NUMBERS = (
     Fault(
         "weights count as saved tensors",
-        "tfgpipe/partition/costs.py",
+        "tfgpipe/costs/profiler.py",
         "given = (*trace.given.inputs, *trace.given.weights)",
         "given = tuple(trace.given.inputs)",
         (

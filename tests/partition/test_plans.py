@@ -20,7 +20,7 @@ from tfgpipe._compat import keras_internals
 from tfgpipe._util import stage_spans
 from tfgpipe.capture import tracer
 from tfgpipe.capture.interpreter import TensorKey
-from tfgpipe.partition import costs
+from tfgpipe.costs import profiler
 from tfgpipe.partition.profiles import QUANTITIES
 from tfgpipe.stage.options import StageOptions
 from tfgpipe.stage.stage import Stage, StageCache
@@ -144,11 +144,11 @@ def test_flops_are_those_of_the_traced_forward_recomputation_and_backward():
 def test_memory_counts_weights_gradients_slots_and_activations():
     best = plan(dense(8, 8), balance="memory", remat="none", num_slots=1)
     weights = [4 * (5 * 8 + 8), 4 * (8 * 8 + 8)]
-    # Each layer's output is kept, four times three rows of eight; the second stage also
-    # keeps what it receives.
-    outputs = 4 * 3 * 8 * 4
+    # Each layer's output is kept, four times three rows of eight, and what a stage
+    # receives: the model's input of five, and the first layer's output.
+    outputs, inputs = 4 * 3 * 8 * 4, 4 * 3 * 5 * 4
     assert [stage.memory_bytes for stage in best.stages] == [
-        3 * weights[0] + outputs,
+        3 * weights[0] + inputs + outputs,
         3 * weights[1] + outputs + outputs,
     ]
     stage = plan(dense(8, 8), balance="memory", remat="stage", num_slots=1).stages[1]
@@ -183,7 +183,7 @@ def test_memory_is_of_the_microbatches_that_the_schedule_has_in_flight(schedule,
     }[schedule]
     row = 2 * 4  # Of a microbatch of 12 / 6 rows, for each feature.
     state = [4 * 4 * (n * 8 + 8) for n in (5, 8, 8)]
-    arrived = [0, 8 * row, 8 * row]
+    arrived = [5 * row, 8 * row, 8 * row]
     kept = 8 * row
     late = [1, 2, 3] if schedule == "zero_bubble" else [1] * K
     for k, stage in enumerate(best.stages):
@@ -385,7 +385,7 @@ def test_a_plan_prints_as_a_table():
     assert text.splitlines() == [
         "2 stages, 4 microbatches of 3 examples, remat=stage, balanced by params",
         "stage  layers            parameters  FLOPs   memory  receives  share",
-        "0      dense_0, dense_1         120  2.6 k  2.1 KiB       0 B  45.5%",
+        "0      dense_0, dense_1         120  2.6 k  2.3 KiB       0 B  45.5%",
         "1      dense_2, dense_3         144  3.2 k  2.8 KiB      96 B  54.5%",
         "imbalance 1.091, bubble 24.1%, 2.8 KiB of 1.0 MiB on the fullest device",
     ]
@@ -561,9 +561,9 @@ def test_the_plan_of_a_pipeline_is_that_of_its_cut():
     layer = tfgpipe.PipelinedLayer(dense(5, 5, 5), balance=[1, 2], num_microbatches=4)
     layer.build((None, 5))
     assert layer.plan().calls_per_stage == (1, 2)
-    assert layer.plan().profile.rows == 8  # Of 32, where the batch is not known.
-    assert layer.plan(sample=X).profile.rows == 3
-    assert layer.plan(batch_size=9).profile.rows == 3  # 3, 2, 2 and 2.
+    assert layer.plan().profile.num_examples == 8  # Of 32, if unknown.
+    assert layer.plan(sample=X).profile.num_examples == 3
+    assert layer.plan(batch_size=9).profile.num_examples == 3  # 3, 2, 2 and 2.
 
 
 class Positions(keras.layers.Layer):
@@ -578,8 +578,8 @@ def test_a_weight_that_is_passed_on_is_not_saved():
     inputs = keras.Input((8,))
     model = keras.Model(inputs, keras.layers.Dense(8)(inputs) + Positions()(inputs))
     profile = tfgpipe.plan(model, num_stages=1, num_microbatches=1).profile
-    saved = dict(zip(profile.names, profile.saved_bytes, strict=True))
-    assert saved["positions"] == (0,)
+    saved = {layer.name: layer.tensors.saved for layer in profile.layers}
+    assert saved["positions"] == 0
 
 
 # -- refusals -------------------------------------------------------------------------
@@ -752,16 +752,16 @@ def test_recut_wants_a_model_of_one_pipeline():
 
 def test_equal_layers_are_measured_once(monkeypatch):
     measured = []
-    fastest = costs._min_seconds
+    fastest = profiler._min_seconds
 
     def counted(function, *args):
         measured.append(function)
         return fastest(function, *args)
 
-    monkeypatch.setattr(costs, "_min_seconds", counted)
+    monkeypatch.setattr(profiler, "_min_seconds", counted)
     stack = [layers.Dense(5) for _ in range(6)]
     recorded = tracer.capture_layers(stack, keras.KerasTensor((3, 5)), {})
-    traced = costs.SegmentProfiler(
+    traced = profiler.SegmentProfiler(
         recorded.graph,
         stage_spans([1] * 6),
         {TensorKey(0): tf.TensorSpec((3, 5))},
@@ -777,7 +777,7 @@ def test_gradients_take_an_accumulator_or_stacked_rows_and_a_product(rows):
     width, num_microbatches = 64, 4
     stack = [layers.Dense(width, use_bias=False)]
     given = keras.KerasTensor((rows, width))
-    traced = costs.SegmentProfiler(
+    traced = profiler.SegmentProfiler(
         tracer.capture_layers(stack, given, {}).graph,
         stage_spans([1]),
         {TensorKey(0): tf.TensorSpec((rows, width))},

@@ -14,6 +14,7 @@ goes straight from its segment to those that use it, however far apart they are:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -89,35 +90,43 @@ class CallGraph:
         calls = self.calls[span]
         inside = dict.fromkeys(i for call in calls for i in call.output_ids)
         inputs = dict.fromkeys(i for call in calls for i in call.input_ids)
-        used = {i for call in self.calls[span.stop :] for i in call.input_ids}
-        used.update(self.output_ids)
+        last, stop = self._last_use, span.indices(len(self.calls))[1]
         return Segment(
             calls,
             input_ids=tuple(i for i in inputs if i not in inside),
-            output_ids=tuple(i for i in inside if i in used),
+            output_ids=tuple(i for i in inside if last.get(i, -1) >= stop),
         )
 
-    def received_bytes(self, sizes: Mapping[int, float]) -> npt.NDArray[np.float64]:
+    @functools.cached_property
+    def _last_use(self) -> Mapping[int, int]:
+        """By value the last call that uses it; the number of calls for outputs."""
+        last = {n: i for i, call in enumerate(self.calls) for n in call.input_ids}
+        return last | dict.fromkeys(self.output_ids, len(self.calls))
+
+    def received_bytes(
+        self, sizes: Mapping[int, float], *, with_inputs: bool = False
+    ) -> npt.NDArray[np.float64]:
         """Returns for all `s`, `e` the bytes that a segment of calls `[s, e)` receives.
 
-        A value counts once, however many calls of the segment use it; inputs of the
-        model and values of the segment itself do not count.
+        A value counts once, however many calls of the segment use it; values of the
+        segment itself do not count.
 
         Args:
             sizes: Bytes of each value.
+            with_inputs: Whether inputs of the model count.
 
         Returns:
             `[L + 1, L + 1]`, zero where `e <= s`.
         """
         num_calls = len(self.calls)
         table = np.zeros((num_calls + 1, num_calls + 1))
-        row = self.received_row(sizes)
+        row = self.received_row(sizes, with_inputs=with_inputs)
         for start in range(num_calls):
             table[start, start + 1 :] = row(start, num_calls)
         return table
 
     def received_row(
-        self, sizes: Mapping[int, float]
+        self, sizes: Mapping[int, float], *, with_inputs: bool = False
     ) -> Callable[[int, int], npt.NDArray[np.float64]]:
         """Returns a function from `s` and `e` to one row of `received_bytes`.
 
@@ -126,8 +135,11 @@ class CallGraph:
 
         Args:
             sizes: Bytes of each value.
+            with_inputs: Whether inputs of the model count.
         """
         producer = {n: i for i, call in enumerate(self.calls) for n in call.output_ids}
+        if with_inputs:
+            producer |= dict.fromkeys(self.input_ids, -1)
         users: dict[int, list[int]] = {}
         for i, call in enumerate(self.calls):
             for n in call.input_ids:

@@ -1,4 +1,4 @@
-"""Partitioning of a model into stages: costs of layers, exact solver, plans."""
+"""Partitioning of a model into stages: profiles, exact solver, plans."""
 
 from typing import TYPE_CHECKING
 
@@ -7,7 +7,7 @@ from tfgpipe.partition.solver import best_partition
 
 if TYPE_CHECKING:
     from tfgpipe.partition.configuration import resolve
-    from tfgpipe.partition.costs import SegmentProfiler, call_weights
+    from tfgpipe.partition.feasibility import check_feasible
     from tfgpipe.partition.plan_model import plan
     from tfgpipe.partition.plans import (
         Plan,
@@ -15,19 +15,13 @@ if TYPE_CHECKING:
         make_plan,
         plan_by_parameters,
     )
-    from tfgpipe.partition.profiles import (
-        QUANTITIES,
-        PlanSettings,
-        Quantity,
-        check_feasible,
-        may_start,
-    )
+    from tfgpipe.partition.profiles import QUANTITIES, PlanSettings, Quantity
 
 __all__, __getattr__, __dir__ = lazy_exports(
     __name__,
     configuration="resolve",
-    costs="SegmentProfiler call_weights",
+    feasibility="check_feasible",
     plan_model="plan",
     plans="Plan example_microbatch make_plan plan_by_parameters",
-    profiles="QUANTITIES PlanSettings Quantity check_feasible may_start",
+    profiles="QUANTITIES PlanSettings Quantity",
 )

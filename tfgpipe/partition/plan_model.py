@@ -13,13 +13,9 @@ from tfgpipe._util import argument_checks
 from tfgpipe.capture import source_model
 from tfgpipe.devices import default_devices, make_mesh, sharding
 from tfgpipe.partition.configuration import check_schedule, resolve
+from tfgpipe.partition.feasibility import check_feasible
 from tfgpipe.partition.plans import Plan, make_plan
-from tfgpipe.partition.profiles import (
-    QUANTITIES,
-    PlanSettings,
-    Quantity,
-    check_feasible,
-)
+from tfgpipe.partition.profiles import QUANTITIES, PlanSettings, Quantity
 from tfgpipe.remat import RematLike
 from tfgpipe.runtime import check_batch_independence
 from tfgpipe.schedules import Schedule
@@ -58,7 +54,7 @@ def plan(
     >>> print(plan)  # doctest: +ELLIPSIS
     3 stages, 4 microbatches of 8 examples, remat=stage, balanced by params
     stage  layers            parameters  FLOPs     memory  receives  share
-    0      dense_0, dense_1       8,320  ... k  134.0 KiB       0 B  33.3%
+    0      dense_0, dense_1       8,320  ... k  142.0 KiB       0 B  33.3%
     1      dense_2, dense_3       8,320  ... k  142.0 KiB   2.0 KiB  33.3%
     2      dense_4, dense_5       8,320  ... k  142.0 KiB   2.0 KiB  33.3%
     imbalance 1.000, bubble 33.3%, 142.0 KiB on the fullest device

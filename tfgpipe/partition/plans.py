@@ -18,9 +18,9 @@ from tfgpipe._util import (
     text_table,
 )
 from tfgpipe.capture import TensorKey, tracer
+from tfgpipe.costs import LayerCost, PassCost, profiler
 from tfgpipe.devices import short_name
-from tfgpipe.partition import additive, costs, profiles, solver
-from tfgpipe.partition.costs import CallCost
+from tfgpipe.partition import additive, feasibility, profiles, solver
 from tfgpipe.partition.profiles import CallProfile, PlanSettings, Quantity
 from tfgpipe.simulation import Costs, imbalance, simulate
 from tfgpipe.stage import Boundary, Codec, codecs
@@ -77,29 +77,22 @@ class Plan:
     def stages(self) -> tuple[StagePlan, ...]:
         """The layers and costs of each stage."""
         profile, settings = self.profile, self.settings
-        spans = stage_spans(self.calls_per_stage)
-        work = profile.stage_cost_tables("flops", settings)
-        cost = profile.stage_cost_tables(self.quantity, settings)
-        memory = profile.stage_memory_tables(settings)
         return tuple(
             StagePlan(
-                layers=tuple(profile.names[span]),
-                parameters=sum(w.parameters for w in profile.weights[span]),
-                cost=float(cost[k][span.start, span.stop]),
-                flops=float(work[k][span.start, span.stop]),
-                memory_bytes=float(memory[k][span.start, span.stop]),
+                layers=tuple(x.name for x in profile.layers[span]),
+                parameters=int(sum(x.weights.count for x in profile.layers[span])),
+                cost=profile.stage_cost(self.quantity, settings, k, span),
+                flops=profile.stage_cost("flops", settings, k, span),
+                memory_bytes=profile.stage_cost("memory", settings, k, span),
                 received_bytes=float(profile.received_bytes[span.start, span.stop]),
             )
-            for k, span in enumerate(spans)
+            for k, span in enumerate(stage_spans(self.calls_per_stage))
         )
 
     @functools.cached_property
     def device_bytes(self) -> tuple[float, ...]:
         """For each device the bytes that it needs, of all stages that it has."""
-        stages = self.profile.stage_memory(self.settings)
-        return profiles.device_bytes(
-            stages, self.settings.schedule, self.calls_per_stage
-        )
+        return self.profile.device_bytes(self.settings, self.calls_per_stage)
 
     @property
     def imbalance(self) -> float:
@@ -140,14 +133,17 @@ class Plan:
         planned = self.profile.call_costs(
             "flops" if self.quantity == "memory" else self.quantity, self.settings
         )
-        scaled: list[CallCost] = []
+        scaled: list[LayerCost] = []
         for span, seconds in zip(
             stage_spans(self.calls_per_stage), measured, strict=True
         ):
             costs = planned[span] if any(planned[span]) else [1.0] * len(planned[span])
             unit = seconds / sum(costs)
-            scaled += [CallCost(forward=0.0, backward=unit * cost) for cost in costs]
-        profile = dataclasses.replace(self.profile, seconds=tuple(scaled))
+            scaled += [
+                dataclasses.replace(layer, seconds=PassCost(backward=unit * cost))
+                for layer, cost in zip(self.profile.layers[span], costs, strict=True)
+            ]
+        profile = dataclasses.replace(self.profile, layers=tuple(scaled))
         return best_plan(
             profile, "time", self.settings, note="balanced by measured stage times"
         )
@@ -178,14 +174,14 @@ class Plan:
             options = f"schedule={schedule.name}, "
         if settings.codec != codecs.find(None):
             options += f"transfer_dtype={settings.codec}, "
-        shards = self.profile.num_shards
+        shards = len(self.profile.shards)
         each = f" in {shards} shards" if shards > 1 else ""
         if schedule.num_devices < settings.num_stages:
             each = f" on {schedule.num_devices} devices{each}"
         return "\n".join(
             [
                 f"{settings.num_stages} stages{each}, {settings.num_microbatches} "
-                f"microbatches of {self.profile.rows} examples, "
+                f"microbatches of {self.profile.num_examples} examples, "
                 f"remat={settings.remat}, {options}{self.cost_source}",
                 text_table(header, rows, left=("layers", "stage")),
                 f"imbalance {self.imbalance:.3f}, bubble {100 * self.bubble:.1f}%, "
@@ -221,7 +217,7 @@ def make_plan(
     argument_checks.check_count("batch_size", batch_size)
     argument_checks.check_count("num_slots", settings.num_slots, least=0)
     called = [call.layer for call in captured.graph.calls]
-    profiles.check_feasible(called, settings.num_stages, captured.opaque_calls)
+    feasibility.check_feasible(called, settings.num_stages, captured.opaque_calls)
     profile = profiles.profile_calls(
         captured.graph,
         example_microbatch(
@@ -236,7 +232,9 @@ def make_plan(
         )
     note = f"balanced by {balance}"
     if balance == "time":
-        note += f", the best of {costs.REPEATS} runs of a layer on {short_name(device)}"
+        note += (
+            f", the best of {profiler.REPEATS} runs of a layer on {short_name(device)}"
+        )
     return best_plan(profile, balance, settings, note=note)
 
 
@@ -294,7 +292,8 @@ def best_plan(
     no table of single stages. Then it is the best plan found: see
     `_search_shared_devices`.
     """
-    adds_up = quantity == "params" or (quantity != "memory" and settings.is_additive)
+    additive = settings.load.is_additive
+    adds_up = quantity == "params" or (quantity != "memory" and additive)
     costs = profile.call_costs if adds_up else profile.stage_cost_tables
     search = functools.partial(
         solver.best_partition,
@@ -302,7 +301,7 @@ def best_plan(
         num_stages=settings.num_stages,
         received_bytes=profile.received_bytes,
         memory=profile.stage_memory_tables(settings),
-        may_start=profile.may_start,
+        may_start=[x.may_start for x in profile.layers],
         slack=_TIME_SLACK if quantity == "time" else 0.0,
     )
     if settings.schedule.num_devices == settings.num_stages:
@@ -323,25 +322,25 @@ def _search_shared_devices(
     Limits on single stages are bisected for the loosest whose best partition fits. The
     leanest partition is found by local search on the fullest device.
     """
-    limit, stages = settings.memory_limit, profile.stage_memory(settings)
+    limit, starts = settings.memory_limit, [x.may_start for x in profile.layers]
 
     def devices(counts: tuple[int, ...]) -> list[float]:
-        needs = profiles.device_bytes(stages, settings.schedule, counts)
-        return sorted(needs, reverse=True)
+        return sorted(profile.device_bytes(settings, counts), reverse=True)
 
     if quantity != "memory":
         counts = search()
         if limit is None or devices(counts)[0] <= limit:
             return counts
-    tables = profile.stage_memory_tables(settings)
     lean = solver.best_partition(
-        tables, num_stages=settings.num_stages, may_start=profile.may_start
+        profile.stage_memory_tables(settings),
+        num_stages=settings.num_stages,
+        may_start=starts,
     )
     tightest = max(
-        table[span.start, span.stop]
-        for table, span in zip(tables, stage_spans(lean), strict=True)
+        profile.stage_cost("memory", settings, k, span)
+        for k, span in enumerate(stage_spans(lean))
     )
-    lean = solver.local_search(lean, devices, may_start=profile.may_start)
+    lean = solver.local_search(lean, devices, may_start=starts)
     most = devices(lean)[0]
     if limit is None:
         return lean
@@ -378,11 +377,11 @@ def plan_by_parameters(
     """
     graph = captured.graph
     called = [call.layer for call in graph.calls]
-    profiles.check_feasible(called, num_stages, captured.opaque_calls)
+    feasibility.check_feasible(called, num_stages, captured.opaque_calls)
     boundary = Boundary(codec, graph.output_ids)
     return additive.best_additive_partition(
-        [w.parameters for w in costs.call_weights(graph)],
+        [w.parameters for w in profiler.call_weights(graph)],
         num_stages=num_stages,
         received_row=graph.received_row(boundary.encoded_bytes(captured.specs)),
-        may_start=profiles.may_start(called),
+        may_start=profiler.may_start(called),
     )

@@ -112,7 +112,11 @@ class SearchResult:
             text_table(HEADER, rows, left=("schedule", "remat", "most of it")),
             f"{self.num_fitting:,} of {self.num_configs:,} configurations fit into "
             f"{device.memory / GIB:.0f} GiB.",
-            *(["Why others lose, each with its best configuration:"] if width else []),
+            *(
+                ["Why others were rejected, each with its best configuration:"]
+                if width
+                else []
+            ),
             *(
                 f"  {each.name:{width}}  {each.reason}"
                 + (f" ({each.config})" if each.config else "")
@@ -155,7 +159,7 @@ def search(
             `tfgpipe.planner.read`.
         device: What it is to run on, or the name in `tfgpipe.planner.TABLE`.
         num_devices: D x K x T, replicas by stages by shards.
-        batch_size: Rows of a mini-batch, over all replicas.
+        batch_size: Examples of a mini-batch, over all replicas.
         num_slots: Optimizer slots of a trained weight: 2 for Adam, 1 for momentum, one
             more for averaged weights and for gradients summed over steps.
         names: Schedules to try.
@@ -185,7 +189,7 @@ def search(
         num_slots=num_slots,
     )
     fitting: list[tuple[float, ParallelConfig]] = []
-    misfits: list[tuple[float, ParallelConfig]] = []
+    out_of_memory: list[tuple[float, ParallelConfig]] = []
     for config in enumerate_configs(
         num_devices=num_devices,
         batch_size=batch_size,
@@ -198,10 +202,12 @@ def search(
         layers_per_stage = request.partition(config)
         held = request.memory(config, layers_per_stage)
         if request.fits(held):
-            fitting.append((request.least_seconds(config, layers_per_stage), config))
+            fitting.append(
+                (request.lower_bound_seconds(config, layers_per_stage), config)
+            )
         else:
-            misfits.append((fullest(held).total, config))
-    if not fitting and not misfits:
+            out_of_memory.append((fullest(held).total, config))
+    if not fitting and not out_of_memory:
         raise ValueError(
             "Each of D replicas takes as many examples, in M microbatches of as many. "
             f"Received batch_size={batch_size} for {num_devices} devices and a model "
@@ -210,14 +216,14 @@ def search(
             "divides it. Use a multiple of the devices."
         )
     fitting.sort(key=lambda pair: pair[0])
-    misfits.sort(key=lambda pair: pair[0])
+    out_of_memory.sort(key=lambda pair: pair[0])
     best = _fastest(request, fitting, num_best)
     return SearchResult(
         request=request,
         best=tuple(best),
-        rejected=tuple(_rejected(request, best, fitting, misfits)),
-        closest=request.estimate(misfits[0][1]) if misfits else None,
-        num_configs=len(fitting) + len(misfits),
+        rejected=tuple(_rejected(request, best, fitting, out_of_memory)),
+        closest=request.estimate(out_of_memory[0][1]) if out_of_memory else None,
+        num_configs=len(fitting) + len(out_of_memory),
         num_fitting=len(fitting),
     )
 
@@ -239,12 +245,12 @@ def _rejected(
     request: PlanRequest,
     best: Sequence[Estimate],
     fitting: Sequence[tuple[float, ParallelConfig]],
-    misfits: Sequence[tuple[float, ParallelConfig]],
+    out_of_memory: Sequence[tuple[float, ParallelConfig]],
 ) -> Iterator[Rejected]:
     """Yields each group of which none is among the best, with the reason."""
     if not best:
         return
-    if all(config.num_shards == 1 for _, config in (*fitting, *misfits)):
+    if all(config.num_shards == 1 for _, config in (*fitting, *out_of_memory)):
         yield Rejected(
             name="T>1",
             config=None,
@@ -253,14 +259,16 @@ def _rejected(
     for name, attribute in GROUPS.items():
         group = operator.attrgetter(attribute)
         among_best = {group(estimate.config) for estimate in best}
-        others = {group(config) for _, config in (*fitting, *misfits)} - among_best
+        others = {
+            group(config) for _, config in (*fitting, *out_of_memory)
+        } - among_best
         for value in sorted(others):
             mine = [pair for pair in fitting if group(pair[1]) == value]
             if mine:
                 found = _fastest(request, mine, 1)[0]
                 reason = _slower(found, best[0])
             else:
-                smallest = next(x for _, x in misfits if group(x) == value)
+                smallest = next(x for _, x in out_of_memory if group(x) == value)
                 found = request.estimate(smallest)
                 reason = _too_large(found, request.device)
             yield Rejected(name=f"{name}={value}", config=found.config, reason=reason)

@@ -1,4 +1,4 @@
-"""What each captured call costs: parameters, FLOPs, bytes, and measured time.
+"""Costs of captured calls, counted in their traces or measured by running them.
 
 Every call is traced by itself, forward and gradient, on a microbatch. FLOPs are counted
 in that trace, the bytes that a backward needs are the tensors that cross from its
@@ -12,13 +12,15 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
 
+from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap, num_bytes
 from tfgpipe.capture import CallGraph, TensorKey, layer_variables
+from tfgpipe.costs.layer_cost import LayerCost, PassCost, TensorBytes, Weights
 from tfgpipe.devices import sharding
 from tfgpipe.graph import flops, memory, partitioner
 from tfgpipe.runtime import example_variable_value
@@ -29,33 +31,22 @@ REPEATS = 8
 
 _OPTIONS = StageOptions(training=True)
 
+Result = TypeVar("Result")
+
 
 @dataclasses.dataclass(frozen=True)
 class CallWeights:
-    """The weights of a call that no earlier call has.
+    """Weights of a call that no earlier call has.
 
     Attributes:
-        parameters: How many parameters they have, trained or not.
-        bytes: Their size on each shard's device.
-        trainable_bytes: The size there of those that are trained.
+        parameters: Number of weights, trained or not.
+        bytes: Bytes of the variables on each shard's device.
+        trained_bytes: Bytes of the trained ones there.
     """
 
     parameters: int
     bytes: tuple[int, ...]
-    trainable_bytes: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class CallCost:
-    """Cost of a segment for one microbatch, in FLOPs or seconds.
-
-    Attributes:
-        forward: In the forward.
-        backward: In the backward, without recomputation.
-    """
-
-    forward: float
-    backward: float
+    trained_bytes: tuple[int, ...]
 
 
 def call_weights(graph: CallGraph) -> list[CallWeights]:
@@ -83,20 +74,20 @@ def call_weights(graph: CallGraph) -> list[CallWeights]:
                     math.prod(v.shape) for v in weights if first_call.get(v) == i
                 ),
                 bytes=sizes([*trained, *state]),
-                trainable_bytes=sizes(trained),
+                trained_bytes=sizes(trained),
             )
         )
     return results
 
 
 class SegmentProfiler:
-    """Segments of a call graph, such as its single calls, each traced by itself.
+    """Costs of segments of a call graph, each traced by itself.
 
     Args:
         graph: The calls.
-        spans: Which calls each segment has.
+        spans: The calls of each segment, such as a single one.
         inputs: Shapes and types of the graph's inputs for one microbatch.
-        options: How they are traced.
+        options: Options of their traces.
     """
 
     def __init__(
@@ -115,35 +106,39 @@ class SegmentProfiler:
             self._stages, inputs, [options] * len(self._stages), unit="call", remark=""
         )
 
-    def flops(self) -> list[CallCost]:
+    def flops(self) -> list[PassCost]:
         """Counts floating point operations; unknown sizes count as one."""
         return self._counted(flops.count)
 
-    def memory_traffic(self) -> list[CallCost]:
+    def memory_traffic(self) -> list[PassCost]:
         """Counts the bytes that operations, except matrix products, read and write."""
         return self._counted(flops.traffic_bytes)
 
     def _counted(
         self, count: Callable[[tf.Graph, Collection[str]], float]
-    ) -> list[CallCost]:
+    ) -> list[PassCost]:
         """Counts something in each segment's operations, forward and backward."""
-        results = []
-        for traced in self._traced:
+
+        def counted(traced: TracedStage) -> PassCost:
             graph = traced.trace.graph
-            everything = {op.name for op in graph.get_operations()}
             inputs = {
                 op.name: [x.name for x in op.inputs] for op in graph.get_operations()
             }
             forward = partitioner.subgraph(
                 inputs, fetches=traced.trace.forward.outputs, feeds=()
             ).operations
-            results.append(
-                CallCost(
-                    forward=count(graph, forward),
-                    backward=count(graph, everything - forward),
-                )
-            )
-        return results
+            backward = inputs.keys() - forward
+            return PassCost(count(graph, forward), count(graph, backward))
+
+        return self._of_each_trace(counted)
+
+    def _of_each_trace(self, make: Callable[[TracedStage], Result]) -> list[Result]:
+        """Returns a result for each segment; equal ones, which share a trace, once."""
+        results: dict[int, Result] = {}
+        for traced in self._traced:
+            if id(traced.trace) not in results:
+                results[id(traced.trace)] = make(traced)
+        return [results[id(traced.trace)] for traced in self._traced]
 
     def value_specs(self) -> dict[int, tf.TensorSpec]:
         """Returns shape and type of each value that goes from segment to segment."""
@@ -165,8 +160,8 @@ class SegmentProfiler:
         num_shards = sharding.num_shards(
             x for stage in self._stages for x in stage.layers
         )
-        results = []
-        for traced in self._traced:
+
+        def saved(traced: TracedStage) -> tuple[int, ...]:
             trace = traced.trace
             given = (*trace.given.inputs, *trace.given.weights)
             names = (*given, *traced.without_remat.residuals, *trace.forward.outputs)
@@ -174,55 +169,58 @@ class SegmentProfiler:
             sizes = [0] * num_shards
             for tensor in memory.distinct_buffers(tensors)[len(given) :]:
                 sizes[trace.shard_index(tensor.name)] += num_bytes(tensor)
-            results.append(tuple(sizes))
-        return results
+            return tuple(sizes)
+
+        return self._of_each_trace(saved)
 
     def workspace_bytes(self, *, recomputes: bool) -> list[int]:
         """Returns the peak workspace of each segment's backward, in bytes.
 
         Args:
-            recomputes: Whether the backward recomputes its activations.
+            recomputes: True for a backward that recomputes its activations.
         """
-        results = []
-        for traced in self._traced:
+
+        def workspace(traced: TracedStage) -> int:
             functions = traced.with_remat if recomputes else traced.without_remat
-            results.append(memory.peak_bytes(functions.backward.function.graph))
-        return results
+            return memory.peak_bytes(functions.backward.function.graph)
+
+        return self._of_each_trace(workspace)
 
     def step_bytes(self, *, recomputes: bool) -> list[tuple[int, int]]:
-        """Returns the bytes that each segment holds whatever is in flight.
+        """Returns the bytes of each segment that do not depend on microbatches.
 
         The first are the gradient accumulators and what is computed once for all
         microbatches, such as padded weights; the second the accumulators, and the most
         that there is beside them as they are made into gradients.
 
         Args:
-            recomputes: Whether the backward recomputes its activations.
+            recomputes: True for a backward that recomputes its activations.
         """
-        results = []
-        for traced in self._traced:
+
+        def held(traced: TracedStage) -> tuple[int, int]:
             functions = traced.with_remat if recomputes else traced.without_remat
             feeds = {*functions.forward.feeds, *functions.backward.feeds}
             hoisted = feeds.intersection(functions.hoistable)
             once = sum(num_bytes(traced.trace.spec(name)) for name in hoisted)
-            held = sum(map(num_bytes, functions.accumulation.specs))
+            accumulators = sum(map(num_bytes, functions.accumulation.specs))
             made = 0
             if not functions.accumulation.is_final:
                 made = memory.peak_bytes(functions.finalize.function.graph)
-            results.append((held + once, held + made))
-        return results
+            return accumulators + once, accumulators + made
+
+        return self._of_each_trace(held)
 
     def measure_seconds(
         self, inputs: Mapping[TensorKey, tf.Tensor], device: str
-    ) -> list[CallCost]:
+    ) -> list[PassCost]:
         """Runs each segment on its own input, forward and backward, and times both.
 
         Args:
             inputs: One microbatch.
-            device: Where to run.
+            device: Name of the device that runs them.
         """
         results = []
-        cache: dict[tuple[int, int], CallCost] = {}
+        cache: dict[tuple[int, int], PassCost] = {}
         last_readers = {
             key: i for i, t in enumerate(self._traced) for key in t.input_keys
         }
@@ -247,13 +245,83 @@ class SegmentProfiler:
         return results
 
 
+def layer_costs(
+    graph: CallGraph, profiler: SegmentProfiler, seconds: Sequence[PassCost] = ()
+) -> list[LayerCost]:
+    """Returns the cost of each call, for the microbatch that it was traced with.
+
+    Args:
+        graph: The calls.
+        profiler: Their traces, a segment for each call.
+        seconds: Measured seconds of each call; none if they were not measured.
+    """
+    sizes, flops = profiler.value_bytes(), profiler.flops()
+    saved, weights = profiler.saved_bytes(), call_weights(graph)
+    starts = may_start([call.layer for call in graph.calls])
+    results = []
+    for i, call in enumerate(graph.calls):
+        size = _weight_bytes(call.layer)
+        results.append(
+            LayerCost(
+                name=call.layer.name,
+                weights=Weights(
+                    weights[i].parameters, sum(weights[i].trained_bytes) / size, size
+                ),
+                flops=flops[i],
+                seconds=seconds[i] if seconds else PassCost(),
+                tensors=TensorBytes(
+                    saved=sum(saved[i]),
+                    inputs=sum(sizes[n] for n in call.input_ids),
+                    # What somebody reads.
+                    outputs=sum(sizes.get(n, 0) for n in call.output_ids),
+                ),
+                may_start=starts[i],
+            )
+        )
+    return results
+
+
+def may_start(called: Sequence[Any]) -> list[bool]:
+    """Returns for each call whether a stage may start with it.
+
+    All calls that use a variable which a step changes belong in one stage.
+
+    Args:
+        called: The layers and operations called, in order.
+    """
+    allowed = [True] * len(called)
+    for _, first, last in shared_state_ranges(called):
+        allowed[first + 1 : last + 1] = [False] * (last - first)
+    return allowed
+
+
+def shared_state_ranges(
+    called: Sequence[Any],
+) -> list[tuple[keras.Variable, int, int]]:
+    """Returns variables that steps change, with the first and last of several calls."""
+    uses: IdentityMap[keras.Variable, list[int]] = IdentityMap()
+    for i, layer in enumerate(called):
+        for variable in keras_internals.layers.mutable_state(layer):
+            uses.setdefault(variable, []).append(i)
+    return [
+        (v, calls[0], calls[-1]) for v, calls in uses.items() if calls[0] < calls[-1]
+    ]
+
+
+def _weight_bytes(layer: Any) -> float:
+    """Returns the bytes of a weight of a layer, on average."""
+    weights = getattr(layer, "weights", ())
+    count = sum(math.prod(v.shape) for v in weights)
+    return sum(map(num_bytes, weights)) / count if count else 4
+
+
 def _measure(
     stage: Stage,
     traced: TracedStage,
     values: Mapping[TensorKey, tf.Tensor],
-    cache: dict[tuple[int, int], CallCost],
+    cache: dict[tuple[int, int], PassCost],
     overhead: float,
-) -> tuple[CallCost, dict[TensorKey, tf.Tensor]]:
+) -> tuple[PassCost, dict[TensorKey, tf.Tensor]]:
     """Returns the time of a segment, from the cache if it is there, and its outputs."""
     trace, functions = traced.trace, traced.without_remat
     variables = map(example_variable_value, stage.variables)
@@ -282,7 +350,7 @@ def _measure(
             feed.update(functions.hoisted(functions.backward, feed))
             backward = _min_seconds(functions.backward, feed, sums)
         # At least a tenth is left when the overhead of a call is subtracted.
-        cache[key] = CallCost(*(max(t - overhead, t / 10) for t in (forward, backward)))
+        cache[key] = PassCost(*(max(t - overhead, t / 10) for t in (forward, backward)))
     results = (feed[output] for output in trace.forward.outputs)
     return cache[key], dict(zip(traced.output_keys, results, strict=True))
 
