@@ -530,7 +530,7 @@ def test_a_cut_that_a_device_has_no_memory_for_changes_nothing(monkeypatch):
         move(variable, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(keras_internals, "initialize_in_scope", move_three)
+        patched.setattr(keras_internals.variables, "initialize_in_scope", move_three)
         with pytest.raises(MemoryError):
             tfgpipe.recut(model, [1, 4])
     assert all(v.value is old for v, old in zip(every, before, strict=True))
