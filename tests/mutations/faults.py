@@ -1336,8 +1336,8 @@ REPLICAS = (
     Fault(
         "the heads of all shards drop what those of the first do",
         "tfgpipe/tensor_parallel/attention.py",
-        "scores *= dropped[:, t * num_heads : (t + 1) * num_heads]",
-        "scores *= dropped[:, :num_heads]",
+        "return dropped[:, shard * num_heads : (shard + 1) * num_heads]",
+        "return dropped[:, :num_heads]",
         (
             "tests/tensor_parallel/test_identity.py::"
             "test_outputs_and_gradients_are_those_without_shards"
