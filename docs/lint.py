@@ -22,10 +22,9 @@ FOLDERS = ("tfgpipe", "trainer", "params")
 
 # Packages and modules that are not clean yet.
 NOT_YET = (
-    "tfgpipe/_compat",
+    "tfgpipe/_compat/functions.py",
     "tfgpipe/accelerators",
     "tfgpipe/callbacks.py",
-    "tfgpipe/capture",
     "tfgpipe/cluster",
     "tfgpipe/devices",
     "tfgpipe/distribution",

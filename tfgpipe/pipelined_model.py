@@ -304,7 +304,7 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
 
     @property
     def metrics_are_reduced(self) -> bool:
-        """Whether metrics are what steps return, as over replicas of processes."""
+        """True if steps return metrics that are reduced over processes."""
         strategy = self.distribute_strategy
         return isinstance(strategy, StageStrategy) and strategy.metrics_are_reduced
 

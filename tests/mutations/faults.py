@@ -909,8 +909,8 @@ STATE = (
     Fault(
         "what a layer that is recomputed assigns to its weight is lost",
         "tfgpipe/capture/interpreter.py",
-        "for update in forward.updates:",
-        "for update in forward.updates[:0]:",
+        "for update in self.updates:",
+        "for update in self.updates[:0]:",
         (
             "tests/models/test_layer_updates.py::test_three_steps_are_those_of_the_plain_model",
         ),
@@ -975,8 +975,8 @@ STATE = (
     Fault(
         "statistics of a layer that is recomputed move twice",
         "tfgpipe/capture/interpreter.py",
-        "scope.accumulators.extend(forward.accumulators)",
-        "scope.accumulators.extend(2 * forward.accumulators)",
+        "scope.accumulators.extend(self.accumulators)",
+        "scope.accumulators.extend(2 * self.accumulators)",
         (
             "tests/stage/test_normalization.py::"
             "test_a_layer_called_twice_moves_its_averages_twice",
@@ -1060,7 +1060,7 @@ STATE = (
     Fault(
         "a mask is lost between stages",
         "tfgpipe/capture/interpreter.py",
-        "mask = keras_internals.calls.get_mask(values[i])\n",
+        "mask = keras_calls.get_mask(values[i])\n",
         "mask = None\n",
         (
             "tests/models/test_models.py::"

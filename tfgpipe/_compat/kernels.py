@@ -16,14 +16,14 @@ from tensorflow.python.framework import kernels
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """What runs an operation on a type of device.
+    """A kernel: the implementation of an operation on a type of device.
 
     Attributes:
         device: `CPU`, `GPU`, or `DEFAULT` for any.
-        types: For attributes of the operation the types, by their enumeration, that
-            it is for.
+        types: Types that it is for, by their enumeration, for each attribute of the
+            operation.
         host_arguments: Names of inputs and outputs that are in the host's memory.
-        priority: Of several the one with most is taken.
+        priority: Rank among several; the highest is taken.
     """
 
     device: str

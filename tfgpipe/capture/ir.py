@@ -37,9 +37,9 @@ class Call:
     """One use of a layer.
 
     Attributes:
-        layer: What is called: a Keras layer or operation.
+        layer: The Keras layer or operation that is called.
         args: Its positional arguments, nested, with a `Value` for each tensor.
-        kwargs: Its keyword arguments, likewise.
+        kwargs: Its keyword arguments, with a `Value` for each tensor.
         input_ids: Ids of the values in the arguments, each once.
         output_ids: Ids of the values that it returns, in flat order.
     """
@@ -73,7 +73,7 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class CallGraph:
-    """A whole model.
+    """The calls of a whole model.
 
     Attributes:
         calls: All calls, each after those whose results it uses.
@@ -145,7 +145,7 @@ class CallGraph:
             for n in call.input_ids:
                 if n in producer:
                     users.setdefault(n, []).append(i)
-        # By call: where a value is first used, among the calls from s on, for segments
+        # By call: the first use of a value, among the calls from s on, for segments
         # with `after < s <= first use`.
         added: dict[int, list[tuple[int, float]]] = {}
         for n, calls in users.items():

@@ -26,12 +26,12 @@ class CapturedModel:
     Attributes:
         graph: The calls.
         specs: For each value, its shape and type in the capture.
-        inputs: What it was captured on: symbolic tensors, nested.
+        inputs: The symbolic tensors that it was captured on, nested.
         side_inputs: The names of the tensors beside these.
         output_structure: The outputs of the model, nested, with a `Value` for each
             tensor.
-        opaque_calls: By the indices of calls that are not inlined though there are
-            layers inside, what these are, as a phrase.
+        opaque_calls: Descriptions of calls that are not inlined though there are layers
+            inside, by index.
     """
 
     graph: CallGraph

@@ -16,7 +16,7 @@ from tfgpipe._compat.tf_internals import eager_variables, without_strategy
 
 @dataclasses.dataclass(frozen=True)
 class CompiledState:
-    """What a model was compiled with.
+    """The losses and metrics that a model was compiled with.
 
     Attributes:
         losses: Keras' container of losses, or None.
@@ -30,7 +30,7 @@ class CompiledState:
 
     @property
     def num_losses(self) -> int:
-        """How many losses there are, once they are built."""
+        """Number of losses, once they are built."""
         return len(self.losses._flat_losses) if self.losses else 0
 
     @property
@@ -50,7 +50,7 @@ class CompiledState:
 
 
 def compiled(model: keras.Model) -> CompiledState:
-    """Returns what a model was compiled with.
+    """Returns the losses and metrics that a model was compiled with.
 
     Keras' public methods evaluate all of it at once, on a whole batch.
     """
@@ -178,7 +178,7 @@ def metric_terms(
 def preferred_direction(
     metric: keras.metrics.Metric,
 ) -> Literal["lower", "higher"] | None:
-    """Returns which of two values of a metric is better, None where Keras does not say.
+    """Returns the direction in which a metric improves, None where Keras has none.
 
     Keras' own callbacks use this; there is no public path to it.
     """

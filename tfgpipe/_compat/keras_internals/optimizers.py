@@ -49,7 +49,7 @@ def update_strategy(optimizer: keras.optimizers.Optimizer) -> Any:
 
 
 def optimizer_scalars(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """Returns what the update of each weight reads: the step, and the learning rate."""
+    """Returns the variables that each update reads: step and learning rate."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     scalars = (inner._iterations, inner._learning_rate)
     return [v for v in scalars if isinstance(v, keras.Variable)]

@@ -33,7 +33,7 @@ class Replicated(keras.Model):
 
     @property
     def metrics_are_reduced(self) -> bool:
-        """Whether metrics are what steps return rather than what metrics then hold."""
+        """True if steps return metrics that are reduced over processes."""
         return False
 
     def _get_metrics_result_or_logs(self, logs: Any) -> Any:
