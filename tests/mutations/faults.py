@@ -891,7 +891,7 @@ STATE = (
     Fault(
         "a gradient passes through what a layer assigns to its weight",
         "tfgpipe/capture/scope.py",
-        "update = variable, tf.grad_pass_through(lambda _: value)(before)",
+        "update = variable, tf.grad_pass_through(lambda _: value)(current)",
         "update = variable, value",
         (
             "tests/models/test_layer_updates.py::test_three_steps_are_those_of_the_plain_model",
