@@ -113,7 +113,7 @@ class CallGraph:
 
         Args:
             sizes: Bytes of each value.
-            with_inputs: Whether inputs of the model count.
+            with_inputs: True to count inputs of the model as well.
 
         Returns:
             `[L + 1, L + 1]`, zero where `e <= s`.
@@ -135,7 +135,7 @@ class CallGraph:
 
         Args:
             sizes: Bytes of each value.
-            with_inputs: Whether inputs of the model count.
+            with_inputs: True to count inputs of the model as well.
         """
         producer = {n: i for i, call in enumerate(self.calls) for n in call.output_ids}
         if with_inputs:
