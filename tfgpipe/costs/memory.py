@@ -172,12 +172,7 @@ class StepLoad:
         )
 
     def continued(self, shorter: StepLoad, num_microbatches: int) -> StepLoad:
-        """Returns the load of more microbatches, which goes on as it grew.
-
-        Args:
-            shorter: The load of fewer microbatches.
-            num_microbatches: M.
-        """
+        """Returns the load of more microbatches, which goes on as it grew."""
         more = num_microbatches - self.num_microbatches
         step = self.num_microbatches - shorter.num_microbatches
 

@@ -174,11 +174,7 @@ class SegmentProfiler:
         return self._of_each_trace(saved)
 
     def workspace_bytes(self, *, recomputes: bool) -> list[int]:
-        """Returns the peak workspace of each segment's backward, in bytes.
-
-        Args:
-            recomputes: True for a backward that recomputes its activations.
-        """
+        """Returns the peak workspace of each segment's backward, in bytes."""
 
         def workspace(traced: TracedStage) -> int:
             functions = traced.with_remat if recomputes else traced.without_remat
@@ -213,12 +209,7 @@ class SegmentProfiler:
     def measure_seconds(
         self, inputs: Mapping[TensorKey, tf.Tensor], device: str
     ) -> list[PassCost]:
-        """Runs each segment on its own input, forward and backward, and times both.
-
-        Args:
-            inputs: One microbatch.
-            device: Name of the device that runs them.
-        """
+        """Runs each segment on its own input, forward and backward, and times both."""
         results = []
         cache: dict[tuple[int, int], PassCost] = {}
         last_readers = {
@@ -248,13 +239,7 @@ class SegmentProfiler:
 def layer_costs(
     graph: CallGraph, profiler: SegmentProfiler, seconds: Sequence[PassCost] = ()
 ) -> list[LayerCost]:
-    """Returns the cost of each call, for the microbatch that it was traced with.
-
-    Args:
-        graph: The calls.
-        profiler: Their traces, a segment for each call.
-        seconds: Measured seconds of each call; none if they were not measured.
-    """
+    """Returns the cost of each call, for the microbatch that it was traced with."""
     sizes, flops = profiler.value_bytes(), profiler.flops()
     saved, weights = profiler.saved_bytes(), call_weights(graph)
     starts = may_start([call.layer for call in graph.calls])
@@ -285,9 +270,6 @@ def may_start(called: Sequence[Any]) -> list[bool]:
     """Returns for each call whether a stage may start with it.
 
     All calls that use a variable which a step changes belong in one stage.
-
-    Args:
-        called: The layers and operations called, in order.
     """
     allowed = [True] * len(called)
     for _, first, last in shared_state_ranges(called):

@@ -57,12 +57,7 @@ def range_sums(each: Sequence[float]) -> Floats:
 def weighted_range_sums(
     each: Sequence[float], weights: Callable[[int], Sequence[float]]
 ) -> Floats:
-    """Returns the weighted sum over [s, e) at index [s, e].
-
-    Args:
-        each: The terms.
-        weights: A function from a number of terms to their weights.
-    """
+    """Returns the weighted sum over [s, e) at index [s, e]."""
     sums = _prefix_sums(each)
     table = np.zeros((len(sums), len(sums)))
     for n in range(1, len(sums)):
@@ -117,11 +112,6 @@ def activation_tables(
     """Returns the bytes that forwards save and backwards recompute, at index [s, e].
 
     It is `Remat.saved_bytes` and `Remat.recomputed_bytes` for all stages at once.
-
-    Args:
-        remat: The policy.
-        activations: Bytes that the backward of each layer reads.
-        inputs: Bytes of the inputs of each layer.
     """
     sums, heads_bytes = _prefix_sums(activations), np.asarray(inputs, np.float64)
     size = len(sums)

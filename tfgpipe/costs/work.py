@@ -29,12 +29,7 @@ class StageWork:
 
 
 def stage_work(layers: Sequence[PassCost], recomputed: Sequence[float]) -> StageWork:
-    """Returns the work of a stage.
-
-    Args:
-        layers: The cost of each of its layers.
-        recomputed: For each of them, how often a backward computes its forward again.
-    """
+    """Returns the work of a stage."""
     return StageWork(
         forward=sum(x.forward for x in layers),
         backward=sum(x.backward for x in layers),

@@ -16,13 +16,7 @@ from tfgpipe.costs import profiler
 def check_feasible(
     called: Sequence[Any], num_stages: int | None, opaque: Mapping[int, str]
 ) -> None:
-    """Raises ValueError if so many stages cannot be made of these calls.
-
-    Args:
-        called: The layers and operations called, in order.
-        num_stages: K, or None if it is not known yet.
-        opaque: As `CapturedModel.opaque_calls`.
-    """
+    """Raises ValueError if so many stages cannot be made of these calls."""
     if num_stages is not None:
         argument_checks.check_count("num_stages", num_stages)
     possible = sum(profiler.may_start(called))

@@ -65,13 +65,13 @@ def plan(
         num_stages: K. Defaults to that of a partition given as `balance`, else to as
             many as visible GPUs or logical CPUs are enough for.
         num_microbatches: M.
-        balance: What to minimise on the largest stage: `"params"`;
+        balance: Cost of the largest stage to minimise: `"params"`;
             `"flops"`, counted in the layers' traced forward and backward; `"time"`,
             measured by running each layer's forward and backward on a microbatch;
             `"memory"`, the bytes of weights, gradients, slots and activations. Or a
             partition to look at, as calls per stage or as names of layers that end
             stages.
-        remat: What the backward recomputes: a name, or a `tfgpipe.remat.Remat`.
+        remat: Rematerialisation policy: a name, or a `tfgpipe.remat.Remat`.
         transfer_dtype: Encoding of values between stages: a name, or a
             `tfgpipe.Codec`.
         sample: A mini-batch as the model takes it. A list of layers needs one, and a
@@ -79,10 +79,10 @@ def plan(
         batch_size: Examples in the mini-batch, where there is no sample.
         memory_limit: Bytes that a device has, for all its stages, or None.
         num_slots: Optimizer slots a trained weight: 2 for Adam, 1 for momentum.
-        schedule: How many microbatches each stage has in flight, and which stages
+        schedule: Order of the actions, with microbatches in flight and stages that
             share a device. A `tfgpipe.Schedule` may be for more
             devices than there are here.
-        device: Where to measure time. Defaults to the first.
+        device: Device to measure time on. Defaults to the first.
 
     Raises:
         ValueError: If the model has no such partition, if none stays within the memory

@@ -61,10 +61,10 @@ class Plan:
 
     Attributes:
         calls_per_stage: The number of calls in each stage, to be given as `balance`.
-        quantity: What is balanced.
+        quantity: The quantity that is balanced.
         settings: The options of the plan.
-        cost_source: How the costs were determined.
-        profile: What each call costs.
+        cost_source: Origin of the costs, in words.
+        profile: Costs of the calls.
     """
 
     calls_per_stage: tuple[int, ...]
@@ -204,12 +204,12 @@ def make_plan(
 
     Args:
         captured: The model.
-        balance: What to balance, or the number of calls of each stage.
-        settings: What for.
+        balance: The quantity to balance, or the number of calls of each stage.
+        settings: The options of the plan.
         sample: A mini-batch, one tensor an input, or None for `batch_size` rows of the
             sizes in the model, of noise where time is measured.
         batch_size: The size of the mini-batch, if the model leaves it open.
-        device: Where to measure time.
+        device: Device to measure time on.
 
     Raises:
         ValueError: If the model has no such partition, or a size is not known.

@@ -154,12 +154,7 @@ class CallProfile:
     def device_bytes(
         self, settings: PlanSettings, counts: Sequence[int]
     ) -> tuple[float, ...]:
-        """Returns the bytes of each device, of the shard that needs most.
-
-        Args:
-            settings: The options of the plan.
-            counts: The number of calls in each stage.
-        """
+        """Returns the bytes of each device, of the shard that needs most."""
         stages = self.stage_bytes(settings.remat)
         spans = stage_spans(counts)
         held = settings.load.device_memory(
@@ -194,8 +189,8 @@ def profile_calls(
         graph: The calls.
         inputs: A microbatch, or its shapes and types alone.
         codec: Encoding of values between stages.
-        device: Where to measure time, on noise for inputs of which only the shape is
-            known, or None not to.
+        device: Device to measure time on, with noise for inputs of which only the
+            shape is known. None not to measure.
     """
     specs = {key: tf.TensorSpec(x.shape, x.dtype) for key, x in inputs.items()}
     traced = SegmentProfiler(graph, stage_spans([1] * len(graph.calls)), specs)

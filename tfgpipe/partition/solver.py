@@ -88,8 +88,8 @@ def best_partition(
         memory_limit: Bytes that one device has: no stage needs more. None for no limit.
         may_start: For each call whether a stage may start with it. The first stage
             starts with the first call in any case. None if all may.
-        slack: How much worse than the least the bottleneck may be, relatively, where
-            that saves bytes or evens out stages.
+        slack: Relative excess over the least bottleneck that is allowed if it saves
+            bytes or evens out stages.
 
     Raises:
         ValueError: If so many stages are not possible, if no partition stays within the

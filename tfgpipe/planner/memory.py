@@ -24,15 +24,7 @@ def layer_bytes(
     dtype: str,
     temp_factor: float = 1.0,
 ) -> LayerBytes:
-    """Returns the bytes of a layer on one device.
-
-    Args:
-        layer: The layer.
-        examples: Examples of a microbatch.
-        num_shards: T.
-        dtype: Dtype of products.
-        temp_factor: The part of its workspace that a compiler leaves.
-    """
+    """Returns the bytes of a layer on one device."""
     T, weights, tensors = layer.shards(num_shards), layer.weights, layer.tensors
     return LayerBytes(
         weights=(weights.bytes + weights.copy_bytes(dtype)) / T,
@@ -56,16 +48,7 @@ def devices(
     num_slots: float,
     device: Device,
 ) -> tuple[Memory, ...]:
-    """Returns the memory of each device of a pipeline.
-
-    Args:
-        workload: The model.
-        config: The configuration.
-        layers_per_stage: The number of layers in each stage.
-        examples: Examples of a microbatch.
-        num_slots: Optimizer slots of a trained weight.
-        device: The kind of device.
-    """
+    """Returns the memory of each device of a pipeline."""
     load = config.load
     temp_factor = device.temp_factor if workload.traced else 1.0
     layers = [

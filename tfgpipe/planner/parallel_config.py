@@ -125,8 +125,8 @@ def enumerate_configs(
 ) -> Iterator[ParallelConfig]:
     """Yields all configurations of so many devices.
 
-    Microbatches are of equal numbers of examples. Of one device and one microbatch all
-    schedules are the same, so `"gpipe"` alone is tried; the others need M >= K > 1.
+    Microbatches are of equal numbers of examples. On one device, only the schedule that
+    holds fewest of them is tried.
 
     Args:
         num_devices: D x K x T.
@@ -167,21 +167,22 @@ def _schedules(
 ) -> Iterator[tuple[schedules.Name, int]]:
     """Yields the schedules that so many microbatches can run, with their v."""
     K, M = num_devices, num_microbatches
+    if K == 1:
+        yield min(names, key=_held_by_one_device), 1
+        return
     for name in names:
-        if K == 1:
-            # 1F1B of one stage holds one microbatch, whatever M is.
-            if name == ("1f1b" if "1f1b" in names else names[0]):
-                yield name, 1
-        elif name == "gpipe":
-            yield name, 1
-        elif M < K:
-            continue
-        elif name == "interleaved":
-            for v in (2, 4):
-                if v * K <= max_stages and M % K == 0:
+        policy = schedules.find(name)
+        assert isinstance(policy, schedules.SchedulePolicy)
+        if policy.min_microbatches(K) <= M:
+            for v in policy.stages_per_device:
+                if v == 1 or (v * K <= max_stages and M % K == 0):
                     yield name, v
-        else:
-            yield name, 1
+
+
+def _held_by_one_device(name: schedules.Name) -> tuple[int, ...]:
+    """Returns microbatches in flight on one device, and 1 if backwards are split."""
+    schedule = _make_schedule(name, 1, 2, 1)
+    return *schedule.in_flight, int(schedule.splits_backwards)
 
 
 def _divisors(n: int, largest: int) -> list[int]:

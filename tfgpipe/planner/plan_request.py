@@ -31,7 +31,7 @@ class Estimate:
         config: The configuration.
         layers_per_stage: The number of layers in each stage.
         time: The time of a step.
-        memory: What each device of a pipeline holds.
+        memory: Memory of each device of a pipeline.
         mfu: Model FLOPs utilisation: what a step has to do, recomputation aside, of
             what all devices could at their peak (Chowdhery et al. 2022, appendix B).
     """
@@ -53,8 +53,8 @@ class Estimate:
         """Draws the memory of each device of a pipeline, beside what it has.
 
         Args:
-            device: What the devices are, such as `result.request.device`.
-            path: Where to write the picture.
+            device: The kind of device, such as `result.request.device`.
+            path: File to write the picture to.
 
         Raises:
             ImportError: If Matplotlib is not installed.
@@ -74,7 +74,7 @@ class PlanRequest:
     Attributes:
         workload: The model.
         device: The kind of device.
-        num_devices: How many of them.
+        num_devices: Number of devices.
         batch_size: Rows of a mini-batch, over all replicas.
         num_slots: Optimizer slots of a trained weight: 2 for Adam, 1 for momentum.
 

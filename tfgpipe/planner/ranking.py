@@ -52,7 +52,7 @@ class Rejected:
     Attributes:
         name: Such as `"T=8"`.
         config: The best of them; or the leanest, if none fits; None if there is none.
-        reason: What is wrong with it.
+        reason: The reason for which it is not.
     """
 
     name: str
@@ -67,11 +67,11 @@ class SearchResult:
     Attributes:
         request: The model and the devices.
         best: The fastest that fit, the first first; empty if nothing fits.
-        rejected: Why the others are not among them: groups of these by `name`, such as
-            `"K=1"`, each with its best `config` and a `reason`.
+        rejected: Groups of the others by `name`, such as `"K=1"`, each with its best
+            `config` and the `reason` for which it is not among them.
         closest: Of those that do not fit, the one that needs least; None if all fit.
-        num_configs: How many there are.
-        num_fitting: How many of them fit.
+        num_configs: Number of configurations.
+        num_fitting: Number of those that fit.
     """
 
     request: PlanRequest
@@ -83,7 +83,7 @@ class SearchResult:
 
     @property
     def missing_bytes(self) -> float:
-        """By how much nothing fits: bytes that a device lacks, 0 if something fits."""
+        """Bytes that a device lacks at least, 0 if something fits."""
         if self.best or self.closest is None:
             return 0.0
         return self.closest.fullest.total - self.request.device.memory
@@ -154,18 +154,18 @@ def search(
     True
 
     Args:
-        model: What to train: a workload, a Functional or Sequential Keras model, or a
+        model: The model: a workload, a Functional or Sequential Keras model, or a
             function that returns one, which then never has weights: see
             `tfgpipe.planner.read`.
-        device: What it is to run on, or the name in `tfgpipe.planner.TABLE`.
+        device: The kind of device, or its name in `tfgpipe.planner.TABLE`.
         num_devices: D x K x T, replicas by stages by shards.
         batch_size: Examples of a mini-batch, over all replicas.
         num_slots: Optimizer slots of a trained weight: 2 for Adam, 1 for momentum, one
             more for averaged weights and for gradients summed over steps.
         names: Schedules to try.
-        remats: What to try to recompute.
+        remats: Rematerialisation policies to try.
         microbatches: Values of M to try. None for all powers of two.
-        num_best: How many to return.
+        num_best: Number of configurations to return.
 
     Raises:
         ValueError: If a number is below 1, no configuration divides the batch, or the

@@ -91,15 +91,10 @@ class StepTime:
 
 
 def ring_seconds(size: float, num: int, link: Link) -> float:
-    """Returns how long an all-reduce takes on a ring.
+    """Returns the seconds of an all-reduce on a ring.
 
     >>> ring_seconds(8e9, 4, Link(bandwidth=12e9, latency=0.5))
     4.0
-
-    Args:
-        size: Bytes on each device.
-        num: Number of devices.
-        link: The link between neighbours.
     """
     if num == 1:
         return 0.0
@@ -110,15 +105,7 @@ def ring_seconds(size: float, num: int, link: Link) -> float:
 def layer_seconds(
     layer: LayerCost, *, examples: float, num_shards: int, device: Device, dtype: str
 ) -> PassCost:
-    """Returns the seconds of a layer on a device of a table, all-reduces aside.
-
-    Args:
-        layer: The layer.
-        examples: Examples of a microbatch.
-        num_shards: T.
-        device: The kind of device.
-        dtype: Dtype of products.
-    """
+    """Returns the seconds of a layer on a device of a table, all-reduces aside."""
     T, weights = layer.shards(num_shards), layer.weights
 
     def seconds(kind: ActionKind) -> float:
@@ -160,15 +147,7 @@ def stage_times(
     examples: float,
     device: Device,
 ) -> list[StageTimes]:
-    """Returns the times of each stage on a microbatch.
-
-    Args:
-        workload: The model.
-        config: The configuration.
-        layers_per_stage: The number of layers in each stage.
-        examples: Examples of a microbatch.
-        device: The kind of device.
-    """
+    """Returns the times of each stage on a microbatch."""
     found = []
     sizes: dict[str, Any] = {
         "examples": examples,
@@ -260,12 +239,6 @@ def pipeline(
 
     Long ones are simulated with fewer microbatches, of which each further group takes
     as long as the one before, if the schedule has a name.
-
-    Args:
-        config: The configuration.
-        stages: The times of its stages.
-        boundary_bytes: Bytes that each stage but the last sends on, for a microbatch.
-        link: The link between neighbours.
     """
     costs = Costs(
         forward=[stage.forward for stage in stages],
@@ -304,16 +277,7 @@ def step_time(
     num_slots: float,
     device: Device,
 ) -> StepTime:
-    """Returns the time of a step.
-
-    Args:
-        workload: The model.
-        config: The configuration.
-        layers_per_stage: The number of layers in each stage.
-        examples: Examples of a microbatch.
-        num_slots: Optimizer slots of a trained weight.
-        device: The kind of device.
-    """
+    """Returns the time of a step."""
     stages = stage_times(
         workload, config, layers_per_stage, examples=examples, device=device
     )

@@ -17,7 +17,7 @@ class Workload:
         layers: The cost of each layer for one example, from input to loss.
         dtype: Dtype of products: `"float32"`, `"bfloat16"` or `"float16"`. Weights that
             are stored in more bytes are copied.
-        traced: Whether bytes were counted operation by operation, without the fusion
+        traced: True if bytes were counted operation by operation, without the fusion
             that formulas take for granted.
     """
 

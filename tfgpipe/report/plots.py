@@ -65,9 +65,9 @@ def plot_schedule(
     """Draws a schedule: devices down, time across, microbatches in the boxes.
 
     Args:
-        schedule: What to draw.
-        costs: What its actions take. By default a backward takes two forwards.
-        path: Where to write the picture.
+        schedule: The schedule to draw.
+        costs: Costs of its actions. By default a backward takes two forwards.
+        path: File to write the picture to.
 
     Raises:
         ImportError: If Matplotlib is not installed.
@@ -97,8 +97,8 @@ def plot_timelines(
         plot_timelines([theory, measured], path="timelines.png")
 
     Args:
-        timelines: What to draw. Each is called by its title, or its schedule's name.
-        path: Where to write the picture.
+        timelines: Timelines, each called by its title, or its schedule's name.
+        path: File to write the picture to.
 
     Raises:
         ImportError: If Matplotlib is not installed.
@@ -114,11 +114,11 @@ def plot_timelines(
 
 
 def plot_mesh(grid: MemoryGrid, *, path: PathLike | None = None) -> Figure:
-    """Draws what each device of a mesh holds: replicas down, stages across.
+    """Draws the memory of each device of a mesh: replicas down, stages across.
 
     Args:
-        grid: What they hold, as of `tfgpipe.report.device_memory`.
-        path: Where to write the picture.
+        grid: Their memory, as of `tfgpipe.report.device_memory`.
+        path: File to write the picture to.
 
     Raises:
         ImportError: If Matplotlib is not installed.
@@ -148,12 +148,12 @@ def plot_mesh(grid: MemoryGrid, *, path: PathLike | None = None) -> Figure:
 
 
 def plot_memory(simulation: Simulation, *, path: PathLike | None = None) -> Figure:
-    """Draws what each device holds over time.
+    """Draws the memory of each device over time.
 
     Args:
-        simulation: What to draw. Where its costs hold no bytes, the number of
+        simulation: The simulation to draw. Where its costs hold no bytes, the number of
             microbatches in flight is drawn.
-        path: Where to write the picture.
+        path: File to write the picture to.
 
     Raises:
         ImportError: If Matplotlib is not installed.
@@ -204,13 +204,13 @@ def plot_memory_parts(
     title: str,
     path: PathLike | None = None,
 ) -> Figure:
-    """Draws what each device is to hold, part by part, beside what it has.
+    """Draws the memory that each device needs, part by part, beside what it has.
 
     Args:
         parts: For each device, bytes by the name of the part, eight of them.
         capacity: Bytes that each has.
-        title: What to write above.
-        path: Where to write the picture.
+        title: Title of the picture.
+        path: File to write the picture to.
 
     Raises:
         ImportError: If Matplotlib is not installed.
@@ -251,7 +251,7 @@ def plot_bubbles(
     Args:
         num_devices: P, at least 1.
         num_microbatches: The values of M, each at least P. By default P to 16 P.
-        path: Where to write the picture.
+        path: File to write the picture to.
 
     Raises:
         ImportError: If Matplotlib is not installed.
@@ -292,7 +292,7 @@ def plot_gpipe_bubbles(
         num_microbatches: The values of M.
         measured: Steps that were measured, such as `TimelineCallback.timeline`. Each is
             drawn at its own K and M.
-        path: Where to write the picture.
+        path: File to write the picture to.
 
     Raises:
         ImportError: If Matplotlib is not installed.
@@ -333,8 +333,8 @@ def plot_peaks(
     Args:
         peaks: For each way to run, such as a choice of `remat`, bytes by name, such as
             that of a stage.
-        title: What to call the picture.
-        path: Where to write the picture.
+        title: Title of the picture.
+        path: File to write the picture to.
 
     Raises:
         ImportError: If Matplotlib is not installed.
@@ -377,9 +377,9 @@ def plot_differences(
     Args:
         differences: For each way, such as a K and an M, the relative difference of each
             name, such as a weight's.
-        tolerance: What none is to be above. A line is drawn there.
-        title: What to call the picture.
-        path: Where to write the picture.
+        tolerance: The largest difference that is right. A line is drawn there.
+        title: Title of the picture.
+        path: File to write the picture to.
 
     Raises:
         ImportError: If Matplotlib is not installed.

@@ -77,13 +77,13 @@ def device_memory(
     model: keras.Model | PipelinedLayer,
     optimizer: keras.optimizers.Optimizer | None = None,
 ) -> MemoryGrid:
-    """Returns what each device of the first pipeline in a model holds.
+    """Returns the memory of each device of the first pipeline in a model.
 
     `tfgpipe.plot_mesh(grid)` draws it, `tfgpipe.report.draw_memory(grid)` as text.
 
     Args:
-        model: As for `stage_table`.
-        optimizer: Likewise.
+        model: A built model, or a built `PipelinedLayer`.
+        optimizer: The optimizer of the slots. Defaults to the model's own.
 
     Returns:
         `[replica][stage][shard]`.
