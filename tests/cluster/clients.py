@@ -22,7 +22,7 @@ import numpy as np
 
 import tfgpipe
 from tfgpipe import cluster
-from tfgpipe.cluster import clients
+from tfgpipe.cluster import peers
 from tfgpipe.distribution.process_group import ProcessGroup
 
 NUM_REPLICAS, NUM_STAGES, EPOCHS = 2, 2, 3
@@ -100,7 +100,7 @@ class _Tells(keras.callbacks.Callback):
 def main(workers: str, replica: str, how: str = "trains") -> None:
     """Trains, and prints what comes of it as JSON."""
     if how == "trains less":
-        clients.SILENCE_SECONDS = 3.0
+        peers.SILENCE_SECONDS = 3.0
     if how == "trains late" and replica == "0":
         check = ProcessGroup.check_weights
 

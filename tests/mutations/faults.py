@@ -1776,9 +1776,9 @@ TRAINER = (
 CLUSTER = (
     Fault(
         "a process that hangs is waited for without end",
-        "tfgpipe/cluster/peers.py",
-        "connection.settimeout(health.SILENCE_SECONDS)",
-        "connection.settimeout(None)",
+        "tfgpipe/cluster/processes.py",
+        "max_silence=health.SILENCE_SECONDS,",
+        "max_silence=1e9,",
         ("tests/cluster/test_peers.py::test_when_one_hangs_the_others_end",),
     ),
     Fault(
@@ -1790,9 +1790,9 @@ CLUSTER = (
     ),
     Fault(
         "a second process takes the place of one that is there",
-        "tfgpipe/cluster/peers.py",
-        "return bool(readable) and not connection.recv(1, socket.MSG_PEEK)",
-        "return True",
+        "tfgpipe/cluster/processes.py",
+        "if not reason and str(other) in status.clients:",
+        "if not reason and not status.clients:",
         (
             "tests/cluster/test_peers.py::"
             "test_a_process_is_not_taken_for_another_and_may_come_again",

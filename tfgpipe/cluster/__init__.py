@@ -1,12 +1,14 @@
 """Pipelines over several hosts: `python -m tfgpipe.cluster --help`.
 
 addresses     addresses and ports of workers
-health        a worker's status and sessions, over HTTP
+health        membership: status and sessions, over HTTP
+session_server  the HTTP server of whoever grants sessions
 worker        lends a host's devices to one client at a time
 server        TensorFlow's gRPC server, and the interface that it listens on
 connection    this process as the client of workers
 clients       the other clients of the same workers, where each is a replica
-peers         the other processes, where each is a replica
+peers         the other processes that this one needs, and how each ends
+processes     those of TF_CONFIG, where each is a replica
 supervisor    workers and a command, restarted when one of them dies
 errors        exceptions, exit codes, a process that ends with its parent
 
@@ -28,7 +30,8 @@ from tfgpipe.cluster.errors import (
     end_process,
 )
 from tfgpipe.cluster.health import SILENCE_SECONDS
-from tfgpipe.cluster.peers import needs_others, rendezvous, report_exit
+from tfgpipe.cluster.peers import needs_others, report_exit
+from tfgpipe.cluster.processes import rendezvous
 from tfgpipe.cluster.server import bind_server
 
 __all__ = [

@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,6 +28,8 @@ from tfgpipe.cluster.health import Deadline, wait_until_ready
 
 _POLL_SECONDS = 0.05
 _HEALTH_SECONDS = 2.0
+# What looks after everything waits so long for a worker that hangs.
+_ASK_SECONDS = 1.0
 # How long a command may take to end by itself after a signal.
 _GRACE_SECONDS = 30.0
 # How long a replica may take to end after others have lost it.
@@ -199,6 +200,7 @@ class _Worker:
         self._cluster = cluster
         self._log = log
         self._backoff = _Backoff()
+        self._next_ask = Deadline(0)
         self._started = self._due = self._answered = 0.0
         self._restarts = self._server_failures = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -214,7 +216,7 @@ class _Worker:
     def ask(self) -> None:
         """Asks for its health."""
         with contextlib.suppress(OSError, ValueError):
-            status = health.ask(self.address, seconds=5.0)
+            status = health.ask(self.address, seconds=_ASK_SECONDS)
             self._answered = time.monotonic()
             self._server_failures = status.failures
 
@@ -230,6 +232,9 @@ class _Worker:
             if time.monotonic() >= self._due:
                 self._process = self._start(self._log)
             return
+        if self._next_ask.is_over:
+            self._next_ask = Deadline(_HEALTH_SECONDS)
+            self.ask()
         silence = time.monotonic() - self._answered
         if self._process.poll() is not None:
             how = _ending(self._process.returncode)
@@ -295,11 +300,11 @@ class _Supervisor:
             self._workers.extend(
                 _Worker(*each, self._groups) for each in enumerate(found)
             )
-        threading.Thread(target=self._poll, daemon=True, name="health").start()
         # Later the command waits for the workers itself, and starts meanwhile.
         self._wait_until_ready()
         restarts = 0
         while True:
+            self._ask()
             failures = self._num_failures()
             started = time.monotonic()
             status = self._attempt()
@@ -474,11 +479,6 @@ class _Supervisor:
     def _ask(self) -> None:
         for worker in self._workers:
             worker.ask()
-
-    def _poll(self) -> None:
-        while True:
-            self._ask()
-            time.sleep(_HEALTH_SECONDS)
 
 
 def _ending(status: int) -> str:
