@@ -9,34 +9,31 @@ import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-# What other libraries call an argument, and what to use here.
-_ARGUMENTS_ELSEWHERE = {
-    **dict.fromkeys(
-        ("chunks", "num_chunks", "n_microbatches", "num_micro_batches", "microbatches"),
-        "Use `num_microbatches`.",
+# Arguments of other libraries, and the hint for those who pass them.
+_HINTS = {
+    "chunks num_chunks n_microbatches num_micro_batches microbatches": (
+        "Use `num_microbatches`."
     ),
-    **dict.fromkeys(
-        ("micro_batch_size", "microbatch_size"),
-        "Use `num_microbatches`: the batch size divided by that of a microbatch.",
+    "micro_batch_size microbatch_size": (
+        "Use `num_microbatches`: the batch size divided by that of a microbatch."
     ),
-    **dict.fromkeys(
-        ("num_partitions", "stages", "n_stages", "num_pipeline_stages"),
-        "Use `num_stages`.",
+    "num_partitions stages n_stages num_pipeline_stages": "Use `num_stages`.",
+    "split_spec split_points": (
+        "Use `balance`, with the names of the layers that end each stage but the last."
     ),
-    **dict.fromkeys(
-        ("split_spec", "split_points"),
-        "Use `balance`, with the names of the layers that end each stage but the last.",
-    ),
-    **dict.fromkeys(
-        ("checkpoint", "recompute"),
+    "checkpoint recompute": (
         'Use `remat`: "stage" for torchgpipe\'s "always", "except_last", or "none" for '
-        '"never".',
+        '"never".'
     ),
-    "schedule": "Use `tfgpipe.PipelinedModel`, or `tfgpipe.pipeline(model, ...)`: "
-    "schedules beyond GPipe's need the loss inside the pipeline.",
+    "schedule": (
+        "Use `tfgpipe.PipelinedModel`, or `tfgpipe.pipeline(model, ...)`: schedules "
+        "beyond GPipe's need the loss inside the pipeline."
+    ),
     "loss_fn": "Use `tfgpipe.PipelinedModel`, and `compile(loss=...)`.",
 }
-
+_ARGUMENTS_ELSEWHERE = {
+    x: hint for names, hint in _HINTS.items() for x in names.split()
+}
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
