@@ -509,7 +509,7 @@ class Precision(Hyperparams):
         """Returns a model, or layers, trained for 8 bits if that is asked for.
 
         Args:
-            model_or_layers: As of `tfgpipe.quantization.apply`.
+            model_or_layers: As in `tfgpipe.quantization.apply`.
             rules: Returns configurations for layers of the experiment's own.
 
         Raises:

@@ -65,9 +65,9 @@ def start_tensorflow(
 
     Args:
         pipelining: The number of devices.
-        hosts: Those that the replicas are on, if there are several.
+        hosts: Hosts of the replicas, if there are several.
         tpu: The name of a TPU, which `scope` will find, or an empty one.
-        workers: Those to take devices of instead, such as `"10.0.0.5:4000"`.
+        workers: Workers whose devices are taken instead, such as `"10.0.0.5:4000"`.
         device: `"auto"`, for GPUs if there are any, or `"cpu"`.
 
     Returns:
@@ -161,7 +161,7 @@ def scope(
 
     Args:
         pipelining: The numbers of stages, replicas and shards.
-        hosts: Those that the replicas are on, if there are several.
+        hosts: Hosts of the replicas, if there are several.
         tpu: The name of a TPU, `"local"` for that of this machine, or an empty one.
         tpu_zone: The zone it is in, or an empty one for that of this machine.
 

@@ -144,7 +144,7 @@ def evaluate_each(experiment: Experiment, model: keras.Model, folder: Path) -> N
 
     Args:
         experiment: The experiment that another process trains.
-        model: A model of it.
+        model: Its model.
         folder: The run's.
     """
     checkpoints = run_dir.checkpoints(folder)

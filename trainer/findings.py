@@ -219,7 +219,7 @@ def check_memory(*, total: int, available: int) -> Finding:
 
     Args:
         total: Bytes that this process may have at most.
-        available: Bytes of it that nobody uses.
+        available: Bytes that nobody uses.
     """
     text = f"{readable_bytes(available)} of {readable_bytes(total)} of memory are free"
     if available < _TENSORFLOW:
@@ -233,7 +233,7 @@ def check_instructions(flags: Collection[str]) -> list[Finding]:
     """Says whether an x86 processor has the instructions that TensorFlow is built for.
 
     Args:
-        flags: Those that `/proc/cpuinfo` names; empty on other processors.
+        flags: Flags in `/proc/cpuinfo`; empty on other processors.
     """
     if not flags:
         return []

@@ -43,9 +43,9 @@ class Measurement:
         step: The step, counted from 1.
         num_steps: Steps of the run.
         loss: The loss to show.
-        learning_rate: That of the step.
+        learning_rate: Learning rate of the step.
         tokens_per_second: Rate of training, in `unit`s.
-        seconds_left: Until the last step.
+        seconds_left: Time until the last step.
         unit: The unit that a loss is a mean over, such as a byte.
         memory: Memory in use, such as `"GPU:1 3.4 GiB"`; empty: not known.
     """

@@ -83,8 +83,8 @@ class ApplyIfFinite:
 
     Attributes:
         num_left_out: Steps left out so far, a scalar of type int32.
-        was_finite: Of the last step left out, whether each weight's gradient was
-            finite, `[num_weights]` of type bool.
+        was_finite: True for each weight with a finite gradient in the last step that
+            was left out, bool `[num_weights]`.
     """
 
     num_left_out: keras.Variable

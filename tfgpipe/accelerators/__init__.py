@@ -1,4 +1,4 @@
-"""What a training step would do on accelerators that are not here.
+"""A training step on accelerators that are not here.
 
 platforms        the accelerators: memory, peaks, and what their compiler is to know
 steps            the graph of a training step, traced and not run

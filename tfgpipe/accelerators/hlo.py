@@ -46,7 +46,7 @@ class UnsupportedOpError(ValueError):
     """A function has operations that XLA does not compile.
 
     Attributes:
-        operations: Those it has found.
+        operations: The operations found.
     """
 
     def __init__(self, operations: tuple[Operation, ...]) -> None:
@@ -68,8 +68,8 @@ def hlo(function: Callable[..., Any], *args: tf.Tensor | tf.TensorSpec) -> bytes
 
     Args:
         function: One of TensorFlow: concrete, of a stage, or traced now.
-        *args: What it takes: shapes and types, or tensors if it needs some values to
-            be traced. All dimensions are known.
+        *args: Its arguments: shapes and types, or tensors if some values are needed to
+            trace it. All dimensions are known.
 
     Raises:
         UnsupportedOpError: If it has operations that XLA lacks.

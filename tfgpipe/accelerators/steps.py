@@ -41,10 +41,10 @@ def trace(model: keras.Model, batch: Any, *, for_gpus: bool) -> Step:
 
     Args:
         model: A compiled model with a pipeline in it.
-        batch: What a step takes, `(x, y)` or `(x, y, sample_weight)`: arrays, tensors
+        batch: The batch of a step, `(x, y)` or `(x, y, sample_weight)`: arrays, tensors
             or `tf.TensorSpec`, as `dataset.element_spec` gives them. All sizes are
             known. With replicas it is the batch of one of them.
-        for_gpus: Whether stages are traced for the kernels of GPUs, wherever they are.
+        for_gpus: True to trace stages for the kernels of GPUs, on any device.
 
     Raises:
         ValueError: If the model has no pipeline or is not compiled, or a size is not
@@ -117,7 +117,7 @@ def on_other_devices(step: Step, names: Sequence[str]) -> tf.compat.v1.GraphDef:
 
 
 def innermost(function: str, library: Mapping[str, Any]) -> str:
-    """Returns what a function calls and nothing else, or the function itself.
+    """Returns the function that a wrapper calls, or the function itself.
 
     Args:
         function: Its name in the library.

@@ -95,7 +95,8 @@ def ordering_token(name: str) -> tf.Tensor:
     """Returns a resource that orders operations, and holds nothing.
 
     Args:
-        name: What is ordered. Tokens of one name on one device are the same.
+        name: Name of the sequence that is ordered. Tokens of one name on one device are
+            the same.
     """
     with tf.control_dependencies(None):
         return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=(), shared_name=name)
@@ -201,7 +202,7 @@ def tpu_devices(
 
 
 def device_advice(num_devices: int) -> str:
-    """Returns what to try where there are fewer devices than that."""
+    """Returns a hint for a machine with fewer devices than that."""
     return (
         "Use fewer stages, or make logical devices before TensorFlow starts: "
         f"`tfgpipe.make_logical_cpus({num_devices})`."

@@ -102,7 +102,7 @@ def num_shards(layers: Iterable[Any]) -> int:
 
 
 def sharding_spec(weight: ShardedWeight) -> mesh.ShardingSpec:
-    """Returns how a weight is split, to be read."""
+    """Describes the sharding of a weight."""
     rank = len(weight.parts[0].shape)
     axis = weight.axis % rank
     return mesh.ShardingSpec(*("shard" if i == axis else None for i in range(rank)))

@@ -91,7 +91,7 @@ class MultiWorkerPipelineStrategy(
         make: Callable[[], dict[str, Any]],
         metrics: Sequence[keras.metrics.Metric],
     ) -> dict[str, Any]:
-        """Returns what all processes together see, so that Keras may take their mean.
+        """Returns the results over all processes, so that Keras may take their mean.
 
         It does so along the first axis, which scalars do not have (keras #20585; it is
         fixed when `fit` returns metrics of a rank other than zero).

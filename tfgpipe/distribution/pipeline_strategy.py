@@ -61,11 +61,11 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, ReplicatedStrategy):
         devices: Names of D * K * T devices, those of one replica next to each other,
             and among these the shards of each stage. Defaults to the visible TPUs,
             else GPUs, else logical CPUs; in a cluster to those of its workers.
-        all_reduce: How gradients are summed over replicas: `"reduce"` on one device,
+        all_reduce: The sum of gradients over replicas: `"reduce"` on one device,
             another one for each weight; `"ring"`, in chunks around a ring, so that no
             link carries more than another; `"nccl"`, by NVIDIA's library.
-        shard_replicas: What replicas share out instead of each having a copy:
-            `"none"`; `"slots"`, what the optimizer keeps (ZeRO-1, Rajbhandari et al.
+        shard_replicas: State that is spread over replicas instead of copied to each:
+            `"none"`; `"slots"`, those of the optimizer (ZeRO-1, Rajbhandari et al.
             2020, section 5.1); `"weights"`, the pipeline's weights as well (ZeRO-3,
             section 5.3), which replicas then copy for the time of a step. Each weight
             goes whole to one replica, none is in slices; the result is the same.

@@ -66,7 +66,7 @@ class ProcessGroup(Replicas):
         tasks: The tasks of TensorFlow's cluster that have the devices of this one; in
             each process as many, in the order of the stages.
         device: The device of small sums, one stage's in all processes.
-        checks_weights: Whether to check that training starts from equal weights.
+        checks_weights: True to check that training starts from equal weights.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class ProcessGroup(Replicas):
             )
 
     def _position(self, device: str) -> int:
-        """Returns which of its process' devices one is: one stage's in all of them."""
+        """Returns the index of a device in its process: one stage's in all of them."""
         place = tf.DeviceSpec.from_string(device)
         return self._tasks.index(place.task) * _MAX_DEVICES + place.device_index
 

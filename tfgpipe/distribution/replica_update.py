@@ -30,7 +30,7 @@ def merge_call(
     """Runs a function once on the gradients of all replicas being built.
 
     Args:
-        gradients: Those of the replica being built, None for weights without one.
+        gradients: Gradients of the replica being built, None for weights without one.
         run: Takes for each weight the distributed value of its gradients, or None.
     """
 

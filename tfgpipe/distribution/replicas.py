@@ -56,7 +56,7 @@ class Replicas(abc.ABC):
         Args:
             optimizer: The optimizer.
             weights: The weights.
-            gradients: Those of this replica, None for weights without one.
+            gradients: Gradients of this replica, None for weights without one.
         """
 
     @abc.abstractmethod

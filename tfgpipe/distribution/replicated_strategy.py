@@ -136,12 +136,12 @@ class ReplicatedStrategy(StageStrategy):
         make: Callable[[], dict[str, Any]],
         metrics: Sequence[keras.metrics.Metric],
     ) -> dict[str, Any]:
-        """Returns what all replicas together see, as each adds to the metrics."""
+        """Returns the results over all replicas, as each adds to the metrics."""
         return self._replicas.metrics_result(make, metrics)
 
     @property
     def metrics_are_reduced(self) -> bool:
-        """Whether other processes hold part of the state of metrics."""
+        """True if other processes hold part of the state of metrics."""
         return self._replicas.num_processes > 1
 
     def owner_replica(self, weight: tf.Variable) -> int:
@@ -152,7 +152,7 @@ class ReplicatedStrategy(StageStrategy):
     def _owner(
         self, variable: keras.Variable | tf.Variable, devices: Sequence[str]
     ) -> int:
-        """Returns which of these devices is the owner's, as long as there are both."""
+        """Returns the owner's among these devices, as long as there are both."""
         if id(variable) not in self._zero:
             weakref.finalize(variable, self._zero.release, id(variable))
         return self._zero.owner(id(variable), devices, num_bytes(variable))

@@ -43,7 +43,7 @@ class SingleReplica(StageStrategy):
 
     @property
     def is_distributed(self) -> bool:
-        """Whether a strategy of `tf.distribute` decides stages and devices."""
+        """True if a strategy of `tf.distribute` decides stages and devices."""
         return False
 
     @property
@@ -53,7 +53,7 @@ class SingleReplica(StageStrategy):
 
     @property
     def is_current(self) -> bool:
-        """Whether we are in the scope of no strategy."""
+        """True if we are in the scope of no strategy."""
         return not tf.distribute.has_strategy()
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:

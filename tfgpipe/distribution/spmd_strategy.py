@@ -44,15 +44,15 @@ class SPMDPipelineStrategy(tf.distribute.TPUStrategy):
         num_stages: K, the number of stages, each on a core of its own.
         num_replicas: D, the number of copies of the model, each fed its own share of
             every batch.
-        slice_topology: What `tf.tpu.experimental.initialize_tpu_system(resolver)`
-            returned. By default connects and initializes here, which clears the memory
-            of the TPUs.
+        slice_topology: The result of
+            `tf.tpu.experimental.initialize_tpu_system(resolver)`. By default connects
+            and initializes here, which clears the memory of the TPUs.
         torus: For x, y and z, whether the last chip is next to the first. Helps only
             where chips are missing.
 
     Attributes:
         num_stages: K.
-        device_assignment: Which physical core each stage of each replica is on.
+        device_assignment: The physical core of each stage of each replica.
 
     Raises:
         ValueError: If the slice is too small for K * D cores.
@@ -104,7 +104,7 @@ def _connect(
     num_replicas: int,
     torus: tpu_topology.Torus,
 ) -> tf.tpu.experimental.DeviceAssignment:
-    """Returns which core each stage of each replica is on.
+    """Returns the core of each stage of each replica.
 
     Args:
         resolver: Says where the TPUs are.

@@ -47,7 +47,7 @@ class StageStrategy(abc.ABC):
 
     @property
     def is_distributed(self) -> bool:
-        """Whether a strategy of `tf.distribute` decides stages and devices."""
+        """True if a strategy of `tf.distribute` decides stages and devices."""
         return True
 
     @property
@@ -57,7 +57,7 @@ class StageStrategy(abc.ABC):
 
     @property
     def is_current(self) -> bool:
-        """Whether this is the strategy whose scope we are in."""
+        """True if this is the strategy whose scope we are in."""
         return tf.distribute.get_strategy() is self
 
     def for_pipeline(
@@ -246,7 +246,8 @@ class StageStrategy(abc.ABC):
         Args:
             optimizer: The optimizer.
             weights: The weights, or None for those that the optimizer was built for.
-            gradients: Those of the replica being built, None for weights without one.
+            gradients: Gradients of the replica being built, None for weights without
+                one.
         """
 
     def metrics_result(
@@ -265,7 +266,7 @@ class StageStrategy(abc.ABC):
 
     @property
     def metrics_are_reduced(self) -> bool:
-        """Whether steps return results that no later reading of metrics can give.
+        """True if steps return results that no later reading of metrics can give.
 
         So it is where other processes hold part of the state of metrics.
         """

@@ -32,7 +32,7 @@ class GradientNames:
     """Names of the tensors that hold the gradient of one weight.
 
     Attributes:
-        values: The gradient, or for a weight that was indexed the rows of it.
+        values: The gradient, or its rows for a weight that was indexed.
         indices: The indices of these rows, `[n]`, or None if the gradient is dense.
         factors: The tensors `x` and `dy`, `[rows, width]` each, of a gradient that is
             `x^T @ dy` and may be deferred, or nothing.
@@ -52,7 +52,7 @@ class GradientNames:
 
 @dataclasses.dataclass(frozen=True)
 class StageInputs:
-    """What a stage takes.
+    """The inputs of a stage.
 
     Attributes:
         inputs: Activations of earlier stages, and inputs of the model.
@@ -123,7 +123,7 @@ class BackwardSignature:
 
 @dataclasses.dataclass(frozen=True)
 class Accumulation:
-    """What a layer accumulates over the microbatches of a step.
+    """The accumulator of a layer over the microbatches of a step.
 
     Attributes:
         accumulator: The `capture.Accumulator` that updates variables by it.
@@ -148,12 +148,12 @@ class JointGraph:
         given: The inputs of the stage.
         forward: The results of the forward.
         backward: The arguments and results of the backward.
-        accumulated: What layers accumulate beside their state.
+        accumulated: The accumulators of layers, beside their state.
         num_collectives: Number of sums over replicas.
         shard_indices: Shard of each weight and state that is part of a weight.
         per_step: Inputs that are given once a step, the same for all microbatches.
         over_replicas: Entries of the new carry that all replicas compute alike, from
-            the microbatch of all of them.
+            the microbatches of all.
         forms: The tensor in place of each that was rewritten.
     """
 
@@ -255,7 +255,7 @@ class JointGraph:
 
     @functools.cached_property
     def is_sharded(self) -> bool:
-        """Whether it spans more than one device."""
+        """True if it spans more than one device."""
         devices = {op.device for op in self.graph.get_operations()}
         return any(sharding.shard_index(device) is not None for device in devices)
 
@@ -265,7 +265,7 @@ class JointGraph:
 
     @property
     def carry(self) -> tuple[str, ...]:
-        """What comes from the microbatch before: variables, and what is accumulated."""
+        """The carry from the microbatch before: variables and accumulators."""
         more = (values for x in self.accumulated for values in x.values)
         return (*self.given.variables, *more)
 
@@ -337,7 +337,7 @@ class JointGraph:
             pairs = kept
 
     def _sources(self, tensor: str) -> set[str]:
-        """Returns what a tensor depends on: what is given, and stateful results."""
+        """Returns the sources that a tensor depends on: inputs and stateful results."""
         pending, seen, sources = [tensor], set(), set()
         while pending:
             tensor = pending.pop()
@@ -356,7 +356,7 @@ class JointGraph:
 
     @property
     def has_captures(self) -> bool:
-        """Whether it has captured tensors, so that it serves these layers alone."""
+        """True if it has captured tensors, so that it serves these layers alone."""
         return bool(self.captures or self.accumulated or self.forward.side_effects)
 
     def spec(self, tensor: str) -> tf.TensorSpec:
@@ -365,7 +365,7 @@ class JointGraph:
         return tf.TensorSpec(symbolic.shape, symbolic.dtype)
 
     def zeros(self) -> dict[str, tf.Tensor]:
-        """Returns what is accumulated before the first microbatch: nothing."""
+        """Returns the accumulators before the first microbatch: zeros."""
         names = itertools.chain(*(x.values for x in self.accumulated))
         return {name: zero_buffer(self.spec(name)) for name in names}
 
@@ -376,12 +376,12 @@ Pass = Callable[[JointGraph], JointGraph]
 def edges(
     graph: tf.Graph, known: partitioner.OpGraph, forms: Mapping[str, str]
 ) -> dict[str, Sequence[str]]:
-    """Returns what each operation of a graph waits for.
+    """Returns the operations that each operation of a graph waits for.
 
     Args:
         graph: The graph.
         known: The edges of its first operations.
-        forms: What the others are to read in place of what they name.
+        forms: Replacements of the tensors that the others read, by name.
     """
     added = {}
     for op in graph.get_operations()[len(known) :]:

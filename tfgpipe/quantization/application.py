@@ -61,12 +61,12 @@ def apply(
         model_or_layers: A Functional or Sequential model, or a list of layers, with
             models among them.
         scheme: The rules. Defaults to `default_8bit()`.
-        which: Whether all layers are quantized, or those that are annotated.
-        quantize_inputs: Whether inputs are quantized as well, as a model that is to run
-            in integers alone needs.
-        range_update: As of `QuantizeWrapper`.
-        delay: Likewise.
-        freeze_after: Likewise.
+        which: `"all"` layers, or those that are `"annotated"`.
+        quantize_inputs: True to quantize inputs as well, as a model that is to run in
+            integers alone needs.
+        range_update: As in `QuantizeWrapper`.
+        delay: Steps before quantization starts, as in `QuantizeWrapper`.
+        freeze_after: Step after which ranges are frozen, as in `QuantizeWrapper`.
 
     Raises:
         TypeError: If it is neither a model whose calls Keras knows nor layers.

@@ -27,7 +27,7 @@ INPUTS = AllValuesRange()
 @keras.saving.register_keras_serializable(package="tfgpipe")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantizeConfig:
-    """What of a layer is quantized, and how.
+    """The quantized tensors of a layer, and their observers.
 
     Attributes:
         weights: Observers by name of a variable, such as `"kernel"`, of the layer and
@@ -147,8 +147,8 @@ class LayerWrapper(keras.layers.Wrapper):
 
     Args:
         layer: The layer.
-        config: What of it is quantized, and how.
-        **kwargs: Of the base layer.
+        config: Its quantized tensors and their observers.
+        **kwargs: Arguments of the base layer.
     """
 
     def __init__(
@@ -242,8 +242,8 @@ def annotate(
 
     Args:
         layer: Any layer.
-        config: What of it is quantized, and how; an empty one for nothing. None for
-            what the scheme says.
+        config: Its quantized tensors and their observers; an empty one for none. None
+            for that of the scheme.
 
     Raises:
         TypeError: If it is no layer, or `config` is no configuration.

@@ -162,7 +162,7 @@ def _check_ends(copy: keras.Model, path: Path) -> None:
 
 
 def _failure(copy: keras.Model, error: Exception) -> str:
-    """Returns what the converter says, and the layers that are most often the cause."""
+    """Returns the converter's error, and the layers that are most often the cause."""
     suspects = filter(_is_suspect, keras_internals.layers.inner_layers(copy)[1:])
     layers = [getattr(x, "layer", x) for x in suspects]
     names = ", ".join(f"'{x.name}' of type {type(x).__name__}" for x in layers[:4])

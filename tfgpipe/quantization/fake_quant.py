@@ -38,10 +38,10 @@ RANGE_UPDATES: tuple[RangeUpdate, ...] = ("per_step", "per_call")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantSchedule:
-    """When a layer quantizes, and when its ranges are updated.
+    """The steps in which a layer quantizes, and in which its ranges are updated.
 
     Attributes:
-        range_update: Whether ranges are updated once a step, or in each call.
+        range_update: Update of ranges: `"per_step"` or `"per_call"`.
         delay: The number of updates after which quantizing starts.
         freeze_after: The number of updates after which ranges stay; None for never.
 
@@ -88,7 +88,7 @@ class FakeQuantNode(abc.ABC):
 
     Attributes:
         variables: The range: the low end, then the high one.
-        needs_data: Whether the range is unknown before training.
+        needs_data: True if the range is unknown before training.
     """
 
     variables: tuple[keras.Variable, ...]
@@ -134,7 +134,7 @@ def make_node(
         name: The name of the tensor.
         observer: The observer.
         shape: The shape of the tensor, or None if it is not known.
-        is_weight: Whether the tensor is the same for all microbatches of a step.
+        is_weight: True if the tensor is the same for all microbatches of a step.
 
     Raises:
         ValueError: If the range is per channel and the number of channels is not known,
@@ -212,7 +212,7 @@ class QuantContext(Accumulator):
 
     Args:
         layer: The layer, with a `schedule` and the counter `num_updates`.
-        training: As of the call: whether ranges are updated.
+        training: True to update ranges.
         inputs: The inputs of the call. An empty batch observes nothing.
     """
 

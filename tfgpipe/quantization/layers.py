@@ -37,8 +37,8 @@ class QuantizeWrapper(LayerWrapper):
 
     Args:
         layer: Any layer.
-        config: What of it is quantized, and how.
-        range_update: When ranges are updated: `"per_step"` for once a step, by all
+        config: Its quantized tensors and their observers.
+        range_update: Update of ranges: `"per_step"` for once a step, by all
             observations in it, so that a pipeline computes the same as the layer alone;
             or `"per_call"` for in each call, before it quantizes, the order of
             tensorflow-model-optimization.
@@ -47,7 +47,8 @@ class QuantizeWrapper(LayerWrapper):
             them.
         freeze_after: The number of steps after which ranges stay as they are, so that
             the last steps train the values that are deployed. None for never.
-        **kwargs: Of the base layer. `name` defaults to `quant_` and the layer's.
+        **kwargs: Arguments of the base layer. `name` defaults to `quant_` and the
+            layer's.
 
     Attributes:
         num_updates: The variable that counts the updates of the ranges.
@@ -156,7 +157,7 @@ class QuantizeWrapper(LayerWrapper):
 
     @property
     def needs_data(self) -> bool:
-        """Whether a range of an activation is unknown before training."""
+        """True if a range of an activation is unknown before training."""
         nodes = [node for each in self._nodes.activations for node in each.nodes]
         return any(node.needs_data for node in [*nodes, self._nodes.output] if node)
 
@@ -178,10 +179,10 @@ class FakeQuantize(keras.layers.Layer):
 
     Args:
         observer: The observer. Defaults to `AllValuesRange()`.
-        range_update: As of `QuantizeWrapper`.
-        delay: Likewise.
-        freeze_after: Likewise.
-        **kwargs: Of the base layer.
+        range_update: As in `QuantizeWrapper`.
+        delay: Steps before quantization starts, as in `QuantizeWrapper`.
+        freeze_after: Step after which ranges are frozen, as in `QuantizeWrapper`.
+        **kwargs: Arguments of the base layer.
 
     Input shape:
         Any, in any structure; tensors of one structure share the range.
@@ -234,7 +235,7 @@ class FakeQuantize(keras.layers.Layer):
 
     @property
     def needs_data(self) -> bool:
-        """Whether the range is unknown before training."""
+        """True if the range is unknown before training."""
         return self._node.needs_data
 
     def compute_output_spec(self, inputs: Any, **_: Any) -> Any:

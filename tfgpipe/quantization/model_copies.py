@@ -89,7 +89,7 @@ def quantize_after_training(
 
     Args:
         model: A built model, pipelined or not, that is not quantized.
-        mode: As of `keras.Model.quantize`.
+        mode: As in `keras.Model.quantize`.
 
     Raises:
         TypeError: If it is no Functional or Sequential model, or a pipeline of it.
@@ -115,7 +115,7 @@ def _map_config(
     """Returns a serialized configuration with each object in it replaced.
 
     Args:
-        config: What `keras.saving.serialize_keras_object` returned.
+        config: The result of `keras.saving.serialize_keras_object`.
         function: Returns the replacement of a serialized object, whose own objects are
             replaced already.
     """

@@ -61,9 +61,9 @@ class LossHead:
 
         Args:
             targets: Nested as Keras nests them.
-            outputs: Likewise.
-            weights: Sample weights, likewise, or None.
-            denominators: Of the mini-batch, one a loss, `[n]`.
+            outputs: The outputs, nested in the same way.
+            weights: Sample weights, nested in the same way, or None.
+            denominators: Denominators of the mini-batch, one a loss, `[n]`.
         """
         rows = tf.shape(keras.tree.flatten(outputs)[0])[0]
         masked = [(False, False)] * len(self._reductions)
@@ -113,7 +113,7 @@ def denominator(
 
     Args:
         loss: The loss.
-        reduction: What it gives.
+        reduction: Its reduction: values, mean or sum.
         masks: Masks that tell what counts, or None.
         weights: Sample weights, or None.
         rows: Number of rows.
@@ -153,7 +153,7 @@ def denominators(
     *,
     masks_values: Sequence[bool],
 ) -> tf.Tensor:
-    """Returns what the losses of a mini-batch are divided by, on all replicas, `[n]`.
+    """Returns the denominators of a mini-batch's losses, on all replicas, `[n]`.
 
     Args:
         compiled: The model's losses.

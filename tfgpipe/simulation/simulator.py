@@ -39,7 +39,7 @@ PerStage: TypeAlias = float | Sequence[float]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What the actions of each stage take, for one microbatch.
+    """Times and bytes of the actions of each stage, for one microbatch.
 
     Without arguments the unit of time is a forward, a backward takes twice as long,
     transfers are free, and nothing holds memory. What is given for each stage is one
@@ -114,7 +114,7 @@ class Costs:
                 )
 
     def seconds(self, name: str, k: int) -> float:
-        """Returns how long one kind of pass takes stage k, in seconds."""
+        """Returns the time of one kind of pass on stage k, in seconds."""
         values = getattr(self, name)
         if values is None:  # Half of a split backward.
             return _for_stage(self.backward, k) / 2
@@ -150,7 +150,7 @@ class Simulation:
     """A schedule run with given costs.
 
     Attributes:
-        timeline: What each device does when.
+        timeline: The timeline of all devices.
         costs: The costs of its actions and transfers.
     """
 

@@ -40,8 +40,8 @@ class Span:
         stage: k.
         microbatch: m.
         device: The index of the device.
-        start: When it starts, in seconds.
-        end: When it ends, in seconds.
+        start: Its start, in seconds.
+        end: Its end, in seconds.
     """
 
     kind: ActionKind
@@ -79,8 +79,8 @@ class TransferSpan:
         to_stage: The stage that needs them: a later one for activations, an earlier
             one for gradients.
         microbatch: m.
-        start: When they leave, in seconds.
-        end: When they are there, in seconds.
+        start: Time of departure, in seconds.
+        end: Time of arrival, in seconds.
     """
 
     from_stage: int
@@ -135,12 +135,12 @@ class Timeline:
 
     @functools.cached_property
     def start(self) -> float:
-        """When the first span starts, in seconds."""
+        """Start of the first span, in seconds."""
         return min(span.start for span in self.spans)
 
     @functools.cached_property
     def end(self) -> float:
-        """When the last span ends, in seconds."""
+        """End of the last span, in seconds."""
         return max(span.end for span in self.spans)
 
     @property
@@ -217,7 +217,7 @@ class Timeline:
         return "\n".join(lines)
 
     def _seconds(self, spans: Iterable[Span]) -> tuple[float, ...]:
-        """Returns how long each device takes for some spans."""
+        """Returns the time of each device for some spans."""
         seconds: list[float] = [0] * self.schedule.num_devices
         for span in spans:
             seconds[span.device] += span.duration

@@ -49,14 +49,14 @@ class SPMDPipeline(keras.layers.Layer):
         num_microbatches: M, into how many microbatches each mini-batch is split; it
             divides the batch size. Cores compute in vain for (K - 1) / (M + K - 1) of
             the time.
-        partitioned: Whether the computation is compiled for K cores. `"auto"` is for
-            yes under an `SPMDPipelineStrategy`.
+        partitioned: True to compile the computation for K cores. `"auto"` does so under
+            an `SPMDPipelineStrategy`.
         name: The layer's name.
         **kwargs: Further arguments of `keras.layers.Layer`.
 
     Call arguments:
         inputs: A tensor of floats.
-        training: Whether layers run as in training.
+        training: True to run layers as in training.
         mask: Not supported: must be None.
 
     Input shape:
@@ -150,8 +150,8 @@ class SPMDPipeline(keras.layers.Layer):
         """Runs a mini-batch through the pipeline.
 
         Args:
-            inputs: What the first layer takes, `[B, ...]`.
-            training: Whether layers run as in training.
+            inputs: The inputs of the first layer, `[B, ...]`.
+            training: True to run layers as in training.
             mask: Must be None.
 
         Raises:

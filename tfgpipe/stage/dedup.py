@@ -148,7 +148,7 @@ def _configuration(layer: Any, classes: Collection[tuple[str, str]]) -> list[Has
 
 
 def _call_config(config: Mapping[str, Any], *, is_keras: bool) -> dict[str, Any]:
-    """Returns what of a layer's configuration its `call` may depend on."""
+    """Returns the part of a layer's configuration that its `call` may depend on."""
     return {
         key: value
         for key, value in config.items()
@@ -188,7 +188,7 @@ def _hashable(x: Any, classes: Collection[tuple[str, str]] = ()) -> Hashable:
 def _serialized(
     x: dict[str, Any], classes: Collection[tuple[str, str]]
 ) -> dict[str, Any]:
-    """Returns what counts of an object that Keras has serialized.
+    """Returns the part that counts of an object that Keras has serialized.
 
     Of Keras' own it is the configuration. So it is of layers, which are described by
     themselves as well. Of anything else, as of functions, there may be more to it.

@@ -44,7 +44,7 @@ def guarded(
         compute: The function, for some rows.
         fetches: Names of what it makes.
         keep: Returns the accumulators as they are after no rows.
-        always_runs: Whether it is to be run even without rows.
+        always_runs: True to run it even without examples.
     """
     before = dict(zip(trace.new_carry, trace.carry, strict=True))
     by_row = {

@@ -41,7 +41,7 @@ class DeviceFunction(Protocol):
 
     @property
     def graph(self) -> tf.Graph:
-        """What it computes."""
+        """The graph that it computes."""
 
     def __call__(
         self, *tensors: tf.Tensor, devices: Sequence[str] = ()
@@ -76,13 +76,13 @@ class StageFunction:
         *rows: tf.Tensor,
         devices: Sequence[str] = (),
     ) -> tuple[NamedTensors, list[tf.Tensor]]:
-        """Returns what it makes, and the updated accumulators.
+        """Returns its outputs and the updated accumulators.
 
         Args:
             values: The tensors it takes, by name.
             sums: The accumulators, if it makes gradients of weights.
             *rows: The number of rows, if that may be zero.
-            devices: Those of the shards; nothing for all here.
+            devices: Devices of the shards; empty for the current device.
         """
         feeds = [values[feed] for feed in self.feeds]
         results = self.function(*rows, *feeds, *sums, devices=devices)
@@ -95,12 +95,13 @@ class StageFunctions:
 
     Args:
         trace: The stage.
-        options: How it runs.
-        saves: Whether the forward keeps what spares the backward any recomputation.
+        options: Its options.
+        saves: True if the forward saves the tensors that spare the backward any
+            recomputation.
         cache: Functions to share. New ones are added.
 
     Attributes:
-        accumulation: How the gradients of the weights are summed over microbatches.
+        accumulation: The accumulation of weight gradients over microbatches.
         hoistable: Names of tensors that are the same for all microbatches of a step.
         host_made: Names of tensors that the host makes of each microbatch for a GPU.
         residuals: Names of the tensors that the forward saves for the backward.
@@ -265,12 +266,12 @@ class StageFunctions:
     def hoisted(
         self, run: StageFunction, values: NamedTensors, devices: Sequence[str] = ()
     ) -> NamedTensors:
-        """Returns what a function takes of `hoistable`, but for what is there already.
+        """Returns the hoisted tensors of a function that are not there yet.
 
         Args:
             run: One of the functions.
-            values: What there is, the weights and the state among it.
-            devices: Those of the shards; nothing for all here.
+            values: All tensors by name, weights and state among them.
+            devices: Devices of the shards; empty for the current device.
         """
         names = tuple(n for n in self.hoistable if n in run.feeds and n not in values)
         if not names:
@@ -366,7 +367,7 @@ class StageFunctions:
 
     @property
     def _spans_devices(self) -> bool:
-        """Whether a microbatch takes part in collectives, or is on several devices."""
+        """True if a microbatch takes part in collectives, or is on several devices."""
         return bool(self._trace.num_collectives or self._trace.is_sharded)
 
     def _check_compiles(self, options: StageOptions) -> None:
@@ -401,13 +402,13 @@ class StageFunctions:
         Of a stage in shards it is several calls.
 
         Args:
-            name: What to call it.
-            compute: What it computes.
+            name: Its name.
+            compute: The function to trace.
             feeds: Names of what it takes.
             fetches: Names of what it makes.
             which: Indices that tell it from others of that name.
-            rows: Whether it is run on microbatches, which may have no rows.
-            sums: Whether it takes accumulators.
+            rows: True for a function of microbatches, which may be empty.
+            sums: True if it takes accumulators.
         """
         feeds, fetches = tuple(feeds), tuple(fetches)
         key = (name, which, self._key)

@@ -42,8 +42,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
     `PipelinedLayer(..., batch_norm="deferred")` has Keras' own layers do the same.
 
     Args:
-        *args: As of `keras.layers.BatchNormalization`.
-        **kwargs: As of `keras.layers.BatchNormalization`.
+        *args: As in `keras.layers.BatchNormalization`.
+        **kwargs: As in `keras.layers.BatchNormalization`.
 
     Input shape:
         As of `keras.layers.BatchNormalization`.
@@ -88,9 +88,11 @@ class BatchNormalization(keras.layers.BatchNormalization):
         """Normalises the inputs.
 
         Args:
-            inputs: What to normalise.
-            training: Whether by their own moments or by the moving averages.
-            mask: Which positions count, of one dimension less than the inputs.
+            inputs: The tensor to normalise.
+            training: True to normalise by their own moments, False by the moving
+                averages.
+            mask: Mask of the positions that count, of one dimension less than the
+                inputs.
         """
         scope = keras_internals.calls.current_stateless_scope()
         if not (isinstance(scope, TracingScope) and training and self.trainable):

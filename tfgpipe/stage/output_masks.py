@@ -28,7 +28,7 @@ class OutputMasks:
 
     Args:
         graph: The model.
-        device: Where to compute them.
+        device: The device to compute them on.
     """
 
     def __init__(self, graph: CallGraph, device: str) -> None:
@@ -42,8 +42,8 @@ class OutputMasks:
         """Returns by id of each output that has a mask, the mask `[B, ...]`.
 
         Args:
-            inputs: What goes into the model, `[B, ...]` each.
-            training: Whether layers run as in training.
+            inputs: The inputs of the model, `[B, ...]` each.
+            training: True to run layers as in training.
         """
         specs = {w: tf.TensorSpec(x.shape, x.dtype) for w, x in inputs.items()}
         key = (training, *specs.items())

@@ -59,7 +59,7 @@ class GraphSource:
 
     Args:
         trace: The stage.
-        on_one_device: Whether shards are all to be where subgraphs are run.
+        on_one_device: True to have all shards on the device that runs the subgraph.
 
     Attributes:
         graph: The stage as `graph.partitioner` takes it apart, in an order in which it

@@ -143,7 +143,7 @@ class Embedding(ShardedLayer):
         return keras.KerasTensor((*inputs.shape[:-1], self.input_dim), dtype)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """Returns which tokens are no padding."""
+        """Returns the mask of tokens that are no padding."""
         if not self.mask_zero or not keras.backend.is_int_dtype(inputs.dtype):
             return None
         return keras.ops.not_equal(inputs, 0)

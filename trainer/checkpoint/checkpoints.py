@@ -227,8 +227,7 @@ class Checkpoints:
         Beside that one, the last that is there stays, and all that `saving` keeps for
         other reasons than being among the last.
 
-        Returns:
-            Whether there was one.
+        Returns: True if there was one.
         """
         going = self._superfluous(coming, keep=2)
         if not going:

@@ -46,7 +46,7 @@ class Alphabet:
     """Bytes that texts may have, those of UTF-8.
 
     Attributes:
-        first: The first of them.
+        first: The first character.
         last: The last.
         name: Their name.
     """

@@ -86,7 +86,7 @@ class Positions(keras.layers.Layer):
     """Adds a learnt vector to each position, counted from its document's start.
 
     Call arguments:
-        inputs: Of the shape below.
+        inputs: Tensors of the shape below.
         segments: Numbers of documents, `(batch_size, length)`; None: all is one.
 
     Input shape:
@@ -130,7 +130,7 @@ class Block(keras.layers.Layer):
         sharding: Communication between these: see `tfgpipe.layers.TPDense`.
 
     Call arguments:
-        inputs: Of the shape below.
+        inputs: Tensors of the shape below.
         segments: Numbers of documents, `(batch_size, length)`, which do not see each
             other; None: all is one.
 

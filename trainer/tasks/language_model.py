@@ -345,7 +345,7 @@ def bigram_cross_entropy(
     Args:
         text: Tokens to count. # [num_tokens]
         previous: Tokens.
-        following: The token after each of them; of the same shape.
+        following: The token after each, of the same shape.
         vocabulary_size: Tokens are below it.
         ignored: A token that is never to be predicted, if there is such.
     """

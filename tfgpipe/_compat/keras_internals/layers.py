@@ -98,7 +98,7 @@ def layer_metrics(layers: Iterable[keras.layers.Layer]) -> list[keras.metrics.Me
     that a metric is inside of, but not for models.
 
     Args:
-        layers: Those of `model.layers`, or of which a Sequential would be made.
+        layers: The layers of a model, or those of a Sequential to be made.
     """
     found: list[keras.metrics.Metric] = []
     remaining, seen = collections.deque(layers), set()

@@ -70,7 +70,7 @@ def fake_quant_on_device(joint: JointGraph) -> JointGraph:
 
 
 def _levels(low: tf.Tensor, high: tf.Tensor, bits: int, narrow: bool) -> _Levels:
-    """Returns what is made of a range."""
+    """Returns the levels of a range."""
     first, last = float(narrow), float(2**bits - 1)
     nothing = tf.logical_and(tf.equal(low, 0.0), tf.equal(high, 0.0))
     # Grappler makes a division by a constant a product, which differs in the last bit,

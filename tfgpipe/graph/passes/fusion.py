@@ -199,7 +199,7 @@ class _Search:
             yield self._chain([*group, *repeated], self._outputs(group))
 
     def _readers_of(self, name: str) -> list[str]:
-        """Returns what reads an operation; the caller of the graph is called ""."""
+        """Returns the readers of an operation; the caller of the graph is ""."""
         result = self._ops[name].outputs[0].name
         caller = [""] if result in self._fetches else []
         return [*self._readers.get(result, ()), *caller]
@@ -280,7 +280,7 @@ class _Search:
     def _outputs(
         self, group: Sequence[str], in_gradient: Collection[str] = ()
     ) -> list[str]:
-        """Returns what others read of a group.
+        """Returns the results of a group that others read.
 
         Args:
             group: The group.
@@ -311,7 +311,7 @@ class _Search:
         repeatable: Collection[str],
         written: Collection[str],
     ) -> list[str]:
-        """Returns what a group of the gradient computes again."""
+        """Returns the operations that a group of the gradient computes again."""
         found: dict[str, None] = {}
         pending = [tensor for name in group for tensor in self._inputs[name]]
         while pending:

@@ -27,7 +27,7 @@ def platform_passes(
 
     Args:
         kernels: The TensorFlow kernels that run it, or None for XLA's.
-        accumulates: Whether gradients are summed over microbatches.
+        accumulates: True if gradients are summed over microbatches.
         chain_cache: Functions of chains to share, or None if XLA compiles no chains.
     """
     found: list[Pass] = [defer_masks] if accumulates else []

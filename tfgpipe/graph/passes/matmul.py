@@ -63,7 +63,7 @@ def is_static_float32(x: tf.Tensor) -> bool:
 def _choose_form(
     a: tf.Tensor, b: tf.Tensor, transpose_a: bool, transpose_b: bool
 ) -> Form | None:
-    """Returns how to compute a product faster, or None if the plain way is best."""
+    """Returns a faster form of a product, or None if the plain one is best."""
     if not (is_static_float32(a) and is_static_float32(b)):
         return None
     terms, rows = a.shape if transpose_a else a.shape[::-1]
