@@ -1,4 +1,4 @@
-"""What happens between the steps of a run: Keras callbacks that know their step.
+"""Keras callbacks that know their step: logging, checkpoints, divergence, profiles.
 
 Logging         loss and rate, on the screen and in `metrics.jsonl`
 Finiteness      what to do at a loss or gradient that is not finite
@@ -36,7 +36,7 @@ _SMOOTHED = 10
 
 
 class StepCallback(keras.callbacks.Callback):
-    """Is told of each step of a run.
+    """A Keras callback that knows the step of the run.
 
     A subclass defines `begin`, `end` or both. Steps count from 1, and on from a
     checkpoint.
@@ -53,10 +53,10 @@ class StepCallback(keras.callbacks.Callback):
         self.first_step = self.step = first_step
 
     def begin(self, step: int) -> None:
-        """Is called before a step."""
+        """Runs before a step."""
 
     def end(self, step: int, loss: float) -> None:
-        """Is called after a step, with its loss."""
+        """Runs after a step, with its loss."""
 
     def on_train_batch_begin(
         self, batch: int, logs: Mapping[str, Any] | None = None
@@ -68,7 +68,7 @@ class StepCallback(keras.callbacks.Callback):
     def on_train_batch_end(
         self, batch: int, logs: Mapping[str, Any] | None = None
     ) -> None:
-        """Hands the loss on."""
+        """Passes the loss on."""
         self.end(self.first_step + batch + 1, (logs or {})["loss"])
 
 
@@ -111,7 +111,7 @@ class Logging(StepCallback):
         self._marks = deque([(first_step, time.perf_counter())], maxlen=2)
 
     def begin(self, step: int) -> None:
-        """Notes the learning rate.
+        """Records the learning rate.
 
         The schedule counts the updates made, so it is asked before this one.
         """
@@ -212,7 +212,7 @@ class Finiteness(StepCallback):
         self._before: dict[str, Any] = {}
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Looks how many steps were left out before, and what a step may spoil."""
+        """Counts the steps left out before, and finds state that a step may spoil."""
         self._num_left_out = self._count()
         if self._training.nonfinite == "skip":
             self._learnt = {
@@ -222,7 +222,7 @@ class Finiteness(StepCallback):
             }
 
     def begin(self, step: int) -> None:
-        """Makes the loss of all callbacks this step's, and copies what it may spoil."""
+        """Resets the running loss to this step's, and copies state it may spoil."""
         self.model.reset_metrics()
         self._before = variable_names.copies(self._learnt)
 
@@ -270,7 +270,7 @@ class Finiteness(StepCallback):
         print(f"\nStep {step} is left out: {what}.", flush=True)
 
     def _check_batch(self, step: int) -> None:
-        """Raises DivergedError if what a step trained on is not finite itself."""
+        """Raises DivergedError if the batch of a step is not finite itself."""
         found = "" if self._batch is None else not_finite(self._batch(step))
         if found:
             raise DivergedError(
@@ -296,7 +296,7 @@ class Finiteness(StepCallback):
         return float(keras.ops.convert_to_numpy(optimizer.dynamic_scale))
 
     def _culprits(self) -> str:
-        """Says whose gradient was not finite, the backward pass' first one first."""
+        """Names weights whose gradient was not finite, in the order of the backward."""
         optimizer = self._apply_if_finite()
         assert optimizer is not None  # It has counted.
         finite = np.asarray(keras.ops.convert_to_numpy(optimizer.was_finite))
@@ -374,7 +374,7 @@ class Checkpointing(StepCallback):
         self._copy: Checkpoint | None = None
 
     def begin(self, step: int) -> None:
-        """Has signals wait for the end of the step."""
+        """Defers signals to the end of the step."""
         self._stopping.stepping = True
 
     def end(self, step: int, loss: float) -> None:
@@ -406,7 +406,7 @@ class Checkpointing(StepCallback):
         return self._run_state.is_over(self._evaluation.patience)
 
     def _hand_over(self) -> None:
-        """Has the last copy written."""
+        """Writes the last copy."""
         if self._copy is not None:
             self._checkpoints.save(self._copy)
             self._copy = None
@@ -471,7 +471,7 @@ class Profile(StepCallback):
         self._end()
 
     def summary(self) -> str:
-        """Says where the profile is."""
+        """Returns a line with the place of the profile."""
         if not self._written:
             return f"No profile: the run has not come to step {self._first}."
         return f"The profile is in {self._folder}: `tensorboard --logdir` shows it."

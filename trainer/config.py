@@ -496,7 +496,7 @@ class Precision(Hyperparams):
         return self.quantize != "none"
 
     def scope(self) -> contextlib.AbstractContextManager[None]:
-        """Has layers that are made meanwhile compute in this precision."""
+        """Returns a context in which layers are made with this precision."""
         from tfgpipe.capture import dtype_policies
 
         return dtype_policies.default_policy_scope(self.policy)

@@ -1,4 +1,4 @@
-"""Looks at this machine, and says what would be slow or fail: `--mode=doctor`."""
+"""Checks this machine for causes of failures and slow runs: `--mode=doctor`."""
 
 from __future__ import annotations
 

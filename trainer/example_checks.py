@@ -139,7 +139,7 @@ def _check_numbers(spec: Any, dtype: str = "bool") -> None:
 def explained(
     model: tfgpipe.PipelinedModel, loss: Any, batches: Callable[[], Iterable[Any]]
 ) -> Iterator[None]:
-    """Says of an error of TensorFlow meanwhile if labels are the cause.
+    """Raises an error about labels if these are the cause of one of TensorFlow's.
 
     TensorFlow does not say so: what it reports may be another device's operation that
     was cancelled.

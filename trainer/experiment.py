@@ -231,7 +231,7 @@ class Experiment(Hyperparams, abc.ABC):
         return len(batches.as_examples(found))
 
     def check(self) -> None:
-        """Looks for what would otherwise come up after the training.
+        """Checks for errors that would otherwise come up after the training.
 
         Raises:
             HyperparameterError: If there is something.

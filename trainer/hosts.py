@@ -71,7 +71,7 @@ class Hosts:
 
     @contextlib.contextmanager
     def speaking(self) -> Iterator[None]:
-        """Has the chief alone say on stdout how the run goes."""
+        """Silences stdout on all hosts but the chief."""
         if self.is_chief:
             yield
             return
@@ -79,7 +79,7 @@ class Hosts:
             yield
 
     def leaving(self) -> contextlib.AbstractContextManager[None]:
-        """Tells the other hosts at the end whether they can go on without this one.
+        """Reports to the other hosts at the end whether they can go on without this one.
 
         What ends all of them at the same step they find out by themselves.
         """

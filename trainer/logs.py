@@ -29,8 +29,8 @@ _BAR = 12
 _REFRESH = 0.1
 
 
-def tell(text: str) -> None:
-    """Tells what went wrong on the way, on stderr; somebody need not be there."""
+def report(text: str) -> None:
+    """Prints a problem on stderr, which may be closed."""
     with contextlib.suppress(OSError):
         print(f"\n{text}", file=sys.stderr, flush=True)
 
@@ -153,7 +153,7 @@ class Progress:
 class Metrics:
     """Writes the measurements of a run.
 
-    A disk that is full costs measurements, and stops nothing: it is told once.
+    A disk that is full costs measurements, and stops nothing: it is reported once.
 
     Args:
         folder: The run's folder.
@@ -167,7 +167,7 @@ class Metrics:
         self, folder: Path, *, step: int, text: str = "", name: str = "metrics"
     ) -> None:
         self._path = folder / f"{name}.jsonl"
-        self._told = False
+        self._reported = False
         before = [
             record for record in read_metrics(self._path) if record["step"] <= step
         ]
@@ -235,10 +235,12 @@ class Metrics:
         try:
             write()
         except (OSError, tf.errors.OpError) as error:
-            if not self._told:
+            if not self._reported:
                 reason = str(error).partition("\n")[0]
-                tell(f"Measurements could not be written: {reason}. Training goes on.")
-            self._told = True
+                report(
+                    f"Measurements could not be written: {reason}. Training goes on."
+                )
+            self._reported = True
 
 
 class Curves:

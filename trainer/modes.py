@@ -91,7 +91,7 @@ def _with_checkpoint(
     folder: Path,
     stopping: Stopping,
 ) -> None:
-    """Does what is done with one checkpoint."""
+    """Runs a mode on one checkpoint: eval, decode or export."""
     checkpoints = run_dir.checkpoints(folder)
     checkpoint = _chosen(flags.checkpoint, checkpoints)
     load(checkpoint, model)

@@ -239,7 +239,7 @@ def is_held(folder: Path) -> bool:
 
 
 def _write(file: FileIO, text: str) -> None:
-    """Says who holds the lock; a full disk is no reason not to."""
+    """Writes the holder of the lock to its file; a full disk is no error."""
     with contextlib.suppress(OSError):
         file.truncate(0)
         file.write(text.encode())

@@ -114,7 +114,7 @@ def misnamed(folder: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def writing(folder: Path, step: int) -> Iterator[Path]:
-    """Has a checkpoint come into being.
+    """Makes a folder into a checkpoint when its files are written.
 
     Yields:
         A folder to write its files to. Those become the checkpoint afterwards.

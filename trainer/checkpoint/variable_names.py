@@ -9,8 +9,8 @@ before its name; neither says anything about the layer, so here neither is in a 
     optimizer/block_1/dense_1/kernel/momentum                  and its slot
 
 so the same name is found unpipelined, in another partition or process. Numbers are
-given in the order of the layers. What an optimizer is told by its hyperparameters, as a
-constant learning rate, is no state of a run.
+given in the order of the layers. An optimizer's hyperparameters, as a constant learning
+rate, are no state of a run.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def averages(state: State) -> list[tuple[keras.Variable, keras.Variable]]:
 
 @contextlib.contextmanager
 def averaged(model: keras.Model) -> Iterator[None]:
-    """Shows the averages of the weights in their place, if the optimizer keeps them."""
+    """Puts the averages of weights in their place, if the optimizer keeps them."""
     pairs = averages(everything(model))
     own = [keras.ops.convert_to_numpy(weight) for weight, _ in pairs]
     for weight, average in pairs:

@@ -397,7 +397,7 @@ def _until_exit(batches: Any) -> Iterator[Any]:
 
 
 def _start_worker(index: int, count: int) -> None:
-    """Has a process that makes batches end with its parent, also by `kill -9`."""
+    """Ends a process that makes batches with its parent, also by `kill -9`."""
     del index, count
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # The parent has said it.
     parent = multiprocessing.parent_process()

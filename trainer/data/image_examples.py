@@ -18,7 +18,7 @@ from trainer.hyperparams import HyperparameterError
 
 
 class Target(abc.ABC):
-    """A kind of what is to be told of an image."""
+    """A kind of target of an image."""
 
     @property
     @abc.abstractmethod
