@@ -79,7 +79,7 @@ class Hosts:
             yield
 
     def leaving(self) -> contextlib.AbstractContextManager[None]:
-        """Reports to the other hosts at the end whether they can go on without this one.
+        """Reports to other hosts at the end whether they can go on without this one.
 
         What ends all of them at the same step they find out by themselves.
         """

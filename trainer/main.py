@@ -40,7 +40,7 @@ def run_program(argv: Sequence[str]) -> NoReturn:
 
 
 def _status(argv: Sequence[str], signals: contextlib.ExitStack) -> int:
-    """Runs a command line; `signals` is the context that catches signals in training."""
+    """Runs a command line; `signals` is the context of signals in training."""
     flags = None
     try:
         flags = parse(argv)
