@@ -30,8 +30,6 @@ NOT_YET = (
     "tfgpipe/pipelined_layer.py",
     "tfgpipe/pipelined_model.py",
     "tfgpipe/planner",
-    "tfgpipe/remat",
-    "tfgpipe/report",
     "tfgpipe/runtime",
     "tfgpipe/schedules",
     "tfgpipe/stage",

@@ -66,8 +66,8 @@ class Device:
         network: The way to those beyond.
         group: Number of devices that the fast link connects.
         efficiency: The share of the peak that large products reach.
-        fusion_factor: Of the memory traffic of element-wise operations, the share left
-            after a compiler has fused them: 1 without a compiler.
+        fusion_factor: Share of the memory traffic of element-wise operations that is
+            left after fusion by a compiler: 1 without a compiler.
         temp_factor: Share of recomputed tensors and workspace, counted operation by
             operation, that a compiled backward holds: 1 without a compiler.
         reserved: Bytes that the runtime reserves.

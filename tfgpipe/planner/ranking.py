@@ -69,7 +69,8 @@ class SearchResult:
         best: The fastest that fit, the first first; empty if nothing fits.
         rejected: Groups of the others by `name`, such as `"K=1"`, each with its best
             `config` and the `reason` for which it is not among them.
-        closest: Of those that do not fit, the one that needs least; None if all fit.
+        closest: The configuration that needs least of those that do not fit; None if
+            all fit.
         num_configs: Number of configurations.
         num_fitting: Number of those that fit.
     """

@@ -60,7 +60,8 @@ def print_summary(
 
     Args:
         model: The model.
-        line_length: As for `keras.Model.summary`, as are all that follow.
+        line_length: Width of a line. This and all that follow are those of
+            `keras.Model.summary`.
         positions: End of each column, as a fraction of the width.
         print_fn: A function to call with the text.
         expand_nested: True for rows of layers inside layers.
