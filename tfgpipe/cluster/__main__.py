@@ -72,7 +72,7 @@ def _add_worker(commands: Any) -> None:
     add("--devices", type=_positive, default=1, metavar="N", help="devices of the CPU")
     cluster = "the list of all workers, for replicas that are processes"
     add("--cluster", type=_addresses, metavar="LIST", help=cluster)
-    add("--index", type=_count, metavar="I", help="index of this one in the list, from 0")
+    add("--index", type=_count, metavar="I", help="index in this list, from 0")
 
 
 def _add_launch(commands: Any) -> None:
