@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfgpipe import cluster, schedules
 from tfgpipe._compat import functions, keras_internals
-from tfgpipe._util import IdentityMap, argument_checks, some_of, unique
+from tfgpipe._util import IdentityMap, argument_checks, first_names, unique
 from tfgpipe.capture import source_model, tracer
 from tfgpipe.devices import Mesh, sharding
 from tfgpipe.distribution import (
@@ -506,7 +506,7 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
         """Returns names of trainable variables among values that are not its own."""
         own = IdentityMap((variable, None) for variable in self.variables)
         variables = unique(x for x in values if isinstance(x, keras.Variable))
-        return some_of([v.path for v in variables if v.trainable and v not in own])
+        return first_names([v.path for v in variables if v.trainable and v not in own])
 
     def _weight_regularization(self) -> list[_WeightRegularization]:
         """Returns the losses of weights' regularizers, each on its weight's device."""

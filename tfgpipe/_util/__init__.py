@@ -8,9 +8,9 @@ from tfgpipe._util.lazy import lazy_exports
 from tfgpipe._util.sizes import num_bytes
 from tfgpipe._util.spans import stage_spans
 from tfgpipe._util.text import (
+    first_names,
     layer_names,
     readable_bytes,
     readable_count,
-    some_of,
     text_table,
 )

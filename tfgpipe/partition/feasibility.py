@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import argument_checks, some_of, unique
+from tfgpipe._util import argument_checks, first_names, unique
 from tfgpipe.costs import profiler
 
 
@@ -39,7 +39,7 @@ def check_feasible(
     ) * (not any(isinstance(layer, keras.layers.Layer) for layer in called))
     raise ValueError(
         "Every stage holds at least one call of a layer. Received num_stages="
-        f"{num_stages} for a model of {len(called)} calls, {some_of(names)}, "
+        f"{num_stages} for a model of {len(called)} calls, {first_names(names)}, "
         f"of which at most {possible} stages can be made.{together}"
         f"{_describe_largest_opaque(called, opaque)}{eager} Use "
         f"num_stages={possible}{' or fewer' * (possible > 1)}."

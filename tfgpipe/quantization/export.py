@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import some_of
+from tfgpipe._util import first_names
 from tfgpipe.quantization.layers import QuantizeWrapper, quantizing_layers
 from tfgpipe.quantization.model_copies import plain_copy
 from tfgpipe.quantization.tflite import Interpreter, batches, without_deprecation
@@ -138,7 +138,7 @@ def _check_ranges(copy: keras.Model, *, calibrated: bool) -> None:
     if missing:
         raise ValueError(
             "Activations are quantized by ranges that were seen in training. Received "
-            f"layers {some_of(missing)}, which have seen none. Train the model, or run "
+            f"layers {first_names(missing)}, which have seen none. Train the model, or run "
             "`model(x, training=True)` on a few batches."
         )
 

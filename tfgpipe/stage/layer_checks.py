@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import IdentityMap, some_of
+from tfgpipe._util import IdentityMap, first_names
 from tfgpipe.stage import dedup, normalization
 
 
@@ -99,7 +99,7 @@ def warn_of_state_per_microbatch(
         warnings.warn(
             "Some layers change variables of their own whenever they are called, and "
             "in a pipeline that is once a microbatch, in order, rather than once a "
-            f"step. Received {some_of(names)}. Use `num_microbatches=1`, or change "
+            f"step. Received {first_names(names)}. Use `num_microbatches=1`, or change "
             "them outside the pipeline, if that is not meant.",
             stacklevel=2,
         )
