@@ -138,8 +138,8 @@ def _check_ranges(copy: keras.Model, *, calibrated: bool) -> None:
     if missing:
         raise ValueError(
             "Activations are quantized by ranges that were seen in training. Received "
-            f"layers {first_names(missing)}, which have seen none. Train the model, or run "
-            "`model(x, training=True)` on a few batches."
+            f"layers {first_names(missing)}, which have seen none. Train the model, or "
+            "run `model(x, training=True)` on a few batches."
         )
 
 

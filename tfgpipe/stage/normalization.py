@@ -207,7 +207,7 @@ def warn_of_batch_norm(calls: Iterable[Any], batch_norm: str) -> None:
         "Batch normalization sees one microbatch at a time in a pipeline: each is "
         "normalised on its own, and the moving averages move once for each, so that "
         "evaluation differs from that of the unpipelined model. Received "
-        f"{len(moved)} such layers: {first_names([norm.name for norm in moved])}. {way_out}"
+        f"{len(moved)} such layers: {first_names([x.name for x in moved])}. {way_out}"
         "`num_microbatches=1` for everything, or GroupNormalization or "
         "LayerNormalization, which know no batch.",
         stacklevel=2,
