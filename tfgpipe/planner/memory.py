@@ -9,11 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfgpipe._util import stage_spans
-from tfgpipe.costs import LayerBytes, LayerCost, Memory, stage_bytes
-from tfgpipe.planner.devices import Device
-from tfgpipe.planner.parallel_config import ParallelConfig
-from tfgpipe.planner.workload import Workload
+from tfgpipe.costs import LayerBytes, LayerCost, Memory, StageBytes, stage_bytes
+from tfgpipe.planner.workload import StagedWorkload
 
 
 def layer_bytes(
@@ -39,34 +36,29 @@ def layer_bytes(
     )
 
 
-def devices(
-    workload: Workload,
-    config: ParallelConfig,
-    layers_per_stage: Sequence[int],
-    *,
-    examples: float,
-    num_slots: float,
-    device: Device,
-) -> tuple[Memory, ...]:
+def devices(staged: StagedWorkload) -> tuple[Memory, ...]:
     """Returns the memory of each device of a pipeline."""
-    load = config.load
+    workload, config, device = staged.workload, staged.config, staged.device
     temp_factor = device.temp_factor if workload.traced else 1.0
-    layers = [
-        layer_bytes(
-            layer,
-            examples=examples,
-            num_shards=config.num_shards,
-            dtype=workload.dtype,
-            temp_factor=temp_factor,
+    split = config.load.splits_backwards
+
+    def stage(layers: Sequence[LayerCost]) -> StageBytes:
+        each = [
+            layer_bytes(
+                layer,
+                examples=staged.examples,
+                num_shards=config.num_shards,
+                dtype=workload.dtype,
+                temp_factor=temp_factor,
+            )
+            for layer in layers
+        ]
+        return stage_bytes(
+            each, config.remat, temp_factor=1.0 if split else temp_factor
         )
-        for layer in workload.layers
-    ]
-    stages = [
-        stage_bytes(
-            layers[span],
-            config.remat,
-            temp_factor=1.0 if load.splits_backwards else temp_factor,
-        )
-        for span in stage_spans(layers_per_stage)
-    ]
-    return load.device_memory(stages, num_slots=num_slots, reserved=device.reserved)
+
+    return config.load.device_memory(
+        [stage(layers) for layers in staged.stages],
+        num_slots=staged.num_slots,
+        reserved=device.reserved,
+    )

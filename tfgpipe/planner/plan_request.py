@@ -14,7 +14,7 @@ from tfgpipe.planner import memory, step_time
 from tfgpipe.planner.devices import Device
 from tfgpipe.planner.parallel_config import ParallelConfig
 from tfgpipe.planner.step_time import StepTime
-from tfgpipe.planner.workload import Workload
+from tfgpipe.planner.workload import StagedWorkload, Workload
 from tfgpipe.report import plot_memory_parts
 
 if TYPE_CHECKING:
@@ -105,12 +105,17 @@ class PlanRequest:
         """Returns the number of examples of a microbatch."""
         return self.batch_size / config.num_replicas / config.num_microbatches
 
-    def _settings(self, config: ParallelConfig) -> dict[str, Any]:
-        return {
-            "examples": self.microbatch_size(config),
-            "num_slots": self.num_slots,
-            "device": self.device,
-        }
+    def _staged(
+        self, config: ParallelConfig, layers_per_stage: Sequence[int]
+    ) -> StagedWorkload:
+        return StagedWorkload(
+            workload=self.workload,
+            config=config,
+            layers_per_stage=tuple(layers_per_stage),
+            examples=self.microbatch_size(config),
+            num_slots=self.num_slots,
+            device=self.device,
+        )
 
     def estimate(
         self, config: ParallelConfig, layers_per_stage: Sequence[int] | None = None
@@ -123,8 +128,7 @@ class PlanRequest:
                 partition.
         """
         chosen = tuple(layers_per_stage or self.partition(config))
-        settings = self._settings(config)
-        time = step_time.step_time(self.workload, config, chosen, **settings)
+        time = step_time.step_time(self._staged(config, chosen))
         peak = self.device.peak(self.workload.dtype) * config.total_devices
         return Estimate(
             config=config,
@@ -138,29 +142,19 @@ class PlanRequest:
         self, config: ParallelConfig, layers_per_stage: Sequence[int]
     ) -> list[step_time.StageTimes]:
         """Returns the times of each stage on a microbatch."""
-        return step_time.stage_times(
-            self.workload,
-            config,
-            layers_per_stage,
-            examples=self.microbatch_size(config),
-            device=self.device,
-        )
+        return step_time.stage_times(self._staged(config, layers_per_stage))
 
     def lower_bound_seconds(
         self, config: ParallelConfig, layers_per_stage: Sequence[int]
     ) -> float:
         """Returns the seconds that no step of a configuration is faster than."""
-        return step_time.lower_bound_seconds(
-            self.workload, config, layers_per_stage, **self._settings(config)
-        )
+        return step_time.lower_bound_seconds(self._staged(config, layers_per_stage))
 
     def memory(
         self, config: ParallelConfig, layers_per_stage: Sequence[int]
     ) -> tuple[Memory, ...]:
         """Returns the memory of each device of a pipeline."""
-        return memory.devices(
-            self.workload, config, layers_per_stage, **self._settings(config)
-        )
+        return memory.devices(self._staged(config, layers_per_stage))
 
     def fits(self, held: Sequence[Memory]) -> bool:
         """Returns whether the fullest device has room."""

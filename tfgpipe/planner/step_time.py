@@ -20,7 +20,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tfgpipe._util import stage_spans
 from tfgpipe.costs import (
     LayerCost,
     PassCost,
@@ -30,7 +29,7 @@ from tfgpipe.costs import (
 )
 from tfgpipe.planner.devices import Device, Link
 from tfgpipe.planner.parallel_config import ParallelConfig
-from tfgpipe.planner.workload import Workload
+from tfgpipe.planner.workload import StagedWorkload
 from tfgpipe.schedules import ActionKind, Schedule, kinds
 from tfgpipe.simulation import Costs, simulate
 
@@ -139,25 +138,18 @@ def reduction_seconds(
     return PassCost(seconds, seconds)
 
 
-def stage_times(
-    workload: Workload,
-    config: ParallelConfig,
-    layers_per_stage: Sequence[int],
-    *,
-    examples: float,
-    device: Device,
-) -> list[StageTimes]:
+def stage_times(staged: StagedWorkload) -> list[StageTimes]:
     """Returns the times of each stage on a microbatch."""
-    found = []
+    config, device, dtype = staged.config, staged.device, staged.workload.dtype
     sizes: dict[str, Any] = {
-        "examples": examples,
+        "examples": staged.examples,
         "num_shards": config.num_shards,
         "device": device,
     }
-    for k, span in enumerate(stage_spans(layers_per_stage)):
-        layers = workload.layers[span]
+    found = []
+    for k, layers in enumerate(staged.stages):
         again = config.load.recomputed(k, len(layers))
-        passes = [layer_seconds(x, **sizes, dtype=workload.dtype) for x in layers]
+        passes = [layer_seconds(x, **sizes, dtype=dtype) for x in layers]
         computed = stage_work(passes, again)
         reduced = stage_work([reduction_seconds(x, **sizes) for x in layers], again)
         found.append(
@@ -171,23 +163,13 @@ def stage_times(
     return found
 
 
-def lower_bound_seconds(
-    workload: Workload,
-    config: ParallelConfig,
-    layers_per_stage: Sequence[int],
-    *,
-    examples: float,
-    num_slots: float,
-    device: Device,
-) -> float:
-    """Returns the seconds that no step is faster than; arguments as of `step_time`.
+def lower_bound_seconds(staged: StagedWorkload) -> float:
+    """Returns the seconds that no step is faster than.
 
     A device begins when a microbatch has passed the stages before, then does all its
     work, and whole backwards go back through those stages at the end.
     """
-    stages = stage_times(
-        workload, config, layers_per_stage, examples=examples, device=device
-    )
+    config, stages = staged.config, stage_times(staged)
     least = 0.0
     for p in range(config.num_devices):
         mine = config.stages_on(p)
@@ -196,34 +178,23 @@ def lower_bound_seconds(
             wait += sum(stage.backward for stage in stages[: min(mine)])
         work = config.num_microbatches * sum(stages[k].total for k in mine)
         least = max(least, wait + work)
-    return least + sum(
-        update_times(
-            workload, config, layers_per_stage, num_slots=num_slots, device=device
-        )
-    )
+    return least + sum(update_times(staged))
 
 
-def update_times(
-    workload: Workload,
-    config: ParallelConfig,
-    layers_per_stage: Sequence[int],
-    *,
-    num_slots: float,
-    device: Device,
-) -> tuple[float, float]:
+def update_times(staged: StagedWorkload) -> tuple[float, float]:
     """Returns the seconds of the all-reduce of gradients and of the weights' update."""
+    config, device, stages = staged.config, staged.device, staged.stages
     D, P, T = config.num_replicas, config.num_devices, config.num_shards
-    spans = stage_spans(layers_per_stage)
     trained_bytes = max(
         sum(
             layer.weights.trained_bytes / layer.shards(T)
             for k in config.stages_on(p)
-            for layer in workload.layers[spans[k]]
+            for layer in stages[k]
         )
         for p in range(P)
     )
     # Of weights and slots each is read and written, of gradients read.
-    traffic = trained_bytes * (1 + 2 * (1 + num_slots))
+    traffic = trained_bytes * (1 + 2 * (1 + staged.num_slots))
     link = device.link_across(D * P * T)
     return ring_seconds(trained_bytes, D, link), traffic / device.bandwidth
 
@@ -268,28 +239,15 @@ def pipeline(
     return seconds, 1 - busy / (P * seconds)
 
 
-def step_time(
-    workload: Workload,
-    config: ParallelConfig,
-    layers_per_stage: Sequence[int],
-    *,
-    examples: float,
-    num_slots: float,
-    device: Device,
-) -> StepTime:
+def step_time(staged: StagedWorkload) -> StepTime:
     """Returns the time of a step."""
-    stages = stage_times(
-        workload, config, layers_per_stage, examples=examples, device=device
-    )
-    spans = stage_spans(layers_per_stage)
-    inputs = [examples * workload.layers[span.start].tensors.boundary for span in spans]
+    config, device, stages = staged.config, staged.device, stage_times(staged)
+    inputs = [staged.examples * x[0].tensors.boundary for x in staged.stages]
     P, T = config.num_devices, config.num_shards
     seconds, bubble = pipeline(
         config, stages, boundary_bytes=inputs[1:], link=device.link_across(P * T)
     )
-    replicas, update = update_times(
-        workload, config, layers_per_stage, num_slots=num_slots, device=device
-    )
+    replicas, update = update_times(staged)
     M = config.num_microbatches
     busiest = max(
         ([stages[k] for k in config.stages_on(p)] for p in range(P)),

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from tfgpipe._util import stage_spans
 from tfgpipe.costs import LayerCost
+from tfgpipe.planner.devices import Device
+from tfgpipe.planner.parallel_config import ParallelConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,3 +54,30 @@ class Workload:
     def max_shards(self) -> int:
         """The number that T divides for any layer to be sharded."""
         return math.lcm(*(layer.max_shards for layer in self.layers))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StagedWorkload:
+    """A workload in stages on devices.
+
+    Attributes:
+        workload: The model.
+        config: The configuration.
+        layers_per_stage: The number of layers in each stage.
+        examples: Examples of a microbatch.
+        num_slots: Optimizer slots of a trained weight.
+        device: The kind of device.
+    """
+
+    workload: Workload
+    config: ParallelConfig
+    layers_per_stage: tuple[int, ...]
+    examples: float
+    num_slots: float
+    device: Device
+
+    @property
+    def stages(self) -> list[tuple[LayerCost, ...]]:
+        """The layers of each stage."""
+        spans = stage_spans(self.layers_per_stage)
+        return [self.workload.layers[span] for span in spans]

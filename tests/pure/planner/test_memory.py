@@ -8,21 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pure.planner.toys import TOY, config, layer, request, workload
+from tests.pure.planner.toys import TOY, config, layer, request, staged, workload
 from tfgpipe import schedules
 from tfgpipe.planner import memory
 from tfgpipe.planner.parallel_config import REMATS
 from tfgpipe.simulation.simulator import Costs, simulate
 
 
-def held(model, layers_per_stage, *, examples=2, num_slots=2, device=TOY, **values):
+def held(model, layers_per_stage, *, num_slots=2, device=TOY, **values):
+    each = config(**values)
     return memory.devices(
-        model,
-        config(**values),
-        layers_per_stage,
-        examples=examples,
-        num_slots=num_slots,
-        device=device,
+        staged(model, each, layers_per_stage, num_slots=num_slots, device=device)
     )
 
 
@@ -215,14 +211,10 @@ CONFIGS = st.builds(
 @given(CONFIGS, st.integers(1, 6), st.integers(0, 3))
 def test_parts_add_up(each, examples, num_slots):
     layers_per_stage = request(workload(6)).partition(each)
-    for device in memory.devices(
-        workload(6),
-        each,
-        layers_per_stage,
-        examples=examples,
-        num_slots=num_slots,
-        device=TOY,
-    ):
+    model = staged(
+        workload(6), each, layers_per_stage, examples=examples, num_slots=num_slots
+    )
+    for device in memory.devices(model):
         assert device.total == pytest.approx(sum(device.parts.values()))
         assert min(device.parts.values()) >= 0
 
@@ -249,14 +241,9 @@ def test_recomputing_never_holds_more_than_keeping(each, examples):
     )
 
     def most(remat):
-        found = memory.devices(
-            workload(6),
-            dataclasses.replace(each, remat=remat, schedule="1f1b"),
-            layers_per_stage,
-            examples=examples,
-            num_slots=2,
-            device=TOY,
-        )
+        other = dataclasses.replace(each, remat=remat, schedule="1f1b")
+        model = staged(workload(6), other, layers_per_stage, examples=examples)
+        found = memory.devices(model)
         return max(device.total - device.inputs for device in found)
 
     assert most("layer") <= most("stage") + 1e-9

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pure.planner.toys import TOY, config, layer, request, workload
+from tests.pure.planner.toys import TOY, config, layer, request, staged, workload
 from tfgpipe import schedules
 from tfgpipe.costs import PassCost
 from tfgpipe.planner import step_time
@@ -39,7 +39,7 @@ def test_shards_share_arithmetic_and_what_is_not_whole():
 
 def test_shards_reduce_twice_in_each_pass():
     each = config(num_shards=2, remat="stage")
-    (stage,) = step_time.stage_times(workload(1), each, (1,), examples=2, device=TOY)
+    (stage,) = step_time.stage_times(staged(workload(1), each, (1,)))
     # 10 bytes of two examples, on a ring of two: two hops of 5 bytes at 5 a second.
     once = 2 * (5 / 5 + 0.25)
     assert stage.reductions.total == pytest.approx(3 * 2 * once)
@@ -50,11 +50,13 @@ def test_shards_reduce_twice_in_each_pass():
 def test_a_layer_that_cannot_be_sharded_reduces_nothing():
     layers = (layer(), layer(max_shards=1))
     (stage,) = step_time.stage_times(
-        dataclasses.replace(workload(), layers=layers),
-        config(num_shards=2, remat="layer"),
-        (2,),
-        examples=2,
-        device=TOY,
+        staged(
+            dataclasses.replace(workload(), layers=layers),
+            config(num_shards=2, remat="layer"),
+            (2,),
+            examples=2,
+            device=TOY,
+        )
     )
     # The other one reduces twice, 2.5 s each, and all that twice before its backward.
     assert stage.reductions.forward == pytest.approx(5)
@@ -66,7 +68,7 @@ def test_a_layer_that_cannot_be_sharded_reduces_nothing():
 def test_an_action_has_an_overhead_and_all_layers_but_the_last_recompute_twice():
     device = dataclasses.replace(TOY, overhead=0.5)
     (stage,) = step_time.stage_times(
-        workload(2), config(remat="layer"), (2,), examples=2, device=device
+        staged(workload(2), config(remat="layer"), (2,), examples=2, device=device)
     )
     assert stage.forward == pytest.approx(2 * 8 + 0.5)
     assert stage.recompute == pytest.approx((2 + 1) * 8)
@@ -97,11 +99,13 @@ def test_the_device_of_most_trained_weights_updates_last():
     # Device 0: half of 10 weights, and 4 of 10 that cannot be sharded; device 1: half.
     layers = (layer(), layer(max_shards=1, trained=4), layer())
     replicas, update = step_time.update_times(
-        dataclasses.replace(workload(), layers=layers),
-        config(num_replicas=2, num_devices=2, num_shards=2),
-        (2, 1),
-        num_slots=2,
-        device=TOY,
+        staged(
+            dataclasses.replace(workload(), layers=layers),
+            config(num_replicas=2, num_devices=2, num_shards=2),
+            (2, 1),
+            num_slots=2,
+            device=TOY,
+        )
     )
     # Eight devices are in two groups: 1 byte a second and a latency of 1.
     assert replicas == pytest.approx(2 * (4 * 9 / 2 / 1 + 1))
@@ -152,12 +156,14 @@ def test_a_step_of_unlike_stages_takes_what_was_worked_out_by_hand():
     """
     layers = (layer(), layer(), layer(max_shards=1, inputs=10))
     time = step_time.step_time(
-        dataclasses.replace(workload(), layers=layers),
-        config(num_devices=2, num_shards=2, num_microbatches=2, remat="stage"),
-        (2, 1),
-        examples=2,
-        num_slots=2,
-        device=dataclasses.replace(TOY, group=2),
+        staged(
+            dataclasses.replace(workload(), layers=layers),
+            config(num_devices=2, num_shards=2, num_microbatches=2, remat="stage"),
+            (2, 1),
+            examples=2,
+            num_slots=2,
+            device=dataclasses.replace(TOY, group=2),
+        )
     )
     assert time.pipeline == pytest.approx(214.8)
     # Of the busiest device, twice.
@@ -190,7 +196,7 @@ def test_a_long_step_goes_on_as_it_began(name, K, v, monkeypatch):
         remat="stage",
     )
     stages = step_time.stage_times(
-        workload(K * v), each, (1,) * (K * v), examples=1, device=TOY
+        staged(workload(K * v), each, (1,) * (K * v), examples=1, device=TOY)
     )
 
     def seconds():

@@ -6,6 +6,7 @@ import dataclasses
 
 from tfgpipe.costs import LayerCost, PassCost, TensorBytes, Weights
 from tfgpipe.planner import Device, Link, ParallelConfig, PlanRequest, Workload
+from tfgpipe.planner.workload import StagedWorkload
 
 # A second for 100 FLOP, and for 10 bytes.
 TOY = Device(
@@ -62,3 +63,14 @@ def config(**values) -> ParallelConfig:
 def request(model: Workload | None = None, **values) -> PlanRequest:
     usual = {"device": TOY, "num_devices": 4, "batch_size": 8, "num_slots": 2}
     return PlanRequest(model or workload(), **{**usual, **values})
+
+
+def staged(model, config, layers_per_stage, **values) -> StagedWorkload:
+    """Returns a workload in stages, by default with microbatches of two examples."""
+    usual = {"examples": 2, "num_slots": 2, "device": TOY}
+    return StagedWorkload(
+        workload=model,
+        config=config,
+        layers_per_stage=layers_per_stage,
+        **{**usual, **values},
+    )
