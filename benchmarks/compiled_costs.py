@@ -101,7 +101,7 @@ def measure(
         keras.Model(inputs, norm()(make(norm()(inputs)))),
         num_stages=3,
         num_microbatches=2,
-        balance=[1, num_blocks * NUM_LAYERS[block], 1],
+        partition=[1, num_blocks * NUM_LAYERS[block], 1],
         remat=remat,
     )
     model.compile("sgd", "mse")

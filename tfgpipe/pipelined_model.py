@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
 
-from tfgpipe import cluster, schedules
+from tfgpipe import cluster
 from tfgpipe._compat import functions, keras_internals
 from tfgpipe._util import IdentityMap, argument_checks, first_names, unique
-from tfgpipe.capture import source_model, tracer
+from tfgpipe.capture import tracer
 from tfgpipe.devices import Mesh, sharding
 from tfgpipe.distribution import (
     StageStrategy,
@@ -21,16 +21,22 @@ from tfgpipe.distribution import (
     place_optimizer,
     warn_of_sharded_updates,
 )
-from tfgpipe.partition import Plan, Quantity, check_feasible, resolve
-from tfgpipe.pipelined_layer import PipelinedLayer, arguments_from_config
-from tfgpipe.remat import RematLike
+from tfgpipe.partition import (
+    ModelOptions,
+    PipelineConfig,
+    Plan,
+    load_arguments,
+    takes_options,
+)
+from tfgpipe.pipelined_layer import PipelinedLayer
 from tfgpipe.report import print_summary
 from tfgpipe.runtime import LossPipeline, Pipeline, StepTimer, TimingRecorder
-from tfgpipe.schedules import Action, Schedule, kinds
-from tfgpipe.stage import Stage, codecs, normalization, owned_variables
+from tfgpipe.schedules import Schedule
+from tfgpipe.stage import Stage, owned_variables
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
+@takes_options(ModelOptions)
 class PipelinedModel(keras_internals.replicated_model.Replicated):
     """Trains a model as a pipeline that includes the loss.
 
@@ -45,27 +51,11 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
     Args:
         layers: A Functional or Sequential model, or a list of layers, as for
             `PipelinedLayer`.
-        num_stages: K. With `schedule="interleaved"`, counting each of several on one
-            device.
-        num_microbatches: M.
-        schedule: In which order devices run forwards and backwards: `"gpipe"`,
-            `"1f1b"`, `"interleaved"`, `"zero_bubble"` (see `tfgpipe.schedules`), or a
-            `tfgpipe.Schedule`.
-        balance: As for `PipelinedLayer`.
-        memory_limit: Likewise.
-        remat: Likewise. `"except_last"` keeps activations wherever a backward follows
-            its forward at once.
-        jit_compile: Likewise.
-        batch_norm: Likewise.
-        transfer_dtype: Likewise.
-        devices: Names of the P devices, to which stages are dealt round robin. Defaults
-            to the first K that there are, or for `"interleaved"` to as many as divide
-            K. Not to be given under a `PipelineStrategy`.
         name: The model's name.
-        dtype: As for `PipelinedLayer`.
+        trainable: Whether its weights are trained.
+        **options: Fields of `tfgpipe.PipelineConfig`.
 
     Attributes:
-        schedule: The order in which actions run.
         recorder: Records the times of actions in train steps that are traced while it
             is set: see `tfgpipe.TimelineCallback`.
 
@@ -95,58 +85,22 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
     test_function: Any
     predict_function: Any
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Refuses arguments by their names in other libraries."""
-        argument_checks.check_argument_names(cls.__init__, kwargs)
-        return super().__new__(cls, *args, **kwargs)
-
     def __init__(
         self,
         layers: Sequence[keras.layers.Layer] | keras.Model,
         *,
-        num_stages: int | None = None,
-        num_microbatches: int,
-        schedule: schedules.Name | Schedule = "gpipe",
-        balance: Quantity | Sequence[int] | Sequence[str] = "params",
-        memory_limit: float | None = None,
-        remat: RematLike = "stage",
-        jit_compile: bool | Literal["auto"] = "auto",
-        batch_norm: normalization.BatchNorm = "microbatch",
-        transfer_dtype: codecs.CodecLike = None,
-        devices: Sequence[str] | None = None,
         name: str | None = None,
-        dtype: Any = None,
-        **kwargs: Any,
+        trainable: bool = True,
+        **options: Unpack[ModelOptions],
     ) -> None:
+        config, others = PipelineConfig.split(options, ModelOptions)
         # The layers inside cast what they are given, each to its own dtype.
-        super().__init__(name=name, dtype=dtype, autocast=False, **kwargs)
-        given = source_model.make_source(layers)
-        _check_methods(layers)
-        check_feasible(given.calls, num_stages, given.opaque_calls)
-        resolved = resolve(
-            schedule,
-            num_stages=num_stages,
-            num_microbatches=num_microbatches,
-            balance=balance,
-            devices=devices,
-            num_shards=sharding.num_shards(given.calls),
+        super().__init__(
+            name=name, trainable=trainable, dtype=config.dtype, autocast=False, **others
         )
-        self._requested_schedule = schedule
-        self._requested_devices = argument_checks.check_device_names(devices)
-        self.schedule = resolved.schedule
+        _check_methods(layers)
         self.pipelined = PipelinedLayer(
-            layers,
-            num_stages=num_stages or self.schedule.num_stages,
-            num_microbatches=num_microbatches,
-            balance=balance,
-            memory_limit=memory_limit,
-            remat=remat,
-            jit_compile=jit_compile,
-            batch_norm=batch_norm,
-            transfer_dtype=transfer_dtype,
-            devices=resolved.devices,
-            dtype=dtype,
-            _schedule=self.schedule,
+            layers, num_microbatches=config.num_microbatches, _config=config
         )
         # One XLA cluster is one device; stages are compiled one by one instead.
         self.supports_jit = False
@@ -166,6 +120,16 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
                 )
         self._loss_pipelines: dict[str, tuple[Pipeline, LossPipeline]] = {}
         self.recorder: TimingRecorder | None = None
+
+    @property
+    def config(self) -> PipelineConfig:
+        """The options, as a value."""
+        return self.pipelined.config
+
+    @property
+    def schedule(self) -> Schedule:
+        """The order in which actions run."""
+        return self.pipelined.schedule
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -438,25 +402,19 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this model again."""
-        config = self.pipelined.get_config()
-        schedule = self._requested_schedule
+        layer, config = self.pipelined.get_config(), self.config.saved_arguments()
         return {
-            **{key: config[key] for key in _SHARED_ARGUMENTS},
+            **{name: layer.get(name, config[name]) for name in config},
+            "layers": layer["layers"],
+            "num_stages": self.pipelined.num_stages,
             "name": self.name,
             "trainable": self.trainable,
-            "devices": self._requested_devices and list(self._requested_devices),
-            "schedule": schedule
-            if isinstance(schedule, str)
-            else _schedule_config(schedule),
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], **_: Any) -> PipelinedModel:
         """Makes a model from what `get_config` returned."""
-        schedule = config["schedule"]
-        if not isinstance(schedule, str):
-            schedule = _schedule_from_config(schedule)
-        return cls(**{**arguments_from_config(config), "schedule": schedule})
+        return cls(**load_arguments(config))
 
     def get_build_config(self) -> dict[str, Any] | None:
         """Returns what `build_from_config` needs to build the model again."""
@@ -560,9 +518,9 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
         compiled.tracker.update_state(total, sample_weight=tf.shape(first)[0])
 
 
-@argument_checks.checks_argument_names("schedule")
+@takes_options(ModelOptions)
 def pipeline(
-    model: keras.Model, *, num_microbatches: int, **arguments: Any
+    model: keras.Model, *, name: str | None = None, **options: Unpack[ModelOptions]
 ) -> PipelinedModel:
     """Returns a pipeline of a Functional or Sequential model.
 
@@ -583,8 +541,8 @@ def pipeline(
 
     Args:
         model: A Functional model, or a Sequential one that is built.
-        num_microbatches: M, into how many microbatches each mini-batch is split.
-        **arguments: The other arguments of `PipelinedModel`.
+        name: The pipeline's name. Defaults to that of the model.
+        **options: Fields of `tfgpipe.PipelineConfig`.
 
     Raises:
         TypeError: If `model` has a `call` of its own.
@@ -602,10 +560,7 @@ def pipeline(
             f"'{model.name}', which is not. Begin it with `keras.Input(shape)`, or "
             "give its layers as a list to `tfgpipe.PipelinedModel`."
         )
-    name = arguments.pop("name", model.name)
-    pipelined = PipelinedModel(
-        model, num_microbatches=num_microbatches, name=name, **arguments
-    )
+    pipelined = PipelinedModel(model, name=name or model.name, **options)
     if model.compiled:
         # Where XLA compiles the model, it compiles the stages instead.
         compiled = {
@@ -633,34 +588,6 @@ def _check_methods(model: Any) -> None:
             )
 
 
-def _schedule_config(schedule: Schedule) -> dict[str, Any]:
-    """Returns the configuration of a schedule: names of kinds, and those of its own."""
-    actions = [[vars(action) for action in order] for order in schedule.orders]
-    used = {action["kind"] for order in actions for action in order}
-    return {
-        **{x.name: getattr(schedule, x.name) for x in dataclasses.fields(schedule)},
-        "orders": [[{**x, "kind": x["kind"].name} for x in order] for order in actions],
-        "kinds": {
-            kind.name: keras.saving.serialize_keras_object(kind)
-            for kind in used.difference(kinds.KINDS)
-        },
-    }
-
-
-def _schedule_from_config(config: dict[str, Any]) -> Schedule:
-    """Returns the schedule of a configuration."""
-    own = {
-        name: keras.saving.deserialize_keras_object(kind)
-        for name, kind in config.get("kinds", {}).items()
-    }
-    orders = tuple(
-        tuple(Action(**{**x, "kind": own.get(x["kind"], x["kind"])}) for x in order)
-        for order in config["orders"]
-    )
-    values = {name: value for name, value in config.items() if name != "kinds"}
-    return Schedule(**{**values, "orders": orders})
-
-
 @dataclasses.dataclass(frozen=True)
 class _WeightRegularization:
     """What the regularizer of a weight adds to the loss."""
@@ -680,18 +607,4 @@ _UNUSED_METHODS = (
     "make_train_function",
     "make_test_function",
     "make_predict_function",
-)
-
-# What the configuration of the model has in common with that of the layer.
-_SHARED_ARGUMENTS = (
-    "layers",
-    "num_stages",
-    "num_microbatches",
-    "balance",
-    "memory_limit",
-    "remat",
-    "jit_compile",
-    "batch_norm",
-    "transfer_dtype",
-    "dtype",
 )

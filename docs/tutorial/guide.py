@@ -481,7 +481,7 @@ print(*plans.values(), sep="\n\n")
 timelines = []
 for balance, plan in plans.items():
     counts = plan.calls_per_stage
-    timeline = measured(uneven(), num_microbatches=8, balance=counts)
+    timeline = measured(uneven(), num_microbatches=8, partition=counts)
     title = f'balance="{balance}": {counts[0]} layers and {counts[1]}'
     timelines.append(dataclasses.replace(timeline, title=title))
 tfgpipe.plot_timelines(timelines)
@@ -572,7 +572,7 @@ print(plan)
 
 # %% u-net-compared
 pipelined = tfgpipe.pipeline(
-    u_net(), num_microbatches=4, balance=plan.calls_per_stage, schedule="1f1b"
+    u_net(), num_microbatches=4, partition=plan.calls_per_stage, schedule="1f1b"
 )
 image = random.standard_normal((16, 32, 32, 1), dtype="float32")
 np.testing.assert_allclose(pipelined(image), plain(image), rtol=1e-4, atol=1e-5)

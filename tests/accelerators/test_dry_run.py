@@ -76,7 +76,7 @@ def _model(*layers: keras.layers.Layer, **arguments: Any) -> keras.Model:
         [dense[0], *layers, dense[1]],
         num_stages=K,
         num_microbatches=M,
-        balance=[1 + len(layers), 1],
+        partition=[1 + len(layers), 1],
         **{"schedule": "1f1b", **arguments},
     )
     model.compile("adam", "mse")

@@ -54,7 +54,7 @@ def trained(replica: int | None, how: str = "trains") -> dict[str, Any]:
             keras.layers.Dense(1, kernel_regularizer="l2"),
         ]
         model = tfgpipe.PipelinedModel(
-            layers, num_microbatches=2, schedule="1f1b", balance=[2, 2]
+            layers, num_microbatches=2, schedule="1f1b", partition=[2, 2]
         )
         model.build((None, 8))
         adam = keras.optimizers.Adam(0.01, global_clipnorm=1.0)

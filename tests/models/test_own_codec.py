@@ -56,5 +56,5 @@ def test_it_trains_nearly_as_the_plain_model_and_is_planned_and_saved(floatx, tm
     assert "transfer_dtype=high_and_low" in str(plan)
     pair[1].save(tmp_path / "m.keras")
     loaded = keras.models.load_model(tmp_path / "m.keras")
-    assert loaded.pipelined.codec == OWN
+    assert loaded.config.transfer_dtype == OWN
     np.testing.assert_array_equal(pair[1](x), loaded(x))

@@ -182,9 +182,9 @@ SCHEDULES = (
 PLANS = (
     Fault(
         "a stage that ends with a named layer ends after its first call",
-        "tfgpipe/capture/source_model.py",
-        "ends.append(found[-1] + 1)",
-        "ends.append(found[0] + 1)",
+        "tfgpipe/partition/given.py",
+        "last = {name: i for i, name in enumerate(calls)}",
+        "last = {name: calls.index(name) for name in calls}",
         (
             "tests/models/test_pipelined_model.py::test_a_stage_ends_with_the_last_call_of_the_layer_that_is_named",
         ),
@@ -1243,8 +1243,8 @@ DEVICES = (
     Fault(
         "a new partition leaves the optimizer's slots behind",
         "tfgpipe/pipelined_layer.py",
-        "self._place(stage, variables, optimizer)\n        self.balance",
-        "self._place(stage, [], optimizer)\n        self.balance",
+        "self._place(stage, variables, optimizer)\n        self._calls_per_stage",
+        "self._place(stage, [], optimizer)\n        self._calls_per_stage",
         (
             "tests/models/test_pipelined_placement.py::"
             "test_a_new_cut_changes_nothing_but_where_things_are",

@@ -210,7 +210,7 @@ def test_memory_is_balanced_by_what_the_schedule_holds(schedule, remat):
     best = plan(stack, balance="memory", **arguments)
     fullest = [max(recut(best, cut).device_bytes) for cut in cuts(6, 3)]
     assert max(best.device_bytes) == min(fullest)
-    given = plan(stack, balance=[1, 2, 3], **arguments)
+    given = plan(stack, partition=[1, 2, 3], **arguments)
     assert given.device_bytes == recut(best, [1, 2, 3]).device_bytes
 
 
@@ -281,8 +281,8 @@ def test_what_is_recomputed_is_what_a_traced_backward_computes_again(remat):
     # The output of the last layer is the input of none.
     again = {"none": [0] * 4, "stage": [1] * 4, "layer": [2, 2, 2, 1]}[remat]
     assert products == sum(again) + 2 * 4  # Two for the gradients of each layer.
-    planned = plan(stack, balance=[4], num_stages=1, remat=remat).stages[0]
-    without = plan(stack, balance=[4], num_stages=1, remat="none").stages[0]
+    planned = plan(stack, partition=[4], num_stages=1, remat=remat).stages[0]
+    without = plan(stack, partition=[4], num_stages=1, remat="none").stages[0]
     forwards = [2 * 3 * 5 * 5 + 3 * 5 + 3 * 5] * 4  # With bias and activation.
     more = sum(n * flops for n, flops in zip(again, forwards, strict=True))
     assert planned.flops - without.flops == more
@@ -300,7 +300,7 @@ def test_of_equally_good_cuts_the_one_that_sends_least_is_taken():
 
 
 def test_a_skip_is_received_by_the_stage_that_reads_it():
-    best = plan(with_skip(), balance=[1, 1, 1, 2], sample=None, num_stages=4)
+    best = plan(with_skip(), partition=[1, 1, 1, 2], sample=None, num_stages=4)
     row = 4 * 8  # Bytes a feature of a microbatch of 32 / 4 rows.
     assert [stage.received_bytes for stage in best.stages] == [
         0,
@@ -312,7 +312,7 @@ def test_a_skip_is_received_by_the_stage_that_reads_it():
 
 def test_weights_used_twice_count_once():
     shared = layers.Dense(5, name="shared")
-    best = plan([shared, layers.Dense(5), shared], balance=[1, 1, 1], num_stages=3)
+    best = plan([shared, layers.Dense(5), shared], partition=[1, 1, 1], num_stages=3)
     assert [stage.parameters for stage in best.stages] == [30, 30, 0]
 
 
@@ -399,7 +399,7 @@ def test_the_bubble_of_even_stages_is_gpipes():
 
 
 def test_the_bubble_of_uneven_stages_is_that_of_their_timeline():
-    best = plan(dense(5, 5, 5, 5), balance=[1, 3], num_microbatches=3)
+    best = plan(dense(5, 5, 5, 5), partition=[1, 3], num_microbatches=3)
     # Stages of 1 and 3: the second starts after 1 and then runs 3 x 3 of 10.
     assert best.bubble == pytest.approx(1 - (3 * 4) / (2 * 10))
 
@@ -408,7 +408,7 @@ def test_the_bubble_of_uneven_stages_is_that_of_their_timeline():
 
 
 def test_measured_times_move_layers_to_the_faster_stage():
-    before = plan(dense(*[5] * 8), balance=[4, 4])
+    before = plan(dense(*[5] * 8), partition=[4, 4])
     after = before.rebalance(measured=[0.3, 0.1])
     # Layers of 0.3 / 4 and of 0.1 / 4: three of the first weigh 0.225 of 0.4.
     assert after.calls_per_stage == (3, 5)
@@ -489,7 +489,7 @@ def fitted(*callbacks: keras.callbacks.Callback) -> keras.Model:
     """Trains six batches, and predicts and evaluates after three."""
     keras.utils.set_random_seed(1)
     model = tfgpipe.PipelinedModel(
-        normalised(), num_stages=2, num_microbatches=2, balance=[3, 2]
+        normalised(), num_stages=2, num_microbatches=2, partition=[3, 2]
     )
     model.compile("adam", "mse")
     y = np.ones((12, 4), np.float32)
@@ -558,7 +558,7 @@ def test_a_model_cut_anew_still_saves_and_loads(tmp_path):
 
 
 def test_the_plan_of_a_pipeline_is_that_of_its_cut():
-    layer = tfgpipe.PipelinedLayer(dense(5, 5, 5), balance=[1, 2], num_microbatches=4)
+    layer = tfgpipe.PipelinedLayer(dense(5, 5, 5), partition=[1, 2], num_microbatches=4)
     layer.build((None, 5))
     assert layer.plan().calls_per_stage == (1, 2)
     assert layer.plan().profile.num_examples == 8  # Of 32, if unknown.
@@ -596,10 +596,10 @@ def test_a_limit_that_nothing_satisfies_says_by_how_much(balance):
 
 
 def test_a_given_cut_that_passes_the_limit_says_by_how_much():
-    need = max(s.memory_bytes for s in plan(dense(8, 8, 8), balance=[2, 1]).stages)
+    need = max(s.memory_bytes for s in plan(dense(8, 8, 8), partition=[2, 1]).stages)
     words = f"needs {need:,.0f} bytes on one device, {need - 100:,.0f} more than"
     with pytest.raises(ValueError, match=words):
-        plan(dense(8, 8, 8), balance=[2, 1], memory_limit=100)
+        plan(dense(8, 8, 8), partition=[2, 1], memory_limit=100)
 
 
 def test_the_layer_itself_keeps_the_limit():
@@ -618,11 +618,11 @@ def test_the_layer_itself_keeps_the_limit():
         ({"remat": "always"}, "`remat` must be one of"),
         ({"memory_limit": math.nan}, "`memory_limit` must be .* Received nan"),
         ({"num_microbatches": 0}, "at least 1. Received 0"),
-        ({"balance": [1, 1]}, "adds up to 2, for 3 calls"),
-        ({"balance": ["dense_0", "dense_9"]}, "'dense_9', which no layer has.*dense_0"),
-        ({"balance": ["dense_1", "dense_0"]}, "in the order they are called"),
-        ({"balance": ["dense_2"]}, "not the last"),
-        ({"balance": [1, 1, 1]}, "num_stages=2 and balance=.*makes 3. Leave"),
+        ({"partition": [1, 1]}, "adds up to 2, for 3 calls"),
+        ({"partition": ["dense_0", "dense_9"]}, "'dense_9', which no .*dense_0"),
+        ({"partition": ["dense_1", "dense_0"]}, "in the order they are called"),
+        ({"partition": ["dense_2"]}, "not the last"),
+        ({"partition": [1, 1, 1]}, "num_stages=2 and partition=.*makes 3. Leave"),
         ({"num_stages": 4}, "num_stages=4 for a model of 3 calls, .* most 3 stages"),
     ],
 )
@@ -692,10 +692,10 @@ def test_a_balance_of_numbers_says_what_it_counts(make):
     for i in range(3):
         x = x + keras.layers.Dense(8, name=f"d{i}")(x)
     with pytest.raises(ValueError, match="adds up to 4, for 6 calls: ") as raised:
-        make(keras.Model(inputs, x), balance=[2, 2], num_microbatches=2)
+        make(keras.Model(inputs, x), partition=[2, 2], num_microbatches=2)
     message = str(raised.value)
     assert "6 calls: d0, add, d1, add_1, d2, add_2. Correct the list" in message
-    assert message.endswith("each stage but the last, as balance=['d1'].")
+    assert message.endswith("each stage but the last, as partition=['d1'].")
 
 
 def test_a_cut_inside_a_layer_names_the_layer_around():
@@ -713,7 +713,7 @@ def test_a_cut_inside_a_layer_names_the_layer_around():
     with pytest.raises(ValueError, match="'inner', which is inside layer 'block', whe"):
         tfgpipe.PipelinedLayer(
             [Block(name="block"), layers.Dense(5)],
-            balance=["inner"],
+            partition=["inner"],
             num_microbatches=2,
         )
 
@@ -791,6 +791,6 @@ def test_gradients_take_an_accumulator_or_stacked_rows_and_a_product(rows):
 
 def test_a_cut_by_names_is_the_cut_by_numbers():
     layer = tfgpipe.PipelinedLayer(
-        dense(5, 5, 5, 5), balance=["dense_0", "dense_2"], num_microbatches=2
+        dense(5, 5, 5, 5), partition=["dense_0", "dense_2"], num_microbatches=2
     )
-    assert layer.balance == (1, 2, 1)
+    assert layer.get_config()["partition"] == [1, 2, 1]

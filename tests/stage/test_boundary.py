@@ -41,7 +41,7 @@ def skipping(crosses=lambda x: x):
     return keras.Model(inputs, layers.Dense(3)(d))
 
 
-CUT = {"balance": [1, 3, 3]}
+CUT = {"partition": [1, 3, 3]}
 
 
 def twins(transfer_dtype, make=skipping, **arguments):
@@ -172,7 +172,7 @@ def test_outputs_are_never_compressed_nor_is_the_loss_taken_of_less(
     transfer_dtype, floatx
 ):
     floatx("float64")
-    arguments = {"balance": [1, 1, 1], "num_microbatches": 3}
+    arguments = {"partition": [1, 1, 1], "num_microbatches": 3}
     models = twins(transfer_dtype, two_outputs, schedule="1f1b", **arguments)
     x = np.random.default_rng(1).standard_normal((6, 5))
     compare.assert_same(
@@ -188,7 +188,7 @@ def test_outputs_are_never_compressed_nor_is_the_loss_taken_of_less(
 
 def test_no_compression_is_the_default_and_changes_nothing():
     pipelined = tfgpipe.pipeline(skipping(), num_microbatches=2, **CUT)
-    assert pipelined.pipelined.codec == codecs.find(None)
+    assert pipelined.config.transfer_dtype == codecs.find(None)
     x = floats(4, 5)
     types = {op.type for op in graph_of(pipelined.pipelined, x).get_operations()}
     assert not types & {"Cast", "Round", "Max"}
@@ -239,7 +239,7 @@ def crossings(layer, graph, there, here):
 def test_what_crosses_is_the_compressed_value_and_gradient(transfer_dtype, there, back):
     stack = [layers.Dense(6), layers.Dense(5), layers.Dense(4)]
     layer = tfgpipe.PipelinedLayer(
-        stack, num_microbatches=2, transfer_dtype=transfer_dtype, balance=[1, 2]
+        stack, num_microbatches=2, transfer_dtype=transfer_dtype, partition=[1, 2]
     )
     graph = graph_of(layer, floats(8, 3))
     assert crossings(layer, graph, "CPU:0", "CPU:1") == there
@@ -433,7 +433,7 @@ def test_it_is_saved_and_loaded(kind, tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     inner = loaded.layers[0] if kind == "layer" else loaded.pipelined
-    assert inner.codec == codecs.find("int8")
+    assert inner.config.transfer_dtype == codecs.find("int8")
     np.testing.assert_array_equal(before, loaded(x))
 
 

@@ -114,4 +114,4 @@ def test_alike_stages_may_take_masks_off_their_inputs():
         return keras.Model(inputs, layers.Dense(3)(x))
 
     # The embedding, then a stage for each block; the last has the scores too.
-    assert_fits_as_plain_keras(make, balance=[1, 3, 3, 4], num_stages=4)
+    assert_fits_as_plain_keras(make, partition=[1, 3, 3, 4], num_stages=4)

@@ -509,7 +509,7 @@ def _plan(
         num_shards=mesh.num_shards,
         num_microbatches=schedule.num_microbatches,
         schedule=schedule,
-        remat=pipelined.remat,
+        remat=pipelined.config.remat,
         stages_per_device=schedule.num_stages // schedule.num_devices,
     )
     request = planner.PlanRequest(

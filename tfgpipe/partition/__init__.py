@@ -6,8 +6,12 @@ from tfgpipe._util import lazy_exports
 from tfgpipe.partition.solver import best_partition
 
 if TYPE_CHECKING:
-    from tfgpipe.partition.configuration import resolve
-    from tfgpipe.partition.feasibility import check_feasible
+    from tfgpipe.partition.config import (
+        LayerOptions,
+        ModelOptions,
+        PipelineConfig,
+        takes_options,
+    )
     from tfgpipe.partition.plan_model import plan
     from tfgpipe.partition.plans import (
         Plan,
@@ -15,13 +19,16 @@ if TYPE_CHECKING:
         make_plan,
         plan_by_parameters,
     )
-    from tfgpipe.partition.profiles import QUANTITIES, PlanSettings, Quantity
+    from tfgpipe.partition.profiles import QUANTITIES
+    from tfgpipe.partition.resolution import resolve
+    from tfgpipe.partition.saved_choices import load_arguments
 
 __all__, __getattr__, __dir__ = lazy_exports(
     __name__,
-    configuration="resolve",
-    feasibility="check_feasible",
+    config="LayerOptions ModelOptions PipelineConfig takes_options",
     plan_model="plan",
     plans="Plan example_microbatch make_plan plan_by_parameters",
-    profiles="QUANTITIES PlanSettings Quantity",
+    profiles="QUANTITIES",
+    resolution="resolve",
+    saved_choices="load_arguments",
 )

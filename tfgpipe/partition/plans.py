@@ -60,7 +60,7 @@ class Plan:
     """A partition into stages. `print` it for a table.
 
     Attributes:
-        calls_per_stage: The number of calls in each stage, to be given as `balance`.
+        calls_per_stage: The number of calls in each stage, to be given as `partition`.
         quantity: The quantity that is balanced.
         settings: The options of the plan.
         cost_source: Origin of the costs, in words.
@@ -261,7 +261,7 @@ def example_microbatch(
                 "Costs depend on all sizes but that of the batch. Received an input "
                 f"'{x.name}' of shape {x.shape}. Plan with a mini-batch, "
                 "`tfgpipe.plan(..., sample=x)`, and pass "
-                "`balance=plan.calls_per_stage`."
+                "`partition=plan.calls_per_stage`."
             )
     return {
         key: tf.TensorSpec([rows, *x.shape[1:]], x.dtype) for key, x in tensors.items()
@@ -276,7 +276,7 @@ def _check_memory(plan: Plan) -> Plan:
         raise ValueError(
             f"This partition needs {need:,.0f} bytes on one device, "
             f"{need - limit:,.0f} more than `memory_limit`. Received "
-            f"balance={list(plan.calls_per_stage)} and "
+            f"partition={list(plan.calls_per_stage)} and "
             f'memory_limit={limit:,.0f}. Use balance="memory", more stages, more '
             "microbatches, or remat."
         )

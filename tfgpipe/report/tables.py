@@ -64,7 +64,7 @@ def stage_table(
         name = model.name if getattr(model, "pipelined", None) is layer else layer.name
         title = (
             f"{name}: {layer.num_stages} stages{f' in {T} shards' * (T > 1)}, "
-            f"{layer.num_microbatches} microbatches, remat={layer.remat}"
+            f"{layer.num_microbatches} microbatches, remat={layer.config.remat}"
         )
         rows = _rows(layer, _built_optimizer(model, optimizer))
         table = text_table(_HEADER, rows, left=("stage", "device", "layers"))

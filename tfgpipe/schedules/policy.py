@@ -131,6 +131,32 @@ class SchedulePolicy(abc.ABC):
         schedule = self(len(placement), num_microbatches, num_devices=P, flow=flow)
         return schedule.on(placement, num_microbatches, flow)
 
+    @property
+    def deals_stages(self) -> bool:
+        """Whether each device has several stages, dealt to `devices` round robin."""
+        return min(self.stages_per_device) > 1
+
+    def check_num_stages(self, num_stages: int | None) -> int | None:
+        """Returns K; raises ValueError if it is None and has no default."""
+        if num_stages is None and self.deals_stages:
+            raise ValueError(
+                f'schedule="{self.name}" places several stages on each device. '
+                "Received no `num_stages`. Pass a multiple of the number of devices."
+            )
+        return num_stages
+
+    def choose_num_devices(self, num_stages: int, available: int) -> int:
+        """Returns P, the number of devices for K stages, of those available."""
+        v = min(self.stages_per_device)
+        if v == 1:
+            return num_stages
+        most = min(available, num_stages // v)
+        return max((p for p in range(1, most + 1) if num_stages % p == 0), default=1)
+
+    def deal(self, num_stages: int, num_devices: int) -> tuple[int, ...]:
+        """Returns the index of each stage's device, dealt round robin."""
+        return tuple(k % num_devices for k in range(num_stages))
+
     def in_flight(
         self, num_stages: int, num_microbatches: int, num_devices: int
     ) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Collection, Mapping, Sequence
+from typing import ClassVar
 
 from tfgpipe.schedules import kinds
 from tfgpipe.schedules.data_flow import DataFlow
@@ -112,6 +113,9 @@ class Schedule:
     orders: tuple[tuple[Action, ...], ...]
     name: str = "custom"
     flow: DataFlow | None = None
+
+    # Stages are dealt to the devices that are named, as by a `SchedulePolicy`.
+    deals_stages: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.flow == DataFlow.line(self.num_stages):  # One value for it.
@@ -203,6 +207,36 @@ class Schedule:
                 "schedule."
             )
         return self if flow is None else self.with_flow(flow)
+
+    def check_num_stages(self, num_stages: int | None) -> int:
+        """Returns K; raises ValueError if another is given, or nothing can run."""
+        self.validate()
+        if num_stages not in (None, self.num_stages):
+            raise ValueError(
+                "A schedule says how many stages there are. Received one of "
+                f"{self.num_stages} stages, and num_stages={num_stages}."
+            )
+        return self.num_stages
+
+    def choose_num_devices(self, num_stages: int, available: int) -> int:
+        """Returns P, that of the schedule."""
+        del num_stages, available
+        return self.num_devices
+
+    def deal(self, num_stages: int, num_devices: int) -> tuple[int, ...]:
+        """Returns the index of each stage's device.
+
+        Raises:
+            ValueError: If the schedule is for another number of devices.
+        """
+        del num_stages
+        if num_devices != self.num_devices:
+            raise ValueError(
+                f"The schedule is for {self.num_devices} devices. Received "
+                f"{num_devices}. Name as many `devices`, or make them: "
+                f"`tfgpipe.make_logical_cpus({self.num_devices})`."
+            )
+        return self.placement
 
     def with_placement(self, placement: Sequence[int]) -> Schedule:
         """Returns the same actions with stage k on device `placement[k]`.

@@ -22,7 +22,6 @@ from tfgpipe.capture import TracingScope
 from tfgpipe.stage.batch_moments import BatchMoments
 
 BatchNorm = Literal["microbatch", "deferred"]
-BATCH_NORM_MODES: tuple[BatchNorm, ...] = ("microbatch", "deferred")
 
 
 @keras.saving.register_keras_serializable(

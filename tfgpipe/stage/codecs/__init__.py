@@ -10,4 +10,4 @@ Each is a value; so is a codec of one's own.
 """
 
 from tfgpipe.stage.codecs.codec import Codec, Spec
-from tfgpipe.stage.codecs.named import CodecLike, TransferDtype, argument_of, find
+from tfgpipe.stage.codecs.named import CodecLike, TransferDtype, find

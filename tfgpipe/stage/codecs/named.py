@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from tfgpipe._util import argument_checks
 from tfgpipe.stage.codecs.cast import BFloat16Codec, Float16Codec
@@ -39,9 +39,3 @@ def find(transfer_dtype: Any) -> Codec:
         "transfer_dtype", transfer_dtype, choices, hint=hint
     )
     return _CODECS[name]
-
-
-def argument_of(codec: Codec) -> CodecLike:
-    """Returns the name of a codec, or the codec itself if it is not a named one."""
-    found = [name for name, named in _CODECS.items() if named == codec]
-    return cast(CodecLike, found[0]) if found else codec
