@@ -26,7 +26,7 @@ from tfgpipe.cluster import addresses, connection, health, session_server, worke
 from tfgpipe.cluster.__main__ import main
 from tfgpipe.cluster.addresses import Address, free_ports, is_taken
 from tfgpipe.cluster.errors import ClusterError
-from tfgpipe.cluster.worker import Options
+from tfgpipe.cluster.worker import WorkerOptions
 
 
 @pytest.mark.parametrize("offset", [0, 1])
@@ -107,7 +107,7 @@ def listening(monkeypatch: pytest.MonkeyPatch):
     port = free_ports(1)[0]
     others = ",".join(f"127.0.0.1:{p}" for p in range(2000, 2010, 2))
     listed = f"127.0.0.1:{port},{others}"
-    made = worker._Worker(Options(port=port, cluster=listed, index=0))
+    made = worker._Worker(WorkerOptions(port=port, cluster=listed, index=0))
     made._server = types.SimpleNamespace(
         devices={"CPU": 1}, clients={}, present=set(), num_replicas=0, last_words=""
     )

@@ -44,10 +44,7 @@ class OtherClients(peers.Peers):
     def close(self, *, clean: bool) -> None:
         """Ends the sessions, with a good-bye or without."""
         for session in self._sessions:
-            if clean:
-                session.leave()
-            else:
-                session.close()
+            session.end_with(clean=clean)
 
     def lost(self) -> WorkerLost | None:
         """Returns None: workers tell of lost clients, see `Cluster.exit_when_lost`."""

@@ -43,7 +43,7 @@ HEALTH_PATH, SESSION_PATH = "/healthz", "/session"
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 30.0
 """Without a sign of life for so long a peer is gone; one that swaps is slow."""
-# So that a client that ends well is not taken for one that is gone.
+# So that a client that exits cleanly is not taken for one that is gone.
 GOODBYE = b"bye\n"
 MAX_BYTES = 4096
 _POLL_SECONDS = 0.2
@@ -57,17 +57,17 @@ class Status:
 
     Attributes:
         worker: A name that no other worker has.
-        state: Whether it can be had.
-        granted: Whether it is the asking client's from now on.
-        refused: Whether it is not to be the client's, which has another token.
-        starts: How often TensorFlow has been started in it.
-        failures: How often it has died by itself.
+        state: Readiness for a client.
+        granted: True in the answer that gives it to the asking client.
+        refused: True in the answer to a client that has another token.
+        starts: Number of starts of TensorFlow in it.
+        failures: Number of TensorFlow's deaths in it.
         devices: The number of devices of each kind; none before it is ready.
         tensorflow: A version.
         tfgpipe: A version.
         python: A version.
         clients: The addresses of the clients that have it, by the index of the replica.
-        num_replicas: How many clients are to have it; zero while none has.
+        num_replicas: Number of clients that are to have it; zero while none has.
         workers: The list of workers that it was started with, or an empty string.
         index: Its index in that list.
     """
@@ -158,10 +158,10 @@ class Session:
 
     Attributes:
         address: The worker's.
-        status: What the worker answered; `status.granted` says whether it was granted.
+        status: The worker's answer, with `granted`.
         own_address: The host and port of this side of the connection.
         end: Why the session was lost, or None.
-        left: The replicas whose clients have ended well.
+        left: The replicas whose clients have exited cleanly.
 
     Raises:
         OSError: If nothing answers within `seconds`.
@@ -209,8 +209,15 @@ class Session:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
+    def end_with(self, *, clean: bool) -> None:
+        """Says good-bye if this process exits cleanly, and else breaks off."""
+        if clean:
+            self.leave()
+        else:
+            self.close()
+
     def leave(self) -> None:
-        """Tells the worker that this process is about to end well."""
+        """Tells the worker that this process is about to exit cleanly."""
         self._is_over = True
         with contextlib.suppress(OSError):
             self._socket.sendall(GOODBYE)
@@ -264,7 +271,7 @@ def beat(*, left: Sequence[int] = (), end: str = "") -> bytes:
     """Returns a line that a worker sends to a client in a session.
 
     Args:
-        left: The replicas whose clients have ended well since the last one.
+        left: The replicas whose clients have exited cleanly since the last one.
         end: Why the session ends.
     """
     said = {name: x for name, x in (("left", left), ("end", end)) if x}
@@ -327,7 +334,7 @@ class Deadline:
     """A point in time, so many seconds from now on.
 
     Attributes:
-        seconds: How far away it was at first.
+        seconds: The distance at first.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -357,7 +364,7 @@ def wait_until_ready(
     Args:
         index: Its index among the workers, for messages.
         address: Its address.
-        deadline: How long to wait.
+        deadline: The limit.
         check: Called now and then meanwhile; may raise.
 
     Raises:

@@ -35,7 +35,7 @@ class Peers(abc.ABC):
         current: Those of this process, if it has any.
         waits_since: The time at which this one began something that needs them, or
             None.
-        has_left: Whether this one has told them how it ends.
+        has_left: True once this one has told them of its end.
     """
 
     current: ClassVar[Peers | None] = None
@@ -155,7 +155,7 @@ def leave(*, well: bool) -> None:
     """Tells the other processes, if there are any, that this one is about to end.
 
     Args:
-        well: Whether they can go on. Otherwise they end with status 75.
+        well: True if they can go on. Otherwise they end with status 75.
     """
     if Peers.current is not None:
         Peers.current.leave(well=well)

@@ -56,7 +56,7 @@ def rendezvous(workers: Sequence[str], index: int, *, seconds: float = 120.0) ->
     Args:
         workers: The addresses of all, this one among them.
         index: The index of this one.
-        seconds: How long to wait for them.
+        seconds: Longest wait for them.
 
     Raises:
         ValueError: If the list is wrong.
@@ -144,10 +144,7 @@ class _Processes(Peers):
     def close(self, *, clean: bool) -> None:
         """Ends the sessions with them, with a good-bye or without."""
         for session in self._called.values():
-            if clean:
-                session.leave()
-            else:
-                session.close()
+            session.end_with(clean=clean)
         for caller in self._callers.values():
             caller.close(health.beat(left=[self._index]) if clean else b"")
 
@@ -295,7 +292,7 @@ class _Processes(Peers):
         raise self._missing(missing()[0], deadline, reason)
 
     def _misfit(self, other: int, said: Mapping[str, Any], *, refused: bool) -> str:
-        """Returns why what a process says does not fit, or an empty string."""
+        """Returns a misfit between two processes, or an empty string."""
         where, ours = f"process {other} at {self._addresses[other]}", self._asked
         if refused:
             return (

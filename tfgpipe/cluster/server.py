@@ -83,7 +83,7 @@ def _listeners(port: int) -> Iterator[socket.socket]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class ServerOptions:
     """The command line of a server process.
 
     Attributes:
@@ -101,7 +101,7 @@ class Options:
     index: int = 0
 
 
-def run(options: Options) -> int:
+def run(options: ServerOptions) -> int:
     """Serves until the parent is gone; writes a line of JSON every second."""
     exit_with_parent()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -40,7 +40,7 @@ _MAX_FAILURES = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class WorkerOptions:
     """The command line of a worker.
 
     Attributes:
@@ -96,7 +96,7 @@ class Options:
         return self.host in LOOPBACK
 
 
-def run(options: Options) -> int:
+def run(options: WorkerOptions) -> int:
     """Runs a worker until it is told to stop, and returns its exit status."""
     for port in (options.port, options.port + 1):
         if addresses.is_taken(port):
@@ -125,11 +125,11 @@ class _Server:
         devices: The number of its devices of each kind, once it is ready.
         clients: The addresses of the clients that have or had it, by replica.
         present: The replicas whose clients have it.
-        num_replicas: How many clients are to have it, once one has.
+        num_replicas: Number of clients that are to have it, once one has.
         last_words: Why it ends, which the clients are told.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: WorkerOptions) -> None:
         self._heard = time.monotonic()
         self.devices: dict[str, int] = {}
         self.clients: dict[int, str] = {}
@@ -185,7 +185,7 @@ class _Server:
 class _Worker:
     """What the threads of a worker share."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: WorkerOptions) -> None:
         self._options = options
         self._name = uuid.uuid4().hex
         # Reasons to end a server, or with None the worker.
@@ -272,7 +272,7 @@ class _Worker:
     def _serve(
         self, server: _Server, replica: int, begin: Callable[[], socket.socket]
     ) -> None:
-        """Holds a session; if the client has ended well, other clients may go on."""
+        """Holds a session; after a good-bye of its client others may go on."""
         told: set[int] = set()
 
         def news() -> bytes:
@@ -300,7 +300,7 @@ class _Worker:
                     self._events.put((server, server.last_words))
 
     def _watch(self, server: _Server) -> str | None:
-        """Returns why a server is to be ended, or has ended; None to stop for good."""
+        """Returns the reason of a server's end; None to stop for good."""
         announced = False
         while True:
             with contextlib.suppress(queue.Empty):

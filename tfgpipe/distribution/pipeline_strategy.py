@@ -17,9 +17,10 @@ from tfgpipe._util import argument_checks
 from tfgpipe.devices import check_primary_devices, device_type, make_mesh
 from tfgpipe.distribution.all_reduce import ALL_REDUCES, AllReduce
 from tfgpipe.distribution.process_group import ProcessGroup
-from tfgpipe.distribution.replicas import LocalReplicas, Replicas
+from tfgpipe.distribution.replicas import LocalReplicas
 from tfgpipe.distribution.replicated_strategy import (
     SHARD_REPLICAS,
+    Replicas,
     ReplicatedStrategy,
     ShardReplicas,
     check_not_nested,

@@ -24,7 +24,6 @@ import tensorflow as tf
 
 from tfgpipe._util import IdentityMap
 from tfgpipe.devices import ordering_token
-from tfgpipe.distribution.replicas import Replicas
 
 # Disjoint from the keys of TensorFlow's own collectives, which count from 1, and from
 # those of collectives inside stages.
@@ -57,7 +56,7 @@ class InstanceKeys:
         return [keys[weight] for weight in weights]
 
 
-class ProcessGroup(Replicas):
+class ProcessGroup:
     """Replicas that are processes, whose devices take part in collectives.
 
     Args:

@@ -1,12 +1,10 @@
-"""Replicas of a strategy: all in this process, or each a process of its own.
+"""Replicas of this process, which TensorFlow builds side by side and sums over.
 
-TensorFlow sums over the replicas of one process, which are built side by side. Replicas
-that are processes sum by collective operations: see `process_group`.
+Replicas that are processes sum by collective operations: see `process_group`.
 """
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,60 +14,11 @@ import tensorflow as tf
 from tfgpipe.distribution.stage_strategy import static_replica_index
 
 
-class Replicas(abc.ABC):
-    """The replicas of a strategy, seen from the one whose computation is built."""
+class LocalReplicas:
+    """Replicas of this process alone.
 
-    @property
-    @abc.abstractmethod
-    def num_processes(self) -> int:
-        """The number of processes that have replicas."""
-
-    @property
-    @abc.abstractmethod
-    def index(self) -> int:
-        """The index of this replica among all."""
-
-    @property
-    @abc.abstractmethod
-    def local_index(self) -> int:
-        """The index of this replica among those of this process."""
-
-    @abc.abstractmethod
-    def stage_group_key(
-        self, key: int, device: str, num_sums: int, specs: Iterable[tf.TensorSpec]
-    ) -> int:
-        """Returns the group key of a stage: see `StageStrategy.stage_group_key`."""
-
-    @abc.abstractmethod
-    def sum(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the sum of a tensor over all replicas, in the context of one."""
-
-    @abc.abstractmethod
-    def sum_gradients(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        weights: Sequence[keras.Variable],
-        gradients: Sequence[Any],
-    ) -> list[Any]:
-        """Returns gradients summed over processes, on their weights' devices.
-
-        Args:
-            optimizer: The optimizer.
-            weights: The weights.
-            gradients: Gradients of this replica, None for weights without one.
-        """
-
-    @abc.abstractmethod
-    def metrics_result(
-        self,
-        make: Callable[[], dict[str, Any]],
-        metrics: Sequence[keras.metrics.Metric],
-    ) -> dict[str, Any]:
-        """Returns results of metrics over all replicas."""
-
-
-class LocalReplicas(Replicas):
-    """Replicas of this process alone."""
+    A `ProcessGroup` answers the same questions.
+    """
 
     @property
     def num_processes(self) -> int:
@@ -89,7 +38,7 @@ class LocalReplicas(Replicas):
     def stage_group_key(
         self, key: int, device: str, num_sums: int, specs: Iterable[tf.TensorSpec]
     ) -> int:
-        """Returns the key, which is unique in this process."""
+        """Returns the group key of a stage: `key`, which is unique in this process."""
         del device, num_sums, specs
         return key
 

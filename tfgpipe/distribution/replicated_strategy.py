@@ -26,12 +26,15 @@ from tfgpipe._util import num_bytes
 from tfgpipe.devices import Mesh
 from tfgpipe.distribution import all_reduce
 from tfgpipe.distribution.all_reduce import AllReduce
+from tfgpipe.distribution.process_group import ProcessGroup
 from tfgpipe.distribution.replica_update import PerReplica, ReplicaUpdate, merge_call
-from tfgpipe.distribution.replicas import Replicas
+from tfgpipe.distribution.replicas import LocalReplicas
 from tfgpipe.distribution.stage_strategy import StageStrategy
 from tfgpipe.distribution.zero import ZeroAssignment
 
 ShardReplicas = Literal["none", "slots", "weights"]
+# The two forms of replicas, which answer the same questions.
+Replicas = LocalReplicas | ProcessGroup
 SHARD_REPLICAS: tuple[ShardReplicas, ...] = ("none", "slots", "weights")
 
 
