@@ -277,8 +277,6 @@ def predict(
         batch_size=batch_size,
         num_slots=0,
     )
-    if side.remat == "except_last":
-        raise ValueError("The planner has no remat that keeps the last microbatch.")
     return request.estimate(
         ParallelConfig(
             num_replicas=1,
