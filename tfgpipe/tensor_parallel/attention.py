@@ -13,6 +13,7 @@ from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap, argument_checks, unique
 from tfgpipe.tensor_parallel import device_ops
 from tfgpipe.tensor_parallel.dense import OutputProjection, QKVProjection
+from tfgpipe.tensor_parallel.head_dropout import dropped_heads
 from tfgpipe.tensor_parallel.linear import DIRECTIONS, Collective
 from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer, check_divides
 
@@ -223,18 +224,16 @@ class MultiHeadAttention(ShardedLayer):
             )
             scores = self._softmax(scores, mask=mask)
             if len(rest) > has_mask:
-                scores *= self._dropped(scores, shard, rest[-1])
+                scores = dropped_heads(
+                    scores,
+                    rate=self.dropout,
+                    seed=rest[-1],
+                    num_heads=self.num_heads,
+                    first=shard * self.num_heads // self.num_shards,
+                )
             return keras.ops.einsum("acbe,aecd->abcd", scores, v)
 
         return attend
-
-    def _dropped(self, scores: tf.Tensor, shard: int, seed: tf.Tensor) -> tf.Tensor:
-        num_heads = self.num_heads // self.num_shards
-        shape = list(keras.ops.shape(scores))
-        shape[1] = self.num_heads
-        ones = tf.ones(shape, scores.dtype)
-        dropped = tf.nn.experimental.stateless_dropout(ones, self.dropout, seed=seed)
-        return dropped[:, shard * num_heads : (shard + 1) * num_heads]
 
     def _common(self, name: str) -> dict[str, Any]:
         """Returns the arguments that the projections share."""
