@@ -983,6 +983,13 @@ STATE = (
         ),
     ),
     Fault(
+        "two threads take a layer for a subclass at once",
+        "tfgpipe/_compat/keras_internals/substitution.py",
+        "with _lock, contextlib.ExitStack() as restored:",
+        "with contextlib.ExitStack() as restored:",
+        ("tests/_compat/keras_internals/test_substitution.py",),
+    ),
+    Fault(
         "deferred moving averages move with each microbatch",
         "tfgpipe/stage/normalization.py",
         'if batch_norm == "deferred":\n            return',

@@ -6,14 +6,13 @@ import collections
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import IdentityMap
 from tfgpipe.capture import dtype_policies, source_model
 from tfgpipe.quantization.activations import QuantizedActivation
 from tfgpipe.quantization.config import INPUTS, LayerWrapper, QuantizeConfig
@@ -147,7 +146,7 @@ class QuantizeWrapper(LayerWrapper):
                 for v, node in self._nodes.weights
             ]
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_substituted(self, weights))
+            stack.enter_context(keras_internals.substitution.read_as(self, weights))
             for activation in self._nodes.activations:
                 stack.enter_context(activation.replacing_function(context))
             outputs = super().call(*args, training=training, **kwargs)
@@ -300,42 +299,3 @@ class _Nodes:
     weights: Sequence[tuple[keras.Variable, FakeQuantNode]] = ()
     activations: Sequence[QuantizedActivation] = ()
     output: FakeQuantNode | None = None
-
-
-@contextlib.contextmanager
-def _substituted(
-    wrapper: keras.layers.Layer, pairs: Sequence[tuple[keras.Variable, tf.Tensor]]
-) -> Iterator[None]:
-    """Variables read as other values inside, wherever in a layer they are read.
-
-    Keras has no hook at the weights of a layer that is called. But inside a
-    `keras.StatelessScope` a variable reads as the value that the scope maps it to.
-    Assignments and losses of layers inside take effect as usual.
-
-    Args:
-        wrapper: The layer that losses are added to.
-        pairs: Variables, each with the value that it reads as.
-    """
-    outer = keras_internals.calls.current_stateless_scope()
-    if outer is not None:
-        # A scope inside another does not see what that one holds.
-        mapping = outer.state_mapping
-        before = {id(v): mapping[id(v)] for v, _ in pairs if id(v) in mapping}
-        for pair in pairs:  # Of the base class: it is no assignment.
-            keras.StatelessScope.add_update(outer, pair)
-        try:
-            yield
-        finally:
-            for variable, _ in pairs:
-                del mapping[id(variable)]
-            mapping.update(before)
-        return
-    substituted = IdentityMap(pairs)
-    with keras.StatelessScope(list(pairs), collect_losses=True) as scope:
-        yield
-    for variable in wrapper.variables:
-        value = scope.get_current_value(variable)
-        if value is not None and variable not in substituted:
-            variable.assign(value)
-    for loss in scope.losses:
-        wrapper.add_loss(loss)

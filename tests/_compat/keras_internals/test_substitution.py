@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import keras
@@ -91,3 +92,47 @@ def test_attributes_are_those_of_before_after_an_error():
     ):
         pass
     assert (layer.name, layer.units) == ("before", 2)
+
+
+@pytest.mark.parametrize("in_scope", [False, True])
+def test_variables_read_as_other_values_in_one_thread(in_scope):
+    dense, counter = keras.layers.Dense(2), keras.Variable(0.0)
+    x = np.ones((1, 3), "float32")
+    expected = [dense(x), 2 * dense(x)]
+
+    @keras_internals.substitution.read_as(dense, [(dense.kernel, 2 * dense.kernel)])
+    def inside():
+        thread = threading.Thread(target=lambda: seen.append(dense(x)))
+        thread.start(), thread.join()
+        seen.append(dense(x))
+        counter.assign(1.0)
+
+    seen = []
+    with keras.StatelessScope() if in_scope else contextlib.nullcontext() as scope:
+        inside()
+        value = scope.get_current_value(counter) if in_scope else None
+        seen.append(dense(x))
+    for a, b in zip([*expected, expected[0]], seen, strict=True):
+        np.testing.assert_array_equal(b, a, MOVED)
+    assert not in_scope or float(value) == 1.0
+
+
+def test_an_attribute_is_another_while_any_thread_is_inside():
+    layer = keras.layers.Dense(2, activation="relu")
+    before = layer.activation
+    shared = keras_internals.substitution.SharedSubstitution(layer, "activation", abs)
+    entered, leave = threading.Event(), threading.Event()
+
+    def enter():
+        with shared:
+            entered.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=enter)
+    with shared:
+        thread.start()
+        assert entered.wait(10)
+    assert layer.activation is abs
+    leave.set()
+    thread.join(10)
+    assert layer.activation is before

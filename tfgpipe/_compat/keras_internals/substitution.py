@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from tfgpipe._compat.keras_internals.calls import current_stateless_scope
+from tfgpipe._util import IdentityMap
 
 _lock = threading.RLock()
 
@@ -59,3 +62,71 @@ def swap_values(
     return substitute(
         *((variable, "_value", lambda _, x=x: x) for variable, x in values)
     )
+
+
+@contextlib.contextmanager
+def read_as(
+    layer: keras.layers.Layer, values: Sequence[tuple[keras.Variable, tf.Tensor]]
+) -> Iterator[None]:
+    """Inside, variables read as other values in this thread, wherever they are read.
+
+    Inside a `keras.StatelessScope` a variable reads as the value that the scope maps it
+    to. Assignments and losses of layers inside take effect as usual.
+
+    Args:
+        layer: The layer that losses are added to.
+        values: Variables, each with its value inside.
+    """
+    outer = current_stateless_scope()
+    if outer is not None:
+        # A scope inside another does not see what that one holds.
+        mapping = outer.state_mapping
+        before = {id(v): mapping[id(v)] for v, _ in values if id(v) in mapping}
+        for pair in values:  # Of the base class: it is no assignment.
+            keras.StatelessScope.add_update(outer, pair)
+        try:
+            yield
+        finally:
+            for variable, _ in values:
+                del mapping[id(variable)]
+            mapping.update(before)
+        return
+    substituted = IdentityMap(values)
+    with keras.StatelessScope(list(values), collect_losses=True) as scope:
+        yield
+    for variable in layer.variables:
+        value = scope.get_current_value(variable)
+        if value is not None and variable not in substituted:
+            variable.assign(value)
+    for loss in scope.losses:
+        layer.add_loss(loss)
+
+
+class SharedSubstitution(contextlib.AbstractContextManager[None]):
+    """An attribute that is another while any thread is inside.
+
+    Threads do not wait for one another, as replicas that sum inside would forever: the
+    value has to tell them apart. Keras does not track it.
+
+    Args:
+        owner: Object with the attribute.
+        name: Name of the attribute.
+        value: Value inside.
+    """
+
+    def __init__(self, owner: Any, name: str, value: Any) -> None:
+        self._owner, self._name = owner, name
+        self._outside, self._inside = getattr(owner, name), value
+        self._num_inside = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._num_inside += 1
+            object.__setattr__(self._owner, self._name, self._inside)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._num_inside -= 1
+            if not self._num_inside:
+                object.__setattr__(self._owner, self._name, self._outside)
