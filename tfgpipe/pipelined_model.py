@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Unpack
@@ -14,7 +15,7 @@ from tfgpipe import cluster
 from tfgpipe._compat import functions, keras_internals
 from tfgpipe._util import IdentityMap, argument_checks, first_names, unique
 from tfgpipe.capture import tracer
-from tfgpipe.devices import Mesh, sharding
+from tfgpipe.devices import Mesh, device_type, scalars_scope, sharding
 from tfgpipe.distribution import (
     StageStrategy,
     current_strategy,
@@ -476,12 +477,15 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
             for variable in variables:
                 if variable.regularizer is None or not variable.trainable:
                     continue
-                with tf.device(devices[stage.index][shards.get(variable, 0)]):
+                device = devices[stage.index][shards.get(variable, 0)]
+                penalize: Callable[..., Any] = functools.partial(
+                    _penalize, variable.regularizer
+                )
+                if device_type(device) == "TPU":
+                    penalize = functions.compiled(penalize)
+                with tf.device(device):
                     value = tf.convert_to_tensor(variable.value)
-                    with tf.GradientTape() as tape:
-                        tape.watch(value)
-                        loss = variable.regularizer(value)
-                    gradient = tape.gradient(loss, value) / num_replicas
+                    loss, gradient = penalize(value, num_replicas)
                 penalties.append(_WeightRegularization(variable, loss, gradient))
         return penalties
 
@@ -509,13 +513,25 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
             raise ValueError(
                 "No loss to compute. Provide a `loss` argument in `compile()`."
             )
-        # The mean over replicas weighs by examples.
-        compiled_loss = tf.math.divide_no_nan(
-            main, tf.cast(current_strategy().batch_fraction(first), main.dtype)
-        )
-        losses = [compiled_loss, *others]
-        total = tf.add_n([tf.cast(x, main.dtype) for x in losses if x is not None])
-        compiled.tracker.update_state(total, sample_weight=tf.shape(first)[0])
+        with scalars_scope(self.pipelined.pipeline.strategy.primary_devices[-1]):
+            # The mean over replicas weighs by examples.
+            compiled_loss = tf.math.divide_no_nan(
+                main, tf.cast(current_strategy().batch_fraction(first), main.dtype)
+            )
+            losses = [compiled_loss, *others]
+            total = tf.add_n([tf.cast(x, main.dtype) for x in losses if x is not None])
+            rows = tf.shape(first)[0]
+        compiled.tracker.update_state(total, sample_weight=rows)
+
+
+def _penalize(
+    regularizer: Callable[[tf.Tensor], tf.Tensor], weight: tf.Tensor, num_replicas: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the penalty of a weight, and its gradient's share of a replica."""
+    with tf.GradientTape() as tape:
+        tape.watch(weight)
+        loss = regularizer(weight)
+    return loss, tape.gradient(loss, weight) / num_replicas
 
 
 @takes_options(ModelOptions)

@@ -520,8 +520,8 @@ GRADIENTS = (
     Fault(
         "the gradient of the last microbatch is dropped",
         "tfgpipe/runtime/executor.py",
-        "self._grads = [{loss: [loss_grad[None]]} for _ in self._values]",
-        "self._grads = [{loss: [loss_grad[None]]} for _ in self._values[1:]] + [{}]",
+        "self._grads = [{loss: [first_grad]} for _ in self._values]",
+        "self._grads = [{loss: [first_grad]} for _ in self._values[1:]] + [{}]",
         ("tests/models/test_pipelined_model.py::test_single_batches",),
     ),
     Fault(
@@ -562,15 +562,15 @@ GRADIENTS = (
     Fault(
         "a weight that two stages share has the gradient of one",
         "tfgpipe/runtime/executor.py",
-        "results[variable] = _sum(parts.get(variable, []))",
-        "results[variable] = _sum(parts.get(variable, [])[:1])",
+        "results[variable] = _sum(parts.get(variable, []), device)",
+        "results[variable] = _sum(parts.get(variable, [])[:1], device)",
         ("tests/models/test_models.py::test_the_gradient_of_each_use_is_in_the_sum",),
     ),
     Fault(
         "a value that two stages read has the gradient of one",
         "tfgpipe/runtime/executor.py",
-        "gradient = _sum(self._grads[m].pop(key, []))",
-        "gradient = _sum(self._grads[m].pop(key, [])[:1])",
+        "gradient = _sum(self._grads[m].pop(key, []), run.device)",
+        "gradient = _sum(self._grads[m].pop(key, [])[:1], run.device)",
         ("tests/models/test_models.py::test_a_skip_under_every_balance",),
     ),
     Fault(
@@ -650,15 +650,15 @@ WEIGHING = (
     Fault(
         "the gradient of an added loss counts once for each microbatch",
         "tfgpipe/runtime/executor.py",
-        "tf.cast(grads[is_sum], dtype) * weights[is_sum]",
-        "tf.cast(grads[is_sum], dtype)",
+        "tf.cast(grads[i], dtype) * weights[i] for i in are_sums",
+        "tf.cast(grads[i], dtype) for i in are_sums",
         ("tests/models/test_pipelined_losses.py::test_added_losses",),
     ),
     Fault(
         "an added loss counts once for each microbatch",
         "tfgpipe/runtime/executor.py",
-        "known.append(loss * weights[is_sum])",
-        "known.append(loss)",
+        "return [loss * weights[is_sum] for loss, is_sum in each]",
+        "return [loss for loss, is_sum in each]",
         ("tests/models/test_pipelined_losses.py::test_added_losses",),
     ),
     Fault(
@@ -713,8 +713,8 @@ WEIGHING = (
     Fault(
         "the penalty of a weight counts once for each replica",
         "tfgpipe/pipelined_model.py",
-        "tape.gradient(loss, value) / num_replicas",
-        "tape.gradient(loss, value)",
+        "tape.gradient(loss, weight) / num_replicas",
+        "tape.gradient(loss, weight)",
         (
             "tests/models/test_pipelined_placement.py::"
             "test_regularizers_count_once_whatever_the_number_of_replicas",
@@ -723,7 +723,7 @@ WEIGHING = (
     Fault(
         "batches of unequal rows weigh alike in the mean of the loss",
         "tfgpipe/pipelined_model.py",
-        "total, sample_weight=tf.shape(first)[0]",
+        "total, sample_weight=rows",
         "total, sample_weight=None",
         ("tests/models/test_pipelined_model.py::test_a_dataset_with_weights",),
     ),
@@ -927,8 +927,8 @@ STATE = (
     Fault(
         "an added sum over examples is averaged",
         "tfgpipe/runtime/executor.py",
-        "return self._split.batch_fraction(m, dtype), has_rows",
-        "return (self._split.batch_fraction(m, dtype),) * 2",
+        "return split.batch_fraction(m, dtype), has_rows",
+        "return (split.batch_fraction(m, dtype),) * 2",
         (
             "tests/models/test_layer_updates.py::test_three_steps_are_those_of_the_plain_model",
         ),

@@ -8,7 +8,7 @@ import itertools
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
@@ -17,7 +17,7 @@ from tfgpipe._compat import functions, grappler
 from tfgpipe._util import readable_bytes, text_table
 from tfgpipe.accelerators import compilers, placement, steps
 from tfgpipe.accelerators.compilers import Compiled
-from tfgpipe.accelerators.placement import HOST, Operation, Placement
+from tfgpipe.accelerators.placement import HOST, Copy, Operation
 from tfgpipe.accelerators.platforms import (
     GpuTarget,
     Platform,
@@ -93,8 +93,9 @@ class DryRun:
     Attributes:
         platform: The platform.
         devices: The devices of the trace, in whose place those of the platform are.
-        on_host: Operations of GPUs that run on the host, since they have no kernel for
-            their types there: how often in a step, by operation. Empty for TPUs.
+        on_host: Operations that have no kernel for their types on the devices: how
+            often in a step, by operation. The host runs them, or a TPU once XLA has
+            compiled them one by one. On TPUs nothing that XLA compiles as a function.
         transfers: What is copied between the devices, and between GPUs and the host.
         functions: The stage functions on each device.
         state: Weights and slots in words, a line a device.
@@ -128,8 +129,8 @@ class DryRun:
         )
         between = [x for x in self.transfers if HOST not in (x.source, x.target)]
         others = [x for x in self.transfers if HOST in (x.source, x.target)]
+        yield self._kernels()
         if self.platform.kind == "gpu":
-            yield self._kernels()
             loop = [x for x in others if x.in_loop]
             once = [x for x in others if not x.in_loop]
             yield self._copies("From host to GPU and back, for each microbatch", loop)
@@ -143,8 +144,11 @@ class DryRun:
         return "host" if index == HOST else f"{self.platform.kind.upper()}:{index}"
 
     def _kernels(self) -> str:
+        kind, where = "GPU", "which run on the host"
+        if self.platform.kind == "tpu":
+            kind, where = "TPU", "compiled on demand or run on the host"
         if not self.on_host:
-            return "Every operation on a GPU has a kernel there."
+            return f"Every operation on a {kind} has a kernel there."
         rows = collections.Counter[tuple[str, ...]]()
         for operation, count in self.on_host.items():
             types = ", ".join(operation.dtypes)
@@ -155,7 +159,7 @@ class DryRun:
             [(*row, f"{count:,}") for row, count in rows.most_common(_MOST_ROWS)],
             left=("operation", "types", "layer", "device"),
         )
-        return f"Operations without a kernel, which run on the host\n{table}"
+        return f"Operations without a kernel, {where}\n{table}"
 
     def _copies(self, title: str, found: list[Transfer]) -> str:
         waits = sum(each.count for each in found if each.waits)
@@ -332,9 +336,14 @@ def _dry_run(
     on_gpus = steps.on_other_devices(step, gpus)
     cluster = grappler.VirtualCluster(_properties(platform, gpus))
     optimized = cluster.optimize_functions(on_gpus)
-    placed = placement.place(step.graph, optimized, step.devices, gpus)
-    if platform.kind == "tpu":  # Its functions are compiled as they are.
-        placed = placement.between_devices(placed)
+    kind: Literal["GPU", "TPU"] = "TPU" if platform.kind == "tpu" else "GPU"
+    placed = placement.place(step.graph, optimized, step.devices, gpus, kind)
+    copies = {
+        copy: times
+        for copy, times in placed.copies.items()
+        # A TPU may compile on demand what a host would run here.
+        if kind == "GPU" or HOST not in (copy.source, copy.target)
+    }
     layers = steps.layer_names(step)
     called = _functions(step, optimized, cluster)
     updates: Mapping[int, Compiled] = {}
@@ -357,7 +366,7 @@ def _dry_run(
         platform=platform,
         devices=step.devices,
         on_host=placed.on_host,
-        transfers=_transfers(placed, layers),
+        transfers=_transfers(copies, layers),
         functions=called,
         state=_state(step.model),
         estimate=estimate,
@@ -402,11 +411,11 @@ def _properties(platform: Platform, gpus: Sequence[str]) -> dict[str, dict[str, 
     return {**dict.fromkeys(gpus, gpu), host: cpu}
 
 
-def _transfers(placed: Placement, layers: Sequence[str]) -> list[Transfer]:
+def _transfers(copies: Mapping[Copy, int], layers: Sequence[str]) -> list[Transfer]:
     """Returns copies, added up for each kind and layer."""
     counts: collections.Counter[tuple[Any, ...]] = collections.Counter()
     sizes: collections.Counter[tuple[Any, ...]] = collections.Counter()
-    for copy, times in placed.copies.items():
+    for copy, times in copies.items():
         operation = copy.operation
         reader = copy.reader.rpartition("/")[2]
         if not operation.function:

@@ -9,6 +9,7 @@ strategy for pipelines applies the optimizer: see `StageStrategy.apply_gradients
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
@@ -16,7 +17,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe._compat import keras_internals
+from tfgpipe._compat import functions, keras_internals
+from tfgpipe.devices import device_type
 from tfgpipe.distribution.all_reduce import Gradient
 from tfgpipe.distribution.single_replica import SingleReplica, current_strategy
 
@@ -87,11 +89,38 @@ class _ColocatedStrategy:
         group: bool = True,
     ) -> Any:
         del group  # One variable on one device: nothing to group.
-        with tf.device(variable.device):
-            if tf.executing_eagerly():
-                return fn(variable, *args, **(kwargs or {}))
+        return self._run_on(
+            variable.device, lambda: fn(variable, *args, **(kwargs or {}))
+        )
+
+    def update_all(
+        self,
+        update: Callable[[tf.Variable, Gradient], Any],
+        pairs: Sequence[tuple[tf.Variable, Gradient]],
+    ) -> None:
+        """Updates variables, those of a TPU in one function that XLA compiles."""
+        together: dict[Hashable, list[tuple[tf.Variable, Gradient]]] = {}
+        for i, pair in enumerate(pairs):
+            device = pair[0].device
+            key = device if device_type(device) == "TPU" else i
+            together.setdefault(key, []).append(pair)
+
+        def run(some: Sequence[tuple[tf.Variable, Gradient]]) -> None:
+            for variable, gradient in some:
+                update(variable, gradient)
+
+        for some in together.values():
+            self._run_on(some[0][0].device, functools.partial(run, some))
+
+    def _run_on(self, device: str, run: Callable[[], Any]) -> Any:
+        """Runs an update of variables of a device there."""
+        with tf.device(device):
+            if device_type(device) == "TPU":
+                run = functions.compiled(run)
+            elif tf.executing_eagerly():
+                return run()
             # The update may be in the branch of a conditional.
-            place = tf.compat.v1.get_default_graph(), variable.device
+            place = tf.compat.v1.get_default_graph(), device
             if place not in self._read:
                 self._read[place] = [
                     (scalar, tf.identity(scalar.value))
@@ -100,7 +129,7 @@ class _ColocatedStrategy:
                     )
                 ]
             with keras_internals.substitution.swap_values(self._read[place]):
-                return fn(variable, *args, **(kwargs or {}))
+                return run()
 
 
 def _apply(

@@ -366,8 +366,12 @@ class JointGraph:
 
     def zeros(self) -> dict[str, tf.Tensor]:
         """Returns the accumulators before the first microbatch: zeros."""
-        names = itertools.chain(*(x.values for x in self.accumulated))
-        return {name: zero_buffer(self.spec(name)) for name in names}
+        return {name: zero_buffer(self.spec(name)) for name in self.accumulators}
+
+    @property
+    def accumulators(self) -> list[str]:
+        """Names of what is accumulated over microbatches."""
+        return list(itertools.chain(*(x.values for x in self.accumulated)))
 
 
 Pass = Callable[[JointGraph], JointGraph]

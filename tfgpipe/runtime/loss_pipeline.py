@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
 from tfgpipe.capture import Call, CallGraph, TensorKey, Value, input_checks
+from tfgpipe.devices import run_on, scalars_scope
 from tfgpipe.distribution import current_strategy
 from tfgpipe.runtime import loss_probes, losses
 from tfgpipe.runtime.executor import Executor, StepResult, TrainStepResult
@@ -155,13 +156,15 @@ class LossPipeline:
         denominators = self._loss_denominators(
             step, inputs, targets, weights, training=True
         )
-        loss_grad = tf.cast(loss_grad, self._head.dtype)
-        share = current_strategy().batch_fraction(_first(inputs))
+        with scalars_scope(self._pipeline.strategy.primary_devices[-1]):
+            loss_grad = tf.cast(loss_grad, self._head.dtype)
+            share = current_strategy().batch_fraction(_first(inputs))
+            added_loss_grad = loss_grad * tf.cast(share, loss_grad.dtype)
         result = step.train(
             {**rows, self._denominators: denominators},
             loss=self._loss,
             loss_grad=loss_grad,
-            added_loss_grad=loss_grad * tf.cast(share, loss_grad.dtype),
+            added_loss_grad=added_loss_grad,
         )
         self._update(result, targets, weights, _first(inputs).shape[0])
         return result
@@ -256,7 +259,6 @@ class LossPipeline:
         masks: dict[int, tf.Tensor] = {}
         if any(masks_predictions):
             masks = self._output_masks(inputs, training=training)
-        rows = tf.shape(_first(inputs))[0]
 
         def placeholder(value: Value, like: keras.KerasTensor) -> tf.Tensor:
             """Returns zeros of an output's shape, with the output's mask on them."""
@@ -270,17 +272,19 @@ class LossPipeline:
             keras_internals.calls.set_mask(zeros, mask)
             return zeros
 
-        outputs = keras.tree.map_structure(
-            placeholder, self._pipeline.captured.output_structure, self._shapes
-        )
-        return losses.denominators(
-            self._compiled,
-            self._reductions,
-            targets,
-            outputs,
-            weights,
-            masks_values=masks_values,
-        )
+        with scalars_scope(self._pipeline.strategy.primary_devices[-1]):
+            rows = tf.shape(_first(inputs))[0]
+            outputs = keras.tree.map_structure(
+                placeholder, self._pipeline.captured.output_structure, self._shapes
+            )
+            return losses.denominators(
+                self._compiled,
+                self._reductions,
+                targets,
+                outputs,
+                weights,
+                masks_values=masks_values,
+            )
 
     def _update(
         self, result: StepResult, targets: Any, weights: Any, batch_size: Any
@@ -301,7 +305,8 @@ class LossPipeline:
         if batch_size is not None and num_replicas > 1:
             total = tf.constant(batch_size, self._head.dtype)
             batch_size = strategy.sum_over_replicas(total) / num_replicas
-        parts = tf.unstack(tf.reduce_sum(result.outputs[self._loss_terms], 0))
+        last = self._pipeline.strategy.primary_devices[-1]
+        parts = run_on(last, _sum_terms, result.outputs[self._loss_terms])
         for tracker, part in zip(self._compiled.loss_trackers, parts, strict=False):
             # The metric adds up what all replicas give it.
             tracker.update_state(part * num_replicas, sample_weight=batch_size)
@@ -314,6 +319,11 @@ class LossPipeline:
                 weights,
                 lambda n: n in self._full_batch_metrics,
             )
+
+
+def _sum_terms(terms: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the losses of a mini-batch, of those of microbatches `[M, n]`."""
+    return tf.unstack(tf.reduce_sum(terms, 0))
 
 
 def _first(inputs: Mapping[TensorKey, tf.Tensor]) -> tf.Tensor:

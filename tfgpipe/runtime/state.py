@@ -17,6 +17,7 @@ subtracted when the step ends.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap, unique
-from tfgpipe.devices import ordering_token
+from tfgpipe.devices import ordering_token, run_on
 from tfgpipe.distribution import current_strategy
 from tfgpipe.runtime import microbatch
 from tfgpipe.stage import NamedTensors, Stage, TracedStage
@@ -100,11 +101,12 @@ def read_variables(
             before.devices[variable] = devices[k][shards.get(variable, 0)]
             with tf.device(before.devices[variable]):
                 value = tf.identity(variable.value)
-                if variable in seeds:
-                    offset = tf.cast(replica, tf.int64) * _SEED_STRIDE % 2**31
-                    before.seed_offsets[variable] = tf.cast([offset, 0], value.dtype)
-                    value += before.seed_offsets[variable]
-                before.values[variable] = value
+            if variable in seeds:
+                device = before.devices[variable]
+                offset = run_on(device, _seed_offset, replica, value.dtype)
+                before.seed_offsets[variable] = offset
+                value = run_on(device, tf.add, value, offset)
+            before.values[variable] = value
     for k, stage in enumerate(stages):
         for variable in traced[k].changed(stage.variables):
             if len(users[variable]) > 1:
@@ -115,6 +117,12 @@ def read_variables(
                     "of its own in each, or a `balance` that keeps them together."
                 )
     return before
+
+
+def _seed_offset(replica: int | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns the seed of a replica minus that of the first."""
+    offset = tf.cast(replica, tf.int64) * _SEED_STRIDE % 2**31
+    return tf.cast([offset, 0], dtype)
 
 
 class Carry:
@@ -148,8 +156,11 @@ class Carry:
         trace = traced.trace
         values = (before.values[variable] for variable in stage.variables)
         self._values = dict(zip(trace.given.variables, values, strict=True))
+        for name in trace.accumulators:
+            self._values[name] = run_on(
+                device, joint_graph.zero_buffer, trace.spec(name)
+            )
         with tf.device(device):
-            self._values.update(trace.zeros())
             # Orders the stage's sums over replicas.
             self._token = ordering_token("replicas") if trace.num_collectives else None
 
@@ -196,18 +207,21 @@ class Carry:
         for accumulation in self._traced.trace.accumulated:
             accumulator = accumulation.accumulator
             variables = accumulator.variables
-            with tf.device(self._initial_state.devices[variables[0]]):
-                before = [
-                    latest.get(v, self._initial_state.values[v]) for v in variables
-                ]
-                merged = [self._values[name] for name in accumulation.values]
-                after = accumulator.update(merged, before)
+            before = [latest.get(v, self._initial_state.values[v]) for v in variables]
+            after = run_on(
+                self._initial_state.devices[variables[0]],
+                functools.partial(accumulator.update),
+                [self._values[name] for name in accumulation.values],
+                before,
+            )
             latest.update(zip(variables, after, strict=True))
 
     def _without_offset(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
         """Removes the replica's offset from a seed; returns other values unchanged."""
         offset = self._initial_state.seed_offsets.get(variable)
-        return value if offset is None else value - offset
+        if offset is None:
+            return value
+        return run_on(self._initial_state.devices[variable], tf.subtract, value, offset)
 
     def _collective_inputs(self, m: int) -> NamedTensors:
         """Returns how a stage takes part in collectives on a microbatch, if it does."""

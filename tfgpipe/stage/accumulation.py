@@ -24,7 +24,6 @@ takes that much more memory for the time of one function.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -32,7 +31,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from tfgpipe.devices import sharding
+from tfgpipe.devices import run_on, sharding
 from tfgpipe.graph import joint_graph, passes
 from tfgpipe.stage.options import StageOptions
 
@@ -109,8 +108,11 @@ class GradientAccumulation:
         """
         sums = []
         for spec, shard in zip(self.specs, self._shard_indices, strict=False):
-            with tf.device(devices[shard]) if devices else contextlib.nullcontext():
-                sums.append(joint_graph.zero_buffer(spec))
+            sums.append(
+                run_on(devices[shard], joint_graph.zero_buffer, spec)
+                if devices
+                else joint_graph.zero_buffer(spec)
+            )
         return sums
 
     def add(

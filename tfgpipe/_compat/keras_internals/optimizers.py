@@ -24,7 +24,7 @@ def patch_apply(
         optimizer: The optimizer.
         strategy: Has what an optimizer calls of a strategy: `colocate_vars_with`, the
             scope to create slots in, and `update`, which runs an update's arithmetic,
-            both in `extended`.
+            both in `extended`; and `update_all`, which does so for several variables.
         apply: Called with the optimizer and the arguments of its own `apply`.
     """
     patched = vars(optimizer).get("apply")
@@ -35,7 +35,22 @@ def patch_apply(
     for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
         if each is not None:
             each._distribution_strategy = strategy
+            each._distributed_tf_update_step = functools.partial(
+                _update_step, each, strategy
+            )
             each._all_reduce_sum_gradients = list
+
+
+def _update_step(
+    optimizer: Any, strategy: Any, _: Any, grads_and_vars: Any, learning_rate: Any
+) -> None:
+    """Updates variables, in place of an optimizer's own loop over them."""
+    strategy.update_all(
+        lambda variable, gradient: optimizer.update_step(
+            gradient, variable, learning_rate
+        ),
+        [(variable, gradient) for gradient, variable in grads_and_vars],
+    )
 
 
 def optimizer_weights(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
