@@ -28,6 +28,7 @@ from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap, unique
 from tfgpipe.devices import ordering_token, run_on
 from tfgpipe.distribution import current_strategy
+from tfgpipe.graph import joint_graph
 from tfgpipe.runtime import microbatch
 from tfgpipe.stage import NamedTensors, Stage, TracedStage
 
