@@ -26,14 +26,13 @@ from pathlib import Path
 import tensorflow as tf
 
 from tfgpipe._compat import kernels
-from tfgpipe._compat.kernels import Kernel
 
 _TABLE = Path(__file__).with_suffix(".txt")
 _DEVICES = ("DEFAULT", "TPU")
 
 
 @functools.cache
-def table() -> Mapping[str, Sequence[Kernel]]:
+def table() -> Mapping[str, Sequence[kernels.Kernel]]:
     """Returns the kernels of the table by operation."""
     found = collections.defaultdict(list)
     for line in _TABLE.read_text("utf-8").splitlines():
@@ -44,7 +43,7 @@ def table() -> Mapping[str, Sequence[Kernel]]:
             name: frozenset(tf.as_dtype(x).as_datatype_enum for x in names.split(","))
             for name, names in named.items()
         }
-        found[op].append(Kernel(device, types, frozenset(host.split(",")), 0))
+        found[op].append(kernels.Kernel(device, types, frozenset(host.split(",")), 0))
     return found
 
 
