@@ -33,7 +33,7 @@ import tensorflow as tf
 from tfgpipe._compat import kernels
 from tfgpipe._util import num_bytes
 from tfgpipe.accelerators import tpu_kernels
-from tfgpipe.devices import HOST_SCOPE, colocation
+from tfgpipe.devices import colocation
 from tfgpipe.graph import reader
 
 HOST = -1
@@ -144,7 +144,7 @@ def is_on_host(name: str) -> bool:
 
     Of the devices of the trace the host is the first one as well.
     """
-    return HOST_SCOPE in name or name.rpartition("/")[2].startswith("stage_host")
+    return any(part.startswith("stage_host") for part in name.split("/"))
 
 
 def _devices_of_operations(graph: tf.Graph, devices: Sequence[str]) -> dict[str, int]:

@@ -5,7 +5,7 @@ and calls functions that XLA has compiled, and for any device operations on inte
 the host's memory. What it compiles on demand, one operation at a time, it registers
 only once there is a TPU. In an environment with that package
 
-    python -m tfgpipe.accelerators.tpu_kernels > tfgpipe/accelerators/tpu_kernels.txt
+    python -c "from tfgpipe.accelerators import tpu_kernels; tpu_kernels.write()"
 
 writes the table: operation, type of device, types of each attribute, and arguments in
 the host's memory.
@@ -19,7 +19,6 @@ from __future__ import annotations
 import collections
 import functools
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -45,6 +44,11 @@ def table() -> Mapping[str, Sequence[kernels.Kernel]]:
         }
         found[op].append(kernels.Kernel(device, types, frozenset(host.split(",")), 0))
     return found
+
+
+def write() -> None:
+    """Writes the table, of the TensorFlow that is installed."""
+    _TABLE.write_text("".join(f"{line}\n" for line in lines()), "utf-8")
 
 
 def lines() -> Iterator[str]:
@@ -81,7 +85,3 @@ def _types(kind: _Types) -> list[str]:
         f"{name}={','.join(sorted(tf.as_dtype(x).name for x in types))}"
         for name, types in kind
     ]
-
-
-if __name__ == "__main__":
-    sys.stdout.writelines(f"{line}\n" for line in lines())

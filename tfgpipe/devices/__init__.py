@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         standing_for,
         tpu_devices,
     )
-    from tfgpipe.devices.small_functions import HOST_SCOPE, run_on, scalars_scope
+    from tfgpipe.devices.small_functions import run_on, scalars_scope
 
 __all__, __getattr__, __dir__ = lazy_exports(
     __name__,
@@ -31,5 +31,5 @@ __all__, __getattr__, __dir__ = lazy_exports(
     mesh="Mesh ShardingSpec check_primary_devices make_logical_cpus make_mesh",
     names="default_devices device_type host_device local_device_type ordering_token "
     "short_name standing_for tpu_devices",
-    small_functions="HOST_SCOPE run_on scalars_scope",
+    small_functions="run_on scalars_scope",
 )

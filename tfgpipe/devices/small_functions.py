@@ -44,9 +44,6 @@ def run_on(device: str, function: Callable[..., Any], *args: Any) -> Any:
         return results if is_list else results[0]
 
 
-HOST_SCOPE = "scalars_on_host"
-
-
 @contextlib.contextmanager
 def scalars_scope(device: str) -> Iterator[None]:
     """Operations on a few numbers inside are on the host if a device is a TPU.
@@ -56,7 +53,7 @@ def scalars_scope(device: str) -> Iterator[None]:
     if device_type(device) != "TPU":
         yield
         return
-    with tf.device(host_device(device)), tf.name_scope(HOST_SCOPE):
+    with tf.device(host_device(device)), tf.name_scope("stage_host_scalars"):
         yield
 
 
