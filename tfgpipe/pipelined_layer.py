@@ -19,7 +19,7 @@ from tfgpipe.capture import (
     source_model,
     tracer,
 )
-from tfgpipe.devices import Mesh, sharding, standing_for
+from tfgpipe.devices import Mesh, names, sharding
 from tfgpipe.distribution import (
     optimizer_slots,
     place_optimizer,
@@ -297,7 +297,7 @@ class PipelinedLayer(keras.layers.Layer):
         options = dataclasses.replace(before.options, jit_compile=platform == "TPU")
         self._pipeline = dataclasses.replace(before, options=options)
         try:
-            with standing_for(platform):
+            with names.standing_for(platform):
                 yield
         finally:
             self._pipeline = before

@@ -15,7 +15,7 @@ from tfgpipe import cluster
 from tfgpipe._compat import functions, keras_internals
 from tfgpipe._util import IdentityMap, argument_checks, first_names, unique
 from tfgpipe.capture import tracer
-from tfgpipe.devices import Mesh, device_type, scalars_scope, sharding
+from tfgpipe.devices import Mesh, device_type, sharding, small_functions
 from tfgpipe.distribution import (
     StageStrategy,
     current_strategy,
@@ -513,7 +513,9 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
             raise ValueError(
                 "No loss to compute. Provide a `loss` argument in `compile()`."
             )
-        with scalars_scope(self.pipelined.pipeline.strategy.primary_devices[-1]):
+        with small_functions.scalars_scope(
+            self.pipelined.pipeline.strategy.primary_devices[-1]
+        ):
             # The mean over replicas weighs by examples.
             compiled_loss = tf.math.divide_no_nan(
                 main, tf.cast(current_strategy().batch_fraction(first), main.dtype)

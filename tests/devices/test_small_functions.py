@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfgpipe.devices import run_on, scalars_scope, standing_for
+from tfgpipe.devices.names import standing_for
+from tfgpipe.devices.small_functions import run_on, scalars_scope
 
 
 def _scale(tensors: list[tf.Tensor], factor: float, other: tf.Tensor) -> tf.Tensor:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfgpipe import cluster
 from tfgpipe._compat import tf_internals
-from tfgpipe.devices import Mesh, local_device_type
+from tfgpipe.devices import Mesh, names
 from tfgpipe.distribution.process_group import ProcessGroup
 from tfgpipe.distribution.replicated_strategy import (
     ReplicatedStrategy,
@@ -61,7 +61,7 @@ class MultiWorkerPipelineStrategy(
         check_not_nested("MultiWorkerPipelineStrategy")
         resolver = _OneReplica()
         # Raises if there are too few, before anything waits for other processes.
-        local = local_device_type(num_stages)
+        local = names.local_device_type(num_stages)
         workers = resolver.cluster_spec().as_dict().get("worker", [])
         if len(workers) > 1:
             cluster.rendezvous(workers, resolver.task_id)

@@ -26,7 +26,7 @@ import tensorflow as tf
 from tfgpipe._compat import functions
 from tfgpipe._util import IdentityMap
 from tfgpipe.capture import TensorKey, is_differentiable, stack_losses
-from tfgpipe.devices import run_on
+from tfgpipe.devices import small_functions
 from tfgpipe.runtime import microbatch
 from tfgpipe.runtime.stage_run import StageRun
 from tfgpipe.runtime.state import InitialState, VariableUpdate, variable_updates
@@ -203,7 +203,7 @@ class Executor:
         """
         self._split_inputs(inputs)
         last = self._runs[-1].device
-        first_grad = run_on(last, tf.expand_dims, loss_grad, 0)
+        first_grad = small_functions.run_on(last, tf.expand_dims, loss_grad, 0)
         self._grads = [{loss: [first_grad]} for _ in self._values]
         self._mean_loss_grad, self._summed_loss_grad = added_loss_grad, loss_grad
         for run in self._runs:
@@ -212,7 +212,7 @@ class Executor:
         outputs = {**self.passed_through(inputs), **self._join_outputs()}
         losses = [row[loss] for row in self._values]
         summed = [] if self.summed_loss is None else [self.summed_loss]
-        main_loss = run_on(last, _total_loss, losses, summed)
+        main_loss = small_functions.run_on(last, _total_loss, losses, summed)
         return TrainStepResult(
             outputs=outputs,
             loss=self._sum(self._mean_losses),
@@ -266,14 +266,14 @@ class Executor:
         ):
             self._values[m][key] = values[name]
             if key in self._compressed:
-                self._sent[m][key] = run_on(
+                self._sent[m][key] = small_functions.run_on(
                     run.device, self._boundary.codec.encode, values[name]
                 )
         run.carry.advance(values)
         if run.trace.forward.loss is not None:
             are_sums = tuple(self._are_sums[k])
             losses = values[run.trace.forward.loss]
-            weighted = run_on(
+            weighted = small_functions.run_on(
                 run.device, _weighted_losses, losses, are_sums, self._split, m
             )
             for loss, is_sum in zip(weighted, are_sums, strict=True):
@@ -363,7 +363,7 @@ class Executor:
             # Decoded when the stage runs: until then it is small.
             after = self._order.after(self._schedule.placement[k])
             with after:
-                received[name] = run_on(
+                received[name] = small_functions.run_on(
                     run.device,
                     self._boundary.codec.decode,
                     self._sent[m][key],
@@ -378,8 +378,12 @@ class Executor:
         if key not in self._compressed:
             return gradient
         codec, producer = self._boundary.codec, self._runs[self._compressed[key]]
-        encoded = run_on(self._runs[k].device, codec.encode_gradient, gradient)
-        return run_on(producer.device, codec.decode_gradient, encoded, gradient.dtype)
+        encoded = small_functions.run_on(
+            self._runs[k].device, codec.encode_gradient, gradient
+        )
+        return small_functions.run_on(
+            producer.device, codec.decode_gradient, encoded, gradient.dtype
+        )
 
     def _output_grads(self, k: int, m: int) -> NamedTensors:
         """Returns the gradients of a stage's outputs for a microbatch."""
@@ -395,10 +399,12 @@ class Executor:
             if name is not None:
                 gradient = _sum(self._grads[m].pop(key, []), run.device)
                 if gradient is None:  # No consumer has a gradient for it.
-                    gradient = run_on(run.device, _zeros_like, run.saved[m][output])
+                    gradient = small_functions.run_on(
+                        run.device, _zeros_like, run.saved[m][output]
+                    )
                 given[name] = gradient
         if backward.loss_grad is not None:
-            given[backward.loss_grad] = run_on(
+            given[backward.loss_grad] = small_functions.run_on(
                 run.device,
                 _weighted_loss_grads,
                 [self._mean_loss_grad, self._summed_loss_grad],
@@ -419,13 +425,15 @@ class Executor:
         for key, k in self._producers().items():
             if key.value_id in self._output_ids and key not in dropped:
                 tensors = [values[key] for values in self._values]
-                outputs[key] = run_on(self._runs[k].device, microbatch.join, tensors)
+                outputs[key] = small_functions.run_on(
+                    self._runs[k].device, microbatch.join, tensors
+                )
         return outputs
 
     def _sum(self, losses: Sequence[tf.Tensor]) -> tf.Tensor | None:
         if not losses:
             return None
-        return run_on(self._runs[-1].device, _sum_losses, list(losses))
+        return small_functions.run_on(self._runs[-1].device, _sum_losses, list(losses))
 
     def _input_grads(self) -> list[tf.Tensor | None]:
         readers = self._first_consumers()
@@ -436,7 +444,7 @@ class Executor:
                 continue
             device = self._runs[readers[key]].device
             sums = [_sum(row[key], device) for row in self._grads]
-            results.append(run_on(device, microbatch.join, sums))
+            results.append(small_functions.run_on(device, microbatch.join, sums))
         return results
 
     def _weight_grads(self) -> IdentityMap[keras.Variable, tf.Tensor | None]:
@@ -462,7 +470,7 @@ class Executor:
         for key, tensor in tensors.items():
             if key in stages:
                 device = self._runs[stages[key]].device
-                parts = run_on(device, self._split.split, tensor)
+                parts = small_functions.run_on(device, self._split.split, tensor)
                 for row, part in zip(rows, parts, strict=True):
                     row[key] = part
         return rows
@@ -527,7 +535,7 @@ class _DeviceOrder:
 def _sum(parts: Sequence[tf.Tensor], device: str) -> tf.Tensor | None:
     """Returns the sum of gradients, or None of none."""
     if len(parts) > 1:
-        return run_on(device, _add_n, list(parts))
+        return small_functions.run_on(device, _add_n, list(parts))
     return parts[0] if parts else None
 
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
 from tfgpipe.capture import Call, CallGraph, TensorKey, Value, input_checks
-from tfgpipe.devices import run_on, scalars_scope
+from tfgpipe.devices import small_functions
 from tfgpipe.distribution import current_strategy
 from tfgpipe.runtime import loss_probes, losses
 from tfgpipe.runtime.executor import Executor, StepResult, TrainStepResult
@@ -156,7 +156,7 @@ class LossPipeline:
         denominators = self._loss_denominators(
             step, inputs, targets, weights, training=True
         )
-        with scalars_scope(self._pipeline.strategy.primary_devices[-1]):
+        with small_functions.scalars_scope(self._pipeline.strategy.primary_devices[-1]):
             loss_grad = tf.cast(loss_grad, self._head.dtype)
             share = current_strategy().batch_fraction(_first(inputs))
             added_loss_grad = loss_grad * tf.cast(share, loss_grad.dtype)
@@ -272,7 +272,7 @@ class LossPipeline:
             keras_internals.calls.set_mask(zeros, mask)
             return zeros
 
-        with scalars_scope(self._pipeline.strategy.primary_devices[-1]):
+        with small_functions.scalars_scope(self._pipeline.strategy.primary_devices[-1]):
             rows = tf.shape(_first(inputs))[0]
             outputs = keras.tree.map_structure(
                 placeholder, self._pipeline.captured.output_structure, self._shapes
@@ -306,7 +306,9 @@ class LossPipeline:
             total = tf.constant(batch_size, self._head.dtype)
             batch_size = strategy.sum_over_replicas(total) / num_replicas
         last = self._pipeline.strategy.primary_devices[-1]
-        parts = run_on(last, _sum_terms, result.outputs[self._loss_terms])
+        parts = small_functions.run_on(
+            last, _sum_terms, result.outputs[self._loss_terms]
+        )
         for tracker, part in zip(self._compiled.loss_trackers, parts, strict=False):
             # The metric adds up what all replicas give it.
             tracker.update_state(part * num_replicas, sample_weight=batch_size)

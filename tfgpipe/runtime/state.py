@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap, unique
-from tfgpipe.devices import ordering_token, run_on
+from tfgpipe.devices import ordering_token, small_functions
 from tfgpipe.distribution import current_strategy
 from tfgpipe.graph import joint_graph
 from tfgpipe.runtime import microbatch
@@ -104,9 +104,11 @@ def read_variables(
                 value = tf.identity(variable.value)
             if variable in seeds:
                 device = before.devices[variable]
-                offset = run_on(device, _seed_offset, replica, value.dtype)
+                offset = small_functions.run_on(
+                    device, _seed_offset, replica, value.dtype
+                )
                 before.seed_offsets[variable] = offset
-                value = run_on(device, tf.add, value, offset)
+                value = small_functions.run_on(device, tf.add, value, offset)
             before.values[variable] = value
     for k, stage in enumerate(stages):
         for variable in traced[k].changed(stage.variables):
@@ -158,7 +160,7 @@ class Carry:
         values = (before.values[variable] for variable in stage.variables)
         self._values = dict(zip(trace.given.variables, values, strict=True))
         for name in trace.accumulators:
-            self._values[name] = run_on(
+            self._values[name] = small_functions.run_on(
                 device, joint_graph.zero_buffer, trace.spec(name)
             )
         with tf.device(device):
@@ -209,7 +211,7 @@ class Carry:
             accumulator = accumulation.accumulator
             variables = accumulator.variables
             before = [latest.get(v, self._initial_state.values[v]) for v in variables]
-            after = run_on(
+            after = small_functions.run_on(
                 self._initial_state.devices[variables[0]],
                 functools.partial(accumulator.update),
                 [self._values[name] for name in accumulation.values],
@@ -222,7 +224,9 @@ class Carry:
         offset = self._initial_state.seed_offsets.get(variable)
         if offset is None:
             return value
-        return run_on(self._initial_state.devices[variable], tf.subtract, value, offset)
+        return small_functions.run_on(
+            self._initial_state.devices[variable], tf.subtract, value, offset
+        )
 
     def _collective_inputs(self, m: int) -> NamedTensors:
         """Returns how a stage takes part in collectives on a microbatch, if it does."""

@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from tfgpipe.devices import run_on, sharding
+from tfgpipe.devices import sharding, small_functions
 from tfgpipe.graph import joint_graph, passes
 from tfgpipe.stage.options import StageOptions
 
@@ -109,7 +109,7 @@ class GradientAccumulation:
         sums = []
         for spec, shard in zip(self.specs, self._shard_indices, strict=False):
             sums.append(
-                run_on(devices[shard], joint_graph.zero_buffer, spec)
+                small_functions.run_on(devices[shard], joint_graph.zero_buffer, spec)
                 if devices
                 else joint_graph.zero_buffer(spec)
             )
