@@ -258,6 +258,14 @@ def test_clustering_stops_at_what_may_have_a_variable_of_a_reference_type(
     assert functions.clustering_stop() is None
 
 
+def test_only_a_tape_records():
+    assert not functions.may_be_recorded()
+    with tf.GradientTape() as tape:
+        assert functions.may_be_recorded()
+        with tape.stop_recording():
+            assert not functions.may_be_recorded()
+
+
 def test_fit_calls_its_steps_without_grappler():
     layers = [tf.keras.layers.Dense(2) for _ in range(2)]
     model = tfgpipe.PipelinedModel(layers, num_stages=2, num_microbatches=2)

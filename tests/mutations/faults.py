@@ -518,6 +518,26 @@ GRADIENTS = (
         ("tests/graph/test_joint_graph.py::test_rewritings_follow_one_another",),
     ),
     Fault(
+        "forwards that run again for a gradient read the variables of then",
+        "tfgpipe/runtime/pipeline.py",
+        "before = initial_state or read_variables(",
+        "before = read_variables(",
+        (
+            "tests/runtime/test_evaluation.py::"
+            "test_a_tape_around_a_function_that_was_traced_outside_has_gradients",
+        ),
+    ),
+    Fault(
+        "forwards run again for a gradient though they draw other numbers",
+        "tfgpipe/runtime/pipeline.py",
+        "if evaluates and any(t.trace.forward.side_effects for t in step.traced):",
+        "if not step.traced:",
+        (
+            "tests/runtime/test_evaluation.py::"
+            "test_what_draws_other_numbers_each_time_is_not_run_twice",
+        ),
+    ),
+    Fault(
         "the gradient of the last microbatch is dropped",
         "tfgpipe/runtime/executor.py",
         "self._grads = [{loss: [first_grad]} for _ in self._values]",

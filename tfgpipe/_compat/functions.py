@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
-from tensorflow.python.eager import context
+from tensorflow.python.eager import context, record
 from tensorflow.python.framework import function_def_to_graph
 from tensorflow.python.ops import gradients_util
 
@@ -173,6 +173,11 @@ class GraphFunction:
             )
         wrapper = self._wrappers[config, executor]
         return _call(wrapper, tensors, self._name, _without_passes(config), "")
+
+
+def may_be_recorded() -> bool:
+    """Returns whether a tape may record operations for a gradient now."""
+    return record.could_possibly_record()
 
 
 @contextlib.contextmanager

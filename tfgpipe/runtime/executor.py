@@ -120,6 +120,11 @@ class Executor:
         self._summed_loss_grad: tf.Tensor | None = None
 
     @property
+    def initial_state(self) -> InitialState:
+        """The variables as they are before the step."""
+        return self._before
+
+    @property
     def weights(self) -> list[tf.Tensor]:
         """The weights, as they are before the step."""
         return [self._before.values[variable] for variable in self._before.trainable]

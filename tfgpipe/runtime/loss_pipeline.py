@@ -214,6 +214,7 @@ class LossPipeline:
             outputs=outputs,
             per_step={self._denominators: spec},
             differentiable=False,
+            evaluates=not training,
             timer=timer,
         )
 

@@ -10,6 +10,7 @@ actions in one go (`begin`, then `Executor.train`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,12 @@ from tfgpipe.distribution import StageStrategy, current_strategy
 from tfgpipe.runtime import layer_probes, microbatch
 from tfgpipe.runtime.executor import Executor, StepResult, Tensors
 from tfgpipe.runtime.stage_run import StageRun
-from tfgpipe.runtime.state import Carry, VariableUpdate, read_variables
+from tfgpipe.runtime.state import (
+    Carry,
+    InitialState,
+    VariableUpdate,
+    read_variables,
+)
 from tfgpipe.runtime.timer import StepTimer
 from tfgpipe.schedules import Schedule
 from tfgpipe.stage import (
@@ -151,6 +157,10 @@ class Pipeline:
     ) -> StepResult:
         """Runs a mini-batch through all stages, differentiably.
 
+        Where no tape records it, the stages are traced without gradients. In a graph
+        one may be asked for even so, by a tape around the function that is traced: it
+        then runs the forwards once more.
+
         Args:
             inputs: The values that are given and the masks on them, `[B, ...]` each.
             schedule: The order of the actions, on the devices numbered as they occur.
@@ -160,7 +170,13 @@ class Pipeline:
             ValueError: If two stages share a variable that one of them changes.
             RuntimeError: If replicas that sum over each other run one after the other.
         """
-        step = self.begin(inputs, schedule=schedule, training=training)
+        evaluates = not functions.may_be_recorded()
+        begin = functools.partial(self.begin, schedule=schedule, training=training)
+        step = begin(inputs, evaluates=evaluates)
+        if evaluates and any(t.trace.forward.side_effects for t in step.traced):
+            # A second run would not do the same.
+            evaluates = tf.executing_eagerly()
+            step = step if evaluates else begin(inputs)
         # Keras takes the mean over replicas of what layers add to the loss.
         num_replicas = current_strategy().num_replicas
         updates: list[VariableUpdate] = []
@@ -181,7 +197,12 @@ class Pipeline:
             # a frozen weight, and then wants a gradient for it.
             def gradient(*output_grads: tf.Tensor, variables: Any = None) -> Any:
                 loss_grad = output_grads[-1] if losses else None
-                grads = step.backward(
+                again = step
+                if evaluates:
+                    given = dict(zip(inputs, tensors, strict=False))
+                    again = begin(given, initial_state=step.initial_state)
+                    again.forward(given)
+                grads = again.backward(
                     outputs,
                     output_grads[: len(outputs)],
                     loss_grad,
@@ -209,6 +230,8 @@ class Pipeline:
         outputs: Collection[int] | None = None,
         per_step: Mapping[TensorKey, tf.TensorSpec] | None = None,
         differentiable: bool = True,
+        evaluates: bool = False,
+        initial_state: InitialState | None = None,
         timer: StepTimer | None = None,
     ) -> Executor:
         """Traces the stages and reads their variables, for one step.
@@ -220,6 +243,8 @@ class Pipeline:
             outputs: Ids of the values to return. Defaults to those of the model.
             per_step: Inputs that are given whole to every microbatch, later.
             differentiable: Whether gradients of the inputs are wanted.
+            evaluates: Whether no gradients are wanted at all.
+            initial_state: The variables before the step. Defaults to those by now.
             timer: What to time the actions with, if at all.
 
         Raises:
@@ -240,6 +265,7 @@ class Pipeline:
             dataclasses.replace(
                 self.options.on(device),
                 training=training,
+                evaluates=evaluates,
                 num_microbatches=len(split.sizes),
                 may_be_empty=split.may_be_empty,
                 num_replicas=num_replicas,
@@ -256,7 +282,7 @@ class Pipeline:
             else {w.value_id for w in specs} | ids,
             per_step=ids,
         )
-        before = read_variables(self.stages, traced, devices)
+        before = initial_state or read_variables(self.stages, traced, devices)
         schedule = schedule.first_microbatches(len(split.sizes))
         runs = []
         for k, stage in enumerate(self.stages):

@@ -13,6 +13,7 @@ functions of a stage are subgraphs of it: see `graph.partitioner` and `functions
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -54,7 +55,7 @@ def trace_joint(
     weights: Sequence[keras.Variable],
     state: Sequence[keras.Variable],
     num_replicas: int = 1,
-    non_differentiable: Collection[int] = (),
+    non_differentiable: Collection[int] | None = (),
     shard_indices: IdentityMap[keras.Variable, int] | None = None,
 ) -> joint_graph.JointGraph:
     """Traces `body` with variables replaced by explicit values, and its gradient.
@@ -66,7 +67,8 @@ def trace_joint(
         weights: The trainable variables that `body` reads.
         state: The other variables that it reads or assigns.
         num_replicas: Number of replicas to sum over.
-        non_differentiable: Positions of inputs that want no gradient.
+        non_differentiable: Positions of inputs that want no gradient; None for no
+            gradient of anything.
         shard_indices: Shard of each variable that is part of a weight.
 
     Raises:
@@ -81,10 +83,13 @@ def trace_joint(
         values = [_placeholder(variable) for variable in variables]
         replicas, collective = _replicas(num_replicas)
         scope = TracingScope(zip(variables, values, strict=True), replicas)
-        wanted = [x for i, x in enumerate(inputs) if i not in non_differentiable]
-        sources = list(filter(is_differentiable, [*wanted, *values[: len(weights)]]))
-        with tf.GradientTape() as tape:
-            tape.watch(sources)
+        sources: list[tf.Tensor] = []
+        if non_differentiable is not None:
+            wanted = (x for i, x in enumerate(inputs) if i not in non_differentiable)
+            sources += filter(is_differentiable, [*wanted, *values[: len(weights)]])
+        with tf.GradientTape() if sources else contextlib.nullcontext() as tape:
+            if tape is not None:
+                tape.watch(sources)
             made, loss = _run(body, inputs, scope, variables)
         outputs = {key: output for key, output in made.items() if output is not None}
         accumulated, over_replicas = _merge(scope)
@@ -185,7 +190,7 @@ def _merge(
 
 
 def _differentiate(
-    tape: tf.GradientTape,
+    tape: tf.GradientTape | None,
     outputs: Sequence[tf.Tensor],
     loss: tf.Tensor | None,
     inputs: Sequence[tf.Tensor],
@@ -193,10 +198,10 @@ def _differentiate(
 ) -> joint_graph.BackwardSignature:
     """Adds the gradients of inputs and weights by those of outputs and losses."""
     targets = [*outputs, *joint_graph.not_none(loss)]
-    fed = [_placeholder(x) if is_differentiable(x) else None for x in targets]
+    fed = [_placeholder(x) if tape and is_differentiable(x) else None for x in targets]
     pairs = [(x, dx) for x, dx in zip(targets, fed, strict=True) if dx is not None]
     gradients = [None] * (len(inputs) + len(weights))
-    if pairs:
+    if tape and pairs:
         wanted, output_gradients = map(list, zip(*pairs, strict=True))
         gradients = tape.gradient(
             wanted, [*inputs, *weights], output_gradients=output_gradients

@@ -28,6 +28,7 @@ class StageOptions:
         codec: The encoding of values on their way to another stage.
         platform: What its device is, or None for what the device's name says.
         training: Whether layers run as in training; None leaves it to each.
+        evaluates: Whether no gradient of anything is wanted.
         num_microbatches: M, or None if that is not known.
         may_be_empty: Whether microbatches without examples can occur.
         num_replicas: How many replicas some layers may sum over.
@@ -40,6 +41,7 @@ class StageOptions:
     codec: Codec = dataclasses.field(default_factory=lambda: codecs.find(None))
     platform: Platform | None = None
     training: bool | None = True
+    evaluates: bool = False
     num_microbatches: int | None = None
     may_be_empty: bool = False
     num_replicas: int = 1

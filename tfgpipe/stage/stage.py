@@ -315,7 +315,9 @@ class Stage:
                 weights=self.weights,
                 state=self.state,
                 num_replicas=options.num_replicas,
-                non_differentiable=request.non_differentiable,
+                non_differentiable=None
+                if options.evaluates
+                else request.non_differentiable,
                 shard_indices=self.shard_indices,
             )
 
