@@ -134,7 +134,7 @@ def _check_ranges(copy: keras.Model, *, calibrated: bool) -> None:
             "Train what `tfgpipe.quantization.apply(model)` returns, or pass some "
             "hundred inputs as `representative`."
         )
-    missing = [x.name for x in layers if x.needs_data and not int(x.num_updates)]
+    missing = [x.name for x in layers if x.needs_calibration and not int(x.num_updates)]
     if missing:
         raise ValueError(
             "Activations are quantized by ranges that were seen in training. Received "

@@ -88,11 +88,11 @@ class FakeQuantNode(abc.ABC):
 
     Attributes:
         variables: The range: the low end, then the high one.
-        needs_data: True if the range is unknown before training.
+        needs_calibration: True if the range is unknown before training.
     """
 
     variables: tuple[keras.Variable, ...]
-    needs_data: bool = True
+    needs_calibration: bool = True
 
     @abc.abstractmethod
     def fake_quantize(self, x: tf.Tensor, context: QuantContext) -> tf.Tensor:
@@ -182,7 +182,7 @@ class RangeNode(FakeQuantNode):
     ) -> None:
         self.observer = observer
         self.variables = variables
-        self.needs_data = not observer.is_fixed
+        self.needs_calibration = not observer.is_fixed
         self._is_weight = is_weight
 
     def fake_quantize(self, x: tf.Tensor, context: QuantContext) -> tf.Tensor:
@@ -190,7 +190,7 @@ class RangeNode(FakeQuantNode):
         if not x.dtype.is_floating:
             return x
         bounds = Bounds(*(tf.convert_to_tensor(v.value) for v in self.variables))
-        if context.updates_ranges and self.needs_data:
+        if context.updates_ranges and self.needs_calibration:
             observed = self.observer.observe(tf.stop_gradient(tf.cast(x, tf.float32)))
             updated = context.observe(self, observed, stored=bounds)
             if self._is_weight or context.schedule.range_update == "per_call":
@@ -199,7 +199,7 @@ class RangeNode(FakeQuantNode):
 
     def set_range(self, x: tf.Tensor) -> None:
         """Sets the range to that of a tensor."""
-        if self.needs_data:
+        if self.needs_calibration:
             observed = self.observer.observe(tf.cast(x, tf.float32))
             for variable, end in zip(self.variables, observed, strict=True):
                 variable.assign(end)

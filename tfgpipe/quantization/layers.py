@@ -155,10 +155,12 @@ class QuantizeWrapper(LayerWrapper):
         return outputs
 
     @property
-    def needs_data(self) -> bool:
+    def needs_calibration(self) -> bool:
         """True if a range of an activation is unknown before training."""
         nodes = [node for each in self._nodes.activations for node in each.nodes]
-        return any(node.needs_data for node in [*nodes, self._nodes.output] if node)
+        return any(
+            node.needs_calibration for node in [*nodes, self._nodes.output] if node
+        )
 
     def set_weight_ranges(self) -> None:
         """Sets the ranges of weights by their values, as the next step will."""
@@ -233,9 +235,9 @@ class FakeQuantize(keras.layers.Layer):
         return outputs
 
     @property
-    def needs_data(self) -> bool:
+    def needs_calibration(self) -> bool:
         """True if the range is unknown before training."""
-        return self._node.needs_data
+        return self._node.needs_calibration
 
     def compute_output_spec(self, inputs: Any, **_: Any) -> Any:
         """Infers the outputs' shapes and dtypes: those of the inputs."""
