@@ -6,13 +6,25 @@ import ast
 from collections.abc import Iterator
 
 from tests.pure.test_architecture import modules
-from tfgpipe import remat
+from tfgpipe import remat, schedules
 from tfgpipe.schedules import kinds
 
 # Names, and the modules that may compare them: where values are found by their names.
-NAMES = {*remat.NAMES, *(kind.name for kind in kinds.KINDS)}
+NAMES = {
+    *remat.NAMES,
+    *(kind.name for kind in kinds.KINDS),
+    *schedules.NAMES,
+    "int8",
+    "int8_channel",
+    "deferred",
+}
 # Of other choices, which have a value of the same name.
 OTHERS = {
+    # The default is not printed; a picture of its own for several stages a device.
+    ("partition.plans", "name", "gpipe"),
+    ("report.plots", "name", "interleaved"),
+    # Its own file.
+    ("stage.normalization", "batch_norm", "deferred"),
     ("distribution.pipeline_strategy", "shard_replicas", "none"),
     ("distribution.replicated_strategy", "shard_replicas", "none"),
     ("quantization.config", "key", "layer"),
