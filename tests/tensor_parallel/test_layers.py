@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
+from tests.helpers import compare
 from tests.tensor_parallel import identity
 from tfgpipe._compat import keras_internals
 from tfgpipe.tensor_parallel import (
@@ -228,5 +229,5 @@ def test_masks_count_as_in_keras_attention(masked, dropout):
         return y, [keras_internals.calls.get_mask(t) for t in (y, query, value)]
 
     (expected, masks), (received, own) = attend(plain), attend(sharded)
-    np.testing.assert_allclose(received, expected, rtol=1e-5, atol=2e-6)
+    compare.close(expected, received, "outputs", 1e-5, 2e-6)
     assert [m is None for m in own] == [m is None for m in masks]
