@@ -188,6 +188,20 @@ def skipping(dense: Dense) -> keras.Model:
     return keras.Model(inputs, dense(3)(layers.Concatenate()([d, b, a])))
 
 
+def two_encoders(dense: Dense) -> keras.Model:
+    """Two encoders that neither reads the other, and a head that reads both."""
+
+    def encoder(*units: int) -> keras.Model:
+        x = encoded = keras.Input((5,))
+        for n in units:
+            encoded = dense(n, activation="tanh")(encoded)
+        return keras.Model(x, encoded)
+
+    inputs = keras.Input((5,))
+    encoded = [encoder(*units)(inputs) for units in ((6, 7, 4), (7, 5, 6))]
+    return keras.Model(inputs, dense(3)(layers.Concatenate()(encoded)))
+
+
 def tied(dense: Dense) -> keras.Model:
     """The first stage's embedding is the last stage's projection."""
     inputs = keras.Input((4,), dtype="int32")
@@ -217,10 +231,11 @@ STACKS = {
     "regularised": Stack(regularised),
     "masked": Stack(masked, ids=True),
     "skipping": Stack(skipping),
+    "two_encoders": Stack(two_encoders),
     "tied": Stack(tied, (4,), ids=True),
 }
 # Those that are a list of layers, so that another may be put between any two.
-LISTED = STACKS.keys() - {"masked", "skipping", "tied"}
+LISTED = STACKS.keys() - {"masked", "skipping", "two_encoders", "tied"}
 
 # -- the factors ----------------------------------------------------------------------
 
