@@ -198,7 +198,7 @@ def two_encoders(dense: Dense) -> keras.Model:
         return keras.Model(x, encoded)
 
     inputs = keras.Input((5,))
-    encoded = [encoder(*units)(inputs) for units in ((6, 7, 4), (7, 5, 6))]
+    encoded = [encoder(*units)(inputs) for units in ((6, 4), (7, 6))]
     return keras.Model(inputs, dense(3)(layers.Concatenate()(encoded)))
 
 

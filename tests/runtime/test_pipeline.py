@@ -98,7 +98,7 @@ def test_the_graph_of_a_step_does_not_grow_with_the_number_of_layers():
 def test_two_encoders_wait_for_each_other_neither_forward_nor_backward():
     model = tfgpipe.pipeline(
         STACKS["two_encoders"].make(keras.layers.Dense),
-        balance=[3, 3, 2],
+        balance=[2, 2, 2],
         num_microbatches=3,
         schedule="1f1b",
     )
