@@ -364,6 +364,9 @@ def assert_case(
     else:
         num_layers = len(STACKS[stack].make(layers.Dense))
         arguments["balance"] = even_cut(num_layers, num_stages)
+    if stack == "deferred" and dtype == "float32" and arguments["shards"]:
+        # Statistics of few examples magnify the rounding of wide layers.
+        arguments["tolerance"] = (1e-5, 4e-5)
     if schedule != "outside":
         num_shards = 1 if arguments["shards"] is None else arguments["shards"][0]
         num_devices = devices_of(schedule, num_stages) * num_shards
