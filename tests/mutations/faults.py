@@ -520,8 +520,8 @@ GRADIENTS = (
     Fault(
         "forwards that run again for a gradient read the variables of then",
         "tfgpipe/runtime/pipeline.py",
-        "before = initial_state or read_variables(",
-        "before = read_variables(",
+        "initial_state=initial_state or read_variables(",
+        "initial_state=read_variables(",
         (
             "tests/runtime/test_evaluation.py::"
             "test_a_tape_around_a_function_that_was_traced_outside_has_gradients",
@@ -530,7 +530,7 @@ GRADIENTS = (
     Fault(
         "forwards run again for a gradient though they draw other numbers",
         "tfgpipe/runtime/pipeline.py",
-        "if evaluates and any(t.trace.forward.side_effects for t in step.traced):",
+        "if evaluates and has_side_effects:",
         "if not step.traced:",
         (
             "tests/runtime/test_evaluation.py::"
@@ -644,8 +644,8 @@ WEIGHING = (
     Fault(
         "evaluation leaves out what layers add as a sum over examples",
         "tfgpipe/runtime/loss_pipeline.py",
-        "            loss += tf.cast(step.summed_loss, loss.dtype)",
-        "            loss += 0 * tf.cast(step.summed_loss, loss.dtype)",
+        "            loss += tf.cast(executor.summed_loss, loss.dtype)",
+        "            loss += 0 * tf.cast(executor.summed_loss, loss.dtype)",
         (
             "tests/models/test_layer_updates.py::test_three_steps_are_those_of_the_plain_model[1f1b]",
         ),
@@ -1107,8 +1107,8 @@ STATE = (
     Fault(
         "a pipeline evaluates as if it trained",
         "tfgpipe/runtime/loss_pipeline.py",
-        "step = self._begin(rows, schedule, returned, None, training=False)",
-        "step = self._begin(rows, schedule, returned, None, training=True)",
+        "step = self._begin(rows, schedule, returned, training=False)",
+        "step = self._begin(rows, schedule, returned, training=True)",
         (
             "tests/runtime/test_state.py::"
             "test_prediction_and_evaluation_drop_nothing_and_move_nothing",
