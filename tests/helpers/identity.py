@@ -188,6 +188,20 @@ def skipping(dense: Dense) -> keras.Model:
     return keras.Model(inputs, dense(3)(layers.Concatenate()([d, b, a])))
 
 
+def two_encoders(dense: Dense) -> keras.Model:
+    """Two encoders that neither reads the other, and a head that reads both."""
+
+    def encoder(*units: int) -> keras.Model:
+        x = encoded = keras.Input((5,))
+        for n in units:
+            encoded = dense(n, activation="tanh")(encoded)
+        return keras.Model(x, encoded)
+
+    inputs = keras.Input((5,))
+    encoded = [encoder(*units)(inputs) for units in ((6, 4), (7, 6))]
+    return keras.Model(inputs, dense(3)(layers.Concatenate()(encoded)))
+
+
 def tied(dense: Dense) -> keras.Model:
     """The first stage's embedding is the last stage's projection."""
     inputs = keras.Input((4,), dtype="int32")
@@ -217,10 +231,11 @@ STACKS = {
     "regularised": Stack(regularised),
     "masked": Stack(masked, ids=True),
     "skipping": Stack(skipping),
+    "two_encoders": Stack(two_encoders),
     "tied": Stack(tied, (4,), ids=True),
 }
 # Those that are a list of layers, so that another may be put between any two.
-LISTED = STACKS.keys() - {"masked", "skipping", "tied"}
+LISTED = STACKS.keys() - {"masked", "skipping", "two_encoders", "tied"}
 
 # -- the factors ----------------------------------------------------------------------
 
@@ -349,6 +364,9 @@ def assert_case(
     else:
         num_layers = len(STACKS[stack].make(layers.Dense))
         arguments["balance"] = even_cut(num_layers, num_stages)
+    if stack == "deferred" and dtype == "float32" and arguments["shards"]:
+        # Statistics of few examples magnify the rounding of wide layers.
+        arguments["tolerance"] = (1e-5, 4e-5)
     if schedule != "outside":
         num_shards = 1 if arguments["shards"] is None else arguments["shards"][0]
         num_devices = devices_of(schedule, num_stages) * num_shards
