@@ -10,10 +10,10 @@ It needs no GPU, takes 15 seconds, and ends with:
     1      conv2d_8, conv2d_9          4,640  75.9 M  584.5 KiB  128.0 KiB  38.5%
     2      conv2d_10 .. kind (9)       7,092  76.2 M  755.1 KiB  256.0 KiB  38.6%
     imbalance 1.159, bubble 38.2%, 755.1 KiB on the fullest device
-    kind_accuracy  plain 0.59  pipeline 0.59
-    kind_loss      plain 0.71  pipeline 0.71
-    loss           plain 1.27  pipeline 1.27
-    price_loss     plain 0.56  pipeline 0.56
+    kind_accuracy  plain 1.00  pipeline 1.00
+    kind_loss      plain 0.39  pipeline 0.39
+    loss           plain 0.81  pipeline 0.81
+    price_loss     plain 0.42  pipeline 0.42
     After five epochs all weights equal those of the plain model.
 """
 
@@ -43,7 +43,9 @@ def make_model() -> keras.Model:
         {"image": image, "facts": facts}, {"kind": kind, "price": price}, name="houses"
     )
     losses = {"kind": "sparse_categorical_crossentropy", "price": "mse"}
-    model.compile(keras.optimizers.SGD(5e-2, momentum=0.9), losses, metrics={"kind": "accuracy"})
+    model.compile(
+        keras.optimizers.Adam(1e-2, epsilon=1e-3), losses, metrics={"kind": "accuracy"}
+    )
     return model
 
 

@@ -145,13 +145,15 @@ def dropped(dense: Dense) -> list[keras.layers.Layer]:
 def normalised(
     dense: Dense, norm: Dense = layers.BatchNormalization
 ) -> list[keras.layers.Layer]:
-    # A bias before a normalization would have nothing but rounding as its gradient.
+    # A bias before a normalization would have nothing but rounding as its gradient. The
+    # variance of two examples is often near zero, and without a larger epsilon its
+    # inverse magnifies the rounding of single precision.
     return [
         layers.Dense(6, use_bias=False),
-        norm(momentum=0.9),
+        norm(momentum=0.9, epsilon=0.05),
         layers.Activation("tanh"),
         layers.Dense(4, use_bias=False),
-        norm(momentum=0.8),
+        norm(momentum=0.8, epsilon=0.05),
         dense(3),
     ]
 
@@ -364,9 +366,6 @@ def assert_case(
     else:
         num_layers = len(STACKS[stack].make(layers.Dense))
         arguments["balance"] = even_cut(num_layers, num_stages)
-    if stack == "deferred" and dtype == "float32" and arguments["shards"]:
-        # Statistics of few examples magnify the rounding of wide layers.
-        arguments["tolerance"] = (1e-5, 4e-5)
     if schedule != "outside":
         num_shards = 1 if arguments["shards"] is None else arguments["shards"][0]
         num_devices = devices_of(schedule, num_stages) * num_shards
