@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -97,9 +97,11 @@ def _sharded() -> keras.Model:
     return model
 
 
-def _step(model: keras.Model, *shape: int, for_gpus: bool = True) -> steps.Step:
+def _step(
+    model: keras.Model, *shape: int, platform: Literal["GPU", "TPU"] | None = "GPU"
+) -> steps.Step:
     spec = tf.TensorSpec(shape)
-    return steps.trace(model, (spec, spec), for_gpus=for_gpus)
+    return steps.trace(model, (spec, spec), platform=platform)
 
 
 def _calls(step: steps.Step) -> dict[tf.Operation, str]:
@@ -262,9 +264,9 @@ def test_functions_and_updates_are_compiled() -> None:
 
 
 @pytest.mark.parametrize("schedule", tfgpipe.schedules.NAMES)
-@pytest.mark.parametrize("for_gpus", [True, False])
+@pytest.mark.parametrize("platform", ["GPU", None])
 def test_what_is_written_in_place_is_read_by_nothing_else(
-    schedule: str, for_gpus: bool
+    schedule: str, platform: Literal["GPU"] | None
 ) -> None:
     """So it is ordered by data alone, whatever runs at the same time.
 
@@ -275,7 +277,7 @@ def test_what_is_written_in_place_is_read_by_nothing_else(
         layers, num_stages=2 * K, num_microbatches=M, schedule=schedule
     )
     model.compile("adam", "mse")
-    step = _step(model, ROWS, WIDTH, for_gpus=for_gpus)
+    step = _step(model, ROWS, WIDTH, platform=platform)
     graphs = functions.graphs_of_functions(step.graph.as_graph_def().library)
     calls, num_written = _calls(step), 0
     for name, graph in (("", step.graph), *graphs.items()):

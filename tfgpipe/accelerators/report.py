@@ -320,7 +320,9 @@ def dry_runs(
     traced: dict[str, StageModules] = {}
     for platform in platforms:
         if platform.kind not in traced:
-            step = steps.trace(model, batch, for_gpus=platform.kind == "gpu")
+            step = steps.trace(
+                model, batch, platform="GPU" if platform.kind == "gpu" else "TPU"
+            )
             traced[platform.kind] = StageModules(step)
         yield _dry_run(traced[platform.kind], batch, platform, compiles=compiles)
 

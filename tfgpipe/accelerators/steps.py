@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
@@ -36,7 +36,9 @@ class Step:
     devices: tuple[str, ...]
 
 
-def trace(model: keras.Model, batch: Any, *, for_gpus: bool) -> Step:
+def trace(
+    model: keras.Model, batch: Any, *, platform: Literal["GPU", "TPU"] | None
+) -> Step:
     """Returns a training step of a model, traced and not run.
 
     Args:
@@ -44,7 +46,8 @@ def trace(model: keras.Model, batch: Any, *, for_gpus: bool) -> Step:
         batch: The batch of a step, `(x, y)` or `(x, y, sample_weight)`: arrays, tensors
             or `tf.TensorSpec`, as `dataset.element_spec` gives them. All sizes are
             known. With replicas it is the batch of one of them.
-        for_gpus: True to trace stages for the kernels of GPUs, on any device.
+        platform: Type of the devices that stages are traced for, whatever they are
+            on; None for the devices that they are on.
 
     Raises:
         ValueError: If the model has no pipeline or is not compiled, or a size is not
@@ -72,7 +75,7 @@ def trace(model: keras.Model, batch: Any, *, for_gpus: bool) -> Step:
     traced = tf.function(step, autograph=False)
     with contextlib.ExitStack() as stack:
         for each in pipelines:
-            stack.enter_context(each.traced_for("GPU" if for_gpus else "TPU"))
+            stack.enter_context(each.traced_for(platform))
         graph = functions.without_grappler(traced.get_concrete_function)(*specs).graph
     pipeline = pipelines[0]
     mesh = (d for replica in pipeline.mesh.devices for stage in replica for d in stage)
