@@ -14,6 +14,7 @@ The same scores are dropped for any T, and by Keras' layer with the same seed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,26 +56,27 @@ def _numbers(
     `shape` is that of the scores here.
     """
     batch, heads, *lengths = shape
-    head = tf.cast(tf.reduce_prod(lengths), tf.int64)
+    # XLA needs sizes as constants, which they are where lengths are known.
+    head = math.prod(lengths)
     num = heads * head
     size = _NUMBERS_A_STEP.get(dtype, _DEFAULT_NUMBERS_A_STEP)
     key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
 
     def draw(example: tf.Tensor) -> tf.Tensor:
-        start = (example * num_heads + first) * head
+        start = (example * num_heads + first) * tf.cast(head, tf.int64)
         # The loop is on its device; in a stage that is a placeholder, which a name
         # inside the loop's function would remain.
         with tf.device(None):
             low = counter[0] + tf.cast(start // size, tf.uint64)
             numbers = tf.raw_ops.StatelessRandomUniformV2(
-                shape=num[None] + size - 1,
+                shape=[num + size - 1],
                 key=key,
                 counter=tf.stack([low, counter[1]]),
                 alg=_PHILOX,
                 dtype=dtype,
             )
-            skipped = start % size
-            return tf.reshape(numbers[skipped : skipped + num], [heads, *lengths])
+            skipped = tf.cast(start % size, tf.int32)
+            return tf.reshape(tf.slice(numbers, [skipped], [num]), [heads, *lengths])
 
     examples = tf.range(tf.cast(batch, tf.int64))
     return tf.map_fn(draw, examples, fn_output_signature=dtype)
