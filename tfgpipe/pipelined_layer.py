@@ -70,15 +70,15 @@ class PipelinedLayer(keras.layers.Layer):
             more than once: its weight is one, at the first stage that uses it, and its
             gradient the sum.
         name: The layer's name.
-        trainable: Whether its weights are trained.
+        trainable: True if its weights are trained.
         **options: Fields of `tfgpipe.PipelineConfig`.
 
     Attributes:
         config: The options, as a value.
 
     Call arguments:
-        inputs: What the model, or the first layer, takes, in its structure.
-        training: Whether layers run as in training.
+        inputs: The inputs of the model or of the first layer, in its structure.
+        training: True to run layers as in training.
         mask: Keras masks to put on the inputs. Masks on them already count as well.
         **kwargs: Side inputs of a list of layers, `(batch_size, ...)`, such as lengths
             or an attention mask: each goes to every layer whose `call` has an argument
@@ -394,8 +394,8 @@ class PipelinedLayer(keras.layers.Layer):
         """Runs a mini-batch through the pipeline.
 
         Args:
-            inputs: What the first layer, or the model, takes, `[B, ...]` each.
-            training: Whether layers run as in training.
+            inputs: The inputs of the model, `[B, ...]` each.
+            training: True to run layers as in training.
             mask: Keras masks of the inputs, in the same structure. Where one is None,
                 the mask that the input has counts.
             **kwargs: Side inputs, `[B, ...]` each.
@@ -500,7 +500,7 @@ class PipelinedLayer(keras.layers.Layer):
         return cls(**load_arguments(config))
 
     def get_build_config(self) -> dict[str, Any] | None:
-        """Returns what `build_from_config` needs to build the layer again."""
+        """Returns the configuration for `build_from_config` of the layer."""
         if self._call_specs is None:
             return None
         # Anew, without the memory of calls that Keras leaves on symbolic tensors.
@@ -577,7 +577,7 @@ class PipelinedLayer(keras.layers.Layer):
 
 @dataclasses.dataclass(frozen=True)
 class _CallSpecs:
-    """What the layer is called on, symbolically."""
+    """The symbolic inputs that the layer is called on."""
 
     inputs: Any
     side_inputs: dict[str, keras.KerasTensor]

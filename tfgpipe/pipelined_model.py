@@ -53,7 +53,7 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
         layers: A Functional or Sequential model, or a list of layers, as for
             `PipelinedLayer`.
         name: The model's name.
-        trainable: Whether its weights are trained.
+        trainable: True if its weights are trained.
         **options: Fields of `tfgpipe.PipelineConfig`.
 
     Attributes:
@@ -234,10 +234,10 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
         Args:
             line_length: Width of the table. Defaults to that of the terminal, at most
                 100.
-            positions: Where each column ends, as a fraction of the width.
-            print_fn: What to call with the text. Defaults to printing it.
-            expand_nested: Whether layers inside layers have rows of their own.
-            show_trainable: Whether a column tells which layers are trainable.
+            positions: The end of each column, as a fraction of the width.
+            print_fn: Function that is called with the text. Defaults to `print`.
+            expand_nested: True to give layers inside layers rows of their own.
+            show_trainable: True to show in a column which layers are trainable.
             layer_range: Names, or patterns of names, of the first and last layer.
         """
         print_summary(
@@ -259,9 +259,9 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
         SavedModel alone can hold.
 
         Args:
-            filepath: Where to write it.
+            filepath: The file or folder to write.
             *args: Further arguments of `keras.Model.export`.
-            **kwargs: Likewise.
+            **kwargs: Further keyword arguments of `keras.Model.export`.
 
         Raises:
             RuntimeError: If the model is not built.
@@ -427,7 +427,7 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
         return cls(**load_arguments(config))
 
     def get_build_config(self) -> dict[str, Any] | None:
-        """Returns what `build_from_config` needs to build the model again."""
+        """Returns the configuration for `build_from_config` of the model."""
         return self.pipelined.get_build_config()
 
     def build_from_config(self, config: dict[str, Any]) -> None:
@@ -512,7 +512,7 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
             x: The inputs.
             main: The compiled loss, this replica's part of the sum over replicas.
             others: Losses of layers and weights.
-            training: Whether layers ran as in training.
+            training: True if layers ran as in training.
         """
         first = next(i for i in keras.tree.flatten(x) if i is not None)
         compiled = keras_internals.compiled.compiled(self)
@@ -617,7 +617,7 @@ def _check_methods(model: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _WeightRegularization:
-    """What the regularizer of a weight adds to the loss."""
+    """The loss that the regularizer of a weight adds."""
 
     variable: keras.Variable
     loss: tf.Tensor

@@ -48,7 +48,7 @@ def trace_function(
     of actions.
 
     Args:
-        function: What to trace.
+        function: The function to trace.
         specs: Shapes and types of its arguments.
         name: The name of the traced function.
     """
@@ -139,7 +139,7 @@ class GraphFunction:
 
     @property
     def graph(self) -> tf.Graph:
-        """What the function computes."""
+        """The graph of the function."""
         return self._function.graph
 
     def __call__(

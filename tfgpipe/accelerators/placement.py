@@ -75,11 +75,12 @@ class Copy:
     """A tensor that is copied from one memory to another.
 
     Attributes:
-        operation: What makes it, or what reads it if it is an argument of a function.
-        reader: What reads it first: the operation, with the name of its argument.
+        operation: The operation that makes it, or that reads it if it is an argument of
+            a function.
+        reader: The operation that reads it first, with the name of its argument.
         num_bytes: Its size.
         source: The device in whose memory it is, or `HOST`.
-        target: Where it is copied.
+        target: The device that it is copied to.
     """
 
     operation: Operation
@@ -91,12 +92,12 @@ class Copy:
 
 @dataclasses.dataclass(frozen=True)
 class StepTally:
-    """What runs where in a step, and what is copied.
+    """The devices of a step's operations, and the copies between them.
 
     Attributes:
         on_host: Operations of devices that have no kernel for their types there, with
             how often they run in a step.
-        copies: What is copied, with how often in a step.
+        copies: The copies, with their number in a step.
     """
 
     on_host: collections.Counter[Operation]
@@ -117,11 +118,12 @@ def place(
     names: Sequence[str],
     kind: Literal["GPU", "TPU"],
 ) -> StepTally:
-    """Returns what runs where if each device of a step were one of another type.
+    """Places the operations of a step on devices of another type.
 
     Args:
         graph: The graph of a step, of known shapes.
-        optimized: It as a `GraphDef`, with the functions that it calls optimized.
+        optimized: The graph as a `GraphDef`, with the functions that it calls
+            optimized.
         devices: The names of the devices, as operations of the graph name them.
         names: The names of the devices in its place.
         kind: The type of these.
@@ -202,13 +204,13 @@ class _Walk:
         results: Mapping[str, int],
         function: str,
     ) -> tuple[StepTally, list[int]]:
-        """Returns what one call of a function does, and where its results are.
+        """Returns the tally of a function's call, and the memories of its results.
 
         Args:
             graph: The body of the function.
             device: The device of the call.
             given: The devices in whose memory its arguments are.
-            results: In whose memory some results are to be.
+            results: The memory that some results are wanted in.
             function: The name of the outermost function.
         """
         key = (id(graph), device, *given, *results.items(), function)
@@ -260,7 +262,7 @@ class _Body:
         """Tallies a run, and returns where the results are.
 
         Args:
-            results: In whose memory some results are to be.
+            results: The memory that some results are wanted in.
         """
         executed = set(self._graph.executed_operations()) if self._function else None
         for name in self._graph.nodes:

@@ -37,14 +37,14 @@ class StageFunction:
     """A function that a step calls on a device.
 
     Attributes:
-        name: What it does, such as `stage_forward`.
+        name: Its name, such as `stage_forward`.
         function: Its name in the graph of the step.
         device: The index of its device.
-        calls: How often a step calls it there.
+        calls: Number of its calls in a step there.
         peak_bytes: The most that it holds, by Grappler's estimate.
-        planned_seconds: How long it takes by the planner: the mean of the stages of its
-            device. None for what the planner does not know.
-        compiled: What the compiler of the platform says of it, or None.
+        planned_seconds: Time by the planner's estimate, the mean over the stages of its
+            device; None where the planner has none.
+        compiled: The report of the platform's compiler, or None.
     """
 
     name: str
@@ -62,12 +62,12 @@ class Transfer:
 
     Attributes:
         what: The operation whose result is copied, or `argument`.
-        reader: What reads it.
+        reader: The operation that reads it.
         layer: The layer of the operation.
         source: From the memory of which device, or `HOST`.
-        target: To which.
-        in_loop: Whether that is in the functions of stages, for each microbatch.
-        count: How often in a step.
+        target: The device that it is copied to.
+        in_loop: True if it is in the functions of stages, for each microbatch.
+        count: Number in a step.
         num_bytes: All that is copied in a step.
     """
 
@@ -82,13 +82,13 @@ class Transfer:
 
     @property
     def waits(self) -> bool:
-        """Whether the host waits for the device."""
+        """True if the host waits for the device."""
         return self.target == HOST
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """What a training step would do on a platform; `print` it for a report.
+    """A training step on a platform that is not here; `print` it for a report.
 
     Attributes:
         platform: The platform.
@@ -96,14 +96,14 @@ class DryRun:
         on_host: Operations that have no kernel for their types on the devices: how
             often in a step, by operation. The host runs them, or a TPU once XLA has
             compiled them one by one. On TPUs nothing that XLA compiles as a function.
-        transfers: What is copied between the devices, and between GPUs and the host.
+        transfers: Copies between the devices, and between GPUs and the host.
         functions: The stage functions on each device.
         state: Weights and slots in words, a line a device.
         estimate: Time and memory of the step by the planner.
         layers: The names of the layers.
-        updates: What the compiler says of the optimizer's update of each stage.
-        left_out: What was not done, and why; empty if all was.
-        dtype: What products are computed in.
+        updates: The compiler's report on the optimizer's update of each stage.
+        left_out: The part that was left out, with the reason; empty if nothing was.
+        dtype: The type that products are computed in.
     """
 
     platform: Platform
@@ -262,7 +262,7 @@ class DryRun:
 def dry_run(
     model: keras.Model, *, batch: Any, platform: str, compiles: bool = True
 ) -> DryRun:
-    """Returns what a training step of a model would do on other devices.
+    """Describes a training step of a model on other devices.
 
     The step is traced, optimized by TensorFlow's Grappler for these devices, and
     compared with the kernels that TensorFlow has for them. Nothing runs, no such device
@@ -272,12 +272,12 @@ def dry_run(
     Args:
         model: A compiled model with a pipeline in it, on logical CPUs for example. If
             it is not built, it is built for the batch.
-        batch: What a step takes, `(x, y)` or `(x, y, sample_weight)`: arrays, tensors
+        batch: The batch of a step, `(x, y)` or `(x, y, sample_weight)`: arrays, tensors
             or `tf.TensorSpec`. With replicas it is the batch of one of them.
         platform: The devices, such as `"h100-80g"`, `"a100-40g"` or `"tpu-v5e"`.
-        compiles: Whether stage functions and updates are also compiled by XLA for the
-            platform, some seconds each. Needs the packages of `tfgpipe[compilers]`;
-            without these the report says that this is left out.
+        compiles: True to compile stage functions and updates by XLA for the platform as
+            well, some seconds each. Needs the packages of `tfgpipe[compilers]`; without
+            these the report says that this is left out.
 
     Raises:
         ValueError: If there is no such platform, if the model has no pipeline or is not
@@ -312,10 +312,10 @@ def dry_runs(
     The step is traced and lowered once for GPUs, and once for TPUs.
 
     Args:
-        model: As for `dry_run`.
-        batch: Likewise.
+        model: The model, as of `dry_run`.
+        batch: The batch of a step, as of `dry_run`.
         platforms: The platforms.
-        compiles: Likewise.
+        compiles: True to compile functions by XLA as well, as of `dry_run`.
     """
     traced: dict[str, StageModules] = {}
     for platform in platforms:
@@ -380,7 +380,7 @@ def _dry_run(
 
 
 def _left_out(platform: Platform, *, compiles: bool) -> str:
-    """Returns why nothing is compiled, empty if it is."""
+    """Returns the reason that nothing is compiled, empty if it is."""
     if not compiles:
         return "Not compiled: compiles=False."
     if packages := compilers.missing(platform):
@@ -392,7 +392,7 @@ def _left_out(platform: Platform, *, compiles: bool) -> str:
 
 
 def _properties(platform: Platform, gpus: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Returns what Grappler is to know of devices. To it a TPU is like an A100."""
+    """Describes devices to Grappler. To it a TPU is like an A100."""
     target = platform.target
     if not isinstance(target, GpuTarget):
         target = find("a100-40g").target
@@ -508,7 +508,7 @@ def _state(model: keras.Model) -> list[str]:
 def _plan(
     step: steps.Step, platform: Platform, workload: planner.Workload, batch: Any
 ) -> tuple[planner.Estimate, list[dict[str, float]]]:
-    """Returns what the planner says of the step, and of the functions of each device.
+    """Returns the planner's estimates of the step, and of each device's functions.
 
     The latter are mean seconds, by the name of the function.
     """

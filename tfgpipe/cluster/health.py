@@ -160,7 +160,7 @@ class Session:
         address: The worker's.
         status: The worker's answer, with `granted`.
         own_address: The host and port of this side of the connection.
-        end: Why the session was lost, or None.
+        end: The reason that the session was lost, or None.
         left: The replicas whose clients have exited cleanly.
 
     Raises:
@@ -272,7 +272,7 @@ def beat(*, left: Sequence[int] = (), end: str = "") -> bytes:
 
     Args:
         left: The replicas whose clients have exited cleanly since the last one.
-        end: Why the session ends.
+        end: The reason that the session ends.
     """
     said = {name: x for name, x in (("left", left), ("end", end)) if x}
     return json.dumps(said).encode() + b"\n" if said else b"\n"
@@ -348,7 +348,7 @@ class Deadline:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left."""
+        """True if nothing is left."""
         return time.monotonic() >= self._end
 
 

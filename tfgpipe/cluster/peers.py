@@ -32,7 +32,7 @@ class Peers(abc.ABC):
     """The other processes that this one needs, and they it.
 
     Attributes:
-        current: Those of this process, if it has any.
+        current: The objects of this process, if it has any.
         waits_since: The time at which this one began something that needs them, or
             None.
         has_left: True once this one has told them of its end.

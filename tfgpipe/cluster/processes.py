@@ -86,7 +86,7 @@ class _Caller:
 
     @property
     def is_there(self) -> bool:
-        """Whether nothing has closed the connection yet."""
+        """True if nothing has closed the connection yet."""
         connection = self._connection
         if connection is None or self.end is not None:
             return self.end is None

@@ -200,7 +200,7 @@ class _SupervisedWorker:
 
     @property
     def num_failures(self) -> int:
-        """How often it, or a TensorFlow server in it, has died."""
+        """Number of times that it, or a TensorFlow server in it, has died."""
         return self._restarts + self._server_failures
 
     def ask(self) -> None:

@@ -92,7 +92,7 @@ class WorkerOptions:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether other hosts are to find the ports closed."""
+        """True if other hosts are to find the ports closed."""
         return self.host in LOOPBACK
 
 
@@ -126,7 +126,7 @@ class _Server:
         clients: The addresses of the clients that have or had it, by replica.
         present: The replicas whose clients have it.
         num_replicas: Number of clients that are to have it, once one has.
-        last_words: Why it ends, which the clients are told.
+        last_words: The reason of its end, which is reported to clients.
     """
 
     def __init__(self, options: WorkerOptions) -> None:
@@ -158,7 +158,7 @@ class _Server:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it has been ready, and gives no sign of life."""
+        """True if it has been ready, and gives no sign of life."""
         silence = time.monotonic() - self._heard
         return bool(self.devices) and silence > health.SILENCE_SECONDS
 
@@ -183,7 +183,7 @@ class _Server:
 
 
 class _Worker:
-    """What the threads of a worker share."""
+    """The state that the threads of a worker share."""
 
     def __init__(self, options: WorkerOptions) -> None:
         self._options = options

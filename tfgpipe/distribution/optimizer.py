@@ -193,7 +193,7 @@ def warn_of_stacked_updates(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def _looks_at_whole_weights(optimizer: keras.optimizers.Optimizer) -> str | None:
-    """Returns what of an optimizer depends on a weight as a whole, if anything does."""
+    """Names the part of an optimizer that depends on whole weights, if one does."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if isinstance(inner, _WHOLE_WEIGHT_OPTIMIZERS):
         return type(inner).__name__

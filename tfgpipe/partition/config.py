@@ -134,7 +134,7 @@ class PipelineConfig:
             a microbatch. Or a `tfgpipe.Codec` of your own. Defaults to no compression,
             which all else is an approximation of: `docs/how-to/half-precision.md` has
             measured errors.
-        jit_compile: Whether XLA compiles each stage's functions. `"auto"` does so on
+        jit_compile: True if XLA compiles each stage's functions. `"auto"` does so on
             GPUs; on CPUs it compiles large chains of elementwise operations and
             reductions, such as a normalization, and everything else runs on TensorFlow
             kernels. Stages in shards are not compiled.

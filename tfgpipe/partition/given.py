@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-    """Which calls of layers are in each stage, as a user gives it.
+    """The calls of layers in each stage, as a user gives them.
 
     Attributes:
         entries: The number of calls in each stage; or names of the layers that end each

@@ -38,8 +38,8 @@ class StagePlan:
     Attributes:
         layers: Names of its layers, in order.
         parameters: Numbers in its variables.
-        cost: Of the plan's quantity.
-        flops: Of one microbatch, forward, backward and recomputation.
+        cost: Cost in the plan's quantity.
+        flops: Operations of one microbatch: forward, backward and recomputation.
         memory_bytes: Bytes of weights, gradients, slots and activations, of as many
             microbatches as the schedule has in flight; in shards, on the device that
             has most.

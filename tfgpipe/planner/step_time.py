@@ -42,7 +42,7 @@ class StageTimes(StageWork):
     """Seconds of one stage on one microbatch.
 
     Attributes:
-        reductions: Those of them in all-reduces among shards.
+        reductions: Bytes in all-reduces among shards.
     """
 
     reductions: StageWork
@@ -54,7 +54,7 @@ class StepTime:
 
     Attributes:
         pipeline: From the first forward to the last backward.
-        bubble: The share of it in which devices wait, on average.
+        bubble: Share of the step in which devices wait, on average.
         arithmetic: Forwards and backwards, all-reduces among shards aside.
         recompute: Recomputation, all-reduces among shards aside.
         reductions: All-reduces among shards.

@@ -116,9 +116,9 @@ class Executor:
 
         Args:
             output_grads: The gradients of outputs that have one.
-            loss_grad: That of the losses that layers add and that are means.
-            summed_loss_grad: That of those that are sums.
-            frees: Whether no other gradient needs what this one has used.
+            loss_grad: Gradient of the sum of those added losses that are means.
+            summed_loss_grad: Gradient of the sum of those that are sums.
+            frees: True if no other gradient needs what this one has used.
 
         Returns:
             Gradients of the inputs, then of the weights.
@@ -178,7 +178,8 @@ class Executor:
 
         Args:
             actions: The actions.
-            frees: Whether no other gradient needs what a backward has used.
+            frees: True to free the tensors that a backward has used, as no other
+                gradient needs them.
         """
         for action in actions:
             action.kind.run(self, action)
@@ -443,7 +444,7 @@ class _DeviceOrder:
         Args:
             device: The device.
             results: The results.
-            is_sharded: Whether they are of several operations, on all shards.
+            is_sharded: True for losses of several operations, on all shards.
         """
         if tf.executing_eagerly() or not results:
             return
@@ -514,7 +515,7 @@ def _weighted_loss_grads(
     """Returns the gradients of the losses that layers add on a microbatch.
 
     Args:
-        grads: That of losses that are means, and that of sums.
+        grads: Gradients of the losses that are means, and of those that are sums.
         are_sums: For each loss, whether it is a sum over the rows.
         split: The microbatches.
         m: The microbatch.

@@ -36,7 +36,8 @@ class LossPipeline:
         pipeline: The model, in stages.
         compiled: Its losses and metrics, built.
         targets: The targets it is made for: tensors, nested as Keras nests them.
-        sample_weights: The sample weights it is made for, likewise, or None.
+        sample_weights: The sample weights that it is made for, nested in the same way,
+            or None.
 
     Raises:
         ValueError: If a loss does not decompose over examples.
@@ -145,12 +146,12 @@ class LossPipeline:
         """Runs a mini-batch forward and backward, and updates metrics.
 
         Args:
-            inputs: What goes into the model, `[B, ...]` each.
-            targets: As this was made for.
-            weights: Likewise.
+            inputs: The inputs of the model, `[B, ...]` each.
+            targets: Targets of the structure that this was made for.
+            weights: Sample weights, nested as the targets.
             schedule: The order of the actions.
             loss_grad: The gradient of the loss.
-            timer: What to time the actions with, if at all.
+            timer: Times the actions, if given.
         """
         rows = self._pipeline_inputs(inputs, targets, weights)
         step = self._begin(rows, schedule, self._returned, training=True)
@@ -221,7 +222,7 @@ class LossPipeline:
     def _pipeline_inputs(
         self, inputs: Mapping[TensorKey, tf.Tensor], targets: Any, weights: Any
     ) -> dict[TensorKey, tf.Tensor]:
-        """Returns what is split into microbatches: inputs, targets and weights."""
+        """Returns the tensors that are split: inputs, targets and weights."""
         named = {"an input": _first(inputs)}
         rows = dict(inputs)
         for name, values, tensors in (
@@ -249,10 +250,10 @@ class LossPipeline:
 
         Args:
             step: The step, traced: it tells which losses are masked.
-            inputs: What goes into the model, `[B, ...]` each.
-            targets: Of the mini-batch.
-            weights: Likewise.
-            training: Whether layers run as in training.
+            inputs: The inputs of the model, `[B, ...]` each.
+            targets: Targets of the mini-batch.
+            weights: Sample weights, nested as the targets.
+            training: True to run layers as in training.
         """
         masked = step.traced[-1].static_value(self._masked)
         assert masked is not None  # A constant of the trace.
@@ -293,11 +294,11 @@ class LossPipeline:
         """Assigns changed variables, and updates full-batch metrics.
 
         Args:
-            result: Of the step.
-            targets: Of the mini-batch.
-            weights: Likewise.
-            batch_size: If it is known: by it Keras weighs the mini-batches in the means
-                of single losses.
+            result: The result of the step.
+            targets: Targets of the mini-batch.
+            weights: Sample weights, nested as the targets.
+            batch_size: Number of examples, if it is known; Keras weighs mini-batches by
+                it in the means of single losses.
         """
         strategy = current_strategy()
         for update in result.updates:

@@ -51,11 +51,12 @@ class Pipeline:
     """A captured model, its stages, their devices, and how they are run.
 
     Attributes:
-        source: What was pipelined, as it was given.
+        source: The source model, as the user gave it.
         captured: Its calls.
         stages: The K stages.
         strategy: Their strategy, with their devices.
-        options: What the user chose; where stages are and the step are added to it.
+        options: The user's options, to which the devices of stages and the step are
+            added.
         probed: Results of the probes, by kind of layer and mode.
         summed_losses: For each loss that a call adds whether it is a sum over examples,
             in training and not, as far as it has been found out.
@@ -113,7 +114,7 @@ class Pipeline:
 
         Args:
             inputs: Tensors, symbolic or not.
-            side_inputs: Likewise.
+            side_inputs: Side inputs, symbolic or not, by name.
         """
         specs, graph = self.captured.specs, self.captured.graph
         named = self.source.flatten_inputs(self.captured, inputs, side_inputs)
@@ -166,7 +167,7 @@ class Pipeline:
         Args:
             inputs: The values that are given and the masks on them, `[B, ...]` each.
             schedule: The order of the actions, on the devices numbered as they occur.
-            training: Whether layers run as in training; None leaves it to each.
+            training: Mode in which layers run; None leaves it to each.
 
         Raises:
             ValueError: If two stages share a variable that one of them changes.
@@ -260,11 +261,11 @@ class Pipeline:
         Args:
             inputs: The values that are given and the masks on them, `[B, ...]` each.
             schedule: The order of the actions, on the devices numbered as they occur.
-            training: Whether layers run as in training; None leaves it to each.
+            training: Mode in which layers run; None leaves it to each.
             outputs: Ids of the values to return. Defaults to those of the model.
             per_step: Inputs that are given whole to every microbatch, later.
-            differentiable: Whether gradients of the inputs are wanted.
-            evaluates: Whether no gradients are wanted at all.
+            differentiable: True to compute gradients of the inputs.
+            evaluates: True if no gradients are wanted at all.
             initial_state: The variables before the step. Defaults to those by now.
 
         Raises:
@@ -388,7 +389,7 @@ class Pipeline:
         return results
 
     def _num_replicas(self) -> int:
-        """Returns how many replicas the layers' collectives have; 1 if there are none.
+        """Returns the number of replicas in the layers' collectives; 1 without any.
 
         Raises:
             RuntimeError: If replicas run one after the other.

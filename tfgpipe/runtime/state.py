@@ -43,7 +43,7 @@ class InitialState:
     Attributes:
         values: Their values.
         devices: The device of each: that of the first stage that uses it.
-        trainable: Those that are weights.
+        trainable: The variables that are weights.
         seed_offsets: Numbers that were added to seeds, for the replica to have its own.
     """
 
@@ -59,8 +59,8 @@ class VariableUpdate(NamedTuple):
     Attributes:
         variable: The variable.
         value: Its value after the last microbatch.
-        once_per_step: Whether it is updated once per step, by or for all microbatches
-            together, rather than by each microbatch.
+        once_per_step: True for one update per step, by or for all microbatches
+            together, rather than one by each microbatch.
     """
 
     variable: keras.Variable

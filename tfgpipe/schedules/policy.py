@@ -44,10 +44,12 @@ class SchedulePolicy(abc.ABC):
 
     Attributes:
         name: Name in tables and saved models. Of the class.
-        shares_devices: Whether a device may have several stages. Of the class.
+        shares_devices: True if a device may have several stages. An attribute of the
+            class.
         stages_per_device: Numbers of stages on a device that a search tries. Of the
             class.
-        splits_backwards: Whether backwards run in two halves. Of the class.
+        splits_backwards: True if backwards run in two halves. An attribute of the
+            class.
     """
 
     name: ClassVar[str]
@@ -133,7 +135,7 @@ class SchedulePolicy(abc.ABC):
 
     @property
     def deals_stages(self) -> bool:
-        """Whether each device has several stages, dealt to `devices` round robin."""
+        """True if each device has several stages, dealt to `devices` round robin."""
         return min(self.stages_per_device) > 1
 
     def check_num_stages(self, num_stages: int | None) -> int | None:

@@ -37,7 +37,7 @@ class Action:
     """One run of a stage function on a microbatch.
 
     Args:
-        kind: `"forward"`; `"backward"`, of inputs and weights; or one half of it,
+        kind: `"forward"`; `"backward"`, of inputs and weights; or one of its halves,
             `"backward_input"` or `"backward_weight"`. Or an `ActionKind`.
         stage: k, counted from the pipeline's input.
         microbatch: m.
@@ -341,7 +341,7 @@ class Schedule:
 
     @functools.cached_property
     def splits_backwards(self) -> bool:
-        """Whether some backwards run in two halves."""
+        """True if some backwards run in two halves."""
         return any(action.kind.in_backward for action in self._all)
 
     def is_last_gradient(self, action: Action) -> bool:

@@ -45,7 +45,7 @@ class GradientAccumulation:
 
     Args:
         trace: The stage.
-        options: How it runs.
+        options: Its options.
 
     Attributes:
         addend_names: Names of a microbatch's tensors that are stacked or added.
@@ -104,7 +104,7 @@ class GradientAccumulation:
         """Returns the accumulators before the first microbatch.
 
         Args:
-            devices: Those of the shards; nothing for all here.
+            devices: Devices of the shards; empty for the current device.
         """
         sums = []
         for spec, shard in zip(self.specs, self._shard_indices, strict=False):
@@ -121,7 +121,7 @@ class GradientAccumulation:
         """Adds the gradients of a microbatch.
 
         Args:
-            sums: Of the microbatches before.
+            sums: Sums over the microbatches before.
             values: The tensors of this one in `addend_names`.
         """
         if self._single_microbatch:
@@ -190,7 +190,7 @@ class _WeightGradient:
     Attributes:
         weight: Shape and type of the weight, and of the sum.
         gradient: The gradient.
-        shard: On whose device the weight is.
+        shard: The shard whose device holds the weight.
     """
 
     weight: tf.TensorSpec

@@ -164,7 +164,7 @@ def _run(
     scope: TracingScope,
     variables: Sequence[keras.Variable],
 ) -> tuple[Mapping[Any, tf.Tensor | None], tf.Tensor | None]:
-    """Returns what a stage makes, and the losses that its layers add, `[n]`."""
+    """Returns the outputs of a stage, and the losses that its layers add, `[n]`."""
     with scope:
         made = body(inputs)
     check_assignments(scope, variables)
@@ -176,7 +176,7 @@ def _run(
 def _merge(
     scope: TracingScope,
 ) -> tuple[tuple[joint_graph.Accumulation, ...], tuple[str, ...]]:
-    """Returns what layers accumulate, and the new values that all replicas share."""
+    """Returns the merged accumulators, and the new values that all replicas share."""
     alike = [scope.get_current_value(variable) for variable in scope.over_replicas]
     accumulated = []
     for accumulator in scope.accumulators:

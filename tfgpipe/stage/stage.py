@@ -34,7 +34,7 @@ Specs = Mapping[TensorKey, tf.TensorSpec]
 
 @dataclasses.dataclass(frozen=True)
 class StageCache:
-    """What identical stages of a model share.
+    """Traces and functions that identical stages of a model share.
 
     Attributes:
         functions: Their functions, by what they compute.
@@ -54,8 +54,8 @@ class TracedStage:
 
     Attributes:
         trace: The trace.
-        input_keys: What its inputs are.
-        output_keys: What its outputs are.
+        input_keys: Keys of its inputs.
+        output_keys: Keys of its outputs.
         dropped_masks: Values that lose their mask here.
         group_key: The key of the group that its replicas sum in.
     """
@@ -118,7 +118,7 @@ class TracedStage:
         return tf.get_static_value(tensor)
 
     def changed(self, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
-        """Returns which of the stage's variables a forward changes."""
+        """Returns the stage's variables that a forward changes."""
         before, after = self.trace.given.variables, self.trace.forward.new_values
         names = zip(variables, before, after, strict=True)
         return [variable for variable, old, new in names if old != new]
@@ -133,7 +133,7 @@ class TracedStage:
 
 @dataclasses.dataclass(frozen=True)
 class _Request:
-    """What a stage is traced for, beside the shapes of its inputs."""
+    """The key of a trace, beside the shapes of the stage's inputs."""
 
     input_keys: tuple[TensorKey, ...]
     options: StageOptions
@@ -218,7 +218,7 @@ class Stage:
 
         Args:
             specs: Shapes and types of all that is there, of which it takes its own.
-            options: How it is to run.
+            options: Its options.
             non_differentiable: Ids of values that want no gradient.
             per_step: Ids of values that are the same for all microbatches.
             on_trace: Called before the stage is traced, if it is not known.
@@ -360,8 +360,8 @@ def trace_all(
         options: For each stage, how it is to run.
         non_differentiable: Ids of values that want no gradient.
         per_step: Ids of values that are the same for all microbatches.
-        unit: What a stage is called where the progress is shown.
-        remark: What is said there of what follows.
+        unit: The name of a stage in the progress line.
+        remark: A text at its end, on the step that follows.
     """
     specs = dict(inputs)
     results = []
