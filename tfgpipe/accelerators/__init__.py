@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tfgpipe.accelerators.placement import HOST as HOST
     from tfgpipe.accelerators.placement import Operation as Operation
     from tfgpipe.accelerators.report import DryRun as DryRun
-    from tfgpipe.accelerators.report import StageFunction as StageFunction
+    from tfgpipe.accelerators.report import FunctionReport as FunctionReport
     from tfgpipe.accelerators.report import Transfer as Transfer
     from tfgpipe.accelerators.report import dry_run as dry_run
     from tfgpipe.accelerators.report import dry_runs as dry_runs
@@ -38,5 +38,5 @@ __all__, __getattr__, __dir__ = lazy_exports(
     __name__,
     hlo="UnsupportedOpError",
     placement="HOST Operation",
-    report="DryRun StageFunction Transfer dry_run dry_runs",
+    report="DryRun FunctionReport Transfer dry_run dry_runs",
 )

@@ -33,7 +33,7 @@ _MOST_ROWS = 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StageFunction:
+class FunctionReport:
     """A function that a step calls on a device.
 
     Attributes:
@@ -110,7 +110,7 @@ class DryRun:
     devices: tuple[str, ...]
     on_host: Mapping[Operation, int]
     transfers: Sequence[Transfer]
-    functions: Sequence[StageFunction]
+    functions: Sequence[FunctionReport]
     state: Sequence[str]
     estimate: planner.Estimate
     layers: tuple[str, ...]
@@ -211,7 +211,7 @@ class DryRun:
     def _functions(self) -> str:
         """Returns a row for each stage function, and what does not compile."""
         updates = [
-            StageFunction(
+            FunctionReport(
                 name="update", function="", device=k, calls=1, peak_bytes=0, compiled=c
             )
             for k, c in self.updates.items()
@@ -471,7 +471,7 @@ def _without_number(name: str) -> str:
 
 def _functions(
     step: steps.Step, optimized: Any, cluster: grappler.VirtualCluster
-) -> list[StageFunction]:
+) -> list[FunctionReport]:
     """Returns the stage functions of a step, with Grappler's estimates."""
     library = {f.signature.name: f for f in optimized.library.function}
     calls: collections.Counter[tuple[str, str, int]] = collections.Counter()
@@ -484,7 +484,7 @@ def _functions(
     graphs = functions.graphs_of_functions(optimized.library)
     peaks = {name: cluster.peak_bytes(graphs[name]) for _, name, _ in calls}
     return [
-        StageFunction(
+        FunctionReport(
             name=name,
             function=function,
             device=device,
