@@ -515,8 +515,7 @@ class PipelinedLayer(keras.layers.Layer):
 
     def _gpipe(self) -> Schedule:
         """Returns the order in which the layer runs by itself."""
-        flow = self._pipeline.data_flow if self._pipeline else None
-        return schedules.gpipe.on(self.mesh.placement, self.num_microbatches, flow)
+        return schedules.gpipe.on(self.mesh.placement, self.num_microbatches)
 
     def _place(
         self,
