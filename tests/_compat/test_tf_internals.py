@@ -12,7 +12,7 @@ from tests._compat.versions import MOVED
 from tests.helpers.subprocesses import interpret
 from tfgpipe._compat import tf_internals
 from tfgpipe.cluster.addresses import free_ports
-from tfgpipe.distribution import pipeline_strategy as strategy_lib
+from tfgpipe.distribution import replicated_strategy as strategy_lib
 
 
 def test_a_mirrored_strategy_takes_our_devices():

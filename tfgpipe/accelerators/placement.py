@@ -186,7 +186,7 @@ class _Walk:
         self._kernels = tpu_kernels.table() if kind == "TPU" else None
         # Functions have integers in the host's memory, but those of TPUs.
         self._on_host = (*_HANDLES, tf.string, *([tf.int32] * (kind == "GPU")))
-        self._called: dict[Hashable, tuple[StepTally, list[int]]] = {}
+        self._tallies: dict[Hashable, tuple[StepTally, list[int]]] = {}
 
     def kernel(self, node: Any) -> kernels.Kernel | None:
         """Returns the kernel of an operation, or None."""
@@ -214,7 +214,7 @@ class _Walk:
             function: The name of the outermost function.
         """
         key = (id(graph), device, *given, *results.items(), function)
-        if key not in self._called:
+        if key not in self._tallies:
             where = {
                 name: self._index.get(
                     node.device, HOST if "CPU" in node.device else device
@@ -224,8 +224,8 @@ class _Walk:
             memory = dict(zip(graph.arguments, given, strict=True))
             body = _Body(graph, where, memory, function, self)
             found = body.run(results)
-            self._called[key] = body.tally, found
-        return self._called[key]
+            self._tallies[key] = body.tally, found
+        return self._tallies[key]
 
 
 class _Body:

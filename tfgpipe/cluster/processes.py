@@ -135,7 +135,7 @@ class _Processes(Peers):
             "workers": ",".join(map(str, addresses)),
             "tensorflow": health.version("tensorflow"),
         }
-        self._called: dict[int, Session] = {}
+        self._opened: dict[int, Session] = {}
         self._callers: dict[int, _Caller] = {}
         self._changed = threading.Condition()
         # Why the last caller was turned away, if it may have been one of the processes.
@@ -143,7 +143,7 @@ class _Processes(Peers):
 
     def close(self, *, clean: bool) -> None:
         """Ends the sessions with them, with a good-bye or without."""
-        for session in self._called.values():
+        for session in self._opened.values():
             session.end_with(clean=clean)
         for caller in self._callers.values():
             caller.close(health.beat(left=[self._index]) if clean else b"")
@@ -151,7 +151,7 @@ class _Processes(Peers):
     def lost(self) -> WorkerLost | None:
         """Returns an error that names one that is gone without a good-bye, or None."""
         # The end of a session is read before its good-bye, which comes first.
-        ends = {i: session.end for i, session in self._called.items()}
+        ends = {i: session.end for i, session in self._opened.items()}
         ends |= {i: caller.end for i, caller in self._callers.items()}
         left = self._left
         for other, end in ends.items():
@@ -167,7 +167,7 @@ class _Processes(Peers):
 
     @property
     def _left(self) -> list[int]:
-        called = [i for i, session in self._called.items() if i in session.left]
+        called = [i for i, session in self._opened.items() if i in session.left]
         return called + [i for i, caller in self._callers.items() if caller.end == ""]
 
     def _lost(self, other: int, reason: str) -> WorkerLost:
@@ -268,7 +268,7 @@ class _Processes(Peers):
             if reason:
                 session.close()
                 raise ClusterError(reason)
-            self._called[other] = session
+            self._opened[other] = session
             return
 
     def wait(self, deadline: Deadline) -> None:

@@ -78,7 +78,7 @@ class ReplicatedStrategy(StageStrategy):
         self, k: int, shard: int = 0
     ) -> contextlib.AbstractContextManager[Any]:
         """Variables created inside are mirrored over the devices of stage `k`."""
-        return _device_scope(self._mesh.replica_devices(k, shard))
+        return device_scope(self._mesh.replica_devices(k, shard))
 
     def weight_scope(
         self, k: int, shard: int, weight: keras.Variable
@@ -87,14 +87,14 @@ class ReplicatedStrategy(StageStrategy):
         devices = self._mesh.replica_devices(k, shard)
         if self._shards_weights:
             devices = (devices[self._owner(weight, devices)],)
-        return _device_scope(devices)
+        return device_scope(devices)
 
     def slot_scope(self, weight: tf.Variable) -> contextlib.AbstractContextManager[Any]:
         """Variables created inside are on the devices of a weight's slots."""
         copies = self.copies(weight)
         if len(copies) > 1 and self._shards_slots:
             copies = (copies[self.owner_replica(weight)],)
-        return _device_scope(tuple(copy.device for copy in copies))
+        return device_scope(tuple(copy.device for copy in copies))
 
     @property
     def replica_index(self) -> int | tf.Tensor:
@@ -191,7 +191,7 @@ def check_not_nested(name: str) -> None:
 
 
 @contextlib.contextmanager
-def _device_scope(devices: tuple[str, ...]) -> Iterator[None]:
+def device_scope(devices: tuple[str, ...]) -> Iterator[None]:
     """Variables created inside a strategy's scope are on these devices.
 
     Args:

@@ -148,11 +148,11 @@ class Dense(ShardedLayer):
         """Returns the output of the dense layer, full or sharded."""
         devices = self.shard_devices
         product = linear.column if self.partition == "column" else linear.row
-        outputs = product(inputs, self._kernels(), devices, self.collective)
+        outputs = product(inputs, self.shard_kernels(), devices, self.collective)
         terms = list(outputs) if linear.is_sharded(outputs) else [outputs]
         biases = self._biases(len(terms))
         results = device_ops.on_each(
-            devices[: len(terms)], self._finish, terms, *biases
+            devices[: len(terms)], self.finish_shard, terms, *biases
         )
         outputs = results if linear.is_sharded(outputs) else results[0]
         if not self.gather_output:
@@ -173,7 +173,8 @@ class Dense(ShardedLayer):
         """Returns the kernel's axes of inputs, which it sums over, and of units."""
         return (linear.width(input_shape),), (self.units,)
 
-    def _kernels(self) -> list[tf.Tensor]:
+    def shard_kernels(self) -> list[tf.Tensor]:
+        """Returns each shard's part of the kernel, as a matrix."""
         return self.values(self.kernel_parts)
 
     def _biases(self, num: int) -> list[list[tf.Tensor]]:
@@ -186,7 +187,8 @@ class Dense(ShardedLayer):
         sizes = device_ops.part_sizes(self.units, num)
         return [device_ops.split(bias, self.shard_devices[0], sizes)]
 
-    def _finish(self, y: tf.Tensor, *bias: tf.Tensor) -> tf.Tensor:
+    def finish_shard(self, y: tf.Tensor, *bias: tf.Tensor) -> tf.Tensor:
+        """Returns a shard's outputs: its product with bias, activation and shape."""
         y = keras.ops.add(y, *bias) if bias else y
         return self.activation(y) if self._is_elementwise else y
 
@@ -219,18 +221,21 @@ class QKVProjection(Dense):
     def _kernel_axes(self, input_shape: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return (input_shape[-1],), (self.num_heads, self.size)
 
-    def _kernels(self) -> list[tf.Tensor]:
+    def shard_kernels(self) -> list[tf.Tensor]:
+        """Returns each shard's part of the kernel, as a matrix."""
+
         def matrix(kernel: tf.Tensor) -> tf.Tensor:
             return keras.ops.reshape(kernel, (kernel.shape[0], -1))
 
-        return device_ops.on_each(self.shard_devices, matrix, super()._kernels())
+        return device_ops.on_each(self.shard_devices, matrix, super().shard_kernels())
 
-    def _finish(self, y: tf.Tensor, *bias: tf.Tensor) -> tf.Tensor:
+    def finish_shard(self, y: tf.Tensor, *bias: tf.Tensor) -> tf.Tensor:
+        """Returns a shard's outputs: its product with bias, activation and shape."""
         # Constants if sizes are known: of others XLA makes no reshape if the other
         # shard's device computes them.
         heads = self.num_heads // self.num_shards
         y = keras.ops.reshape(y, (*keras.ops.shape(y)[:-1], heads, self.size))
-        return super()._finish(y, *bias)
+        return super().finish_shard(y, *bias)
 
 
 class OutputProjection(Dense):
@@ -268,11 +273,13 @@ class OutputProjection(Dense):
         *_, heads, size = input_shape[0]
         return (heads * self.num_shards, size), (self.units,)
 
-    def _kernels(self) -> list[tf.Tensor]:
+    def shard_kernels(self) -> list[tf.Tensor]:
+        """Returns each shard's part of the kernel, as a matrix."""
+
         def matrix(kernel: tf.Tensor) -> tf.Tensor:
             return keras.ops.reshape(kernel, (-1, kernel.shape[-1]))
 
-        return device_ops.on_each(self.shard_devices, matrix, super()._kernels())
+        return device_ops.on_each(self.shard_devices, matrix, super().shard_kernels())
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
