@@ -21,7 +21,7 @@ import tensorflow as tf
 
 import tfgpipe
 from benchmarks import tables, workloads
-from tfgpipe.stage.codecs import TransferDtype
+from tfgpipe.stage import TransferDtype
 
 
 def measure(

@@ -19,7 +19,7 @@ def partition_graphs(run: Callable[[], object]) -> list[Any]:
     `_Send` what is copied from one to another.
 
     Args:
-        run: Runs them.
+        run: What runs them.
 
     Returns:
         `GraphDef`s.
@@ -37,14 +37,14 @@ def partition_graphs(run: Callable[[], object]) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class ProfiledEvent:
-    """An event on a device.
+    """Something that a device did.
 
     Attributes:
         device: The device, such as `/device:GPU:0`, or `/host:CPU`.
         line: The stream or thread, such as `Stream #14(MemcpyD2D)`.
-        name: The kernel, copy or operation.
-        start: Its start, in seconds.
-        end: Its end, in seconds.
+        name: What it was: a kernel, a copy, an operation.
+        start: When it began, in seconds.
+        end: When it ended.
     """
 
     device: str
@@ -58,7 +58,7 @@ def profiled_events(folder: Path) -> list[ProfiledEvent]:
     """Returns the events of a trace of `tf.profiler.experimental`.
 
     Args:
-        folder: The profiler's folder.
+        folder: What the profiler was given.
     """
     return [
         ProfiledEvent(

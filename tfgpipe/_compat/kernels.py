@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import tensorflow as tf
 from tensorflow.python.framework import kernels
@@ -16,14 +16,14 @@ from tensorflow.python.framework import kernels
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A kernel: the implementation of an operation on a type of device.
+    """What runs an operation on a type of device.
 
     Attributes:
         device: `CPU`, `GPU`, or `DEFAULT` for any.
-        types: Types that it is for, by their enumeration, for each attribute of the
-            operation.
+        types: For attributes of the operation the types, by their enumeration, that
+            it is for.
         host_arguments: Names of inputs and outputs that are in the host's memory.
-        priority: Rank among several; the highest is taken.
+        priority: Of several the one with most is taken.
     """
 
     device: str
@@ -46,27 +46,16 @@ def registered_kernels(op: str) -> tuple[Kernel, ...]:
     )
 
 
-def operations_with_kernels() -> list[str]:
-    """Returns the types of operations that have a kernel."""
-    return sorted({each.op for each in kernels.get_all_registered_kernels().kernel})
-
-
-def kernel_for(
-    node: tf.compat.v1.NodeDef,
-    device: str,
-    there: Mapping[str, Sequence[Kernel]] | None = None,
-) -> Kernel | None:
+def kernel_for(node: tf.compat.v1.NodeDef, device: str) -> Kernel | None:
     """Returns the kernel that runs an operation on a type of device, or None.
 
     Args:
         node: The operation.
         device: The type, such as `GPU`.
-        there: Kernels by operation. Defaults to those of the TensorFlow installed.
     """
-    known = registered_kernels(node.op) if there is None else there.get(node.op, ())
     found = [
         kernel
-        for kernel in known
+        for kernel in registered_kernels(node.op)
         if kernel.device in (device, "DEFAULT")
         and all(_types(node, name) <= types for name, types in kernel.types.items())
     ]

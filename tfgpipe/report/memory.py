@@ -19,7 +19,7 @@ from tfgpipe._util import readable_bytes, text_table
 
 @dataclasses.dataclass(frozen=True)
 class DeviceMemory:
-    """Memory of one stage on one device.
+    """What one device holds for one stage.
 
     Attributes:
         device: The device's short name.

@@ -28,8 +28,7 @@ class StepTimer:
     """The clock readings of one step, while it is being emitted.
 
     Attributes:
-        actions: The actions that were timed, in the order of emission, each with True
-            if it recomputes.
+        actions: What was timed, in the order of emission, and whether it recomputes.
     """
 
     def __init__(self) -> None:
@@ -43,9 +42,9 @@ class StepTimer:
         """Reads the clock before an action, once its inputs are there.
 
         Args:
-            device: The device of the action.
+            device: Where the action runs.
             others: The devices of its other shards.
-            feeds: The tensors that it reads, on any device.
+            feeds: What it reads, wherever that is.
 
         Returns:
             What it is to read, and the reading.
@@ -71,10 +70,10 @@ class StepTimer:
 
         Args:
             action: The action.
-            device: Its device.
+            device: Where it runs.
             start: The reading before it.
-            results: Its outputs.
-            recomputes: True if it began with another forward.
+            results: What it has made.
+            recomputes: Whether it began with another forward.
         """
         if device_type(device) != "CPU":
             some = [tf.reshape(x, [-1])[:1] for x in results if x.dtype != tf.variant]
@@ -159,8 +158,8 @@ def make_timeline(
     the forward that it repeats.
 
     Args:
-        schedule: The schedule that the devices followed.
-        actions: The actions that were timed, each with True if it recomputes.
+        schedule: What the devices followed.
+        actions: What was timed, and whether it recomputes.
         readings: Start and end of each, `[actions, 2]`, in seconds.
     """
     num_microbatches = 1 + max(action.microbatch for action in actions)

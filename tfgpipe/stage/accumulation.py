@@ -13,8 +13,8 @@ Three forms, by what is fastest and takes no more memory than an accumulator:
   only stores its own, and one product at the end replaces M, at the rate of
   a large one, and without M additions as large as the kernel.
 
-XLA has no in-place operation, and decides itself what to update in place. So on TPUs,
-where it compiles the addition as well, gradients are added as usual.
+XLA has no in-place operation, and decides itself what to update in place. So in a
+computation for TPUs, which it compiles as a whole, gradients are added as usual.
 
 A weight that was indexed, as an embedding, has as gradient some of its rows, and only
 these are added. Not on GPUs: there the host would wait to know how many different rows
@@ -24,6 +24,7 @@ takes that much more memory for the time of one function.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -31,8 +32,9 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from tfgpipe.devices import sharding, small_functions
-from tfgpipe.graph import joint_graph, passes
+from tfgpipe.devices import sharding
+from tfgpipe.graph import matmul
+from tfgpipe.stage.joint import GradientNames, JointGraph, zero_buffer
 from tfgpipe.stage.options import StageOptions
 
 
@@ -45,7 +47,7 @@ class GradientAccumulation:
 
     Args:
         trace: The stage.
-        options: Its options.
+        options: How it runs.
 
     Attributes:
         addend_names: Names of a microbatch's tensors that are stacked or added.
@@ -53,7 +55,7 @@ class GradientAccumulation:
             nothing.
     """
 
-    def __init__(self, trace: joint_graph.JointGraph, options: StageOptions) -> None:
+    def __init__(self, trace: JointGraph, options: StageOptions) -> None:
         self._platform = options.platform
         self._is_sharded = trace.is_sharded
         num_microbatches = options.num_microbatches
@@ -68,8 +70,12 @@ class GradientAccumulation:
         ]
         self._single_microbatch = num_microbatches == 1
         self._stacked: dict[str, tf.TensorSpec] = {}
-        self._deferred: set[joint_graph.GradientNames] = set()
-        if num_microbatches is not None and not self._single_microbatch:
+        self._deferred: set[GradientNames] = set()
+        if (
+            options.uses_cpu_kernels
+            and num_microbatches is not None
+            and not self._single_microbatch
+        ):
             for term in self._terms:
                 rows = _stacked_specs(
                     trace, term.weight, term.gradient, num_microbatches
@@ -87,7 +93,7 @@ class GradientAccumulation:
         self._shard_indices += [0] if self._stacked else []  # Their count.
 
     @property
-    def gradients(self) -> list[joint_graph.GradientNames]:
+    def gradients(self) -> list[GradientNames]:
         """Names of the gradients whose sums `finalize` returns."""
         return [term.gradient for term in self._terms]
 
@@ -104,15 +110,12 @@ class GradientAccumulation:
         """Returns the accumulators before the first microbatch.
 
         Args:
-            devices: Devices of the shards; empty for the current device.
+            devices: Those of the shards; nothing for all here.
         """
         sums = []
         for spec, shard in zip(self.specs, self._shard_indices, strict=False):
-            sums.append(
-                small_functions.run_on(devices[shard], joint_graph.zero_buffer, spec)
-                if devices
-                else joint_graph.zero_buffer(spec)
-            )
+            with tf.device(devices[shard]) if devices else contextlib.nullcontext():
+                sums.append(zero_buffer(spec))
         return sums
 
     def add(
@@ -121,7 +124,7 @@ class GradientAccumulation:
         """Adds the gradients of a microbatch.
 
         Args:
-            sums: Sums over the microbatches before.
+            sums: Of the microbatches before.
             values: The tensors of this one in `addend_names`.
         """
         if self._single_microbatch:
@@ -155,7 +158,7 @@ class GradientAccumulation:
         if term.gradient.indices is None:
             return values[term.gradient.values]
         with sharding.shard_scope(term.shard):
-            buffer = joint_graph.zero_buffer(term.weight)
+            buffer = zero_buffer(term.weight)
         return self._adder()(buffer, term, values)
 
     def _adder(self) -> _Adder:
@@ -176,7 +179,7 @@ class GradientAccumulation:
                     x, dy = (
                         _flatten_stacked(rows[name]) for name in term.gradient.factors
                     )
-                    product = passes.multiply(x, dy, transpose_a=True)
+                    product = matmul.multiply(x, dy, transpose_a=True)
                     gradients.append(tf.reshape(product, term.weight.shape))
             else:
                 gradients.append(next(added))
@@ -190,11 +193,11 @@ class _WeightGradient:
     Attributes:
         weight: Shape and type of the weight, and of the sum.
         gradient: The gradient.
-        shard: The shard whose device holds the weight.
+        shard: On whose device the weight is.
     """
 
     weight: tf.TensorSpec
-    gradient: joint_graph.GradientNames
+    gradient: GradientNames
     shard: int
 
 
@@ -272,7 +275,7 @@ class _InPlaceAdder(_Adder):
         """
         if shard not in self._indices:
             self._indices[shard] = (
-                joint_graph.zero_buffer(tf.TensorSpec([1], tf.int32))
+                zero_buffer(tf.TensorSpec([1], tf.int32))
                 if self._on_gpu and not self._is_sharded
                 else tf.constant([0])
             )
@@ -295,9 +298,9 @@ for _type in ("InplaceAdd", "InplaceUpdate"):
 
 
 def _stacked_specs(
-    trace: joint_graph.JointGraph,
+    trace: JointGraph,
     weight: tf.TensorSpec,
-    gradient: joint_graph.GradientNames,
+    gradient: GradientNames,
     num_microbatches: int,
 ) -> dict[str, tf.TensorSpec]:
     """Returns the specs `[M, rows, width]` to stack if a gradient is to be deferred.

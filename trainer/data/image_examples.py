@@ -18,7 +18,7 @@ from trainer.hyperparams import HyperparameterError
 
 
 class Target(abc.ABC):
-    """A kind of target of an image."""
+    """A kind of what is to be told of an image."""
 
     @property
     @abc.abstractmethod
@@ -39,7 +39,7 @@ class Class(Target):
     """One class, counted from 0.
 
     Attributes:
-        classes: Number of classes.
+        classes: How many there are.
         first: The label of the first.
     """
 
@@ -68,7 +68,7 @@ class Mask(Target):
 
     Attributes:
         size: Height and width.
-        classes: Number of classes, from 0.
+        classes: How many classes there are, from 0.
         ignored: A number of pixels that are of none, if there is one.
     """
 
@@ -111,9 +111,9 @@ class ImageExamples(Examples):
     Args:
         source: The images.
         shape: Height, width, channels that they are brought to.
-        target: The target of each image.
+        target: What stands beside each.
         bad: Counts those that cannot be used.
-        cache: True to keep in memory what has been read.
+        cache: Whether to keep what has been read.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class ImageExamples(Examples):
         return len(self._source)
 
     def name(self, number: int) -> str:
-        """Names a record that has been read: its file, its number there.
+        """Returns how to find a record that has been read: its file, its number there.
 
         That is the name of the record that was read in place of a bad one.
         """

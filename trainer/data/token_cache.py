@@ -35,7 +35,7 @@ def encoded(
     """Returns the ids of a text, which a file holds, `[num_tokens]`.
 
     Args:
-        folder: The folder of cached files.
+        folder: Where files are.
         read: Returns the parts of the text; each call reads it.
         encode: Returns the ids of parts, in arrays to be joined.
         version: All that the ids depend on beside the text.
