@@ -597,7 +597,7 @@ WEIGHING = (
     Fault(
         "evaluation leaves out what layers add as a sum over examples",
         "tfgpipe/runtime/loss_pipeline.py",
-        "            loss += tf.cast(step.summed_loss, loss.dtype)",
+        "            loss += tf.cast(summed, loss.dtype)",
         "            loss += 0 * tf.cast(step.summed_loss, loss.dtype)",
         (
             "tests/models/test_layer_updates.py::test_three_steps_are_those_of_the_plain_model[1f1b]",

@@ -58,11 +58,13 @@ class Interpreter:
         self._input_keys = tuple(input_keys)
         self._training = training
         self._captured = captured
+        # What is recomputed together, with the index of the first of its calls.
+        self._parts: list[tuple[int, Segment]] = []
         num_calls = len(segment.calls)
-        self._has_parts = remat is not None and remat.has_segments(num_calls)
-        graph = CallGraph(segment.calls, segment.input_ids, segment.output_ids)
-        spans = remat.segments(num_calls) if remat and self._has_parts else ()
-        self._parts = [(span.start, graph.segment(span)) for span in spans]
+        if remat is not None and remat.has_segments(num_calls):
+            graph = CallGraph(segment.calls, segment.input_ids, segment.output_ids)
+            spans = remat.segments(num_calls)
+            self._parts = [(span.start, graph.segment(span)) for span in spans]
 
     def run(self, tensors: Sequence[tf.Tensor]) -> dict[TensorKey, tf.Tensor | None]:
         """Runs the calls.
@@ -80,7 +82,7 @@ class Interpreter:
         for i in masked:
             keras_internals.set_mask(values[i], inputs[TensorKey(i, True)])
         scope = _scope()
-        if not self._has_parts:
+        if not self._parts:
             _run_calls(self._segment.calls, values, self._training, scope)
         for first, part in self._parts:
             outputs = _run_with_remat(

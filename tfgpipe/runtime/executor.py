@@ -211,8 +211,9 @@ class Executor:
         outputs = {**self.passed_through(inputs), **self._join_outputs()}
         with tf.device(last):
             main_loss = tf.add_n([tf.reduce_sum(row[loss]) for row in self._values])
-            if self.summed_loss is not None:
-                main_loss += tf.cast(self.summed_loss, main_loss.dtype)
+            summed = self.summed_loss
+            if summed is not None:
+                main_loss += tf.cast(summed, main_loss.dtype)
         return TrainStepResult(
             outputs=outputs,
             loss=self._sum(self._mean_losses),

@@ -233,10 +233,8 @@ def summed_losses(
         inputs = [captured.specs[number] for number in call.input_ids]
         kind = _layer_kind(call, inputs)
         if kind not in flags:
-            name, segment = (
-                call.layer.name,
-                captured.graph.segment(slice(position, position + 1)),
-            )
+            name = call.layer.name
+            segment = captured.graph.segment(slice(position, position + 1))
             verdict = known.get((kind, training))
             if verdict is None:
                 verdict = _probe(name, segment, inputs, training=training)

@@ -189,8 +189,9 @@ class LossPipeline:
         result = dataclasses.replace(result, outputs=outputs)
         self._update(result, targets, weights, _first(inputs).shape[0])
         loss = tf.reduce_sum(outputs[self._loss])
-        if step.summed_loss is not None:
-            loss += tf.cast(step.summed_loss, loss.dtype)
+        summed = step.summed_loss
+        if summed is not None:
+            loss += tf.cast(summed, loss.dtype)
         return loss, result.loss
 
     def _begin(

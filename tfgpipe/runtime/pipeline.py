@@ -172,8 +172,9 @@ class Pipeline:
             result = step.forward(dict(zip(inputs, tensors, strict=False)))
             outputs = result.outputs
             losses = [] if result.loss is None else [result.loss]
-            if step.summed_loss is not None:
-                losses.append(step.summed_loss * num_replicas)
+            summed = step.summed_loss
+            if summed is not None:
+                losses.append(summed * num_replicas)
             # Not differentiated, so they need not be results of this function.
             updates.extend(result.updates)
             keys.extend(outputs)

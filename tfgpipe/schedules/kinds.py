@@ -91,9 +91,6 @@ class ActionKind:
     def __lt__(self, other: ActionKind) -> bool:
         return self.name < other.name
 
-    def __hash__(self) -> int:
-        return hash(self.name)
-
     def __repr__(self) -> str:
         return repr(self.name)
 

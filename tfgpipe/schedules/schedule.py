@@ -64,6 +64,10 @@ class Action:
                 f"Action({self.kind.name!r}, {stage}, {microbatch})."
             )
 
+    def __hash__(self) -> int:
+        # Computed for each action and dependency; that of `kind` takes longer.
+        return hash((self.kind.name, self.stage, self.microbatch))
+
     def of(self, kind: ActionKind) -> Action:
         """Returns the action of another kind, of the same stage and microbatch."""
         return Action(kind, self.stage, self.microbatch)

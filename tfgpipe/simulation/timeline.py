@@ -60,9 +60,14 @@ class Span:
         start: float,
         end: float,
     ) -> None:
-        values = (kinds.find(kind), stage, microbatch, device, start, end)
-        for field, value in zip(dataclasses.fields(self), values, strict=True):
-            object.__setattr__(self, field.name, value)
+        vars(self).update(
+            kind=kinds.find(kind),
+            stage=stage,
+            microbatch=microbatch,
+            device=device,
+            start=start,
+            end=end,
+        )
 
     @property
     def duration(self) -> float:

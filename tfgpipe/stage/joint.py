@@ -276,18 +276,26 @@ class JointGraph:
     ) -> dict[str, str]:
         """Returns the pairs whose new values depend on each other and constants."""
         while True:
-            given = {*pairs, *constants}
-            kept = {b: a for b, a in pairs.items() if self._sources(a) <= given}
+            others = self._dependent_on_others({*pairs, *constants})
+            kept = {b: a for b, a in pairs.items() if a not in others}
             if kept == pairs:
                 return kept
             pairs = kept
+
+    def _dependent_on_others(self, given: Collection[str]) -> set[str]:
+        """Returns the tensors that depend on anything but what is given."""
+        found: set[str] = set()
+        for op in self.graph.get_operations():  # Inputs come before what reads them.
+            if any(x.name in found for x in op.inputs) or _is_source(op):
+                found.update(x.name for x in op.outputs if x.name not in given)
+        return found
 
     def _sources(self, tensor: str) -> set[str]:
         """Returns what a tensor depends on: what is given, and stateful results."""
         pending, seen, sources = [self.graph.get_tensor_by_name(tensor)], set(), set()
         while pending:
             x = pending.pop()
-            if x.op.type == "Placeholder" or x.op.op_def.is_stateful:
+            if _is_source(x.op):
                 sources.add(x.name)
             elif x.op not in seen:
                 seen.add(x.op)
@@ -459,6 +467,11 @@ def trace_joint(
     # A stage's functions run on whatever device they are called on: none is named.
     with tf.device(None):
         return functions.trace_graph(build)
+
+
+def _is_source(op: tf.Operation) -> bool:
+    """Returns whether results do not follow from inputs alone."""
+    return bool(op.type == "Placeholder" or op.op_def.is_stateful)
 
 
 def trace_with_captured(
