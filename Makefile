@@ -1,11 +1,11 @@
 # The two commands: `make train` and `make test`. Needed first: Python 3.11, make.
 #
 #   make train     train the language model of params/lm.py into runs/lm.Tiny
-#   make test      format check, lint, types, the tests of every change
+#   make test      the checks of `make lint`, the tests of every change
 #   make test-all  the same, and those in tests/nightly
 #   make test-keras KERAS=3.14.1           what depends on private names of Keras and
 #   make test-tensorflow TENSORFLOW=2.20.0 TensorFlow, with other versions of them
-#   make lint      the first three of these
+#   make lint      format check, lint, types, the words of docstrings
 #   make format    rewrite the code in the project's format
 #   make site      the documentation as a site, in build/site
 #   make guide     run docs/tutorial/guide.py, and write the notebook of it
@@ -58,13 +58,14 @@ KERAS ?= 3.14.1
 TENSORFLOW ?= 2.20.0
 # What depends on private names. Without tests/_compat/test_upstream.py, which says when
 # a workaround is no longer needed: that is a matter of the newest versions.
-VERSION_TESTS ?= tests/_compat/test_keras_internals.py tests/_compat/test_functions.py \
+VERSION_TESTS ?= tests/_compat/keras_internals tests/_compat/test_tf_internals.py \
+	tests/_compat/test_tflite.py tests/_compat/test_functions.py \
 	tests/report/test_summary.py tests/capture/test_tracer.py tests/graph \
 	tests/models/test_identity.py tests/models/test_gradient_identity.py \
 	tests/models/test_mixed_precision.py tests/models/test_pipelined_layer.py \
 	tests/models/test_pipelined_model.py tests/models/test_pipelined_losses.py \
 	tests/models/test_pipelined_placement.py tests/models/test_saved_models.py \
-	tests/distribution/test_placement.py tests/distribution/test_tpu_strategy.py \
+	tests/distribution/test_placement.py \
 	tests/quantization/test_export.py tests/quantization/test_tfmot.py
 
 test-keras: OTHER := keras==$(KERAS)
@@ -87,6 +88,7 @@ lint: $(DEV_INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m docs.lint
 
 format: $(DEV_INSTALLED)
 	$(BIN)/ruff format .

@@ -60,7 +60,7 @@ setup(
     license_files=["LICENSE"],
     # `params`, `trainer`, `examples`, `tests` and `benchmarks` run from the checkout.
     packages=find_packages(include=["tfgpipe", "tfgpipe.*"]),
-    package_data={"tfgpipe": ["py.typed"]},
+    package_data={"tfgpipe": ["py.typed", "accelerators/tpu_kernels.txt"]},
     # `typing.dataclass_transform` is new in Python 3.11.
     python_requires=">=3.11,<3.14",
     install_requires=[

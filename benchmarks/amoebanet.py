@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfgpipe.planner import Layer, Workload
+from tfgpipe.costs import LayerCost, PassCost, TensorBytes, Weights
+from tfgpipe.planner import Workload
 from trainer.models.amoebanet import NORMAL, REDUCTION, Cell, Operation
 
 SIZE = 2  # Bytes of a number.
@@ -111,19 +112,18 @@ def amoebanet_d(
     )
 
 
-def _layer(name: str, tape: Tape, reads: list[Image], out: Image) -> Layer:
-    received = SIZE * sum(image.numbers for image in reads)
-    return Layer(
+def _layer(name: str, tape: Tape, reads: list[Image], out: Image) -> LayerCost:
+    return LayerCost(
         name=name,
-        parameters=tape.parameters,
-        forward_flops=tape.flops,
-        backward_flops=2 * tape.flops,
-        forward_traffic=SIZE * tape.moved,
-        backward_traffic=2 * SIZE * tape.moved,
-        kept_bytes=SIZE * tape.kept,
-        work_bytes=SIZE * tape.kept,
-        input_bytes=received,
-        output_bytes=SIZE * out.numbers,
+        weights=Weights(tape.parameters),
+        flops=PassCost(tape.flops, 2 * tape.flops),
+        traffic=PassCost(SIZE * tape.moved, 2 * SIZE * tape.moved),
+        tensors=TensorBytes(
+            saved=SIZE * tape.kept,
+            workspace=SIZE * tape.kept,
+            inputs=SIZE * sum(image.numbers for image in reads),
+            outputs=SIZE * out.numbers,
+        ),
         positions=out.edge**2,
     )
 

@@ -101,7 +101,7 @@ def measure(
         keras.Model(inputs, norm()(make(norm()(inputs)))),
         num_stages=3,
         num_microbatches=2,
-        balance=[1, num_blocks * NUM_LAYERS[block], 1],
+        partition=[1, num_blocks * NUM_LAYERS[block], 1],
         remat=remat,
     )
     model.compile("sgd", "mse")
@@ -112,11 +112,11 @@ def measure(
     layers = planner.read(alone).layers
     products = _product_bytes(alone, tf.TensorSpec([rows, *shape], alone.compute_dtype))
     traffic = [
-        rows * sum(getattr(x, f"{name}_traffic") for x in layers)
-        for name in ("forward", "backward")
+        rows * sum(x.traffic.forward for x in layers),
+        rows * sum(x.traffic.backward for x in layers),
     ]
     # A sum of gradients is read and written.
-    trained = sum(4 * x.num_trained for x in layers)
+    trained = sum(x.weights.trained_bytes for x in layers)
     products[1] += 2 * trained
     if remat != "none":
         products[1] += products[0]

@@ -117,7 +117,7 @@ def config(num_devices: int, num_microbatches: int) -> ParallelConfig:
 
 def by_flops(workload: Workload, num_stages: int) -> tuple[int, ...]:
     """Returns the number of layers of each stage, FLOPs balanced."""
-    flops = [layer.forward_flops for layer in workload.layers]
+    flops = [layer.flops.forward for layer in workload.layers]
     return best_partition(flops, num_stages=num_stages)
 
 

@@ -1,6 +1,7 @@
 """How good the partition of each `balance` is, compared with the best of all.
 
     python -m benchmarks.partition --stages=4
+    python -m benchmarks.partition --calls=4000  # seconds and memory of a large model
 
 For each model the time of every layer, forward, recomputation and backward of one
 microbatch, is measured several times; the least is the reference. All partitions are
@@ -11,6 +12,10 @@ then tried with it, exhaustively, for the one whose slowest stage is fastest. Ea
 * `share`: the slowest stage's share of the time of all, by the reference;
 * `of best`: that share over the share of the best partition (1.00 is optimal);
 * `run`: the share when stages are measured instead of layers.
+
+With `--calls` a Functional model of so many calls of operations, in blocks of nine
+beside one another and their mean, is partitioned by parameters and built as a
+`PipelinedLayer`.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
+import tracemalloc
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -34,6 +40,9 @@ def main() -> None:
     """Measures the models that the flags name."""
     flags = _parse()
     tfgpipe.make_logical_cpus(flags.stages)
+    if flags.calls:
+        print(tables.draw([measure_growth(flags.calls, flags.stages)]))
+        return
     from benchmarks.models import MODELS  # TensorFlow starts with these.
 
     rows: list[tables.Row] = []
@@ -42,6 +51,39 @@ def main() -> None:
         print(tables.draw(rows), flush=True)
     if flags.json:
         tables.write_json(flags.json, rows)
+
+
+def measure_growth(num_calls: int, num_stages: int) -> tables.Row:
+    """Returns seconds and memory to plan a model of many calls, and to build it."""
+    import keras
+
+    from tfgpipe.capture import source_model
+    from tfgpipe.partition import plan_by_parameters
+    from tfgpipe.stage import codecs
+
+    x = y = keras.Input((8,))
+    for _ in range(num_calls // 10):
+        y = keras.layers.Average()([keras.ops.add(y, float(i)) for i in range(9)])
+    model = keras.Model(x, y)
+    source = source_model.make_source(model)
+    with keras.StatelessScope(initialize_variables=False):
+        captured = source.capture(source.inputs, {})
+    start = time.perf_counter()
+    plan_by_parameters(captured, num_stages, codecs.find(None))
+    planned = time.perf_counter()
+    tracemalloc.start()
+    plan_by_parameters(captured, num_stages, codecs.find(None))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    begun = time.perf_counter()
+    layer = tfgpipe.PipelinedLayer(model, num_stages=num_stages, num_microbatches=4)
+    layer.build((None, 8))
+    return {
+        "calls": len(captured.graph.calls),
+        "plan s": planned - start,
+        "plan MiB": peak / 2**20,
+        "build s": time.perf_counter() - begun,
+    }
 
 
 def measure(name: str, *, num_stages: int, passes: int) -> list[tables.Row]:
@@ -116,7 +158,8 @@ def _run_share(model: object, plan: Plan) -> float:
     """Returns the share of the slowest stage when the stages are run."""
     from tfgpipe._util import stage_spans
     from tfgpipe.capture import source_model
-    from tfgpipe.partition import SegmentProfiler, example_microbatch
+    from tfgpipe.costs import SegmentProfiler
+    from tfgpipe.partition import example_microbatch
     from tfgpipe.runtime import example_tensor
 
     recorded = source_model.make_source(model).capture(None, {})
@@ -134,6 +177,7 @@ def _parse() -> argparse.Namespace:
         description="Compares the partition of each balance with the best of all."
     )
     parser.add_argument("--models", nargs="*", metavar="NAME")
+    parser.add_argument("--calls", type=int, default=0, metavar="L", help="see above")
     parser.add_argument("--stages", type=int, default=4, help="K")
     parser.add_argument("--passes", type=int, default=3, help="of the reference")
     parser.add_argument("--json", metavar="FILE", help="also write the rows there")

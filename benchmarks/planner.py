@@ -184,7 +184,7 @@ def _passes(
     """
     import tensorflow as tf
 
-    from tfgpipe.graph import matmul
+    from tfgpipe.graph import passes
 
     m, k, n = product.m, product.k, product.n
     transposed = {"transpose_b": True}, {"transpose_a": True}
@@ -201,9 +201,9 @@ def _passes(
             ],
         }
     together = batch_size if batch_size * m * (k + n) <= k * n else rows
-    of_input, of_weight = (functools.partial(matmul.multiply, **t) for t in transposed)
+    of_input, of_weight = (functools.partial(passes.multiply, **t) for t in transposed)
     return {
-        "forward": [(matmul.multiply, rows, [(rows * m, k), (k, n)])],
+        "forward": [(passes.multiply, rows, [(rows * m, k), (k, n)])],
         "backward": [
             (of_input, rows, [(rows * m, n), (k, n)]),
             (of_weight, together, [(together * m, k), (together * m, n)]),
@@ -277,8 +277,6 @@ def predict(
         batch_size=batch_size,
         num_slots=0,
     )
-    if side.remat == "except_last":
-        raise ValueError("The planner has no remat that keeps the last microbatch.")
     return request.estimate(
         ParallelConfig(
             num_replicas=1,

@@ -1,4 +1,4 @@
-"""The three matrix products of a dense layer, plain and by `tfgpipe.graph.matmul`.
+"""The three matrix products of a dense layer, plain and by `tfgpipe.graph.passes`.
 
     python -m benchmarks.products
 
@@ -32,7 +32,7 @@ def main() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
     import tensorflow as tf
 
-    from tfgpipe.graph import matmul
+    from tfgpipe.graph import passes
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     rows = []
@@ -49,7 +49,7 @@ def main() -> None:
                 seconds = _compare(
                     {
                         "plain": lambda a, b, how=transposed: tf.matmul(a, b, **how),
-                        "chosen": lambda a, b, how=transposed: matmul.multiply(
+                        "chosen": lambda a, b, how=transposed: passes.multiply(
                             a, b, **how
                         ),
                     },

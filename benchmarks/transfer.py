@@ -21,7 +21,7 @@ import tensorflow as tf
 
 import tfgpipe
 from benchmarks import tables, workloads
-from tfgpipe.stage import TransferDtype
+from tfgpipe.stage.codecs import TransferDtype
 
 
 def measure(

@@ -367,7 +367,7 @@ class _Trainer:
 
         from tfgpipe._util import stage_spans
         from tfgpipe.capture import TensorKey
-        from tfgpipe.partition import SegmentProfiler
+        from tfgpipe.costs import SegmentProfiler
         from tfgpipe.simulation import Costs, simulate
         from tfgpipe.stage import StageOptions
 

@@ -149,7 +149,7 @@ def _mesh(path: Path) -> None:
         e = keras.layers.Add(name="e")([d, a])
         f = keras.layers.Dense(1, name="f")(e)
         model = tfgpipe.pipeline(
-            keras.Model(x, f), num_microbatches=4, balance=[2, 2, 2]
+            keras.Model(x, f), num_microbatches=4, partition=[2, 2, 2]
         )
         model.compile("adam", "mse")
         model.optimizer.build(model.trainable_variables)

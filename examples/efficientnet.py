@@ -7,7 +7,7 @@ It needs no GPU, takes 60 seconds, and ends with:
 
     2 stages, 4 microbatches of 4 examples, remat=stage, partition as given
     stage  layers                                        parameters  FLOPs    memory  receives  share
-    0      rescaling .. block5b_expand_activation (134)     522,959  147 M  14.6 MiB       0 B  49.9%
+    0      rescaling .. block5b_expand_activation (134)     522,959  147 M  14.8 MiB       0 B  49.9%
     1      block5b_dwconv .. predictions (105)            3,529,174  148 M  55.7 MiB  49.0 KiB  50.1%
     imbalance 1.002, bubble 20.1%, 55.7 MiB on the fullest device
     stem_bn's moving mean has moved once, by the mean of the whole mini-batch

@@ -6,10 +6,10 @@ It needs no GPU, takes 15 seconds, and ends with:
 
     3 stages, 4 microbatches of 8 examples, remat=stage, schedule=1f1b, partition as given
     stage  layers                 parameters   FLOPs     memory   receives  share
-    0      conv2d_6, conv2d_7          2,768  45.2 M  299.2 KiB        0 B  22.9%
+    0      conv2d_6, conv2d_7          2,768  45.2 M  371.2 KiB        0 B  22.9%
     1      conv2d_8, conv2d_9          4,640  75.9 M  584.5 KiB  128.0 KiB  38.5%
-    2      conv2d_10 .. kind (9)       7,092  76.2 M  754.9 KiB  256.0 KiB  38.6%
-    imbalance 1.159, bubble 38.2%, 754.9 KiB on the fullest device
+    2      conv2d_10 .. kind (9)       7,092  76.2 M  755.1 KiB  256.0 KiB  38.6%
+    imbalance 1.159, bubble 38.2%, 755.1 KiB on the fullest device
     kind_accuracy  plain 1.00  pipeline 1.00
     kind_loss      plain 0.39  pipeline 0.39
     loss           plain 0.81  pipeline 0.81

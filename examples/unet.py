@@ -6,7 +6,7 @@ It needs no GPU, takes 10 seconds, writes PICTURE (`unet.png`), and ends with:
 
     3 stages, 4 microbatches of 8 examples, remat=stage, partition as given
     stage  layers                                 parameters   FLOPs     memory   receives  share
-    0      conv2d .. conv2d_transpose (6)              7,952  51.9 M  796.2 KiB        0 B  24.4%
+    0      conv2d .. conv2d_transpose (6)              7,952  51.9 M  924.2 KiB        0 B  24.4%
     1      concatenate .. conv2d_transpose_1 (3)       5,144  84.3 M    1.7 MiB  256.0 KiB  39.6%
     2      concatenate_1 .. conv2d_5 (3)               1,169  76.5 M    2.8 MiB  512.0 KiB  36.0%
     imbalance 1.189, bubble 39.1%, 2.8 MiB on the fullest device

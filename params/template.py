@@ -55,7 +55,7 @@ class Mine(Experiment):
 
     # By default the loss is the cross-entropy of logits, and nothing else is measured.
     def metrics(self) -> list[keras.metrics.Metric]:
-        """Returns what is measured beside the loss."""
+        """Returns the metrics beside the loss."""
         import keras
 
         return [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]

@@ -17,7 +17,7 @@ from trainer.tasks.translation import Translation
 
 
 class _OnTwoCores(Translation):
-    """What the experiments have in common."""
+    """The hyperparameters that the experiments have in common."""
 
     pipelining: Pipelining = Pipelining(num_stages=2, num_microbatches=2, remat="none")
     optimizer: Optimizer = Optimizer(learning_rate=3e-3)

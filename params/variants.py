@@ -45,7 +45,7 @@ class OwnClass(template.Mine):
     """
 
     def network(self) -> keras.Model:
-        """Returns what the class does as a Functional model."""
+        """Returns the network of the class as a Functional model."""
         import keras
 
         class Residual(keras.Model):

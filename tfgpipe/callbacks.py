@@ -43,7 +43,7 @@ class TimelineCallback(keras.callbacks.Callback):
     for the purpose. All others run as they do without this callback.
 
     Args:
-        folder: Where to write. It is created if need be.
+        folder: The folder to write to, which is created if need be.
         steps: The first and the last step to time, counted from 1. One more before
             them is timed and left out, since it allocates memory that later ones use.
         first_step: Number of steps before the first of `fit`. Defaults to the updates
@@ -64,7 +64,7 @@ class TimelineCallback(keras.callbacks.Callback):
 
     Attributes:
         timeline: The measured timeline, after the last of the steps.
-        theory: What the schedule allows with the times measured.
+        theory: The simulated timeline of the schedule with the measured times.
 
     Raises:
         ValueError: If the steps are not two numbers from 1 on, in order.

@@ -5,33 +5,35 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Unpack
 
 import keras
 import tensorflow as tf
 
-from tfgpipe import remat as remat_lib
 from tfgpipe import schedules
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap, argument_checks
-from tfgpipe.capture import dtype_policies, input_checks, source_model, tracer
-from tfgpipe.devices import Mesh, sharding
+from tfgpipe.capture import (
+    dtype_policies,
+    input_checks,
+    source_model,
+    tracer,
+)
+from tfgpipe.devices import Mesh, names, sharding
 from tfgpipe.distribution import (
-    choose_placement,
     optimizer_slots,
     place_optimizer,
-    replica_context,
 )
 from tfgpipe.partition import (
-    QUANTITIES,
+    LayerOptions,
+    PipelineConfig,
     Plan,
-    PlanSettings,
-    Quantity,
-    check_feasible,
+    load_arguments,
     make_plan,
     plan_by_parameters,
+    resolve,
+    takes_options,
 )
-from tfgpipe.remat import RematLike
 from tfgpipe.runtime import (
     Pipeline,
     VariableUpdate,
@@ -41,8 +43,6 @@ from tfgpipe.runtime import (
 from tfgpipe.schedules import Schedule
 from tfgpipe.stage import (
     Stage,
-    StageOptions,
-    TransferDtype,
     layer_checks,
     normalization,
     owned_variables,
@@ -50,6 +50,7 @@ from tfgpipe.stage import (
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
+@takes_options(LayerOptions)
 class PipelinedLayer(keras.layers.Layer):
     """Runs a stack of layers as a pipeline of stages on several devices.
 
@@ -68,47 +69,16 @@ class PipelinedLayer(keras.layers.Layer):
             Keras layers that each take what the one before returns. A layer may occur
             more than once: its weight is one, at the first stage that uses it, and its
             gradient the sum.
-        num_stages: K, the number of stages. Defaults to the length of `balance` if
-            that is a list, else to that of the `PipelineStrategy` in scope, else to
-            as many as `devices`, or visible GPUs or logical CPUs, are enough for.
-        num_microbatches: M, into how many microbatches each mini-batch is split. Should
-            be several times K: devices idle for (K - 1) / (M + K - 1) of the time. A
-            mini-batch of fewer examples than M is split into single ones.
-        balance: What of the stage that has most of it is to be least: `"params"`,
-            `"flops"`, measured `"time"` or `"memory"`. Or a list with each stage's
-            number of layers (calls of layers, in a model); or the names of the layers
-            that end each stage but the last. See `tfgpipe.plan`.
-        memory_limit: Bytes that a device has for weights, gradients, two optimizer
-            slots a weight, and activations. None for no limit.
-        remat: What the backward pass recomputes instead of keeping. `"stage"` keeps
-            the inputs of each stage; `"layer"` recomputes layer by layer as well,
-            never holding a whole stage's activations; `"except_last"` is `"stage"`
-            except for the last microbatch, whose backward follows at once; `"none"`
-            keeps all activations. Or a `tfgpipe.remat.Remat` of your own.
-        jit_compile: Whether XLA compiles each stage's functions. `"auto"` does so on
-            GPUs; on CPUs it compiles large chains of elementwise operations and
-            reductions, such as a normalization, and leaves all else to TensorFlow.
-            Stages in shards are not compiled.
-        batch_norm: When moving averages of Keras' `BatchNormalization` layers move,
-            wherever these are: `"microbatch"` for once a microbatch, by its statistics,
-            or `"deferred"` for once a step, by those of the whole mini-batch, as they
-            do unpipelined. (`tfgpipe.layers.DeferredBatchNormalization` does always.)
-        transfer_dtype: What values are compressed to on their way from stage to stage,
-            forward and backward: `"bfloat16"` or `"float16"`; or, forward alone,
-            `"int8"`, with a scale for each example, or `"int8_channel"`, with one for
-            each channel of a microbatch. Defaults to no compression, which all else is
-            an approximation of: `docs/how-to/half-precision.md` has measured errors.
-        devices: Names of K devices, such as `["GPU:0", "GPU:1"]`; of K * T, those of
-            one stage next to each other, if layers are split into T shards. Not to be
-            given under a `PipelineStrategy`, which has devices of its own.
         name: The layer's name.
-        dtype: A dtype or dtype policy such as `"mixed_bfloat16"`, for the layers inside
-            that were made without one, as if Keras' global policy had been this one.
-            Defaults to leaving them as they are. See `docs/how-to/half-precision.md`.
+        trainable: True if its weights are trained.
+        **options: Fields of `tfgpipe.PipelineConfig`.
+
+    Attributes:
+        config: The options, as a value.
 
     Call arguments:
-        inputs: What the model, or the first layer, takes, in its structure.
-        training: Whether layers run as in training.
+        inputs: The inputs of the model or of the first layer, in its structure.
+        training: True to run layers as in training.
         mask: Keras masks to put on the inputs. Masks on them already count as well.
         **kwargs: Side inputs of a list of layers, `(batch_size, ...)`, such as lengths
             or an attention mask: each goes to every layer whose `call` has an argument
@@ -133,31 +103,26 @@ class PipelinedLayer(keras.layers.Layer):
         TypeError: If `layers` holds something that is no layer.
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Refuses arguments by their names in other libraries."""
-        argument_checks.check_argument_names(cls.__init__, kwargs)
-        return super().__new__(cls, *args, **kwargs)
-
     def __init__(
         self,
         layers: Sequence[keras.layers.Layer] | keras.Model,
         *,
-        num_stages: int | None = None,
-        num_microbatches: int,
-        balance: Quantity | Sequence[int] | Sequence[str] = "params",
-        memory_limit: float | None = None,
-        remat: RematLike = "stage",
-        jit_compile: bool | Literal["auto"] = "auto",
-        batch_norm: normalization.BatchNorm = "microbatch",
-        transfer_dtype: TransferDtype | None = None,
-        devices: Sequence[str] | None = None,
         name: str | None = None,
-        dtype: Any = None,
-        _schedule: Schedule | None = None,  # A PipelinedModel's, to plan memory for.
-        **kwargs: Any,
+        trainable: bool = True,
+        _config: PipelineConfig | None = None,  # That of a PipelinedModel around it.
+        **options: Unpack[LayerOptions],
     ) -> None:
+        others: dict[str, Any] = {}
+        if _config is None:
+            _config, others = PipelineConfig.split(options, LayerOptions)
         # The layers inside cast what they are given, each to its own dtype.
-        super().__init__(name=name, dtype=dtype, autocast=False, **kwargs)
+        super().__init__(
+            name=name,
+            trainable=trainable,
+            dtype=_config.dtype,
+            autocast=False,
+            **others,
+        )
         self._source = source_model.make_source(layers)
         # A tuple: TensorFlow's checkpoints follow it, but not a Keras layer's lists.
         self.layers = self._source.layers
@@ -167,38 +132,14 @@ class PipelinedLayer(keras.layers.Layer):
                     "A pipeline cannot hold another. Received PipelinedLayer "
                     f"'{layer.name}' among `layers`. Put its layers in its place."
                 )
-        self._requested_dtype = dtype
-        dtype_policies.apply_policy(dtype, layers)
-        layer_checks.check_not_float8(self._source.calls)
-        self.num_microbatches = argument_checks.check_num_microbatches(num_microbatches)
         layer_checks.check_not_stateful(self._source.calls)
-        self.remat = remat_lib.find(remat)
-        self.jit_compile = argument_checks.check_choice(
-            "jit_compile", jit_compile, ("auto", True, False)
-        )
-        self.batch_norm = argument_checks.check_choice(
-            "batch_norm", batch_norm, normalization.BATCH_NORM_MODES
-        )
-        self.transfer_dtype: TransferDtype | None = argument_checks.check_choice(
-            "transfer_dtype", transfer_dtype, (None, *get_args(TransferDtype))
-        )
-        self.devices = argument_checks.check_device_names(devices)
-        self.memory_limit = argument_checks.check_memory_limit(memory_limit)
-        self._schedule = _schedule
-        self.balance: Quantity | tuple[int, ...]
-        if isinstance(balance, str):
-            self.balance = argument_checks.check_choice("balance", balance, QUANTITIES)
-        else:
-            self.balance = self._source.calls_per_stage(balance, num_stages)
-            num_stages = len(self.balance)
-        self._requested_num_stages = num_stages
-        self._check_num_stages(num_stages)
-        num_shards = sharding.num_shards(self._source.calls)
-        check_jit_compile(self.jit_compile, num_shards)
-        self._placement = choose_placement(num_stages, self.devices, num_shards)
-        self.num_stages = self.mesh.num_stages
-        self._check_num_stages(self.num_stages)
-        argument_checks.check_schedule_size(self.num_stages, self.num_microbatches)
+        resolved = resolve(_config, self._source)
+        dtype_policies.apply_policy(_config.dtype, layers)
+        layer_checks.check_not_float8(self._source.calls)
+        self.config = _config
+        self.schedule = resolved.schedule
+        self._strategy = resolved.strategy
+        self._calls_per_stage = resolved.calls_per_stage
         self.supports_masking = True
         # One XLA cluster is one device; stages are compiled one by one instead.
         self.supports_jit = False
@@ -214,6 +155,16 @@ class PipelinedLayer(keras.layers.Layer):
             # What it has traced reads its weights where they were.
             layers.train_function = layers.test_function = None
             layers.predict_function = None
+
+    @property
+    def num_stages(self) -> int:
+        """K."""
+        return self.mesh.num_stages
+
+    @property
+    def num_microbatches(self) -> int:
+        """M."""
+        return self.config.num_microbatches
 
     @property
     def pipeline(self) -> Pipeline:
@@ -233,12 +184,12 @@ class PipelinedLayer(keras.layers.Layer):
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
         """The metrics of the layers inside, as a model of these layers lists them."""
-        return keras_internals.layer_metrics(self._source.listed_layers)
+        return keras_internals.layers.layer_metrics(self._source.listed_layers)
 
     @property
     def mesh(self) -> Mesh:
         """The devices: `mesh.devices[replica][stage][shard]`."""
-        return self._placement.mesh
+        return self._strategy.mesh
 
     @property
     def named_layers(self) -> dict[str, keras.layers.Layer]:
@@ -261,15 +212,16 @@ class PipelinedLayer(keras.layers.Layer):
             schedule: The name of the schedule.
             of: The layer or model.
         """
-        balance: Any = self.balance
+        counts = self._calls_per_stage
         if self._pipeline is not None:
-            balance = tuple(len(stage.segment.calls) for stage in self.stages)
-        if not isinstance(balance, str):
-            balance = list(balance) if len(balance) <= 8 else "..."
+            counts = tuple(len(stage.segment.calls) for stage in self.stages)
+        partition = f"balance={self.config.balance}"
+        if counts is not None:
+            partition = f"partition={list(counts) if len(counts) <= 8 else '...'}"
         return (
             f"<{type(of).__name__} name={of.name}, num_stages={self.num_stages}, "
             f"num_microbatches={self.num_microbatches}, schedule={schedule}, "
-            f"balance={balance}, built={of.built}>"
+            f"{partition}, built={of.built}>"
         )
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -304,8 +256,8 @@ class PipelinedLayer(keras.layers.Layer):
         # Inside the scope variables get a shape but no value yet, so the partition can
         # be decided on their sizes before any of them takes memory on a device.
         with (
-            keras_internals.build_scope(),
-            dtype_policies.default_policy_scope(self._requested_dtype),
+            keras_internals.variables.build_scope(),
+            dtype_policies.default_policy_scope(self.config.dtype),
         ):
             captured = self._source.capture(
                 self._call_specs.inputs, self._call_specs.side_inputs
@@ -314,48 +266,39 @@ class PipelinedLayer(keras.layers.Layer):
                 captured, num_microbatches=self.num_microbatches
             )
             called = [call.layer for call in captured.graph.calls]
-            self._placement.check_shards(sharding.num_shards(called))
-            if self._placement.strategy is not None:
+            self._strategy.check_shards(sharding.num_shards(called))
+            if self._strategy.is_distributed:
                 normalization.check_synchronized(called)
             if self.num_microbatches > 1:
-                normalization.warn_of_batch_norm(called, self.batch_norm)
-            stages = make_stages(captured.graph, self._calls_per_stage(captured))
-            self._placement.check_strategy(self.name)
+                normalization.warn_of_batch_norm(called, self.config.batch_norm)
+            stages = make_stages(captured.graph, self._partition(captured))
+            self._strategy.check_is_current(self.name)
             for stage, variables in owned_variables(stages):
                 self._place(stage, variables)
         self._pipeline = Pipeline(
             self._source,
             captured,
             stages,
-            self._placement,
-            StageOptions(
-                remat=self.remat,
-                jit_compile=self.jit_compile,
-                batch_norm=self.batch_norm,
-                transfer_dtype=self.transfer_dtype,
-            ),
+            self._strategy,
+            self.config.stage_options,
             probed=probed,
         )
 
     @contextlib.contextmanager
-    def traced_without_xla(
-        self, platform: Literal["gpu"] | None = None
-    ) -> Iterator[None]:
-        """Steps traced inside leave all to the kernels of TensorFlow.
+    def traced_for(self, platform: Literal["GPU", "TPU"] | None) -> Iterator[None]:
+        """Steps traced inside are as on devices of another type, wherever stages are.
 
         Args:
-            platform: `"gpu"` for the kernels of GPUs, on any device; None for those of
-                the device.
+            platform: `"GPU"` for the kernels that TensorFlow has for GPUs; `"TPU"` for
+                functions that are all compiled by XLA; None for the kernels that
+                TensorFlow has for the devices.
         """
         before = self.pipeline
-        options = dataclasses.replace(
-            before.options,
-            platform=platform or before.options.platform,
-            jit_compile=False,
-        )
+        options = dataclasses.replace(before.options, jit_compile=platform == "TPU")
         self._pipeline = dataclasses.replace(before, options=options)
         try:
-            yield
+            with names.standing_for(platform):
+                yield
         finally:
             self._pipeline = before
 
@@ -383,7 +326,7 @@ class PipelinedLayer(keras.layers.Layer):
 
     def recut(
         self,
-        balance: Sequence[int] | Sequence[str],
+        partition: Sequence[int] | Sequence[str],
         *,
         optimizer: keras.optimizers.Optimizer | None = None,
     ) -> None:
@@ -396,7 +339,7 @@ class PipelinedLayer(keras.layers.Layer):
         it was.
 
         Args:
-            balance: Each stage's number of calls, such as `plan.calls_per_stage`, or
+            partition: Each stage's number of calls, such as `plan.calls_per_stage`, or
                 the names of the layers that end each stage but the last.
             optimizer: The optimizer whose slots are to move along.
 
@@ -404,11 +347,13 @@ class PipelinedLayer(keras.layers.Layer):
             ValueError: If the layers cannot be partitioned so.
             RuntimeError: If the layer is not built.
         """
-        calls_per_stage = self._source.calls_per_stage(balance)
+        config = self.config.with_partition(partition)
+        assert config.partition is not None
+        calls_per_stage = config.partition.calls_per_stage(self._source)
         if len(calls_per_stage) != self.num_stages:
             raise ValueError(
                 "A new partition has as many stages as the old one. Received "
-                f"balance={list(balance)} for {self.num_stages} stages. To change "
+                f"partition={list(partition)} for {self.num_stages} stages. To change "
                 "their number, save the weights and load them into a new pipeline."
             )
         before = IdentityMap(
@@ -416,7 +361,7 @@ class PipelinedLayer(keras.layers.Layer):
             for stage, variables in owned_variables(self.stages)
             for variable in variables
         )
-        self._placement.check_strategy(self.name)
+        self._strategy.check_is_current(self.name)
         pipeline = self.pipeline.repartition(calls_per_stage)
         moved = [
             (stage, [v for v in variables if before[v] != stage.index])
@@ -426,12 +371,12 @@ class PipelinedLayer(keras.layers.Layer):
         slots = []
         if optimizer is not None and optimizer.built:
             slots = optimizer_slots(optimizer, weights)
-        with keras_internals.unmoved_on_error([*weights, *slots]):
+        with keras_internals.variables.unmoved_on_error([*weights, *slots]):
             for stage, variables in moved:
                 self._place(stage, variables)
                 if slots:
                     self._place(stage, variables, optimizer)
-        self.balance = calls_per_stage
+        self._calls_per_stage, self.config = calls_per_stage, config
         self._pipeline = pipeline
 
     def place_slots(self, optimizer: keras.optimizers.Optimizer) -> None:
@@ -449,32 +394,32 @@ class PipelinedLayer(keras.layers.Layer):
         """Runs a mini-batch through the pipeline.
 
         Args:
-            inputs: What the first layer, or the model, takes, `[B, ...]` each.
-            training: Whether layers run as in training.
+            inputs: The inputs of the model, `[B, ...]` each.
+            training: True to run layers as in training.
             mask: Keras masks of the inputs, in the same structure. Where one is None,
                 the mask that the input has counts.
             **kwargs: Side inputs, `[B, ...]` each.
         """
         pipeline = self.pipeline
-        self._placement.check_strategy(self.name)
-        if training or keras_internals.is_symbolic_call():
+        self._strategy.check_is_current(self.name)
+        if training or keras_internals.calls.is_symbolic_call():
             self._place_calling_optimizer()
         if mask is not None:
             input_checks.check_masks(inputs, mask)
             pairs = zip(*map(keras.tree.flatten, (inputs, mask)), strict=True)
             masked = [_with_mask(x, m) for x, m in pairs]
             inputs = keras.tree.pack_sequence_as(inputs, masked)
-        if keras_internals.is_symbolic_call():
+        if keras_internals.calls.is_symbolic_call():
             known = pipeline.static_output_spec(inputs, kwargs)
             if known is not None:
                 return keras.tree.map_structure(_placeholder, known)
         given = pipeline.flatten_inputs(inputs, kwargs)
         # Weights and their gradients stay in the dtype they are stored in; each layer
         # casts for itself.
-        with keras_internals.without_autocast():
+        with keras_internals.calls.without_autocast():
             result = pipeline.run(given, schedule=self._gpipe(), training=training)
             for update in result.updates:
-                replica_context.assign(update.variable, update.value)
+                update.variable.assign(update.value)
         if training:
             self.check_state(result.updates)
         if result.loss is not None:
@@ -487,7 +432,7 @@ class PipelinedLayer(keras.layers.Layer):
         Keras tells a layer nothing of that model but while it calls the layer. Done
         once for each optimizer: see `place_optimizer`.
         """
-        optimizer = keras_internals.calling_optimizer()
+        optimizer = keras_internals.calls.calling_optimizer()
         if optimizer is not None:
             place_optimizer(optimizer)
 
@@ -539,33 +484,23 @@ class PipelinedLayer(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this layer again."""
-        config = super().get_config()
-        config.update(
-            layers=self._source.get_config(),
-            num_stages=self._requested_num_stages,
-            num_microbatches=self.num_microbatches,
-            balance=self.balance
-            if isinstance(self.balance, str)
-            else list(self.balance),
-            memory_limit=self.memory_limit,
-            remat=self.remat.name
-            if remat_lib.is_named(self.remat)
-            else keras.saving.serialize_keras_object(self.remat),
-            jit_compile=self.jit_compile,
-            batch_norm=self.batch_norm,
-            transfer_dtype=self.transfer_dtype,
-            dtype=None if self._requested_dtype is None else config["dtype"],
-            devices=None if self.devices is None else list(self.devices),
-        )
-        return config
+        options = self.config.saved_arguments()
+        del options["schedule"]
+        if self._calls_per_stage is not None:
+            options["partition"] = list(self._calls_per_stage)
+        return {
+            **super().get_config(),
+            "layers": self._source.get_config(),
+            **options,
+        }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> PipelinedLayer:
         """Makes a layer from what `get_config` returned."""
-        return cls(**arguments_from_config(config))
+        return cls(**load_arguments(config))
 
     def get_build_config(self) -> dict[str, Any] | None:
-        """Returns what `build_from_config` needs to build the layer again."""
+        """Returns the configuration for `build_from_config` of the layer."""
         if self._call_specs is None:
             return None
         # Anew, without the memory of calls that Keras leaves on symbolic tensors.
@@ -578,13 +513,9 @@ class PipelinedLayer(keras.layers.Layer):
         self.build(None)
         self.built = True
 
-    def _check_num_stages(self, num_stages: int | None) -> None:
-        check_feasible(self._source.calls, num_stages, self._source.opaque_calls)
-
     def _gpipe(self) -> Schedule:
         """Returns the order in which the layer runs by itself."""
-        schedule = schedules.gpipe(self.num_stages, self.num_microbatches)
-        return schedule.with_placement(self.mesh.placement)
+        return schedules.gpipe.on(self.mesh.placement, self.num_microbatches)
 
     def _place(
         self,
@@ -597,9 +528,9 @@ class PipelinedLayer(keras.layers.Layer):
         for variable in variables:
             shard = shards.get(variable, 0)
             if slots_of is None:
-                self._placement.place_variables(stage.index, [variable], shard)
+                self._strategy.place_variables(stage.index, [variable], shard)
             else:
-                self._placement.place_slots(stage.index, shard, variable, slots_of)
+                self._strategy.place_slots(variable, slots_of)
 
     def _specs(self, shapes: Any) -> Any:
         """Returns symbolic inputs of these shapes, of the types known so far."""
@@ -610,59 +541,42 @@ class PipelinedLayer(keras.layers.Layer):
             lambda shape: keras.KerasTensor(shape, next(dtypes, default)), shapes
         )
 
-    def _calls_per_stage(self, captured: tracer.CapturedModel) -> tuple[int, ...]:
+    def _partition(self, captured: tracer.CapturedModel) -> tuple[int, ...]:
         """Returns the number of calls in each stage."""
-        if self.memory_limit is None:
-            if not isinstance(self.balance, str):
-                return self.balance
-            if self.balance == "params":  # Which needs no tracing.
+        given = self._calls_per_stage
+        if self.config.memory_limit is None:
+            if given is not None:
+                return given
+            if self.config.balance == "params":  # Which needs no tracing.
                 return plan_by_parameters(
-                    captured, self.num_stages, self.transfer_dtype
+                    captured, self.num_stages, self.config.transfer_dtype
                 )
-        return self._plan(captured, self.balance).calls_per_stage
+        return self._plan(captured, given).calls_per_stage
 
     def _plan(
         self,
         captured: tracer.CapturedModel,
-        balance: Quantity | Sequence[int],
+        calls_per_stage: Sequence[int] | None,
         *,
         sample: Any = None,
         batch_size: int = 32,
         num_slots: int = 2,
     ) -> Plan:
-        settings = PlanSettings(
-            num_stages=self.num_stages,
-            num_microbatches=self.num_microbatches,
-            remat=self.remat,
-            memory_limit=self.memory_limit,
-            num_slots=num_slots,
-            transfer_dtype=self.transfer_dtype,
-            schedule=self._schedule or self._gpipe(),
-        )
         if sample is not None:
             sample = [*self._source.flatten_inputs(captured, sample, {}).values()]
         return make_plan(
             captured,
-            balance,
-            settings,
+            calls_per_stage or self.config.balance,
+            self.config.plan_settings(self.schedule, num_slots),
             sample=sample,
             batch_size=batch_size,
             device=self.mesh.primary_devices[0][0],
         )
 
 
-def arguments_from_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what `get_config` returned with layers and policies in their places."""
-    remat = config.get("remat", "stage")
-    if isinstance(remat, Mapping):
-        remat = keras.saving.deserialize_keras_object(remat)
-    layers = source_model.from_config(config["layers"])
-    return {**config, "layers": layers, "remat": remat}
-
-
 @dataclasses.dataclass(frozen=True)
 class _CallSpecs:
-    """What the layer is called on, symbolically."""
+    """The symbolic inputs that the layer is called on."""
 
     inputs: Any
     side_inputs: dict[str, keras.KerasTensor]
@@ -670,10 +584,10 @@ class _CallSpecs:
 
 def _with_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
     """Returns a tensor with a mask on it; the one given stays as it is."""
-    if mask is None or keras_internals.get_mask(tensor) is mask:
+    if mask is None or keras_internals.calls.get_mask(tensor) is mask:
         return tensor
     copy = tf.identity(tensor)
-    keras_internals.set_mask(copy, mask)
+    keras_internals.calls.set_mask(copy, mask)
     return copy
 
 
@@ -682,7 +596,7 @@ def _placeholder(spec: keras.KerasTensor) -> tf.Tensor:
     return tf.raw_ops.Placeholder(dtype=spec.dtype, shape=spec.shape)
 
 
-def recut(model: keras.Model, balance: Sequence[int] | Sequence[str]) -> None:
+def recut(model: keras.Model, partition: Sequence[int] | Sequence[str]) -> None:
     """Changes the layers of each stage of a model that is trained already.
 
     Training goes on as it would have, to rounding: TensorFlow may fuse or rewrite other
@@ -706,8 +620,8 @@ def recut(model: keras.Model, balance: Sequence[int] | Sequence[str]) -> None:
 
     Args:
         model: A model that holds one `PipelinedLayer`.
-        balance: Each stage's number of calls, or the names of the layers that end each
-            stage but the last.
+        partition: Each stage's number of calls, or the names of the layers that end
+            each stage but the last.
 
     Raises:
         ValueError: If the layers cannot be partitioned so, or the model does not hold
@@ -720,7 +634,7 @@ def recut(model: keras.Model, balance: Sequence[int] | Sequence[str]) -> None:
             f"'{model.name}' that holds {len(pipelines)} of them. Use "
             "`PipelinedLayer.recut` on each."
         )
-    pipelines[0].recut(balance, optimizer=getattr(model, "optimizer", None))
+    pipelines[0].recut(partition, optimizer=getattr(model, "optimizer", None))
     if isinstance(model, keras.Model):
         for made, make in (
             (model.train_function, model.make_train_function),
@@ -738,13 +652,3 @@ def find_pipelines(layer: keras.layers.Layer) -> list[PipelinedLayer]:
         return [layer]
     inner = layer.layers if isinstance(layer, keras.Model) else ()
     return [found for each in inner for found in find_pipelines(each)]
-
-
-def check_jit_compile(jit_compile: bool | str, num_shards: int) -> None:
-    """Raises ValueError if XLA is requested for stages on several devices."""
-    if jit_compile is True and num_shards > 1:
-        raise ValueError(
-            "XLA compiles for one device, and a stage in shards is on several. "
-            f"Received jit_compile=True with layers in {num_shards} shards. Leave "
-            "`jit_compile` out."
-        )

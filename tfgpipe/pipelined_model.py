@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
 
-from tfgpipe import cluster, schedules
+from tfgpipe import cluster
 from tfgpipe._compat import functions, keras_internals
-from tfgpipe._util import IdentityMap, argument_checks, some_of, unique
-from tfgpipe.capture import source_model, tracer
-from tfgpipe.devices import Mesh, sharding
+from tfgpipe._util import IdentityMap, argument_checks, first_names, unique
+from tfgpipe.capture import tracer
+from tfgpipe.devices import Mesh, device_type, sharding, small_functions
 from tfgpipe.distribution import (
     StageStrategy,
+    current_strategy,
     place_optimizer,
-    replica_context,
     warn_of_sharded_updates,
 )
-from tfgpipe.partition import Plan, Quantity, check_feasible, resolve
-from tfgpipe.pipelined_layer import PipelinedLayer, arguments_from_config
-from tfgpipe.remat import RematLike
+from tfgpipe.partition import (
+    ModelOptions,
+    PipelineConfig,
+    Plan,
+    load_arguments,
+    takes_options,
+)
+from tfgpipe.pipelined_layer import PipelinedLayer
 from tfgpipe.report import print_summary
 from tfgpipe.runtime import LossPipeline, Pipeline, StepTimer, TimingRecorder
-from tfgpipe.schedules import Action, Schedule, kinds
-from tfgpipe.stage import Stage, TransferDtype, normalization, owned_variables
+from tfgpipe.schedules import Schedule
+from tfgpipe.stage import Stage, owned_variables
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
-class PipelinedModel(keras_internals.Replicated):
+@takes_options(ModelOptions)
+class PipelinedModel(keras_internals.replicated_model.Replicated):
     """Trains a model as a pipeline that includes the loss.
 
     Compiled and fitted like any Keras model, with the results of the plain one: loss,
@@ -45,27 +52,11 @@ class PipelinedModel(keras_internals.Replicated):
     Args:
         layers: A Functional or Sequential model, or a list of layers, as for
             `PipelinedLayer`.
-        num_stages: K. With `schedule="interleaved"`, counting each of several on one
-            device.
-        num_microbatches: M.
-        schedule: In which order devices run forwards and backwards: `"gpipe"`,
-            `"1f1b"`, `"interleaved"`, `"zero_bubble"` (see `tfgpipe.schedules`), or a
-            `tfgpipe.Schedule`.
-        balance: As for `PipelinedLayer`.
-        memory_limit: Likewise.
-        remat: Likewise. `"except_last"` keeps activations wherever a backward follows
-            its forward at once.
-        jit_compile: Likewise.
-        batch_norm: Likewise.
-        transfer_dtype: Likewise.
-        devices: Names of the P devices, to which stages are dealt round robin. Defaults
-            to the first K that there are, or for `"interleaved"` to as many as divide
-            K. Not to be given under a `PipelineStrategy`.
         name: The model's name.
-        dtype: As for `PipelinedLayer`.
+        trainable: True if its weights are trained.
+        **options: Fields of `tfgpipe.PipelineConfig`.
 
     Attributes:
-        schedule: The order in which actions run.
         recorder: Records the times of actions in train steps that are traced while it
             is set: see `tfgpipe.TimelineCallback`.
 
@@ -95,62 +86,26 @@ class PipelinedModel(keras_internals.Replicated):
     test_function: Any
     predict_function: Any
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Refuses arguments by their names in other libraries."""
-        argument_checks.check_argument_names(cls.__init__, kwargs)
-        return super().__new__(cls, *args, **kwargs)
-
     def __init__(
         self,
         layers: Sequence[keras.layers.Layer] | keras.Model,
         *,
-        num_stages: int | None = None,
-        num_microbatches: int,
-        schedule: schedules.Name | Schedule = "gpipe",
-        balance: Quantity | Sequence[int] | Sequence[str] = "params",
-        memory_limit: float | None = None,
-        remat: RematLike = "stage",
-        jit_compile: bool | Literal["auto"] = "auto",
-        batch_norm: normalization.BatchNorm = "microbatch",
-        transfer_dtype: TransferDtype | None = None,
-        devices: Sequence[str] | None = None,
         name: str | None = None,
-        dtype: Any = None,
-        **kwargs: Any,
+        trainable: bool = True,
+        **options: Unpack[ModelOptions],
     ) -> None:
+        config, others = PipelineConfig.split(options, ModelOptions)
         # The layers inside cast what they are given, each to its own dtype.
-        super().__init__(name=name, dtype=dtype, autocast=False, **kwargs)
-        given = source_model.make_source(layers)
-        _check_methods(layers)
-        check_feasible(given.calls, num_stages, given.opaque_calls)
-        resolved = resolve(
-            schedule,
-            num_stages=num_stages,
-            num_microbatches=num_microbatches,
-            balance=balance,
-            devices=devices,
-            num_shards=sharding.num_shards(given.calls),
+        super().__init__(
+            name=name, trainable=trainable, dtype=config.dtype, autocast=False, **others
         )
-        self._requested_schedule = schedule
-        self._requested_devices = argument_checks.check_device_names(devices)
-        self.schedule = resolved.schedule
+        _check_methods(layers)
         self.pipelined = PipelinedLayer(
-            layers,
-            num_stages=num_stages or self.schedule.num_stages,
-            num_microbatches=num_microbatches,
-            balance=balance,
-            memory_limit=memory_limit,
-            remat=remat,
-            jit_compile=jit_compile,
-            batch_norm=batch_norm,
-            transfer_dtype=transfer_dtype,
-            devices=resolved.devices,
-            dtype=dtype,
-            _schedule=self.schedule,
+            layers, num_microbatches=config.num_microbatches, _config=config
         )
         # One XLA cluster is one device; stages are compiled one by one instead.
         self.supports_jit = False
-        graph = keras_internals.functional_graph(layers)
+        graph = keras_internals.functional.functional_graph(layers)
         if graph is not None:
             # Losses and metrics go by these.
             self.output_names = list(graph.output_names)
@@ -166,6 +121,16 @@ class PipelinedModel(keras_internals.Replicated):
                 )
         self._loss_pipelines: dict[str, tuple[Pipeline, LossPipeline]] = {}
         self.recorder: TimingRecorder | None = None
+
+    @property
+    def config(self) -> PipelineConfig:
+        """The options, as a value."""
+        return self.pipelined.config
+
+    @property
+    def schedule(self) -> Schedule:
+        """The order in which actions run."""
+        return self.pipelined.schedule
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -260,10 +225,10 @@ class PipelinedModel(keras_internals.Replicated):
         Args:
             line_length: Width of the table. Defaults to that of the terminal, at most
                 100.
-            positions: Where each column ends, as a fraction of the width.
-            print_fn: What to call with the text. Defaults to printing it.
-            expand_nested: Whether layers inside layers have rows of their own.
-            show_trainable: Whether a column tells which layers are trainable.
+            positions: The end of each column, as a fraction of the width.
+            print_fn: Function that is called with the text. Defaults to `print`.
+            expand_nested: True to give layers inside layers rows of their own.
+            show_trainable: True to show in a column which layers are trainable.
             layer_range: Names, or patterns of names, of the first and last layer.
         """
         print_summary(
@@ -285,9 +250,9 @@ class PipelinedModel(keras_internals.Replicated):
         SavedModel alone can hold.
 
         Args:
-            filepath: Where to write it.
+            filepath: The file or folder to write.
             *args: Further arguments of `keras.Model.export`.
-            **kwargs: Likewise.
+            **kwargs: Further keyword arguments of `keras.Model.export`.
 
         Raises:
             RuntimeError: If the model is not built.
@@ -303,10 +268,10 @@ class PipelinedModel(keras_internals.Replicated):
             self.pipelined.build(input_shape)
 
     @property
-    def logs_are_results(self) -> bool:
-        """Whether metrics are what steps return, as over replicas of processes."""
+    def metrics_are_reduced(self) -> bool:
+        """True if steps return metrics that are reduced over processes."""
         strategy = self.distribute_strategy
-        return isinstance(strategy, StageStrategy) and strategy.spans_processes
+        return isinstance(strategy, StageStrategy) and strategy.metrics_are_reduced
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Runs a mini-batch forward, and joins the outputs."""
@@ -358,11 +323,11 @@ class PipelinedModel(keras_internals.Replicated):
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Trains on a mini-batch: runs the schedule, and updates the weights."""
-        keras_internals.build_compiled(self, data)
+        keras_internals.compiled.build_compiled(self, data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         scale = self.optimizer.scale_loss(tf.ones([]))
         timer = None if self.recorder is None else StepTimer()
-        with keras_internals.without_autocast():
+        with keras_internals.calls.without_autocast():
             result = self._loss_pipeline(y, sample_weight).train(
                 self.pipelined.pipeline.flatten_inputs(x, {}),
                 y,
@@ -372,9 +337,9 @@ class PipelinedModel(keras_internals.Replicated):
                 timer=timer,
             )
         if self.recorder is not None and timer is not None:
-            self.recorder.record(timer, replica_context.static_replica_index())
+            self.recorder.record(timer, current_strategy().replica_index)
         metrics = IdentityMap(
-            (v, None) for v in keras_internals.compiled(self).variables
+            (v, None) for v in keras_internals.compiled.compiled(self).variables
         )
         updates = [x for x in result.updates if x.variable not in metrics]
         self.pipelined.check_state(updates)
@@ -411,9 +376,9 @@ class PipelinedModel(keras_internals.Replicated):
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """Evaluates a mini-batch: runs the forwards of the schedule."""
-        keras_internals.build_compiled(self, data)
+        keras_internals.compiled.build_compiled(self, data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        with keras_internals.without_autocast():
+        with keras_internals.calls.without_autocast():
             loss, added = self._loss_pipeline(y, sample_weight).evaluate(
                 self.pipelined.pipeline.flatten_inputs(x, {}),
                 y,
@@ -438,28 +403,22 @@ class PipelinedModel(keras_internals.Replicated):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this model again."""
-        config = self.pipelined.get_config()
-        schedule = self._requested_schedule
+        layer, config = self.pipelined.get_config(), self.config.saved_arguments()
         return {
-            **{key: config[key] for key in _SHARED_ARGUMENTS},
+            **{name: layer.get(name, config[name]) for name in config},
+            "layers": layer["layers"],
+            "num_stages": self.pipelined.num_stages,
             "name": self.name,
             "trainable": self.trainable,
-            "devices": self._requested_devices and list(self._requested_devices),
-            "schedule": schedule
-            if isinstance(schedule, str)
-            else _schedule_config(schedule),
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], **_: Any) -> PipelinedModel:
         """Makes a model from what `get_config` returned."""
-        schedule = config["schedule"]
-        if not isinstance(schedule, str):
-            schedule = _schedule_from_config(schedule)
-        return cls(**{**arguments_from_config(config), "schedule": schedule})
+        return cls(**load_arguments(config))
 
     def get_build_config(self) -> dict[str, Any] | None:
-        """Returns what `build_from_config` needs to build the model again."""
+        """Returns the configuration for `build_from_config` of the model."""
         return self.pipelined.get_build_config()
 
     def build_from_config(self, config: dict[str, Any]) -> None:
@@ -480,7 +439,8 @@ class PipelinedModel(keras_internals.Replicated):
         return self.pipelined.symbolic_io
 
     def _results(self) -> dict[str, Any]:
-        return replica_context.metrics_result(self)
+        make = self.get_metrics_result
+        return current_strategy().metrics_result(make, self.metrics)
 
     def _loss_pipeline(self, targets: Any, weights: Any) -> LossPipeline:
         """Returns the pipeline that ends in the loss, for such targets and weights."""
@@ -496,7 +456,7 @@ class PipelinedModel(keras_internals.Replicated):
         present = keras.tree.map_structure(lambda x: x is not None, (targets, weights))
         known = self._loss_pipelines.get(repr(present))
         if known is None or known[0] is not pipeline:
-            compiled = keras_internals.compiled(self)
+            compiled = keras_internals.compiled.compiled(self)
             known = pipeline, LossPipeline(pipeline, compiled, targets, weights)
             self._loss_pipelines[repr(present)] = known
         return known[1]
@@ -505,26 +465,27 @@ class PipelinedModel(keras_internals.Replicated):
         """Returns names of trainable variables among values that are not its own."""
         own = IdentityMap((variable, None) for variable in self.variables)
         variables = unique(x for x in values if isinstance(x, keras.Variable))
-        return some_of([v.path for v in variables if v.trainable and v not in own])
+        return first_names([v.path for v in variables if v.trainable and v not in own])
 
     def _weight_regularization(self) -> list[_WeightRegularization]:
         """Returns the losses of weights' regularizers, each on its weight's device."""
         penalties = []
-        devices = self.pipelined.pipeline.placement.shard_devices
+        strategy = self.pipelined.pipeline.strategy
+        devices, num_replicas = strategy.stage_devices, strategy.num_replicas
         for stage, variables in owned_variables(self.stages):
             shards = stage.shard_indices
             for variable in variables:
                 if variable.regularizer is None or not variable.trainable:
                     continue
-                with tf.device(devices[stage.index][shards.get(variable, 0)]):
+                device = devices[stage.index][shards.get(variable, 0)]
+                penalize: Callable[..., Any] = functools.partial(
+                    _penalize, variable.regularizer
+                )
+                if device_type(device) == "TPU":
+                    penalize = functions.compiled(penalize)
+                with tf.device(device):
                     value = tf.convert_to_tensor(variable.value)
-                    with tf.GradientTape() as tape:
-                        tape.watch(value)
-                        loss = variable.regularizer(value)
-                    gradient = (
-                        tape.gradient(loss, value)
-                        / replica_context.current_num_replicas()
-                    )
+                    loss, gradient = penalize(value, num_replicas)
                 penalties.append(_WeightRegularization(variable, loss, gradient))
         return penalties
 
@@ -542,28 +503,42 @@ class PipelinedModel(keras_internals.Replicated):
             x: The inputs.
             main: The compiled loss, this replica's part of the sum over replicas.
             others: Losses of layers and weights.
-            training: Whether layers ran as in training.
+            training: True if layers ran as in training.
         """
         first = next(i for i in keras.tree.flatten(x) if i is not None)
-        compiled = keras_internals.compiled(self)
+        compiled = keras_internals.compiled.compiled(self)
         # Added losses that are sums over examples are in the compiled loss.
         sums = self.pipelined.pipeline.summed_losses.get(training)
         if not (compiled.num_losses or sums) and all(loss is None for loss in others):
             raise ValueError(
                 "No loss to compute. Provide a `loss` argument in `compile()`."
             )
-        # The mean over replicas weighs by examples.
-        compiled_loss = tf.math.divide_no_nan(
-            main, tf.cast(replica_context.batch_fraction(first), main.dtype)
-        )
-        losses = [compiled_loss, *others]
-        total = tf.add_n([tf.cast(x, main.dtype) for x in losses if x is not None])
-        compiled.tracker.update_state(total, sample_weight=tf.shape(first)[0])
+        with small_functions.scalars_scope(
+            self.pipelined.pipeline.strategy.primary_devices[-1]
+        ):
+            # The mean over replicas weighs by examples.
+            compiled_loss = tf.math.divide_no_nan(
+                main, tf.cast(current_strategy().batch_fraction(first), main.dtype)
+            )
+            losses = [compiled_loss, *others]
+            total = tf.add_n([tf.cast(x, main.dtype) for x in losses if x is not None])
+            rows = tf.shape(first)[0]
+        compiled.tracker.update_state(total, sample_weight=rows)
 
 
-@argument_checks.checks_argument_names("schedule")
+def _penalize(
+    regularizer: Callable[[tf.Tensor], tf.Tensor], weight: tf.Tensor, num_replicas: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the penalty of a weight, and its gradient's share of a replica."""
+    with tf.GradientTape() as tape:
+        tape.watch(weight)
+        loss = regularizer(weight)
+    return loss, tape.gradient(loss, weight) / num_replicas
+
+
+@takes_options(ModelOptions)
 def pipeline(
-    model: keras.Model, *, num_microbatches: int, **arguments: Any
+    model: keras.Model, *, name: str | None = None, **options: Unpack[ModelOptions]
 ) -> PipelinedModel:
     """Returns a pipeline of a Functional or Sequential model.
 
@@ -584,8 +559,8 @@ def pipeline(
 
     Args:
         model: A Functional model, or a Sequential one that is built.
-        num_microbatches: M, into how many microbatches each mini-batch is split.
-        **arguments: The other arguments of `PipelinedModel`.
+        name: The pipeline's name. Defaults to that of the model.
+        **options: Fields of `tfgpipe.PipelineConfig`.
 
     Raises:
         TypeError: If `model` has a `call` of its own.
@@ -603,13 +578,13 @@ def pipeline(
             f"'{model.name}', which is not. Begin it with `keras.Input(shape)`, or "
             "give its layers as a list to `tfgpipe.PipelinedModel`."
         )
-    name = arguments.pop("name", model.name)
-    pipelined = PipelinedModel(
-        model, num_microbatches=num_microbatches, name=name, **arguments
-    )
+    pipelined = PipelinedModel(model, name=name or model.name, **options)
     if model.compiled:
         # Where XLA compiles the model, it compiles the stages instead.
-        compiled = {**keras_internals.compile_arguments(model), "jit_compile": "auto"}
+        compiled = {
+            **keras_internals.compiled.compile_arguments(model),
+            "jit_compile": "auto",
+        }
         pipelined.compile(**compiled)
         pipelined.pipelined.place_slots(model.optimizer)
     return pipelined
@@ -631,37 +606,9 @@ def _check_methods(model: Any) -> None:
             )
 
 
-def _schedule_config(schedule: Schedule) -> dict[str, Any]:
-    """Returns the configuration of a schedule: names of kinds, and those of its own."""
-    actions = [[vars(action) for action in order] for order in schedule.orders]
-    used = {action["kind"] for order in actions for action in order}
-    return {
-        **{x.name: getattr(schedule, x.name) for x in dataclasses.fields(schedule)},
-        "orders": [[{**x, "kind": x["kind"].name} for x in order] for order in actions],
-        "kinds": {
-            kind.name: keras.saving.serialize_keras_object(kind)
-            for kind in used.difference(kinds.KINDS)
-        },
-    }
-
-
-def _schedule_from_config(config: dict[str, Any]) -> Schedule:
-    """Returns the schedule of a configuration."""
-    own = {
-        name: keras.saving.deserialize_keras_object(kind)
-        for name, kind in config.get("kinds", {}).items()
-    }
-    orders = tuple(
-        tuple(Action(**{**x, "kind": own.get(x["kind"], x["kind"])}) for x in order)
-        for order in config["orders"]
-    )
-    values = {name: value for name, value in config.items() if name != "kinds"}
-    return Schedule(**{**values, "orders": orders})
-
-
 @dataclasses.dataclass(frozen=True)
 class _WeightRegularization:
-    """What the regularizer of a weight adds to the loss."""
+    """The loss that the regularizer of a weight adds."""
 
     variable: keras.Variable
     loss: tf.Tensor
@@ -678,18 +625,4 @@ _UNUSED_METHODS = (
     "make_train_function",
     "make_test_function",
     "make_predict_function",
-)
-
-# What the configuration of the model has in common with that of the layer.
-_SHARED_ARGUMENTS = (
-    "layers",
-    "num_stages",
-    "num_microbatches",
-    "balance",
-    "memory_limit",
-    "remat",
-    "jit_compile",
-    "batch_norm",
-    "transfer_dtype",
-    "dtype",
 )

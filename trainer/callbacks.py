@@ -1,4 +1,4 @@
-"""What happens between the steps of a run: Keras callbacks that know their step.
+"""Keras callbacks that know their step: logging, checkpoints, divergence, profiles.
 
 Logging         loss and rate, on the screen and in `metrics.jsonl`
 Finiteness      what to do at a loss or gradient that is not finite
@@ -36,7 +36,7 @@ _SMOOTHED = 10
 
 
 class StepCallback(keras.callbacks.Callback):
-    """Is told of each step of a run.
+    """A Keras callback that knows the step of the run.
 
     A subclass defines `begin`, `end` or both. Steps count from 1, and on from a
     checkpoint.
@@ -53,10 +53,10 @@ class StepCallback(keras.callbacks.Callback):
         self.first_step = self.step = first_step
 
     def begin(self, step: int) -> None:
-        """Is called before a step."""
+        """Runs before a step."""
 
     def end(self, step: int, loss: float) -> None:
-        """Is called after a step, with its loss."""
+        """Runs after a step, with its loss."""
 
     def on_train_batch_begin(
         self, batch: int, logs: Mapping[str, Any] | None = None
@@ -68,7 +68,7 @@ class StepCallback(keras.callbacks.Callback):
     def on_train_batch_end(
         self, batch: int, logs: Mapping[str, Any] | None = None
     ) -> None:
-        """Hands the loss on."""
+        """Passes the loss on."""
         self.end(self.first_step + batch + 1, (logs or {})["loss"])
 
 
@@ -82,10 +82,10 @@ class Logging(StepCallback):
     which a tenth is the last step's; its rate is that since the record before the last.
 
     Args:
-        experiment: What is trained.
-        metrics: Where measurements go.
-        progress: Where it is shown how the run goes.
-        run_state: What the run remembers.
+        experiment: The experiment that is trained.
+        metrics: Writer of measurements.
+        progress: Display of the live line.
+        run_state: The state of the run besides its variables.
         first_step: Steps that were done before.
     """
 
@@ -111,7 +111,7 @@ class Logging(StepCallback):
         self._marks = deque([(first_step, time.perf_counter())], maxlen=2)
 
     def begin(self, step: int) -> None:
-        """Notes the learning rate.
+        """Records the learning rate.
 
         The schedule counts the updates made, so it is asked before this one.
         """
@@ -189,8 +189,8 @@ class Finiteness(StepCallback):
     before the step where steps are to be left out.
 
     Args:
-        training: What to do, and how often.
-        run_state: What the run remembers.
+        training: The policy for steps that are not finite, and its limit.
+        run_state: The state of the run besides its variables.
         first_step: Steps that were done before.
         batch: Returns the batch of a step again, which may be what is not finite.
     """
@@ -212,7 +212,7 @@ class Finiteness(StepCallback):
         self._before: dict[str, Any] = {}
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Looks how many steps were left out before, and what a step may spoil."""
+        """Counts the steps left out before, and finds state that a step may spoil."""
         self._num_left_out = self._count()
         if self._training.nonfinite == "skip":
             self._learnt = {
@@ -222,7 +222,7 @@ class Finiteness(StepCallback):
             }
 
     def begin(self, step: int) -> None:
-        """Makes the loss of all callbacks this step's, and copies what it may spoil."""
+        """Resets the running loss to this step's, and copies state it may spoil."""
         self.model.reset_metrics()
         self._before = variable_names.copies(self._learnt)
 
@@ -270,7 +270,7 @@ class Finiteness(StepCallback):
         print(f"\nStep {step} is left out: {what}.", flush=True)
 
     def _check_batch(self, step: int) -> None:
-        """Raises DivergedError if what a step trained on is not finite itself."""
+        """Raises DivergedError if the batch of a step is not finite itself."""
         found = "" if self._batch is None else not_finite(self._batch(step))
         if found:
             raise DivergedError(
@@ -289,14 +289,14 @@ class Finiteness(StepCallback):
         )
 
     def _scale(self) -> float | None:
-        """Returns by what the loss is scaled; an overflow leaves its step out, too."""
+        """Returns the scale of the loss; an overflow leaves its step out, too."""
         optimizer = self.model.optimizer
         if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             return None
         return float(keras.ops.convert_to_numpy(optimizer.dynamic_scale))
 
     def _culprits(self) -> str:
-        """Says whose gradient was not finite, the backward pass' first one first."""
+        """Names weights whose gradient was not finite, in the order of the backward."""
         optimizer = self._apply_if_finite()
         assert optimizer is not None  # It has counted.
         finite = np.asarray(keras.ops.convert_to_numpy(optimizer.was_finite))
@@ -308,7 +308,7 @@ class Finiteness(StepCallback):
 
 
 def not_finite(batch: Any) -> str:
-    """Returns which value of a batch is not finite, or an empty text.
+    """Names the values of a batch that are not finite; empty if all are.
 
     >>> x = tf.constant([[1.0, 2.0], [3.0, float("nan")]])
     >>> not_finite(({"width": x}, tf.constant([0, 1])))
@@ -340,10 +340,10 @@ class Checkpointing(StepCallback):
     """Evaluates and saves when it is due, and ends a run that is to end.
 
     Args:
-        experiment: What is trained.
-        checkpoints: Where it is saved.
-        run_state: What the run remembers.
-        stopping: Whether somebody has asked for the end.
+        experiment: The experiment that is trained.
+        checkpoints: The checkpoints of the run.
+        run_state: The state of the run besides its variables.
+        stopping: Requests to end the run.
         evaluate: Measures the model after a step, or None to train alone.
         first_step: Steps that were done before.
         outputs: The names of the model's outputs, if there are several.
@@ -374,7 +374,7 @@ class Checkpointing(StepCallback):
         self._copy: Checkpoint | None = None
 
     def begin(self, step: int) -> None:
-        """Has signals wait for the end of the step."""
+        """Defers signals to the end of the step."""
         self._stopping.stepping = True
 
     def end(self, step: int, loss: float) -> None:
@@ -406,7 +406,7 @@ class Checkpointing(StepCallback):
         return self._run_state.is_over(self._evaluation.patience)
 
     def _hand_over(self) -> None:
-        """Has the last copy written."""
+        """Writes the last copy."""
         if self._copy is not None:
             self._checkpoints.save(self._copy)
             self._copy = None
@@ -471,7 +471,7 @@ class Profile(StepCallback):
         self._end()
 
     def summary(self) -> str:
-        """Says where the profile is."""
+        """Returns a line with the place of the profile."""
         if not self._written:
             return f"No profile: the run has not come to step {self._first}."
         return f"The profile is in {self._folder}: `tensorboard --logdir` shows it."

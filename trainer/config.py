@@ -26,7 +26,7 @@ _STEPS = 2**31
 
 
 class Pipelining(Hyperparams):
-    """How the layers are spread over devices."""
+    """Parallelism: stages, microbatches, replicas, shards, and how they run."""
 
     num_stages: int = field(
         default=1,
@@ -59,7 +59,7 @@ class Pipelining(Hyperparams):
         default="none", help="ZeRO over replicas: optimizer slots, or weights as well."
     )
     balance: Literal["params", "flops", "time", "memory"] = field(
-        default="params", help="What the partition minimises on the largest stage."
+        default="params", help="Cost that the partition minimises on the largest stage."
     )
     memory_limit: float | None = field(
         default=None,
@@ -123,7 +123,7 @@ class Pipelining(Hyperparams):
 
     @property
     def num_devices(self) -> int:
-        """How many devices it takes: D * (K / v) * T."""
+        """Number of devices, D * (K / v) * T."""
         num_groups = self.num_stages // self.num_stages_each
         return self.num_replicas * num_groups * self.num_shards
 
@@ -158,7 +158,7 @@ class Pipelining(Hyperparams):
 
 
 class Training(Hyperparams):
-    """How long, and in which steps."""
+    """Number and size of training steps."""
 
     num_steps: int = field(
         default=1000,
@@ -191,7 +191,7 @@ class Training(Hyperparams):
 
 
 class Saving(Hyperparams):
-    """When checkpoints are written, and which of them are kept."""
+    """Intervals between checkpoints, and the number that is kept."""
 
     checkpoint_steps: int = field(
         default=100, at_least=1, help="Steps between checkpoints."
@@ -214,7 +214,7 @@ class Saving(Hyperparams):
 
 
 class Evaluation(Hyperparams):
-    """What is measured on the validation split, and what follows from it."""
+    """Evaluation on the validation split, the best checkpoint, early stopping."""
 
     steps: int | None = field(
         default=None,
@@ -249,7 +249,7 @@ class Evaluation(Hyperparams):
         """Checks that the metric is measured, and that it is known what is better.
 
         Args:
-            metrics: What is measured beside the loss, as `compile` takes it.
+            metrics: Metrics beside the loss, as `compile` takes them.
             outputs: The names of the model's outputs.
 
         Raises:
@@ -267,10 +267,10 @@ class Evaluation(Hyperparams):
     def direction(
         self, metrics: Any, outputs: Sequence[str] = ()
     ) -> Literal["lower", "higher"]:
-        """Returns which of two values of the metric is better.
+        """Returns the direction in which the metric improves.
 
         Args:
-            metrics: What is measured beside the loss, the metric among it.
+            metrics: Metrics beside the loss, this one among them.
             outputs: The names of the model's outputs.
 
         Raises:
@@ -283,7 +283,7 @@ class Evaluation(Hyperparams):
         found = _by_name(metrics, outputs)[self.metric]
         if found == "loss":
             return "lower"
-        better = keras_internals.preferred_direction(found)
+        better = keras_internals.compiled.preferred_direction(found)
         if better is None:
             raise HyperparameterError(
                 "evaluation.better: expected lower or higher, as Keras does not say "
@@ -330,7 +330,7 @@ class WarmStart(Hyperparams):
 
 
 class Optimizer(Hyperparams):
-    """A rule to update weights by, and how its learning rate goes."""
+    """The optimizer and the schedule of its learning rate."""
 
     name: Literal["adamw", "adafactor", "lamb", "lion", "sgd"] = field(
         default="adamw", help="Optimizer, as in keras.optimizers; sgd: with momentum."
@@ -492,11 +492,11 @@ class Precision(Hyperparams):
 
     @property
     def quantizes(self) -> bool:
-        """Whether the model trains for 8 bits."""
+        """True if the model trains for 8 bits."""
         return self.quantize != "none"
 
     def scope(self) -> contextlib.AbstractContextManager[None]:
-        """Has layers that are made meanwhile compute in this precision."""
+        """Returns a context in which layers are made with this precision."""
         from tfgpipe.capture import dtype_policies
 
         return dtype_policies.default_policy_scope(self.policy)
@@ -509,8 +509,8 @@ class Precision(Hyperparams):
         """Returns a model, or layers, trained for 8 bits if that is asked for.
 
         Args:
-            model_or_layers: As of `tfgpipe.quantization.apply`.
-            rules: Returns how layers of an experiment's own are quantized.
+            model_or_layers: As in `tfgpipe.quantization.apply`.
+            rules: Returns configurations for layers of the experiment's own.
 
         Raises:
             HyperparameterError: If it cannot be.

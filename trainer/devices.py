@@ -32,7 +32,7 @@ def here() -> str:
 
 
 def memory_in_use() -> str:
-    """Returns what the fullest GPU of this process has held at most, with its name.
+    """Returns the peak memory of this process' fullest GPU, with its name.
 
     Without GPUs, what this process holds, as in `"process 812.0 MiB"`; an empty text
     where the system does not say it.
@@ -64,10 +64,10 @@ def start_tensorflow(
     """Imports TensorFlow with enough devices: GPUs, or logical ones of the CPU.
 
     Args:
-        pipelining: How many devices are enough.
-        hosts: Those that the replicas are on, if there are several.
+        pipelining: The number of devices.
+        hosts: Hosts of the replicas, if there are several.
         tpu: The name of a TPU, which `scope` will find, or an empty one.
-        workers: Those to take devices of instead, such as `"10.0.0.5:4000"`.
+        workers: Workers whose devices are taken instead, such as `"10.0.0.5:4000"`.
         device: `"auto"`, for GPUs if there are any, or `"cpu"`.
 
     Returns:
@@ -116,19 +116,16 @@ def start_tensorflow(
 
 
 def _check_strategy(pipelining: Pipelining, *, hosts: Hosts, tpu: str) -> None:
-    """Refuses what the strategy of a TPU, or of several hosts, does not do."""
-    for name, value in (("num_shards", 1), ("shard_replicas", "none")):
-        received = getattr(pipelining, name)
-        if tpu and received != value:
-            raise HyperparameterError(
-                f"pipelining.{name}: expected {value} for --tpu, whose replicas are "
-                f"whole and of stages alone; received {received}."
-            )
-    if pipelining.num_stages_each > 1 and (tpu or hosts.count > 1):
+    """Refuses what TPUs, or the strategy of several hosts, do not do."""
+    if tpu and pipelining.num_shards != 1:
+        raise HyperparameterError(
+            "pipelining.num_shards: expected 1 for --tpu, where XLA compiles each "
+            f"function of a stage for one device; received {pipelining.num_shards}."
+        )
+    if pipelining.num_stages_each > 1 and hosts.count > 1:
         raise HyperparameterError(
             "pipelining.schedule: expected gpipe, 1f1b or zero_bubble, which have one "
-            f"stage on a device, for {'--tpu' if tpu else 'several hosts'}; received "
-            f"{pipelining.schedule}."
+            f"stage on a device, for several hosts; received {pipelining.schedule}."
         )
 
 
@@ -160,11 +157,11 @@ def scope(
     """Returns the scope to build a model in: a strategy's for replicas or shards.
 
     Also for several stages on each device. Without these a model is placed in the same
-    way outside any strategy, except on TPUs.
+    way outside any strategy.
 
     Args:
-        pipelining: How many stages, replicas and shards there are.
-        hosts: Those that the replicas are on, if there are several.
+        pipelining: The numbers of stages, replicas and shards.
+        hosts: Hosts of the replicas, if there are several.
         tpu: The name of a TPU, `"local"` for that of this machine, or an empty one.
         tpu_zone: The zone it is in, or an empty one for that of this machine.
 
@@ -173,10 +170,8 @@ def scope(
         ClusterError: If another host is not there, or not fit.
         HyperparameterError: If there are too few devices, or cores of it.
     """
-    if tpu:
-        return _tpu_scope(pipelining, tpu, tpu_zone)
     D, T = pipelining.num_replicas, pipelining.num_shards
-    if D * T * pipelining.num_stages_each == 1:
+    if D * T * pipelining.num_stages_each == 1 and not tpu:
         return contextlib.nullcontext()
     import tfgpipe
 
@@ -184,44 +179,48 @@ def scope(
         num_stages = pipelining.num_stages
         return tfgpipe.MultiWorkerPipelineStrategy(num_stages=num_stages).scope()
     try:
+        tpus = _tpus(pipelining, tpu, tpu_zone) if tpu else None
         return tfgpipe.PipelineStrategy(
             num_stages=pipelining.num_stages,
             num_replicas=D,
             num_shards=T,
             shard_replicas=pipelining.shard_replicas,
-            devices=_round_robin(pipelining),
+            devices=_round_robin(pipelining, tpus),
         ).scope()
     except ValueError as error:
         raise HyperparameterError(f"pipelining: {error}") from None
 
 
-def _round_robin(pipelining: Pipelining) -> list[str] | None:
-    """Returns the device of each shard of each stage, if devices have several stages.
+def _round_robin(pipelining: Pipelining, devices: list[str] | None) -> list[str] | None:
+    """Returns the device of each shard of each stage, None for TensorFlow's first.
 
     Stage k of a replica is on device k modulo K / v of that replica.
+
+    Args:
+        pipelining: The mesh.
+        devices: A device for each group of v stages, or None for TensorFlow's first.
     """
     v = pipelining.num_stages_each
     if v == 1:
-        return None
+        return devices
     from tfgpipe.devices import make_mesh
 
-    # One for each group of v stages.
     there = make_mesh(
         num_stages=pipelining.num_stages // v,
         num_replicas=pipelining.num_replicas,
         num_shards=pipelining.num_shards,
+        devices=devices,
     )
     return [
         device for replica in there.devices for stage in replica * v for device in stage
     ]
 
 
-def _tpu_scope(
-    pipelining: Pipelining, name: str, zone: str
-) -> contextlib.AbstractContextManager[object]:
+def _tpus(pipelining: Pipelining, name: str, zone: str) -> list[str]:
+    """Connects to a TPU; returns a device for each group of stages of a replica."""
     import tensorflow as tf
 
-    import tfgpipe
+    from tfgpipe.devices import tpu_devices
 
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(
@@ -237,13 +236,8 @@ def _tpu_scope(
             "in another zone than this machine; on a TPU VM --tpu=local, with a "
             "TensorFlow that is built for TPUs (docs/how-to/tpu.md)."
         ) from None
-    try:
-        strategy = tfgpipe.TPUPipelineStrategy(
-            resolver,
-            num_stages=pipelining.num_stages,
-            num_replicas=pipelining.num_replicas,
-            slice_topology=found,
-        )
-    except ValueError as error:
-        raise HyperparameterError(f"pipelining: {error}") from None
-    return strategy.scope()
+    return tpu_devices(
+        found,
+        num_stages=pipelining.num_stages // pipelining.num_stages_each,
+        num_replicas=pipelining.num_replicas,
+    )

@@ -1,4 +1,4 @@
-"""Looks at this machine, and says what would be slow or fail: `--mode=doctor`."""
+"""Checks this machine for causes of failures and slow runs: `--mode=doctor`."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def run(
     """Prints what was found and returns the exit status: 1 if something fails, else 0.
 
     Args:
-        experiment: What is to be trained, or None to look at the machine alone.
-        name: The name of it.
+        experiment: The experiment to train, or None to check the machine alone.
+        name: Its name.
         logdir: The run's folder, or empty for the working directory.
         device: `"cpu"` to leave GPUs aside.
     """
@@ -75,7 +75,7 @@ def run(
 
 
 class Machine:
-    """What is read off this machine.
+    """This machine, as its system and packages describe it.
 
     Args:
         device: `"cpu"` to leave GPUs aside.
@@ -102,7 +102,7 @@ class Machine:
         return min(self._memory("MemAvailable"), _limit("memory.max"))
 
     def devices(self) -> Iterator[Finding]:
-        """Yields what is to be said of GPUs."""
+        """Yields findings on GPUs."""
         try:
             with native_logging_off():
                 import tensorflow as tf
@@ -128,7 +128,7 @@ class Machine:
         )
 
     def cpu(self) -> Iterator[Finding]:
-        """Yields what is to be said of cores, memory and settings."""
+        """Yields findings on cores, memory and settings."""
         num_here = os.cpu_count() or self.num_cores
         load = os.getloadavg()[0]
         yield from findings.check_cores(self.num_cores, num_here=num_here, load=load)
@@ -156,7 +156,7 @@ class Machine:
 
 
 def _text(path: str) -> str:
-    """Returns what is in a file of the system, or an empty text."""
+    """Returns the content of a file of the system, or an empty text."""
     try:
         return Path(path).read_text()
     except OSError:
@@ -272,7 +272,7 @@ def check_port(port: int) -> Finding:
 def _experiment(
     experiment: Experiment, machine: Machine, folder: Path
 ) -> Iterator[Finding]:
-    """Yields what is to be said of an experiment on this machine."""
+    """Yields findings on an experiment on this machine."""
     pipelining = experiment.pipelining
     yield findings.check_devices(
         pipelining.num_devices,
@@ -313,7 +313,7 @@ def _data(experiment: Experiment) -> Iterator[Finding]:
 
 
 def _size(experiment: Experiment, machine: Machine, folder: Path) -> Iterator[Finding]:
-    """Yields what is to be said of its memory and its checkpoints."""
+    """Yields findings on its memory and its checkpoints."""
     from tfgpipe import planner
 
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,11 +11,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer import run_dir
+from trainer import hooks, run_dir
 from trainer.checkpoint import store, variable_names
 from trainer.checkpoint.checkpoints import load
 from trainer.errors import CheckpointError, DivergedError
-from trainer.experiment import Experiment, returned_dict, wrong_return
+from trainer.experiment import Experiment
 from trainer.hyperparams import HyperparameterError
 from trainer.logs import Metrics, read_metrics
 
@@ -53,7 +52,7 @@ def line(measured: Mapping[str, float], part: str = "") -> str:
 
 
 def validated_part(experiment: Experiment) -> str:
-    """Returns how many of the validation examples are measured, empty if all are."""
+    """Names the part of the validation split that is measured; empty if all is."""
     number = experiment.evaluation.num_batches
     if number is None:
         return ""
@@ -70,9 +69,7 @@ def show_comparison(
     baselines: Mapping[str, float],
 ) -> None:
     """Prints what a model measures beside its baselines."""
-    units = returned_dict(experiment, "other_units", numbers.Real)
-    if not all(count > 0 for count in units.values()):
-        raise wrong_return(experiment, "other_units", "numbers above 0", units)
+    units = hooks.call(experiment, "other_units")
     table = comparison(measured, baselines, unit=experiment.unit, other_units=units)
     part = validated_part(experiment)
     print(f"{table}{part and chr(10) + f'on {part}'}", flush=True)
@@ -90,8 +87,8 @@ def comparison(
     Args:
         measured: The model's loss per unit, and its metrics.
         baselines: Other losses, by name.
-        unit: What a loss is of.
-        other_units: Other units that losses are shown in: how many a unit has.
+        unit: The unit that a loss is a mean over, such as a byte.
+        other_units: Number of other units in a unit, by name; losses are shown in both.
 
     >>> print(comparison({"loss": 1.5, "acc": 0.5}, {"bigram": 2.5}, unit="byte"))
     validation   nats/byte   bits/byte
@@ -146,8 +143,8 @@ def evaluate_each(experiment: Experiment, model: keras.Model, folder: Path) -> N
     again.
 
     Args:
-        experiment: What is trained elsewhere.
-        model: A model of it.
+        experiment: The experiment that another process trains.
+        model: Its model.
         folder: The run's.
     """
     checkpoints = run_dir.checkpoints(folder)

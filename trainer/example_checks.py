@@ -11,23 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 import tfgpipe
-from trainer.experiment import Experiment, Split, wrong_return
 from trainer.hyperparams import HyperparameterError
 
 # What the check of every batch says, which TensorFlow repeats in an error of its own.
 _WHOLE = "expected whole numbers as labels"
-
-
-def batches_of(experiment: Experiment, split: Split, **options: Any) -> tf.data.Dataset:
-    """Returns the batches of a split, as `Experiment.batches` does.
-
-    Raises:
-        HyperparameterError: If it returns something else.
-    """
-    found = experiment.batches(split, **options)
-    if not isinstance(found, tf.data.Dataset):
-        raise wrong_return(experiment, "batches", "a tf.data.Dataset", found)
-    return found
 
 
 def check_validation(
@@ -152,7 +139,7 @@ def _check_numbers(spec: Any, dtype: str = "bool") -> None:
 def explained(
     model: tfgpipe.PipelinedModel, loss: Any, batches: Callable[[], Iterable[Any]]
 ) -> Iterator[None]:
-    """Says of an error of TensorFlow meanwhile if labels are the cause.
+    """Raises an error about labels if these are the cause of one of TensorFlow's.
 
     TensorFlow does not say so: what it reports may be another device's operation that
     was cancelled.
@@ -182,7 +169,7 @@ def explained(
 def _wrong_labels(
     model: tfgpipe.PipelinedModel, loss: Any, batch: Any
 ) -> HyperparameterError | None:
-    """Returns what is wrong with the labels of a batch, if it has such and it is so."""
+    """Returns the error about labels of a batch, or None if there is none."""
     outputs = model.unpipelined().outputs
     if not _has_labels(loss) or len(outputs) != 1:
         return None

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from trainer import hooks
 from trainer.config import (
     Evaluation,
     Optimizer,
@@ -60,7 +61,7 @@ class Experiment(Hyperparams, abc.ABC):
 
     @property
     def tokens_per_step(self) -> int:
-        """How many `unit`s, such as tokens, a step trains on, to report their rate."""
+        """Number of `unit`s, such as tokens, in a step; their rate is reported."""
         return self.training.batch_size
 
     @abc.abstractmethod
@@ -78,11 +79,11 @@ class Experiment(Hyperparams, abc.ABC):
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     def metrics(self) -> list[keras.metrics.Metric]:
-        """Returns what is measured beside the loss."""
+        """Returns the metrics beside the loss."""
         return []
 
     def quantize_rules(self) -> Mapping[type, QuantizeConfig]:
-        """Returns how layers of the experiment's own are quantized."""
+        """Returns the quantization of the experiment's own layers, by class."""
         return {}
 
     def build_model(self) -> tfgpipe.PipelinedModel:
@@ -94,9 +95,7 @@ class Experiment(Hyperparams, abc.ABC):
         import keras
 
         with self.precision.scope():
-            network = self.network()
-            if not isinstance(network, keras.Model):
-                raise wrong_return(self, "network", "a keras.Model", network)
+            network = hooks.call(self, "network")
             if not network.built:
                 raise HyperparameterError(
                     f"{type(self).__name__}: expected `network()` to return a model "
@@ -104,18 +103,11 @@ class Experiment(Hyperparams, abc.ABC):
                     "Sequential with keras.Input(shape)."
                 )
             network = self.precision.apply(
-                network, lambda: returned_dict(self, "quantize_rules")
+                network, lambda: dict(hooks.call(self, "quantize_rules"))
             )
             model = self.pipelining.build(network)
-            loss, metrics = self.loss(), self.metrics()
-            losses = [each for each in keras.tree.flatten(loss) if each is not None]
-            if not losses or not all(map(_is_loss, losses)):
-                raise wrong_return(self, "loss", "a keras.losses.Loss", loss)
-            measured = [] if metrics is None else keras.tree.flatten(metrics)
-            is_metric = [isinstance(each, keras.metrics.Metric) for each in measured]
-            if metrics is None or not all(is_metric):
-                raise wrong_return(self, "metrics", "a list of keras.metrics", metrics)
-            if "loss" in [each.name for each in measured]:
+            loss, metrics = hooks.call(self, "loss"), hooks.call(self, "metrics")
+            if "loss" in [each.name for each in keras.tree.flatten(metrics)]:
                 raise HyperparameterError(
                     f"{type(self).__name__}: expected metrics of `metrics()` by names "
                     "other than 'loss', which is the loss'; received one of that name."
@@ -163,7 +155,7 @@ class Experiment(Hyperparams, abc.ABC):
         Args:
             batch: As `examples` gives it, `[num_rows, ...]` each.
             step: Its step, counted from 0: draws are to depend on it and the seed.
-            rows: Which rows of the batch of all hosts these are.
+            rows: Their rows in the batch of all hosts.
         """
         del step, rows
         return batch
@@ -179,7 +171,7 @@ class Experiment(Hyperparams, abc.ABC):
         Args:
             split: `"train"`, one batch for each step, or `"validation"`.
             first_step: The step of the first batch, counted from 0.
-            shard: Which rows of a batch of training are read here. Defaults to all.
+            shard: Rows of a training batch that are read here. Defaults to all.
         """
         import tensorflow as tf
 
@@ -225,7 +217,7 @@ class Experiment(Hyperparams, abc.ABC):
         )
 
     def num_validation_examples(self) -> int | None:
-        """Returns how many examples the validation split has, None if nobody knows."""
+        """Returns the number of validation examples, or None if it is not known."""
         if type(self).examples is Experiment.examples:  # It has `batches` of its own.
             return None
         import tensorflow as tf
@@ -239,7 +231,7 @@ class Experiment(Hyperparams, abc.ABC):
         return len(batches.as_examples(found))
 
     def check(self) -> None:
-        """Looks for what would otherwise come up after the training.
+        """Checks for errors that would otherwise come up after the training.
 
         Raises:
             HyperparameterError: If there is something.
@@ -251,7 +243,7 @@ class Experiment(Hyperparams, abc.ABC):
         return {}
 
     def other_units(self) -> dict[str, float]:
-        """Returns units that losses are reported in as well: how many a `unit` has."""
+        """Returns the number of other units in a `unit`, for losses in these units."""
         return {}
 
     def digests(self) -> dict[str, str]:
@@ -278,55 +270,13 @@ class Experiment(Hyperparams, abc.ABC):
 
         Args:
             model: The model.
-            folder: Where to write files.
+            folder: The folder to write files to.
 
         Returns:
             A text that shows some of it, or an empty one.
         """
         del model, folder  # Not every experiment has something to show.
         return ""
-
-
-def wrong_return(
-    experiment: Experiment, hook: str, expected: str, received: Any
-) -> HyperparameterError:
-    """Returns the error about a method of an experiment that returns something else."""
-    return HyperparameterError(
-        f"{type(experiment).__name__}: expected `{hook}()` to return {expected}; "
-        f"received {received!r}."
-    )
-
-
-def returned_dict(
-    experiment: Experiment, hook: str, kind: type = object
-) -> dict[Any, Any]:
-    """Returns what a method of an experiment returns, a dict.
-
-    Args:
-        experiment: The experiment.
-        hook: The name of the method.
-        kind: The type of the values.
-
-    Raises:
-        HyperparameterError: If it returns something else.
-    """
-    found = getattr(experiment, hook)()
-    if not isinstance(found, Mapping) or not all(
-        isinstance(each, kind) for each in found.values()
-    ):
-        values = {object: "", str: " of strings"}.get(kind, " of numbers")
-        raise wrong_return(experiment, hook, f"a dict{values}", found)
-    return dict(found)
-
-
-def _is_loss(found: Any) -> bool:
-    """Returns whether Keras knows such a loss: an object, a function or a name."""
-    import keras
-
-    try:
-        return not isinstance(found, type) and keras.losses.get(found) is not None
-    except ValueError:
-        return False
 
 
 def output_names(network: keras.Model) -> list[str]:

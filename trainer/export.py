@@ -25,7 +25,7 @@ def export(experiment: Experiment, model: tfgpipe.PipelinedModel, folder: Path) 
     other whose inputs are one array of floats are taken from training examples.
 
     Args:
-        experiment: What was trained.
+        experiment: The experiment that was trained.
         model: Its model, trained.
         folder: The run's; files are written to `export` in it.
     """

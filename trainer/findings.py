@@ -70,7 +70,7 @@ def check_tensorflow(
     Args:
         installed: Versions by the name of the distribution.
         required: The distribution that tfgpipe was installed with.
-        supported: As for `check_version`.
+        supported: The range of versions that is tested.
     """
     if len(installed) > 1:
         found = " and ".join(f"{name} {installed[name]}" for name in installed)
@@ -111,13 +111,13 @@ def _order(a: str, b: str) -> int:
 def check_optional(
     name: str, *, installed: str | None, purpose: str, supported: str = ""
 ) -> Finding:
-    """Says what an optional package is for; to lack it is no fault.
+    """Reports an optional package and its purpose; a missing one is no fault.
 
     Args:
         name: The package.
         installed: Its version, or None if it is not installed.
-        purpose: What it is for.
-        supported: As for `check_version`.
+        purpose: Its purpose, in the message.
+        supported: The range of versions that is tested.
     """
     if installed is None:
         return Finding(
@@ -130,11 +130,11 @@ def check_optional(
 def check_gpus(
     seen: Sequence[str], *, num_there: int, visible: str | None
 ) -> list[Finding]:
-    """Says which GPUs TensorFlow uses, and which it does not.
+    """Lists the GPUs that TensorFlow uses, and those that it does not.
 
     Args:
         seen: Names of those that TensorFlow sees.
-        num_there: How many NVIDIA GPUs the system has.
+        num_there: Number of NVIDIA GPUs of the system.
         visible: The value of `CUDA_VISIBLE_DEVICES`, or None where it is not set.
     """
     found = [Finding("ok", f"GPU:{i} is {name}.") for i, name in enumerate(seen)]
@@ -166,7 +166,7 @@ def check_gpus(
 
 
 def check_cores(num_cores: int, *, num_here: int, load: float) -> list[Finding]:
-    """Says how many cores this process may use, and whether others use them.
+    """Checks the number of cores of this process, and their load by others.
 
     Args:
         num_cores: Cores that this process may use.
@@ -196,7 +196,7 @@ def check_cores(num_cores: int, *, num_here: int, load: float) -> list[Finding]:
 
 
 def check_quota(quota: float | None, num_cores: int) -> list[Finding]:
-    """Says whether a container has less time of the CPU than it shows cores.
+    """Checks that a container has CPU time for all cores that it shows.
 
     Args:
         quota: Cores' worth of time that it may use, or None for no limit.
@@ -215,11 +215,11 @@ def check_quota(quota: float | None, num_cores: int) -> list[Finding]:
 
 
 def check_memory(*, total: int, available: int) -> Finding:
-    """Says whether there is enough main memory.
+    """Checks that there is enough main memory.
 
     Args:
         total: Bytes that this process may have at most.
-        available: Bytes of it that nobody uses.
+        available: Bytes that nobody uses.
     """
     text = f"{readable_bytes(available)} of {readable_bytes(total)} of memory are free"
     if available < _TENSORFLOW:
@@ -230,10 +230,10 @@ def check_memory(*, total: int, available: int) -> Finding:
 
 
 def check_instructions(flags: Collection[str]) -> list[Finding]:
-    """Says whether an x86 processor has the instructions that TensorFlow is built for.
+    """Checks an x86 processor for the instructions that TensorFlow is built for.
 
     Args:
-        flags: Those that `/proc/cpuinfo` names; empty on other processors.
+        flags: Flags in `/proc/cpuinfo`; empty on other processors.
     """
     if not flags:
         return []
@@ -263,7 +263,7 @@ def has_onednn(setting: str | None, flags: Collection[str]) -> bool:
 
 
 def check_onednn(setting: str | None, flags: Collection[str]) -> Finding:
-    """Says whether TensorFlow uses oneDNN for most operations: see `has_onednn`."""
+    """Reports whether TensorFlow uses oneDNN for most operations: see `has_onednn`."""
     name = "TF_ENABLE_ONEDNN_OPTS"
     if has_onednn(setting, flags):
         why = f"by {name}={setting}" if setting else "by itself on this processor"
@@ -277,7 +277,7 @@ def check_onednn(setting: str | None, flags: Collection[str]) -> Finding:
 
 
 def check_threads(environment: Mapping[str, str], num_cores: int) -> list[Finding]:
-    """Says whether variables keep TensorFlow from using all cores.
+    """Checks that no variable keeps TensorFlow from using all cores.
 
     Args:
         environment: The variables.
@@ -309,12 +309,12 @@ def check_threads(environment: Mapping[str, str], num_cores: int) -> list[Findin
 def check_malloc(
     environment: Mapping[str, str], *, has_onednn: bool, has_gpus: bool
 ) -> list[Finding]:
-    """Says what glibc does with freed tensors, where it matters.
+    """Checks glibc's handling of freed tensors, where it matters.
 
     Args:
         environment: The variables.
-        has_onednn: Whether oneDNN's operations are on, which have a pool of their own.
-        has_gpus: Whether tensors are on GPUs.
+        has_onednn: True if oneDNN's operations are on; they have their own pool.
+        has_gpus: True if tensors are on GPUs.
     """
     name = "MALLOC_MMAP_THRESHOLD_"
     text = environment.get(name)
@@ -335,11 +335,11 @@ def check_malloc(
 
 
 def check_disk(*, free: int, folder: str, needed: int = 0) -> Finding:
-    """Says whether there is room for checkpoints.
+    """Checks that there is room for checkpoints.
 
     Args:
         free: Free bytes.
-        folder: Where.
+        folder: The folder to write to.
         needed: Bytes that the checkpoints of an experiment take, or 0: not known.
     """
     text = f"{readable_bytes(free)} are free in {folder}"
@@ -353,11 +353,11 @@ def check_disk(*, free: int, folder: str, needed: int = 0) -> Finding:
 
 
 def check_port(port: int, error: str) -> Finding:
-    """Says whether a process can listen on a port of this host.
+    """Checks that a process can listen on a port of this host.
 
     Args:
         port: The port; 0 for any.
-        error: What the system said, or an empty text.
+        error: The system's error, or an empty text.
     """
     name = f"Port {port}" if port else "A port"
     if not error:

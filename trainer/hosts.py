@@ -32,11 +32,11 @@ _VARIABLE = "TF_CONFIG"
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """Which of the hosts this is.
+    """This host among those of a run.
 
     Attributes:
         index: Its number, from 0.
-        count: How many there are.
+        count: Number of hosts.
     """
 
     index: int = 0
@@ -44,7 +44,7 @@ class Hosts:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is the one that writes and speaks."""
+        """True for the host that writes and prints."""
         return self.index == 0
 
     @property
@@ -71,7 +71,7 @@ class Hosts:
 
     @contextlib.contextmanager
     def speaking(self) -> Iterator[None]:
-        """Has the chief alone say on stdout how the run goes."""
+        """Silences stdout on all hosts but the chief."""
         if self.is_chief:
             yield
             return
@@ -79,7 +79,7 @@ class Hosts:
             yield
 
     def leaving(self) -> contextlib.AbstractContextManager[None]:
-        """Tells the other hosts at the end whether they can go on without this one.
+        """Reports to other hosts at the end whether they can go on without this one.
 
         What ends all of them at the same step they find out by themselves.
         """
@@ -89,7 +89,7 @@ class Hosts:
 
     @contextlib.contextmanager
     def writing(self, folder: Path) -> Iterator[Path]:
-        """Yields where this host writes: the run's folder, or one that goes."""
+        """Yields the folder that this host writes to: the run's, or a temporary one."""
         if self.is_chief:
             yield folder
             return
@@ -101,7 +101,7 @@ ALONE = Hosts()
 
 
 def find_hosts(listed: str, index: int | None) -> Hosts:
-    """Returns which host this is, as flags say, or else the variable `TF_CONFIG`.
+    """Returns this host, by flags or else by the variable `TF_CONFIG`.
 
     Where flags say it, the variable is set, which TensorFlow reads.
 
@@ -175,7 +175,7 @@ class Coordinator:
 
     Args:
         model: A model of theirs, whose strategy connects them.
-        hosts: Which of them this is; one alone agrees with itself.
+        hosts: This host and their number; one alone agrees with itself.
     """
 
     def __init__(self, model: keras.Model, hosts: Hosts = ALONE) -> None:

@@ -56,7 +56,7 @@ def field(
         default: The value unless one is given.
         help: One line, for `describe`.
         at_least: The smallest number allowed.
-        less_than: What all numbers allowed are below.
+        less_than: Upper bound of the numbers allowed, exclusive.
 
     Example:
 

@@ -27,12 +27,12 @@ hyperparameters, --mode=doctor looks at this machine, --help lists the flags."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Description:
-    """What the docstring of an experiment says.
+    """The facts in the docstring of an experiment.
 
     Attributes:
         summary: Its first line.
-        time: How long a run takes, in a few words.
-        num_accelerators: How many it needs; 0 where CPU cores do.
+        time: Duration of a run, in a few words.
+        num_accelerators: Number that it needs; 0 where CPU cores do.
     """
 
     summary: str
@@ -94,7 +94,7 @@ def _cells(cls: type[Experiment], num_here: int) -> tuple[str, str]:
 
 
 def describe(name: str, docstring: str) -> Description:
-    """Returns what the docstring of an experiment says.
+    """Returns the facts in the docstring of an experiment.
 
     >>> text = '''Tiny.
     ...
@@ -121,25 +121,25 @@ def describe(name: str, docstring: str) -> Description:
 
 
 def num_accelerators_here() -> int:
-    """Returns how many GPUs, or TPU chips, this machine shows, without TensorFlow."""
+    """Counts the GPUs, or TPU chips, that this machine shows, without TensorFlow."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     num_tpus = len(glob.glob("/dev/accel[0-9]*"))
     return count_visible(num_gpus_there(), visible) + num_tpus
 
 
 def num_gpus_there() -> int:
-    """Returns how many NVIDIA GPUs this machine has, visible to CUDA or not."""
+    """Counts the NVIDIA GPUs of this machine, visible to CUDA or not."""
     return len(glob.glob("/dev/nvidia[0-9]*"))
 
 
 def count_visible(num_gpus: int, visible: str | None) -> int:
-    """Returns how many GPUs CUDA shows to a process.
+    """Counts the GPUs that CUDA shows to a process.
 
     >>> count_visible(4, None), count_visible(4, "0,2"), count_visible(4, "-1")
     (4, 2, 0)
 
     Args:
-        num_gpus: How many there are.
+        num_gpus: Number of GPUs of the machine.
         visible: The value of `CUDA_VISIBLE_DEVICES`, or None where it is not set.
     """
     if visible is None:

@@ -29,8 +29,8 @@ _BAR = 12
 _REFRESH = 0.1
 
 
-def tell(text: str) -> None:
-    """Tells what went wrong on the way, on stderr; somebody need not be there."""
+def report(text: str) -> None:
+    """Prints a problem on stderr, which may be closed."""
     with contextlib.suppress(OSError):
         print(f"\n{text}", file=sys.stderr, flush=True)
 
@@ -43,10 +43,10 @@ class Measurement:
         step: The step, counted from 1.
         num_steps: Steps of the run.
         loss: The loss to show.
-        learning_rate: That of the step.
-        tokens_per_second: What it trains on in a second, in `unit`s.
-        seconds_left: Until the last step.
-        unit: What a loss is of, such as a byte.
+        learning_rate: Learning rate of the step.
+        tokens_per_second: Rate of training, in `unit`s.
+        seconds_left: Time until the last step.
+        unit: The unit that a loss is a mean over, such as a byte.
         memory: Memory in use, such as `"GPU:1 3.4 GiB"`; empty: not known.
     """
 
@@ -64,7 +64,7 @@ class Measurement:
 
     @property
     def short(self) -> str:
-        """What a live line says: all but the learning rate."""
+        """The live line: all but the learning rate."""
         return self._joined()
 
     def _joined(self, *more: str) -> str:
@@ -88,10 +88,10 @@ class Progress:
     killed leaves it as it was. Use as a context: at its end the line stays as it is.
 
     Args:
-        stream: Where to write.
+        stream: The stream to write to.
 
     Attributes:
-        is_live: Whether there is a live line.
+        is_live: True if there is a live line.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -111,7 +111,7 @@ class Progress:
 
     @property
     def is_due(self) -> bool:
-        """Whether the live line is old enough to be replaced."""
+        """True if the live line is old enough to be replaced."""
         return time.monotonic() >= self._shown_at + _REFRESH
 
     def show(self, measurement: Measurement) -> None:
@@ -153,21 +153,21 @@ class Progress:
 class Metrics:
     """Writes the measurements of a run.
 
-    A disk that is full costs measurements, and stops nothing: it is told once.
+    A disk that is full costs measurements, and stops nothing: it is reported once.
 
     Args:
         folder: The run's folder.
         step: The step that the run goes on from. What an earlier start has measured
             after it, and at the end, is dropped: it will be measured anew.
         text: The hyperparameters, which TensorBoard shows.
-        name: What the files are called.
+        name: The stem of the files' names.
     """
 
     def __init__(
         self, folder: Path, *, step: int, text: str = "", name: str = "metrics"
     ) -> None:
         self._path = folder / f"{name}.jsonl"
-        self._told = False
+        self._reported = False
         before = [
             record for record in read_metrics(self._path) if record["step"] <= step
         ]
@@ -184,7 +184,7 @@ class Metrics:
             print("No TensorBoard curves: `pip install tensorboard` brings them.")
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Yields what was measured until now."""
+        """Yields the records until now."""
         return read_metrics(self._path)
 
     def write_validation(
@@ -200,9 +200,9 @@ class Metrics:
         """Writes the values measured after `step` steps.
 
         Args:
-            step: How many steps that are.
+            step: Number of steps done.
             values: The values, by name.
-            final: Whether they are of the end of the run, which may be come to again.
+            final: True for the end of the run, which may be reached again.
         """
         record: dict[str, Any] = {"step": step, **values}
         if final:
@@ -235,10 +235,12 @@ class Metrics:
         try:
             write()
         except (OSError, tf.errors.OpError) as error:
-            if not self._told:
+            if not self._reported:
                 reason = str(error).partition("\n")[0]
-                tell(f"Measurements could not be written: {reason}. Training goes on.")
-            self._told = True
+                report(
+                    f"Measurements could not be written: {reason}. Training goes on."
+                )
+            self._reported = True
 
 
 class Curves:
@@ -249,7 +251,7 @@ class Curves:
     which those of TensorFlow 2 lack).
 
     Args:
-        folder: Where the files are.
+        folder: The folder of the files.
         step: The step that the run goes on from.
         text: The hyperparameters, or an empty text.
 
@@ -308,7 +310,7 @@ def _to_line(record: Mapping[str, Any]) -> str:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields what was measured, without lines that were torn, or are no records.
+    """Yields records, without lines that were torn, or are no records.
 
     A number that was not finite is NaN.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tfgpipe.report import SERIES
 from trainer.checkpoint import store
-from trainer.logs import tell
+from trainer.logs import report
 
 _PICTURE = "losses.png"
 # What a curve is called, and what its losses are in a record of `metrics.jsonl`.
@@ -40,10 +40,10 @@ def draw_losses(
 
     Args:
         folder: The run's folder.
-        records: What was measured, as `read_metrics` yields it.
+        records: Measurements, as `read_metrics` yields them.
         baselines: Validation losses to beat, by name.
-        title: What to call the picture.
-        unit: What a loss is of, such as a byte.
+        title: Title of the picture.
+        unit: The unit that a loss is a mean over, such as a byte.
     """
     found = curves(records)
     if not found:
@@ -54,7 +54,7 @@ def draw_losses(
     try:
         store.replace(folder / _PICTURE, _drawn(found, baselines, title, unit))
     except OSError as error:
-        tell(f"{_PICTURE} could not be written: {error.strerror}.")
+        report(f"{_PICTURE} could not be written: {error.strerror}.")
     else:
         print(f"\nThe losses are drawn in {folder / _PICTURE}.", flush=True)
 

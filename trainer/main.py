@@ -27,20 +27,20 @@ _OF_CHECKPOINTS = ("eval", "decode", "export")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Does what a command line says and returns the exit status: see `flags.HELP`."""
+    """Runs a command line and returns the exit status: see `flags.HELP`."""
     with contextlib.ExitStack() as signals:
         return _status(argv, signals)
 
 
 def run_program(argv: Sequence[str]) -> NoReturn:
-    """Does what a command line says and ends the process with the exit status."""
+    """Runs a command line and ends the process with the exit status."""
     end = ProcessEnd()
     end.settle(_status(argv, end.signals))
     sys.exit(end.status)
 
 
 def _status(argv: Sequence[str], signals: contextlib.ExitStack) -> int:
-    """Does what `main` does; `signals` is where signals are heard of in training."""
+    """Runs a command line; `signals` is the context of signals in training."""
     flags = None
     try:
         flags = parse(argv)
@@ -135,7 +135,7 @@ def _show(text: str) -> None:
 
 
 def _doctor(flags: Flags) -> int:
-    """Looks at this machine, and at an experiment on it; returns the exit status."""
+    """Checks this machine, and an experiment on it; returns the exit status."""
     # Its imports are for this mode alone.
     from trainer import doctor
 
@@ -244,7 +244,7 @@ def _check_mode(run_hosts: Hosts, flags: Flags) -> None:
 
 
 def _diff(compared: Sequence[str], *, named: str) -> str:
-    """Returns how two experiments, or the runs of two folders, differ."""
+    """Returns the differences of two experiments, or of the runs of two folders."""
     old, new = (_experiment(each, [*compared, named]) for each in compared)
     return hyperparams.diff(old, new) or "No difference."
 

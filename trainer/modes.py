@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import numbers
 from pathlib import Path
 
 import tensorflow as tf
 
 import tfgpipe
-from trainer import devices, run_dir, tools
+from trainer import devices, hooks, run_dir, tools
 from trainer.checkpoint import store
 from trainer.checkpoint.checkpoints import Checkpoints, load, newest_whole
 from trainer.data import sources
 from trainer.errors import CheckpointError
 from trainer.evaluate import decode, evaluate, evaluate_each, show_comparison
-from trainer.experiment import Experiment, returned_dict
+from trainer.experiment import Experiment
 from trainer.export import export
 from trainer.flags import Flags
 from trainer.hosts import ALONE, Coordinator, Hosts
@@ -92,14 +91,14 @@ def _with_checkpoint(
     folder: Path,
     stopping: Stopping,
 ) -> None:
-    """Does what is done with one checkpoint."""
+    """Runs a mode on one checkpoint: eval, decode or export."""
     checkpoints = run_dir.checkpoints(folder)
     checkpoint = _chosen(flags.checkpoint, checkpoints)
     load(checkpoint, model)
     print(f"The checkpoint of step {checkpoint.about.step}.", flush=True)
     if flags.mode == "eval":
         measured = evaluate(model, experiment.batches("validation"))
-        baselines = returned_dict(experiment, "baselines", numbers.Real)
+        baselines = hooks.call(experiment, "baselines")
         show_comparison(experiment, measured, baselines)
     elif flags.mode == "decode":
         decode(experiment, model, folder)

@@ -20,9 +20,9 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
     """Rises in a straight line, then does what another schedule does from its start.
 
     Args:
-        learning_rate: Where the line ends.
-        num_steps: How long it is.
-        after: What follows: a schedule, or a number that stays.
+        learning_rate: The learning rate at the end of the line.
+        num_steps: Length of the line, in steps.
+        after: The schedule that follows, or a constant.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class InverseSquareRoot(keras.optimizers.schedules.LearningRateSchedule):
     """Falls as `1 / sqrt(1 + step / scale)` (Vaswani et al. 2017, section 5.3).
 
     Args:
-        learning_rate: Where it starts.
+        learning_rate: The initial learning rate.
         scale: Steps until it has fallen to `1 / sqrt(2)` of that.
     """
 
@@ -83,8 +83,8 @@ class ApplyIfFinite:
 
     Attributes:
         num_left_out: Steps left out so far, a scalar of type int32.
-        was_finite: Of the last step left out, whether each weight's gradient was
-            finite, `[num_weights]` of type bool.
+        was_finite: True for each weight with a finite gradient in the last step that
+            was left out, bool `[num_weights]`.
     """
 
     num_left_out: keras.Variable

@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
-from trainer import hyperparams
+from trainer import hooks, hyperparams
 from trainer.checkpoint import store
 from trainer.errors import UsageError
-from trainer.experiment import Experiment, returned_dict
+from trainer.experiment import Experiment
 from trainer.hyperparams import HyperparameterError
 
 _PARAMS = "params.txt"
@@ -31,7 +31,7 @@ _BEGINNING_SECONDS = 20.0
 
 
 def checkpoints(folder: Path) -> Path:
-    """Returns where a run's checkpoints are."""
+    """Returns the folder of a run's checkpoints."""
     return folder / "checkpoints"
 
 
@@ -86,7 +86,7 @@ def settle(folder: Path, *, name: str, experiment: Experiment) -> None:
             with (folder / _CHANGES).open("a", encoding="utf-8") as file:
                 file.write(f"# from step {step}\n{difference}\n")
             print(f"Changed from step {step}:\n{difference}", flush=True)
-        own = returned_dict(experiment, "digests", str)
+        own = hooks.call(experiment, "digests")
         digests = [f"{_DIGEST}{n} = {d}\n" for n, d in own.items()]
         text = f"# {name}\n{''.join(digests)}{hyperparams.to_text(experiment)}"
         store.replace(folder / _PARAMS, text)
@@ -177,7 +177,7 @@ def _changed_files(text: str, experiment: Experiment) -> str:
     lines = [line for line in text.splitlines() if line.startswith(_DIGEST)]
     parts = (line.removeprefix(_DIGEST).partition(" = ") for line in lines)
     theirs = {name: digest or "none" for name, _, digest in parts}
-    yours = returned_dict(experiment, "digests", str)
+    yours = hooks.call(experiment, "digests")
     return "\n".join(
         f"sha256 of {name}: {theirs[name]} -> {yours[name]}"
         for name in theirs
@@ -239,7 +239,7 @@ def is_held(folder: Path) -> bool:
 
 
 def _write(file: FileIO, text: str) -> None:
-    """Says who holds the lock; a full disk is no reason not to."""
+    """Writes the holder of the lock to its file; a full disk is no error."""
     with contextlib.suppress(OSError):
         file.truncate(0)
         file.write(text.encode())

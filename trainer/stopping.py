@@ -22,23 +22,23 @@ import threading
 from collections.abc import Iterator
 
 from tfgpipe._compat import restore_stderr
-from trainer.logs import tell
+from trainer.logs import report
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _QUIT = b"\0"
 
 
 class Stopping:
-    """Whether the run is to end.
+    """Requests to end the run.
 
     Attributes:
-        asked: Whether somebody has asked for it here.
-        agreed: Whether all hosts know that somebody has.
-        stepping: Whether there are steps to be finished and saved. Otherwise all that
-            is done is saved already, and the first signal ends the process, too.
-        over: Whether the run has ended, and its exit status is settled: a signal
+        asked: True if a signal has asked for the end here.
+        agreed: True if all hosts know of such a signal.
+        stepping: True while there are steps to be finished and saved. Otherwise all
+            that is done is saved already, and the first signal ends the process, too.
+        over: True if the run has ended and its exit status is settled: a signal
             changes nothing any more.
-        catches: Whether signals are heard of.
+        catches: True while signals are caught.
     """
 
     def __init__(self, *, status: int) -> None:
@@ -57,14 +57,14 @@ class Stopping:
         self.asked = True
         if not self.stepping:
             _end("Stopped. The same command goes on.", self._status)
-        tell("Stopping after this step, and a checkpoint. Once more stops at once.")
+        report("Stopping after this step, and a checkpoint. Once more stops at once.")
 
     def settle(self) -> None:
-        """Says that the run has ended."""
+        """Records that the run has ended."""
         self.over = True
 
     def take_signals(self) -> None:
-        """Has signals come here.
+        """Catches signals.
 
         Where several processes train, TensorFlow takes SIGTERM for itself once they
         are connected, so this is to be called anew then.
@@ -78,7 +78,7 @@ class Stopping:
 
 @contextlib.contextmanager
 def on_signals(*, status: int) -> Iterator[Stopping]:
-    """Has signals ask a run to end.
+    """Yields the requests of signals to end a run.
 
     Args:
         status: The exit status of a run that has ended so, with all saved.
@@ -153,7 +153,7 @@ class ProcessEnd:
 
 
 def _leave_closed_terminal() -> None:
-    """Has what is printed from now on go nowhere, where writing would be an error."""
+    """Discards later output of a terminal, where writing would be an error."""
     with open(os.devnull, "wb") as nowhere:
         for descriptor in (1, 2):
             is_device = stat.S_ISCHR(os.fstat(descriptor).st_mode)
@@ -163,5 +163,5 @@ def _leave_closed_terminal() -> None:
 
 def _end(text: str, status: int) -> None:
     restore_stderr()  # TensorFlow may be starting.
-    tell(text)
+    report(text)
     os._exit(status)

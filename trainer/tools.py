@@ -35,10 +35,10 @@ class _Clock(keras.callbacks.Callback):
 
 
 def benchmark(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:
-    """Returns the time of a step, what it trains on in a second, and the bubble.
+    """Returns the time of a step, the rate of training, and the bubble.
 
     Args:
-        experiment: What to train, on its own data, for a few steps.
+        experiment: The experiment to train, on its own data, for a few steps.
         model: Its model, which is trained.
     """
     dataset = experiment.batches("train")
@@ -87,7 +87,7 @@ def step_on_zeros(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:
     """Makes a step on a batch of zeros of the real shapes; says how that went.
 
     Args:
-        experiment: What would be trained.
+        experiment: The experiment.
         model: Its model.
     """
     spec = experiment.batches("train").element_spec

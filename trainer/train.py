@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import numbers
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ import tensorflow as tf
 import tfgpipe
 from tfgpipe.report import device_memory, draw_memory
 from tfgpipe.schedules import draw
-from trainer import devices, example_checks, hyperparams, loss_plot, run_dir
+from trainer import devices, example_checks, hooks, hyperparams, loss_plot, run_dir
 from trainer.callbacks import Checkpointing, Finiteness, Logging, Profile
 from trainer.checkpoint.checkpoints import Checkpoints
 from trainer.checkpoint.run_state import RunState
@@ -30,7 +29,7 @@ from trainer.evaluate import (
     show_comparison,
     validated_part,
 )
-from trainer.experiment import Experiment, output_names, returned_dict
+from trainer.experiment import Experiment, output_names
 from trainer.logs import Metrics, Progress
 from trainer.stopping import Stopping
 
@@ -42,7 +41,7 @@ def build(
     """Returns the model with its optimizer's slots made, and prints its stages.
 
     Args:
-        experiment: What to build the model of.
+        experiment: The experiment of the model.
         scope: The scope to build it in. Defaults to that for the devices here.
     """
     keras.utils.set_random_seed(experiment.seed)
@@ -58,7 +57,7 @@ def show_mesh(model: tfgpipe.PipelinedModel, folder: Path | None) -> None:
 
     Args:
         model: The model, its optimizer built.
-        folder: Where to write `mesh.png`, or None to print.
+        folder: The folder of `mesh.png`, or None to print.
     """
     grid = device_memory(model)
     if folder is None:
@@ -77,11 +76,11 @@ def print_plan(experiment: Experiment, model: tfgpipe.PipelinedModel) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What does not decide how a run goes, as steps to be looked at.
+    """Options that change no result of a run, such as steps to profile.
 
     Attributes:
         name: The name of the experiment.
-        evaluates: Whether it evaluates, during the run and after it.
+        evaluates: True to evaluate, during the run and after it.
         trace_steps: The first and the last step to time devices in, if any.
         profile_steps: The first and the last step to profile, if any.
     """
@@ -103,12 +102,12 @@ def train(
     """Trains, evaluates, and shows what the model can do.
 
     Args:
-        experiment: What to train.
+        experiment: The experiment to train.
         model: Its model.
-        folder: Where to write what is measured: the run's, which is held.
+        folder: The run's folder, which this process has locked.
         checkpoints: Its checkpoints.
-        stopping: Whether somebody has asked for the end.
-        options: What else to do.
+        stopping: Requests to end the run.
+        options: Evaluation and profiling.
 
     Raises:
         StoppedError: If somebody has; all that is done is saved.
@@ -126,8 +125,8 @@ def train(
     loss = experiment.loss()
 
     def build(shard: HostShard) -> tf.data.Dataset:
-        batches = example_checks.batches_of(
-            experiment, "train", first_step=first_step, shard=shard
+        batches = hooks.call(
+            experiment, "batches", "train", first_step=first_step, shard=shard
         )
         example_checks.check_shapes(model, loss, batches.element_spec)
         example_checks.check_loss(model, loss, batches.element_spec)
@@ -137,7 +136,7 @@ def train(
     validation, part = None, ""
     if options.evaluates:
         # Now, since what is wrong with it should not come up after the training.
-        batches = example_checks.batches_of(experiment, "validation")
+        batches = hooks.call(experiment, "batches", "validation")
         example_checks.check_validation(model, loss, batches)
         batches = example_checks.whole_labels(loss, batches)
         validation = coordinator.validation(batches)
@@ -259,7 +258,7 @@ def _conclude(
 ) -> Mapping[str, float]:
     """Evaluates the trained model, and returns the losses that it should beat."""
     measured = _measured(model, experiment.loss(), validation)
-    baselines = returned_dict(experiment, "baselines", numbers.Real)
+    baselines = hooks.call(experiment, "baselines")
     metrics.write_validation(step, {**baselines, **measured}, final=True)
     show_comparison(experiment, measured, baselines)
     return baselines

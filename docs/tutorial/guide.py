@@ -350,10 +350,11 @@ tfgpipe.plot_peaks(peaks, title="60 layers in 4 stages: planned peak memory")
 # The plan agrees with the paper's formula to the byte:
 
 # %% memory-formula
-activations = (L // K) * sum(plans["none"].profile.saved_bytes[0])  # Of a microbatch.
+saved = plans["none"].profile.layers[0].tensors.saved
+activations = (L // K) * saved  # Of a microbatch.
 inputs = N // M * width * 4  # Of a microbatch, into a stage.
 weights = 2 * 4 * (L // K) * (width * width + width)  # And as many gradients.
-for k in range(1, K):
+for k in range(K):
     none, stage = (plans[remat].stages[k].memory_bytes for remat in ("none", "stage"))
     assert none == weights + M * inputs + M * activations
     assert stage == weights + M * inputs + activations
@@ -480,7 +481,7 @@ print(*plans.values(), sep="\n\n")
 timelines = []
 for balance, plan in plans.items():
     counts = plan.calls_per_stage
-    timeline = measured(uneven(), num_microbatches=8, balance=counts)
+    timeline = measured(uneven(), num_microbatches=8, partition=counts)
     title = f'balance="{balance}": {counts[0]} layers and {counts[1]}'
     timelines.append(dataclasses.replace(timeline, title=title))
 tfgpipe.plot_timelines(timelines)
@@ -571,7 +572,7 @@ print(plan)
 
 # %% u-net-compared
 pipelined = tfgpipe.pipeline(
-    u_net(), num_microbatches=4, balance=plan.calls_per_stage, schedule="1f1b"
+    u_net(), num_microbatches=4, partition=plan.calls_per_stage, schedule="1f1b"
 )
 image = random.standard_normal((16, 32, 32, 1), dtype="float32")
 np.testing.assert_allclose(pipelined(image), plain(image), rtol=1e-4, atol=1e-5)

@@ -97,19 +97,12 @@ def test_a_graph_definition_has_the_shapes_of_results_and_arguments():
         assert [dimension.size for dimension in shape.dim] == [-1, size]
 
 
-def test_xla_merges_nothing_across_an_optimization_barrier():
-    @tf.function(jit_compile=True)
-    def compiled(x, shape):
-        *behind, same = functions.optimization_barrier([x, 2.0 * x, shape])
-        assert [y.shape for y in behind] == [x.shape, x.shape]
-        assert same is shape  # XLA may need its value to compile.
-        return behind
-
-    arguments = (tf.ones([3, 2]), tf.constant([3, 2]))
-    text = compiled.experimental_get_compiler_ir(*arguments)(stage="hlo")
-    assert "opt-barrier" in text
-    x, doubled = compiled(*arguments)
-    np.testing.assert_array_equal(doubled, 2.0 * x)
+def test_a_compiled_function_is_compiled_by_xla_where_it_is_called():
+    compiled = functions.compiled(lambda x: x + x)
+    graph = traced(lambda x: compiled(x), SPEC).graph
+    (call,) = (op for op in graph.get_operations() if op.type == "PartitionedCall")
+    assert call.get_attr("_XlaMustCompile")
+    np.testing.assert_array_equal(compiled(tf.ones([3, 2])), np.full([3, 2], 2.0))
 
 
 def test_a_tape_differentiates_only_calls_of_a_gradient():
@@ -263,6 +256,14 @@ def test_clustering_stops_at_what_may_have_a_variable_of_a_reference_type(
     (node,) = (n for g in metadata.partition_graphs for n in g.node if n.name == "add")
     assert node.attr["_XlaHasReferenceVars"].b == stops
     assert functions.clustering_stop() is None
+
+
+def test_only_a_tape_records():
+    assert not functions.may_be_recorded()
+    with tf.GradientTape() as tape:
+        assert functions.may_be_recorded()
+        with tape.stop_recording():
+            assert not functions.may_be_recorded()
 
 
 def test_fit_calls_its_steps_without_grappler():

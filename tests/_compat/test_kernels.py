@@ -40,3 +40,9 @@ def test_some_operations_have_kernels_for_cpus_alone() -> None:
     node = _node(lambda: tf.strings.join(["a", "b"]))
     assert kernels.kernel_for(node, "GPU") is None
     assert kernels.kernel_for(node, "CPU") is not None
+
+
+def test_the_operations_with_kernels_are_known() -> None:
+    found = kernels.operations_with_kernels()
+    assert {"MatMul", "Identity", "XlaLaunch"} <= set(found)
+    assert found == sorted(set(found))

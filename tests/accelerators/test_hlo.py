@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.stage.test_functions import dense, traced
-from tfgpipe.accelerators.hlo import Operation, UnsupportedOpError, hlo
+from tfgpipe.accelerators.hlo import UnsupportedOp, UnsupportedOpError, hlo
 
 VECTOR = tf.TensorSpec([4])
 
@@ -56,7 +56,9 @@ def test_what_xla_lacks_is_named_with_its_layer():
         UnsupportedOpError, match="AsString of layer 'decoder/reader'"
     ) as error:
         hlo(function, VECTOR)
-    assert Operation("AsString", "decoder/reader/AsString") in error.value.operations
+    assert (
+        UnsupportedOp("AsString", "decoder/reader/AsString") in error.value.operations
+    )
 
 
 def test_an_open_dimension_is_refused():

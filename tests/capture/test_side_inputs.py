@@ -60,7 +60,7 @@ def test_side_inputs_reach_every_layer_that_asks(
 def test_side_inputs_go_only_to_the_stages_that_ask():
     x, sides = floats(4, 5, 4), zoo.side_inputs(4, 5)
     layer = tfgpipe.PipelinedLayer(
-        zoo.side_fed(), balance=[1] * 8, num_microbatches=2, jit_compile=False
+        zoo.side_fed(), partition=[1] * 8, num_microbatches=2, jit_compile=False
     )
 
     @tf.function

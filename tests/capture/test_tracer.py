@@ -13,7 +13,7 @@ layers = keras.layers
 
 
 def record(model):
-    return tracer.capture_functional(keras_internals.functional_graph(model))
+    return tracer.capture_functional(keras_internals.functional.functional_graph(model))
 
 
 def names(recorded):

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import tfgpipe
 from tfgpipe import cluster
-from tfgpipe.distribution.placement import optimizer_slots as slots_of
+from tfgpipe.distribution import optimizer_slots as slots_of
 
 # Stages of `main`'s layers.
 _CROSSED = ("0/CPU:0", "0/CPU:1", "1/CPU:1", "1/CPU:0")

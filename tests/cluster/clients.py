@@ -22,8 +22,8 @@ import numpy as np
 
 import tfgpipe
 from tfgpipe import cluster
-from tfgpipe.cluster import clients
-from tfgpipe.distribution.process_all_reduce import ProcessGroup
+from tfgpipe.cluster import peers
+from tfgpipe.distribution.process_group import ProcessGroup
 
 NUM_REPLICAS, NUM_STAGES, EPOCHS = 2, 2, 3
 # Rows of a batch on each replica: three batches of one fit, and one of another.
@@ -54,7 +54,7 @@ def trained(replica: int | None, how: str = "trains") -> dict[str, Any]:
             keras.layers.Dense(1, kernel_regularizer="l2"),
         ]
         model = tfgpipe.PipelinedModel(
-            layers, num_microbatches=2, schedule="1f1b", balance=[2, 2]
+            layers, num_microbatches=2, schedule="1f1b", partition=[2, 2]
         )
         model.build((None, 8))
         adam = keras.optimizers.Adam(0.01, global_clipnorm=1.0)
@@ -100,7 +100,7 @@ class _Tells(keras.callbacks.Callback):
 def main(workers: str, replica: str, how: str = "trains") -> None:
     """Trains, and prints what comes of it as JSON."""
     if how == "trains less":
-        clients.SILENCE_SECONDS = 3.0
+        peers.SILENCE_SECONDS = 3.0
     if how == "trains late" and replica == "0":
         check = ProcessGroup.check_weights
 

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfgpipe
-from tfgpipe.distribution.placement import optimizer_slots as slots_of
+from tfgpipe.distribution import optimizer_slots as slots_of
 
 
 def main(
@@ -65,7 +65,7 @@ def trained(
             num_stages=None if workers or how else 3,
             num_microbatches=3,
             schedule="1f1b",
-            balance=[2, 1, 1],
+            partition=[2, 1, 1],
         )
         model.build((None, 8))
         adam = keras.optimizers.Adam(0.01)

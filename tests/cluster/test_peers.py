@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import signal
 import socket
@@ -15,16 +16,16 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.processes import running
-from tfgpipe.cluster import health, peers, server
+from tfgpipe.cluster import health, processes, server
 from tfgpipe.cluster.addresses import free_ports
 from tfgpipe.cluster.errors import EX_TEMPFAIL, ClusterError, WorkerUnavailable
 
 PROGRAM = """
 import sys, time
-from tfgpipe.cluster import health, peers
+from tfgpipe.cluster import health, peers, processes
 health.SILENCE_SECONDS = 3.0
 workers, index, how = sys.argv[1:]
-peers.rendezvous(workers.split(","), int(index))
+processes.rendezvous(workers.split(","), int(index))
 print("met", flush=True)
 time.sleep(1)  # Until all have said so.
 if how == "waits":
@@ -55,7 +56,7 @@ def listed(number: int) -> str:
 
 
 @contextlib.contextmanager
-def processes(tmp_path: Path, *hows: str) -> Iterator[list]:
+def running_processes(tmp_path: Path, *hows: str) -> Iterator[list]:
     """Runs processes that meet, and waits until they have."""
     workers = listed(len(hows))
     with contextlib.ExitStack() as stack:
@@ -73,7 +74,7 @@ def processes(tmp_path: Path, *hows: str) -> Iterator[list]:
 
 def test_processes_that_end_well_leave_the_others_alone(tmp_path: Path) -> None:
     hows = {"ends": 0, "exits with 0": 0, "leaves": 3}
-    with processes(tmp_path, *hows, "waits") as found:
+    with running_processes(tmp_path, *hows, "waits") as found:
         *ending, (waits, _) = found
         assert [process.wait(20) for process, _ in ending] == [*hows.values()]
         time.sleep(1)
@@ -86,7 +87,7 @@ def test_processes_that_end_well_leave_the_others_alone(tmp_path: Path) -> None:
 def test_when_one_fails_the_others_end_at_once(
     tmp_path: Path, how: str, status: int | None
 ) -> None:
-    with processes(tmp_path, how, "waits", "waits") as found:
+    with running_processes(tmp_path, how, "waits", "waits") as found:
         (failing, _), *others = found
         assert [process.wait(20) for process, _ in others] == [EX_TEMPFAIL] * 2
         if status is not None:
@@ -96,7 +97,7 @@ def test_when_one_fails_the_others_end_at_once(
 
 
 def test_who_needs_one_that_has_ended_ends_with_status_75(tmp_path: Path) -> None:
-    with processes(tmp_path, "exits with 2 untold", "needs another") as found:
+    with running_processes(tmp_path, "exits with 2 untold", "needs another") as found:
         (ending, _), (other, log) = found
         assert ending.wait(20) == 2
         assert other.wait(20) == EX_TEMPFAIL
@@ -104,7 +105,7 @@ def test_who_needs_one_that_has_ended_ends_with_status_75(tmp_path: Path) -> Non
 
 
 def test_when_one_hangs_the_others_end(tmp_path: Path) -> None:
-    with processes(tmp_path, "waits", "waits", "waits") as found:
+    with running_processes(tmp_path, "waits", "waits", "waits") as found:
         (hanging, _), *others = found
         time.sleep(4)  # Longer than the silence that counts: all are alive.
         assert [process.poll() for process, _ in found] == [None] * 3
@@ -118,7 +119,7 @@ def test_when_one_hangs_the_others_end(tmp_path: Path) -> None:
 
 
 def test_when_one_is_killed_the_others_end_at_once(tmp_path: Path) -> None:
-    with processes(tmp_path, "waits", "waits", "waits") as found:
+    with running_processes(tmp_path, "waits", "waits", "waits") as found:
         (gone, _), *others = found
         gone.send_signal(signal.SIGKILL)
         assert [process.wait(20) for process, _ in others] == [EX_TEMPFAIL] * 2
@@ -130,8 +131,7 @@ def test_when_one_is_killed_the_others_end_at_once(tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def _no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has processes that are threads of this one not end it."""
-    monkeypatch.setattr(peers, "_Processes", lambda *given: given)
-    monkeypatch.setattr(peers, "join", lambda _: None)
+    monkeypatch.setattr(processes, "join", lambda _: None)
 
 
 def meeting(*given: tuple[str, int], seconds: float = 20.0) -> list[Exception | None]:
@@ -140,7 +140,7 @@ def meeting(*given: tuple[str, int], seconds: float = 20.0) -> list[Exception | 
 
     def meet(position: int, workers: str, index: int) -> None:
         try:
-            peers.rendezvous(workers.split(","), index, seconds=seconds)
+            processes.rendezvous(workers.split(","), index, seconds=seconds)
         except Exception as error:
             raised[position] = error
 
@@ -177,7 +177,7 @@ def test_a_process_that_does_not_come_is_named() -> None:
 
 
 def test_another_tensorflow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = iter(["2.21.0", "2.20.0"])
+    versions = itertools.chain(["2.21.0", "2.20.0"], itertools.repeat("2.19.0"))
     monkeypatch.setattr(health, "version", lambda _: next(versions))
     workers = listed(2)
     for error in meeting((workers, 0), (workers, 1), seconds=3):
@@ -215,8 +215,19 @@ def called(workers: str, *lines: bytes) -> Iterator[list[socket.socket]]:
 
 
 def hello(**changed: object) -> bytes:
-    said = {"process": 1, "workers": "x", "tensorflow": "2.0.0", "token": "", **changed}
-    return json.dumps(said).encode() + b"\n"
+    """Returns a request for a session, as a process makes it."""
+    said = {
+        "replica": 1,
+        "num_replicas": 2,
+        "workers": "x",
+        "tensorflow": "2.0.0",
+        "token": "",
+        **changed,
+    }
+    message = json.dumps(said).encode()
+    length = f"Content-Length: {len(message)}\r\n\r\n".encode()
+    head = b"POST /session HTTP/1.1\r\nContent-Type: application/json\r\n"
+    return head + length + message
 
 
 STRANGERS = (
@@ -224,12 +235,14 @@ STRANGERS = (
     b'{"process": 1',  # Never ends.
     b"GET / HTTP/1.1\r\n",
     b"[" * 4000 + b"\n",
-    b'{"process": 1, "workers": "x"}\n',
-    b'{"process": -1, "workers": 3}\n',
+    b"POST /session HTTP/1.1\r\n\r\n",
+    hello().replace(b"Length: ", b"Length: 9"),  # Never ends.
     hello(),
-    hello(process=0),
-    hello(process=True),
-    hello(process=10**30),
+    hello(replica=0),
+    hello(replica=True),
+    hello(replica=10**30),
+    hello(replica=1, num_replicas=10**30),
+    hello(workers=3),
     hello(token=5),
     hello(token="\ud800"),
 )
@@ -256,17 +269,18 @@ def test_a_process_is_not_taken_for_another_and_may_come_again() -> None:
     workers = listed(3)
     thread = threading.Thread(target=meeting, args=((workers, 0),))
     thread.start()
-    true = hello(workers=workers, tensorflow=health.version("tensorflow"))
+    version = health.version("tensorflow")
+    true = hello(workers=workers, tensorflow=version, num_replicas=3)
     with called(workers, true, true) as both:
         answers = [connection.recv(4096) for connection in both]
-        (refused,) = (i for i, line in enumerate(answers) if b"Two processes" in line)
+        (refused,) = (i for i, line in enumerate(answers) if b" 409 " in line)
         both[1 - refused].close()  # The one that was there is gone.
         assert meeting((workers, 1), (workers, 2), seconds=5) == [None, None]
     thread.join()
 
 
 def test_processes_of_another_token_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TFGPIPE_TOKEN", "of these")
     workers = listed(2)
@@ -274,9 +288,10 @@ def test_processes_of_another_token_are_refused(
     thread = threading.Thread(target=meeting, args=((workers, 0),))
     thread.start()
     with called(workers, true) as (stranger,):
-        said = stranger.recv(4096)
-        assert b"has another token than process 0" in said
+        said = b"".join(iter(lambda: stranger.recv(4096), b""))
+        assert b" 403 " in said
         assert b"of these" not in said
+    assert "has another token than process 0" in capsys.readouterr().err
     assert meeting((workers, 1), seconds=20) == [None]
     thread.join()
 

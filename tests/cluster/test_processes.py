@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tests.cluster import pair
-from tfgpipe.distribution import process_all_reduce
+from tfgpipe.distribution import process_group
 
 
 def test_two_processes_train_as_one_and_are_reached_on_loopback_alone(
@@ -19,7 +19,7 @@ def test_two_processes_train_as_one_and_are_reached_on_loopback_alone(
 
 
 def test_keys_of_sums_come_of_what_is_the_same_in_all_processes() -> None:
-    keys = process_all_reduce.InstanceKeys()
+    keys = process_group.InstanceKeys()
     first, second = keras.optimizers.SGD(), keras.optimizers.SGD()
     weights = [keras.Variable([float(i)]) for i in range(3)]
     assert keys.for_weights(first, weights) == keys.for_weights(
@@ -34,8 +34,11 @@ def test_keys_of_sums_come_of_what_is_the_same_in_all_processes() -> None:
         """Of processes that have a device on each of two tasks."""
         tasks = range(2 * process, 2 * process + 2)
         device = f"/job:worker/replica:0/task:{tasks[stage]}/device:CPU:1"
-        processes = process_all_reduce.ProcessGroup(size=2, index=process, tasks=tasks)
-        return processes.stage_group_key(device, 4, [tf.TensorSpec(shape, tf.float32)])
+        processes = process_group.ProcessGroup(
+            size=2, index=process, tasks=tasks, device=device
+        )
+        specs = [tf.TensorSpec(shape, tf.float32)]
+        return processes.stage_group_key(process, device, 4, specs)
 
     assert group(0, 0, 2, 3) == group(1, 0, 2, 3)
     assert len({group(0, 0, 2, 3), group(0, 0, 2, 4), group(0, 1, 2, 3)}) == 3

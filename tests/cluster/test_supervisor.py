@@ -213,14 +213,14 @@ def test_a_replica_that_hangs_is_started_again_with_the_others(
 ) -> None:
     code = (
         "import json, os, pathlib, signal, time\n"
-        "from tfgpipe.cluster import health, peers\n"
+        "from tfgpipe.cluster import health, processes\n"
         "health.SILENCE_SECONDS = 3.0\n"
         "config = json.loads(os.environ['TF_CONFIG'])\n"
         "index = config['task']['index']\n"
         f"mark = pathlib.Path({str(tmp_path)!r}) / str(index)\n"
         "again = mark.exists()\n"
         "mark.touch()\n"
-        "peers.rendezvous(config['cluster']['worker'], index)\n"
+        "processes.rendezvous(config['cluster']['worker'], index)\n"
         "if not again and index == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
         "if not again: time.sleep(600)\n"
         "os.write(1, b'done %d\\n' % index)  # At once, also unbuffered.\n"

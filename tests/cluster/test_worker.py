@@ -22,11 +22,11 @@ from tests.cluster.processes import (
     other_addresses,
     running,
 )
-from tfgpipe.cluster import addresses, connection, health, tcp_server, worker
+from tfgpipe.cluster import addresses, connection, health, session_server, worker
 from tfgpipe.cluster.__main__ import main
 from tfgpipe.cluster.addresses import Address, free_ports, is_taken
 from tfgpipe.cluster.errors import ClusterError
-from tfgpipe.cluster.worker import Options
+from tfgpipe.cluster.worker import WorkerOptions
 
 
 @pytest.mark.parametrize("offset", [0, 1])
@@ -107,7 +107,7 @@ def listening(monkeypatch: pytest.MonkeyPatch):
     port = free_ports(1)[0]
     others = ",".join(f"127.0.0.1:{p}" for p in range(2000, 2010, 2))
     listed = f"127.0.0.1:{port},{others}"
-    made = worker._Worker(Options(port=port, cluster=listed, index=0))
+    made = worker._Worker(WorkerOptions(port=port, cluster=listed, index=0))
     made._server = types.SimpleNamespace(
         devices={"CPU": 1}, clients={}, present=set(), num_replicas=0, last_words=""
     )
@@ -247,7 +247,7 @@ def test_other_requests_have_their_http_status(
 def test_who_asks_for_too_long_is_left(
     request_: bytes, listening: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tcp_server, "REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr(session_server, "REQUEST_SECONDS", 0.5)
     began = time.monotonic()
     with contextlib.suppress(ConnectionError):
         assert b" 200 " not in answer(listening, request_)
@@ -260,10 +260,10 @@ def test_idle_connections_take_no_more_than_some_threads(listening: Address) -> 
     with contextlib.ExitStack() as stack:
         idle = [
             stack.enter_context(socket.create_connection(address, timeout=5))
-            for _ in range(tcp_server.MAX_CONNECTIONS + 5)
+            for _ in range(session_server.MAX_CONNECTIONS + 5)
         ]
         assert idle[0].recv(1) == b""  # Has made way.
-        assert threading.active_count() <= before + tcp_server.MAX_CONNECTIONS
+        assert threading.active_count() <= before + session_server.MAX_CONNECTIONS
         for _ in range(3):
             began = time.monotonic()
             assert health.ask(listening, seconds=5).state == "ready"

@@ -183,7 +183,7 @@ def test_a_layer_in_shards_that_is_used_twice(floatx):
         return [twice, layers.Activation("tanh"), twice, layers.Dense(2)]
 
     plain, pipelined = compare.pair(
-        make, (WIDTH,), "float64", balance=[2, 2], num_microbatches=2
+        make, (WIDTH,), "float64", partition=[2, 2], num_microbatches=2
     )
     x = data(4)
     expected, received = compare.run(plain, x, graph=False), compare.run(pipelined, x)
@@ -213,7 +213,7 @@ def test_cutting_anew_moves_parts_and_their_slots():
         lambda: [Columns(WIDTH, num_shards=2) for _ in range(3)],
         (WIDTH,),
         "float32",
-        balance=[1, 2],
+        partition=[1, 2],
         num_microbatches=2,
     )
     model.compile("adam", "mse", jit_compile=False)

@@ -157,7 +157,7 @@ def test_a_skip_goes_straight_from_its_maker_to_its_readers():
         x = keras.layers.Dense(4)(x)
     outputs = keras.layers.Add()([keras.layers.Dense(4)(x), skip, skip])
     layer = tfgpipe.PipelinedLayer(
-        keras.Model(inputs, outputs), balance=[1, 1, 1, 2], num_microbatches=3
+        keras.Model(inputs, outputs), partition=[1, 1, 1, 2], num_microbatches=3
     )
     assert [stage.segment.input_ids for stage in layer.stages] == [
         (0,),
@@ -180,7 +180,7 @@ def test_a_side_input_goes_once_to_each_device_that_asks_for_it():
     scales = [Scales() for _ in range(3)]
     layer = tfgpipe.PipelinedLayer(
         [dense[0], scales[0], scales[1], dense[1], scales[2]],
-        balance=[1, 2, 1, 1],
+        partition=[1, 2, 1, 1],
         num_microbatches=3,
     )
     x, scale = tf.ones((6, 4)), tf.ones((6, 1))

@@ -118,7 +118,7 @@ def test_the_step_is_partitioned_and_takes_parts_of_the_variables() -> None:
     counts = collections.Counter(op.type for op in operations)
     assert counts["XlaSpmdFullToShardShape"]
     assert counts["XlaSpmdShardToFullShape"]
-    assert not [op for op in operations if fake_tpu.core_of(op) is not None]
+    assert not [op for op in operations if "TPU_REPLICATED_CORE" in op.device]
 
 
 def test_the_compiler_of_tensorflow_for_tpus_splits_arguments_as_variables_are() -> (

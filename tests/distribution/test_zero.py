@@ -123,7 +123,7 @@ def test_a_cut_that_moves_takes_along_what_is_shared_out():
     strategy = tfgpipe.PipelineStrategy(
         num_stages=2, num_replicas=2, shard_replicas="weights"
     )
-    recut, left = (made(strategy=strategy, balance=[1, 3]) for _ in range(2))
+    recut, left = (made(strategy=strategy, partition=[1, 3]) for _ in range(2))
     for model in (recut, left):
         model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
     with strategy.scope():

@@ -17,7 +17,7 @@ def compiled(loss, metrics=None, weighted_metrics=None, names=("y",), **argument
     model.compile(
         loss=loss, metrics=metrics, weighted_metrics=weighted_metrics, **arguments
     )
-    return keras_internals.compiled(model)
+    return keras_internals.compiled.compiled(model)
 
 
 def built(of, targets, outputs, weights=None):

@@ -6,14 +6,14 @@ Variables on core `i` of such a slice are on `CPU:i`, of which the tests have ei
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-# What `TPU_REPLICATED_CORE:k` is the number of, in the name of a device.
-_CORE = "TPU_REPLICATED_CORE"
+from tests.pure.devices.test_tpu_topology import SLICES
 
 
 class Topology(tf.tpu.experimental.Topology):
@@ -63,10 +63,9 @@ class Resolver(tf.distribute.cluster_resolver.TPUClusterResolver):
         return _Metadata(self._num_cores, 1, self._num_cores, devices)
 
 
-def core_of(op: tf.Operation) -> int | None:
-    """Returns the logical core that an operation names, or None if it names none."""
-    spec = tf.DeviceSpec.from_string(op.device)
-    return spec.device_index if spec.device_type == _CORE else None
+def cores(name: str) -> list[tuple[int, ...]]:
+    """Returns the coordinates of the cores of one of `SLICES`, as they are counted."""
+    return list(itertools.product(*map(range, SLICES[name])))
 
 
 def operations(graph: tf.Graph) -> Iterator[tf.Operation]:

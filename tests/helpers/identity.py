@@ -37,7 +37,7 @@ from tests.helpers.reference import (
     with_crossings,
 )
 from tfgpipe import quantization, schedules
-from tfgpipe.graph import fusion
+from tfgpipe.graph.passes import fusion
 from tfgpipe.quantization.fake_quant import RANGE_UPDATES
 
 layers = keras.layers
@@ -246,8 +246,9 @@ FACTORS = {
     # Of the loss in the model, and sample weights `[rows]` or `[rows, 1]`.
     "reduction": ("sum_over_batch_size", "mean_with_sample_weight", "sum"),
     "weights": (None, "rows", "column"),
-    # On CPUs as on them, with all chains of operations fused, or as on GPUs.
-    "kernels": ("native", "fused", "gpu"),
+    # On CPUs as on them, with all chains of operations fused, as on GPUs, or as on
+    # TPUs, where XLA compiles every function.
+    "kernels": ("native", "fused", "gpu", "tpu"),
 }
 # What takes longest to trace waits for the night.
 ALL_FACTORS = {
@@ -298,6 +299,12 @@ IMPOSSIBLE = (
     lambda kernels, rows: kernels == "fused" and rows == "few",
     lambda kernels, shards: kernels == "fused" and shards,
     lambda kernels, num_stages: kernels == "fused" and num_stages > 2,
+    lambda kernels, sizes: kernels == "tpu" and sizes == "unknown",
+    lambda kernels, shards: kernels == "tpu" and shards,
+    # XLA draws other random numbers, and does not compile the gradient of a loop.
+    lambda kernels, stack: kernels == "tpu" and stack in ("dropped", "masked"),
+    # XLA rounds the ends of a range otherwise, and the largest weight is at one.
+    lambda kernels, quantized: kernels == "tpu" and quantized,
     # Simulated integers are of single precision, and of layers that are known.
     lambda quantized, dtype: quantized and dtype == "float64",
     lambda quantized, shards: quantized and shards,
@@ -396,8 +403,9 @@ def assert_same_step(
         weights: Shape of the sample weights, `"rows"` or `"column"`, or None.
         quantized: When the ranges of quantized layers move, or None for plain layers.
         tolerance: Relative and absolute, in place of those of the type.
-        kernels: `"gpu"` for the operations that GPUs are given, `"fused"` for chains
-            of operations compiled however small they are.
+        kernels: `"gpu"` for the operations that GPUs are given, `"tpu"` for functions
+            all compiled by XLA, `"fused"` for chains of operations compiled however
+            small they are.
         **arguments: More arguments of the pipeline.
     """
     M = num_microbatches
@@ -429,8 +437,9 @@ def assert_same_step(
         )
     traced: Callable[[], Any] = {
         "native": contextlib.nullcontext,
-        "fused": functools.partial(mock.patch.object, fusion, "_LEAST_SAVED", 0),
-        "gpu": functools.partial(layer.traced_without_xla, "gpu"),
+        "fused": functools.partial(mock.patch.object, fusion, "_MIN_SAVED_ELEMENTS", 0),
+        "gpu": functools.partial(layer.traced_for, "GPU"),
+        "tpu": functools.partial(layer.traced_for, "TPU"),
     }[kernels]
     rng = np.random.default_rng(0)
     for variable in plain.trainable_variables:

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from tfgpipe import remat
-from tfgpipe.stage import TransferDtype
+from tfgpipe.stage.codecs import TransferDtype
 
 REMAT_MODES = remat.NAMES
 TRANSFER_DTYPES = (None, *get_args(TransferDtype))

@@ -90,7 +90,7 @@ def _columns(sizes: tuple[int, ...], on: Callable[[int], Any]) -> Any:
 
 
 def _is_in_a_stage() -> bool:
-    return isinstance(keras_internals.current_stateless_scope(), TracingScope)
+    return isinstance(keras_internals.calls.current_stateless_scope(), TracingScope)
 
 
 def _on_its_own(shard: int) -> contextlib.AbstractContextManager[Any]:

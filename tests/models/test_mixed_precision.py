@@ -275,7 +275,9 @@ def test_a_policy_that_would_change_built_weights_is_refused():
         "with weights of float32. Give the pipeline layers that are not built"
     )
     with pytest.raises(ValueError, match=words):
-        tfgpipe.PipelinedLayer([built], num_microbatches=2, dtype="float64")
+        tfgpipe.PipelinedLayer(
+            [built], num_stages=1, num_microbatches=2, dtype="float64"
+        )
 
 
 @pytest.mark.parametrize("num_microbatches", [1, 2])

@@ -194,7 +194,7 @@ def test_masks_go_from_the_stage_that_makes_them_to_those_that_read_them():
             layers.LSTM(3, return_sequences=True),
             layers.Dense(2),
         ],
-        balance=[1] * 4,
+        partition=[1] * 4,
         num_microbatches=2,
     )
     plain = keras.Sequential([keras.Input((5,), dtype="int32"), *layer.layers])
@@ -249,7 +249,7 @@ def test_a_skip_under_every_balance(balance, remat):
 
 def test_a_skip_goes_straight_from_its_maker_to_its_readers():
     layer = tfgpipe.PipelinedLayer(
-        zoo.skips(), num_microbatches=2, balance=[1] * 5, jit_compile=False
+        zoo.skips(), num_microbatches=2, partition=[1] * 5, jit_compile=False
     )
     parts = [stage.segment for stage in layer.stages]
     (skip,) = parts[0].output_ids
@@ -384,7 +384,7 @@ def test_a_layer_twice_in_a_list(frozen, remat):
         x = layer(x)
     plain = keras.Model(inputs, x)
     pipelined = tfgpipe.PipelinedLayer(
-        make(), balance=[1, 1, 2], num_microbatches=2, remat=remat
+        make(), partition=[1, 1, 2], num_microbatches=2, remat=remat
     )
     pipelined.build((None, 4))
     compare.copy_state(plain, pipelined)
@@ -619,7 +619,7 @@ def shared_dropout():
 
 
 def test_a_dropout_shared_by_two_stages():
-    model = tfgpipe.pipeline(shared_dropout(), balance=[2, 2], num_microbatches=2)
+    model = tfgpipe.pipeline(shared_dropout(), partition=[2, 2], num_microbatches=2)
     words = r"seed_generator_state' in stages.*0.*1"
     with pytest.raises(ValueError, match=words):
         model(floats(4, 4), training=True)

@@ -106,7 +106,7 @@ def tanh_stages(num_stages: int, **arguments: Any) -> tfgpipe.PipelinedLayer:
     stack = []
     for _ in range(num_stages):
         stack += [layers.Dense(4, activation="tanh"), layers.Dense(4)]
-    layer = tfgpipe.PipelinedLayer(stack, balance=[2] * num_stages, **arguments)
+    layer = tfgpipe.PipelinedLayer(stack, partition=[2] * num_stages, **arguments)
     layer.build((None, 4))
     return layer
 
@@ -544,7 +544,7 @@ def test_stages_may_share_devices_in_any_order(devices):
         dense,
         (5,),
         "float32",
-        balance=[1, 2, 1],
+        partition=[1, 2, 1],
         num_microbatches=3,
         devices=devices,
     )
@@ -640,7 +640,7 @@ def test_a_structure_with_nothing_in_a_place_keeps_it(num_stages, num_microbatch
 
 def test_a_skip_within_a_stage_is_no_concern_of_the_pipeline():
     layer = tfgpipe.PipelinedLayer(
-        zoo.skips(), num_microbatches=2, balance=[4, 1], jit_compile=False
+        zoo.skips(), num_microbatches=2, partition=[4, 1], jit_compile=False
     )
     # From the first call to the fourth, by its width of six; the fourth gives 8 + 6.
     assert [len(stage.segment.output_ids) for stage in layer.stages] == [1, 1]

@@ -43,7 +43,7 @@ def test_it_trains_as_the_plain_model_and_is_timed_and_saved(schedule, tmp_path)
     assert "r recompute" in str(step) and "r recompute" in str(again)  # noqa: PT018
     assert "'cat': 'recompute'" in str(simulation.trace_events(step))
     pair[1].save(tmp_path / "m.keras")
-    assert keras.models.load_model(tmp_path / "m.keras").pipelined.remat == OWN
+    assert keras.models.load_model(tmp_path / "m.keras").config.remat == OWN
 
 
 def test_it_is_planned_by_what_it_holds_and_repeats():

@@ -205,7 +205,7 @@ def test_two_pipelines_and_layers_around_them():
 def test_config_round_trip_keeps_every_argument():
     layer = tfgpipe.PipelinedLayer(
         dense(),
-        balance=[1, 3],
+        partition=[1, 3],
         num_microbatches=3,
         remat="layer",
         jit_compile=False,
@@ -396,7 +396,9 @@ def test_stages_and_devices_are_the_strategys_under_one():
     [
         tfgpipe.PipelinedLayer,
         tfgpipe.PipelinedModel,
-        lambda stack, **named: tfgpipe.pipeline(keras.Sequential(stack), **named),
+        lambda stack, **named: tfgpipe.pipeline(
+            keras.Sequential([keras.Input((4,)), *stack]), **named
+        ),
         tfgpipe.plan,
     ],
     ids=["layer", "model", "pipeline", "plan"],
@@ -442,12 +444,15 @@ def test_a_schedule_needs_the_model_that_owns_its_loss():
         ({"memory_limit": "1G"}, "`memory_limit` must be a number of bytes"),
         ({"memory_limit": float("nan")}, "`memory_limit` .* Received nan"),
         ({"memory_limit": -1}, "`memory_limit` must be a number .* Received -1"),
-        ({"balance": 3}, "`balance` must be a quantity .* Received 3"),
-        ({"balance": None}, "`balance` must be a quantity .* Received None"),
-        ({"balance": [1, 2], "num_stages": None}, "adds up to 3, for 4 calls"),
-        ({"balance": [4, 0], "num_stages": None}, r"balance=\[4, 0\]. Drop the empty"),
-        ({"balance": [True, 3], "num_stages": None}, r"balance=\[True, 3\]. Drop the"),
-        ({"balance": [2, 2], "num_stages": 3}, "num_stages=3 and balance=.*makes 2"),
+        ({"balance": 3}, "`balance` must be one of .* Received 3"),
+        ({"balance": None}, "`balance` must be one of .* Received None"),
+        ({"partition": [1, 2], "num_stages": None}, "adds up to 3, for 4 calls"),
+        ({"partition": [4, 0], "num_stages": None}, r"\[4, 0\]. Drop the empty"),
+        ({"partition": [True, 3], "num_stages": None}, r"\[True, 3\]. Drop the"),
+        (
+            {"partition": [2, 2], "num_stages": 3},
+            "=3 and partition=.*makes 2",
+        ),
         ({"balance": "even"}, "'flops', 'time', 'memory'. Received 'even'"),
         ({"remat": "always"}, "'stage', 'layer', 'except_last', 'none'. Received"),
         ({"jit_compile": "yes"}, "`jit_compile` must be one of 'auto', True, False"),
@@ -471,8 +476,8 @@ def test_integers_of_numpy_are_integers():
     two = np.int64(2)
     layer = tfgpipe.PipelinedLayer(dense(), num_stages=two, num_microbatches=two)
     assert layer.get_config()["num_microbatches"] == 2
-    layer = tfgpipe.PipelinedLayer(dense(), balance=[two, two], num_microbatches=2)
-    assert json.dumps(layer.get_config()["balance"]) == "[2, 2]"
+    layer = tfgpipe.PipelinedLayer(dense(), partition=[two, two], num_microbatches=2)
+    assert json.dumps(layer.get_config()["partition"]) == "[2, 2]"
 
 
 @pytest.mark.parametrize(
@@ -520,7 +525,7 @@ def test_integers_of_numpy_are_integers():
                 ),
                 "`schedule` must be the name of a schedule, one of 'gpipe'",
             )
-            for wrong in (None, tfgpipe.schedules.gpipe)
+            for wrong in (None, lambda K, M: tfgpipe.schedules.gpipe(K, M))
         ),
     ],
 )
@@ -537,7 +542,7 @@ def planned(**arguments):
 def test_a_new_partition_must_be_a_list():
     layer = tfgpipe.PipelinedLayer(dense(), num_stages=2, num_microbatches=2)
     layer(np.ones((2, 5), "float32"))
-    with pytest.raises(ValueError, match=r"`balance` must be a quantity .* None"):
+    with pytest.raises(ValueError, match=r"`partition` must be a list .* None"):
         tfgpipe.recut(keras.Sequential([layer]), None)
 
 
@@ -869,14 +874,14 @@ def test_a_mask_that_is_given_leaves_the_callers_tensors_as_they_are():
     )
     a, b = tf.ones((2, 3)), 10 * tf.ones((2, 3))
     own, given = tf.constant([[[True, False, True]] * 2, [[True, True, False]] * 2])
-    keras_internals.set_mask(a, own)
+    keras_internals.calls.set_mask(a, own)
     y = layer([a, b], mask=[None, given])
     np.testing.assert_array_equal(y, [[11, 10, 1]] * 2)
-    assert keras_internals.get_mask(a) is own
-    assert keras_internals.get_mask(b) is None
+    assert keras_internals.calls.get_mask(a) is own
+    assert keras_internals.calls.get_mask(b) is None
     y = layer([a, b], mask=[given, given])  # In place of its own.
     np.testing.assert_array_equal(y, [[11, 11, 0]] * 2)
-    assert keras_internals.get_mask(a) is own
+    assert keras_internals.calls.get_mask(a) is own
 
 
 def test_devices_of_shards_that_nothing_uses_are_told():

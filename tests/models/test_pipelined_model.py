@@ -489,7 +489,7 @@ OWN = Schedule(
             {"num_microbatches": 4},
             "'last first' is for 2 microbatches. Received num_microbatches=4",
         ),
-        ({"devices": ["CPU:0"]}, "The schedule is for 2 devices. Received 1: CPU:0."),
+        ({"devices": ["CPU:0"]}, "The schedule is for 2 devices. Received 1."),
     ],
 )
 def test_a_schedule_for_others(arguments, words):
@@ -599,7 +599,7 @@ def test_a_stage_ends_with_the_last_call_of_the_layer_that_is_named():
     inputs, shared = keras.Input((4,)), keras.layers.Dense(4, name="shared")
     x = shared(keras.layers.Dense(4)(shared(inputs)))
     model = keras.Model(inputs, keras.layers.Dense(2)(x))
-    pipelined = tfgpipe.pipeline(model, num_microbatches=2, balance=["shared"])
+    pipelined = tfgpipe.pipeline(model, num_microbatches=2, partition=["shared"])
     assert [len(stage.segment.calls) for stage in pipelined.stages] == [3, 1]
 
 
@@ -616,7 +616,7 @@ def test_threads_may_trace_a_model_at_the_same_time():
         model.build((None, 8))
         model.compile("sgd", "mse", metrics=["mae"])
         # Keras itself cannot make variables of metrics in two threads.
-        keras_internals.build_compiled(model, (x, x))
+        keras_internals.compiled.build_compiled(model, (x, x))
         return model
 
     x = np.random.default_rng(0).random((16, 8), "float32")

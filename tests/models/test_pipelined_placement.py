@@ -191,7 +191,7 @@ def test_a_new_cut_changes_nothing_but_where_things_are():
         make,
         lambda: {"optimizer": sgd(momentum=0.9), "loss": "mse", "metrics": ["mae"]},
         num_stages=None,
-        balance=[1, 3],
+        partition=[1, 3],
     )
     assert_fits_the_same(models, X, Y)
     _, pipelined = models
@@ -258,7 +258,7 @@ def test_the_configuration_is_what_was_given():
     model = tfgpipe.PipelinedModel(
         small(),
         num_microbatches=4,
-        balance=[1, 2],
+        partition=[1, 2],
         schedule="zero_bubble",
         batch_norm="deferred",
         transfer_dtype="bfloat16",
@@ -273,7 +273,8 @@ def test_the_configuration_is_what_was_given():
         "trainable": True,
         "num_stages": 2,
         "num_microbatches": 4,
-        "balance": [1, 2],
+        "balance": "params",
+        "partition": [1, 2],
         "memory_limit": None,
         "remat": "stage",
         "transfer_dtype": "bfloat16",
@@ -348,7 +349,7 @@ def test_each_device_runs_the_schedules_actions_in_order_and_once(name, eagerly)
     for k in range(num_stages):
         # Two weights: in the first stage too a chain of gradients leads past `Logs`.
         stack += [Scales(), Scales(), Logs(k)]
-    model = tfgpipe.PipelinedModel(stack, **arguments, balance=[3] * num_stages)
+    model = tfgpipe.PipelinedModel(stack, **arguments, partition=[3] * num_stages)
     model.compile(sgd(learning_rate=0.0), "mse", run_eagerly=eagerly)
     # Row m holds m, and is the whole of microbatch m.
     x = np.arange(4.0, dtype="float32")[:, None] * np.ones((1, 2), "float32")

@@ -55,7 +55,7 @@ def pipelined(**arguments: Any) -> list[Callable[[], Arguments]]:
     planned = {"num_stages": 2, "balance": "flops", "memory_limit": 1e9}
     return [
         lambda: {**common, "layers": stack(), **planned, **BASE},
-        lambda: {**common, "layers": stack(), "balance": [1, 2]},
+        lambda: {**common, "layers": stack(), "partition": [1, 2]},
     ]
 
 
@@ -192,7 +192,8 @@ def public_classes() -> set[type]:
     """Returns the public classes whose objects have a configuration."""
     modules = (tfgpipe, tfgpipe.layers, tensor_parallel, quantization)
     found = (getattr(m, name) for m in modules for name in m.__all__)
-    return {x for x in found if inspect.isclass(x) and hasattr(x, "get_config")}
+    classes = {x for x in found if inspect.isclass(x) and hasattr(x, "get_config")}
+    return {x for x in classes if not inspect.isabstract(x)}
 
 
 def arguments_of(kind: type) -> dict[str, inspect.Parameter]:

@@ -86,7 +86,7 @@ def test_weight_files_go_from_the_plain_model_to_any_cut_and_back(name, tmp_path
 def test_a_layer_twice_in_a_list_is_once_in_a_file(tmp_path):
     twice = layers.Dense(4, activation="tanh")
     layer = tfgpipe.PipelinedLayer(
-        [twice, layers.Dense(4), twice], balance=[1, 1, 1], num_microbatches=2
+        [twice, layers.Dense(4), twice], partition=[1, 1, 1], num_microbatches=2
     )
     again = tfgpipe.PipelinedLayer.from_config(layer.get_config())
     assert again.get_config() == layer.get_config()

@@ -120,7 +120,7 @@ def test_a_network_of_ones_own_tells_as_many_classes_as_there_are(
 def test_a_limit_of_memory_is_in_gib() -> None:
     pipelining = Pipelining(num_stages=1, num_microbatches=1, memory_limit=0.5)
     model = pipelining.build([keras.layers.Dense(2)])
-    assert model.pipelined.memory_limit == 2**29
+    assert model.config.memory_limit == 2**29
 
 
 def test_the_full_networks_are_built_for_a_users_images() -> None:

@@ -19,7 +19,7 @@ from tfgpipe._compat import keras_internals
 from tfgpipe._util import stage_spans
 from tfgpipe.capture import tracer
 from tfgpipe.capture.interpreter import TensorKey
-from tfgpipe.partition import costs
+from tfgpipe.costs import profiler
 from tfgpipe.partition.profiles import QUANTITIES
 from tfgpipe.stage.options import StageOptions
 from tfgpipe.stage.stage import Stage, StageCache
@@ -110,7 +110,7 @@ def cuts(num_calls, num_stages):
 
 
 def test_time_is_measured_layer_by_layer(monkeypatch):
-    monkeypatch.setattr(costs, "time", CLOCK)
+    monkeypatch.setattr(profiler, "time", CLOCK)
     stack = [Takes(seconds) for seconds in (4, 12, 4, 4, 4)]
     best = plan(stack, balance="time", num_stages=3, remat="none")
     assert best.calls_per_stage == (1, 1, 3)
@@ -137,7 +137,7 @@ def test_a_layer_that_adds_a_loss_is_measured():
 
 
 def test_recomputation_is_a_second_forward(monkeypatch):
-    monkeypatch.setattr(costs, "time", CLOCK)
+    monkeypatch.setattr(profiler, "time", CLOCK)
     stack = [Takes(5), Takes(5)]
     none, recomputed = (
         [stage.cost for stage in plan(stack, balance="time", remat=remat).stages]
@@ -159,11 +159,11 @@ def test_flops_are_those_of_the_traced_forward_recomputation_and_backward():
 def test_memory_counts_weights_gradients_slots_and_activations():
     best = plan(dense(8, 8), balance="memory", remat="none", num_slots=1)
     weights = [4 * (5 * 8 + 8), 4 * (8 * 8 + 8)]
-    # Each layer's output is kept, four times three rows of eight; the second stage also
-    # keeps what it receives.
-    outputs = 4 * 3 * 8 * 4
+    # Each layer's output is kept, four times three rows of eight, and what a stage
+    # receives: the model's input of five, and the first layer's output.
+    outputs, inputs = 4 * 3 * 8 * 4, 4 * 3 * 5 * 4
     assert [stage.memory_bytes for stage in best.stages] == [
-        3 * weights[0] + outputs,
+        3 * weights[0] + inputs + outputs,
         3 * weights[1] + outputs + outputs,
     ]
     stage = plan(dense(8, 8), balance="memory", remat="stage", num_slots=1).stages[1]
@@ -198,7 +198,7 @@ def test_memory_is_of_the_microbatches_that_the_schedule_has_in_flight(schedule,
     }[schedule]
     row = 2 * 4  # Of a microbatch of 12 / 6 rows, for each feature.
     state = [4 * 4 * (n * 8 + 8) for n in (5, 8, 8)]
-    arrived = [0, 8 * row, 8 * row]
+    arrived = [5 * row, 8 * row, 8 * row]
     kept = 8 * row
     late = [1, 2, 3] if schedule == "zero_bubble" else [1] * K
     for k, stage in enumerate(best.stages):
@@ -225,7 +225,7 @@ def test_memory_is_balanced_by_what_the_schedule_holds(schedule, remat):
     best = plan(stack, balance="memory", **arguments)
     fullest = [max(recut(best, cut).device_bytes) for cut in cuts(6, 3)]
     assert max(best.device_bytes) == min(fullest)
-    given = plan(stack, balance=[1, 2, 3], **arguments)
+    given = plan(stack, partition=[1, 2, 3], **arguments)
     assert given.device_bytes == recut(best, [1, 2, 3]).device_bytes
 
 
@@ -296,8 +296,8 @@ def test_what_is_recomputed_is_what_a_traced_backward_computes_again(remat):
     # The output of the last layer is the input of none.
     again = {"none": [0] * 4, "stage": [1] * 4, "layer": [2, 2, 2, 1]}[remat]
     assert products == sum(again) + 2 * 4  # Two for the gradients of each layer.
-    planned = plan(stack, balance=[4], num_stages=1, remat=remat).stages[0]
-    without = plan(stack, balance=[4], num_stages=1, remat="none").stages[0]
+    planned = plan(stack, partition=[4], num_stages=1, remat=remat).stages[0]
+    without = plan(stack, partition=[4], num_stages=1, remat="none").stages[0]
     forwards = [2 * 3 * 5 * 5 + 3 * 5 + 3 * 5] * 4  # With bias and activation.
     more = sum(n * flops for n, flops in zip(again, forwards, strict=True))
     assert planned.flops - without.flops == more
@@ -315,7 +315,7 @@ def test_of_equally_good_cuts_the_one_that_sends_least_is_taken():
 
 
 def test_a_skip_is_received_by_the_stage_that_reads_it():
-    best = plan(with_skip(), balance=[1, 1, 1, 2], sample=None, num_stages=4)
+    best = plan(with_skip(), partition=[1, 1, 1, 2], sample=None, num_stages=4)
     row = 4 * 8  # Bytes a feature of a microbatch of 32 / 4 rows.
     assert [stage.received_bytes for stage in best.stages] == [
         0,
@@ -327,7 +327,7 @@ def test_a_skip_is_received_by_the_stage_that_reads_it():
 
 def test_weights_used_twice_count_once():
     shared = layers.Dense(5, name="shared")
-    best = plan([shared, layers.Dense(5), shared], balance=[1, 1, 1], num_stages=3)
+    best = plan([shared, layers.Dense(5), shared], partition=[1, 1, 1], num_stages=3)
     assert [stage.parameters for stage in best.stages] == [30, 30, 0]
 
 
@@ -400,7 +400,7 @@ def test_a_plan_prints_as_a_table():
     assert text.splitlines() == [
         "2 stages, 4 microbatches of 3 examples, remat=stage, balanced by params",
         "stage  layers            parameters  FLOPs   memory  receives  share",
-        "0      dense_0, dense_1         120  2.6 k  2.1 KiB       0 B  45.5%",
+        "0      dense_0, dense_1         120  2.6 k  2.3 KiB       0 B  45.5%",
         "1      dense_2, dense_3         144  3.2 k  2.8 KiB      96 B  54.5%",
         "imbalance 1.091, bubble 24.1%, 2.8 KiB of 1.0 MiB on the fullest device",
     ]
@@ -414,7 +414,7 @@ def test_the_bubble_of_even_stages_is_gpipes():
 
 
 def test_the_bubble_of_uneven_stages_is_that_of_their_timeline():
-    best = plan(dense(5, 5, 5, 5), balance=[1, 3], num_microbatches=3)
+    best = plan(dense(5, 5, 5, 5), partition=[1, 3], num_microbatches=3)
     # Stages of 1 and 3: the second starts after 1 and then runs 3 x 3 of 10.
     assert best.bubble == pytest.approx(1 - (3 * 4) / (2 * 10))
 
@@ -423,7 +423,7 @@ def test_the_bubble_of_uneven_stages_is_that_of_their_timeline():
 
 
 def test_measured_times_move_layers_to_the_faster_stage():
-    before = plan(dense(*[5] * 8), balance=[4, 4])
+    before = plan(dense(*[5] * 8), partition=[4, 4])
     after = before.rebalance(measured=[0.3, 0.1])
     # Layers of 0.3 / 4 and of 0.1 / 4: three of the first weigh 0.225 of 0.4.
     assert after.calls_per_stage == (3, 5)
@@ -504,7 +504,7 @@ def fitted(*callbacks: keras.callbacks.Callback) -> keras.Model:
     """Trains six batches, and predicts and evaluates after three."""
     keras.utils.set_random_seed(1)
     model = tfgpipe.PipelinedModel(
-        normalised(), num_stages=2, num_microbatches=2, balance=[3, 2]
+        normalised(), num_stages=2, num_microbatches=2, partition=[3, 2]
     )
     model.compile("adam", "mse")
     y = np.ones((12, 4), np.float32)
@@ -536,7 +536,7 @@ def test_a_cut_that_a_device_has_no_memory_for_changes_nothing(monkeypatch):
     model = fitted()
     every = [*model.variables, *model.optimizer.variables]
     before = [v.value for v in every]
-    move, moved = keras_internals.initialize_in_scope, []
+    move, moved = keras_internals.variables.initialize_in_scope, []
 
     def move_three(variable, *arguments):
         if len(moved) == 3:
@@ -545,7 +545,7 @@ def test_a_cut_that_a_device_has_no_memory_for_changes_nothing(monkeypatch):
         move(variable, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(keras_internals, "initialize_in_scope", move_three)
+        patched.setattr(keras_internals.variables, "initialize_in_scope", move_three)
         with pytest.raises(MemoryError):
             tfgpipe.recut(model, [1, 4])
     assert all(v.value is old for v, old in zip(every, before, strict=True))
@@ -573,12 +573,12 @@ def test_a_model_cut_anew_still_saves_and_loads(tmp_path):
 
 
 def test_the_plan_of_a_pipeline_is_that_of_its_cut():
-    layer = tfgpipe.PipelinedLayer(dense(5, 5, 5), balance=[1, 2], num_microbatches=4)
+    layer = tfgpipe.PipelinedLayer(dense(5, 5, 5), partition=[1, 2], num_microbatches=4)
     layer.build((None, 5))
     assert layer.plan().calls_per_stage == (1, 2)
-    assert layer.plan().profile.rows == 8  # Of 32, where the batch is not known.
-    assert layer.plan(sample=X).profile.rows == 3
-    assert layer.plan(batch_size=9).profile.rows == 3  # 3, 2, 2 and 2.
+    assert layer.plan().profile.num_examples == 8  # Of 32, if unknown.
+    assert layer.plan(sample=X).profile.num_examples == 3
+    assert layer.plan(batch_size=9).profile.num_examples == 3  # 3, 2, 2 and 2.
 
 
 class Positions(keras.layers.Layer):
@@ -593,8 +593,8 @@ def test_a_weight_that_is_passed_on_is_not_saved():
     inputs = keras.Input((8,))
     model = keras.Model(inputs, keras.layers.Dense(8)(inputs) + Positions()(inputs))
     profile = tfgpipe.plan(model, num_stages=1, num_microbatches=1).profile
-    saved = dict(zip(profile.names, profile.saved_bytes, strict=True))
-    assert saved["positions"] == (0,)
+    saved = {layer.name: layer.tensors.saved for layer in profile.layers}
+    assert saved["positions"] == 0
 
 
 # -- refusals -------------------------------------------------------------------------
@@ -611,10 +611,10 @@ def test_a_limit_that_nothing_satisfies_says_by_how_much(balance):
 
 
 def test_a_given_cut_that_passes_the_limit_says_by_how_much():
-    need = max(s.memory_bytes for s in plan(dense(8, 8, 8), balance=[2, 1]).stages)
+    need = max(s.memory_bytes for s in plan(dense(8, 8, 8), partition=[2, 1]).stages)
     words = f"needs {need:,.0f} bytes on one device, {need - 100:,.0f} more than"
     with pytest.raises(ValueError, match=words):
-        plan(dense(8, 8, 8), balance=[2, 1], memory_limit=100)
+        plan(dense(8, 8, 8), partition=[2, 1], memory_limit=100)
 
 
 def test_the_layer_itself_keeps_the_limit():
@@ -633,11 +633,11 @@ def test_the_layer_itself_keeps_the_limit():
         ({"remat": "always"}, "`remat` must be one of"),
         ({"memory_limit": math.nan}, "`memory_limit` must be .* Received nan"),
         ({"num_microbatches": 0}, "at least 1. Received 0"),
-        ({"balance": [1, 1]}, "adds up to 2, for 3 calls"),
-        ({"balance": ["dense_0", "dense_9"]}, "'dense_9', which no layer has.*dense_0"),
-        ({"balance": ["dense_1", "dense_0"]}, "in the order they are called"),
-        ({"balance": ["dense_2"]}, "not the last"),
-        ({"balance": [1, 1, 1]}, "num_stages=2 and balance=.*makes 3. Leave"),
+        ({"partition": [1, 1]}, "adds up to 2, for 3 calls"),
+        ({"partition": ["dense_0", "dense_9"]}, "'dense_9', which no .*dense_0"),
+        ({"partition": ["dense_1", "dense_0"]}, "in the order they are called"),
+        ({"partition": ["dense_2"]}, "not the last"),
+        ({"partition": [1, 1, 1]}, "num_stages=2 and partition=.*makes 3. Leave"),
         ({"num_stages": 4}, "num_stages=4 for a model of 3 calls, .* most 3 stages"),
     ],
 )
@@ -707,10 +707,10 @@ def test_a_balance_of_numbers_says_what_it_counts(make):
     for i in range(3):
         x = x + keras.layers.Dense(8, name=f"d{i}")(x)
     with pytest.raises(ValueError, match="adds up to 4, for 6 calls: ") as raised:
-        make(keras.Model(inputs, x), balance=[2, 2], num_microbatches=2)
+        make(keras.Model(inputs, x), partition=[2, 2], num_microbatches=2)
     message = str(raised.value)
     assert "6 calls: d0, add, d1, add_1, d2, add_2. Correct the list" in message
-    assert message.endswith("each stage but the last, as balance=['d1'].")
+    assert message.endswith("each stage but the last, as partition=['d1'].")
 
 
 def test_a_cut_inside_a_layer_names_the_layer_around():
@@ -728,7 +728,7 @@ def test_a_cut_inside_a_layer_names_the_layer_around():
     with pytest.raises(ValueError, match="'inner', which is inside layer 'block', whe"):
         tfgpipe.PipelinedLayer(
             [Block(name="block"), layers.Dense(5)],
-            balance=["inner"],
+            partition=["inner"],
             num_microbatches=2,
         )
 
@@ -767,16 +767,16 @@ def test_recut_wants_a_model_of_one_pipeline():
 
 def test_equal_layers_are_measured_once(monkeypatch):
     measured = []
-    fastest = costs._min_seconds
+    fastest = profiler._min_seconds
 
     def counted(function, *args):
         measured.append(function)
         return fastest(function, *args)
 
-    monkeypatch.setattr(costs, "_min_seconds", counted)
+    monkeypatch.setattr(profiler, "_min_seconds", counted)
     stack = [layers.Dense(5) for _ in range(6)]
     recorded = tracer.capture_layers(stack, keras.KerasTensor((3, 5)), {})
-    traced = costs.SegmentProfiler(
+    traced = profiler.SegmentProfiler(
         recorded.graph,
         stage_spans([1] * 6),
         {TensorKey(0): tf.TensorSpec((3, 5))},
@@ -792,7 +792,7 @@ def test_gradients_take_an_accumulator_or_stacked_rows_and_a_product(rows):
     width, num_microbatches = 64, 4
     stack = [layers.Dense(width, use_bias=False)]
     given = keras.KerasTensor((rows, width))
-    traced = costs.SegmentProfiler(
+    traced = profiler.SegmentProfiler(
         tracer.capture_layers(stack, given, {}).graph,
         stage_spans([1]),
         {TensorKey(0): tf.TensorSpec((rows, width))},
@@ -806,6 +806,6 @@ def test_gradients_take_an_accumulator_or_stacked_rows_and_a_product(rows):
 
 def test_a_cut_by_names_is_the_cut_by_numbers():
     layer = tfgpipe.PipelinedLayer(
-        dense(5, 5, 5, 5), balance=["dense_0", "dense_2"], num_microbatches=2
+        dense(5, 5, 5, 5), partition=["dense_0", "dense_2"], num_microbatches=2
     )
-    assert layer.balance == (1, 2, 1)
+    assert layer.get_config()["partition"] == [1, 2, 1]

@@ -13,16 +13,11 @@ import pytest
 import tfgpipe
 from tfgpipe import remat as remat_lib
 from tfgpipe import schedules
-from tfgpipe._util import stage_spans
-from tfgpipe.partition import profiles
-from tfgpipe.partition.costs import CallCost, CallWeights
+from tfgpipe.costs import LayerBytes, LayerCost, PassCost, StageBytes, Weights, tables
+from tfgpipe.costs import stage_bytes as bytes_of_stage
 from tfgpipe.partition.plans import Plan, best_plan
-from tfgpipe.partition.profiles import (
-    CallProfile,
-    PlanSettings,
-    StageMemory,
-    device_bytes,
-)
+from tfgpipe.partition.profiles import CallProfile, PlanSettings
+from tfgpipe.stage import codecs
 
 
 def settings(schedule: schedules.Schedule, remat: str) -> PlanSettings:
@@ -32,7 +27,7 @@ def settings(schedule: schedules.Schedule, remat: str) -> PlanSettings:
         remat=remat_lib.find(remat),
         memory_limit=None,
         num_slots=2,
-        transfer_dtype=None,
+        codec=codecs.find(None),
         schedule=schedule,
     )
 
@@ -50,10 +45,11 @@ def settings(schedule: schedules.Schedule, remat: str) -> PlanSettings:
 def test_what_is_recomputed_is_counted_as_it_is_run(schedule, counts):
     """The last microbatch is kept, and those whose backward follows at once."""
     M = schedule.num_microbatches
-    assert settings(schedule, "except_last").recomputed_microbatches == counts
-    for remat, count in {"none": 0, "stage": M, "layer": M}.items():
-        found = settings(schedule, remat).recomputed_microbatches
-        assert found == (count,) * schedule.num_stages
+    found = settings(schedule, "except_last").load.kept
+    assert found == tuple(M - count for count in counts)
+    for remat, fraction in {"none": 0, "stage": 1, "layer": 1}.items():
+        fractions = settings(schedule, remat).load.recomputed_fractions
+        assert fractions == (fraction,) * schedule.num_stages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,27 +66,29 @@ class _Own(remat_lib.Remat):
 )
 def test_tables_of_all_stages_are_what_the_policy_says_of_each(remat):
     saved, inputs, forward = [3, 1, 4, 1, 5], [9, 2, 6, 5, 3], [5.0, 8.0, 9.0, 7.0, 9.0]
-    kept, again = profiles._activation_tables(remat, saved, inputs)
+    layers = [
+        LayerBytes(weights=n, trained=n - 1, saved=a, inputs=b, received=b)
+        for n, (a, b) in enumerate(zip(saved, inputs, strict=True), 1)
+    ]
+    received = np.zeros((6, 6))
+    received[:-1] = np.array(inputs)[:, None]
+    found = tables.stage_byte_tables([layers], remat, received)
+    repeats = tables.weighted_range_sums(forward, remat.recomputed)
     for s, e in itertools.combinations(range(6), 2):
-        stage = slice(s, e)
-        assert kept[s, e] == remat.saved_bytes(saved[stage], inputs[stage])
-        # Of the first segment's input, which may be one of the model, as well.
-        first = inputs[s] * (remat.has_segments(e - s) and not remat.keeps_all)
-        own = remat.recomputed_bytes(saved[stage], inputs[stage])
-        assert again[s, e] == own + first
-    repeats = profiles._weighted_range_sums(forward, remat.recomputed)
-    for s, e in itertools.combinations(range(6), 2):
+        assert found.at(s, e) == bytes_of_stage(layers[s:e], remat)
         counts = remat.recomputed(e - s)
         expected = sum(map(operator.mul, counts, forward[s:e]))
         assert repeats[s, e] == pytest.approx(expected)
 
 
 def test_stages_of_one_device_share_the_largest_workspace():
-    """Of two shards, four stages with one call each on two devices."""
+    """Of two shards, four stages on two devices."""
 
-    def stage(resident, workspace):
-        each = (np.array(x)[:, None, None] for x in (resident, workspace))
-        return StageMemory(*(np.broadcast_to(x, (2, 5, 5)) for x in each))
+    def stage(resident, recomputed):
+        each = np.array(resident), np.array(recomputed)
+        return StageBytes(
+            weights=each[0], trained=0, inputs=0, saved=0, recomputed=each[1]
+        )
 
     stages = [
         stage([10, 1], [100, 7]),
@@ -98,9 +96,10 @@ def test_stages_of_one_device_share_the_largest_workspace():
         stage([30, 3], [300, 9]),
         stage([40, 4], [50, 500]),
     ]
-    schedule = schedules.gpipe(4, 2, num_devices=2)
-    # Resident adds up; of the workspaces there is one at a time.
-    assert device_bytes(stages, schedule, [1] * 4) == (40 + 300, 6 + 500)
+    load = settings(schedules.gpipe(4, 2, num_devices=2), "stage").load
+    held = load.device_memory(stages, num_slots=2)
+    # Weights add up; of what is recomputed there is that of one stage at a time.
+    assert [tuple(x.total) for x in held] == [(40 + 300, 4 + 9), (60 + 200, 6 + 500)]
 
 
 def test_memory_is_of_what_is_decoded():
@@ -117,44 +116,68 @@ def test_memory_is_of_what_is_decoded():
 
 def by_hand() -> CallProfile:
     """Returns four calls in two shards, with a skip from the first to the last."""
-    received = np.zeros((5, 5))
+    held = np.zeros((5, 5))
+    held[0, 1:] = 10  # An input of the model.
     # [s, e]: what a stage of the calls from s to before e gets from those before.
-    received[1, 2:] = [7, 7, 7]
-    received[2, 3:] = [6, 6 + 7]
-    received[3, 4] = 4 + 7
+    held[1, 2:] = [7, 7, 7]
+    held[2, 3:] = [6, 6 + 7]
+    held[3, 4] = 4 + 7
+    received = held / 2  # Compressed.
+    received[0] = 0
+    saved, inputs = ((100, 90), (30, 0), (50, 50), (70, 0)), (10, 20, 5, 15)
+    weights = ((40, 20), (8, 0), (20, 10), (12, 0))
+    trained = ((40, 20), (0, 0), (16, 10), (12, 0))
     return CallProfile(
-        names=tuple("abcd"),
-        weights=(
-            CallWeights(20, bytes=(40, 20), trainable_bytes=(40, 20)),
-            CallWeights(2, bytes=(8, 0), trainable_bytes=(0, 0)),
-            CallWeights(9, bytes=(20, 10), trainable_bytes=(16, 10)),
-            CallWeights(3, bytes=(12, 0), trainable_bytes=(12, 0)),
+        layers=tuple(
+            LayerCost(
+                name=name,
+                weights=Weights(count),
+                flops=PassCost(*flops),
+                seconds=PassCost(*seconds),
+            )
+            for name, count, flops, seconds in zip(
+                "abcd",
+                (20, 2, 9, 3),
+                [(10, 20), (1, 3), (5, 10), (2, 4)],
+                [(1, 5), (1, 5), (1, 1), (3, 1)],
+                strict=True,
+            )
         ),
-        flops=tuple(itertools.starmap(CallCost, [(10, 20), (1, 3), (5, 10), (2, 4)])),
-        seconds=tuple(itertools.starmap(CallCost, [(1, 5), (1, 5), (1, 1), (3, 1)])),
-        saved_bytes=((100, 90), (30, 0), (50, 50), (70, 0)),
-        input_bytes=(10, 20, 5, 15),
-        received_bytes=received / 2,  # Compressed.
-        received_bytes_uncompressed=received,
-        may_start=(True,) * 4,
-        rows=2,
+        shards=tuple(
+            tuple(
+                LayerBytes(
+                    weights=weights[i][t],
+                    trained=trained[i][t],
+                    saved=saved[i][t],
+                    inputs=0 if t else inputs[i],
+                )
+                for i in range(4)
+            )
+            for t in range(2)
+        ),
+        received_bytes=received,
+        held_bytes=held,
+        num_examples=2,
     )
 
 
 # Weights, a gradient and two slots: 160 + 8 and 20 + 3 * 16 + 48 on the first shard, 80
 # and 40 on the second. GPipe has all three microbatches in flight, 1F1B two and one.
 BY_HAND = {
-    ("gpipe", "none"): [(168 + 3 * 130, 80 + 3 * 90), (116 + 3 * 133, 40 + 3 * 50)],
-    ("1f1b", "none"): [(168 + 2 * 130, 80 + 2 * 90), (116 + 1 * 133, 40 + 1 * 50)],
-    ("gpipe", "stage"): [(168 + 130, 80 + 90), (116 + 3 * 13 + 120, 40 + 50)],
-    # The inputs of both calls, and what the larger one saves.
+    ("gpipe", "none"): [(168 + 3 * 140, 80 + 3 * 90), (116 + 3 * 133, 40 + 3 * 50)],
+    ("1f1b", "none"): [(168 + 2 * 140, 80 + 2 * 90), (116 + 1 * 133, 40 + 1 * 50)],
+    ("gpipe", "stage"): [
+        (168 + 3 * 10 + 130, 80 + 90),
+        (116 + 3 * 13 + 120, 40 + 50),
+    ],
+    # The input of the second call, and what the larger one saves.
     ("gpipe", "layer"): [
-        (168 + 10 + 20 + 100, 80 + 90),
-        (116 + 3 * 13 + 5 + 15 + 70, 40 + 50),
+        (168 + 3 * 10 + 20 + 100, 80 + 90),
+        (116 + 3 * 13 + 15 + 70, 40 + 50),
     ],
     # The second stage begins two backwards before it ends one.
     ("zero_bubble", "stage"): [
-        (168 + 130, 80 + 90),
+        (168 + 2 * 10 + 130, 80 + 90),
         (116 + 2 * 13 + 2 * 120, 40 + 2 * 50),
     ],
 }
@@ -163,14 +186,14 @@ BY_HAND = {
 @pytest.mark.parametrize(("name", "remat"), BY_HAND)
 def test_memory_of_a_stage_is_that_added_up_by_hand(name, remat):
     schedule = schedules.make(name, num_stages=2, num_microbatches=3)
-    stages = by_hand().stage_memory(settings(schedule, remat))
-    found = [
-        tuple((memory.resident + memory.workspace)[:, span.start, span.stop])
-        for memory, span in zip(stages, stage_spans([2, 2]), strict=True)
-    ]
-    assert found == BY_HAND[name, remat]
-    needs = device_bytes(stages, schedule, [2, 2])
-    assert needs == tuple(map(max, BY_HAND[name, remat]))
+    asked, expected = settings(schedule, remat), BY_HAND[name, remat]
+    stages = by_hand().stage_bytes(asked.remat)
+    for k, (start, end) in enumerate([(0, 2), (2, 4)]):
+        stage = asked.load.stage_memory(k, stages.at(start, end), num_slots=2)
+        assert tuple(stage.total) == expected[k]
+        table = by_hand().stage_memory_tables(asked)[k]
+        assert table[start, end] == max(expected[k])
+    assert by_hand().device_bytes(asked, [2, 2]) == tuple(map(max, expected))
 
 
 @pytest.mark.parametrize(
@@ -178,14 +201,14 @@ def test_memory_of_a_stage_is_that_added_up_by_hand(name, remat):
     [
         # When a device has most in flight, they are three of stage 0 and two of stage
         # 2, two of stage 1 and one of stage 3.
-        ("none", (160 + 3 * 100 + 68 + 2 * (6 + 50), 8 + 2 * (7 + 30) + 48 + 11 + 70)),
-        ("stage", (160 + 68 + 2 * 6 + 100, 8 + 2 * 7 + 48 + 11 + 70)),
+        ("none", (160 + 3 * 110 + 68 + 2 * (6 + 50), 8 + 2 * (7 + 30) + 48 + 11 + 70)),
+        ("stage", (160 + 3 * 10 + 68 + 2 * 6 + 100, 8 + 2 * 7 + 48 + 11 + 70)),
     ],
 )
 def test_memory_of_interleaved_stages_is_that_added_up_by_hand(remat, expected):
     schedule = schedules.interleaved(4, 3, num_devices=2)
-    stages = by_hand().stage_memory(settings(schedule, remat))
-    assert device_bytes(stages, schedule, [1] * 4) == expected
+    found = by_hand().device_bytes(settings(schedule, remat), [1] * 4)
+    assert found == expected
 
 
 @pytest.mark.parametrize(
@@ -236,12 +259,13 @@ def test_the_best_plan_is_that_found_by_hand():
 
 
 def test_only_measured_times_may_be_a_little_worse_for_fewer_bytes():
-    works = [CallCost(0, cost) for cost in (30, 0.1, 29, 0.2)]
+    layers = tuple(
+        dataclasses.replace(layer, flops=PassCost(0, cost), seconds=PassCost(0, cost))
+        for layer, cost in zip(by_hand().layers, (30, 0.1, 29, 0.2), strict=True)
+    )
     received = np.zeros((5, 5))
     received[1, 2:], received[2, 3:], received[3, 4:] = 1000, 1, 1
-    profile = dataclasses.replace(
-        by_hand(), flops=tuple(works), seconds=tuple(works), received_bytes=received
-    )
+    profile = dataclasses.replace(by_hand(), layers=layers, received_bytes=received)
     order = settings(schedules.gpipe(2, 3), "none")
     found = {
         quantity: best_plan(profile, quantity, order, note="").calls_per_stage
@@ -262,14 +286,14 @@ def test_measured_times_are_spread_over_calls_by_their_costs():
 
 def test_a_partition_for_stages_on_one_device_is_the_best_that_fits():
     """All in all 1,034 bytes, and three times what the second stage receives."""
-    received = by_hand().received_bytes_uncompressed.copy()
-    received[1, 4], received[2, 4], received[3, 4] = 7, 9, 13
+    held = by_hand().held_bytes.copy()
+    held[0], held[1, 4], held[2, 4], held[3, 4] = 0, 7, 9, 13
     profile = dataclasses.replace(
         by_hand(),
-        received_bytes_uncompressed=received,
-        weights=tuple(
-            dataclasses.replace(each, parameters=n)
-            for each, n in zip(by_hand().weights, (3, 3, 3, 8), strict=True)
+        held_bytes=held,
+        layers=tuple(
+            dataclasses.replace(each, weights=Weights(n))
+            for each, n in zip(by_hand().layers, (3, 3, 3, 8), strict=True)
         ),
     )
 

@@ -15,7 +15,7 @@ def test_a_model_is_planned(capsys, tmp_path):
     out = capsys.readouterr().out
     assert out.startswith("tests.planner.small_models.dense on 4 x h100-80g: 288 ")
     assert "a step of 8 examples in bfloat16" in out
-    assert "Why others lose" in out
+    assert "Why others were rejected" in out
     assert "gradients" in out
     assert picture.exists()
 

@@ -17,14 +17,14 @@ def test_a_dense_layer_is_counted():
         return keras.Sequential([keras.Input((5, 8)), layers.Dense(4), layers.ReLU()])
 
     dense, relu = planner.read(model).layers
-    assert (dense.parameters, relu.parameters) == (8 * 4 + 4, 0)
+    assert (dense.weights.count, relu.weights.count) == (8 * 4 + 4, 0)
     # Products and the addition of the bias.
-    assert dense.forward_flops == 5 * (2 * 8 * 4 + 4)
+    assert dense.flops.forward == 5 * (2 * 8 * 4 + 4)
     assert dense.positions == 5
-    assert (dense.input_bytes, dense.output_bytes) == (4 * 5 * 8, 4 * 5 * 4)
+    assert (dense.tensors.boundary, dense.tensors.outputs) == (4 * 5 * 8, 4 * 5 * 4)
     # ReLU reads and writes 20 numbers; its gradient reads two tensors, writes one.
-    assert relu.forward_traffic == 2 * 4 * 20
-    assert relu.backward_traffic == 3 * 4 * 20
+    assert relu.traffic.forward == 2 * 4 * 20
+    assert relu.traffic.backward == 3 * 4 * 20
 
 
 def test_a_model_of_any_size_has_no_weights():
@@ -40,7 +40,7 @@ def test_what_crosses_a_cut_counts_skips():
     y = layers.Dense(4)(x)
     z = layers.Dense(2)(y)
     model = keras.Model(x, layers.Concatenate()([y, z]))
-    found = [layer.input_bytes for layer in planner.read(model).layers]
+    found = [layer.tensors.boundary for layer in planner.read(model).layers]
     assert found == [4 * 8, 4 * 4, 4 * (4 + 2)]
 
 
@@ -54,7 +54,7 @@ def test_an_output_that_nobody_reads_takes_nothing():
     x = keras.Input((8,))
     _, y = Pair()(x)
     pair, _ = planner.read(keras.Model(x, layers.Dense(4)(y))).layers
-    assert pair.output_bytes == 4 * 8
+    assert pair.tensors.outputs == 4 * 8
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("float64", 8), ("bfloat16", 2)])
@@ -65,8 +65,8 @@ def test_weights_count_in_the_type_they_are_stored_in(dtype, size):
         return keras.Sequential([keras.Input((8,), dtype=dtype), frozen, trained])
 
     frozen, trained = planner.read(model).layers
-    assert (frozen.num_trained, frozen.weight_bytes) == (0, size)
-    assert (trained.num_trained, trained.weight_bytes) == (8 * 4 + 4, size)
+    assert (frozen.weights.trained, frozen.weights.size) == (0, size)
+    assert (trained.weights.trained, trained.weights.size) == (8 * 4 + 4, size)
 
 
 def test_a_model_of_operations_only_has_no_weights():
@@ -83,7 +83,7 @@ def test_layers_compute_in_their_dtype():
 
     workload = planner.read(model)
     assert workload.dtype == "bfloat16"
-    assert workload.layers[0].output_bytes == 2 * 4
+    assert workload.layers[0].tensors.outputs == 2 * 4
 
 
 def test_blocks_that_can_be_sharded_are_known():
@@ -95,7 +95,7 @@ def test_blocks_that_can_be_sharded_are_known():
 
     block, dense = planner.read(model).layers
     assert (block.max_shards, dense.max_shards) == (2, 1)
-    assert block.whole_bytes == 5 * 4 * 4 * 8
+    assert block.tensors.replicated == 5 * 4 * 4 * 8
 
 
 def test_the_formula_of_a_transformer_is_near_the_traced_one():
@@ -119,11 +119,11 @@ def test_the_formula_of_a_transformer_is_near_the_traced_one():
         vocabulary=256,
     )
     block, by_formula = traced.layers[2], formula.layers[1]
-    assert block.parameters == by_formula.parameters
-    assert block.forward_flops == pytest.approx(by_formula.forward_flops, rel=0.1)
-    assert block.backward_flops == pytest.approx(by_formula.backward_flops, rel=0.1)
+    assert block.weights.count == by_formula.weights.count
+    assert block.flops.forward == pytest.approx(by_formula.flops.forward, rel=0.1)
+    assert block.flops.backward == pytest.approx(by_formula.flops.backward, rel=0.1)
     # Keras' gelu keeps more than its input.
-    assert 1 < block.kept_bytes / by_formula.kept_bytes < 2
+    assert 1 < block.tensors.saved / by_formula.tensors.saved < 2
 
 
 def test_unknown_sizes_are_refused():

@@ -6,16 +6,36 @@ import ast
 from collections.abc import Iterator
 
 from tests.pure.test_architecture import modules
-from tfgpipe import remat
+from tfgpipe import remat, schedules
 from tfgpipe.schedules import kinds
 
 # Names, and the modules that may compare them: where values are found by their names.
-NAMES = {*remat.NAMES, *(kind.name for kind in kinds.KINDS)}
+NAMES = {
+    *remat.NAMES,
+    *(kind.name for kind in kinds.KINDS),
+    *schedules.NAMES,
+    "int8",
+    "int8_channel",
+    "deferred",
+}
 # Of other choices, which have a value of the same name.
 OTHERS = {
+    # The default is not printed; a picture of its own for several stages a device.
+    ("partition.plans", "name", "gpipe"),
+    ("report.plots", "name", "interleaved"),
+    # Its own file.
+    ("stage.normalization", "batch_norm", "deferred"),
     ("distribution.pipeline_strategy", "shard_replicas", "none"),
+    ("distribution.replicated_strategy", "shard_replicas", "none"),
     ("quantization.config", "key", "layer"),
     ("runtime.loss_probes", "reduction", "none"),
+}
+
+# Keras' own attribute, and the strategy that partitions computations.
+NOT_OF_STAGES = {
+    ("spmd.layer", "_spmd_strategy(self.num_stages) is not None"),
+    ("spmd.layer", "strategy is not None"),
+    ("_compat.keras_internals.replicated_model", "self._distribute_strategy is None"),
 }
 
 
@@ -37,3 +57,34 @@ def _comparisons(tree: ast.AST) -> Iterator[tuple[str, str]]:
                     if isinstance(part, ast.Constant) and part.value in NAMES:
                         subject = ast.unparse(node.left).rpartition(".")[2]
                         yield subject, str(part.value)
+
+
+def test_nobody_outside_distribution_asks_whether_there_is_a_strategy() -> None:
+    found = [
+        (name, ast.unparse(node))
+        for name, path in modules("tfgpipe").items()
+        if not name.startswith("distribution.")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if _asks_for_a_strategy(node)
+    ]
+    assert sorted({*found} - NOT_OF_STAGES) == []
+
+
+def _asks_for_a_strategy(node: ast.AST) -> bool:
+    """Returns whether code is a test for no strategy, or for one."""
+    if isinstance(node, ast.Compare):
+        values = (node.left, *node.comparators)
+        is_none = any(isinstance(x, ast.Constant) and x.value is None for x in values)
+        return is_none and any(map(_is_strategy, values))
+    if isinstance(node, ast.If | ast.IfExp | ast.While):
+        return _is_strategy(node.test)
+    if isinstance(node, ast.BoolOp):
+        return any(map(_is_strategy, node.values))
+    return isinstance(node, ast.UnaryOp) and _is_strategy(node.operand)
+
+
+def _is_strategy(node: ast.AST) -> bool:
+    """Returns whether an expression is a name, or a call, that ends in "strategy"."""
+    if isinstance(node, ast.Call):
+        node = node.func
+    return ast.unparse(node).endswith("strategy")

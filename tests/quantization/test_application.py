@@ -159,7 +159,9 @@ def test_a_mask_is_made_of_what_was_given():
     x = np.array([[[0.3], [-1.0]]], "float32")
     for _ in range(3):
         masking(x, training=True)
-    assert keras_internals.get_mask(masking(x)).numpy().tolist() == [[True, False]]
+    assert keras_internals.calls.get_mask(masking(x)).numpy().tolist() == [
+        [True, False]
+    ]
 
 
 def test_what_is_not_built_gives_a_model_that_is_not():

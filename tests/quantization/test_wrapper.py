@@ -70,7 +70,10 @@ def test_it_is_called_like_the_layer():
     tokens = np.array([[1, 2, 0], [3, 0, 0]])
     embedding = quantization.apply([layers.Embedding(5, 4, mask_zero=True)])[0]
     embedded = embedding(tokens)
-    assert keras_internals.get_mask(embedded).numpy().tolist() == (tokens != 0).tolist()
+    assert (
+        keras_internals.calls.get_mask(embedded).numpy().tolist()
+        == (tokens != 0).tolist()
+    )
     pooled = quantization.apply(
         [layers.GlobalAveragePooling1D()], quantize_inputs=False
     )[0]

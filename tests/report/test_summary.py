@@ -185,7 +185,7 @@ def test_a_repr_tells_stages_microbatches_and_schedule():
     )
     assert repr(model) == (
         "<PipelinedModel name=plain, num_stages=2, num_microbatches=4, schedule=1f1b, "
-        "balance=[2, 2], built=True>"
+        "partition=[2, 2], built=True>"
     )
     layer = tfgpipe.PipelinedLayer(stack(), name="pipe", **OPTIONS)
     assert repr(layer) == (

@@ -13,7 +13,7 @@ from tfgpipe.report import tables
 def make_model():
     layers = [keras.layers.Dense(8, name=f"d{i}") for i in range(5)]
     layer = tfgpipe.PipelinedLayer(
-        layers, balance=[2, 3], num_microbatches=4, name="pipe"
+        layers, partition=[2, 3], num_microbatches=4, name="pipe"
     )
     return keras.Sequential([keras.Input((8,)), layer])
 
@@ -47,7 +47,7 @@ def test_a_shared_weight_counts_at_its_owner_which_the_other_stage_names():
     dense = keras.layers.Dense(8, name="shared")
     layers = [dense, keras.layers.Dense(8, name="own"), dense]
     layer = tfgpipe.PipelinedLayer(
-        layers, balance=[1, 2], num_microbatches=4, name="pipe"
+        layers, partition=[1, 2], num_microbatches=4, name="pipe"
     )
     layer.build((None, 8))
     assert tfgpipe.stage_table(layer).splitlines()[2:] == [
@@ -63,7 +63,7 @@ def test_a_stage_in_shards_has_its_devices_and_bytes_told_one_by_one():
         Columns(8, num_shards=2, name="c1"),
     ]
     layer = tfgpipe.PipelinedLayer(
-        layers, balance=[2, 1], num_microbatches=4, name="pipe"
+        layers, partition=[2, 1], num_microbatches=4, name="pipe"
     )
     model = keras.Sequential([keras.Input((8,)), layer])
     model.compile("adam")
@@ -126,7 +126,7 @@ class Gate(keras.layers.Layer):
 
 def test_slots_count_once_though_paths_are_the_same():
     layers = [Gate(name="gate") for _ in range(2)]
-    layer = tfgpipe.PipelinedLayer(layers, balance=[1, 1], num_microbatches=2)
+    layer = tfgpipe.PipelinedLayer(layers, partition=[1, 1], num_microbatches=2)
     model = keras.Sequential([keras.Input((8,)), layer])
     model.compile("adam")
     model.optimizer.build(model.trainable_variables)
@@ -136,7 +136,7 @@ def test_slots_count_once_though_paths_are_the_same():
 
 def test_the_table_counts_the_factors_that_adafactor_keeps():
     layers = [keras.layers.Dense(8, use_bias=False) for _ in range(2)]
-    layer = tfgpipe.PipelinedLayer(layers, balance=[1, 1], num_microbatches=2)
+    layer = tfgpipe.PipelinedLayer(layers, partition=[1, 1], num_microbatches=2)
     model = keras.Sequential([keras.Input((8,)), layer])
     model.compile("adafactor")
     model.optimizer.build(model.trainable_variables)

@@ -39,9 +39,9 @@ def cut(structure, sizes):
     def rows(tensor, some):
         if tensor is None:
             return None
-        piece, mask = tensor[some], keras_internals.get_mask(tensor)
+        piece, mask = tensor[some], keras_internals.calls.get_mask(tensor)
         if mask is not None:
-            keras_internals.set_mask(piece, mask[some])
+            keras_internals.calls.set_mask(piece, mask[some])
         return piece
 
     ends = list(itertools.accumulate(sizes))
@@ -134,7 +134,7 @@ def test_what_counts(reduction, mask, ignored, weights, sizes):
     )
     outputs = double(ROWS, PLACES, CLASSES)
     if mask:
-        keras_internals.set_mask(outputs, tf.constant(MASK))
+        keras_internals.calls.set_mask(outputs, tf.constant(MASK))
     targets = tf.constant(TARGETS if ignored is None else IGNORED)
     assert_same(compiled(loss), targets, outputs, WEIGHTS[weights], sizes)
 
@@ -167,7 +167,7 @@ def test_masks_meet_weights_of_any_rank(axes, of_weights, reduction):
     """The same rank, one axis less, one more; each microbatch has some that count."""
     targets, outputs = double(ROWS, *axes, 3), double(ROWS, *axes, 3, seed=1)
     mask = np.arange(outputs[..., 0].numpy().size).reshape(ROWS, *axes) % 3 != 1
-    keras_internals.set_mask(outputs, tf.constant(mask))
+    keras_internals.calls.set_mask(outputs, tf.constant(mask))
     weights = double(ROWS, *of_weights, seed=2)
     of = compiled(Loss(squares_of_rows, reduction))
     assert_same(of, targets, outputs, weights, (4, 4, 3))
@@ -189,7 +189,7 @@ def test_several_losses_each_by_its_own_extent():
     )
     targets = {name: double(ROWS, 3, seed=i) for i, name in enumerate("abc")}
     outputs = {name: double(ROWS, 3, seed=9 + i) for i, name in enumerate("abc")}
-    keras_internals.set_mask(outputs["c"], tf.constant(MASK[:, :3]))
+    keras_internals.calls.set_mask(outputs["c"], tf.constant(MASK[:, :3]))
     built(of, targets, outputs)
     total, parts = in_microbatches(of, targets, outputs, None, (4, 4, 3))
     expected = of.losses(targets, outputs, None)

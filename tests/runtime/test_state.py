@@ -176,7 +176,7 @@ def test_statistics_are_kept_in_one_stage_or_refused_when_the_layer_is_built():
 @pytest.mark.filterwarnings("ignore:Batch normalization sees one microbatch")
 def test_statistics_that_a_given_cut_shares_are_refused_once_a_step_changes_them():
     layer = tfgpipe.PipelinedLayer(
-        two_models_of_one_norm(), balance=[1, 1], num_microbatches=2
+        two_models_of_one_norm(), partition=[1, 1], num_microbatches=2
     )
     x = tf.ones((4, 3))
     layer(x, training=False)

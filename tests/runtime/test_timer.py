@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
-from tfgpipe import pipelined_model, schedules
+from tfgpipe import schedules
+from tfgpipe.distribution.single_replica import SingleReplica
 from tfgpipe.runtime.timer import TimingRecorder, make_timeline
 from tfgpipe.schedules.schedule import Action
 from tfgpipe.simulation.timeline import Timeline
@@ -112,9 +113,7 @@ def test_steps_of_fewer_rows_are_read_with_actions_of_their_own():
 
 
 def test_a_process_that_has_not_the_first_replica_reads_its_own(monkeypatch):
-    monkeypatch.setattr(
-        pipelined_model.replica_context, "static_replica_index", lambda: 1
-    )
+    monkeypatch.setattr(SingleReplica, "replica_index", 1)
     model = small()
     x = np.ones((8, 4), "float32")
     model.train_on_batch(x, x)

@@ -17,20 +17,19 @@ layers = keras.layers
 WIDTH = 32
 
 
-def wide(units=16):
+def wide(units=16, *, puts_off=True):
     """Returns the trace of layers with weights `[4, 32]` and `[32, units]`.
 
     A microbatch has two rows; the first layer's weights are too small to be put off.
     """
-    _, stage = traced([layers.Dense(WIDTH, use_bias=False), layers.Dense(units)])
+    stack = [layers.Dense(WIDTH, use_bias=False), layers.Dense(units)]
+    _, stage = traced(stack, platform="cpu" if puts_off else "gpu")
     return stage.trace
 
 
-def sums(trace, num_microbatches, *, puts_off=True):
-    platform = "cpu" if puts_off else "gpu"
-    return GradientAccumulation(
-        trace, StageOptions(platform=platform, num_microbatches=num_microbatches)
-    )
+def sums(trace, num_microbatches):
+    options = StageOptions(platform="cpu", num_microbatches=num_microbatches)
+    return GradientAccumulation(trace, options)
 
 
 def built(stage, name):
@@ -65,8 +64,8 @@ FORMS = {"M": (1, 2, 3, None), "puts_off": (False, True), "graph": (False, True)
 
 @pytest.mark.parametrize(",".join(FORMS), pairwise.all_pairs(FORMS))
 def test_all_forms_give_the_sum_of_the_gradients(M, puts_off, graph):
-    trace = wide()
-    summed = sums(trace, M, puts_off=puts_off)
+    trace = wide(puts_off=puts_off)
+    summed = sums(trace, M)
     given = [microbatch(trace, seed) for seed in range(M or 5)]
 
     def total():
@@ -107,9 +106,9 @@ def test_rows_of_a_table_are_summed_within_and_between_microbatches(platform, M)
 
 
 def test_a_microbatch_without_rows_changes_no_sum():
-    trace = wide()
+    trace = wide(puts_off=False)
     for M in (1, 2):
-        summed = sums(trace, M, puts_off=False)
+        summed = sums(trace, M)
         for total in summed.skip_empty(summed.begin()):
             assert not np.any(total)
 
@@ -261,12 +260,11 @@ def test_prediction_makes_nothing_that_only_gradients_read():
         [Tied(), layers.Dense(2)], num_stages=2, num_microbatches=2
     )
     x = tf.ones([128, 1024])
-    layer(x, training=False)
-    programs = built(layer.stages[0], "forward")
-    assert programs.hoistable
-    assert not programs._hoisted
     with tf.GradientTape() as tape:
         tape.watch(x)
         loss = tf.reduce_sum(layer(x, training=False))
+    programs = built(layer.stages[0], "forward")
+    assert programs.hoistable
+    assert not programs._hoisted
     assert tape.gradient(loss, x).shape == x.shape
     assert list(programs._hoisted) == [programs.hoistable]

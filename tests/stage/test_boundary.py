@@ -22,7 +22,7 @@ from tests.helpers.reference import Crosses, InMicrobatches
 from tests.helpers.zoo import floats, padded_ids
 from tfgpipe import schedules
 from tfgpipe._util import sizes
-from tfgpipe.stage.boundary import BoundaryCodec
+from tfgpipe.stage import Boundary, codecs
 
 layers = keras.layers
 CHOICES = TRANSFER_DTYPES[1:]
@@ -41,7 +41,7 @@ def skipping(crosses=lambda x: x):
     return keras.Model(inputs, layers.Dense(3)(d))
 
 
-CUT = {"balance": [1, 3, 3]}
+CUT = {"partition": [1, 3, 3]}
 
 
 def twins(transfer_dtype, make=skipping, **arguments):
@@ -172,7 +172,7 @@ def test_outputs_are_never_compressed_nor_is_the_loss_taken_of_less(
     transfer_dtype, floatx
 ):
     floatx("float64")
-    arguments = {"balance": [1, 1, 1], "num_microbatches": 3}
+    arguments = {"partition": [1, 1, 1], "num_microbatches": 3}
     models = twins(transfer_dtype, two_outputs, schedule="1f1b", **arguments)
     x = np.random.default_rng(1).standard_normal((6, 5))
     compare.assert_same(
@@ -188,7 +188,7 @@ def test_outputs_are_never_compressed_nor_is_the_loss_taken_of_less(
 
 def test_no_compression_is_the_default_and_changes_nothing():
     pipelined = tfgpipe.pipeline(skipping(), num_microbatches=2, **CUT)
-    assert pipelined.pipelined.transfer_dtype is None
+    assert pipelined.config.transfer_dtype == codecs.find(None)
     x = floats(4, 5)
     types = {op.type for op in graph_of(pipelined.pipelined, x).get_operations()}
     assert not types & {"Cast", "Round", "Max"}
@@ -239,7 +239,7 @@ def crossings(layer, graph, there, here):
 def test_what_crosses_is_the_compressed_value_and_gradient(transfer_dtype, there, back):
     stack = [layers.Dense(6), layers.Dense(5), layers.Dense(4)]
     layer = tfgpipe.PipelinedLayer(
-        stack, num_microbatches=2, transfer_dtype=transfer_dtype, balance=[1, 2]
+        stack, num_microbatches=2, transfer_dtype=transfer_dtype, partition=[1, 2]
     )
     graph = graph_of(layer, floats(8, 3))
     assert crossings(layer, graph, "CPU:0", "CPU:1") == there
@@ -272,11 +272,11 @@ SHAPES = [(3, 4), (2, 3, 5), (1, 1), (0, 4), (0, 0), (7,)]
 
 def there(transfer_dtype, x):
     """Returns what arrives of a value."""
-    transfer, x = BoundaryCodec(transfer_dtype), tf.convert_to_tensor(x)
+    codec, x = codecs.find(transfer_dtype), tf.convert_to_tensor(x)
     spec = tf.TensorSpec(x.shape, x.dtype)
-    if not transfer.compresses(0, spec):
+    if not codec.compresses(spec):
         return x
-    return transfer.decode(transfer.encode(x), spec)
+    return codec.decode(codec.encode(x), spec)
 
 
 @pytest.mark.parametrize("transfer_dtype", TRANSFER_DTYPES)
@@ -284,11 +284,11 @@ def test_bytes_are_those_sent_and_what_arrives_is_near(transfer_dtype):
     dtypes = ("float16", "bfloat16", "float32", "float64")
     for shape, dtype in itertools.product(SHAPES, dtypes):
         x = tf.cast(np.random.default_rng(0).standard_normal(shape), dtype)
-        transfer, spec = BoundaryCodec(transfer_dtype), tf.TensorSpec(shape, dtype)
-        sent = transfer.encode(x) if transfer.compresses(0, spec) else [x]
+        codec, spec = codecs.find(transfer_dtype), tf.TensorSpec(shape, dtype)
+        sent = codec.encode(x) if codec.compresses(spec) else [x]
         if 0 not in shape:
             total = sum(map(sizes.num_bytes, sent))
-            assert transfer.encoded_bytes({0: spec}) == {0: total}
+            assert Boundary(codec).encoded_bytes({0: spec}) == {0: total}
         arrived = there(transfer_dtype, x)
         assert (arrived.dtype, arrived.shape) == (x.dtype, x.shape)
         largest = np.max(np.abs(np.float64(x)), initial=0.0)
@@ -319,14 +319,14 @@ def test_nothing_but_zeros_arrives_as_zeros(transfer_dtype):
 @pytest.mark.parametrize("transfer_dtype", ["int8", "int8_channel"])
 def test_no_rows_have_scales_that_are_numbers(transfer_dtype):
     for shape in ((0, 4), (0, 0), (0, 3, 4)):
-        _, scale = BoundaryCodec(transfer_dtype).encode(tf.zeros(shape))
+        _, scale = codecs.find(transfer_dtype).encode(tf.zeros(shape))
         assert np.all(np.isfinite(scale))
 
 
 @pytest.mark.parametrize("transfer_dtype", ["int8", "int8_channel"])
 def test_the_smallest_numbers_stay_within_the_steps(transfer_dtype):
     tiny = np.float32(1.4e-45) * np.array([[190.0, -190.0, 3.0]], "float32")
-    steps_, _ = BoundaryCodec(transfer_dtype).encode(tf.constant(tiny))
+    steps_, _ = codecs.find(transfer_dtype).encode(tf.constant(tiny))
     assert np.all(np.abs(np.int32(steps_)) <= 127)
     assert np.all(np.isfinite(there(transfer_dtype, tiny)))
 
@@ -343,7 +343,7 @@ def test_an_overflow_is_not_hidden_from_the_stages_after(transfer_dtype, bad):
 
 def test_only_floats_that_get_smaller_are_compressed():
     def packed(transfer_dtype, *dtypes, shape=(4, 3)):
-        transfer = BoundaryCodec(transfer_dtype, uncompressed=(1,))
+        transfer = Boundary(codecs.find(transfer_dtype), uncompressed=(1,))
         assert not transfer.compresses(1, tf.TensorSpec(shape, "float32"))
         return [transfer.compresses(0, tf.TensorSpec(shape, dtype)) for dtype in dtypes]
 
@@ -433,7 +433,7 @@ def test_it_is_saved_and_loaded(kind, tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     inner = loaded.layers[0] if kind == "layer" else loaded.pipelined
-    assert inner.transfer_dtype == "int8"
+    assert inner.config.transfer_dtype == codecs.find("int8")
     np.testing.assert_array_equal(before, loaded(x))
 
 

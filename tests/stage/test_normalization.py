@@ -378,7 +378,7 @@ def test_the_choice_is_in_the_config():
         again = tfgpipe.PipelinedLayer.from_config(
             json.loads(json.dumps(layer.get_config()))
         )
-        assert again.batch_norm == choice
+        assert again.config.batch_norm == choice
     with pytest.raises(ValueError, match=r"`batch_norm` must be one of 'microbatch'"):
         tfgpipe.PipelinedLayer([layers.Dense(2)], batch_norm="once", **arguments)
 

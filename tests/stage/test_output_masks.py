@@ -29,7 +29,7 @@ class MasksInTraining(layers.Layer):
         if training:
             later = tf.broadcast_to(tf.range(LENGTH) > 2, tf.shape(x)[:2])
             mask = later if mask is None else mask & later
-        keras_internals.set_mask(y, mask)
+        keras_internals.calls.set_mask(y, mask)
         return y
 
 
@@ -114,4 +114,4 @@ def test_alike_stages_may_take_masks_off_their_inputs():
         return keras.Model(inputs, layers.Dense(3)(x))
 
     # The embedding, then a stage for each block; the last has the scores too.
-    assert_fits_as_plain_keras(make, balance=[1, 3, 3, 4], num_stages=4)
+    assert_fits_as_plain_keras(make, partition=[1, 3, 3, 4], num_stages=4)

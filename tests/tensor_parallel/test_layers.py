@@ -221,12 +221,12 @@ def test_masks_count_as_in_keras_attention(masked, dropout):
     def attend(layer):
         query, value = tf.constant(x), tf.constant(x)
         if masked in ("query", "both"):
-            keras_internals.set_mask(query, mask)
+            keras_internals.calls.set_mask(query, mask)
         if masked in ("value", "both"):
-            keras_internals.set_mask(value, mask & False)
+            keras_internals.calls.set_mask(value, mask & False)
         arguments = {"query_mask": mask} if masked == "argument" else {}
         y = layer(query, value, **arguments)
-        return y, [keras_internals.get_mask(t) for t in (y, query, value)]
+        return y, [keras_internals.calls.get_mask(t) for t in (y, query, value)]
 
     (expected, masks), (received, own) = attend(plain), attend(sharded)
     compare.close(expected, received, "outputs", 1e-5, 2e-6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 
 TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")
 """Those that `setup.py` can require."""
@@ -14,6 +13,8 @@ def installed_tensorflows() -> dict[str, str]:
 
     Of two, the one that pip installed last has replaced files of the other.
     """
+    import importlib.metadata  # Here, as it takes longer than all of this package.
+
     found = {}
     for name in TENSORFLOWS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -19,7 +19,7 @@ def partition_graphs(run: Callable[[], object]) -> list[Any]:
     `_Send` what is copied from one to another.
 
     Args:
-        run: What runs them.
+        run: Runs them.
 
     Returns:
         `GraphDef`s.
@@ -37,14 +37,14 @@ def partition_graphs(run: Callable[[], object]) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class ProfiledEvent:
-    """Something that a device did.
+    """An event on a device.
 
     Attributes:
         device: The device, such as `/device:GPU:0`, or `/host:CPU`.
         line: The stream or thread, such as `Stream #14(MemcpyD2D)`.
-        name: What it was: a kernel, a copy, an operation.
-        start: When it began, in seconds.
-        end: When it ended.
+        name: The kernel, copy or operation.
+        start: Its start, in seconds.
+        end: Its end, in seconds.
     """
 
     device: str
@@ -58,7 +58,7 @@ def profiled_events(folder: Path) -> list[ProfiledEvent]:
     """Returns the events of a trace of `tf.profiler.experimental`.
 
     Args:
-        folder: What the profiler was given.
+        folder: The profiler's folder.
     """
     return [
         ProfiledEvent(

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
-from tensorflow.python.eager import context
+from tensorflow.python.eager import context, record
 from tensorflow.python.framework import function_def_to_graph
 from tensorflow.python.ops import gradients_util
 
@@ -48,7 +48,7 @@ def trace_function(
     of actions.
 
     Args:
-        function: What to trace.
+        function: The function to trace.
         specs: Shapes and types of its arguments.
         name: The name of the traced function.
     """
@@ -61,6 +61,11 @@ def trace_function(
         return tf.function(
             named, autograph=False, experimental_attributes={"_noinline": True}
         ).get_concrete_function(*specs)
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that XLA compiles for the device on which it is called."""
+    return tf.function(function, autograph=False, jit_compile=True)
 
 
 def trace_graph(build: Callable[[], _T]) -> _T:
@@ -125,19 +130,16 @@ class GraphFunction:
     Args:
         name: The name of its calls.
         function: The function, traced.
-        on_tpu: Whether it is called in a computation for TPUs, where XLA compiles
-            called functions into it and a wrapper function gains nothing.
     """
 
-    def __init__(self, name: str, function: Any, *, on_tpu: bool = False) -> None:
+    def __init__(self, name: str, function: Any) -> None:
         self._name = name
         self._function = function
-        self._on_tpu = on_tpu
         self._wrappers: dict[tuple[bytes, str], Any] = {}
 
     @property
     def graph(self) -> tf.Graph:
-        """What the function computes."""
+        """The graph of the function."""
         return self._function.graph
 
     def __call__(
@@ -157,8 +159,6 @@ class GraphFunction:
             with _call_with(outside):
                 return list(self._function(*tensors))
         config, executor = outside.config_proto_serialized, current.executor_type or ""
-        if self._on_tpu:
-            return _call(self._function, tensors, self._name, config, executor)
         if (config, executor) not in self._wrappers:
             arguments = self._function.inputs[: len(tensors)]  # Captures come after.
             specs = [tf.TensorSpec(x.shape, x.dtype) for x in arguments]
@@ -175,31 +175,9 @@ class GraphFunction:
         return _call(wrapper, tensors, self._name, _without_passes(config), "")
 
 
-def optimization_barrier(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns tensors behind an optimization barrier of XLA.
-
-    Otherwise XLA merges a recomputation with the forward that it repeats, and keeps
-    the activations. Short integer lists pass, since they may be static shapes.
-    TensorFlow's Python has no function of its own for this operation.
-    """
-    results = list(map(tf.convert_to_tensor, tensors))
-    indices = [
-        i
-        for i, x in enumerate(results)
-        if not (x.dtype.is_integer and (x.shape.rank or 0) <= 1)
-    ]
-    if not indices:
-        return results
-    inputs = [results[i] for i in indices]
-    types = tf.compat.v1.AttrValue()
-    types.list.type.extend(x.dtype.as_datatype_enum for x in inputs)
-    barrier = tf.compat.v1.get_default_graph().create_op(
-        "XlaOptimizationBarrier", inputs, [x.dtype for x in inputs], attrs={"T": types}
-    )
-    for i, x, output in zip(indices, inputs, barrier.outputs, strict=True):
-        output.set_shape(x.shape)
-        results[i] = output
-    return results
+def may_be_recorded() -> bool:
+    """Returns whether a tape may record operations for a gradient now."""
+    return record.could_possibly_record()
 
 
 @contextlib.contextmanager

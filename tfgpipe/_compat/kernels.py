@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 from tensorflow.python.framework import kernels
@@ -16,14 +16,14 @@ from tensorflow.python.framework import kernels
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """What runs an operation on a type of device.
+    """A kernel: the implementation of an operation on a type of device.
 
     Attributes:
         device: `CPU`, `GPU`, or `DEFAULT` for any.
-        types: For attributes of the operation the types, by their enumeration, that
-            it is for.
+        types: Types that it is for, by their enumeration, for each attribute of the
+            operation.
         host_arguments: Names of inputs and outputs that are in the host's memory.
-        priority: Of several the one with most is taken.
+        priority: Rank among several; the highest is taken.
     """
 
     device: str
@@ -46,16 +46,27 @@ def registered_kernels(op: str) -> tuple[Kernel, ...]:
     )
 
 
-def kernel_for(node: tf.compat.v1.NodeDef, device: str) -> Kernel | None:
+def operations_with_kernels() -> list[str]:
+    """Returns the types of operations that have a kernel."""
+    return sorted({each.op for each in kernels.get_all_registered_kernels().kernel})
+
+
+def kernel_for(
+    node: tf.compat.v1.NodeDef,
+    device: str,
+    there: Mapping[str, Sequence[Kernel]] | None = None,
+) -> Kernel | None:
     """Returns the kernel that runs an operation on a type of device, or None.
 
     Args:
         node: The operation.
         device: The type, such as `GPU`.
+        there: Kernels by operation. Defaults to those of the TensorFlow installed.
     """
+    known = registered_kernels(node.op) if there is None else there.get(node.op, ())
     found = [
         kernel
-        for kernel in registered_kernels(node.op)
+        for kernel in known
         if kernel.device in (device, "DEFAULT")
         and all(_types(node, name) <= types for name, types in kernel.types.items())
     ]

@@ -23,9 +23,9 @@ def split(tensor: tf.Tensor, *, num_parts: int, axis: int = 0) -> tf.Tensor:
     """Returns a tensor that is split over the cores along an axis.
 
     Args:
-        tensor: What to split.
+        tensor: The tensor to split.
         num_parts: The number of cores, which divides the axis.
-        axis: Which axis.
+        axis: The axis.
     """
     return _tiles(tensor.shape.rank, num_parts, axis).apply_to_tensor(
         tensor, use_sharding_op=True
@@ -41,7 +41,7 @@ def enter_manual(tensor: tf.Tensor, *, num_parts: int) -> tf.Tensor:
     """Returns a core's own part of a tensor that is split along the first axis.
 
     Args:
-        tensor: What is split, `[num_parts * n, ...]`.
+        tensor: A split tensor, `[num_parts * n, ...]`.
         num_parts: The number of cores.
     """
     tiles = _tiles(tensor.shape.rank, num_parts, 0)

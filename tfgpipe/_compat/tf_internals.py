@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -14,24 +14,6 @@ from tensorflow.python.distribute import (
     numpy_dataset,
 )
 from tensorflow.python.eager import context as eager_context
-
-
-def patch_update_scope(
-    strategy: tf.distribute.Strategy,
-    scope_of: Callable[[tf.Variable], contextlib.AbstractContextManager[Any]],
-) -> None:
-    """Makes a strategy update each variable inside `scope_of(variable)`.
-
-    In a computation for TPUs TensorFlow leaves it to XLA which core computes an update;
-    Keras calls `extended.update`, which names no device and has no hook.
-    """
-    update = strategy.extended.update
-
-    def placed(variable: tf.Variable, *args: Any, **kwargs: Any) -> Any:
-        with scope_of(variable):
-            return update(variable, *args, **kwargs)
-
-    strategy.extended.update = placed
 
 
 @contextlib.contextmanager

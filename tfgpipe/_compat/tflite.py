@@ -13,7 +13,7 @@ class LiteOp:
 
     Attributes:
         kind: Such as `"CONV_2D"`.
-        name: That of its first result, after the TensorFlow operation it comes from.
+        name: Name of its first result, after the TensorFlow operation it comes from.
         dtypes: NumPy types of its results.
     """
 

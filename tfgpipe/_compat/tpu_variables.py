@@ -84,7 +84,7 @@ def split_variables(
     Args:
         strategy: One that partitions computations.
         num_parts: The cores of a replica.
-        is_split: Whether a variable that is created now is to be split.
+        is_split: Returns whether a variable that is created now is to be split.
     """
     extended = strategy.extended
     create = extended._create_variable

@@ -2,78 +2,50 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-# What other libraries call an argument, and what to use here.
-_ARGUMENTS_ELSEWHERE = {
-    **dict.fromkeys(
-        ("chunks", "num_chunks", "n_microbatches", "num_micro_batches", "microbatches"),
-        "Use `num_microbatches`.",
+# Arguments of other libraries, and the hint for those who pass them.
+_HINTS = {
+    "chunks num_chunks n_microbatches num_micro_batches microbatches": (
+        "Use `num_microbatches`."
     ),
-    **dict.fromkeys(
-        ("micro_batch_size", "microbatch_size"),
-        "Use `num_microbatches`: the batch size divided by that of a microbatch.",
+    "micro_batch_size microbatch_size": (
+        "Use `num_microbatches`: the batch size divided by that of a microbatch."
     ),
-    **dict.fromkeys(
-        ("num_partitions", "stages", "n_stages", "num_pipeline_stages"),
-        "Use `num_stages`.",
+    "num_partitions stages n_stages num_pipeline_stages": "Use `num_stages`.",
+    "split_spec split_points": (
+        "Use `partition`, with the names of the layers that end each stage but the "
+        "last."
     ),
-    **dict.fromkeys(
-        ("split_spec", "split_points"),
-        "Use `balance`, with the names of the layers that end each stage but the last.",
-    ),
-    **dict.fromkeys(
-        ("checkpoint", "recompute"),
+    "checkpoint recompute": (
         'Use `remat`: "stage" for torchgpipe\'s "always", "except_last", or "none" for '
-        '"never".',
+        '"never".'
     ),
-    "schedule": "Use `tfgpipe.PipelinedModel`, or `tfgpipe.pipeline(model, ...)`: "
-    "schedules beyond GPipe's need the loss inside the pipeline.",
+    "schedule": (
+        "Use `tfgpipe.PipelinedModel`, or `tfgpipe.pipeline(model, ...)`: schedules "
+        "beyond GPipe's need the loss inside the pipeline."
+    ),
     "loss_fn": "Use `tfgpipe.PipelinedModel`, and `compile(loss=...)`.",
+}
+_ARGUMENTS_ELSEWHERE = {
+    x: hint for names, hint in _HINTS.items() for x in names.split()
 }
 
 
-_Call = TypeVar("_Call", bound=Callable[..., Any])
-
-
-def check_argument_names(
-    function: Callable[..., Any], arguments: Mapping[str, Any], *others: str
-) -> None:
-    """Raises TypeError for an argument name that another library uses.
+def check_argument_names(arguments: Mapping[str, Any]) -> None:
+    """Raises TypeError if an argument has its name in another library.
 
     Python's own error would name the missing argument instead.
-
-    Args:
-        function: The function called.
-        arguments: The keyword arguments.
-        *others: Names that the function's `**kwargs` takes.
     """
-    known = {*inspect.signature(function).parameters, *others}
     for name, value in arguments.items():
-        if name in _ARGUMENTS_ELSEWHERE and name not in known:
+        if name in _ARGUMENTS_ELSEWHERE:
             raise TypeError(
                 "An argument has another name here, or another place. Received "
                 f"{name}={value!r}. {_ARGUMENTS_ELSEWHERE[name]}"
             )
-
-
-def checks_argument_names(*others: str) -> Callable[[_Call], _Call]:
-    """Decorates a function to check the names of its arguments first."""
-
-    def decorated(function: _Call) -> _Call:
-        @functools.wraps(function)
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            check_argument_names(function, kwargs, *others)
-            return function(*args, **kwargs)
-
-        return cast(_Call, checked)
-
-    return decorated
 
 
 def check_count(

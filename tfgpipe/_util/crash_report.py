@@ -26,9 +26,9 @@ def report_crash(
 
     Args:
         error: The error.
-        argv: The command line that it came of, which is written as well.
-        folder: Where to write `crash-*.log`; where that is not possible, and by
-            default, it is the system's folder for temporary files.
+        argv: The command line, which is written as well.
+        folder: The folder of `crash-*.log`; if None or not writable, the system's
+            folder for temporary files.
     """
     described = traceback.TracebackException.from_exception(error)
     # Its text is there even where `str(error)` raises.

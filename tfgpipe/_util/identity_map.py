@@ -28,28 +28,22 @@ class IdentityMap(MutableMapping[K, V], Generic[K, V]):
             self[key] = value
 
     def __getitem__(self, key: K) -> V:
-        """Returns the value of a key."""
         # A KeyError has the id: `repr` of a variable would read all its values.
         return self._items[id(key)][1]
 
     def __setitem__(self, key: K, value: V) -> None:
-        """Sets the value of a key."""
         self._items[id(key)] = (key, value)
 
     def __delitem__(self, key: K) -> None:
-        """Removes a key."""
         del self._items[id(key)]
 
     def __contains__(self, key: object) -> bool:
-        """Returns whether this very object is a key."""
         return id(key) in self._items
 
     def __iter__(self) -> Iterator[K]:
-        """Yields the keys."""
         return (key for key, _ in self._items.values())
 
     def __len__(self) -> int:
-        """Returns how many keys there are."""
         return len(self._items)
 
 

@@ -1,74 +1,45 @@
-"""Lazy exports: the names of a package, loaded from their modules on first use.
+"""Lazy exports: names of a package, loaded from their modules on first use.
 
-The imports under `if TYPE_CHECKING:` in a package's `__init__` are the table, so that
-names are listed once and type checkers see them (as SPEC 1 of Scientific Python does
-with stub files). They are read from its code rather than its source, which is not there
-where only compiled files are installed.
+For packages that are of use without TensorFlow and have modules that import it. Type
+checkers find the same names under `if TYPE_CHECKING:`; a test compares the two.
 """
 
 from __future__ import annotations
 
-import dis
 import importlib
-import inspect
-from collections.abc import Callable
-from types import CodeType
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
 def lazy_exports(
     package: str,
+    *,
+    submodules: str = "",
+    replaced: Mapping[str, str] | None = None,
+    **names: str,
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns `__all__`, `__getattr__` and `__dir__` of the package that calls this.
+    """Returns `__all__`, `__getattr__` and `__dir__` of a package.
 
     Args:
-        package: Its name, `__name__` in its `__init__`.
+        package: `__name__` in its `__init__`.
+        submodules: The modules that are exported themselves, with spaces between.
+        replaced: Names that are gone, each with what to use in its place.
+        **names: By module, the names to load from it, with spaces between.
 
     Example:
 
-        if TYPE_CHECKING:
-            from tfgpipe.devices.mesh import Mesh as Mesh
-
-        __all__, __getattr__, __dir__ = lazy_exports(__name__)
+        __all__, __getattr__, __dir__ = lazy_exports(__name__, mesh="Mesh make_mesh")
     """
-    frame = inspect.currentframe()
-    assert frame is not None  # CPython has it.
-    assert frame.f_back is not None
-    modules = _imports(frame.f_back.f_code, package)
+    modules = {name: module for module in names for name in names[module].split()}
+    exported = sorted([*submodules.split(), *modules])
 
     def load(name: str) -> Any:
-        if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = modules[name]
-        if module == package:
-            return importlib.import_module(f"{package}.{name}")
-        return getattr(importlib.import_module(module), name)
+        if name not in exported:
+            advice = f". Use {replaced[name]}." if replaced and name in replaced else ""
+            raise AttributeError(
+                f"module {package!r} has no attribute {name!r}{advice}"
+            )
+        module = importlib.import_module(f"{package}.{modules.get(name, name)}")
+        return getattr(module, name) if name in modules else module
 
-    return sorted(modules), load, lambda: sorted(modules)
-
-
-def _imports(code: CodeType, package: str) -> dict[str, str]:
-    """Returns by name the module that it is imported from.
-
-    Those that the package imports at once from its public modules are among them:
-    classes that Keras must know to load files with them.
-
-    >>> _imports(compile("if TYPE_CHECKING: from a.b import C", "", "exec"), "a")
-    {'C': 'a.b'}
-    """
-    modules = {}
-    condition = module = ""
-    end_of_branch = 0
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "LOAD_NAME":
-            condition = instruction.argval
-        elif instruction.opcode in dis.hasjrel and condition == "TYPE_CHECKING":
-            end_of_branch = instruction.argval
-        elif instruction.opname == "IMPORT_NAME":
-            module = instruction.argval
-        elif instruction.opname == "IMPORT_FROM":
-            inner = module.removeprefix(f"{package}.")
-            is_public = inner != module and not inner.startswith("_")
-            if is_public or instruction.offset < end_of_branch:
-                modules[instruction.argval] = module
-    return modules
+    return exported, load, lambda: exported

@@ -68,7 +68,7 @@ def readable_bytes(count: float) -> str:
     return f"{count:.0f} B" if power == 0 else f"{count:.1f} {units[power]}"
 
 
-def some_of(names: Sequence[str]) -> str:
+def first_names(names: Sequence[str]) -> str:
     """Returns the first few names, and how many more there are."""
     first = ", ".join(f"'{name}'" for name in names[:3])
     return first + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,4 +1,4 @@
-"""What a training step would do on accelerators that are not here.
+"""A training step on accelerators that are not here.
 
 platforms        the accelerators: memory, peaks, and what their compiler is to know
 steps            the graph of a training step, traced and not run
@@ -13,27 +13,30 @@ Nothing is run, so nothing is said of results or measured times. The compilers a
 packages of the extra `tfgpipe[compilers]`.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from tfgpipe._util import lazy_exports
+from tfgpipe.accelerators.compilers import Compiled as Compiled
+from tfgpipe.accelerators.compilers import Compiler as Compiler
+from tfgpipe.accelerators.compilers import missing as missing
+from tfgpipe.accelerators.platforms import PLATFORMS as PLATFORMS
+from tfgpipe.accelerators.platforms import Platform as Platform
+from tfgpipe.accelerators.platforms import find as find
+from tfgpipe.accelerators.platforms import roofline_seconds as roofline_seconds
 
 if TYPE_CHECKING:
-    from tfgpipe.accelerators.compilers import Compiled as Compiled
-    from tfgpipe.accelerators.compilers import Compiler as Compiler
-    from tfgpipe.accelerators.compilers import missing as missing
     from tfgpipe.accelerators.hlo import UnsupportedOpError as UnsupportedOpError
     from tfgpipe.accelerators.placement import HOST as HOST
     from tfgpipe.accelerators.placement import Operation as Operation
-    from tfgpipe.accelerators.platforms import PLATFORMS as PLATFORMS
-    from tfgpipe.accelerators.platforms import Platform as Platform
-    from tfgpipe.accelerators.platforms import find as find
-    from tfgpipe.accelerators.platforms import roofline_seconds as roofline_seconds
     from tfgpipe.accelerators.report import DryRun as DryRun
-    from tfgpipe.accelerators.report import StageFunction as StageFunction
+    from tfgpipe.accelerators.report import FunctionReport as FunctionReport
     from tfgpipe.accelerators.report import Transfer as Transfer
     from tfgpipe.accelerators.report import dry_run as dry_run
     from tfgpipe.accelerators.report import dry_runs as dry_runs
 
-__all__, __getattr__, __dir__ = lazy_exports(__name__)
+__all__, __getattr__, __dir__ = lazy_exports(
+    __name__,
+    hlo="UnsupportedOpError",
+    placement="HOST Operation",
+    report="DryRun FunctionReport Transfer dry_run dry_runs",
+)

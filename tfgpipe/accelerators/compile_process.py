@@ -53,7 +53,7 @@ def main(file_descriptor: int) -> None:
     """Answers requests until the other end is closed.
 
     Args:
-        file_descriptor: Of the socket.
+        file_descriptor: The descriptor of the socket.
     """
     os.environ.update(_ENVIRONMENT)
     import jax  # noqa: F401  Takes a second: before the first answer.
@@ -166,7 +166,7 @@ def _devices(topology: str) -> Any:
 
 
 def _costs(executable: Any, optimized: Any) -> dict[str, float]:
-    """Returns what the optimized module costs, by its compiler or by plain XLA.
+    """Returns the costs of the optimized module, by its compiler or by plain XLA.
 
     The compiler for NVIDIA's GPUs counts nothing, and plain XLA nothing of a call of
     cuDNN or cuBLAS but -1 operations. The one of TPUs counts what is in the memory on
@@ -194,7 +194,7 @@ def _costs(executable: Any, optimized: Any) -> dict[str, float]:
 
 
 def memory_bytes(module: str) -> float:
-    """Returns what the kernels of a module read and write in the device's memory.
+    """Returns the bytes that a module's kernels read and write in the device's memory.
 
     What is in another memory space, as `S(1)` of a layout says, does not count, and a
     loop counts once.
@@ -221,7 +221,7 @@ def memory_bytes(module: str) -> float:
 
 
 def library_bytes(result: str, operands: str) -> float:
-    """Returns what a call of cuDNN or cuBLAS reads and writes, without its workspace.
+    """Returns the bytes that a call of cuDNN or cuBLAS reads and writes, no workspace.
 
     >>> library_bytes("(f32[8,4]{1,0}, s8[4194304]{0})", "f32[8,2]{1,0} %x")
     192
@@ -244,7 +244,7 @@ def _in_memory(shapes: str) -> list[tuple[str, str]]:
 
 
 def _arguments(text: str) -> str:
-    """Returns what is in front of the bracket that closes the operands."""
+    """Returns the text in front of the bracket that closes the operands."""
     depth = 1
     for i, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
@@ -270,9 +270,9 @@ def library_flops(
     Args:
         result: The shape of what it makes, or shapes.
         operands: The shapes of what it takes, in order.
-        attributes: What is written between its operands and its name.
+        attributes: The text between its operands and its name.
         target: Its name.
-        config: What is written after its name.
+        config: The text after its name.
     """
     made = [_sizes(shape) for _, shape, _ in _SHAPE.findall(result)]
     given = [_sizes(shape) for _, shape, _ in _SHAPE.findall(operands)]

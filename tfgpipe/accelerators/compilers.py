@@ -44,21 +44,20 @@ _FATAL = re.compile(r"^(?:F\d{4} .*?\] |.*Check failed: |\w*Error: ).*", re.MULT
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What a compiler says of a module. Figures are 0 if there is an error.
+    """A compiler's report on a module. Figures are 0 if there is an error.
 
     Attributes:
-        seconds: How long it has compiled.
+        seconds: Time of compilation.
         code_bytes: Machine code, for one device as all that follows. Of a GPU the
             serialized executable, which is compressed.
-        argument_bytes: What the executable takes.
-        output_bytes: What it makes.
-        temp_bytes: What it needs in between.
-        flops: What it computes, by XLA's count; on GPUs with what cuDNN computes of a
-            convolution's padding. A loop of unknown length counts once.
-        bytes_accessed: What its kernels read and write, by XLA's count.
-        collectives: How many of each there are in the optimized module.
-        remark: How it was compiled otherwise than a machine with the device would, or
-            None.
+        argument_bytes: Bytes of its arguments.
+        output_bytes: Bytes of its results.
+        temp_bytes: Bytes of temporary memory.
+        flops: Floating point operations by XLA's count; on GPUs with those of cuDNN on
+            a convolution's padding. A loop of unknown length counts once.
+        bytes_accessed: Bytes that its kernels read and write, by XLA's count.
+        collectives: Number of each in the optimized module.
+        remark: Difference from compilation on a machine with the device, or None.
         error: The first line of what the compiler says if it fails, or None.
     """
 
@@ -75,7 +74,7 @@ class Compiled:
 
     @property
     def total_bytes(self) -> int:
-        """What it takes, makes and needs in between."""
+        """Bytes of arguments, results and temporary memory."""
         return self.argument_bytes + self.output_bytes + self.temp_bytes
 
 
@@ -83,13 +82,13 @@ class Compiler:
     """The compiler of one platform, a process that lives as long as the context.
 
     Args:
-        platform: What to compile for, or its name.
-        timeout_seconds: How long a module may take.
-        command: What starts the process, for tests.
+        platform: The platform to compile for, or its name.
+        timeout_seconds: Time limit of a module.
+        command: Command that starts the process, for tests.
 
     Attributes:
-        platform: What it compiles for.
-        start_seconds: How long the process took to start, 0 before.
+        platform: The platform that it compiles for.
+        start_seconds: Time that the process took to start, 0 before.
 
     Raises:
         ModuleNotFoundError: If packages are not installed.
@@ -126,7 +125,7 @@ class Compiler:
         self._end()
 
     def compile(self, hlo: bytes, *, num_partitions: int = 1) -> Compiled:
-        """Returns what the compiler says of a module, be it an error.
+        """Returns the compiler's report on a module, or its error.
 
         Args:
             hlo: A serialized `HloModuleProto`.
@@ -166,7 +165,7 @@ def missing(platform: Platform | None = None) -> list[str]:
     """Returns the packages of the extra `compilers` that are not installed.
 
     Args:
-        platform: Those that this one needs; None for all.
+        platform: The platforms that this one needs; None for all.
     """
     kinds = _PACKAGES if platform is None else (platform.kind,)
     wanted = dict.fromkeys(name for kind in kinds for name in _PACKAGES[kind])
@@ -189,7 +188,8 @@ class _Process:
     """A process that answers messages.
 
     Args:
-        command: What starts it; the number of its socket's descriptor is added.
+        command: The command that starts it; the number of its socket's descriptor is
+            added.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -242,7 +242,7 @@ class _Process:
         self._log.close()
 
     def _ended(self) -> _ProcessError:
-        """Returns how it has ended, and what it has said before."""
+        """Describes the end of the process, with its last messages."""
         try:
             status = self._process.wait(10.0)
         except subprocess.TimeoutExpired:

@@ -25,7 +25,7 @@ _UNSUPPORTED = re.compile(
 
 
 @dataclasses.dataclass(frozen=True)
-class Operation:
+class UnsupportedOp:
     """An operation that XLA does not have.
 
     Attributes:
@@ -46,10 +46,10 @@ class UnsupportedOpError(ValueError):
     """A function has operations that XLA does not compile.
 
     Attributes:
-        operations: Those it has found.
+        operations: The operations found.
     """
 
-    def __init__(self, operations: tuple[Operation, ...]) -> None:
+    def __init__(self, operations: tuple[UnsupportedOp, ...]) -> None:
         self.operations = operations
         found = dict.fromkeys(
             f"{each.op} of layer '{each.layer}'"
@@ -68,8 +68,8 @@ def hlo(function: Callable[..., Any], *args: tf.Tensor | tf.TensorSpec) -> bytes
 
     Args:
         function: One of TensorFlow: concrete, of a stage, or traced now.
-        *args: What it takes: shapes and types, or tensors if it needs some values to
-            be traced. All dimensions are known.
+        *args: Its arguments: shapes and types, or tensors if some values are needed to
+            trace it. All dimensions are known.
 
     Raises:
         UnsupportedOpError: If it has operations that XLA lacks.
@@ -99,7 +99,7 @@ def hlo(function: Callable[..., Any], *args: tf.Tensor | tf.TensorSpec) -> bytes
             return generate(stage="hlo_serialized")
     except (ValueError, tf.errors.OpError) as error:
         text = str(error)
-        found = tuple(Operation(*each) for each in _UNSUPPORTED.findall(text))
+        found = tuple(UnsupportedOp(*each) for each in _UNSUPPORTED.findall(text))
         if found:
             raise UnsupportedOpError(found) from None
         raise ValueError(f"XLA cannot compile this: {_reason(text)}") from error

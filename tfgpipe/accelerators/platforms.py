@@ -19,7 +19,7 @@ from tfgpipe.planner import TABLE, Device
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TpuTarget:
-    """What libtpu is to know of a TPU.
+    """The description of a TPU for libtpu.
 
     Attributes:
         version: Its version as libtpu writes it.
@@ -34,12 +34,12 @@ class TpuTarget:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GpuTarget:
-    """What XLA is to know of an NVIDIA GPU, beside its memory.
+    """The description of an NVIDIA GPU for XLA, beside its memory.
 
     Attributes:
         name: Its name as the driver gives it.
         compute_capability: Major and minor.
-        accelerated: Whether the instructions of this architecture alone may be used.
+        accelerated: True to allow instructions of this architecture alone.
         num_multiprocessors: Streaming multiprocessors.
         num_fpus: Units for float32 of each.
         clock_ghz: The boost clock.
@@ -108,8 +108,8 @@ class Platform:
 
     Attributes:
         name: Its name.
-        device: What the planner knows of it.
-        target: What its compiler is to know.
+        device: The planner's row for it.
+        target: Its description for its compiler.
     """
 
     name: str
@@ -118,7 +118,7 @@ class Platform:
 
     @property
     def kind(self) -> Literal["gpu", "tpu"]:
-        """Which compiler it has."""
+        """The name of its compiler."""
         return "tpu" if isinstance(self.target, TpuTarget) else "gpu"
 
     @property
@@ -130,7 +130,7 @@ class Platform:
         """Returns the arguments of JAX's `get_topology_desc`.
 
         Args:
-            num_devices: How many devices it is to have, at least.
+            num_devices: Smallest number of devices.
 
         Raises:
             ValueError: If no slice has as many.
@@ -196,10 +196,10 @@ def roofline_seconds(
     1.0
 
     Args:
-        flops: What is computed.
-        num_bytes: What is read and written.
-        platform: On what.
-        dtype: In which type: the peak is that of products in it.
+        flops: Floating point operations.
+        num_bytes: Bytes read and written.
+        platform: The platform.
+        dtype: The type of the products, whose peak is taken.
     """
     device = platform.device
     return max(flops / device.peak(dtype), num_bytes / device.bandwidth)

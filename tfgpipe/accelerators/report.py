@@ -8,7 +8,7 @@ import itertools
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
@@ -17,7 +17,7 @@ from tfgpipe._compat import functions, grappler
 from tfgpipe._util import readable_bytes, text_table
 from tfgpipe.accelerators import compilers, placement, steps
 from tfgpipe.accelerators.compilers import Compiled
-from tfgpipe.accelerators.placement import HOST, Operation, Placement
+from tfgpipe.accelerators.placement import HOST, Copy, Operation
 from tfgpipe.accelerators.platforms import (
     GpuTarget,
     Platform,
@@ -33,18 +33,18 @@ _MOST_ROWS = 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StageFunction:
+class FunctionReport:
     """A function that a step calls on a device.
 
     Attributes:
-        name: What it does, such as `stage_forward`.
+        name: Its name, such as `stage_forward`.
         function: Its name in the graph of the step.
         device: The index of its device.
-        calls: How often a step calls it there.
+        calls: Number of its calls in a step there.
         peak_bytes: The most that it holds, by Grappler's estimate.
-        planned_seconds: How long it takes by the planner: the mean of the stages of its
-            device. None for what the planner does not know.
-        compiled: What the compiler of the platform says of it, or None.
+        planned_seconds: Time by the planner's estimate, the mean over the stages of its
+            device; None where the planner has none.
+        compiled: The report of the platform's compiler, or None.
     """
 
     name: str
@@ -62,12 +62,12 @@ class Transfer:
 
     Attributes:
         what: The operation whose result is copied, or `argument`.
-        reader: What reads it.
+        reader: The operation that reads it.
         layer: The layer of the operation.
         source: From the memory of which device, or `HOST`.
-        target: To which.
-        in_loop: Whether that is in the functions of stages, for each microbatch.
-        count: How often in a step.
+        target: The device that it is copied to.
+        in_loop: True if it is in the functions of stages, for each microbatch.
+        count: Number in a step.
         num_bytes: All that is copied in a step.
     """
 
@@ -82,34 +82,35 @@ class Transfer:
 
     @property
     def waits(self) -> bool:
-        """Whether the host waits for the device."""
+        """True if the host waits for the device."""
         return self.target == HOST
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """What a training step would do on a platform; `print` it for a report.
+    """A training step on a platform that is not here; `print` it for a report.
 
     Attributes:
         platform: The platform.
         devices: The devices of the trace, in whose place those of the platform are.
-        on_host: Operations of GPUs that run on the host, since they have no kernel for
-            their types there: how often in a step, by operation. Empty for TPUs.
-        transfers: What is copied between the devices, and between GPUs and the host.
+        on_host: Operations that have no kernel for their types on the devices: how
+            often in a step, by operation. The host runs them, or a TPU once XLA has
+            compiled them one by one. On TPUs nothing that XLA compiles as a function.
+        transfers: Copies between the devices, and between GPUs and the host.
         functions: The stage functions on each device.
         state: Weights and slots in words, a line a device.
         estimate: Time and memory of the step by the planner.
         layers: The names of the layers.
-        updates: What the compiler says of the optimizer's update of each stage.
-        left_out: What was not done, and why; empty if all was.
-        dtype: What products are computed in.
+        updates: The compiler's report on the optimizer's update of each stage.
+        left_out: The part that was left out, with the reason; empty if nothing was.
+        dtype: The type that products are computed in.
     """
 
     platform: Platform
     devices: tuple[str, ...]
     on_host: Mapping[Operation, int]
     transfers: Sequence[Transfer]
-    functions: Sequence[StageFunction]
+    functions: Sequence[FunctionReport]
     state: Sequence[str]
     estimate: planner.Estimate
     layers: tuple[str, ...]
@@ -128,8 +129,8 @@ class DryRun:
         )
         between = [x for x in self.transfers if HOST not in (x.source, x.target)]
         others = [x for x in self.transfers if HOST in (x.source, x.target)]
+        yield self._kernels()
         if self.platform.kind == "gpu":
-            yield self._kernels()
             loop = [x for x in others if x.in_loop]
             once = [x for x in others if not x.in_loop]
             yield self._copies("From host to GPU and back, for each microbatch", loop)
@@ -143,8 +144,11 @@ class DryRun:
         return "host" if index == HOST else f"{self.platform.kind.upper()}:{index}"
 
     def _kernels(self) -> str:
+        kind, where = "GPU", "which run on the host"
+        if self.platform.kind == "tpu":
+            kind, where = "TPU", "compiled on demand or run on the host"
         if not self.on_host:
-            return "Every operation on a GPU has a kernel there."
+            return f"Every operation on a {kind} has a kernel there."
         rows = collections.Counter[tuple[str, ...]]()
         for operation, count in self.on_host.items():
             types = ", ".join(operation.dtypes)
@@ -155,7 +159,7 @@ class DryRun:
             [(*row, f"{count:,}") for row, count in rows.most_common(_MOST_ROWS)],
             left=("operation", "types", "layer", "device"),
         )
-        return f"Operations without a kernel, which run on the host\n{table}"
+        return f"Operations without a kernel, {where}\n{table}"
 
     def _copies(self, title: str, found: list[Transfer]) -> str:
         waits = sum(each.count for each in found if each.waits)
@@ -207,7 +211,7 @@ class DryRun:
     def _functions(self) -> str:
         """Returns a row for each stage function, and what does not compile."""
         updates = [
-            StageFunction(
+            FunctionReport(
                 name="update", function="", device=k, calls=1, peak_bytes=0, compiled=c
             )
             for k, c in self.updates.items()
@@ -258,7 +262,7 @@ class DryRun:
 def dry_run(
     model: keras.Model, *, batch: Any, platform: str, compiles: bool = True
 ) -> DryRun:
-    """Returns what a training step of a model would do on other devices.
+    """Describes a training step of a model on other devices.
 
     The step is traced, optimized by TensorFlow's Grappler for these devices, and
     compared with the kernels that TensorFlow has for them. Nothing runs, no such device
@@ -268,12 +272,12 @@ def dry_run(
     Args:
         model: A compiled model with a pipeline in it, on logical CPUs for example. If
             it is not built, it is built for the batch.
-        batch: What a step takes, `(x, y)` or `(x, y, sample_weight)`: arrays, tensors
+        batch: The batch of a step, `(x, y)` or `(x, y, sample_weight)`: arrays, tensors
             or `tf.TensorSpec`. With replicas it is the batch of one of them.
         platform: The devices, such as `"h100-80g"`, `"a100-40g"` or `"tpu-v5e"`.
-        compiles: Whether stage functions and updates are also compiled by XLA for the
-            platform, some seconds each. Needs the packages of `tfgpipe[compilers]`;
-            without these the report says that this is left out.
+        compiles: True to compile stage functions and updates by XLA for the platform as
+            well, some seconds each. Needs the packages of `tfgpipe[compilers]`; without
+            these the report says that this is left out.
 
     Raises:
         ValueError: If there is no such platform, if the model has no pipeline or is not
@@ -308,15 +312,17 @@ def dry_runs(
     The step is traced and lowered once for GPUs, and once for TPUs.
 
     Args:
-        model: As for `dry_run`.
-        batch: Likewise.
+        model: The model, as of `dry_run`.
+        batch: The batch of a step, as of `dry_run`.
         platforms: The platforms.
-        compiles: Likewise.
+        compiles: True to compile functions by XLA as well, as of `dry_run`.
     """
     traced: dict[str, StageModules] = {}
     for platform in platforms:
         if platform.kind not in traced:
-            step = steps.trace(model, batch, for_gpus=platform.kind == "gpu")
+            step = steps.trace(
+                model, batch, platform="GPU" if platform.kind == "gpu" else "TPU"
+            )
             traced[platform.kind] = StageModules(step)
         yield _dry_run(traced[platform.kind], batch, platform, compiles=compiles)
 
@@ -332,9 +338,14 @@ def _dry_run(
     on_gpus = steps.on_other_devices(step, gpus)
     cluster = grappler.VirtualCluster(_properties(platform, gpus))
     optimized = cluster.optimize_functions(on_gpus)
-    placed = placement.place(step.graph, optimized, step.devices, gpus)
-    if platform.kind == "tpu":  # Its functions are compiled as they are.
-        placed = placement.between_devices(placed)
+    kind: Literal["GPU", "TPU"] = "TPU" if platform.kind == "tpu" else "GPU"
+    placed = placement.place(step.graph, optimized, step.devices, gpus, kind)
+    copies = {
+        copy: times
+        for copy, times in placed.copies.items()
+        # A TPU may compile on demand what a host would run here.
+        if kind == "GPU" or HOST not in (copy.source, copy.target)
+    }
     layers = steps.layer_names(step)
     called = _functions(step, optimized, cluster)
     updates: Mapping[int, Compiled] = {}
@@ -357,7 +368,7 @@ def _dry_run(
         platform=platform,
         devices=step.devices,
         on_host=placed.on_host,
-        transfers=_transfers(placed, layers),
+        transfers=_transfers(copies, layers),
         functions=called,
         state=_state(step.model),
         estimate=estimate,
@@ -369,7 +380,7 @@ def _dry_run(
 
 
 def _left_out(platform: Platform, *, compiles: bool) -> str:
-    """Returns why nothing is compiled, empty if it is."""
+    """Returns the reason that nothing is compiled, empty if it is."""
     if not compiles:
         return "Not compiled: compiles=False."
     if packages := compilers.missing(platform):
@@ -381,7 +392,7 @@ def _left_out(platform: Platform, *, compiles: bool) -> str:
 
 
 def _properties(platform: Platform, gpus: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Returns what Grappler is to know of devices. To it a TPU is like an A100."""
+    """Describes devices to Grappler. To it a TPU is like an A100."""
     target = platform.target
     if not isinstance(target, GpuTarget):
         target = find("a100-40g").target
@@ -402,11 +413,11 @@ def _properties(platform: Platform, gpus: Sequence[str]) -> dict[str, dict[str, 
     return {**dict.fromkeys(gpus, gpu), host: cpu}
 
 
-def _transfers(placed: Placement, layers: Sequence[str]) -> list[Transfer]:
+def _transfers(copies: Mapping[Copy, int], layers: Sequence[str]) -> list[Transfer]:
     """Returns copies, added up for each kind and layer."""
     counts: collections.Counter[tuple[Any, ...]] = collections.Counter()
     sizes: collections.Counter[tuple[Any, ...]] = collections.Counter()
-    for copy, times in placed.copies.items():
+    for copy, times in copies.items():
         operation = copy.operation
         reader = copy.reader.rpartition("/")[2]
         if not operation.function:
@@ -460,7 +471,7 @@ def _without_number(name: str) -> str:
 
 def _functions(
     step: steps.Step, optimized: Any, cluster: grappler.VirtualCluster
-) -> list[StageFunction]:
+) -> list[FunctionReport]:
     """Returns the stage functions of a step, with Grappler's estimates."""
     library = {f.signature.name: f for f in optimized.library.function}
     calls: collections.Counter[tuple[str, str, int]] = collections.Counter()
@@ -473,7 +484,7 @@ def _functions(
     graphs = functions.graphs_of_functions(optimized.library)
     peaks = {name: cluster.peak_bytes(graphs[name]) for _, name, _ in calls}
     return [
-        StageFunction(
+        FunctionReport(
             name=name,
             function=function,
             device=device,
@@ -497,7 +508,7 @@ def _state(model: keras.Model) -> list[str]:
 def _plan(
     step: steps.Step, platform: Platform, workload: planner.Workload, batch: Any
 ) -> tuple[planner.Estimate, list[dict[str, float]]]:
-    """Returns what the planner says of the step, and of the functions of each device.
+    """Returns the planner's estimates of the step, and of each device's functions.
 
     The latter are mean seconds, by the name of the function.
     """
@@ -509,7 +520,7 @@ def _plan(
         num_shards=mesh.num_shards,
         num_microbatches=schedule.num_microbatches,
         schedule=schedule,
-        remat=pipelined.remat,
+        remat=pipelined.config.remat,
         stages_per_device=schedule.num_stages // schedule.num_devices,
     )
     request = planner.PlanRequest(

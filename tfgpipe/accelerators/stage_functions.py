@@ -37,13 +37,13 @@ class StageModules:
     def compile(
         self, names: Iterable[str], platform: Platform
     ) -> tuple[dict[str, Compiled], dict[int, Compiled]]:
-        """Returns what a compiler says of the functions and of the optimizer's updates.
+        """Returns a compiler's reports on the functions and the optimizer's updates.
 
         The former are by name, the latter by the index of a stage.
 
         Args:
             names: Names of functions of the step's graph.
-            platform: What to compile for.
+            platform: The platform to compile for.
         """
         with Compiler(platform) as compiler:
 

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
@@ -36,15 +36,18 @@ class Step:
     devices: tuple[str, ...]
 
 
-def trace(model: keras.Model, batch: Any, *, for_gpus: bool) -> Step:
+def trace(
+    model: keras.Model, batch: Any, *, platform: Literal["GPU", "TPU"] | None
+) -> Step:
     """Returns a training step of a model, traced and not run.
 
     Args:
         model: A compiled model with a pipeline in it.
-        batch: What a step takes, `(x, y)` or `(x, y, sample_weight)`: arrays, tensors
+        batch: The batch of a step, `(x, y)` or `(x, y, sample_weight)`: arrays, tensors
             or `tf.TensorSpec`, as `dataset.element_spec` gives them. All sizes are
             known. With replicas it is the batch of one of them.
-        for_gpus: Whether stages are traced for the kernels of GPUs, wherever they are.
+        platform: Type of the devices that stages are traced for, whatever they are
+            on; None for the devices that they are on.
 
     Raises:
         ValueError: If the model has no pipeline or is not compiled, or a size is not
@@ -72,9 +75,7 @@ def trace(model: keras.Model, batch: Any, *, for_gpus: bool) -> Step:
     traced = tf.function(step, autograph=False)
     with contextlib.ExitStack() as stack:
         for each in pipelines:
-            # XLA compiles for the devices that are there.
-            kernels = each.traced_without_xla("gpu" if for_gpus else None)
-            stack.enter_context(kernels)
+            stack.enter_context(each.traced_for(platform))
         graph = functions.without_grappler(traced.get_concrete_function)(*specs).graph
     pipeline = pipelines[0]
     mesh = (d for replica in pipeline.mesh.devices for stage in replica for d in stage)
@@ -119,7 +120,7 @@ def on_other_devices(step: Step, names: Sequence[str]) -> tf.compat.v1.GraphDef:
 
 
 def innermost(function: str, library: Mapping[str, Any]) -> str:
-    """Returns what a function calls and nothing else, or the function itself.
+    """Returns the function that a wrapper calls, or the function itself.
 
     Args:
         function: Its name in the library.

@@ -42,8 +42,10 @@ def apply_policy(
         )
     roots = [layers] if isinstance(layers, keras.Model) else layers
     changing = []
-    for layer in unique(x for y in roots for x in keras_internals.inner_layers(y)):
-        if keras_internals.functional_graph(layer) is not None:
+    for layer in unique(
+        x for y in roots for x in keras_internals.layers.inner_layers(y)
+    ):
+        if keras_internals.functional.functional_graph(layer) is not None:
             _check_graph(policy, layer)
         elif _accepts_policy(policy, layer):
             changing.append(layer)
@@ -58,10 +60,10 @@ def check_unquantized(layer: keras.layers.Layer, *, purpose: str, remedy: str) -
 
     Args:
         layer: The layer, or a model.
-        purpose: What it is for, as the error is to say.
-        remedy: What to try.
+        purpose: Its purpose, in the error.
+        remedy: A sentence on how to mend it, in the error.
     """
-    for inner in keras_internals.inner_layers(layer):
+    for inner in keras_internals.layers.inner_layers(layer):
         policy = inner.dtype_policy
         if policy.quantization_mode is not None:
             raise ValueError(
@@ -73,16 +75,16 @@ def check_unquantized(layer: keras.layers.Layer, *, purpose: str, remedy: str) -
 
 @contextlib.contextmanager
 def default_policy_scope(dtype: Any) -> Iterator[None]:
-    """Layers made inside without a policy get this one, unless it is None."""
+    """Gives layers made inside without a policy this one, unless it is None."""
     if dtype is None:
         yield
         return
-    before = keras.config.dtype_policy()
+    outer = keras.config.dtype_policy()
     keras.config.set_dtype_policy(keras.dtype_policies.get(dtype))
     try:
         yield
     finally:
-        keras.config.set_dtype_policy(before)
+        keras.config.set_dtype_policy(outer)
 
 
 def _accepts_policy(policy: Any, layer: keras.layers.Layer) -> bool:

@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
+from tfgpipe._compat.keras_internals import calls as keras_calls
 from tfgpipe._util import unique
 from tfgpipe.capture.ir import Call, CallGraph, Segment, Value
 from tfgpipe.capture.scope import (
@@ -23,6 +24,8 @@ from tfgpipe.capture.scope import (
     is_differentiable,
 )
 from tfgpipe.remat import Remat
+
+Values = dict[int, tf.Tensor | None]
 
 
 class TensorKey(NamedTuple):
@@ -39,9 +42,9 @@ class Interpreter:
         segment: The calls.
         input_keys: Keys of the tensors that it takes. An input value of the segment
             that is not among them is None, as an optional input of a model can be.
-        training: Whether layers run as in training; None leaves it to each.
-        remat: Which calls a gradient recomputes together, from their inputs alone. None
-            for none.
+        training: Mode in which layers run; None leaves it to each.
+        remat: The policy that says which calls a gradient recomputes together, from
+            their inputs alone. None recomputes none.
         captured: Variables that the calls use though those of other layers.
     """
 
@@ -80,27 +83,96 @@ class Interpreter:
         values = {i: inputs.get(TensorKey(i)) for i in self._segment.input_ids}
         masked = [key.value_id for key in inputs if key.is_mask]
         for i in masked:
-            keras_internals.set_mask(values[i], inputs[TensorKey(i, True)])
-        scope = _scope()
+            keras_calls.set_mask(values[i], inputs[TensorKey(i, True)])
         if not self._parts:
-            _run_calls(self._segment.calls, values, self._training, scope)
+            self._run_calls(self._segment.calls, values, _scope())
         for first, part in self._parts:
-            outputs = _run_with_remat(
-                part, values, self._training, captured=self._captured, first=first
-            )
+            outputs = self._run_with_remat(part, values, first)
             values.update(zip(part.output_ids, outputs, strict=True))
         results: dict[TensorKey, tf.Tensor | None] = {}
         for i in self._segment.output_ids:
             if values[i] is None:
                 continue
             results[TensorKey(i)] = values[i]
-            mask = keras_internals.get_mask(values[i])
+            mask = keras_calls.get_mask(values[i])
             if mask is not None:
                 results[TensorKey(i, True)] = mask
         for i in masked:
-            if keras_internals.get_mask(values[i]) is None:
+            if keras_calls.get_mask(values[i]) is None:
                 results[TensorKey(i, True)] = None
         return results
+
+    def _run_calls(
+        self,
+        calls: Sequence[Call],
+        values: Values,
+        scope: TracingScope,
+        first: int = 0,
+    ) -> None:
+        """Adds what calls return to the values; `first` is the index of the first."""
+        for index, call in enumerate(calls, first):
+            args, kwargs = keras.tree.map_structure(
+                lambda leaf: values[leaf.id] if isinstance(leaf, Value) else leaf,
+                (call.args, dict(call.kwargs)),
+            )
+            if isinstance(call.layer, keras.layers.Layer) and (
+                self._training is not None
+            ):
+                kwargs["training"] = self._training
+            outputs = keras.tree.flatten(call.layer(*args, **kwargs))
+            values.update(zip(call.output_ids, outputs, strict=True))
+            added = len(scope.losses) - len(scope.loss_calls)
+            scope.loss_calls += [index] * added
+
+    def _run_with_remat(
+        self, part: Segment, values: Values, first: int
+    ) -> list[tf.Tensor | None]:
+        """Runs calls so that their gradient recomputes them from their inputs alone.
+
+        `tf.recompute_grad` differentiates only with respect to arguments, so the
+        weights are passed as such. It runs the calls twice; what layers assign, add as
+        a loss or mask is taken from the first run, which is the forward pass.
+
+        Returns:
+            The values that others take from these calls.
+        """
+        scope = _scope()
+        weights, state = layer_variables(part.layers, self._captured)
+        state_values = [(v, scope.get_current_value(v)) for v in state]
+        # Only tensors with a gradient are arguments: `tf.recompute_grad` adds to each.
+        inputs = {i: values[i] for i in part.input_ids if values.get(i) is not None}
+        ids = [i for i, tensor in inputs.items() if is_differentiable(tensor)]
+        if not ids and not weights:
+            inside = dict(values)
+            self._run_calls(part.calls, inside, scope, first)
+            return [inside[i] for i in part.output_ids]
+        masks = {i: keras_calls.get_mask(tensor) for i, tensor in inputs.items()}
+        effects: list[_SideEffects] = []
+
+        def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            arguments = {**inputs, **dict(zip(ids, tensors, strict=False))}
+            for i, tensor in arguments.items():
+                keras_calls.set_mask(tensor, masks[i])
+            weight_values = zip(weights, tensors[len(ids) :], strict=True)
+            inner = TracingScope([*weight_values, *state_values], scope.replicas)
+            inside = {**values, **arguments}
+            with inner:
+                self._run_calls(part.calls, inside, inner, first)
+            outputs = [inside[i] for i in part.output_ids]
+            check_assignments(inner, [*weights, *state])
+            scope.captured_variables += inner.captured_variables
+            effects.append(_SideEffects.of(inner, arguments.values(), outputs))
+            return [*outputs, *inner.losses]
+
+        results = tf.recompute_grad(run)(
+            *(values[i] for i in ids), *(scope.get_current_value(v) for v in weights)
+        )
+        outputs, losses = (
+            results[: len(part.output_ids)],
+            results[len(part.output_ids) :],
+        )
+        effects[0].repeat(scope, inputs.values(), outputs, losses)
+        return list(outputs)
 
 
 def layer_variables(
@@ -119,136 +191,13 @@ def layer_variables(
     # Not `layer.trainable_variables`: a frozen layer has none, though a layer inside it
     # may have been unfrozen since, as LoRA does. A Keras model trains that one.
     variables = [
-        *(v for x in owners for v in (*x.variables, *keras_internals.own_metrics(x))),
-        *captured,
+        v
+        for x in owners
+        for v in (*x.variables, *keras_internals.layers.own_metrics(x))
     ]
+    variables += captured
     trainable = unique(v for v in variables if v.trainable)
     return trainable, unique(v for v in variables if not v.trainable)
-
-
-def _call(
-    call: Call, values: dict[int, tf.Tensor | None], training: bool | None
-) -> list[tf.Tensor]:
-    """Calls a layer on the tensors of its arguments."""
-    args, kwargs = keras.tree.map_structure(
-        lambda leaf: values[leaf.id] if isinstance(leaf, Value) else leaf,
-        (call.args, dict(call.kwargs)),
-    )
-    if isinstance(call.layer, keras.layers.Layer) and training is not None:
-        kwargs["training"] = training
-    return keras.tree.flatten(call.layer(*args, **kwargs))
-
-
-def _run_calls(
-    calls: Sequence[Call],
-    values: dict[int, tf.Tensor | None],
-    training: bool | None,
-    scope: TracingScope,
-    first: int = 0,
-) -> None:
-    """Runs calls, adding what they return to the values.
-
-    Args:
-        calls: The calls.
-        values: The tensor of each value that they take.
-        training: Whether layers run as in training.
-        scope: The scope, which counts whose losses are added.
-        first: The index of the first of these calls in its segment.
-    """
-    for index, call in enumerate(calls, first):
-        outputs = _call(call, values, training)
-        values.update(zip(call.output_ids, outputs, strict=True))
-        added = len(scope.losses) - len(scope.loss_calls)
-        scope.loss_calls += [index] * added
-
-
-def _run_with_remat(
-    part: Segment,
-    values: dict[int, tf.Tensor | None],
-    training: bool | None,
-    *,
-    captured: Sequence[keras.Variable],
-    first: int,
-) -> list[tf.Tensor | None]:
-    """Runs calls so that their gradient recomputes them from their inputs alone.
-
-    `tf.recompute_grad` differentiates only with respect to arguments, so the weights
-    are passed as such. It runs the calls twice; what layers assign, add as a loss or
-    mask is taken from the first run, which is the forward pass.
-
-    Args:
-        part: The calls.
-        values: The tensor of each value.
-        training: Whether layers run as in training.
-        captured: Variables that the calls use though those of other layers.
-        first: The index of the first of these calls in its segment.
-
-    Returns:
-        The values that others take from these calls.
-    """
-    scope = _scope()
-    weights, state = layer_variables(part.layers, captured)
-    state_values = [(v, scope.get_current_value(v)) for v in state]
-    # Only what has a gradient is an argument: `tf.recompute_grad` adds to each of them.
-    inputs = {i: values[i] for i in part.input_ids if values.get(i) is not None}
-    ids = [i for i, tensor in inputs.items() if is_differentiable(tensor)]
-    if not ids and not weights:
-        inside = dict(values)
-        _run_calls(part.calls, inside, training, scope, first)
-        return [inside[i] for i in part.output_ids]
-    masks = {i: keras_internals.get_mask(tensor) for i, tensor in inputs.items()}
-    effects: list[_SideEffects] = []
-
-    def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        arguments = {**inputs, **dict(zip(ids, tensors, strict=False))}
-        for i, tensor in arguments.items():
-            keras_internals.set_mask(tensor, masks[i])
-        weight_values = zip(weights, tensors[len(ids) :], strict=True)
-        inner = TracingScope([*weight_values, *state_values], scope.replicas)
-        inside = {**values, **arguments}
-        with inner:
-            _run_calls(part.calls, inside, training, inner, first)
-        outputs = [inside[i] for i in part.output_ids]
-        check_assignments(inner, [*weights, *state])
-        scope.captured_variables += inner.captured_variables
-        effects.append(
-            _SideEffects(
-                updates=[
-                    (v, inner.get_current_value(v))
-                    for v in unique(inner.assigned_variables)
-                ],
-                over_replicas=inner.over_replicas,
-                accumulators=inner.accumulators,
-                loss_calls=inner.loss_calls,
-                input_masks=list(map(keras_internals.get_mask, arguments.values())),
-                output_masks=list(map(keras_internals.get_mask, outputs)),
-            )
-        )
-        return [*outputs, *inner.losses]
-
-    results = tf.recompute_grad(run)(
-        *(values[i] for i in ids), *(scope.get_current_value(v) for v in weights)
-    )
-    forward = effects[0]
-    outputs, losses = results[: len(part.output_ids)], results[len(part.output_ids) :]
-    for update in forward.updates:
-        scope.add_update(update)
-    scope.over_replicas.extend(forward.over_replicas)
-    scope.accumulators.extend(forward.accumulators)
-    for loss in losses:
-        scope.add_loss(loss)
-    scope.loss_calls.extend(forward.loss_calls)
-    for tensor, mask in zip(inputs.values(), forward.input_masks, strict=True):
-        keras_internals.set_mask(tensor, mask)
-    for tensor, mask in zip(outputs, forward.output_masks, strict=True):
-        keras_internals.set_mask(tensor, mask)
-    return list(outputs)
-
-
-def _scope() -> TracingScope:
-    scope = keras_internals.current_stateless_scope()
-    assert isinstance(scope, TracingScope)
-    return scope
 
 
 class _SideEffects(NamedTuple):
@@ -260,3 +209,47 @@ class _SideEffects(NamedTuple):
     loss_calls: list[int]
     input_masks: list[tf.Tensor | None]
     output_masks: list[tf.Tensor | None]
+
+    @classmethod
+    def of(
+        cls,
+        scope: TracingScope,
+        inputs: Iterable[tf.Tensor],
+        outputs: Iterable[tf.Tensor | None],
+    ) -> _SideEffects:
+        """Returns those on a scope, and on the masks of inputs and outputs."""
+        assigned = unique(scope.assigned_variables)
+        return cls(
+            updates=[(v, scope.get_current_value(v)) for v in assigned],
+            over_replicas=scope.over_replicas,
+            accumulators=scope.accumulators,
+            loss_calls=scope.loss_calls,
+            input_masks=list(map(keras_calls.get_mask, inputs)),
+            output_masks=list(map(keras_calls.get_mask, outputs)),
+        )
+
+    def repeat(
+        self,
+        scope: TracingScope,
+        inputs: Iterable[tf.Tensor],
+        outputs: Iterable[tf.Tensor | None],
+        losses: Iterable[tf.Tensor],
+    ) -> None:
+        """Has these effects on another scope, and on other tensors."""
+        for update in self.updates:
+            scope.add_update(update)
+        scope.over_replicas.extend(self.over_replicas)
+        scope.accumulators.extend(self.accumulators)
+        for loss in losses:
+            scope.add_loss(loss)
+        scope.loss_calls.extend(self.loss_calls)
+        for tensor, mask in zip(inputs, self.input_masks, strict=True):
+            keras_calls.set_mask(tensor, mask)
+        for tensor, mask in zip(outputs, self.output_masks, strict=True):
+            keras_calls.set_mask(tensor, mask)
+
+
+def _scope() -> TracingScope:
+    scope = keras_calls.current_stateless_scope()
+    assert isinstance(scope, TracingScope)
+    return scope

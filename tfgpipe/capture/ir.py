@@ -14,6 +14,7 @@ goes straight from its segment to those that use it, however far apart they are:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -36,9 +37,9 @@ class Call:
     """One use of a layer.
 
     Attributes:
-        layer: What is called: a Keras layer or operation.
+        layer: The Keras layer or operation that is called.
         args: Its positional arguments, nested, with a `Value` for each tensor.
-        kwargs: Its keyword arguments, likewise.
+        kwargs: Its keyword arguments, with a `Value` for each tensor.
         input_ids: Ids of the values in the arguments, each once.
         output_ids: Ids of the values that it returns, in flat order.
     """
@@ -72,7 +73,7 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class CallGraph:
-    """A whole model.
+    """The calls of a whole model.
 
     Attributes:
         calls: All calls, each after those whose results it uses.
@@ -89,35 +90,43 @@ class CallGraph:
         calls = self.calls[span]
         inside = dict.fromkeys(i for call in calls for i in call.output_ids)
         inputs = dict.fromkeys(i for call in calls for i in call.input_ids)
-        used = {i for call in self.calls[span.stop :] for i in call.input_ids}
-        used.update(self.output_ids)
+        last, stop = self._last_use, span.indices(len(self.calls))[1]
         return Segment(
             calls,
             input_ids=tuple(i for i in inputs if i not in inside),
-            output_ids=tuple(i for i in inside if i in used),
+            output_ids=tuple(i for i in inside if last.get(i, -1) >= stop),
         )
 
-    def received_bytes(self, sizes: Mapping[int, float]) -> npt.NDArray[np.float64]:
+    @functools.cached_property
+    def _last_use(self) -> Mapping[int, int]:
+        """By value the last call that uses it; the number of calls for outputs."""
+        last = {n: i for i, call in enumerate(self.calls) for n in call.input_ids}
+        return last | dict.fromkeys(self.output_ids, len(self.calls))
+
+    def received_bytes(
+        self, sizes: Mapping[int, float], *, with_inputs: bool = False
+    ) -> npt.NDArray[np.float64]:
         """Returns for all `s`, `e` the bytes that a segment of calls `[s, e)` receives.
 
-        A value counts once, however many calls of the segment use it; inputs of the
-        model and values of the segment itself do not count.
+        A value counts once, however many calls of the segment use it; values of the
+        segment itself do not count.
 
         Args:
             sizes: Bytes of each value.
+            with_inputs: True to count inputs of the model as well.
 
         Returns:
             `[L + 1, L + 1]`, zero where `e <= s`.
         """
         num_calls = len(self.calls)
         table = np.zeros((num_calls + 1, num_calls + 1))
-        row = self.received_row(sizes)
+        row = self.received_row(sizes, with_inputs=with_inputs)
         for start in range(num_calls):
             table[start, start + 1 :] = row(start, num_calls)
         return table
 
     def received_row(
-        self, sizes: Mapping[int, float]
+        self, sizes: Mapping[int, float], *, with_inputs: bool = False
     ) -> Callable[[int, int], npt.NDArray[np.float64]]:
         """Returns a function from `s` and `e` to one row of `received_bytes`.
 
@@ -126,14 +135,17 @@ class CallGraph:
 
         Args:
             sizes: Bytes of each value.
+            with_inputs: True to count inputs of the model as well.
         """
         producer = {n: i for i, call in enumerate(self.calls) for n in call.output_ids}
+        if with_inputs:
+            producer |= dict.fromkeys(self.input_ids, -1)
         users: dict[int, list[int]] = {}
         for i, call in enumerate(self.calls):
             for n in call.input_ids:
                 if n in producer:
                     users.setdefault(n, []).append(i)
-        # By call: where a value is first used, among the calls from s on, for segments
+        # By call: the first use of a value, among the calls from s on, for segments
         # with `after < s <= first use`.
         added: dict[int, list[tuple[int, float]]] = {}
         for n, calls in users.items():

@@ -32,7 +32,7 @@ class Accumulator(abc.ABC):
     Attributes:
         values: Tensors of static shapes. All zero means no observation.
         variables: The `keras.Variable`s that are updated from it.
-        over_replicas: Whether values are of the microbatch of all replicas.
+        over_replicas: True if the values are of the microbatch of all replicas.
     """
 
     values: Sequence[Any]
@@ -63,15 +63,13 @@ class TracingScope(keras.StatelessScope):
 
     Args:
         values: For each variable, its value at the start.
-        replicas: The replicas that compute the same on other rows, or None.
+        replicas: The replicas that compute the same on other examples, or None.
 
     Attributes:
-        replicas: The same.
-        accumulators: What layers accumulate over microbatches, in the order of their
-            calls.
+        accumulators: Accumulators of layers, in the order of their calls.
         assigned_variables: Variables that layers have assigned, in this order.
         captured_variables: Variables that were read and have no value here.
-        over_replicas: Those that layers have assigned what all replicas compute alike,
+        over_replicas: Variables with a value that is the same on all replicas, computed
             from the microbatch of all of them.
         loss_calls: For each of the losses, the index of the call that added it.
     """
@@ -100,9 +98,9 @@ class TracingScope(keras.StatelessScope):
         """Gives a variable a new value, as a layer that assigns it does."""
         variable, value = update
         self.assigned_variables.append(variable)
-        before = super().get_current_value(variable)
-        if before is not None and is_differentiable(value):
-            update = variable, tf.grad_pass_through(lambda _: value)(before)
+        current = super().get_current_value(variable)
+        if current is not None and is_differentiable(value):
+            update = variable, tf.grad_pass_through(lambda _: value)(current)
         super().add_update(update)
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:

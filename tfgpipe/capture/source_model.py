@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ import tensorflow as tf
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap, unique
 from tfgpipe.capture import input_checks, tracer
-from tfgpipe.capture.balance import check_calls_per_stage
 
 Specs = Mapping[str, keras.KerasTensor]
 
@@ -85,63 +83,10 @@ class SourceModel(abc.ABC):
     def get_config(self) -> Any:
         """Returns the configuration that `from_config` takes."""
 
-    def calls_per_stage(
-        self, balance: Sequence[int] | Sequence[str], num_stages: int | None = None
-    ) -> tuple[int, ...]:
-        """Returns the number of calls in each stage for a user's `balance` list.
-
-        Args:
-            balance: These counts, or the names of the layers that end each stage but
-                the last, each after its last call.
-            num_stages: K, or None for any.
-
-        Raises:
-            ValueError: If there is no such partition, or it has another K.
-        """
-        counts = self._calls_per_stage(balance)
-        if num_stages not in (None, len(counts)):
-            raise ValueError(
-                "A `balance` list says how many stages there are. Received num_stages="
-                f"{num_stages} and balance={list(balance)}, which makes {len(counts)}. "
-                "Leave `num_stages` out."
-            )
-        return counts
-
-    def _calls_per_stage(
-        self, balance: Sequence[int] | Sequence[str]
-    ) -> tuple[int, ...]:
-        if not isinstance(balance, Sequence | np.ndarray):
-            raise ValueError(
-                '`balance` must be a quantity such as "params", or a list with each '
-                "stage's number of layers, or with the names of the layers that end "
-                f"each stage but the last. Received {balance!r}."
-            )
-        calls = self.calls
-        names = [entry for entry in balance if isinstance(entry, str)]
-        if not names:
-            counts = [entry for entry in balance if not isinstance(entry, str)]
-            return check_calls_per_stage(counts, [layer.name for layer in calls])
-        ends = [0]
-        for name in names:
-            found = [i for i, layer in enumerate(calls) if layer.name == name]
-            if not found:
-                raise ValueError(
-                    "A `balance` of names holds the layers that end each stage but the "
-                    f"last. Received '{name}', which {self._describe_location(name)}"
-                )
-            ends.append(found[-1] + 1)
-        counts = [b - a for a, b in itertools.pairwise([*ends, len(calls)])]
-        if min(counts) < 1:
-            raise ValueError(
-                "A `balance` of names holds layers in the order they are called, and "
-                f"not the last. Received {list(balance)}, which end after calls "
-                f"{ends[1:]} of {len(calls)}. Put them in order."
-            )
-        return tuple(counts)
-
-    def _describe_location(self, name: str) -> str:
+    def describe_location(self, name: str) -> str:
+        """Returns the place of a layer that no call is of, for an error message."""
         for layer in self.calls:
-            if name in keras_internals.inner_names(layer):
+            if name in keras_internals.layers.inner_names(layer):
                 return (
                     f"is inside layer '{layer.name}', where no stage can end: only "
                     "models whose calls Keras knows are inlined. End it after "
@@ -250,7 +195,7 @@ class FunctionalSource(SourceModel):
     ) -> dict[str, tf.Tensor | None]:
         """Returns the inputs as Keras feeds them to the model."""
         input_checks.check_side_inputs((), side_inputs)
-        tensors = keras_internals.standardize_inputs(self._graph, inputs)
+        tensors = keras_internals.functional.standardize_inputs(self._graph, inputs)
         if len(tensors) != len(self._graph.inputs):
             input_checks.check_structure(self._graph.input, inputs)
         return {x.name: y for x, y in zip(self._graph.inputs, tensors, strict=True)}
@@ -274,7 +219,7 @@ class FunctionalSource(SourceModel):
 
 def make_source(layers: Any) -> SourceModel:
     """Returns the source model for the first argument of a `PipelinedLayer`."""
-    graph = keras_internals.functional_graph(layers)
+    graph = keras_internals.functional.functional_graph(layers)
     if graph is not None:
         return FunctionalSource(layers, graph)
     sequential = isinstance(layers, keras.Sequential)

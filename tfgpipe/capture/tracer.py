@@ -26,12 +26,12 @@ class CapturedModel:
     Attributes:
         graph: The calls.
         specs: For each value, its shape and type in the capture.
-        inputs: What it was captured on: symbolic tensors, nested.
+        inputs: The symbolic tensors that it was captured on, nested.
         side_inputs: The names of the tensors beside these.
         output_structure: The outputs of the model, nested, with a `Value` for each
             tensor.
-        opaque_calls: By the indices of calls that are not inlined though there are
-            layers inside, what these are, as a phrase.
+        opaque_calls: Descriptions of calls that are not inlined though there are layers
+            inside, by index.
     """
 
     graph: CallGraph
@@ -94,7 +94,7 @@ class _GraphBuilder:
     def inline(self, graph: keras.Model, inputs: Sequence[int]) -> list[int]:
         """Adds the calls of a Functional model on values; returns the output ids."""
         ids: Ids = IdentityMap(zip(graph.inputs, inputs, strict=True))
-        for node in keras_internals.nodes(graph):
+        for node in keras_internals.functional.nodes(graph):
             if any(tensor not in ids for tensor in node.inputs):
                 continue  # Belongs to another model that shares the layer.
             inner = _inlinable_graph(node)
@@ -186,15 +186,15 @@ def opaque_in_list(layers: Sequence[keras.layers.Layer]) -> dict[int, str]:
     return {
         i: _opaque_reason(layer) or "a model in a list of layers"
         for i, layer in enumerate(layers)
-        if len(keras_internals.inner_layers(layer)) > 1
+        if len(keras_internals.layers.inner_layers(layer)) > 1
     }
 
 
 def _opaque_reason(operation: Any) -> str:
     """Describes a layer whose inner calls Keras does not know, as a phrase, or `""`."""
     if (
-        len(keras_internals.inner_layers(operation)) <= 1
-        or keras_internals.functional_graph(operation) is not None
+        len(keras_internals.layers.inner_layers(operation)) <= 1
+        or keras_internals.functional.functional_graph(operation) is not None
     ):
         return ""
     if isinstance(operation, keras.Sequential) and not operation.built:
@@ -203,13 +203,13 @@ def _opaque_reason(operation: Any) -> str:
     return f"a {kind} with a `call` of its own"
 
 
-def _inlinable_graph(node: keras_internals.Node) -> keras.Model | str:
+def _inlinable_graph(node: keras_internals.functional.Node) -> keras.Model | str:
     """Returns the graph that computes the same as a call of a model.
 
     If there is none, a phrase that describes the opaque call, or an empty string where
     there are no layers inside.
     """
-    graph = keras_internals.functional_graph(node.operation)
+    graph = keras_internals.functional.functional_graph(node.operation)
     if graph is None:
         return _opaque_reason(node.operation)
     # Keras records masks that it found on inputs as if they were passed as arguments,

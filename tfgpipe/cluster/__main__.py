@@ -60,7 +60,7 @@ def _add_worker(commands: Any) -> None:
         epilog="example: python -m tfgpipe.cluster worker --port=4000 --host=0.0.0.0",
         allow_abbrev=False,
     )
-    parser.set_defaults(run=worker.run, options=worker.Options)
+    parser.set_defaults(run=worker.run, options=worker.WorkerOptions)
     add = parser.add_argument
     port = "port for tensors; N + 1 is for health"
     add("--port", type=_port, required=True, metavar="N", help=port)
@@ -72,7 +72,7 @@ def _add_worker(commands: Any) -> None:
     add("--devices", type=_positive, default=1, metavar="N", help="devices of the CPU")
     cluster = "the list of all workers, for replicas that are processes"
     add("--cluster", type=_addresses, metavar="LIST", help=cluster)
-    add("--index", type=_count, metavar="I", help="which of the list this is, from 0")
+    add("--index", type=_count, metavar="I", help="index in this list, from 0")
 
 
 def _add_launch(commands: Any) -> None:
@@ -87,7 +87,7 @@ def _add_launch(commands: Any) -> None:
         "python -m trainer ...",
         allow_abbrev=False,
     )
-    parser.set_defaults(run=supervisor.run, options=supervisor.Options)
+    parser.set_defaults(run=supervisor.run, options=supervisor.LaunchOptions)
     add = parser.add_argument
     add("command", nargs="+", help="the program and its arguments, after `--`")
     add_one = parser.add_mutually_exclusive_group().add_argument
@@ -96,7 +96,7 @@ def _add_launch(commands: Any) -> None:
     add_one("--workers", type=_positive, metavar="N", help="workers to start")
     add_one("--cluster", type=_addresses, metavar="LIST", help=cluster)
     add("--replicas", type=_positive, metavar="N", help=replicas)
-    defaults = supervisor.Options(command=(), workers=1)
+    defaults = supervisor.LaunchOptions(command=(), workers=1)
     for name, kind, metavar, text in (
         ("devices", _positive, "N", "devices of each worker's CPU (1)"),
         ("max_restarts", _count, "N", "restarts of the command (10)"),
@@ -111,7 +111,7 @@ def _add_launch(commands: Any) -> None:
 def _add_server(commands: Any) -> None:
     """Adds the command that a worker runs for each client, and no user."""
     parser = commands.add_parser("server", allow_abbrev=False)
-    parser.set_defaults(run=server.run, options=server.Options)
+    parser.set_defaults(run=server.run, options=server.ServerOptions)
     parser.add_argument("--port", type=_port, required=True)
     parser.add_argument("--devices", type=_positive, required=True)
     parser.add_argument("--loopback", action="store_true")

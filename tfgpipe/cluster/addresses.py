@@ -43,7 +43,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether the host is this machine's loopback address."""
+        """True if the host is this machine's loopback address."""
         if self.host == "localhost":
             return True
         try:

@@ -7,8 +7,8 @@ The graphs of all clients take part in collectives on the devices of all workers
     client of replica 1  ───▶  worker 2 ── worker 3        the pipeline of replica 1
 
 Each connects to all workers, and has a session with each. Once one is gone, workers end
-all these sessions, by which the other clients know. One that ends well says so, and the
-others go on, unless they need it.
+all these sessions, by which the other clients know. One that exits cleanly says so, and
+the others go on, unless they need it.
 
 A TensorFlow server crashes if two clients are its first at the same time, since each
 replaces its manager of collectives. So they connect in the order of replicas; one that
@@ -18,21 +18,13 @@ is connected begins its session with the last worker, by which the next knows.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
-import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
 
 from tfgpipe.cluster import peers
 from tfgpipe.cluster.addresses import Address
-from tfgpipe.cluster.errors import (
-    ClusterError,
-    WorkerLost,
-    WorkerUnavailable,
-    end_process,
-)
-from tfgpipe.cluster.health import SILENCE_SECONDS, Deadline, Session, Status, ask
+from tfgpipe.cluster.errors import ClusterError, WorkerLost, WorkerUnavailable
+from tfgpipe.cluster.health import Deadline, Session, Status, ask
 
 _POLL_SECONDS = 0.2
 
@@ -41,59 +33,25 @@ class OtherClients(peers.Peers):
     """The clients of the other replicas.
 
     Args:
-        sessions: With all workers, which tell of them.
-        step_seconds: How long this process waits for them in a step.
+        sessions: Sessions with all workers, which tell of them.
+        step_seconds: Longest wait for them in a step.
     """
 
     def __init__(self, sessions: Sequence[Session], *, step_seconds: float) -> None:
+        super().__init__(step_seconds=step_seconds)
         self._sessions = sessions
-        self._step_seconds = step_seconds
-        self._has_left = False
-        threading.Thread(target=self._watch, daemon=True).start()
 
-    def leave(self, *, well: bool) -> None:
-        """Says good-bye if this process ends well, and else breaks off."""
-        if self._has_left:
-            return
-        self._has_left = True
+    def close(self, *, clean: bool) -> None:
+        """Ends the sessions, with a good-bye or without."""
         for session in self._sessions:
-            if well:
-                session.leave()
-            else:
-                session.close()
+            session.end_with(clean=clean)
 
-    def _watch(self) -> None:
-        """Ends this process if it waits in a step for one that does not come.
-
-        A collective waits for it without end.
-        """
-        left_at: float | None = None
-        while not self._has_left:
-            time.sleep(_POLL_SECONDS)
-            lost, waits_since, now = self.ended(), self.waits_since, time.monotonic()
-            left_at = left_at or (now if lost else None)
-            if waits_since is None:
-                continue
-            if lost and left_at and now - max(left_at, waits_since) > SILENCE_SECONDS:
-                end_process(lost)
-            if now - waits_since > self._step_seconds:
-                self._give_up()
-
-    def _give_up(self) -> NoReturn:
-        with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
-            faulthandler.dump_traceback()
-        end_process(
-            WorkerLost(
-                "A step of all replicas has not ended within "
-                f"{self._step_seconds:g} s, though the other clients are connected. "
-                "One does not take part, or needs longer. In the latter case pass a "
-                "larger step_seconds to tfgpipe.cluster.connect(...). Above is where "
-                "this process waits."
-            )
-        )
+    def lost(self) -> WorkerLost | None:
+        """Returns None: workers tell of lost clients, see `Cluster.exit_when_lost`."""
+        return None
 
     def ended(self) -> WorkerLost | None:
-        """Returns an error that names one that has ended well, or None."""
+        """Returns an error that names one that has exited cleanly, or None."""
         for replica in self._sessions[0].left:
             return WorkerLost(
                 f"The client of replica {replica} has ended. This process cannot go on "

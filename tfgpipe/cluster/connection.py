@@ -20,8 +20,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-import tensorflow as tf
-
 from tfgpipe.cluster import addresses as addresses_lib
 from tfgpipe.cluster import clients, peers
 from tfgpipe.cluster.addresses import Address, parse_addresses
@@ -74,7 +72,7 @@ class Cluster:
         """Returns an error that names a worker that is gone, or None if none is.
 
         Args:
-            seconds: How long to wait for such news.
+            seconds: Time to wait for such news.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -142,14 +140,14 @@ def connect(
     gone.
 
     Args:
-        workers: Where they are, such as `"10.0.0.5:4000,10.0.0.6:4000"`; all of them,
+        workers: Their addresses, such as `"10.0.0.5:4000,10.0.0.6:4000"`; all of them,
             in the same order for each client.
         replica: The index of this process, from 0. Its workers are that part of the
             list.
         num_replicas: The number of clients, which divides that of the workers.
-        seconds: How long to wait for all of them to be ready.
-        step_seconds: How long a step of all replicas may take, the first with its
-            tracing. Then this process ends with status 75.
+        seconds: Time to wait until all of them are ready.
+        step_seconds: Time limit of a step of all replicas, the first with its tracing.
+            Then this process ends with status 75.
 
     Raises:
         ValueError: If the list is wrong, or not for so many replicas.
@@ -209,6 +207,8 @@ def _connect_tensorflow(
     addresses: Sequence[Address], sessions: Sequence[Session]
 ) -> None:
     """Connects TensorFlow to the workers with which there are sessions, or to more."""
+    import tensorflow as tf
+
     own_host, _ = sessions[0].own_address
     loopback = all(each.is_loopback for each in addresses)
     with contextlib.ExitStack() as stack:

@@ -1,11 +1,16 @@
-"""A worker's health and sessions over HTTP, on the port after its own.
+"""Membership: who is there, and sessions by which each knows that another is.
+
+Workers, their clients and replicas that are processes use it, over HTTP, on the port
+after the member's own. What follows says worker and client; of two processes the one
+with the lower index is the worker's side.
 
     GET /healthz
         -> 200, a line of JSON: {"worker": "5f0c", "state": "ready", "starts": 1, ...}
     POST /session    {"token": "...", "replica": 0, "num_replicas": 1}
-        -> 200, the same line of JSON, then an empty line every second: the worker is
-           the client's while the connection is open; {"left": [1]} instead when the
-           client of replica 1 has ended well, and {"end": "..."} before it closes
+        -> 200, the same line of JSON, then an empty line every second, which the
+           client answers with another: the worker is the client's while the connection
+           is open; {"left": [1]} instead when replica 1 has exited cleanly, and
+           {"end": "..."} before it closes. A client that exits cleanly says "bye"
         -> 403 another token, 409 not ready or taken: the same line of JSON alone
 
 Each side of a session knows within seconds when the other is gone: a process that has
@@ -19,7 +24,9 @@ import dataclasses
 import http.client
 import importlib.metadata
 import json
+import math
 import platform
+import select
 import socket
 import threading
 import time
@@ -36,10 +43,12 @@ HEALTH_PATH, SESSION_PATH = "/healthz", "/session"
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 30.0
 """Without a sign of life for so long a peer is gone; one that swaps is slow."""
-# So that a client that ends well is not taken for one that is gone.
+# So that a client that exits cleanly is not taken for one that is gone.
 GOODBYE = b"bye\n"
 MAX_BYTES = 4096
 _POLL_SECONDS = 0.2
+_SERVE_SECONDS = 0.1
+_CLOSED = "it closed the connection"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,17 +57,17 @@ class Status:
 
     Attributes:
         worker: A name that no other worker has.
-        state: Whether it can be had.
-        granted: Whether it is the asking client's from now on.
-        refused: Whether it is not to be the client's, which has another token.
-        starts: How often TensorFlow has been started in it.
-        failures: How often it has died by itself.
-        devices: How many devices of each kind it has; none before it is ready.
+        state: Readiness for a client.
+        granted: True in the answer that gives it to the asking client.
+        refused: True in the answer to a client that has another token.
+        starts: Number of starts of TensorFlow in it.
+        failures: Number of TensorFlow's deaths in it.
+        devices: The number of devices of each kind; none before it is ready.
         tensorflow: A version.
-        tfgpipe: Likewise.
-        python: Likewise.
+        tfgpipe: A version.
+        python: A version.
         clients: The addresses of the clients that have it, by the index of the replica.
-        num_replicas: How many clients are to have it; zero while none has.
+        num_replicas: Number of clients that are to have it; zero while none has.
         workers: The list of workers that it was started with, or an empty string.
         index: Its index in that list.
     """
@@ -143,15 +152,16 @@ class Session:
         address: The worker's.
         token: The secret that the worker shares with its clients, if it has one.
         replica: The index of the replica whose client this process is.
-        num_replicas: How many clients are to have the worker.
-        seconds: How long asking may take.
+        num_replicas: The number of clients that are to have the worker.
+        more: Further content of the request.
+        seconds: The limit for an answer.
 
     Attributes:
         address: The worker's.
-        status: What the worker answered; `status.granted` says whether it was granted.
+        status: The worker's answer, with `granted`.
         own_address: The host and port of this side of the connection.
-        end: Why the session was lost, or None.
-        left: The replicas whose clients have ended well.
+        end: The reason that the session was lost, or None.
+        left: The replicas whose clients have exited cleanly.
 
     Raises:
         OSError: If nothing answers within `seconds`.
@@ -165,6 +175,7 @@ class Session:
         token: str = "",
         replica: int = 0,
         num_replicas: int = 1,
+        more: Mapping[str, str] | None = None,
         seconds: float,
     ) -> None:
         self.address = address
@@ -172,6 +183,7 @@ class Session:
         self.left: list[int] = []
         self._is_over = False
         asked = {"token": token, "replica": replica, "num_replicas": num_replicas}
+        asked |= more or {}
         connection = _connection(address, seconds)
         with contextlib.ExitStack() as stack:
             stack.callback(connection.close)
@@ -197,8 +209,15 @@ class Session:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
+    def end_with(self, *, clean: bool) -> None:
+        """Says good-bye if this process exits cleanly, and else breaks off."""
+        if clean:
+            self.leave()
+        else:
+            self.close()
+
     def leave(self) -> None:
-        """Tells the worker that this process is about to end well."""
+        """Tells the worker that this process is about to exit cleanly."""
         self._is_over = True
         with contextlib.suppress(OSError):
             self._socket.sendall(GOODBYE)
@@ -206,7 +225,7 @@ class Session:
     def _watch(self) -> None:
         """Waits for the end, which is when no more beats come."""
         with self._response as response:
-            end = "it closed the connection"
+            end = _CLOSED
             try:
                 self._socket.settimeout(SILENCE_SECONDS)
                 while line := response.readline(MAX_BYTES):
@@ -214,8 +233,12 @@ class Session:
                         said = parse_message(line)
                         self.left += said.get("left", [])
                         end = said.get("end", end)
+                    if not self._is_over:
+                        self._socket.sendall(b"\n")
             except TimeoutError:
                 end = f"it has been silent for {SILENCE_SECONDS:.0f} s"
+            except ConnectionError:  # The kernel has closed it.
+                pass
             except (OSError, ValueError) as error:
                 end = getattr(error, "strerror", None) or str(error)
         if not self._is_over:
@@ -248,11 +271,50 @@ def beat(*, left: Sequence[int] = (), end: str = "") -> bytes:
     """Returns a line that a worker sends to a client in a session.
 
     Args:
-        left: The replicas whose clients have ended well since the last one.
-        end: Why the session ends.
+        left: The replicas whose clients have exited cleanly since the last one.
+        end: The reason that the session ends.
     """
     said = {name: x for name, x in (("left", left), ("end", end)) if x}
     return json.dumps(said).encode() + b"\n" if said else b"\n"
+
+
+def serve_session(
+    connection: socket.socket,
+    *,
+    goes_on: Callable[[], bool],
+    news: Callable[[], bytes] = beat,
+    max_silence: float = math.inf,
+) -> str:
+    """Beats in a session that this process has granted, until a side ends it.
+
+    Args:
+        connection: The connection.
+        goes_on: Returns whether this side holds it.
+        news: Returns the next line to send.
+        max_silence: Seconds after which a silent client is gone.
+
+    Returns:
+        The reason why the client is gone; an empty string if it has said good-bye, or
+        this side has ended the session.
+    """
+    well, heard, next_beat = False, Deadline(max_silence), Deadline(0)
+    with contextlib.suppress(OSError):
+        while goes_on():
+            readable, _, _ = select.select([connection], [], [], _SERVE_SECONDS)
+            if readable:
+                said = connection.recv(1024)
+                if not said:
+                    break
+                well = well or GOODBYE in said
+                heard = Deadline(max_silence)
+            elif heard.is_over and not well:
+                return f"it has been silent for {max_silence:.0f} s"
+            if next_beat.is_over:
+                connection.sendall(news())
+                next_beat = Deadline(BEAT_SECONDS)
+        else:
+            return ""
+    return "" if well else _CLOSED
 
 
 def describe_client(replica: int, clients: Mapping[int, str], num_replicas: int) -> str:
@@ -272,7 +334,7 @@ class Deadline:
     """A point in time, so many seconds from now on.
 
     Attributes:
-        seconds: How far away it was at first.
+        seconds: The distance at first.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -286,7 +348,7 @@ class Deadline:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left."""
+        """True if nothing is left."""
         return time.monotonic() >= self._end
 
 
@@ -302,7 +364,7 @@ def wait_until_ready(
     Args:
         index: Its index among the workers, for messages.
         address: Its address.
-        deadline: How long to wait.
+        deadline: The limit.
         check: Called now and then meanwhile; may raise.
 
     Raises:

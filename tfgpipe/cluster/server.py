@@ -34,9 +34,9 @@ def bind_server(port: int, *, loopback: bool) -> Iterator[None]:
     All that starts a TensorFlow server does so inside this.
 
     Args:
-        port: Where it listens.
-        loopback: Whether this machine's own calls alone are taken. Otherwise a warning
-            says that all are.
+        port: The port that it listens on.
+        loopback: True to take this machine's own calls alone. Otherwise a warning says
+            that all are.
 
     Raises:
         ClusterError: If it cannot be bound to the loopback interface.
@@ -83,13 +83,13 @@ def _listeners(port: int) -> Iterator[socket.socket]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class ServerOptions:
     """The command line of a server process.
 
     Attributes:
-        port: Where it listens.
+        port: The port that it listens on.
         devices: Into how many devices the CPU is split.
-        loopback: Whether it takes this machine's own calls alone.
+        loopback: True to take this machine's own calls alone.
         cluster: The list of all servers, where several clients are to use them.
         index: The index of this one.
     """
@@ -101,7 +101,7 @@ class Options:
     index: int = 0
 
 
-def run(options: Options) -> int:
+def run(options: ServerOptions) -> int:
     """Serves until the parent is gone; writes a line of JSON every second."""
     exit_with_parent()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

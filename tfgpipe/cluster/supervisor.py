@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,6 +28,8 @@ from tfgpipe.cluster.health import Deadline, wait_until_ready
 
 _POLL_SECONDS = 0.05
 _HEALTH_SECONDS = 2.0
+# What looks after everything waits so long for a worker that hangs.
+_ASK_SECONDS = 1.0
 # How long a command may take to end by itself after a signal.
 _GRACE_SECONDS = 30.0
 # How long a replica may take to end after others have lost it.
@@ -54,18 +55,18 @@ _RESTARTED = (EX_TEMPFAIL, EXIT_PREEMPTED)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class LaunchOptions:
     """The command line of the supervisor.
 
     Attributes:
         command: The program, and its arguments.
-        workers: How many workers to start, or None.
-        replicas: How many processes of the command to start, or None for one: with
+        workers: Number of workers to start, or None.
+        replicas: Number of processes of the command, or None for one: with
             workers see `tfgpipe.cluster.connect`, without
             `tfgpipe.MultiWorkerPipelineStrategy`.
         cluster: The workers to use that run already, or None.
         devices: Into how many devices each worker splits its CPU.
-        max_restarts: How often the command is started again.
+        max_restarts: Most restarts of the command.
         start_limit: Seconds for the workers to be ready.
         time_limit: Seconds for everything, or 0.
         log_dir: The folder of the workers' logs, or None for a new one.
@@ -95,7 +96,7 @@ class Options:
             raise ValueError("one of --workers, --cluster and --replicas is required")
 
 
-def run(options: Options) -> int:
+def run(options: LaunchOptions) -> int:
     """Runs a command with its workers, and returns its exit status."""
     supervisor = _Supervisor(options)
     try:
@@ -166,20 +167,10 @@ class _Groups:
             self._guard.stdin.write(b"%d\n" % process.pid)
 
 
-class _Worker:
+class _SupervisedWorker:
     """The health of a worker, and its process if it is started here.
 
-    Args:
-        index: Its index among all.
-        address: Its address.
-        devices: Into how many devices it splits the CPU.
-        cluster: The list of all, for clients that are replicas.
-        log: The file of its output; None for a worker that others start.
-        groups: The process groups that its process joins.
-
-    Attributes:
-        index: Its index among all.
-        address: Its address.
+    It has a log, the file of its output, unless others have started it.
     """
 
     def __init__(
@@ -199,6 +190,7 @@ class _Worker:
         self._cluster = cluster
         self._log = log
         self._backoff = _Backoff()
+        self._next_ask = Deadline(0)
         self._started = self._due = self._answered = 0.0
         self._restarts = self._server_failures = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -208,13 +200,13 @@ class _Worker:
 
     @property
     def num_failures(self) -> int:
-        """How often it, or a TensorFlow server in it, has died."""
+        """Number of times that it, or a TensorFlow server in it, has died."""
         return self._restarts + self._server_failures
 
     def ask(self) -> None:
         """Asks for its health."""
         with contextlib.suppress(OSError, ValueError):
-            status = health.ask(self.address, seconds=5.0)
+            status = health.ask(self.address, seconds=_ASK_SECONDS)
             self._answered = time.monotonic()
             self._server_failures = status.failures
 
@@ -230,6 +222,9 @@ class _Worker:
             if time.monotonic() >= self._due:
                 self._process = self._start(self._log)
             return
+        if self._next_ask.is_over:
+            self._next_ask = Deadline(_HEALTH_SECONDS)
+            self.ask()
         silence = time.monotonic() - self._answered
         if self._process.poll() is not None:
             how = _ending(self._process.returncode)
@@ -273,7 +268,7 @@ class _Worker:
 class _Supervisor:
     """The workers and the command."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: LaunchOptions) -> None:
         self._options = options
         self._limit = Deadline(options.time_limit) if options.time_limit else None
         self._signal = 0
@@ -283,7 +278,7 @@ class _Supervisor:
         # One, or one for each replica.
         self._commands: list[subprocess.Popen[bytes]] = []
         self._backoff = _Backoff()
-        self._workers: list[_Worker] = []
+        self._workers: list[_SupervisedWorker] = []
 
     def run(self) -> int:
         """Returns the exit status of the command."""
@@ -293,13 +288,13 @@ class _Supervisor:
         elif options.cluster is not None:
             found = addresses.parse_addresses(options.cluster)
             self._workers.extend(
-                _Worker(*each, self._groups) for each in enumerate(found)
+                _SupervisedWorker(*each, self._groups) for each in enumerate(found)
             )
-        threading.Thread(target=self._poll, daemon=True, name="health").start()
         # Later the command waits for the workers itself, and starts meanwhile.
         self._wait_until_ready()
         restarts = 0
         while True:
+            self._ask()
             failures = self._num_failures()
             started = time.monotonic()
             status = self._attempt()
@@ -361,7 +356,7 @@ class _Supervisor:
         ports = addresses.reserve_ports(num_workers, self._stack)
         listed = ",".join(f"127.0.0.1:{port}" for port in ports)
         for index, port in enumerate(ports):
-            worker = _Worker(
+            worker = _SupervisedWorker(
                 index,
                 Address("127.0.0.1", port),
                 self._groups,
@@ -474,11 +469,6 @@ class _Supervisor:
     def _ask(self) -> None:
         for worker in self._workers:
             worker.ask()
-
-    def _poll(self) -> None:
-        while True:
-            self._ask()
-            time.sleep(_HEALTH_SECONDS)
 
 
 def _ending(status: int) -> str:

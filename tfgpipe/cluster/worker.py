@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import http.server
-import io
+import functools
 import json
 import queue
-import select
 import signal
 import socket
 import subprocess
@@ -28,22 +26,21 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import IO, Any
 
-from tfgpipe.cluster import addresses, health, tcp_server
+from tfgpipe.cluster import addresses, health
 from tfgpipe.cluster.addresses import parse_addresses
-from tfgpipe.cluster.health import Deadline, Status
-from tfgpipe.cluster.tcp_server import TCPServer
+from tfgpipe.cluster.health import Status
+from tfgpipe.cluster.session_server import Answer, SessionServer
 
 LOOPBACK = ("127.0.0.1", "localhost")
 # A server that fails this often in a row will not come up.
 _MAX_FAILURES = 3
-_POLL_SECONDS = 0.1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class WorkerOptions:
     """The command line of a worker.
 
     Attributes:
@@ -95,11 +92,11 @@ class Options:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether other hosts are to find the ports closed."""
+        """True if other hosts are to find the ports closed."""
         return self.host in LOOPBACK
 
 
-def run(options: Options) -> int:
+def run(options: WorkerOptions) -> int:
     """Runs a worker until it is told to stop, and returns its exit status."""
     for port in (options.port, options.port + 1):
         if addresses.is_taken(port):
@@ -128,11 +125,11 @@ class _Server:
         devices: The number of its devices of each kind, once it is ready.
         clients: The addresses of the clients that have or had it, by replica.
         present: The replicas whose clients have it.
-        num_replicas: How many clients are to have it, once one has.
-        last_words: Why it ends, which the clients are told.
+        num_replicas: Number of clients that are to have it, once one has.
+        last_words: The reason of its end, which is reported to clients.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: WorkerOptions) -> None:
         self._heard = time.monotonic()
         self.devices: dict[str, int] = {}
         self.clients: dict[int, str] = {}
@@ -161,7 +158,7 @@ class _Server:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it has been ready, and gives no sign of life."""
+        """True if it has been ready, and gives no sign of life."""
         silence = time.monotonic() - self._heard
         return bool(self.devices) and silence > health.SILENCE_SECONDS
 
@@ -186,9 +183,9 @@ class _Server:
 
 
 class _Worker:
-    """What the threads of a worker share."""
+    """The state that the threads of a worker share."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: WorkerOptions) -> None:
         self._options = options
         self._name = uuid.uuid4().hex
         # Reasons to end a server, or with None the worker.
@@ -196,7 +193,8 @@ class _Worker:
         self._mutex = threading.Lock()
         self._starts = self._failures = 0
         self._server: _Server | None = None
-        self._health = _HealthServer((options.host, options.port + 1), self)
+        self._token = addresses.own_token()
+        self._health = SessionServer((options.host, options.port + 1), self)
 
     def run(self) -> int:
         for each in (signal.SIGTERM, signal.SIGINT):
@@ -225,11 +223,6 @@ class _Worker:
             if self._server:
                 self._server.end()
 
-    @property
-    def num_workers(self) -> int:
-        """The number of workers in its list, which bounds that of replicas."""
-        return self._options.num_workers
-
     def status(self) -> Status:
         """Returns the worker's status."""
         server = self._server
@@ -252,57 +245,62 @@ class _Worker:
             num_replicas=server.num_replicas,
         )
 
-    def grant(
-        self, client: str, *, replica: int, num_replicas: int
-    ) -> tuple[Status, _Server | None]:
+    def grant(self, asked: Mapping[str, Any], client: str) -> Answer:
         """Gives the server to a client, if it is ready and the replica's is free."""
+        if not addresses.accepts(asked.get("token"), self._token):
+            return Answer(403, dataclasses.replace(self.status(), refused=True))
+        replica, num_replicas = asked.get("replica", 0), asked.get("num_replicas", 1)
+        are_counts = type(replica) is type(num_replicas) is int
+        num_workers = self._options.num_workers
+        if not (are_counts and 0 <= replica < num_replicas <= num_workers):
+            return Answer(400)
         with self._mutex:
             status, server = self.status(), self._server
-            if server is None or status.state != "ready":
-                return status, None
-            if num_replicas != (server.num_replicas or num_replicas):
-                return status, None
-            if replica in server.clients:
-                return status, None
+            if (
+                server is None
+                or status.state != "ready"
+                or num_replicas != (server.num_replicas or num_replicas)
+                or replica in server.clients
+            ):
+                return Answer(409, status)
             server.num_replicas = num_replicas
             server.clients[replica] = client
             server.present.add(replica)
-            return dataclasses.replace(self.status(), granted=True), server
+            granted = dataclasses.replace(self.status(), granted=True)
+        return Answer(200, granted, functools.partial(self._serve, server, replica))
 
-    def keep(self, server: _Server, connection: socket.socket) -> bool:
-        """Returns whether a client has ended well, once it or the server is gone."""
-        well = False
+    def _serve(
+        self, server: _Server, replica: int, begin: Callable[[], socket.socket]
+    ) -> None:
+        """Holds a session; after a good-bye of its client others may go on."""
         told: set[int] = set()
-        beat = Deadline(0)
-        with contextlib.suppress(OSError):
-            while self._server is server:
-                readable, _, _ = select.select([connection], [], [], _POLL_SECONDS)
-                if readable:
-                    said = connection.recv(1024)
-                    if not said:
-                        return well
-                    well = well or said.endswith(health.GOODBYE)
-                if beat.is_over:
-                    left = {*server.clients} - server.present - told
-                    told |= left
-                    connection.sendall(health.beat(left=sorted(left)))
-                    beat = Deadline(health.BEAT_SECONDS)
-            connection.sendall(health.beat(end=server.last_words))
-        return well
 
-    def take_back(self, server: _Server, replica: int, *, well: bool) -> None:
-        """Ends a session; if the client has ended well, other clients may go on."""
-        with self._mutex:
-            server.present.discard(replica)
-            if self._server is not server or (well and server.present):
-                return
-            who = health.describe_client(replica, server.clients, server.num_replicas)
-            server.last_words = f"{who} is gone"
-            self._server = None  # No other client gets it.
-            self._events.put((server, server.last_words))
+        def news() -> bytes:
+            left = {*server.clients} - server.present - told
+            told.update(left)
+            return health.beat(left=sorted(left))
+
+        reason = "it has not come"
+        try:
+            connection = begin()
+            reason = health.serve_session(
+                connection, goes_on=lambda: self._server is server, news=news
+            )
+            if self._server is not server:
+                connection.sendall(health.beat(end=server.last_words))
+        finally:
+            with self._mutex:
+                server.present.discard(replica)
+                if self._server is server and (reason or not server.present):
+                    who = health.describe_client(
+                        replica, server.clients, server.num_replicas
+                    )
+                    server.last_words = f"{who} is gone"
+                    self._server = None  # No other client gets it.
+                    self._events.put((server, server.last_words))
 
     def _watch(self, server: _Server) -> str | None:
-        """Returns why a server is to be ended, or has ended; None to stop for good."""
+        """Returns the reason of a server's end; None to stop for good."""
         announced = False
         while True:
             with contextlib.suppress(queue.Empty):
@@ -326,107 +324,6 @@ class _Worker:
         address = f"{self._options.host}:{self._options.port}"
         sys.stderr.write(f"worker {address}: {text}\n")
         sys.stderr.flush()
-
-
-class _HealthServer(TCPServer):
-    def __init__(self, address: tuple[str, int], worker: _Worker) -> None:
-        self.worker = worker
-        self.token = addresses.own_token()
-        super().__init__(address, _Handler)
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    server: _HealthServer
-    timeout = tcp_server.REQUEST_SECONDS
-
-    def setup(self) -> None:
-        """Has a request end after some kilobytes."""
-        super().setup()
-        self.rfile = io.BufferedReader(_Limited(self.rfile, 4 * health.MAX_BYTES))
-
-    def do_GET(self) -> None:
-        """Answers with the status."""
-        if self.path != health.HEALTH_PATH:
-            self.send_error(404)
-            return
-        self._answer(200, self.server.worker.status())
-
-    def do_POST(self) -> None:
-        """Gives the worker to the client, until one of them is gone."""
-        if self.path != health.SESSION_PATH:
-            self.send_error(404)
-            return
-        if self.headers.get_content_type() != "application/json":
-            self.send_error(415)  # A form of some web page.
-            return
-        worker, asked = self.server.worker, self._message()
-        if not addresses.accepts(asked.get("token"), self.server.token):
-            self._answer(403, dataclasses.replace(worker.status(), refused=True))
-            return
-        replica, num_replicas = asked.get("replica", 0), asked.get("num_replicas", 1)
-        are_counts = type(replica) is type(num_replicas) is int
-        if not (are_counts and 0 <= replica < num_replicas <= worker.num_workers):
-            self.send_error(400)
-            return
-        host, port = self.client_address
-        status, server = worker.grant(
-            f"{host}:{port}", replica=replica, num_replicas=num_replicas
-        )
-        if server is None:
-            self._answer(409, status)
-            return
-        well = False
-        try:
-            self.server.keep(self.connection)
-            # The kernel gives a machine up that has not acknowledged for so long.
-            self.connection.setsockopt(
-                socket.IPPROTO_TCP,
-                socket.TCP_USER_TIMEOUT,
-                int(1000 * health.SILENCE_SECONDS),
-            )
-            self._answer(200, status)
-            well = worker.keep(server, self.connection)
-        finally:
-            worker.take_back(server, replica, well=well)
-
-    def _message(self) -> dict[str, Any]:
-        """Returns what is asked, or an empty object."""
-        size = self.headers.get("Content-Length", "")
-        line = self.rfile.read(
-            min(int(size), health.MAX_BYTES) if size.isdecimal() else 0
-        )
-        with contextlib.suppress(ValueError):
-            return health.parse_message(line)
-        return {}
-
-    def _answer(self, code: int, status: Status) -> None:
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
-        self.wfile.write(status.to_json())
-
-    def log_message(self, *arguments: Any) -> None:
-        """Keeps requests out of the worker's log."""
-
-
-class _Limited(io.RawIOBase):
-    """A stream that ends after some bytes."""
-
-    def __init__(self, stream: io.BufferedIOBase, size: int) -> None:
-        self._stream, self._left = stream, size
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._stream.read1(min(len(buffer), self._left))
-        buffer[: len(data)] = data
-        self._left -= len(data)
-        return len(data)
-
-    def close(self) -> None:
-        super().close()
-        self._stream.close()
 
 
 def _count(devices: Mapping[str, int]) -> str:

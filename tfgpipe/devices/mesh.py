@@ -153,10 +153,10 @@ def make_mesh(
         num_stages: K, the number of stages.
         num_replicas: D, the number of copies of the pipeline.
         num_shards: T, the number of devices of a stage.
-        devices: D * K * T device names such as `"GPU:0"`. Defaults
-            to the visible GPUs, or without GPUs the logical CPUs; in a cluster to
-            those of its workers.
-        workers: Which of the cluster's workers these devices are of. Defaults to all.
+        devices: D * K * T device names such as `"GPU:0"`. Defaults to the visible
+            TPUs, else GPUs, else logical CPUs; in a cluster to those of its workers.
+        workers: Indices of the cluster's workers that have these devices. Defaults to
+            all.
 
     Raises:
         ValueError: If there are too few devices, or more are named, or one that does
@@ -222,7 +222,7 @@ def make_logical_cpus(num_devices: int) -> None:
     accelerators. Call it before TensorFlow is first used.
 
     Args:
-        num_devices: How many logical devices to make, at least 1.
+        num_devices: Number of logical devices, at least 1.
 
     Raises:
         ValueError: If `num_devices` is no integer from 1 to 4096.

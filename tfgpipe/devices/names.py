@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import tensorflow as tf
 
-TPU_CORE = "TPU_REPLICATED_CORE"
+from tfgpipe.devices import tpu_topology
 
 
 def local_device_type(num_devices: int) -> str:
@@ -28,19 +31,34 @@ def local_device_type(num_devices: int) -> str:
 def device_type(device: str) -> str:
     """Returns `"CPU"`, `"GPU"` or `"TPU"` for a device name.
 
-    >>> device_type("/device:GPU:1"), device_type(tpu_core_name(1))
-    ('GPU', 'TPU')
+    >>> device_type("/device:GPU:1")
+    'GPU'
     """
-    device_type = tf.DeviceSpec.from_string(device).device_type
-    return "TPU" if device_type == TPU_CORE else device_type
+    return (
+        _stand_for[-1] if _stand_for else tf.DeviceSpec.from_string(device).device_type
+    )
 
 
-def tpu_core_name(k: int) -> str:
-    """Returns the name that core `k` of a replica has in a computation on TPUs.
+@contextlib.contextmanager
+def standing_for(kind: str | None) -> Iterator[None]:
+    """Devices inside count as of another type: what is traced is as for that.
 
-    Such a computation is written down once for all replicas.
+    In all threads, since TensorFlow's strategies trace each replica in one of its own.
+
+    Args:
+        kind: The type, such as `"TPU"`; None for that which they are of.
     """
-    return f"/device:{TPU_CORE}:{k}"
+    if kind is None:
+        yield
+        return
+    _stand_for.append(kind)
+    try:
+        yield
+    finally:
+        _stand_for.pop()
+
+
+_stand_for: list[str] = []
 
 
 def host_device(device: str) -> str:
@@ -77,7 +95,8 @@ def ordering_token(name: str) -> tf.Tensor:
     """Returns a resource that orders operations, and holds nothing.
 
     Args:
-        name: What is ordered. Tokens of one name on one device are the same.
+        name: Name of the sequence that is ordered. Tokens of one name on one device are
+            the same.
     """
     with tf.control_dependencies(None):
         return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=(), shared_name=name)
@@ -86,11 +105,13 @@ def ordering_token(name: str) -> tf.Tensor:
 def default_devices() -> list[str]:
     """Returns the devices a mesh has to choose from when none are named.
 
-    In a cluster those of the workers, the first of each before the second of any.
+    TPUs before GPUs before logical CPUs; in a cluster those of the workers, the first
+    of each before the second of any.
     """
     workers = devices_of_workers()
     if not workers:
-        return visible_devices("GPU") or visible_devices("CPU")
+        kinds = map(visible_devices, ("TPU", "GPU", "CPU"))
+        return next(filter(None, kinds))
     most = max(map(len, workers))
     return [names[i] for i in range(most) for names in workers if i < len(names)]
 
@@ -101,7 +122,11 @@ def devices_of_workers() -> list[list[str]]:
     for name in visible_devices():
         if is_remote(name):
             hosts.setdefault(host_device(name), []).append(name)
-    return [[n for n in v if device_type(n) == "GPU"] or v for v in hosts.values()]
+    return [_accelerators(names) or names for names in hosts.values()]
+
+
+def _accelerators(names: list[str]) -> list[str]:
+    return [name for name in names if device_type(name) in ("TPU", "GPU")]
 
 
 def visible_devices(device_type: str | None = None) -> list[str]:
@@ -125,8 +150,59 @@ def full_device_name(device: str) -> str:
     return f"/job:localhost/replica:0/task:0/device:{kind}:{index or 0}"
 
 
+def tpu_devices(
+    slice_topology: tf.tpu.experimental.Topology,
+    *,
+    num_stages: int,
+    num_replicas: int = 1,
+    torus: tpu_topology.Torus = (False, False, False),
+) -> list[str]:
+    """Returns TPUs for the `devices` of a strategy, neighbouring stages side by side.
+
+    That is on one chip or on neighbouring chips. Any other order is as correct.
+
+    Example (which needs TPUs):
+
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver("local")
+        tf.config.experimental_connect_to_cluster(resolver)
+        topology = tf.tpu.experimental.initialize_tpu_system(resolver)
+        devices = tfgpipe.devices.tpu_devices(topology, num_stages=4)
+        strategy = tfgpipe.PipelineStrategy(num_stages=4, devices=devices)
+
+    Args:
+        slice_topology: The result of `tf.tpu.experimental.initialize_tpu_system`.
+        num_stages: K, the number of stages, each on a core of its own.
+        num_replicas: D, the number of copies of the pipeline.
+        torus: For x, y and z, whether the last chip is next to the first, as in v4
+            slices of whole cubes and in a whole v5e pod. Helps only where chips are
+            missing.
+
+    Raises:
+        ValueError: If the slice is too small for K * D cores.
+    """
+    there = {}
+    for name in visible_devices("TPU"):
+        spec = tf.DeviceSpec.from_string(name)
+        there[spec.task, spec.device_index] = name
+    replicas = tpu_topology.assign_cores(
+        tuple(map(int, slice_topology.mesh_shape)),
+        num_stages=num_stages,
+        num_replicas=num_replicas,
+        missing=[tuple(core) for core in slice_topology.missing_devices.tolist()],
+        torus=torus,
+    )
+    return [
+        there[
+            slice_topology.task_ordinal_at_coordinates(core),
+            slice_topology.tpu_device_ordinal_at_coordinates(core),
+        ]
+        for cores in replicas
+        for core in cores
+    ]
+
+
 def device_advice(num_devices: int) -> str:
-    """Returns what to try where there are fewer devices than that."""
+    """Returns a hint for a machine with fewer devices than that."""
     return (
         "Use fewer stages, or make logical devices before TensorFlow starts: "
         f"`tfgpipe.make_logical_cpus({num_devices})`."

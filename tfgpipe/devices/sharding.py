@@ -80,7 +80,7 @@ def shard_scope(shard: int) -> contextlib.AbstractContextManager[Any]:
 
 def sharded_layers(layers: Iterable[Any]) -> list[Any]:
     """Returns the layers that are sharded among some and all those inside them."""
-    inner = [x for layer in layers for x in keras_internals.inner_layers(layer)]
+    inner = [x for layer in layers for x in keras_internals.layers.inner_layers(layer)]
     return [x for x in inner if isinstance(x, Sharded)]
 
 
@@ -102,7 +102,7 @@ def num_shards(layers: Iterable[Any]) -> int:
 
 
 def sharding_spec(weight: ShardedWeight) -> mesh.ShardingSpec:
-    """Returns how a weight is split, to be read."""
+    """Describes the sharding of a weight."""
     rank = len(weight.parts[0].shape)
     axis = weight.axis % rank
     return mesh.ShardingSpec(*("shard" if i == axis else None for i in range(rank)))

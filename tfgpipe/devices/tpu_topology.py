@@ -47,7 +47,7 @@ def assign_cores(
     (((0, 0, 0, 0), (1, 0, 0, 0)), ((1, 1, 0, 0), (0, 1, 0, 0)))
 
     Args:
-        shape: How many chips there are along x, y and z, and cores on each.
+        shape: Number of chips along x, y and z, and of cores on each.
         num_stages: K.
         num_replicas: D.
         missing: Cores of the grid that are not there.
@@ -106,7 +106,7 @@ def _snake(shape: Sequence[int], axes: Sequence[int]) -> list[Core]:
     """Returns all cores, each on the chip of the one before or next to it.
 
     Args:
-        shape: Of the slice.
+        shape: Shape of the slice.
         axes: Axes of the grid, from that which moves first to that which moves last.
     """
     order = [*reversed(axes), 3]

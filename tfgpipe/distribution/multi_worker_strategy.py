@@ -1,4 +1,4 @@
-"""A distribution strategy whose replicas are processes, each on a host of its own.
+"""A strategy whose processes, each a replica on a host of its own, `TF_CONFIG` lists.
 
              stage 0       stage 1
 process 0     GPU:1         GPU:0      each process builds its own replica alone, and
@@ -8,7 +8,7 @@ process 1     GPU:1         GPU:0      takes part in the all-reduce of gradients
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -16,16 +16,16 @@ import tensorflow as tf
 
 from tfgpipe import cluster
 from tfgpipe._compat import tf_internals
-from tfgpipe.devices import Mesh, local_device_type
-from tfgpipe.distribution import replica_context
-from tfgpipe.distribution.pipeline_strategy import check_not_nested, device_scope
-from tfgpipe.distribution.process_all_reduce import ProcessGroup
-from tfgpipe.distribution.replica_update import ReplicaUpdate, local_tensors, merge
-from tfgpipe.distribution.stage_strategy import StageStrategy
+from tfgpipe.devices import Mesh, names
+from tfgpipe.distribution.process_group import ProcessGroup
+from tfgpipe.distribution.replicated_strategy import (
+    ReplicatedStrategy,
+    check_not_nested,
+)
 
 
 class MultiWorkerPipelineStrategy(
-    tf.distribute.MultiWorkerMirroredStrategy, StageStrategy
+    tf.distribute.MultiWorkerMirroredStrategy, ReplicatedStrategy
 ):
     """Synchronous training of pipelines, each replica a process of K local devices.
 
@@ -61,7 +61,7 @@ class MultiWorkerPipelineStrategy(
         check_not_nested("MultiWorkerPipelineStrategy")
         resolver = _OneReplica()
         # Raises if there are too few, before anything waits for other processes.
-        local = local_device_type(num_stages)
+        local = names.local_device_type(num_stages)
         workers = resolver.cluster_spec().as_dict().get("worker", [])
         if len(workers) > 1:
             cluster.rendezvous(workers, resolver.task_id)
@@ -71,87 +71,32 @@ class MultiWorkerPipelineStrategy(
             )
         with _bind_server(resolver):
             super().__init__(cluster_resolver=resolver)
+        task = self.cluster_resolver.task_id
         # TensorFlow takes the first device for what is outside of stages.
-        order = [*range(1, num_stages), 0]
-        self._local = self.cluster_resolver.task_id
-        self._processes = ProcessGroup(
+        stages = tuple(
+            (f"/job:worker/replica:0/task:{task}/device:{local}:{i}",)
+            for i in (*range(1, num_stages), 0)
+        )
+        replicas = ProcessGroup(
             size=self.num_replicas_in_sync,
-            index=self._local,
-            tasks=range(self._local, self._local + 1),
+            index=task,
+            tasks=range(task, task + 1),
+            device=stages[-1][0],
+            checks_weights=False,  # TensorFlow gives all the initial ones of the first.
         )
-        self._mesh = Mesh(
-            tuple(
-                tuple(
-                    (f"/job:worker/replica:0/task:{d}/device:{local}:{i}",)
-                    for i in order
-                )
-                for d in range(self.num_replicas_in_sync)
-            )
-        )
-
-    @property
-    def mesh(self) -> Mesh:
-        """The devices: `mesh.devices[replica][stage][0]`, one shard each."""
-        return self._mesh
-
-    @property
-    def stage_devices(self) -> tuple[tuple[str, ...], ...]:
-        """For each stage, the device of this process."""
-        return self._mesh.devices[self._local]
-
-    def stage_scope(
-        self, k: int, shard: int = 0
-    ) -> contextlib.AbstractContextManager[None]:
-        """Variables created inside are on this process' device of stage `k`."""
-        return device_scope((self.stage_devices[k][shard],))
-
-    def slot_scope(
-        self, weight: tf.Variable
-    ) -> contextlib.AbstractContextManager[None]:
-        """Variables created inside are where the weight is."""
-        return device_scope(
-            tuple(copy.device for copy in replica_context.replica_copies(weight))
-        )
-
-    def stage_group_key(
-        self, key: int, device: str, num_sums: int, specs: Iterable[tf.TensorSpec]
-    ) -> int:
-        """Returns a key that is the same in all processes."""
-        return self._processes.stage_group_key(device, num_sums, specs)
-
-    def apply_gradients(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        weights: list[keras.Variable],
-        gradients: list[Any],
-    ) -> None:
-        """Applies an optimizer to sums over all processes."""
-        sums = self._processes.all_reduce_gradients(optimizer, weights, gradients)
-
-        def run(values: Sequence[Any]) -> None:
-            update = ReplicaUpdate(optimizer, weights)
-            update.check_copies(1)
-            update.on_replicas(local_tensors(values))
-
-        merge(sums, run)
-
-    @property
-    def spans_processes(self) -> bool:
-        """Whether other processes hold part of the state of metrics."""
-        return True
+        self.set_replicas(Mesh((stages,)), replicas)
 
     def metrics_result(
         self,
         make: Callable[[], dict[str, Any]],
         metrics: Sequence[keras.metrics.Metric],
     ) -> dict[str, Any]:
-        """Returns what all processes together see, so that Keras may take their mean.
+        """Returns the results over all processes, so that Keras may take their mean.
 
         It does so along the first axis, which scalars do not have (keras #20585; it is
         fixed when `fit` returns metrics of a rank other than zero).
         """
-        device = self.stage_devices[-1][0]
-        results = self._processes.metrics_result(make, metrics, device)
+        results = self._replicas.metrics_result(make, metrics)
         return {name: tf.expand_dims(value, 0) for name, value in results.items()}
 
 

@@ -9,6 +9,7 @@ strategy for pipelines applies the optimizer: see `StageStrategy.apply_gradients
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
@@ -16,11 +17,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe._compat import keras_internals
-from tfgpipe.devices import colocation
-from tfgpipe.distribution import replica_context
+from tfgpipe._compat import functions, keras_internals
+from tfgpipe.devices import device_type
 from tfgpipe.distribution.all_reduce import Gradient
-from tfgpipe.distribution.stage_strategy import StageStrategy
+from tfgpipe.distribution.single_replica import SingleReplica, current_strategy
 
 
 def place_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
@@ -45,18 +45,10 @@ def place_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     Raises:
         ValueError: If it is of several, or under a strategy that is not for pipelines.
     """
-    strategy = replica_context.current_strategy()
-    _check_strategy(strategy)
-    if strategy is not None and isinstance(optimizer, keras.optimizers.MultiOptimizer):
-        raise ValueError(
-            "Under a distribution strategy one optimizer updates all weights. Received "
-            f"MultiOptimizer '{optimizer.name}'. Use one of those inside it, or leave "
-            "the strategy out."
-        )
-    colocated: Any = _ColocatedStrategy(optimizer)
-    if strategy is not None and strategy.places_updates:
-        colocated = strategy
-    keras_internals.patch_apply(optimizer, colocated, _apply)
+    current_strategy().check_optimizer(optimizer)
+    keras_internals.optimizers.patch_apply(
+        optimizer, _ColocatedStrategy(optimizer), _apply
+    )
 
 
 class _ColocatedStrategy:
@@ -86,10 +78,7 @@ class _ColocatedStrategy:
     def colocate_vars_with(
         self, variable: tf.Variable
     ) -> contextlib.AbstractContextManager[Any]:
-        strategy = replica_context.current_strategy()
-        if isinstance(strategy, StageStrategy):
-            return strategy.slot_scope(variable)
-        return tf.device(variable.device)
+        return current_strategy().slot_scope(variable)
 
     def update(
         self,
@@ -100,18 +89,47 @@ class _ColocatedStrategy:
         group: bool = True,
     ) -> Any:
         del group  # One variable on one device: nothing to group.
-        with tf.device(variable.device):
-            if tf.executing_eagerly():
-                return fn(variable, *args, **(kwargs or {}))
+        return self._run_on(
+            variable.device, lambda: fn(variable, *args, **(kwargs or {}))
+        )
+
+    def update_all(
+        self,
+        update: Callable[[tf.Variable, Gradient], Any],
+        pairs: Sequence[tuple[tf.Variable, Gradient]],
+    ) -> None:
+        """Updates variables, those of a TPU in one function that XLA compiles."""
+        together: dict[Hashable, list[tuple[tf.Variable, Gradient]]] = {}
+        for i, pair in enumerate(pairs):
+            device = pair[0].device
+            key = device if device_type(device) == "TPU" else i
+            together.setdefault(key, []).append(pair)
+
+        def run(some: Sequence[tuple[tf.Variable, Gradient]]) -> None:
+            for variable, gradient in some:
+                update(variable, gradient)
+
+        for some in together.values():
+            self._run_on(some[0][0].device, functools.partial(run, some))
+
+    def _run_on(self, device: str, run: Callable[[], Any]) -> Any:
+        """Runs an update of variables of a device there."""
+        with tf.device(device):
+            if device_type(device) == "TPU":
+                run = functions.compiled(run)
+            elif tf.executing_eagerly():
+                return run()
             # The update may be in the branch of a conditional.
-            place = tf.compat.v1.get_default_graph(), variable.device
+            place = tf.compat.v1.get_default_graph(), device
             if place not in self._read:
                 self._read[place] = [
                     (scalar, tf.identity(scalar.value))
-                    for scalar in keras_internals.optimizer_scalars(self._optimizer)
+                    for scalar in keras_internals.optimizers.optimizer_scalars(
+                        self._optimizer
+                    )
                 ]
-            with keras_internals.view_as_copies(self._read[place]):
-                return fn(variable, *args, **(kwargs or {}))
+            with keras_internals.substitution.swap_values(self._read[place]):
+                return run()
 
 
 def _apply(
@@ -120,11 +138,7 @@ def _apply(
     trainable_variables: Sequence[keras.Variable] | None = None,
 ) -> None:
     """Applies an optimizer, in place of its own `apply`."""
-    colocated = keras_internals.update_strategy(optimizer)
-    if not isinstance(colocated, _ColocatedStrategy):
-        _apply_once(optimizer, grads, trainable_variables)
-        return
-    with colocated.step():
+    with keras_internals.optimizers.update_strategy(optimizer).step():
         _apply_once(optimizer, grads, trainable_variables)
 
 
@@ -133,26 +147,11 @@ def _apply_once(
     grads: Sequence[Gradient | None],
     trainable_variables: Sequence[keras.Variable] | None,
 ) -> None:
-    context = tf.distribute.get_replica_context()
-    strategy = replica_context.current_strategy()
-    _check_strategy(strategy)
-    if context is None or strategy is None or all(g is None for g in grads):
-        with colocation.colocate_with_inputs():
-            type(optimizer).apply(optimizer, grads, trainable_variables)
-        return
-    if trainable_variables is None:
-        trainable_variables = keras_internals.optimizer_weights(optimizer)
-    strategy.apply_gradients(optimizer, list(trainable_variables), list(grads))
-
-
-def _check_strategy(strategy: Any) -> None:
-    """Raises ValueError for a strategy whose replicas would not be summed over."""
-    if strategy is not None and not isinstance(strategy, StageStrategy):
-        raise ValueError(
-            "An optimizer of a pipeline sums gradients over the replicas of a "
-            "`tfgpipe.PipelineStrategy`. Received one under "
-            f"{type(strategy).__name__}. Use that strategy, or make another optimizer."
-        )
+    strategy = current_strategy()
+    strategy.check_optimizer(optimizer)
+    if tf.distribute.in_cross_replica_context() or all(g is None for g in grads):
+        strategy = SingleReplica()
+    strategy.apply_gradients(optimizer, trainable_variables, list(grads))
 
 
 # Optimizers whose update of an entry depends on other entries of the same weight.
@@ -194,7 +193,7 @@ def warn_of_stacked_updates(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def _looks_at_whole_weights(optimizer: keras.optimizers.Optimizer) -> str | None:
-    """Returns what of an optimizer depends on a weight as a whole, if anything does."""
+    """Names the part of an optimizer that depends on whole weights, if one does."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if isinstance(inner, _WHOLE_WEIGHT_OPTIMIZERS):
         return type(inner).__name__

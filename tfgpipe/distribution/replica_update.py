@@ -17,20 +17,20 @@ import tensorflow as tf
 from tfgpipe._compat import keras_internals, tf_internals
 from tfgpipe._util import IdentityMap
 from tfgpipe.devices import colocation
-from tfgpipe.distribution import all_reduce, replica_context
+from tfgpipe.distribution import all_reduce
 from tfgpipe.distribution.all_reduce import Gradient
 
 # For each weight its gradients, one a replica, or None.
 PerReplica = Sequence[Any]
 
 
-def merge(
+def merge_call(
     gradients: Sequence[Gradient | None], run: Callable[[Sequence[Any]], None]
 ) -> None:
     """Runs a function once on the gradients of all replicas being built.
 
     Args:
-        gradients: Those of the replica being built, None for weights without one.
+        gradients: Gradients of the replica being built, None for weights without one.
         run: Takes for each weight the distributed value of its gradients, or None.
     """
 
@@ -40,12 +40,6 @@ def merge(
 
     present = tuple(gradient for gradient in gradients if gradient is not None)
     tf.distribute.get_replica_context().merge_call(merged, args=present)
-
-
-def local_tensors(values: Sequence[Any]) -> PerReplica:
-    """Returns the replicas' tensors of each distributed value."""
-    local = tf.distribute.get_strategy().experimental_local_results
-    return [None if value is None else local(value) for value in values]
 
 
 class ReplicaUpdate:
@@ -63,8 +57,9 @@ class ReplicaUpdate:
             optimizer.build(weights)
         self._optimizer = optimizer
         self._weights = weights
+        local_results = tf.distribute.get_strategy().experimental_local_results
         self._copies = IdentityMap(
-            (variable, replica_context.replica_copies(variable.value))
+            (variable, local_results(variable.value))
             for variable in (*weights, *optimizer.variables)
         )
 
@@ -126,7 +121,7 @@ class ReplicaUpdate:
         """Applies the optimizer, which sees one copy of each variable."""
         with (
             tf_internals.without_strategy(),
-            keras_internals.view_as_copies(list(copies.items())),
+            keras_internals.substitution.swap_values(list(copies.items())),
             colocation.colocate_with_inputs(),
         ):
             type(self._optimizer).apply(self._optimizer, grads, self._weights)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import tpu_variables
 from tfgpipe.devices import tpu_topology
-from tfgpipe.distribution.pipeline_strategy import check_not_nested
-from tfgpipe.distribution.tpu_strategy import connect
+from tfgpipe.distribution.replicated_strategy import check_not_nested
 
 
 class SPMDPipelineStrategy(tf.distribute.TPUStrategy):
@@ -44,15 +44,15 @@ class SPMDPipelineStrategy(tf.distribute.TPUStrategy):
         num_stages: K, the number of stages, each on a core of its own.
         num_replicas: D, the number of copies of the model, each fed its own share of
             every batch.
-        slice_topology: What `tf.tpu.experimental.initialize_tpu_system(resolver)`
-            returned. By default connects and initializes here, which clears the memory
-            of the TPUs.
+        slice_topology: The result of
+            `tf.tpu.experimental.initialize_tpu_system(resolver)`. By default connects
+            and initializes here, which clears the memory of the TPUs.
         torus: For x, y and z, whether the last chip is next to the first. Helps only
             where chips are missing.
 
     Attributes:
         num_stages: K.
-        device_assignment: Which physical core each stage of each replica is on.
+        device_assignment: The physical core of each stage of each replica.
 
     Raises:
         ValueError: If the slice is too small for K * D cores.
@@ -69,7 +69,7 @@ class SPMDPipelineStrategy(tf.distribute.TPUStrategy):
     ) -> None:
         check_not_nested("SPMDPipelineStrategy")
         self.num_stages = num_stages
-        self.device_assignment = connect(
+        self.device_assignment = _connect(
             resolver,
             slice_topology,
             num_stages=num_stages,
@@ -94,3 +94,36 @@ class SPMDPipelineStrategy(tf.distribute.TPUStrategy):
             yield
         finally:
             self._splits = outer
+
+
+def _connect(
+    resolver: tf.distribute.cluster_resolver.TPUClusterResolver,
+    slice_topology: tf.tpu.experimental.Topology | None,
+    *,
+    num_stages: int,
+    num_replicas: int,
+    torus: tpu_topology.Torus,
+) -> tf.tpu.experimental.DeviceAssignment:
+    """Returns the core of each stage of each replica.
+
+    Args:
+        resolver: Says where the TPUs are.
+        slice_topology: The slice; None to connect to it and initialize it.
+        num_stages: K.
+        num_replicas: D.
+        torus: For x, y and z, whether the last chip is next to the first.
+
+    Raises:
+        ValueError: If the slice is too small for K * D cores.
+    """
+    if slice_topology is None:
+        tf.config.experimental_connect_to_cluster(resolver)
+        slice_topology = tf.tpu.experimental.initialize_tpu_system(resolver)
+    cores = tpu_topology.assign_cores(
+        tuple(map(int, slice_topology.mesh_shape)),
+        num_stages=num_stages,
+        num_replicas=num_replicas,
+        missing=[tuple(c) for c in slice_topology.missing_devices.tolist()],
+        torus=torus,
+    )
+    return tf.tpu.experimental.DeviceAssignment(slice_topology, np.array(cores))

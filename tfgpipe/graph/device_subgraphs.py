@@ -33,7 +33,7 @@ class DeviceSubgraph:
     Attributes:
         device: The device.
         operations: Names of the operations, in topological order.
-        is_copy: Whether it is a single copy from another device.
+        is_copy: True for a single copy from another device.
     """
 
     device: int

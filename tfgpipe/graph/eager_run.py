@@ -82,7 +82,7 @@ class Narrow:
 
 
 class RandomDraws:
-    """What the first run draws at random, for others to draw again."""
+    """The random draws of the first run, for later runs to repeat."""
 
     def __init__(self) -> None:
         self._drawn: list[tf.Tensor] = []
@@ -91,7 +91,7 @@ class RandomDraws:
         """Returns a function that replaces one draw after another of a run.
 
         Args:
-            last: Whether a smaller batch is of the last examples; else of the first.
+            last: True if a smaller batch is of the last examples, else of the first.
         """
         remaining = iter(tuple(self._drawn))
 
@@ -205,7 +205,7 @@ def _is_replaced(op: tf.Operation) -> bool:
 
 
 def _replacement(op: tf.Operation, inputs: list[tf.Tensor], draw: Draw) -> tf.Tensor:
-    """Returns what stands in for a random result: the same in each run."""
+    """Returns a replacement of a random result that is the same in each run."""
     if op.type == "RandomShuffle":
         return tf.roll(inputs[0], 1, axis=0)
     if op.type == _GENERATOR_STATE:
@@ -226,7 +226,7 @@ def _widened(x: tf.Tensor | Narrow) -> tf.Tensor:
 
 
 def _described(made: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor | Narrow:
-    """Returns what an operation makes of narrow inputs, narrow where its shape is.
+    """Returns the results of an operation on narrow inputs, narrow where its shape is.
 
     Raises:
         ValueError: If the shape does not tell.

@@ -45,7 +45,7 @@ CostFunction: TypeAlias = Callable[[FunctionGraph, str], float]
 
 
 def count(graph: tf.Graph, operations: Collection[str] | None = None) -> float:
-    """Returns how many floating point operations one run of a graph takes.
+    """Counts the floating point operations of one run of a graph.
 
     Args:
         graph: The graph, as it was traced. (One that was imported from a `GraphDef`
@@ -64,8 +64,8 @@ def traffic_bytes(graph: tf.Graph, operations: Collection[str] | None = None) ->
     fused. Operations of `count`'s formulas are left out: what they read they reuse.
 
     Args:
-        graph: As of `count`.
-        operations: Likewise.
+        graph: As in `count`.
+        operations: Names of the operations to count, or None for all.
     """
     return _sum(graph, operations, _traffic)
 

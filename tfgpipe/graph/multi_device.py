@@ -53,7 +53,7 @@ class MultiDeviceFunction:
 
         Args:
             *tensors: Its arguments.
-            devices: Those of the shards; empty for the current device.
+            devices: Devices of the shards; empty for the current device.
         """
         arguments = [*tensors, *self._function.captured_inputs]
         names = [x.name for x in self._function.inputs]

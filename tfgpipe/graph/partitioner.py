@@ -76,7 +76,9 @@ def topological_order(graph: OpGraph) -> dict[str, Sequence[str]]:
     >>> topological_order({"c": ("b",), "b": ("a:1", "^a"), "a": ()})
     {'a': (), 'b': ('a:1', '^a'), 'c': ('b',)}
     """
-    behind = {name: set(map(op_name, inputs)) for name, inputs in graph.items()}
+    behind = {
+        name: dict.fromkeys(map(op_name, inputs)) for name, inputs in graph.items()
+    }
     order = graphlib.TopologicalSorter(behind).static_order()
     return {name: graph[name] for name in order}
 

@@ -306,7 +306,7 @@ class Loop:
             yield partitioner.op_name(condition)
 
     def _side(self, tensor: str) -> tuple[int | None, int | None]:
-        """Returns what a side of a comparison starts from and what each trip adds."""
+        """Returns the start of one side of a comparison and its step in each trip."""
         tensor, _ = self._condition.copied_from(tensor)
         if tensor in self._condition.arguments:
             return self._variables[self._condition.arguments.index(tensor)]

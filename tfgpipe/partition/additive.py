@@ -72,10 +72,6 @@ def _least_bottleneck(sums: Floats, num_stages: int) -> float:
     """Returns the least, over all partitions, of the largest cost of a stage.
 
     A bound is enough if stages that are each as long as it allows are enough.
-
-    Args:
-        sums: The cost of the calls before each bound.
-        num_stages: K.
     """
 
     def largest_stage(bound: float) -> float:

@@ -18,12 +18,12 @@ from tfgpipe._util import (
     text_table,
 )
 from tfgpipe.capture import TensorKey, tracer
+from tfgpipe.costs import LayerCost, PassCost, profiler
 from tfgpipe.devices import short_name
-from tfgpipe.partition import additive, costs, profiles, solver
-from tfgpipe.partition.costs import CallCost
+from tfgpipe.partition import additive, feasibility, profiles, solver
 from tfgpipe.partition.profiles import CallProfile, PlanSettings, Quantity
 from tfgpipe.simulation import Costs, imbalance, simulate
-from tfgpipe.stage import BoundaryCodec, TransferDtype
+from tfgpipe.stage import Boundary, Codec, codecs
 
 # Measured costs that differ by less are the same; fewer bytes then decide.
 _TIME_SLACK = 0.005
@@ -38,8 +38,8 @@ class StagePlan:
     Attributes:
         layers: Names of its layers, in order.
         parameters: Numbers in its variables.
-        cost: Of the plan's quantity.
-        flops: Of one microbatch, forward, backward and recomputation.
+        cost: Cost in the plan's quantity.
+        flops: Operations of one microbatch: forward, backward and recomputation.
         memory_bytes: Bytes of weights, gradients, slots and activations, of as many
             microbatches as the schedule has in flight; in shards, on the device that
             has most.
@@ -60,11 +60,11 @@ class Plan:
     """A partition into stages. `print` it for a table.
 
     Attributes:
-        calls_per_stage: The number of calls in each stage, to be given as `balance`.
-        quantity: What is balanced.
+        calls_per_stage: The number of calls in each stage, to be given as `partition`.
+        quantity: The quantity that is balanced.
         settings: The options of the plan.
-        cost_source: How the costs were determined.
-        profile: What each call costs.
+        cost_source: Origin of the costs, in words.
+        profile: Costs of the calls.
     """
 
     calls_per_stage: tuple[int, ...]
@@ -77,29 +77,22 @@ class Plan:
     def stages(self) -> tuple[StagePlan, ...]:
         """The layers and costs of each stage."""
         profile, settings = self.profile, self.settings
-        spans = stage_spans(self.calls_per_stage)
-        work = profile.stage_cost_tables("flops", settings)
-        cost = profile.stage_cost_tables(self.quantity, settings)
-        memory = profile.stage_memory_tables(settings)
         return tuple(
             StagePlan(
-                layers=tuple(profile.names[span]),
-                parameters=sum(w.parameters for w in profile.weights[span]),
-                cost=float(cost[k][span.start, span.stop]),
-                flops=float(work[k][span.start, span.stop]),
-                memory_bytes=float(memory[k][span.start, span.stop]),
+                layers=tuple(x.name for x in profile.layers[span]),
+                parameters=int(sum(x.weights.count for x in profile.layers[span])),
+                cost=profile.stage_cost(self.quantity, settings, k, span),
+                flops=profile.stage_cost("flops", settings, k, span),
+                memory_bytes=profile.stage_cost("memory", settings, k, span),
                 received_bytes=float(profile.received_bytes[span.start, span.stop]),
             )
-            for k, span in enumerate(spans)
+            for k, span in enumerate(stage_spans(self.calls_per_stage))
         )
 
     @functools.cached_property
     def device_bytes(self) -> tuple[float, ...]:
         """For each device the bytes that it needs, of all stages that it has."""
-        stages = self.profile.stage_memory(self.settings)
-        return profiles.device_bytes(
-            stages, self.settings.schedule, self.calls_per_stage
-        )
+        return self.profile.device_bytes(self.settings, self.calls_per_stage)
 
     @property
     def imbalance(self) -> float:
@@ -140,14 +133,17 @@ class Plan:
         planned = self.profile.call_costs(
             "flops" if self.quantity == "memory" else self.quantity, self.settings
         )
-        scaled: list[CallCost] = []
+        scaled: list[LayerCost] = []
         for span, seconds in zip(
             stage_spans(self.calls_per_stage), measured, strict=True
         ):
             costs = planned[span] if any(planned[span]) else [1.0] * len(planned[span])
             unit = seconds / sum(costs)
-            scaled += [CallCost(forward=0.0, backward=unit * cost) for cost in costs]
-        profile = dataclasses.replace(self.profile, seconds=tuple(scaled))
+            scaled += [
+                dataclasses.replace(layer, seconds=PassCost(backward=unit * cost))
+                for layer, cost in zip(self.profile.layers[span], costs, strict=True)
+            ]
+        profile = dataclasses.replace(self.profile, layers=tuple(scaled))
         return best_plan(
             profile, "time", self.settings, note="balanced by measured stage times"
         )
@@ -176,16 +172,16 @@ class Plan:
         options = ""
         if schedule.name != "gpipe":
             options = f"schedule={schedule.name}, "
-        if settings.transfer_dtype is not None:
-            options += f"transfer_dtype={settings.transfer_dtype}, "
-        shards = self.profile.num_shards
+        if settings.codec != codecs.find(None):
+            options += f"transfer_dtype={settings.codec}, "
+        shards = len(self.profile.shards)
         each = f" in {shards} shards" if shards > 1 else ""
         if schedule.num_devices < settings.num_stages:
             each = f" on {schedule.num_devices} devices{each}"
         return "\n".join(
             [
                 f"{settings.num_stages} stages{each}, {settings.num_microbatches} "
-                f"microbatches of {self.profile.rows} examples, "
+                f"microbatches of {self.profile.num_examples} examples, "
                 f"remat={settings.remat}, {options}{self.cost_source}",
                 text_table(header, rows, left=("layers", "stage")),
                 f"imbalance {self.imbalance:.3f}, bubble {100 * self.bubble:.1f}%, "
@@ -208,12 +204,12 @@ def make_plan(
 
     Args:
         captured: The model.
-        balance: What to balance, or the number of calls of each stage.
-        settings: What for.
+        balance: The quantity to balance, or the number of calls of each stage.
+        settings: The options of the plan.
         sample: A mini-batch, one tensor an input, or None for `batch_size` rows of the
             sizes in the model, of noise where time is measured.
         batch_size: The size of the mini-batch, if the model leaves it open.
-        device: Where to measure time.
+        device: Device to measure time on.
 
     Raises:
         ValueError: If the model has no such partition, or a size is not known.
@@ -221,13 +217,13 @@ def make_plan(
     argument_checks.check_count("batch_size", batch_size)
     argument_checks.check_count("num_slots", settings.num_slots, least=0)
     called = [call.layer for call in captured.graph.calls]
-    profiles.check_feasible(called, settings.num_stages, captured.opaque_calls)
+    feasibility.check_feasible(called, settings.num_stages, captured.opaque_calls)
     profile = profiles.profile_calls(
         captured.graph,
         example_microbatch(
             captured, sample, batch_size, num_microbatches=settings.num_microbatches
         ),
-        transfer_dtype=settings.transfer_dtype,
+        codec=settings.codec,
         device=device if balance == "time" else None,
     )
     if not isinstance(balance, str):
@@ -236,7 +232,9 @@ def make_plan(
         )
     note = f"balanced by {balance}"
     if balance == "time":
-        note += f", the best of {costs.REPEATS} runs of a layer on {short_name(device)}"
+        note += (
+            f", the best of {profiler.REPEATS} runs of a layer on {short_name(device)}"
+        )
     return best_plan(profile, balance, settings, note=note)
 
 
@@ -263,7 +261,7 @@ def example_microbatch(
                 "Costs depend on all sizes but that of the batch. Received an input "
                 f"'{x.name}' of shape {x.shape}. Plan with a mini-batch, "
                 "`tfgpipe.plan(..., sample=x)`, and pass "
-                "`balance=plan.calls_per_stage`."
+                "`partition=plan.calls_per_stage`."
             )
     return {
         key: tf.TensorSpec([rows, *x.shape[1:]], x.dtype) for key, x in tensors.items()
@@ -278,7 +276,7 @@ def _check_memory(plan: Plan) -> Plan:
         raise ValueError(
             f"This partition needs {need:,.0f} bytes on one device, "
             f"{need - limit:,.0f} more than `memory_limit`. Received "
-            f"balance={list(plan.calls_per_stage)} and "
+            f"partition={list(plan.calls_per_stage)} and "
             f'memory_limit={limit:,.0f}. Use balance="memory", more stages, more '
             "microbatches, or remat."
         )
@@ -294,7 +292,8 @@ def best_plan(
     no table of single stages. Then it is the best plan found: see
     `_search_shared_devices`.
     """
-    adds_up = quantity == "params" or (quantity != "memory" and settings.is_additive)
+    additive = settings.load.is_additive
+    adds_up = quantity == "params" or (quantity != "memory" and additive)
     costs = profile.call_costs if adds_up else profile.stage_cost_tables
     search = functools.partial(
         solver.best_partition,
@@ -302,7 +301,7 @@ def best_plan(
         num_stages=settings.num_stages,
         received_bytes=profile.received_bytes,
         memory=profile.stage_memory_tables(settings),
-        may_start=profile.may_start,
+        may_start=[x.may_start for x in profile.layers],
         slack=_TIME_SLACK if quantity == "time" else 0.0,
     )
     if settings.schedule.num_devices == settings.num_stages:
@@ -323,25 +322,25 @@ def _search_shared_devices(
     Limits on single stages are bisected for the loosest whose best partition fits. The
     leanest partition is found by local search on the fullest device.
     """
-    limit, stages = settings.memory_limit, profile.stage_memory(settings)
+    limit, starts = settings.memory_limit, [x.may_start for x in profile.layers]
 
     def devices(counts: tuple[int, ...]) -> list[float]:
-        needs = profiles.device_bytes(stages, settings.schedule, counts)
-        return sorted(needs, reverse=True)
+        return sorted(profile.device_bytes(settings, counts), reverse=True)
 
     if quantity != "memory":
         counts = search()
         if limit is None or devices(counts)[0] <= limit:
             return counts
-    tables = profile.stage_memory_tables(settings)
     lean = solver.best_partition(
-        tables, num_stages=settings.num_stages, may_start=profile.may_start
+        profile.stage_memory_tables(settings),
+        num_stages=settings.num_stages,
+        may_start=starts,
     )
     tightest = max(
-        table[span.start, span.stop]
-        for table, span in zip(tables, stage_spans(lean), strict=True)
+        profile.stage_cost("memory", settings, k, span)
+        for k, span in enumerate(stage_spans(lean))
     )
-    lean = solver.local_search(lean, devices, may_start=profile.may_start)
+    lean = solver.local_search(lean, devices, may_start=starts)
     most = devices(lean)[0]
     if limit is None:
         return lean
@@ -369,7 +368,7 @@ def _search_shared_devices(
 def plan_by_parameters(
     captured: tracer.CapturedModel,
     num_stages: int,
-    transfer_dtype: TransferDtype | None = None,
+    codec: Codec,
 ) -> tuple[int, ...]:
     """Returns the number of calls of each stage, parameters balanced.
 
@@ -378,11 +377,11 @@ def plan_by_parameters(
     """
     graph = captured.graph
     called = [call.layer for call in graph.calls]
-    profiles.check_feasible(called, num_stages, captured.opaque_calls)
-    codec = BoundaryCodec(transfer_dtype, graph.output_ids)
+    feasibility.check_feasible(called, num_stages, captured.opaque_calls)
+    boundary = Boundary(codec, graph.output_ids)
     return additive.best_additive_partition(
-        [w.parameters for w in costs.call_weights(graph)],
+        [w.parameters for w in profiler.call_weights(graph)],
         num_stages=num_stages,
-        received_row=graph.received_row(codec.encoded_bytes(captured.specs)),
-        may_start=profiles.may_start(called),
+        received_row=graph.received_row(boundary.encoded_bytes(captured.specs)),
+        may_start=profiler.may_start(called),
     )

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -87,8 +88,8 @@ def best_partition(
         memory_limit: Bytes that one device has: no stage needs more. None for no limit.
         may_start: For each call whether a stage may start with it. The first stage
             starts with the first call in any case. None if all may.
-        slack: How much worse than the least the bottleneck may be, relatively, where
-            that saves bytes or evens out stages.
+        slack: Relative excess over the least bottleneck that is allowed if it saves
+            bytes or evens out stages.
 
     Raises:
         ValueError: If so many stages are not possible, if no partition stays within the
@@ -111,7 +112,7 @@ def best_partition(
             "fewer stages, or split what holds them together."
         )
     stops = np.append(~starts, False)
-    cost = _map_tables(lambda c: np.where(stops[:, None], math.inf, c), cost)
+    cost = _MappedTables(lambda c: np.where(stops[:, None], math.inf, c), cost)
     if memory_limit is not None:
         if memory is None:
             raise ValueError(
@@ -120,7 +121,9 @@ def best_partition(
                 "no limit."
             )
         need = _check_tables("memory", memory, num_calls, num_stages)
-        need = _map_tables(lambda c, n: np.where(np.isinf(c), math.inf, n), cost, need)
+        need = _MappedTables(
+            lambda c, n: np.where(np.isinf(c), math.inf, n), cost, need
+        )
         most = _least_bottleneck(need)
         if most > memory_limit:
             enough = math.ceil(most)
@@ -132,11 +135,11 @@ def best_partition(
                 f"{enough - memory_limit:,} bytes more. Try more stages, more "
                 "microbatches, or remat."
             )
-        cost = _map_tables(
+        cost = _MappedTables(
             lambda c, n: np.where(n > memory_limit, math.inf, c), cost, need
         )
     most = _least_bottleneck(cost) * (1 + slack) * (1 + TIE_TOLERANCE)
-    cost = _map_tables(lambda c: np.where(c > most, math.inf, c), cost)
+    cost = _MappedTables(lambda c: np.where(c > most, math.inf, c), cost)
     bytes_in = np.zeros_like(cost[0])
     if received_bytes is not None:
         bytes_in = _check_table("received_bytes", received_bytes, num_calls)
@@ -208,7 +211,7 @@ def local_search(
     return calls_per_stage(best)
 
 
-def _stage_cost_tables(costs: Tables, num_stages: int) -> list[Floats]:
+def _stage_cost_tables(costs: Tables, num_stages: int) -> Sequence[Floats]:
     """Returns for each stage the cost of the calls [s, e), in units of the mean.
 
     A stage without calls, s >= e, costs infinity: it is not admissible.
@@ -219,7 +222,7 @@ def _stage_cost_tables(costs: Tables, num_stages: int) -> list[Floats]:
         tables = _check_tables("costs", costs, num_calls, num_stages)
         admissible = np.triu(np.ones_like(tables[0], np.bool_), 1)
         mean = np.mean([table[admissible].mean() for table in tables]) or 1.0
-        return _map_tables(lambda c: np.where(admissible, c / mean, math.inf), tables)
+        return _MappedTables(lambda c: np.where(admissible, c / mean, math.inf), tables)
     array = np.asarray(costs, np.float64)
     if array.ndim != 1 or not (np.isfinite(array) & (array >= 0)).all():
         raise ValueError(
@@ -260,8 +263,9 @@ def _check_table(name: str, values: npt.ArrayLike, num_calls: int) -> Floats:
             f"with shape {shape} for {num_calls} calls. Received shape {table.shape}. "
             "Leave zeros where s >= e."
         )
-    read = table[np.triu_indices_from(table, 1)]
-    if not (np.isfinite(read) & (read >= 0)).all():
+    read = np.triu(table, 1)
+    if not (read.min() >= 0 and read.max() < math.inf):
+        read = table[np.triu_indices_from(table, 1)]
         raise ValueError(
             f"`{name}` holds finite numbers of at least 0 wherever s < e. Received "
             f"values from {read.min()} to {read.max()}. Correct the table, or use "
@@ -272,7 +276,7 @@ def _check_table(name: str, values: npt.ArrayLike, num_calls: int) -> Floats:
 
 def _check_tables(
     name: str, values: Tables, num_calls: int, num_stages: int
-) -> list[Floats]:
+) -> Sequence[Floats]:
     """Returns copies of a user's tables, one for each stage."""
     if np.ndim(values[0]) <= 1:
         return [_check_table(name, values, num_calls)] * num_stages
@@ -281,16 +285,28 @@ def _check_tables(
             f"`{name}` holds one table for all stages, or a list of one for each. "
             f"Received {len(values)} tables for {num_stages} stages. Give as many."
         )
-    return _map_tables(lambda table: _check_table(name, table, num_calls), list(values))
+    return _MappedTables(lambda table: _check_table(name, table, num_calls), values)
 
 
-def _map_tables(make: Callable[..., Floats], *tables: Sequence[Floats]) -> list[Floats]:
-    """Applies a function to the tables of each stage, to the same ones once."""
-    results: dict[tuple[int, ...], Floats] = {}
-    for each in zip(*tables, strict=True):
-        if (key := tuple(map(id, each))) not in results:
-            results[key] = make(*each)
-    return [results[tuple(map(id, each))] for each in zip(*tables, strict=True)]
+class _MappedTables(Sequence[Floats]):
+    """A function of the tables of each stage, computed when it is read.
+
+    That of the last stage is held, for those after it that have the same tables.
+    """
+
+    def __init__(self, make: Callable[..., Floats], *tables: Sequence[Floats]) -> None:
+        self._make, self._tables = make, tables
+        self._last: tuple[Sequence[Floats], Floats] | None = None
+
+    def __len__(self) -> int:
+        return len(self._tables[0])
+
+    def __getitem__(self, k: Any) -> Any:
+        given = [tables[k] for tables in self._tables]
+        if self._last is None or any(map(operator.is_not, given, self._last[0])):
+            self._last = None  # Freed before the next one is made.
+            self._last = given, self._make(*given)
+        return self._last[1]
 
 
 def _least_bottleneck(tables: Sequence[Floats]) -> float:

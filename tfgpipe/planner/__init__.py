@@ -1,41 +1,43 @@
 """How to spread a model over devices: `python -m tfgpipe.planner --help`.
 
 devices          accelerators: peaks, memory, links; a table to extend
-workload         a model as layers in a row, each with its FLOPs and bytes
+workload         a model as layers in a row, each with its cost (`tfgpipe.costs`)
 transformers     the workload of a transformer, from its sizes
 models           the workload of a Keras model, without its weights
 parallel_config  devices as replicas x stages x shards; microbatches, schedule, remat
-memory           the memory of a device, by what it is for
+memory           the memory of devices, by what it is for
 step_time        the time of a step
 plan_request     the estimate of one configuration
 ranking          the search: the fastest, and why the others are rejected, as a table
 command          the command line
 
-All but `models` decide on plain values and need no TensorFlow; names are loaded on
-first use.
+All but `models`, which is loaded on first use, decide on plain values and need no
+TensorFlow.
 """
-
-from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from tfgpipe._util import lazy_exports
+from tfgpipe.costs import LayerCost as LayerCost
+from tfgpipe.costs import Memory as Memory
+from tfgpipe.planner.command import Subject as Subject
+from tfgpipe.planner.command import main as main
+from tfgpipe.planner.devices import TABLE as TABLE
+from tfgpipe.planner.devices import Device as Device
+from tfgpipe.planner.devices import Link as Link
+from tfgpipe.planner.parallel_config import ParallelConfig as ParallelConfig
+from tfgpipe.planner.plan_request import Estimate as Estimate
+from tfgpipe.planner.plan_request import PlanRequest as PlanRequest
+from tfgpipe.planner.ranking import SearchResult as SearchResult
+from tfgpipe.planner.ranking import search as search
+from tfgpipe.planner.transformers import transformer as transformer
+from tfgpipe.planner.workload import Workload as Workload
 
 if TYPE_CHECKING:
-    from tfgpipe.planner.command import Subject as Subject
-    from tfgpipe.planner.command import main as main
-    from tfgpipe.planner.devices import TABLE as TABLE
-    from tfgpipe.planner.devices import Device as Device
-    from tfgpipe.planner.devices import Link as Link
-    from tfgpipe.planner.memory import Memory as Memory
     from tfgpipe.planner.models import read as read
-    from tfgpipe.planner.parallel_config import ParallelConfig as ParallelConfig
-    from tfgpipe.planner.plan_request import Estimate as Estimate
-    from tfgpipe.planner.plan_request import PlanRequest as PlanRequest
-    from tfgpipe.planner.ranking import SearchResult as SearchResult
-    from tfgpipe.planner.ranking import search as search
-    from tfgpipe.planner.transformers import transformer as transformer
-    from tfgpipe.planner.workload import Layer as Layer
-    from tfgpipe.planner.workload import Workload as Workload
 
-__all__, __getattr__, __dir__ = lazy_exports(__name__)
+__all__, __getattr__, __dir__ = lazy_exports(
+    __name__,
+    models="read",
+    replaced={"Layer": "`tfgpipe.costs.LayerCost`"},
+)

@@ -34,7 +34,7 @@ exit status: 0 done, 1 wrong arguments, 2 nothing fits
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is to be planned.
+    """A model to plan.
 
     Attributes:
         name: Its name in the table.
@@ -105,7 +105,13 @@ def _parser(subject: argparse.ArgumentParser) -> argparse.ArgumentParser:
         every = ",".join(choices)
         kind = _list_of(functools.partial(_one_of, choices))
         add(name, type=kind, default=every, metavar="NAME,...", help=f"({every})")
-    add("--best", type=_positive, default=5, metavar="N", help="how many to print (5)")
+    add(
+        "--best",
+        type=_positive,
+        default=5,
+        metavar="N",
+        help="configurations to print (5)",
+    )
     add("--parts", action="store_true", help="print the memory of each device by part")
     add("--picture", metavar="FILE", help="draw that; its ending says the format")
     return parser

@@ -64,17 +64,17 @@ class Device:
         bandwidth: Bytes a second that it reads or writes.
         link: The way to other devices of its group.
         network: The way to those beyond.
-        group: How many devices the fast link connects.
+        group: Number of devices that the fast link connects.
         efficiency: The share of the peak that large products reach.
-        fusion_factor: Of the memory traffic of element-wise operations, the share left
-            after a compiler has fused them: 1 without a compiler.
-        temp_factor: Of what a backward recomputes, and its workspace, counted operation
-            by operation, the share that a compiled one holds: 1 without a compiler.
+        fusion_factor: Share of the memory traffic of element-wise operations that is
+            left after fusion by a compiler: 1 without a compiler.
+        temp_factor: Share of recomputed tensors and workspace, counted operation by
+            operation, that a compiled backward holds: 1 without a compiler.
         reserved: Bytes that the runtime reserves.
         overhead: Seconds that an action takes beside its arithmetic.
         rates: Measured FLOP/s of a pass's products, by their number of rows, in place
             of peak and efficiency; reading the weights is then part of them.
-        source: Where the figures are from.
+        source: Origin of the figures.
 
     Raises:
         ValueError: If a number is not positive, or a share not between 0 and 1.
@@ -121,14 +121,14 @@ class Device:
     def product_seconds(
         self, kind: ActionKind, flops: float, *, rows: float, weights: float, dtype: str
     ) -> float:
-        """Returns how long the products of a layer take in one pass.
+        """Returns the seconds of the products of a layer in one pass.
 
         Args:
             kind: Forward or backward.
-            flops: What they do.
+            flops: Their FLOPs.
             rows: Rows of each.
             weights: Bytes of their weights, which are read once.
-            dtype: What they are computed in.
+            dtype: Their dtype.
         """
         if self.rates is not None:
             return flops / _interpolate(self.rates[kind.name], rows)

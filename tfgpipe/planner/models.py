@@ -9,22 +9,23 @@ divided by their number.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import keras
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import num_bytes, stage_spans
+from tfgpipe._util import stage_spans
 from tfgpipe.capture import TensorKey, source_model, tracer
-from tfgpipe.partition import SegmentProfiler, call_weights, may_start
-from tfgpipe.planner.workload import Layer, Workload
+from tfgpipe.costs import LayerCost, SegmentProfiler, profiler
+from tfgpipe.planner.workload import Workload
 
 # Examples that layers are traced on. What does not grow with them, such as a causal
 # mask, is counted with each, so these are more than one.
-ROWS = 4
+EXAMPLES = 4
 # Of the tensors that a transformer's block saves, each shard has so many of the input's
 # size: input, two norms, their sum, an output (Korthikanti et al. 2022, section 4.2.1).
 WHOLE_TENSORS = 5
@@ -57,7 +58,7 @@ def read(
 
     >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
     >>> workload = tfgpipe.planner.read(model)
-    >>> workload.parameters, workload.layers[0].forward_flops
+    >>> workload.parameters, workload.layers[0].flops.forward
     (36.0, 68.0)
 
     Args:
@@ -120,61 +121,48 @@ def num_slots(
         ]
         optimizer = build()
         optimizer.build(weights)
-    slots = [s for x in keras_internals.optimizer_slots(optimizer).values() for s in x]
+    slots = [
+        s
+        for x in keras_internals.optimizers.optimizer_slots(optimizer).values()
+        for s in x
+    ]
     trained = sum(math.prod(weight.shape) for weight in weights)
     return sum(math.prod(slot.shape) for slot in slots) / max(trained, 1)
 
 
-def _layers(captured: tracer.CapturedModel) -> tuple[Layer, ...]:
+def _layers(captured: tracer.CapturedModel) -> tuple[LayerCost, ...]:
     graph = captured.graph
     specs = {TensorKey(n): _input_spec(captured.specs[n]) for n in graph.input_ids}
-    profiler = SegmentProfiler(graph, stage_spans([1] * len(graph.calls)), specs)
-    sizes, values = profiler.value_bytes(), profiler.value_specs()
-    received = graph.received_bytes(sizes)
-    flops, traffic = profiler.flops(), profiler.memory_traffic()
-    saved = [sum(each) for each in profiler.saved_bytes()]
-    workspace = profiler.workspace_bytes(recomputes=False)
-    weights, starts = (
-        call_weights(graph),
-        may_start([call.layer for call in graph.calls]),
+    traced = SegmentProfiler(graph, stage_spans([1] * len(graph.calls)), specs)
+    values, received = traced.value_specs(), graph.received_row(traced.value_bytes())
+    traffic, workspace = (
+        traced.memory_traffic(),
+        traced.workspace_bytes(recomputes=False),
     )
     layers = []
-    for i, call in enumerate(graph.calls):
-        inputs = sum(sizes[n] for n in call.input_ids)
-        outputs = [n for n in call.output_ids if n in sizes]  # What somebody reads.
+    for i, (call, layer) in enumerate(
+        zip(graph.calls, profiler.layer_costs(graph, traced), strict=True)
+    ):
+        tensors, trained_bytes = layer.tensors, layer.weights.trained_bytes
         max_shards = call.layer.max_shards if isinstance(call.layer, Shardable) else 1
-        unsharded = WHOLE_TENSORS * inputs if max_shards > 1 else 0
-        trained_bytes = sum(weights[i].trainable_bytes)
-        weight_bytes = _weight_bytes(call.layer)
-        layers.append(
-            Layer(
-                name=call.layer.name,
-                parameters=weights[i].parameters,
-                trained=trained_bytes / weight_bytes,
-                weight_bytes=weight_bytes,
-                forward_flops=flops[i].forward / ROWS,
-                backward_flops=flops[i].backward / ROWS,
-                forward_traffic=traffic[i].forward / ROWS,
-                backward_traffic=traffic[i].backward / ROWS,
-                kept_bytes=saved[i] / ROWS,
-                work_bytes=max(workspace[i] - trained_bytes, 0) / ROWS,
-                input_bytes=(received[i][len(graph.calls)] if i else inputs) / ROWS,
-                output_bytes=sum(sizes[n] for n in outputs) / ROWS,
-                # Rows of its products for each example.
-                positions=float(math.prod(values[outputs[0]].shape[1:-1])),
-                max_shards=max_shards,
-                whole_bytes=min(unsharded, saved[i]) / ROWS,
-                may_start=starts[i],
-            )
+        unsharded = WHOLE_TENSORS * tensors.inputs if max_shards > 1 else 0
+        of_all_later = received(i, len(graph.calls))[-1] if i else tensors.inputs
+        output = next(n for n in call.output_ids if n in values)
+        whole = dataclasses.replace(
+            layer,
+            traffic=traffic[i],
+            tensors=dataclasses.replace(
+                tensors,
+                workspace=max(workspace[i] - trained_bytes, 0),
+                received=float(of_all_later),
+                replicated=min(unsharded, tensors.saved),
+            ),
+            # Rows of its products for each example.
+            positions=float(math.prod(values[output].shape[1:-1])),
+            max_shards=max_shards,
         )
+        layers.append(whole.per_example(EXAMPLES))
     return tuple(layers)
-
-
-def _weight_bytes(layer: Any) -> float:
-    """Returns the bytes of a weight of a layer, on average."""
-    weights = getattr(layer, "weights", ())
-    size = sum(math.prod(v.shape) for v in weights)
-    return sum(map(num_bytes, weights)) / size if size else 4
 
 
 def _input_spec(tensor: keras.KerasTensor) -> tf.TensorSpec:
@@ -184,4 +172,4 @@ def _input_spec(tensor: keras.KerasTensor) -> tf.TensorSpec:
             "A plan depends on all sizes but that of the batch. Received an input "
             f"'{tensor.name}' of shape {tensor.shape}. Build the model for one size."
         )
-    return tf.TensorSpec([ROWS, *tensor.shape[1:]], tensor.dtype)
+    return tf.TensorSpec([EXAMPLES, *tensor.shape[1:]], tensor.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Literal
 
 from tfgpipe import remat as remat_lib
 from tfgpipe import schedules
+from tfgpipe.costs import StepLoad
 from tfgpipe.remat import Remat, RematLike
 from tfgpipe.schedules import Schedule
 
@@ -26,10 +28,11 @@ class ParallelConfig:
         num_devices: K, the devices of a pipeline, in a row.
         num_shards: T.
         num_microbatches: M.
-        schedule: The order of actions, by name or as it is.
-        remat: What a backward recomputes, by name or as it is.
+        schedule: The order of actions, or its name.
+        remat: The rematerialisation policy, or its name.
         stages_per_device: v; above 1 for `"interleaved"` alone.
-        recompute_when: As of `tfgpipe.Costs`: this library recomputes when asked.
+        recompute_when: Start of recomputation, as in `tfgpipe.Costs`. This library
+            recomputes when asked.
     """
 
     num_replicas: int
@@ -67,24 +70,47 @@ class ParallelConfig:
         """Returns the actions, of another number of microbatches if one is given."""
         if isinstance(self.schedule, Schedule):
             return self.schedule
-        return schedules.make(
+        return _make_schedule(
             self.schedule,
-            num_stages=self.num_stages,
-            num_microbatches=num_microbatches or self.num_microbatches,
-            num_devices=self.num_devices,
+            self.num_stages,
+            num_microbatches or self.num_microbatches,
+            self.num_devices,
         )
+
+    @functools.cached_property
+    def load(self) -> StepLoad:
+        """Microbatches that each stage holds and recomputes.
+
+        After as many groups of microbatches as there are devices, what a named schedule
+        holds goes on as it grew.
+        """
+        M, P = self.num_microbatches, self.num_devices
+        if isinstance(self.schedule, Schedule) or M <= 4 * P:
+            return StepLoad.of(self.make_schedule(), self.remat)
+        few, more = (StepLoad.of(self.make_schedule(n * P), self.remat) for n in (3, 4))
+        return more.continued(few, M)
 
     def stages_on(self, p: int) -> Sequence[int]:
         """Returns the stages on device p."""
-        if isinstance(self.schedule, Schedule):
-            return [k for k, q in enumerate(self.schedule.placement) if q == p]
-        return range(p, self.num_stages, self.num_devices)
+        return [k for k, q in enumerate(self.load.placement) if q == p]
 
     def __str__(self) -> str:
         return (
             f"D={self.num_replicas} K={self.num_devices} T={self.num_shards} "
             f"M={self.num_microbatches} {self.order} remat={self.remat}"
         )
+
+
+@functools.lru_cache(maxsize=16)
+def _make_schedule(
+    name: schedules.Name, num_stages: int, num_microbatches: int, num_devices: int
+) -> Schedule:
+    return schedules.make(
+        name,
+        num_stages=num_stages,
+        num_microbatches=num_microbatches,
+        num_devices=num_devices,
+    )
 
 
 def enumerate_configs(
@@ -99,12 +125,12 @@ def enumerate_configs(
 ) -> Iterator[ParallelConfig]:
     """Yields all configurations of so many devices.
 
-    Microbatches are of equal numbers of rows. Of one device and one microbatch all
-    schedules are the same, so `"gpipe"` alone is tried; the others need M >= K > 1.
+    Microbatches are of equal numbers of examples. On one device, only the schedule that
+    holds fewest of them is tried.
 
     Args:
         num_devices: D x K x T.
-        batch_size: Rows of a mini-batch, over all replicas.
+        batch_size: Examples of a mini-batch, over all replicas.
         max_stages: The most stages that the model allows.
         max_shards: T divides it.
         names: The schedules to try.
@@ -117,9 +143,9 @@ def enumerate_configs(
             D = num_devices // T // K
             if batch_size % D:
                 continue
-            rows = batch_size // D
-            Ms = microbatches or [2**i for i in range(rows.bit_length())]
-            for M in (M for M in Ms if rows % M == 0):
+            examples = batch_size // D
+            Ms = microbatches or [2**i for i in range(examples.bit_length())]
+            for M in (M for M in Ms if examples % M == 0):
                 kinds = itertools.product(_schedules(K, M, max_stages, names), remats)
                 for (name, v), remat in kinds:
                     yield ParallelConfig(
@@ -141,21 +167,22 @@ def _schedules(
 ) -> Iterator[tuple[schedules.Name, int]]:
     """Yields the schedules that so many microbatches can run, with their v."""
     K, M = num_devices, num_microbatches
+    if K == 1:
+        yield min(names, key=_held_by_one_device), 1
+        return
     for name in names:
-        if K == 1:
-            # 1F1B of one stage holds one microbatch, whatever M is.
-            if name == ("1f1b" if "1f1b" in names else names[0]):
-                yield name, 1
-        elif name == "gpipe":
-            yield name, 1
-        elif M < K:
-            continue
-        elif name == "interleaved":
-            for v in (2, 4):
-                if v * K <= max_stages and M % K == 0:
+        policy = schedules.find(name)
+        assert isinstance(policy, schedules.SchedulePolicy)
+        if policy.min_microbatches(K) <= M:
+            for v in policy.stages_per_device:
+                if v == 1 or (v * K <= max_stages and M % K == 0):
                     yield name, v
-        else:
-            yield name, 1
+
+
+def _held_by_one_device(name: schedules.Name) -> tuple[int, ...]:
+    """Returns microbatches in flight on one device, and 1 if backwards are split."""
+    schedule = _make_schedule(name, 1, 2, 1)
+    return *schedule.in_flight, int(schedule.splits_backwards)
 
 
 def _divisors(n: int, largest: int) -> list[int]:

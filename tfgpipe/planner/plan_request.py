@@ -8,19 +8,19 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from tfgpipe.costs import LayerCost, Memory
 from tfgpipe.partition import best_partition
 from tfgpipe.planner import memory, step_time
 from tfgpipe.planner.devices import Device
-from tfgpipe.planner.memory import Memory
 from tfgpipe.planner.parallel_config import ParallelConfig
 from tfgpipe.planner.step_time import StepTime
-from tfgpipe.planner.workload import Layer, Workload
+from tfgpipe.planner.workload import StagedWorkload, Workload
 from tfgpipe.report import plot_memory_parts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Cost: TypeAlias = Callable[[ParallelConfig, Layer], float]
+Cost: TypeAlias = Callable[[ParallelConfig, LayerCost], float]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Estimate:
         config: The configuration.
         layers_per_stage: The number of layers in each stage.
         time: The time of a step.
-        memory: What each device of a pipeline holds.
+        memory: Memory of each device of a pipeline.
         mfu: Model FLOPs utilisation: what a step has to do, recomputation aside, of
             what all devices could at their peak (Chowdhery et al. 2022, appendix B).
     """
@@ -53,8 +53,8 @@ class Estimate:
         """Draws the memory of each device of a pipeline, beside what it has.
 
         Args:
-            device: What the devices are, such as `result.request.device`.
-            path: Where to write the picture.
+            device: The kind of device, such as `result.request.device`.
+            path: File to write the picture to.
 
         Raises:
             ImportError: If Matplotlib is not installed.
@@ -74,7 +74,7 @@ class PlanRequest:
     Attributes:
         workload: The model.
         device: The kind of device.
-        num_devices: How many of them.
+        num_devices: Number of devices.
         batch_size: Rows of a mini-batch, over all replicas.
         num_slots: Optimizer slots of a trained weight: 2 for Adam, 1 for momentum.
 
@@ -101,13 +101,21 @@ class PlanRequest:
         self.device.peak(self.workload.dtype)
         self._partitions: dict[tuple[object, ...], tuple[int, ...]] = {}
 
-    def rows(self, config: ParallelConfig) -> float:
-        """Returns the rows of a microbatch."""
+    def microbatch_size(self, config: ParallelConfig) -> float:
+        """Returns the number of examples of a microbatch."""
         return self.batch_size / config.num_replicas / config.num_microbatches
 
-    def _settings(self, config: ParallelConfig) -> dict[str, Any]:
-        rows = self.rows(config)
-        return {"rows": rows, "num_slots": self.num_slots, "device": self.device}
+    def _staged(
+        self, config: ParallelConfig, layers_per_stage: Sequence[int]
+    ) -> StagedWorkload:
+        return StagedWorkload(
+            workload=self.workload,
+            config=config,
+            layers_per_stage=tuple(layers_per_stage),
+            examples=self.microbatch_size(config),
+            num_slots=self.num_slots,
+            device=self.device,
+        )
 
     def estimate(
         self, config: ParallelConfig, layers_per_stage: Sequence[int] | None = None
@@ -120,8 +128,7 @@ class PlanRequest:
                 partition.
         """
         chosen = tuple(layers_per_stage or self.partition(config))
-        settings = self._settings(config)
-        time = step_time.step_time(self.workload, config, chosen, **settings)
+        time = step_time.step_time(self._staged(config, chosen))
         peak = self.device.peak(self.workload.dtype) * config.total_devices
         return Estimate(
             config=config,
@@ -134,33 +141,24 @@ class PlanRequest:
     def stage_times(
         self, config: ParallelConfig, layers_per_stage: Sequence[int]
     ) -> list[step_time.StageTimes]:
-        """Returns what each stage takes on a microbatch."""
-        return step_time.stage_times(
-            self.workload,
-            config,
-            layers_per_stage,
-            rows=self.rows(config),
-            device=self.device,
-        )
+        """Returns the times of each stage on a microbatch."""
+        return step_time.stage_times(self._staged(config, layers_per_stage))
 
-    def least_seconds(
+    def lower_bound_seconds(
         self, config: ParallelConfig, layers_per_stage: Sequence[int]
     ) -> float:
-        """Returns what no step of a configuration is faster than."""
-        settings = self._settings(config)
-        workload = self.workload
-        return step_time.least_seconds(workload, config, layers_per_stage, **settings)
+        """Returns the seconds that no step of a configuration is faster than."""
+        return step_time.lower_bound_seconds(self._staged(config, layers_per_stage))
 
     def memory(
         self, config: ParallelConfig, layers_per_stage: Sequence[int]
     ) -> tuple[Memory, ...]:
-        """Returns what each device of a pipeline holds."""
-        settings = self._settings(config)
-        return memory.devices(self.workload, config, layers_per_stage, **settings)
+        """Returns the memory of each device of a pipeline."""
+        return memory.devices(self._staged(config, layers_per_stage))
 
     def fits(self, held: Sequence[Memory]) -> bool:
         """Returns whether the fullest device has room."""
-        return fullest(held).total <= self.device.memory
+        return bool(fullest(held).total <= self.device.memory)
 
     def partition(self, config: ParallelConfig) -> tuple[int, ...]:
         """Returns the number of layers in each stage.
@@ -180,7 +178,8 @@ class PlanRequest:
     ) -> tuple[int, ...]:
         key = (
             *(what, config.num_stages, config.num_shards),
-            *(config.remat, self.rows(config)),
+            *(config.remat, config.load.recomputed_fractions[0]),
+            self.microbatch_size(config),
         )
         if key not in self._partitions:
             layers = self.workload.layers
@@ -191,20 +190,29 @@ class PlanRequest:
             )
         return self._partitions[key]
 
-    def _seconds(self, config: ParallelConfig, layer: Layer) -> float:
-        """Returns what a layer adds to its stage for a microbatch."""
-        copies = dataclasses.replace(self.workload, layers=(layer,) * 3)
-        one, two = step_time.stage_times(
-            copies, config, (1, 2), rows=self.rows(config), device=self.device
-        )
-        return max(two.total - one.total, 0.0)
+    def _seconds(self, config: ParallelConfig, layer: LayerCost) -> float:
+        """Returns the seconds that a layer adds to its stage for a microbatch."""
+        sizes: dict[str, Any] = {
+            "examples": self.microbatch_size(config),
+            "num_shards": config.num_shards,
+            "device": self.device,
+        }
+        computed = step_time.layer_seconds(layer, **sizes, dtype=self.workload.dtype)
+        reduced = step_time.reduction_seconds(layer, **sizes)
+        # Amid a stage, a backward recomputes a layer as often as the first of many.
+        again = config.load.recomputed(0, 2 * len(self.workload.layers))[0]
+        each = (x.forward * (1 + again) + x.backward for x in (computed, reduced))
+        return sum(each)
 
-    def _bytes(self, config: ParallelConfig, layer: Layer) -> float:
-        """Returns what a layer adds to its device, a microbatch in flight."""
-        T = config.num_shards
-        copies = layer.weight_bytes * (2 + self.num_slots)
-        state = copies * layer.parameters / layer.shards(T)
-        return state + self.rows(config) * layer.kept_bytes * layer.share(T)
+    def _bytes(self, config: ParallelConfig, layer: LayerCost) -> float:
+        """Returns the bytes that a layer adds to its device, with one microbatch."""
+        held = memory.layer_bytes(
+            layer,
+            examples=self.microbatch_size(config),
+            num_shards=config.num_shards,
+            dtype=self.workload.dtype,
+        )
+        return held.weights + (1 + self.num_slots) * held.trained + held.saved
 
 
 def fullest(held: Sequence[Memory]) -> Memory:

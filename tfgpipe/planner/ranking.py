@@ -52,7 +52,7 @@ class Rejected:
     Attributes:
         name: Such as `"T=8"`.
         config: The best of them; or the leanest, if none fits; None if there is none.
-        reason: What is wrong with it.
+        reason: The reason for which it is not.
     """
 
     name: str
@@ -67,11 +67,12 @@ class SearchResult:
     Attributes:
         request: The model and the devices.
         best: The fastest that fit, the first first; empty if nothing fits.
-        rejected: Why the others are not among them: groups of these by `name`, such as
-            `"K=1"`, each with its best `config` and a `reason`.
-        closest: Of those that do not fit, the one that needs least; None if all fit.
-        num_configs: How many there are.
-        num_fitting: How many of them fit.
+        rejected: Groups of the others by `name`, such as `"K=1"`, each with its best
+            `config` and the `reason` for which it is not among them.
+        closest: The configuration that needs least of those that do not fit; None if
+            all fit.
+        num_configs: Number of configurations.
+        num_fitting: Number of those that fit.
     """
 
     request: PlanRequest
@@ -83,7 +84,7 @@ class SearchResult:
 
     @property
     def missing_bytes(self) -> float:
-        """By how much nothing fits: bytes that a device lacks, 0 if something fits."""
+        """Bytes that a device lacks at least, 0 if something fits."""
         if self.best or self.closest is None:
             return 0.0
         return self.closest.fullest.total - self.request.device.memory
@@ -112,7 +113,11 @@ class SearchResult:
             text_table(HEADER, rows, left=("schedule", "remat", "most of it")),
             f"{self.num_fitting:,} of {self.num_configs:,} configurations fit into "
             f"{device.memory / GIB:.0f} GiB.",
-            *(["Why others lose, each with its best configuration:"] if width else []),
+            *(
+                ["Why others were rejected, each with its best configuration:"]
+                if width
+                else []
+            ),
             *(
                 f"  {each.name:{width}}  {each.reason}"
                 + (f" ({each.config})" if each.config else "")
@@ -150,18 +155,18 @@ def search(
     True
 
     Args:
-        model: What to train: a workload, a Functional or Sequential Keras model, or a
+        model: The model: a workload, a Functional or Sequential Keras model, or a
             function that returns one, which then never has weights: see
             `tfgpipe.planner.read`.
-        device: What it is to run on, or the name in `tfgpipe.planner.TABLE`.
+        device: The kind of device, or its name in `tfgpipe.planner.TABLE`.
         num_devices: D x K x T, replicas by stages by shards.
-        batch_size: Rows of a mini-batch, over all replicas.
+        batch_size: Examples of a mini-batch, over all replicas.
         num_slots: Optimizer slots of a trained weight: 2 for Adam, 1 for momentum, one
             more for averaged weights and for gradients summed over steps.
         names: Schedules to try.
-        remats: What to try to recompute.
+        remats: Rematerialisation policies to try.
         microbatches: Values of M to try. None for all powers of two.
-        num_best: How many to return.
+        num_best: Number of configurations to return.
 
     Raises:
         ValueError: If a number is below 1, no configuration divides the batch, or the
@@ -185,7 +190,7 @@ def search(
         num_slots=num_slots,
     )
     fitting: list[tuple[float, ParallelConfig]] = []
-    misfits: list[tuple[float, ParallelConfig]] = []
+    out_of_memory: list[tuple[float, ParallelConfig]] = []
     for config in enumerate_configs(
         num_devices=num_devices,
         batch_size=batch_size,
@@ -198,10 +203,12 @@ def search(
         layers_per_stage = request.partition(config)
         held = request.memory(config, layers_per_stage)
         if request.fits(held):
-            fitting.append((request.least_seconds(config, layers_per_stage), config))
+            fitting.append(
+                (request.lower_bound_seconds(config, layers_per_stage), config)
+            )
         else:
-            misfits.append((fullest(held).total, config))
-    if not fitting and not misfits:
+            out_of_memory.append((fullest(held).total, config))
+    if not fitting and not out_of_memory:
         raise ValueError(
             "Each of D replicas takes as many examples, in M microbatches of as many. "
             f"Received batch_size={batch_size} for {num_devices} devices and a model "
@@ -210,14 +217,14 @@ def search(
             "divides it. Use a multiple of the devices."
         )
     fitting.sort(key=lambda pair: pair[0])
-    misfits.sort(key=lambda pair: pair[0])
+    out_of_memory.sort(key=lambda pair: pair[0])
     best = _fastest(request, fitting, num_best)
     return SearchResult(
         request=request,
         best=tuple(best),
-        rejected=tuple(_rejected(request, best, fitting, misfits)),
-        closest=request.estimate(misfits[0][1]) if misfits else None,
-        num_configs=len(fitting) + len(misfits),
+        rejected=tuple(_rejected(request, best, fitting, out_of_memory)),
+        closest=request.estimate(out_of_memory[0][1]) if out_of_memory else None,
+        num_configs=len(fitting) + len(out_of_memory),
         num_fitting=len(fitting),
     )
 
@@ -239,12 +246,12 @@ def _rejected(
     request: PlanRequest,
     best: Sequence[Estimate],
     fitting: Sequence[tuple[float, ParallelConfig]],
-    misfits: Sequence[tuple[float, ParallelConfig]],
+    out_of_memory: Sequence[tuple[float, ParallelConfig]],
 ) -> Iterator[Rejected]:
     """Yields each group of which none is among the best, with the reason."""
     if not best:
         return
-    if all(config.num_shards == 1 for _, config in (*fitting, *misfits)):
+    if all(config.num_shards == 1 for _, config in (*fitting, *out_of_memory)):
         yield Rejected(
             name="T>1",
             config=None,
@@ -253,14 +260,16 @@ def _rejected(
     for name, attribute in GROUPS.items():
         group = operator.attrgetter(attribute)
         among_best = {group(estimate.config) for estimate in best}
-        others = {group(config) for _, config in (*fitting, *misfits)} - among_best
+        others = {
+            group(config) for _, config in (*fitting, *out_of_memory)
+        } - among_best
         for value in sorted(others):
             mine = [pair for pair in fitting if group(pair[1]) == value]
             if mine:
                 found = _fastest(request, mine, 1)[0]
                 reason = _slower(found, best[0])
             else:
-                smallest = next(x for _, x in misfits if group(x) == value)
+                smallest = next(x for _, x in out_of_memory if group(x) == value)
                 found = request.estimate(smallest)
                 reason = _too_large(found, request.device)
             yield Rejected(name=f"{name}={value}", config=found.config, reason=reason)

@@ -1,6 +1,6 @@
 """How long a step takes: stages timed, their schedule simulated, replicas added.
 
-Of a layer on a microbatch of r rows, one pass takes
+Of a layer on a microbatch, one pass takes
 
     FLOPs / (peak x efficiency) + weights / bandwidth          its products
     + fusion_factor x bytes moved / bandwidth                  its other operations
@@ -16,15 +16,20 @@ and writing weight, gradient and slots once.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-import operator
 from collections.abc import Sequence
+from typing import Any
 
-from tfgpipe._util import stage_spans
+from tfgpipe.costs import (
+    LayerCost,
+    PassCost,
+    StageWork,
+    dtype_bytes,
+    stage_work,
+)
 from tfgpipe.planner.devices import Device, Link
 from tfgpipe.planner.parallel_config import ParallelConfig
-from tfgpipe.planner.workload import Layer, Workload, dtype_bytes
+from tfgpipe.planner.workload import StagedWorkload
 from tfgpipe.schedules import ActionKind, Schedule, kinds
 from tfgpipe.simulation import Costs, simulate
 
@@ -33,48 +38,28 @@ MOST_ACTIONS = 4096
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PassTimes:
-    """Seconds of the passes of a stage on one microbatch.
-
-    Attributes:
-        forward: The forward.
-        backward: The backward, recomputation aside.
-        recompute: What is computed again.
-    """
-
-    forward: float
-    backward: float
-    recompute: float
-
-    @property
-    def total(self) -> float:
-        """All passes together."""
-        return self.forward + self.backward + self.recompute
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StageTimes(PassTimes):
+class StageTimes(StageWork):
     """Seconds of one stage on one microbatch.
 
     Attributes:
-        reductions: Those of them in all-reduces among shards.
+        reductions: Bytes in all-reduces among shards.
     """
 
-    reductions: PassTimes
+    reductions: StageWork
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """A step, and what its time goes to, in seconds of the busiest device.
+    """Seconds of a step, and of its parts on the busiest device.
 
     Attributes:
         pipeline: From the first forward to the last backward.
-        bubble: The share of it in which devices wait, on average.
+        bubble: Share of the step in which devices wait, on average.
         arithmetic: Forwards and backwards, all-reduces among shards aside.
-        recompute: Likewise, what is computed again.
+        recompute: Recomputation, all-reduces among shards aside.
         reductions: All-reduces among shards.
         replicas: The all-reduce of gradients over replicas.
-        update: Of weights.
+        update: The update of weights.
     """
 
     pipeline: float
@@ -92,7 +77,7 @@ class StepTime:
 
     @property
     def shares(self) -> dict[str, float]:
-        """What takes which share of the step beside arithmetic, in words."""
+        """Shares of the step beside arithmetic, by their names."""
         busy = self.arithmetic + self.recompute + self.reductions
         parts = {
             "waiting in the bubble": max(self.pipeline - busy, 0.0),
@@ -105,15 +90,10 @@ class StepTime:
 
 
 def ring_seconds(size: float, num: int, link: Link) -> float:
-    """Returns how long an all-reduce takes on a ring.
+    """Returns the seconds of an all-reduce on a ring.
 
     >>> ring_seconds(8e9, 4, Link(bandwidth=12e9, latency=0.5))
     4.0
-
-    Args:
-        size: Bytes on each device.
-        num: Devices.
-        link: Between neighbours.
     """
     if num == 1:
         return 0.0
@@ -122,146 +102,99 @@ def ring_seconds(size: float, num: int, link: Link) -> float:
 
 
 def layer_seconds(
-    kind: ActionKind,
-    layer: Layer,
-    *,
-    rows: float,
-    num_shards: int,
-    device: Device,
-    dtype: str,
-) -> float:
-    """Returns what one pass of a layer takes, all-reduces aside.
+    layer: LayerCost, *, examples: float, num_shards: int, device: Device, dtype: str
+) -> PassCost:
+    """Returns the seconds of a layer on a device of a table, all-reduces aside."""
+    T, weights = layer.shards(num_shards), layer.weights
 
-    Args:
-        kind: Forward or backward.
-        layer: The layer.
-        rows: Of a microbatch.
-        num_shards: T.
-        device: What runs it.
-        dtype: What products are computed in.
-    """
-    T = layer.shards(num_shards)
-    forward = not kind.is_backward
-    flops = layer.forward_flops if forward else layer.backward_flops
-    traffic = layer.forward_traffic if forward else layer.backward_traffic
-    # A backward reads weights, and reads and writes the sum of gradients.
-    sums = 0 if forward else 2 * layer.weight_bytes
-    weights = layer.parameters / T * (dtype_bytes(dtype) + sums)
-    seconds = traffic * rows * layer.share(num_shards) * device.fusion_factor
-    seconds /= device.bandwidth
-    if flops:
-        seconds += device.product_seconds(
+    def seconds(kind: ActionKind) -> float:
+        traffic = layer.traffic.of(kind) * examples * layer.shard_fraction(num_shards)
+        others = traffic * device.fusion_factor / device.bandwidth
+        flops = layer.flops.of(kind)
+        if not flops:
+            return others
+        # A backward reads weights, and reads and writes the sum of gradients.
+        sums = 2 * weights.size if kind.is_backward else 0
+        products = device.product_seconds(
             kind,
-            flops * rows / T,
-            rows=rows * layer.positions,
-            weights=weights,
+            flops * examples / T,
+            rows=examples * layer.positions,
+            weights=weights.count / T * (dtype_bytes(dtype) + sums),
             dtype=dtype,
         )
-    return seconds
+        return others + products
+
+    return PassCost(seconds(kinds.FORWARD), seconds(kinds.BACKWARD))
 
 
-def stage_times(
-    workload: Workload,
-    config: ParallelConfig,
-    layers_per_stage: Sequence[int],
-    *,
-    rows: float,
-    device: Device,
-) -> list[StageTimes]:
-    """Returns what each stage takes on a microbatch.
+def reduction_seconds(
+    layer: LayerCost, *, examples: float, num_shards: int, device: Device
+) -> PassCost:
+    """Returns the seconds of a layer's all-reduces; arguments as of `layer_seconds`."""
+    if layer.shards(num_shards) == 1:
+        return PassCost()
+    link, size = device.link_across(num_shards), examples * layer.tensors.outputs
+    seconds = layer.num_reductions * ring_seconds(size, num_shards, link)
+    return PassCost(seconds, seconds)
 
-    Args:
-        workload: The model.
-        config: How it is spread.
-        layers_per_stage: The number of layers in each stage.
-        rows: Of a microbatch.
-        device: What runs it.
-    """
-    T = config.num_shards
-    link = device.link_across(T)
+
+def stage_times(staged: StagedWorkload) -> list[StageTimes]:
+    """Returns the times of each stage on a microbatch."""
+    config, device, dtype = staged.config, staged.device, staged.workload.dtype
+    sizes: dict[str, Any] = {
+        "examples": staged.examples,
+        "num_shards": config.num_shards,
+        "device": device,
+    }
     found = []
-    for span in stage_spans(layers_per_stage):
-        layers = workload.layers[span]
-        repeats = config.remat.recomputed(len(layers))
-        seconds = functools.partial(
-            layer_seconds, rows=rows, num_shards=T, device=device, dtype=workload.dtype
-        )
-        forwards = [seconds(kinds.FORWARD, layer) for layer in layers]
-        reductions = [
-            layer.num_reductions * ring_seconds(rows * layer.output_bytes, T, link)
-            if layer.shards(T) > 1
-            else 0.0
-            for layer in layers
-        ]
-        reduced = PassTimes(
-            forward=sum(reductions),
-            backward=sum(reductions),
-            recompute=sum(map(operator.mul, repeats, reductions)),
-        )
+    for k, layers in enumerate(staged.stages):
+        again = config.load.recomputed(k, len(layers))
+        passes = [layer_seconds(x, **sizes, dtype=dtype) for x in layers]
+        computed = stage_work(passes, again)
+        reduced = stage_work([reduction_seconds(x, **sizes) for x in layers], again)
         found.append(
             StageTimes(
-                forward=sum(forwards) + device.overhead + reduced.forward,
-                backward=sum(seconds(kinds.BACKWARD, layer) for layer in layers)
-                + device.overhead
-                + reduced.backward,
-                recompute=sum(map(operator.mul, repeats, forwards)) + reduced.recompute,
+                forward=computed.forward + device.overhead + reduced.forward,
+                backward=computed.backward + device.overhead + reduced.backward,
+                recompute=computed.recompute + reduced.recompute,
                 reductions=reduced,
             )
         )
     return found
 
 
-def least_seconds(
-    workload: Workload,
-    config: ParallelConfig,
-    layers_per_stage: Sequence[int],
-    *,
-    rows: float,
-    num_slots: float,
-    device: Device,
-) -> float:
-    """Returns what no step is faster than; arguments as of `step_time`.
+def lower_bound_seconds(staged: StagedWorkload) -> float:
+    """Returns the seconds that no step is faster than.
 
     A device begins when a microbatch has passed the stages before, then does all its
     work, and whole backwards go back through those stages at the end.
     """
-    stages = stage_times(workload, config, layers_per_stage, rows=rows, device=device)
-    M, P = config.num_microbatches, config.num_devices
-    least = before = 0.0
-    for p in range(P):
-        work = M * sum(stages[k].total for k in config.stages_on(p))
-        least = max(least, before + work)
-        before += stages[p].forward
-        if config.schedule in ("gpipe", "1f1b"):
-            before += stages[p].backward
-    return least + sum(
-        update_times(
-            workload, config, layers_per_stage, num_slots=num_slots, device=device
-        )
-    )
+    config, stages = staged.config, stage_times(staged)
+    least = 0.0
+    for p in range(config.num_devices):
+        mine = config.stages_on(p)
+        wait = sum(stage.forward for stage in stages[: min(mine)])
+        if len(mine) == 1 and not config.load.splits_backwards:
+            wait += sum(stage.backward for stage in stages[: min(mine)])
+        work = config.num_microbatches * sum(stages[k].total for k in mine)
+        least = max(least, wait + work)
+    return least + sum(update_times(staged))
 
 
-def update_times(
-    workload: Workload,
-    config: ParallelConfig,
-    layers_per_stage: Sequence[int],
-    *,
-    num_slots: float,
-    device: Device,
-) -> tuple[float, float]:
+def update_times(staged: StagedWorkload) -> tuple[float, float]:
     """Returns the seconds of the all-reduce of gradients and of the weights' update."""
+    config, device, stages = staged.config, staged.device, staged.stages
     D, P, T = config.num_replicas, config.num_devices, config.num_shards
-    spans = stage_spans(layers_per_stage)
     trained_bytes = max(
         sum(
-            layer.weight_bytes * layer.num_trained / layer.shards(T)
+            layer.weights.trained_bytes / layer.shards(T)
             for k in config.stages_on(p)
-            for layer in workload.layers[spans[k]]
+            for layer in stages[k]
         )
         for p in range(P)
     )
     # Of weights and slots each is read and written, of gradients read.
-    traffic = trained_bytes * (1 + 2 * (1 + num_slots))
+    traffic = trained_bytes * (1 + 2 * (1 + staged.num_slots))
     link = device.link_across(D * P * T)
     return ring_seconds(trained_bytes, D, link), traffic / device.bandwidth
 
@@ -277,12 +210,6 @@ def pipeline(
 
     Long ones are simulated with fewer microbatches, of which each further group takes
     as long as the one before, if the schedule has a name.
-
-    Args:
-        config: How it runs.
-        stages: The times of its stages.
-        boundary_bytes: What each stage but the last sends on, for a microbatch.
-        link: Between neighbours.
     """
     costs = Costs(
         forward=[stage.forward for stage in stages],
@@ -312,35 +239,15 @@ def pipeline(
     return seconds, 1 - busy / (P * seconds)
 
 
-def step_time(
-    workload: Workload,
-    config: ParallelConfig,
-    layers_per_stage: Sequence[int],
-    *,
-    rows: float,
-    num_slots: float,
-    device: Device,
-) -> StepTime:
-    """Returns the time of a step.
-
-    Args:
-        workload: The model.
-        config: How it is spread.
-        layers_per_stage: The number of layers in each stage.
-        rows: Of a microbatch.
-        num_slots: Optimizer slots of a trained weight.
-        device: What runs it.
-    """
-    stages = stage_times(workload, config, layers_per_stage, rows=rows, device=device)
-    spans = stage_spans(layers_per_stage)
-    inputs = [rows * workload.layers[span.start].input_bytes for span in spans]
+def step_time(staged: StagedWorkload) -> StepTime:
+    """Returns the time of a step."""
+    config, device, stages = staged.config, staged.device, stage_times(staged)
+    inputs = [staged.examples * x[0].tensors.boundary for x in staged.stages]
     P, T = config.num_devices, config.num_shards
     seconds, bubble = pipeline(
         config, stages, boundary_bytes=inputs[1:], link=device.link_across(P * T)
     )
-    replicas, update = update_times(
-        workload, config, layers_per_stage, num_slots=num_slots, device=device
-    )
+    replicas, update = update_times(staged)
     M = config.num_microbatches
     busiest = max(
         ([stages[k] for k in config.stages_on(p)] for p in range(P)),

@@ -1,7 +1,7 @@
 """A decoder-only transformer as a workload, from its sizes alone.
 
 For models too large to make, and to check the planner on paper. A block of width w, on
-n positions with a heads, a perceptron of width h inside, for a row:
+n positions with a heads, a perceptron of width h inside, for an example:
 
     parameters   4 w^2 + 2 w h + 9 w + h          biases and two norms included
     forward      2 n (4 w^2 + 2 w h) + 4 n^2 w    FLOPs; a backward takes twice that
@@ -18,7 +18,8 @@ from __future__ import annotations
 import dataclasses
 
 from tfgpipe._util import argument_checks
-from tfgpipe.planner.workload import Layer, Workload, dtype_bytes
+from tfgpipe.costs import LayerCost, PassCost, TensorBytes, Weights, dtype_bytes
+from tfgpipe.planner.workload import Workload
 
 
 def transformer(
@@ -40,12 +41,12 @@ def transformer(
     ... )
     >>> [layer.name for layer in lm.layers]
     ['embedding', 'block 0', 'block 1', 'softmax']
-    >>> lm.layers[1].parameters
+    >>> lm.layers[1].weights.count
     872
 
     Args:
-        name: What to call it.
-        num_layers: Blocks.
+        name: Name of the workload.
+        num_layers: Number of blocks.
         width: w.
         mlp_width: h.
         num_heads: a, which T divides.
@@ -77,44 +78,44 @@ def transformer(
     products = 2 * n * (4 * w * w + 2 * w * h) + 4 * n * n * w
     saved = size * (n * (8 * w + 2 * h) + 2 * a * n * n)
     crossing = size * n * w
-    block = Layer(
+    block = LayerCost(
         name="block",
-        parameters=4 * w * w + 2 * w * h + 9 * w + h,
-        forward_flops=products,
-        backward_flops=2 * products,
+        weights=Weights(4 * w * w + 2 * w * h + 9 * w + h),
+        flops=PassCost(products, 2 * products),
         # Each saved tensor is written once and read once, in the backward twice.
-        forward_traffic=2 * saved,
-        backward_traffic=4 * saved,
-        kept_bytes=saved,
-        # Of the softmax, or the perceptron, the gradients of output and input.
-        work_bytes=2 * size * max(n * h, a * n * n),
-        input_bytes=crossing,
-        output_bytes=crossing,
+        traffic=PassCost(2 * saved, 4 * saved),
+        tensors=TensorBytes(
+            saved=saved,
+            # Of the softmax, or the perceptron, the gradients of output and input.
+            workspace=2 * size * max(n * h, a * n * n),
+            inputs=crossing,
+            outputs=crossing,
+            replicated=5 * crossing,
+            saves_inputs=True,
+        ),
         positions=n,
         max_shards=a,
-        whole_bytes=5 * crossing,
     )
-    embedding = Layer(
+    embedding = LayerCost(
         name="embedding",
-        parameters=vocabulary * w,
-        forward_traffic=2 * crossing,
-        backward_traffic=2 * crossing,
-        input_bytes=4 * n,
-        output_bytes=crossing,
+        weights=Weights(vocabulary * w),
+        traffic=PassCost(2 * crossing, 2 * crossing),
+        tensors=TensorBytes(inputs=4 * n, outputs=crossing),
         positions=n,
     )
     logits = size * n * vocabulary
-    softmax = Layer(
+    softmax = LayerCost(
         name="softmax",
-        parameters=vocabulary * w,
-        forward_flops=2 * n * w * vocabulary,
-        backward_flops=4 * n * w * vocabulary,
-        forward_traffic=4 * logits,
-        backward_traffic=4 * logits,
-        kept_bytes=crossing + logits,
-        work_bytes=logits,
-        input_bytes=crossing,
-        output_bytes=logits,
+        weights=Weights(vocabulary * w),
+        flops=PassCost(2 * n * w * vocabulary, 4 * n * w * vocabulary),
+        traffic=PassCost(4 * logits, 4 * logits),
+        tensors=TensorBytes(
+            saved=crossing + logits,
+            workspace=logits,
+            inputs=crossing,
+            outputs=logits,
+            saves_inputs=True,
+        ),
         positions=n,
     )
     blocks = [dataclasses.replace(block, name=f"block {i}") for i in range(num_layers)]

@@ -15,13 +15,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfgpipe._compat import keras_internals
 from tfgpipe.quantization.fake_quant import FakeQuantNode, QuantContext
 
 # As tensorflow-model-optimization has them; any other is like those it fuses.
 _QUANTIZED_ARGUMENT = frozenset({"softmax", "sigmoid", "tanh", "gelu"})
 _UNQUANTIZED_RESULT = frozenset({"softmax", "sigmoid", "tanh"})
 # The call under way in this thread: each replica of a strategy has a thread.
-_CONTEXT: contextvars.ContextVar[QuantContext] = contextvars.ContextVar("context")
+_CONTEXT: contextvars.ContextVar[QuantContext | None] = contextvars.ContextVar(
+    "context", default=None
+)
 
 
 class QuantizedActivation:
@@ -30,13 +33,13 @@ class QuantizedActivation:
     It replaces the function in the layer during calls of the layer only:
     configurations hold the function itself, and files name weights of a function that
     is a layer, such as `PReLU`, by the attribute that holds it. Replicas interleave
-    within a call, so the last of them to return restores the function.
+    within a call; a thread that calls the layer by itself gets the function alone.
 
     Args:
-        layer: The layer.
-        path: The attribute that holds the function, such as `activation` or
+        layer: Layer with the function.
+        path: Attribute that holds the function, such as `activation` or
             `cell.activation`.
-        make_node: Creates a node by its name.
+        make_node: Function from the name of a node to the node.
     """
 
     def __init__(
@@ -45,10 +48,12 @@ class QuantizedActivation:
         path: str,
         make_node: Callable[[str], FakeQuantNode],
     ) -> None:
-        parent, _, self._attribute = path.rpartition(".")
-        self._parent = operator.attrgetter(parent)(layer) if parent else layer
-        self._function = getattr(self._parent, self._attribute)
-        self._num_calls = 0
+        parent, _, attribute = path.rpartition(".")
+        owner = operator.attrgetter(parent)(layer) if parent else layer
+        self._function = getattr(owner, attribute)
+        self._substitution = keras_internals.substitution.SharedSubstitution(
+            owner, attribute, self
+        )
         self._before: FakeQuantNode | None = None
         self._after: FakeQuantNode | None = None
         if _name(self._function) in _QUANTIZED_ARGUMENT:
@@ -60,6 +65,8 @@ class QuantizedActivation:
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
         """Applies the function, with fake quantization around it."""
         context = _CONTEXT.get()
+        if context is None:
+            return self._function(x)
         if self._before is not None:
             x = self._before.fake_quantize(x, context)
         x = self._function(x)
@@ -71,19 +78,11 @@ class QuantizedActivation:
     def replacing_function(self, context: QuantContext) -> Iterator[None]:
         """Replaces the function for one call of the layer."""
         token = _CONTEXT.set(context)
-        self._num_calls += 1
-        self._set(self)
         try:
-            yield
+            with self._substitution:
+                yield
         finally:
             _CONTEXT.reset(token)
-            self._num_calls -= 1
-            if not self._num_calls:
-                self._set(self._function)
-
-    def _set(self, function: Callable[..., Any]) -> None:
-        # Not by Keras' own way, which tracks what is set.
-        object.__setattr__(self._parent, self._attribute, function)
 
 
 def has_quantized_result(function: Any) -> bool:

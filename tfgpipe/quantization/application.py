@@ -61,12 +61,12 @@ def apply(
         model_or_layers: A Functional or Sequential model, or a list of layers, with
             models among them.
         scheme: The rules. Defaults to `default_8bit()`.
-        which: Whether all layers are quantized, or those that are annotated.
-        quantize_inputs: Whether inputs are quantized as well, as a model that is to run
-            in integers alone needs.
-        range_update: As of `QuantizeWrapper`.
-        delay: Likewise.
-        freeze_after: Likewise.
+        which: `"all"` layers, or those that are `"annotated"`.
+        quantize_inputs: True to quantize inputs as well, as a model that is to run in
+            integers alone needs.
+        range_update: As in `QuantizeWrapper`.
+        delay: Steps before quantization starts, as in `QuantizeWrapper`.
+        freeze_after: Step after which ranges are frozen, as in `QuantizeWrapper`.
 
     Raises:
         TypeError: If it is neither a model whose calls Keras knows nor layers.
@@ -80,7 +80,7 @@ def apply(
         range_update=range_update, delay=delay, freeze_after=freeze_after
     )
     copier = _Copier(scheme or default_8bit(), which, schedule)
-    if keras_internals.functional_graph(model_or_layers) is not None:
+    if keras_internals.functional.functional_graph(model_or_layers) is not None:
         return copier.model(model_or_layers, quantize_inputs=quantize_inputs)
     if isinstance(model_or_layers, keras.Sequential):
         copies = copier.layers(model_or_layers.layers, quantize_inputs=quantize_inputs)
@@ -108,7 +108,7 @@ class _Copier:
         for layer in layers:
             # Values of two models have ids of their own.
             first = 1 + max((n for call in calls for n in call.output_ids), default=0)
-            graph = keras_internals.functional_graph(layer)
+            graph = keras_internals.functional.functional_graph(layer)
             if graph is None:
                 before = calls[-1].output_ids if calls else (0,)
                 calls.append(Call(layer, (), {}, before, (first,)))
@@ -127,7 +127,9 @@ class _Copier:
 
     def model(self, model: keras.Model, *, quantize_inputs: bool) -> keras.Model:
         """Returns a quantized copy of a model, not compiled."""
-        graph = tracer.capture_functional(keras_internals.functional_graph(model)).graph
+        graph = tracer.capture_functional(
+            keras_internals.functional.functional_graph(model)
+        ).graph
         self._configure(graph.calls, graph.output_ids)
         quantized = [
             quantize_inputs
@@ -163,7 +165,7 @@ class _Copier:
 
     def _copy(self, layer: Any) -> Any:
         """Returns the copy of a layer, or of a model among layers."""
-        if keras_internals.functional_graph(layer) is not None:
+        if keras_internals.functional.functional_graph(layer) is not None:
             if layer not in self._models:
                 # The inputs of an inner model are quantized where they are computed.
                 unquantized = [False] * len(layer.inputs)

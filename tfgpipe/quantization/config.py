@@ -27,7 +27,7 @@ INPUTS = AllValuesRange()
 @keras.saving.register_keras_serializable(package="tfgpipe")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantizeConfig:
-    """What of a layer is quantized, and how.
+    """The quantized tensors of a layer, and their observers.
 
     Attributes:
         weights: Observers by name of a variable, such as `"kernel"`, of the layer and
@@ -84,7 +84,7 @@ class QuantizeConfig:
         Raises:
             ValueError: If there is no variable of a name.
         """
-        inner = keras_internals.inner_layers(layer)
+        inner = keras_internals.layers.inner_layers(layer)
         variables = unique(v for each in inner for v in each.variables)
         names = [v.name for v in variables]
         for name in self.weights:
@@ -147,8 +147,8 @@ class LayerWrapper(keras.layers.Wrapper):
 
     Args:
         layer: The layer.
-        config: What of it is quantized, and how.
-        **kwargs: Of the base layer.
+        config: Its quantized tensors and their observers.
+        **kwargs: Arguments of the base layer.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class LayerWrapper(keras.layers.Wrapper):
         kwargs.setdefault("dtype", layer.dtype_policy)
         # The layer casts for itself.
         super().__init__(layer, autocast=False, **kwargs)
-        keras_internals.take_call_arguments_of(self, layer)
+        keras_internals.layers.take_call_arguments_of(self, layer)
         self.config = config
         # The layer puts the right masks on its outputs.
         self.supports_masking = True
@@ -242,8 +242,8 @@ def annotate(
 
     Args:
         layer: Any layer.
-        config: What of it is quantized, and how; an empty one for nothing. None for
-            what the scheme says.
+        config: Its quantized tensors and their observers; an empty one for none. None
+            for that of the scheme.
 
     Raises:
         TypeError: If it is no layer, or `config` is no configuration.

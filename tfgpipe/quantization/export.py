@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import some_of
+from tfgpipe._util import first_names
 from tfgpipe.quantization.layers import QuantizeWrapper, quantizing_layers
 from tfgpipe.quantization.model_copies import plain_copy
 from tfgpipe.quantization.tflite import Interpreter, batches, without_deprecation
@@ -134,12 +134,12 @@ def _check_ranges(copy: keras.Model, *, calibrated: bool) -> None:
             "Train what `tfgpipe.quantization.apply(model)` returns, or pass some "
             "hundred inputs as `representative`."
         )
-    missing = [x.name for x in layers if x.needs_data and not int(x.num_updates)]
+    missing = [x.name for x in layers if x.needs_calibration and not int(x.num_updates)]
     if missing:
         raise ValueError(
             "Activations are quantized by ranges that were seen in training. Received "
-            f"layers {some_of(missing)}, which have seen none. Train the model, or run "
-            "`model(x, training=True)` on a few batches."
+            f"layers {first_names(missing)}, which have seen none. Train the model, or "
+            "run `model(x, training=True)` on a few batches."
         )
 
 
@@ -162,8 +162,8 @@ def _check_ends(copy: keras.Model, path: Path) -> None:
 
 
 def _failure(copy: keras.Model, error: Exception) -> str:
-    """Returns what the converter says, and the layers that are most often the cause."""
-    suspects = filter(_is_suspect, keras_internals.inner_layers(copy)[1:])
+    """Returns the converter's error, and the layers that are most often the cause."""
+    suspects = filter(_is_suspect, keras_internals.layers.inner_layers(copy)[1:])
     layers = [getattr(x, "layer", x) for x in suspects]
     names = ", ".join(f"'{x.name}' of type {type(x).__name__}" for x in layers[:4])
     first = (str(error).strip() or "nothing").splitlines()[0]

@@ -28,7 +28,7 @@ import tensorflow as tf
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import argument_checks
 from tfgpipe.capture import Accumulator, TracingScope
-from tfgpipe.distribution import replica_context
+from tfgpipe.distribution import current_strategy
 from tfgpipe.quantization.ranges import Bounds, Range
 
 RangeUpdate = Literal["per_step", "per_call"]
@@ -38,10 +38,10 @@ RANGE_UPDATES: tuple[RangeUpdate, ...] = ("per_step", "per_call")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantSchedule:
-    """When a layer quantizes, and when its ranges are updated.
+    """The steps in which a layer quantizes, and in which its ranges are updated.
 
     Attributes:
-        range_update: Whether ranges are updated once a step, or in each call.
+        range_update: Update of ranges: `"per_step"` or `"per_call"`.
         delay: The number of updates after which quantizing starts.
         freeze_after: The number of updates after which ranges stay; None for never.
 
@@ -88,11 +88,11 @@ class FakeQuantNode(abc.ABC):
 
     Attributes:
         variables: The range: the low end, then the high one.
-        needs_data: Whether the range is unknown before training.
+        needs_calibration: True if the range is unknown before training.
     """
 
     variables: tuple[keras.Variable, ...]
-    needs_data: bool = True
+    needs_calibration: bool = True
 
     @abc.abstractmethod
     def fake_quantize(self, x: tf.Tensor, context: QuantContext) -> tf.Tensor:
@@ -134,7 +134,7 @@ def make_node(
         name: The name of the tensor.
         observer: The observer.
         shape: The shape of the tensor, or None if it is not known.
-        is_weight: Whether the tensor is the same for all microbatches of a step.
+        is_weight: True if the tensor is the same for all microbatches of a step.
 
     Raises:
         ValueError: If the range is per channel and the number of channels is not known,
@@ -182,7 +182,7 @@ class RangeNode(FakeQuantNode):
     ) -> None:
         self.observer = observer
         self.variables = variables
-        self.needs_data = not observer.is_fixed
+        self.needs_calibration = not observer.is_fixed
         self._is_weight = is_weight
 
     def fake_quantize(self, x: tf.Tensor, context: QuantContext) -> tf.Tensor:
@@ -190,7 +190,7 @@ class RangeNode(FakeQuantNode):
         if not x.dtype.is_floating:
             return x
         bounds = Bounds(*(tf.convert_to_tensor(v.value) for v in self.variables))
-        if context.updates_ranges and self.needs_data:
+        if context.updates_ranges and self.needs_calibration:
             observed = self.observer.observe(tf.stop_gradient(tf.cast(x, tf.float32)))
             updated = context.observe(self, observed, stored=bounds)
             if self._is_weight or context.schedule.range_update == "per_call":
@@ -199,7 +199,7 @@ class RangeNode(FakeQuantNode):
 
     def set_range(self, x: tf.Tensor) -> None:
         """Sets the range to that of a tensor."""
-        if self.needs_data:
+        if self.needs_calibration:
             observed = self.observer.observe(tf.cast(x, tf.float32))
             for variable, end in zip(self.variables, observed, strict=True):
                 variable.assign(end)
@@ -212,7 +212,7 @@ class QuantContext(Accumulator):
 
     Args:
         layer: The layer, with a `schedule` and the counter `num_updates`.
-        training: As of the call: whether ranges are updated.
+        training: True to update ranges.
         inputs: The inputs of the call. An empty batch observes nothing.
     """
 
@@ -270,7 +270,7 @@ class QuantContext(Accumulator):
         flat = [tf.reshape(end, [-1]) for end in ends]
         flat.append(tf.cast(self._has_data, tf.float32)[None])
         self.values = [tf.concat(flat, axis=0)]
-        scope = keras_internals.current_stateless_scope()
+        scope = keras_internals.calls.current_stateless_scope()
         if isinstance(scope, TracingScope):
             scope.accumulators.append(self)
             return
@@ -328,7 +328,7 @@ def fake_quantize_all(
         if node is None or not keras.ops.is_tensor(x):
             return x
         quantized = node.fake_quantize(x, context)
-        keras_internals.set_mask(quantized, keras_internals.get_mask(x))
+        keras_internals.calls.set_mask(quantized, keras_internals.calls.get_mask(x))
         return quantized
 
     return keras.tree.map_structure(fake_quantize, tensors)
@@ -336,13 +336,14 @@ def fake_quantize_all(
 
 def _maximum_over_replicas(values: tf.Tensor) -> tf.Tensor:
     """Returns the maximum over replicas, each of which has observed other examples."""
-    num_replicas = replica_context.current_num_replicas()
+    strategy = current_strategy()
+    num_replicas = strategy.num_replicas
     if num_replicas == 1:
         return values
     # Strategies sum; each replica has a row of the sum to itself.
-    own = tf.equal(tf.range(num_replicas)[:, None], replica_context.replica_index())
+    own = tf.equal(tf.range(num_replicas)[:, None], strategy.replica_index)
     table = tf.where(own, values[None], tf.zeros_like(values)[None])
-    table = replica_context.sum_over_replicas(table)
+    table = strategy.sum_over_replicas(table)
     return tf.reduce_max(table, axis=0)
 
 

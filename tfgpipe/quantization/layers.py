@@ -6,14 +6,13 @@ import collections
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import IdentityMap
 from tfgpipe.capture import dtype_policies, source_model
 from tfgpipe.quantization.activations import QuantizedActivation
 from tfgpipe.quantization.config import INPUTS, LayerWrapper, QuantizeConfig
@@ -37,8 +36,8 @@ class QuantizeWrapper(LayerWrapper):
 
     Args:
         layer: Any layer.
-        config: What of it is quantized, and how.
-        range_update: When ranges are updated: `"per_step"` for once a step, by all
+        config: Its quantized tensors and their observers.
+        range_update: Update of ranges: `"per_step"` for once a step, by all
             observations in it, so that a pipeline computes the same as the layer alone;
             or `"per_call"` for in each call, before it quantizes, the order of
             tensorflow-model-optimization.
@@ -47,7 +46,8 @@ class QuantizeWrapper(LayerWrapper):
             them.
         freeze_after: The number of steps after which ranges stay as they are, so that
             the last steps train the values that are deployed. None for never.
-        **kwargs: Of the base layer. `name` defaults to `quant_` and the layer's.
+        **kwargs: Arguments of the base layer. `name` defaults to `quant_` and the
+            layer's.
 
     Attributes:
         num_updates: The variable that counts the updates of the ranges.
@@ -139,14 +139,14 @@ class QuantizeWrapper(LayerWrapper):
 
     def call(self, *args: Any, training: bool | None = None, **kwargs: Any) -> Any:
         """Applies the layer on quantized weights, and quantizes what it computes."""
-        with keras_internals.without_autocast():
+        with keras_internals.calls.without_autocast():
             context = QuantContext(self, training=training, inputs=(args, kwargs))
             weights = [
                 (v, node.fake_quantize(tf.convert_to_tensor(v.value), context))
                 for v, node in self._nodes.weights
             ]
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_substituted(self, weights))
+            stack.enter_context(keras_internals.substitution.read_as(self, weights))
             for activation in self._nodes.activations:
                 stack.enter_context(activation.replacing_function(context))
             outputs = super().call(*args, training=training, **kwargs)
@@ -155,10 +155,12 @@ class QuantizeWrapper(LayerWrapper):
         return outputs
 
     @property
-    def needs_data(self) -> bool:
-        """Whether a range of an activation is unknown before training."""
+    def needs_calibration(self) -> bool:
+        """True if a range of an activation is unknown before training."""
         nodes = [node for each in self._nodes.activations for node in each.nodes]
-        return any(node.needs_data for node in [*nodes, self._nodes.output] if node)
+        return any(
+            node.needs_calibration for node in [*nodes, self._nodes.output] if node
+        )
 
     def set_weight_ranges(self) -> None:
         """Sets the ranges of weights by their values, as the next step will."""
@@ -178,10 +180,10 @@ class FakeQuantize(keras.layers.Layer):
 
     Args:
         observer: The observer. Defaults to `AllValuesRange()`.
-        range_update: As of `QuantizeWrapper`.
-        delay: Likewise.
-        freeze_after: Likewise.
-        **kwargs: Of the base layer.
+        range_update: As in `QuantizeWrapper`.
+        delay: Steps before quantization starts, as in `QuantizeWrapper`.
+        freeze_after: Step after which ranges are frozen, as in `QuantizeWrapper`.
+        **kwargs: Arguments of the base layer.
 
     Input shape:
         Any, in any structure; tensors of one structure share the range.
@@ -226,16 +228,16 @@ class FakeQuantize(keras.layers.Layer):
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns the inputs fake-quantized."""
-        with keras_internals.without_autocast():
+        with keras_internals.calls.without_autocast():
             context = QuantContext(self, training=training, inputs=inputs)
             outputs = fake_quantize_all(self._node, inputs, context)
             context.commit()
         return outputs
 
     @property
-    def needs_data(self) -> bool:
-        """Whether the range is unknown before training."""
-        return self._node.needs_data
+    def needs_calibration(self) -> bool:
+        """True if the range is unknown before training."""
+        return self._node.needs_calibration
 
     def compute_output_spec(self, inputs: Any, **_: Any) -> Any:
         """Infers the outputs' shapes and dtypes: those of the inputs."""
@@ -261,7 +263,11 @@ QUANTIZING = (QuantizeWrapper, FakeQuantize)
 
 def quantizing_layers(layer: Any) -> list[Any]:
     """Returns the layers that fake-quantize, of a layer or model and those inside."""
-    return [x for x in keras_internals.inner_layers(layer) if isinstance(x, QUANTIZING)]
+    return [
+        x
+        for x in keras_internals.layers.inner_layers(layer)
+        if isinstance(x, QUANTIZING)
+    ]
 
 
 def check_unquantized(layer: keras.layers.Layer) -> None:
@@ -295,42 +301,3 @@ class _Nodes:
     weights: Sequence[tuple[keras.Variable, FakeQuantNode]] = ()
     activations: Sequence[QuantizedActivation] = ()
     output: FakeQuantNode | None = None
-
-
-@contextlib.contextmanager
-def _substituted(
-    wrapper: keras.layers.Layer, pairs: Sequence[tuple[keras.Variable, tf.Tensor]]
-) -> Iterator[None]:
-    """Variables read as other values inside, wherever in a layer they are read.
-
-    Keras has no hook at the weights of a layer that is called. But inside a
-    `keras.StatelessScope` a variable reads as the value that the scope maps it to.
-    Assignments and losses of layers inside take effect as usual.
-
-    Args:
-        wrapper: The layer that losses are added to.
-        pairs: Variables, each with the value that it reads as.
-    """
-    outer = keras_internals.current_stateless_scope()
-    if outer is not None:
-        # A scope inside another does not see what that one holds.
-        mapping = outer.state_mapping
-        before = {id(v): mapping[id(v)] for v, _ in pairs if id(v) in mapping}
-        for pair in pairs:  # Of the base class: it is no assignment.
-            keras.StatelessScope.add_update(outer, pair)
-        try:
-            yield
-        finally:
-            for variable, _ in pairs:
-                del mapping[id(variable)]
-            mapping.update(before)
-        return
-    substituted = IdentityMap(pairs)
-    with keras.StatelessScope(list(pairs), collect_losses=True) as scope:
-        yield
-    for variable in wrapper.variables:
-        value = scope.get_current_value(variable)
-        if value is not None and variable not in substituted:
-            variable.assign(value)
-    for loss in scope.losses:
-        wrapper.add_loss(loss)

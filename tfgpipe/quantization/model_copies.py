@@ -89,7 +89,7 @@ def quantize_after_training(
 
     Args:
         model: A built model, pipelined or not, that is not quantized.
-        mode: As of `keras.Model.quantize`.
+        mode: As in `keras.Model.quantize`.
 
     Raises:
         TypeError: If it is no Functional or Sequential model, or a pipeline of it.
@@ -115,7 +115,7 @@ def _map_config(
     """Returns a serialized configuration with each object in it replaced.
 
     Args:
-        config: What `keras.saving.serialize_keras_object` returned.
+        config: The result of `keras.saving.serialize_keras_object`.
         function: Returns the replacement of a serialized object, whose own objects are
             replaced already.
     """
@@ -134,7 +134,7 @@ def _classes(model: keras.Model) -> dict[str, type]:
         ValueError: If two of them have one name.
     """
     classes: dict[str, type] = {}
-    for kind in map(type, keras_internals.inner_layers(model)):
+    for kind in map(type, keras_internals.layers.inner_layers(model)):
         name = keras.saving.get_registered_name(kind)
         if kind.__module__.startswith("keras.") or name != kind.__name__:
             continue
@@ -161,7 +161,7 @@ def _without_pipelines(layer: Any) -> Any:
     """
     if isinstance(layer, PipelinedLayer | PipelinedModel):
         return layer.unpipelined()
-    inner = keras_internals.inner_layers(layer)
+    inner = keras_internals.layers.inner_layers(layer)
     has_pipelines = any(isinstance(x, PipelinedLayer | PipelinedModel) for x in inner)
     if not (has_pipelines and isinstance(layer, keras.Model)):
         return layer
@@ -177,7 +177,7 @@ def _without_pipelines(layer: Any) -> Any:
 def _call_without_pipeline(layer: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls a layer's replacement; the side inputs of a pipeline are inputs of it."""
     sides = kwargs.keys() - {"training", "mask"}
-    if sides and keras_internals.functional_graph(layer) is not None:
+    if sides and keras_internals.functional.functional_graph(layer) is not None:
         return layer((args[0], {name: kwargs[name] for name in sides}))
     return layer(*args, **kwargs)
 
@@ -195,7 +195,7 @@ def _check(model: Any) -> None:
         )
     if (
         not isinstance(model, PipelinedModel)
-        and keras_internals.functional_graph(model) is None
+        and keras_internals.functional.functional_graph(model) is None
     ):
         raise TypeError(
             "What is exported is a Functional or Sequential model, whose calls Keras "

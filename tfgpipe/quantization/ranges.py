@@ -37,13 +37,13 @@ class Range(abc.ABC):
     """An observer: finds the range of a tensor, and fake-quantizes it with the range.
 
     Attributes:
-        bits: Of the integer, 2 to 16.
-        symmetric: Whether zero is in the middle, as TFLite wants it for weights.
-        narrow_range: Whether there is one level less, so that with `symmetric` the
-            middle one is zero: -127 to 127 for 8 bits.
+        bits: Bits of the integer, 2 to 16.
+        symmetric: True for zero in the middle, as TFLite wants it for weights.
+        narrow_range: True for one level less, so that with `symmetric` the middle one
+            is zero: -127 to 127 for 8 bits.
         axis: The axis of which each position has a range of its own, or None.
         initial: The range before the first observation.
-        is_fixed: Whether the range never moves. Of the class.
+        is_fixed: True if the range never moves. An attribute of the class.
 
     Raises:
         ValueError: If a value is out of bounds.
@@ -144,9 +144,9 @@ class MovingAverageRange(Range):
 
     Attributes:
         decay: The weight of the old range.
-        ramp: Whether the weight is smaller at first, `min(decay, n / (n + 9))` at the
-            n-th update: the first replaces the initial range, and few hundred steps are
-            enough to train with. By itself the initial range fades over thousands.
+        ramp: True for a weight that is smaller at first, `min(decay, n / (n + 9))` at
+            the n-th update: the first replaces the initial range, and few hundred steps
+            are enough to train with. By itself the initial range fades over thousands.
 
     Example:
 

@@ -37,7 +37,7 @@ Rule = QuantizeConfig | Callable[[keras.layers.Layer], QuantizeConfig]
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-    """What is quantized of each class of layers.
+    """The quantized tensors of each class of layers.
 
     Attributes:
         rules: By class of layer its configuration, or a function of the layer that

@@ -135,7 +135,7 @@ class Comparison:
         largest_difference: The largest difference in steps of the integer (LSB).
         accuracy: Share of labels that the model gives, or None without labels.
         int8_accuracy: Share of labels that the file gives, or None.
-        operations: What the file computes with.
+        operations: The operations of the file.
         num_bytes: Size of the file.
     """
 
@@ -227,14 +227,16 @@ def compare(model: keras.Model, path: str | os.PathLike[str], data: Any) -> Comp
         accuracy=counts["right"] / counts["labels"] if has_labels else None,
         int8_accuracy=counts["int8 right"] / counts["labels"] if has_labels else None,
         operations=operations(
-            path, {x.name for x in keras_internals.inner_layers(copy)}
+            path, {x.name for x in keras_internals.layers.inner_layers(copy)}
         ),
         num_bytes=path.stat().st_size,
     )
 
 
 def _right_classes(labels: np.ndarray, outputs: np.ndarray) -> Any:
-    """Returns which outputs are largest at the label, None if they are no classes.
+    """Returns True for examples with the largest output at the label.
+
+    None if outputs are no classes, or labels are none of them.
 
     >>> _right_classes(np.array([1, 0]), np.array([[0.1, 0.9], [0.3, 0.7]]))
     array([ True, False])

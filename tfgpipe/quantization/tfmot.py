@@ -281,7 +281,7 @@ def _deserialized(config: Any, base: Any) -> Any:
     `from_config` run.
 
     Args:
-        config: What `_serialized` returned.
+        config: The result of `_serialized`.
         base: The class of tfmot's that it is of.
 
     Raises:

@@ -10,18 +10,7 @@
 Each is a value in a file of its own; so is a policy of one's own.
 """
 
-from __future__ import annotations
+from tfgpipe.remat.named import NAMES, Name, RematLike, find, is_named
+from tfgpipe.remat.policy import Remat
 
-from typing import TYPE_CHECKING
-
-from tfgpipe._util import lazy_exports
-
-if TYPE_CHECKING:
-    from tfgpipe.remat.named import NAMES as NAMES
-    from tfgpipe.remat.named import Name as Name
-    from tfgpipe.remat.named import RematLike as RematLike
-    from tfgpipe.remat.named import find as find
-    from tfgpipe.remat.named import is_named as is_named
-    from tfgpipe.remat.policy import Remat as Remat
-
-__all__, __getattr__, __dir__ = lazy_exports(__name__)
+__all__ = ["NAMES", "Name", "Remat", "RematLike", "find", "is_named"]

@@ -28,7 +28,7 @@ from tfgpipe.schedules import Schedule
 
 @dataclasses.dataclass(frozen=True)
 class Remat:
-    """What a forward saves, and what a backward recomputes: the whole stage.
+    """A rematerialisation policy: a backward recomputes the whole stage.
 
     A policy of one's own is a frozen dataclass, in one file:
 
@@ -47,7 +47,7 @@ class Remat:
 
     Attributes:
         name: Name in tables and saved models. Of the class.
-        keeps_all: Whether forwards save what backwards read, for all microbatches. Of
+        keeps_all: True if forwards save what backwards read, of all microbatches. Of
             the class.
     """
 
@@ -98,15 +98,15 @@ class Remat:
         return self.segment(num_layers) is not None
 
     def recomputed(self, num_layers: int, *, kept: bool | None = None) -> list[int]:
-        """Returns how often a backward computes the forward of each layer of its stage.
+        """Returns the number of recomputations of each layer in a backward.
 
         Without segments the stage is computed once, from its inputs. With segments it
         is, too, up to the input of the last one, and each segment once more.
 
         Args:
             num_layers: The number of layers of the stage.
-            kept: Whether the forward saves what the backward reads. None for
-                `keeps_all`.
+            kept: True for a microbatch whose forward saves what its backward reads.
+                None for `keeps_all`.
         """
         by_segment = int(self.has_segments(num_layers))
         if self.keeps_all if kept is None else kept:

@@ -19,7 +19,7 @@ from tfgpipe._util import readable_bytes, text_table
 
 @dataclasses.dataclass(frozen=True)
 class DeviceMemory:
-    """What one device holds for one stage.
+    """Memory of one stage on one device.
 
     Attributes:
         device: The device's short name.

@@ -65,9 +65,9 @@ def plot_schedule(
     """Draws a schedule: devices down, time across, microbatches in the boxes.
 
     Args:
-        schedule: What to draw.
-        costs: What its actions take. By default a backward takes two forwards.
-        path: Where to write the picture.
+        schedule: The schedule to draw.
+        costs: Costs of its actions. By default a backward takes two forwards.
+        path: File to write the picture to.
 
     Raises:
         ImportError: If Matplotlib is not installed.
@@ -81,7 +81,7 @@ def plot_schedule(
     timeline = simulate(schedule, costs or Costs()).timeline
     timeline = dataclasses.replace(timeline, title=describe_schedule(schedule))
     if costs is None:
-        return _save(_gantt_charts([timeline], "forwards", 1), path)
+        return _gantt_charts([timeline], "forwards", 1).save(path)
     return plot_timelines([timeline], path=path)
 
 
@@ -97,8 +97,8 @@ def plot_timelines(
         plot_timelines([theory, measured], path="timelines.png")
 
     Args:
-        timelines: What to draw. Each is called by its title, or its schedule's name.
-        path: Where to write the picture.
+        timelines: Timelines, each called by its title, or its schedule's name.
+        path: File to write the picture to.
 
     Raises:
         ImportError: If Matplotlib is not installed.
@@ -110,15 +110,15 @@ def plot_timelines(
             "simulation, a measured step, or both."
         )
     longest = max(timeline.step_time for timeline in timelines)
-    return _save(_gantt_charts(timelines, *_unit(longest)), path)
+    return _gantt_charts(timelines, *_unit(longest)).save(path)
 
 
 def plot_mesh(grid: MemoryGrid, *, path: PathLike | None = None) -> Figure:
-    """Draws what each device of a mesh holds: replicas down, stages across.
+    """Draws the memory of each device of a mesh: replicas down, stages across.
 
     Args:
-        grid: What they hold, as of `tfgpipe.report.device_memory`.
-        path: Where to write the picture.
+        grid: Their memory, as of `tfgpipe.report.device_memory`.
+        path: File to write the picture to.
 
     Raises:
         ImportError: If Matplotlib is not installed.
@@ -128,8 +128,8 @@ def plot_mesh(grid: MemoryGrid, *, path: PathLike | None = None) -> Figure:
     longest = max(len(line) for *_, cell in cells for x in cell for line in x.lines)
     width = longest * DIGIT * size / 72 + 2 * ROW
     height = max(len(cell) for *_, cell in cells) * 3 * ROW * 0.75 + ROW
-    figure = _figure(LEFT + width * K + RIGHT, ABOVE + height * D)
-    axes = _axes(figure, bottom=0.1, height=height * D)
+    picture = _Picture([height * D], width=width * K, legend=0.1 - BELOW)
+    (axes,) = picture.axes
     _name_rows(axes, [f"replica {d}" for d in range(D)])
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.tick_params(length=0)
@@ -144,16 +144,16 @@ def plot_mesh(grid: MemoryGrid, *, path: PathLike | None = None) -> Figure:
             axes.bar(k, 0.95 * share, 0.9, top, **look)
             middle, text = top + 0.475 * share, "\n".join(shard.lines)
             axes.text(k, middle, text, ha="center", va="center", fontsize=size)
-    return _save(figure, path)
+    return picture.save(path)
 
 
 def plot_memory(simulation: Simulation, *, path: PathLike | None = None) -> Figure:
-    """Draws what each device holds over time.
+    """Draws the memory of each device over time.
 
     Args:
-        simulation: What to draw. Where its costs hold no bytes, the number of
+        simulation: The simulation to draw. Where its costs hold no bytes, the number of
             microbatches in flight is drawn.
-        path: Where to write the picture.
+        path: File to write the picture to.
 
     Raises:
         ImportError: If Matplotlib is not installed.
@@ -164,14 +164,9 @@ def plot_memory(simulation: Simulation, *, path: PathLike | None = None) -> Figu
     courses = simulation.memory if in_bytes else timeline.in_flight()
     what = "memory" if in_bytes else "microbatches in flight"
     spelled: Callable[[float], str] = readable_bytes if in_bytes else str
-    num_rows, height = len(courses), 1.6 * ROW
-    figure = _figure(
-        LEFT + NARROWEST + RIGHT, ABOVE + BELOW + LEGEND + num_rows * height
-    )
+    picture = _Picture([1.36 * ROW] * len(courses), gap=0.24 * ROW)
     peaks = [max(held for _, held in course) for course in courses]
-    for p, course in enumerate(courses):
-        bottom = BELOW + LEGEND + (num_rows - 1 - p) * height
-        axes = _axes(figure, bottom=bottom, height=0.85 * height)
+    for p, (axes, course) in enumerate(zip(picture.axes, courses, strict=True)):
         times, held = zip(*course, (timeline.end, course[-1][1]), strict=True)
         times = tuple(per_second * (time - timeline.start) for time in times)
         name = "activations" if in_bytes else what
@@ -184,17 +179,11 @@ def plot_memory(simulation: Simulation, *, path: PathLike | None = None) -> Figu
         axes.set_ylim(0, 1.08 * max(peaks))
         axes.set_yticks([])
         axes.set_ylabel(f"device {p}", rotation=0, ha="right", va="center", fontsize=8)
-        axes.tick_params(labelbottom=p + 1 == num_rows)
         _write_beside(axes, 0.5, spelled(peaks[p]))
-        if p == 0:
-            _set_titles(
-                axes,
-                f"{timeline.title}: {what}",
-                describe_schedule(timeline.schedule),
-                "peak",
-            )
-    axes.set_xlabel(f"time in {unit}", fontsize=8)
-    return _save(_legend(figure), path)
+    key = describe_schedule(timeline.schedule)
+    picture.set_titles(f"{timeline.title}: {what}", key, "peak")
+    picture.add_legend(xlabel=f"time in {unit}")
+    return picture.save(path)
 
 
 def plot_memory_parts(
@@ -204,18 +193,19 @@ def plot_memory_parts(
     title: str,
     path: PathLike | None = None,
 ) -> Figure:
-    """Draws what each device is to hold, part by part, beside what it has.
+    """Draws the memory that each device needs, part by part, beside what it has.
 
     Args:
         parts: For each device, bytes by the name of the part, eight of them.
         capacity: Bytes that each has.
-        title: What to write above.
-        path: Where to write the picture.
+        title: Title of the picture.
+        path: File to write the picture to.
 
     Raises:
         ImportError: If Matplotlib is not installed.
     """
-    figure, axes = _single(ROW * len(parts), legend=1.6 * LEGEND)
+    picture = _Picture([ROW * len(parts)], legend=1.6 * LEGEND)
+    (axes,) = picture.axes
     unit, rows = 2**30, range(len(parts))
     left = [0.0] * len(parts)
     for name, colour in zip(parts[0], PART_COLOURS, strict=True):
@@ -232,9 +222,9 @@ def plot_memory_parts(
     axes.axvline(capacity / unit, color="black", linestyle="--", linewidth=1)
     axes.set_xlim(0, 1.05 * max(*left, capacity / unit))
     _name_rows(axes, [f"device {p}" for p in rows])
-    axes.set_xlabel("GiB; dashed: what a device has", fontsize=8)
-    _set_titles(axes, title, "memory by part", "GiB")
-    return _save(_legend(figure, columns=4), path)
+    picture.set_titles(title, "memory by part", "GiB")
+    picture.add_legend(columns=4, xlabel="GiB; dashed: what a device has")
+    return picture.save(path)
 
 
 def plot_bubbles(
@@ -251,7 +241,7 @@ def plot_bubbles(
     Args:
         num_devices: P, at least 1.
         num_microbatches: The values of M, each at least P. By default P to 16 P.
-        path: Where to write the picture.
+        path: File to write the picture to.
 
     Raises:
         ImportError: If Matplotlib is not installed.
@@ -259,7 +249,8 @@ def plot_bubbles(
     """
     P = num_devices
     Ms = sorted(num_microbatches) or [P * 2**power for power in range(5)]
-    figure, axes = _single(CURVES)
+    picture = _Picture([CURVES])
+    (axes,) = picture.axes
     for name, (colour, line, size) in LINE_STYLES.items():
         v = 2 if name == "interleaved" else 1
         costs = Costs(forward=1 / v, backward=2 / v)
@@ -270,9 +261,8 @@ def plot_bubbles(
         bubbles = [100 * simulate(plan, costs).timeline.bubble for plan in plans]
         label = f"{name}, 2 stages a device" if v == 2 else name
         axes.plot(Ms, bubbles, line, color=colour, markersize=size, label=label)
-    _label_microbatch_axis(axes, Ms)
-    _set_titles(axes, f"Bubble on {P} devices", "a backward takes two forwards")
-    return _save(_legend(figure), path)
+    picture.set_titles(f"Bubble on {P} devices", "a backward takes two forwards")
+    return _finish_bubbles(picture, Ms).save(path)
 
 
 def plot_gpipe_bubbles(
@@ -292,7 +282,7 @@ def plot_gpipe_bubbles(
         num_microbatches: The values of M.
         measured: Steps that were measured, such as `TimelineCallback.timeline`. Each is
             drawn at its own K and M.
-        path: Where to write the picture.
+        path: File to write the picture to.
 
     Raises:
         ImportError: If Matplotlib is not installed.
@@ -305,7 +295,8 @@ def plot_gpipe_bubbles(
             f"K={min(strange)}, and num_stages={tuple(num_stages)}. Add that K."
         )
     Ms = sorted(num_microbatches)
-    figure, axes = _single(CURVES)
+    picture = _Picture([CURVES])
+    (axes,) = picture.axes
     for K, colour in zip(num_stages, itertools.cycle(SERIES)):
         bubbles = [100 * (K - 1) / (M + K - 1) for M in Ms]
         axes.plot(Ms, bubbles, color=colour, label=f"K = {K}")
@@ -314,12 +305,11 @@ def plot_gpipe_bubbles(
         for step in (each for each in measured if each.schedule.num_stages == K):
             M, bubble = step.schedule.num_microbatches, 100 * step.bubble
             axes.plot(M, bubble, "o", color=colour, markeredgecolor="black")
-    _label_microbatch_axis(axes, Ms)
     key = "curves: (K - 1) / (M + K - 1); strokes across them: M = 4K"
     if measured:
         key += "; dots: measured"
-    _set_titles(axes, "GPipe's bubble over stages and microbatches", key)
-    return _save(_legend(figure), path)
+    picture.set_titles("GPipe's bubble over stages and microbatches", key)
+    return _finish_bubbles(picture, Ms).save(path)
 
 
 def plot_peaks(
@@ -333,8 +323,8 @@ def plot_peaks(
     Args:
         peaks: For each way to run, such as a choice of `remat`, bytes by name, such as
             that of a stage.
-        title: What to call the picture.
-        path: Where to write the picture.
+        title: Title of the picture.
+        path: File to write the picture to.
 
     Raises:
         ImportError: If Matplotlib is not installed.
@@ -347,7 +337,8 @@ def plot_peaks(
             f"{[list(held) for held in peaks.values()]}. Give each way to run a value "
             "for every name, in one order."
         )
-    figure, axes = _single(CURVES)
+    picture = _Picture([CURVES])
+    (axes,) = picture.axes
     width = BOX / len(peaks)
     for i, (way, held) in enumerate(peaks.items()):
         lefts = [k - BOX / 2 + i * width for k in range(len(names))]
@@ -361,8 +352,9 @@ def plot_peaks(
     axes.tick_params(axis="x", length=0)
     axes.set_ylim(top=1.1 * axes.get_ylim()[1])
     axes.set_ylabel("MiB", fontsize=8)
-    _set_titles(axes, title, "the most that is held at a time")
-    return _save(_legend(figure), path)
+    picture.set_titles(title, "the most that is held at a time")
+    picture.add_legend()
+    return picture.save(path)
 
 
 def plot_differences(
@@ -377,9 +369,9 @@ def plot_differences(
     Args:
         differences: For each way, such as a K and an M, the relative difference of each
             name, such as a weight's.
-        tolerance: What none is to be above. A line is drawn there.
-        title: What to call the picture.
-        path: Where to write the picture.
+        tolerance: The largest difference that is right. A line is drawn there.
+        title: Title of the picture.
+        path: File to write the picture to.
 
     Raises:
         ImportError: If Matplotlib is not installed.
@@ -393,7 +385,8 @@ def plot_differences(
             "weight."
         )
     left = DIGIT * LABEL_SIZES[1] * max(map(len, names)) / 72 + 0.2
-    figure, axes = _single(0.55 * ROW * len(names), left=left)
+    picture = _Picture([0.55 * ROW * len(names)], left=left)
+    (axes,) = picture.axes
     least = min([value for value in values if value > 0], default=tolerance / 10)
     floor = 10 ** math.floor(math.log10(min(least, tolerance / 10)))
     axes.set_xscale("symlog", linthresh=floor, linscale=0.5)
@@ -412,20 +405,23 @@ def plot_differences(
     _name_rows(axes, names, LABEL_SIZES[1])
     axes.grid(color="#EEEEEE")
     axes.set_axisbelow(True)
-    axes.set_xlabel("relative difference", fontsize=8)
     key = f"largest {max(values):.1e}; dashed: the tolerance, {tolerance:.0e}"
-    _set_titles(axes, title, key)
-    return _save(_legend(figure), path)
+    picture.set_titles(title, key)
+    picture.add_legend(xlabel="relative difference")
+    return picture.save(path)
 
 
-def _label_microbatch_axis(axes: Axes, Ms: Sequence[int]) -> None:
+def _finish_bubbles(picture: _Picture, Ms: Sequence[int]) -> _Picture:
+    """Labels the axes of bubbles over microbatches."""
+    (axes,) = picture.axes
     axes.set_xscale("log", base=2)
     axes.set_xticks(Ms, [str(M) for M in Ms])
     axes.set_ylim(bottom=0)
     axes.grid(color="#DDDDDD")
     axes.set_axisbelow(True)
-    axes.set_xlabel("microbatches", fontsize=8)
     axes.set_ylabel("bubble, % of the step", fontsize=8)
+    picture.add_legend(xlabel="microbatches")
+    return picture
 
 
 def _unit(seconds: float) -> tuple[str, float]:
@@ -435,31 +431,30 @@ def _unit(seconds: float) -> tuple[str, float]:
 
 def _gantt_charts(
     timelines: Sequence[Timeline], unit: str, per_second: float
-) -> Figure:
+) -> _Picture:
     """Draws timelines one above the other, in a unit of which so many make a second."""
     shades = max(rank for t in timelines for rank in _ranks(t.schedule).values()) + 1
     longest = max(timeline.step_time for timeline in timelines)
     width, size = _width(timelines, longest)
     heights = [ROW * timeline.schedule.num_devices for timeline in timelines]
-    total = sum(heights) + ABOVE * len(heights) + BELOW + LEGEND
-    figure = _figure(LEFT + width + RIGHT, total)
-    bottom = total
-    for timeline, height in zip(timelines, heights, strict=True):
-        bottom -= ABOVE + height
-        axes = _axes(figure, bottom=bottom, height=height)
+    picture = _Picture(heights, width=width, gap=ABOVE)
+    for axes, timeline in zip(picture.axes, timelines, strict=True):
         axes.set_xlim(0, per_second * longest)
         _draw_spans(axes, timeline, per_second, shades, size, width)
-        axes.tick_params(labelbottom=timeline is timelines[-1])
-        _set_titles(
-            axes,
+        picture.set_titles(
             timeline.title or timeline.schedule.name,
             f"step time {per_second * timeline.step_time:,.4g} {unit}, "
             f"bubble {timeline.bubble:.1%}, efficiency {timeline.efficiency:.1%}, "
             f"imbalance {timeline.imbalance:.2f}",
             "utilisation",
+            axes=axes,
         )
-    axes.set_xlabel(f"time in {unit}", fontsize=8)
-    return _legend_of_kinds(figure, timelines, shades)
+    picture.add_legend(
+        _legend_of_kinds(timelines, shades),
+        title="dark to light: first to last stage of a device" * (shades > 1),
+        xlabel=f"time in {unit}",
+    )
+    return picture
 
 
 def _draw_spans(
@@ -535,9 +530,9 @@ def _shade(kind: ActionKind, rank: int, num_shades: int) -> tuple[float, ...]:
 
 
 def _legend_of_kinds(
-    figure: Figure, timelines: Sequence[Timeline], num_shades: int
-) -> Figure:
-    """Says what colours mean: several stages of a device have one shade each."""
+    timelines: Sequence[Timeline], num_shades: int
+) -> list[tuple[Any, str]]:
+    """Returns a patch for each kind, in a shade for each stage of a device."""
     from matplotlib.patches import Patch
 
     present = (kind for timeline in timelines for kind in timeline.span_kinds())
@@ -545,43 +540,85 @@ def _legend_of_kinds(
         (tuple(Patch(fc=_shade(x, r, num_shades)) for r in range(num_shades)), x.label)
         for x in kinds.sort(present)
     ]
-    shades = "dark to light: first to last stage of a device" if num_shades > 1 else ""
-    return _legend(figure, [*entries, (Patch(**IDLE), "idle")], title=shades)
+    return [*entries, (Patch(**IDLE), "idle")]
 
 
-def _legend(
-    figure: Figure,
-    entries: Sequence[tuple[Any, str]] = (),
-    *,
-    title: str = "",
-    columns: int | None = None,
-) -> Figure:
-    """Adds a legend, by default of what has a label in the last axes."""
-    from matplotlib.legend_handler import HandlerTuple
+class _Picture:
+    """A figure of axes one above the other, with room for titles and a legend.
 
-    labelled = zip(*figure.axes[-1].get_legend_handles_labels(), strict=True)
-    handles, names = zip(*(entries or labelled), strict=True)
-    figure.legend(
-        handles,
-        names,
-        loc="lower center",
-        ncols=columns or len(names),
-        title=title or None,
-        fontsize=8,
-        title_fontsize=8,
-        frameon=False,
-        handlelength=3,
-        columnspacing=1.5,
-        handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
-    )
-    return figure
+    Args:
+        heights: Inches of each axes, from the top.
+        width: Inches of all.
+        left: Inches at their left.
+        legend: Inches below them, beside those of their labels.
+        gap: Inches between two.
+    """
 
+    def __init__(
+        self,
+        heights: Sequence[float],
+        *,
+        width: float = NARROWEST,
+        left: float = LEFT,
+        legend: float = LEGEND,
+        gap: float = 0.0,
+    ) -> None:
+        inside = sum(heights) + gap * (len(heights) - 1)
+        total, whole = ABOVE + inside + BELOW + legend, left + width + RIGHT
+        self.figure = _figure(whole, total)
+        self.axes: list[Axes] = []
+        bottom = total - ABOVE
+        for i, height in enumerate(heights):
+            bottom -= height + (gap if i else 0.0)
+            place = left / whole, bottom / total, width / whole, height / total
+            axes = self.figure.add_axes(place)
+            axes.tick_params(labelsize=8, labelbottom=i + 1 == len(heights))
+            axes.spines[["top", "right"]].set_visible(False)
+            self.axes.append(axes)
 
-def _set_titles(axes: Axes, title: str, figures: str, beside: str = "") -> None:
-    """Writes a title, figures under it, and the name of what is beside the rows."""
-    _annotate(axes, title, (0, 1), (0, 18), fontsize=10, fontweight="bold")
-    _annotate(axes, figures, (0, 1), (0, 5))
-    _annotate(axes, beside, (1, 1), (6, 5))
+    def set_titles(
+        self, title: str, figures: str, beside: str = "", *, axes: Axes | None = None
+    ) -> None:
+        """Writes a title, figures under it, and the name of what is beside the rows."""
+        axes = axes or self.axes[0]
+        _annotate(axes, title, (0, 1), (0, 18), fontsize=10, fontweight="bold")
+        _annotate(axes, figures, (0, 1), (0, 5))
+        _annotate(axes, beside, (1, 1), (6, 5))
+
+    def add_legend(
+        self,
+        entries: Sequence[tuple[Any, str]] = (),
+        *,
+        title: str = "",
+        columns: int | None = None,
+        xlabel: str = "",
+    ) -> None:
+        """Adds a legend, by default of what has a label in the last axes."""
+        from matplotlib.legend_handler import HandlerTuple
+
+        axes = self.axes[-1]
+        axes.set_xlabel(xlabel, fontsize=8)
+        labelled = zip(*axes.get_legend_handles_labels(), strict=True)
+        handles, names = zip(*(entries or labelled), strict=True)
+        self.figure.legend(
+            handles,
+            names,
+            loc="lower center",
+            ncols=columns or len(names),
+            title=title or None,
+            fontsize=8,
+            title_fontsize=8,
+            frameon=False,
+            handlelength=3,
+            columnspacing=1.5,
+            handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
+        )
+
+    def save(self, path: PathLike | None) -> Figure:
+        """Returns the figure, written to a file if one is named."""
+        if path is not None:
+            self.figure.savefig(path, dpi=150)
+        return self.figure
 
 
 def _write_beside(axes: Axes, height: float, text: str) -> None:
@@ -614,14 +651,6 @@ def _name_rows(axes: Axes, names: Sequence[str], fontsize: float = 8) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def _single(
-    height: float, *, left: float = LEFT, legend: float = LEGEND
-) -> tuple[Figure, Axes]:
-    """Returns a figure with axes of a height in inches, and room for a legend."""
-    figure = _figure(left + NARROWEST + RIGHT, ABOVE + height + BELOW + legend)
-    return figure, _axes(figure, bottom=BELOW + legend, height=height, left=left)
-
-
 def _figure(width: float, height: float) -> Figure:
     """Returns an empty figure of a size in inches."""
     try:
@@ -635,16 +664,6 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height))
 
 
-def _axes(figure: Figure, *, bottom: float, height: float, left: float = LEFT) -> Axes:
-    """Adds axes between the margins, in inches."""
-    width, total = figure.get_size_inches()
-    x, y = left / width, bottom / total
-    axes = figure.add_axes((x, y, (width - left - RIGHT) / width, height / total))
-    axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    return axes
-
-
 def supported_formats() -> tuple[str, ...]:
     """Returns the endings of the files that a picture can be written to.
 
@@ -653,9 +672,3 @@ def supported_formats() -> tuple[str, ...]:
     """
     known = _figure(1, 1).canvas.get_supported_filetypes()
     return tuple(f".{name}" for name in sorted(known))
-
-
-def _save(figure: Figure, path: PathLike | None) -> Figure:
-    if path is not None:
-        figure.savefig(path, dpi=150)
-    return figure

@@ -60,11 +60,12 @@ def print_summary(
 
     Args:
         model: The model.
-        line_length: As for `keras.Model.summary`, as are all that follow.
-        positions: Where each column ends, as a fraction of the width.
-        print_fn: What to call with the text.
-        expand_nested: Whether layers inside layers have rows of their own.
-        show_trainable: Whether a column tells which layers are trainable.
+        line_length: Width of a line. This and all that follow are those of
+            `keras.Model.summary`.
+        positions: End of each column, as a fraction of the width.
+        print_fn: A function to call with the text.
+        expand_nested: True for rows of layers inside layers.
+        show_trainable: True for a column of trainable layers.
         layer_range: Names, or patterns, of the first and last layer to show.
     """
     pipelined = model.pipelined
@@ -146,13 +147,7 @@ def _rows(pipelined: PipelinedLayer) -> tuple[list[_Row], bool]:
 
 
 def _cells(row: _Row, layer: Any, depth: int | None) -> Iterator[dict[str, str]]:
-    """Yields the cells of a layer by column, then those of the layers inside.
-
-    Args:
-        row: The row, whose layer has this one inside if `depth` is above 0.
-        layer: The layer.
-        depth: How far inside; None to leave the layers inside out.
-    """
+    """Yields the cells of a layer by column, then those of the layers inside."""
     is_layer = isinstance(layer, keras.layers.Layer)
     params = "0 (unbuilt)" if is_layer else "0"
     if is_layer and layer.built:
@@ -205,7 +200,7 @@ def _widths(
 
 
 def _range(names: Sequence[str], layer_range: Sequence[str] | None) -> slice:
-    """Returns which layers to show, both ends included, as Keras does."""
+    """Returns the slice of layers to show, both ends included, as Keras does."""
     if layer_range is None:
         return slice(None)
     matches = [

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 
@@ -18,7 +16,7 @@ from tfgpipe._util import (
     text_table,
 )
 from tfgpipe.devices import sharding, short_name
-from tfgpipe.distribution import optimizer_slots, replica_context
+from tfgpipe.distribution import StageStrategy, optimizer_slots
 from tfgpipe.pipelined_layer import PipelinedLayer, find_pipelines
 from tfgpipe.report.memory import DeviceMemory, MemoryGrid
 from tfgpipe.stage import owned_variables
@@ -66,7 +64,7 @@ def stage_table(
         name = model.name if getattr(model, "pipelined", None) is layer else layer.name
         title = (
             f"{name}: {layer.num_stages} stages{f' in {T} shards' * (T > 1)}, "
-            f"{layer.num_microbatches} microbatches, remat={layer.remat}"
+            f"{layer.num_microbatches} microbatches, remat={layer.config.remat}"
         )
         rows = _rows(layer, _built_optimizer(model, optimizer))
         table = text_table(_HEADER, rows, left=("stage", "device", "layers"))
@@ -79,13 +77,13 @@ def device_memory(
     model: keras.Model | PipelinedLayer,
     optimizer: keras.optimizers.Optimizer | None = None,
 ) -> MemoryGrid:
-    """Returns what each device of the first pipeline in a model holds.
+    """Returns the memory of each device of the first pipeline in a model.
 
     `tfgpipe.plot_mesh(grid)` draws it, `tfgpipe.report.draw_memory(grid)` as text.
 
     Args:
-        model: As for `stage_table`.
-        optimizer: Likewise.
+        model: A built model, or a built `PipelinedLayer`.
+        optimizer: The optimizer of the slots. Defaults to the model's own.
 
     Returns:
         `[replica][stage][shard]`.
@@ -96,15 +94,15 @@ def device_memory(
     layer, *_ = _find_pipelines(model)
     optimizer = _built_optimizer(model, optimizer)
     names, weights, slots = [], [], []
-    strategy: Any = layer.pipeline.placement.strategy
+    strategy = layer.pipeline.strategy
     # Outside the scope only the copies of one replica are visible.
-    with strategy.scope() if strategy else contextlib.nullcontext():
+    with strategy.scope():
         for stage, variables in owned_variables(layer.stages):
             names.append(layer_names([inner.name for inner in stage.layers]))
-            weights.append(_bytes_by_device(variables))
+            weights.append(_bytes_by_device(strategy, variables))
             if optimizer is not None:
                 of_stage = optimizer_slots(optimizer, variables)
-                slots.append(_bytes_by_device(of_stage))
+                slots.append(_bytes_by_device(strategy, of_stage))
 
     def memory(k: int, device: str) -> DeviceMemory:
         slot_bytes = slots[k][device] if slots else None
@@ -118,11 +116,13 @@ def device_memory(
     ]
 
 
-def _bytes_by_device(variables: Sequence[keras.Variable]) -> collections.Counter[str]:
+def _bytes_by_device(
+    strategy: StageStrategy, variables: Sequence[keras.Variable]
+) -> collections.Counter[str]:
     """Returns the bytes that variables, all copies of them, take of each device."""
     held: collections.Counter[str] = collections.Counter()
     for variable in variables:
-        for copy in replica_context.replica_copies(variable.value):
+        for copy in strategy.copies(variable.value):
             held[copy.device] += num_bytes(variable)
     return held
 

@@ -26,12 +26,13 @@ import tensorflow as tf
 from tfgpipe._compat import functions
 from tfgpipe._util import IdentityMap
 from tfgpipe.capture import TensorKey, is_differentiable, stack_losses
+from tfgpipe.devices import small_functions
 from tfgpipe.runtime import microbatch
 from tfgpipe.runtime.stage_run import StageRun
 from tfgpipe.runtime.state import InitialState, VariableUpdate, variable_updates
 from tfgpipe.runtime.timer import StepTimer
 from tfgpipe.schedules import Action, Schedule
-from tfgpipe.stage import BoundaryCodec, NamedTensors, TracedStage
+from tfgpipe.stage import Boundary, NamedTensors, TracedStage
 
 Tensors = dict[TensorKey, tf.Tensor]
 
@@ -43,7 +44,7 @@ class StepResult:
     Attributes:
         outputs: The values that were wanted, and the masks on them, `[B, ...]` each.
         loss: The losses added by layers that are means over the rows, or None.
-        updates: What becomes of variables.
+        updates: The new values of variables.
     """
 
     outputs: Tensors
@@ -72,14 +73,14 @@ class Executor:
         runs: The K stages with their state in this step.
         before: The variables as they are before the step.
         schedule: The order of the actions.
-        split: How the mini-batch is split.
+        split: The division of the mini-batch into microbatches.
         outputs: Ids of the values to return.
         per_step: Ids of inputs that are given whole to every microbatch.
         summed_losses: For each stage, which of the losses that it adds are sums over
             the rows.
-        boundary: How values cross from stage to stage.
-        starts_after: What the first action of each device comes after, if anything.
-        timer: What to time actions with, if at all.
+        boundary: The way of values from stage to stage.
+        starts_after: An operation that the first action of each device follows, if any.
+        timer: Times the actions, if given.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Executor:
         outputs: Collection[int],
         per_step: Collection[int],
         summed_losses: Sequence[Sequence[bool]],
-        boundary: BoundaryCodec,
+        boundary: Boundary,
         starts_after: tf.Operation | None,
         timer: StepTimer | None = None,
     ) -> None:
@@ -117,6 +118,11 @@ class Executor:
         self._summed_losses: list[tf.Tensor] = []
         self._mean_loss_grad: tf.Tensor | None = None
         self._summed_loss_grad: tf.Tensor | None = None
+
+    @property
+    def initial_state(self) -> InitialState:
+        """The variables as they are before the step."""
+        return self._before
 
     @property
     def weights(self) -> list[tf.Tensor]:
@@ -157,10 +163,10 @@ class Executor:
         """Emits the backward actions, after `forward`.
 
         Args:
-            outputs: What that has made of this step.
+            outputs: Its outputs in this step.
             output_grads: The gradients of these.
-            loss_grad: That of the losses that layers add and that are means.
-            summed_loss_grad: That of those that are sums.
+            loss_grad: Gradient of the sum of those added losses that are means.
+            summed_loss_grad: Gradient of the sum of those that are sums.
 
         Returns:
             Gradients of the inputs, then of the weights.
@@ -194,7 +200,7 @@ class Executor:
         """Emits all actions, in the order of the schedule.
 
         Args:
-            inputs: What is given, `[B, ...]` each, and what is per step.
+            inputs: The inputs, `[B, ...]` each, and tensors of the whole step.
             loss: The value, `[1]` of each microbatch, whose sum is the loss.
             loss_grad: The gradient of the loss, and of the losses that layers add and
                 that are sums.
@@ -202,18 +208,17 @@ class Executor:
         """
         self._split_inputs(inputs)
         last = self._runs[-1].device
-        with tf.device(last):
-            self._grads = [{loss: [loss_grad[None]]} for _ in self._values]
+        first_grad = small_functions.run_on(last, tf.expand_dims, loss_grad, 0)
+        self._grads = [{loss: [first_grad]} for _ in self._values]
         self._mean_loss_grad, self._summed_loss_grad = added_loss_grad, loss_grad
         for run in self._runs:
             run.begin_backward()
         self._run(self._schedule.slots, frees=True)
         outputs = {**self.passed_through(inputs), **self._join_outputs()}
-        with tf.device(last):
-            main_loss = tf.add_n([tf.reduce_sum(row[loss]) for row in self._values])
-            summed = self.summed_loss
-            if summed is not None:
-                main_loss += tf.cast(summed, main_loss.dtype)
+        losses = [row[loss] for row in self._values]
+        added = self.summed_loss
+        summed = [] if added is None else [added]
+        main_loss = small_functions.run_on(last, _total_loss, losses, summed)
         return TrainStepResult(
             outputs=outputs,
             loss=self._sum(self._mean_losses),
@@ -227,7 +232,8 @@ class Executor:
 
         Args:
             actions: The actions.
-            frees: Whether no other gradient needs what a backward has used.
+            frees: True to free the tensors that a backward has used, as no other
+                gradient needs them.
         """
         for action in actions:
             action.kind.run(self, action)
@@ -267,18 +273,18 @@ class Executor:
         ):
             self._values[m][key] = values[name]
             if key in self._compressed:
-                with tf.device(run.device):
-                    self._sent[m][key] = self._boundary.encode(values[name])
+                self._sent[m][key] = small_functions.run_on(
+                    run.device, self._boundary.codec.encode, values[name]
+                )
         run.carry.advance(values)
         if run.trace.forward.loss is not None:
-            with tf.device(run.device):
-                losses = values[run.trace.forward.loss]
-                weights = self._loss_weights(m, losses.dtype)
-                for loss, is_sum in zip(
-                    tf.unstack(losses), self._are_sums[k], strict=True
-                ):
-                    known = self._summed_losses if is_sum else self._mean_losses
-                    known.append(loss * weights[is_sum])
+            are_sums = tuple(self._are_sums[k])
+            losses = values[run.trace.forward.loss]
+            weighted = small_functions.run_on(
+                run.device, _weighted_losses, losses, are_sums, self._split, m
+            )
+            for loss, is_sum in zip(weighted, are_sums, strict=True):
+                (self._summed_losses if is_sum else self._mean_losses).append(loss)
 
     def _backward(self, action: Action) -> None:
         """Emits a backward action, or one half of it."""
@@ -300,7 +306,7 @@ class Executor:
 
         Args:
             action: The action.
-            values: What it takes, and maybe more.
+            values: Its inputs by name, and maybe more.
 
         Returns:
             What it makes.
@@ -329,7 +335,7 @@ class Executor:
 
         Args:
             action: The action.
-            tensors: What it takes, by name.
+            tensors: Its inputs, by name.
             function: Returns what it makes of these tensors, which another action
                 should wait for.
         """
@@ -363,9 +369,13 @@ class Executor:
                 continue
             # Decoded when the stage runs: until then it is small.
             after = self._order.after(self._schedule.placement[k])
-            with tf.device(run.device), after:
-                spec = run.trace.spec(name)
-                received[name] = self._boundary.decode(self._sent[m][key], spec)
+            with after:
+                received[name] = small_functions.run_on(
+                    run.device,
+                    self._boundary.codec.decode,
+                    self._sent[m][key],
+                    run.trace.spec(name),
+                )
         return received
 
     def _receive_gradient(
@@ -374,44 +384,43 @@ class Executor:
         """Returns the gradient of a stage's input, as it arrives at its producer."""
         if key not in self._compressed:
             return gradient
-        with tf.device(self._runs[k].device):
-            encoded = self._boundary.encode_gradient(gradient)
-        with tf.device(self._runs[self._compressed[key]].device):
-            return self._boundary.decode_gradient(encoded, gradient.dtype)
+        codec, producer = self._boundary.codec, self._runs[self._compressed[key]]
+        encoded = small_functions.run_on(
+            self._runs[k].device, codec.encode_gradient, gradient
+        )
+        return small_functions.run_on(
+            producer.device, codec.decode_gradient, encoded, gradient.dtype
+        )
 
     def _output_grads(self, k: int, m: int) -> NamedTensors:
         """Returns the gradients of a stage's outputs for a microbatch."""
         run = self._runs[k]
         forward, backward = run.trace.forward, run.trace.backward
         given = {}
-        with tf.device(run.device):
-            for key, output, name in zip(
-                run.traced.output_keys,
-                forward.outputs,
-                backward.output_grads,
-                strict=True,
-            ):
-                if name is not None:
-                    gradient = _sum(self._grads[m].pop(key, []))
-                    if gradient is None:  # No consumer has a gradient for it.
-                        gradient = tf.zeros_like(run.saved[m][output])
-                    given[name] = gradient
-            if backward.loss_grad is not None:
-                dtype = run.trace.spec(backward.loss_grad).dtype
-                weights = self._loss_weights(m, dtype)
-                grads = self._mean_loss_grad, self._summed_loss_grad
-                given[backward.loss_grad] = tf.stack(
-                    [
-                        tf.cast(grads[is_sum], dtype) * weights[is_sum]
-                        for is_sum in self._are_sums[k]
-                    ]
-                )
+        for key, output, name in zip(
+            run.traced.output_keys,
+            forward.outputs,
+            backward.output_grads,
+            strict=True,
+        ):
+            if name is not None:
+                gradient = _sum(self._grads[m].pop(key, []), run.device)
+                if gradient is None:  # No consumer has a gradient for it.
+                    gradient = small_functions.run_on(
+                        run.device, _zeros_like, run.saved[m][output]
+                    )
+                given[name] = gradient
+        if backward.loss_grad is not None:
+            given[backward.loss_grad] = small_functions.run_on(
+                run.device,
+                _weighted_loss_grads,
+                [self._mean_loss_grad, self._summed_loss_grad],
+                tuple(self._are_sums[k]),
+                self._split,
+                m,
+                run.trace.spec(backward.loss_grad).dtype,
+            )
         return given
-
-    def _loss_weights(self, m: int, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns what a microbatch counts in means over the rows, and in sums."""
-        has_rows = tf.cast(tf.minimum(self._split.sizes[m], 1), dtype)
-        return self._split.batch_fraction(m, dtype), has_rows
 
     def _join_outputs(self) -> Tensors:
         """Returns the outputs that stages have made, `[B, ...]` each."""
@@ -422,15 +431,16 @@ class Executor:
         }
         for key, k in self._producers().items():
             if key.value_id in self._output_ids and key not in dropped:
-                with tf.device(self._runs[k].device):
-                    tensors = [values[key] for values in self._values]
-                    outputs[key] = microbatch.join(tensors)
+                tensors = [values[key] for values in self._values]
+                outputs[key] = small_functions.run_on(
+                    self._runs[k].device, microbatch.join, tensors
+                )
         return outputs
 
     def _sum(self, losses: Sequence[tf.Tensor]) -> tf.Tensor | None:
-        with tf.device(self._runs[-1].device):
-            stacked = stack_losses(losses)
-            return None if stacked is None else tf.reduce_sum(stacked)
+        if not losses:
+            return None
+        return small_functions.run_on(self._runs[-1].device, _sum_losses, list(losses))
 
     def _input_grads(self) -> list[tf.Tensor | None]:
         readers = self._first_consumers()
@@ -439,9 +449,9 @@ class Executor:
             if key not in self._grads[0]:
                 results.append(None)
                 continue
-            with tf.device(self._runs[readers[key]].device):
-                sums = [_sum(row[key]) for row in self._grads]
-                results.append(microbatch.join(sums))
+            device = self._runs[readers[key]].device
+            sums = [_sum(row[key], device) for row in self._grads]
+            results.append(small_functions.run_on(device, microbatch.join, sums))
         return results
 
     def _weight_grads(self) -> IdentityMap[keras.Variable, tf.Tensor | None]:
@@ -455,8 +465,8 @@ class Executor:
                 parts.setdefault(variable, []).append(gradient)
         results: IdentityMap[keras.Variable, tf.Tensor | None] = IdentityMap()
         for variable in self._before.trainable:
-            with tf.device(self._before.devices[variable]):
-                results[variable] = _sum(parts.get(variable, []))
+            device = self._before.devices[variable]
+            results[variable] = _sum(parts.get(variable, []), device)
         return results
 
     def _split_values(
@@ -466,8 +476,8 @@ class Executor:
         rows: list[Tensors] = [{} for _ in self._split.sizes]
         for key, tensor in tensors.items():
             if key in stages:
-                with tf.device(self._runs[stages[key]].device):
-                    parts = self._split.split(tensor)
+                device = self._runs[stages[key]].device
+                parts = small_functions.run_on(device, self._split.split, tensor)
                 for row, part in zip(rows, parts, strict=True):
                     row[key] = part
         return rows
@@ -512,7 +522,7 @@ class _DeviceOrder:
         Args:
             device: The device.
             results: The results.
-            is_sharded: Whether they are of several operations, on all shards.
+            is_sharded: True for losses of several operations, on all shards.
         """
         if tf.executing_eagerly() or not results:
             return
@@ -529,8 +539,65 @@ class _DeviceOrder:
             self._last[device] = [results[0].op]
 
 
-def _sum(parts: Sequence[tf.Tensor]) -> tf.Tensor | None:
+def _sum(parts: Sequence[tf.Tensor], device: str) -> tf.Tensor | None:
     """Returns the sum of gradients, or None of none."""
     if len(parts) > 1:
-        return tf.add_n(parts)
+        return small_functions.run_on(device, _add_n, list(parts))
     return parts[0] if parts else None
+
+
+def _zeros_like(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.zeros_like(tensor)
+
+
+def _add_n(parts: list[tf.Tensor]) -> tf.Tensor:
+    return tf.add_n(parts)
+
+
+def _sum_losses(losses: list[tf.Tensor]) -> tf.Tensor:
+    return tf.reduce_sum(stack_losses(losses))
+
+
+def _total_loss(losses: list[tf.Tensor], summed: list[tf.Tensor]) -> tf.Tensor:
+    """Returns the sum over microbatches, with the added losses that are sums."""
+    total = tf.add_n([tf.reduce_sum(loss) for loss in losses])
+    for loss in summed:
+        total += tf.cast(loss, total.dtype)
+    return total
+
+
+def _loss_weights(
+    split: microbatch.Split, m: int, dtype: tf.DType
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the weights of a microbatch in means over the rows, and in sums."""
+    has_rows = tf.cast(tf.minimum(split.sizes[m], 1), dtype)
+    return split.batch_fraction(m, dtype), has_rows
+
+
+def _weighted_losses(
+    losses: tf.Tensor, are_sums: Sequence[bool], split: microbatch.Split, m: int
+) -> list[tf.Tensor]:
+    """Returns the losses that layers add on a microbatch, weighted."""
+    weights = _loss_weights(split, m, losses.dtype)
+    each = zip(tf.unstack(losses), are_sums, strict=True)
+    return [loss * weights[is_sum] for loss, is_sum in each]
+
+
+def _weighted_loss_grads(
+    grads: list[tf.Tensor],
+    are_sums: Sequence[bool],
+    split: microbatch.Split,
+    m: int,
+    dtype: tf.DType,
+) -> tf.Tensor:
+    """Returns the gradients of the losses that layers add on a microbatch.
+
+    Args:
+        grads: Gradients of the losses that are means, and of those that are sums.
+        are_sums: For each loss, whether it is a sum over the rows.
+        split: The microbatches.
+        m: The microbatch.
+        dtype: The dtype of the losses.
+    """
+    weights = _loss_weights(split, m, dtype)
+    return tf.stack([tf.cast(grads[i], dtype) * weights[i] for i in are_sums])

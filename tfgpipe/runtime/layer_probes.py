@@ -1,4 +1,4 @@
-"""Whether layers treat the examples of a batch independently, as a pipeline assumes.
+"""Probes of layers: do they treat examples independently, as a pipeline assumes?
 
 For microbatches `x1` and `x2` a pipeline returns `f(x1)` followed by `f(x2)` where the
 plain model returns `f(x)`. So of each kind of layer one is probed, in training and in
@@ -66,9 +66,9 @@ class AddedLoss:
     """A loss that a layer adds.
 
     Attributes:
-        has_batch_axis: Whether an axis of it is as long as the batch, or unknown.
-        is_mean: Whether it is a mean over examples, or depends on none.
-        is_sum: Whether it is a sum over examples.
+        has_batch_axis: True if an axis is as long as the batch, or unknown.
+        is_mean: True for a mean over examples, or a loss that depends on none.
+        is_sum: True for a sum over examples.
     """
 
     has_batch_axis: bool
@@ -77,7 +77,7 @@ class AddedLoss:
 
     @property
     def is_summed(self) -> bool:
-        """Whether a pipeline takes the sum over microbatches, else the mean."""
+        """True if a pipeline takes the sum over microbatches, else the mean."""
         if self.is_sum != self.is_mean:
             return self.is_sum
         return self.has_batch_axis  # Keras takes the sum of its values.
@@ -85,15 +85,15 @@ class AddedLoss:
 
 @dataclasses.dataclass(frozen=True)
 class LayerVerdict:
-    """What the probe of a layer found out.
+    """The verdict of a layer's probe.
 
     Attributes:
         name: The layer's name.
-        mixes: Whether the results for an example depend on others in its batch.
+        mixes: True if results for an example depend on others in its batch.
         losses: The losses that it adds.
         input_shape: The shape of its first input in the probe.
         output_shapes: The shapes of its outputs.
-        output_shapes_of_half: Those for half of the examples.
+        output_shapes_of_half: Shapes for half of the examples.
     """
 
     name: str
@@ -105,17 +105,17 @@ class LayerVerdict:
 
     @property
     def broadcasts(self) -> bool:
-        """Whether an output is of one example, to be broadcast to any batch."""
+        """True if an output is of one example, to be broadcast to any batch."""
         return any(shape[:1] == (1,) for shape in self.output_shapes)
 
     @property
     def changes_batch_size(self) -> bool:
-        """Whether the first axis of an output is neither the batch size nor 1."""
+        """True if the first axis of an output is neither the batch size nor 1."""
         return any(x[:1] not in ((1,), (_BATCH,)) for x in self.output_shapes)
 
     @property
     def repeats_batch_size(self) -> bool:
-        """Whether an axis but the first changes with the batch size."""
+        """True if an axis but the first changes with the batch size."""
         both = zip(self.output_shapes, self.output_shapes_of_half, strict=True)
         return any(a[1:] != b[1:] for a, b in both)
 
@@ -220,7 +220,7 @@ def summed_losses(
         captured: The model, on symbolic tensors.
         calls: The calls that add losses.
         known: Results of `check_batch_independence`. Other kinds are probed now.
-        training: Whether layers run as in training.
+        training: True to run layers as in training.
         num_microbatches: M.
     """
     adding = IdentityMap((call, None) for call in calls)
@@ -296,7 +296,7 @@ def _layers_to_probe(
 
 def _is_known(call: Call, inputs: Sequence[keras.KerasTensor]) -> bool:
     """Returns whether Keras' documentation says what a layer does with a batch."""
-    inner = keras_internals.inner_layers(call.layer)
+    inner = keras_internals.layers.inner_layers(call.layer)
     own = vars(call.layer)
     axes = [a for a in np.ravel(own.get("axis")) if isinstance(a, int | np.integer)]
     ranks = {len(x.shape) for x in inputs}
@@ -309,7 +309,7 @@ def _is_known(call: Call, inputs: Sequence[keras.KerasTensor]) -> bool:
 
 
 def _layer_kind(call: Call, given: Sequence[keras.KerasTensor]) -> Hashable:
-    """Returns what calls of layers that treat examples alike have in common."""
+    """Returns a key that is equal for layers that treat examples alike."""
     arguments = keras.tree.map_structure(
         lambda leaf: "tensor" if isinstance(leaf, Value) else leaf,
         (call.args, dict(call.kwargs)),
@@ -339,7 +339,7 @@ class _TracedCall:
         given: Its inputs.
         batch_size: The number of examples; None for any.
         unknown_size: In place of other sizes that are not known.
-        training: Whether the layer is in training.
+        training: True to run the layer as in training.
 
     Attributes:
         loss_shapes: The shapes of the losses that it adds.
@@ -404,7 +404,7 @@ def _probe(
     *,
     training: bool,
 ) -> Found:
-    """Returns what is found out about a layer.
+    """Returns the verdict on a layer.
 
     It is traced for any number of examples if it can be, and with an unknown size that
     it takes.
@@ -488,7 +488,7 @@ def _try(
 
 
 def _have_batch_axis(whole: _TracedCall, half: _TracedCall) -> list[bool]:
-    """Returns which losses have an axis that is as long as the batch, or unknown."""
+    """Returns for each loss True if an axis is as long as the batch, or unknown."""
     return [
         a != b or bool(a.rank and not a.is_fully_defined())
         for a, b in zip(whole.loss_shapes, half.loss_shapes, strict=True)
@@ -498,7 +498,7 @@ def _have_batch_axis(whole: _TracedCall, half: _TracedCall) -> list[bool]:
 def _trace_losses(
     name: str, segment: Segment, given: Sequence[keras.KerasTensor], *, training: bool
 ) -> tuple[bool, ...]:
-    """Returns which losses have a batch axis, of a layer that cannot be run."""
+    """Returns for each loss True if it has a batch axis; the layer cannot be run."""
 
     def shapes() -> list[bool]:
         trace = functools.partial(_TracedCall, segment, given, training=training)
@@ -536,16 +536,14 @@ def _placeholder(spec: Any) -> tf.Tensor:
     return tf.compat.v1.placeholder(spec.dtype, spec.shape)
 
 
-@contextlib.contextmanager
-def _frozen_batch_norms(segment: Segment) -> Iterator[None]:
+def _frozen_batch_norms(segment: Segment) -> contextlib.AbstractContextManager[None]:
     """Has batch normalizations take their moving averages, for a while."""
-    with keras_internals.substitution:
-        norms = normalization.batch_norms(segment.layers)
-        frozen = [
-            type(type(x).__name__, (type(x),), {"trainable": False}) for x in norms
-        ]
-        with keras_internals.as_subclasses(list(zip(norms, frozen, strict=True))):
-            yield
+
+    def frozen(norm: Any) -> type:
+        return type(type(norm).__name__, (type(norm),), {"trainable": False})
+
+    norms = normalization.batch_norms(segment.layers)
+    return keras_internals.substitution.as_subclasses(norms, frozen)
 
 
 def _probe_value(variable: keras.Variable) -> tf.Tensor | eager_run.Narrow:
@@ -554,7 +552,7 @@ def _probe_value(variable: keras.Variable) -> tf.Tensor | eager_run.Narrow:
     Where weights start small or at zero, as those that choose experts do, their layer
     hardly depends on its inputs yet.
     """
-    if not variable.trainable and keras_internals.is_initialized(variable):
+    if not variable.trainable and keras_internals.variables.is_initialized(variable):
         return probe_inputs.example_variable_value(variable)
     shape = tuple(variable.shape)
     if (

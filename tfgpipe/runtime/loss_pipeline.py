@@ -18,7 +18,8 @@ import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
 from tfgpipe.capture import Call, CallGraph, TensorKey, Value, input_checks
-from tfgpipe.distribution import replica_context
+from tfgpipe.devices import small_functions
+from tfgpipe.distribution import current_strategy
 from tfgpipe.runtime import loss_probes, losses
 from tfgpipe.runtime.executor import Executor, StepResult, TrainStepResult
 from tfgpipe.runtime.pipeline import Pipeline
@@ -34,7 +35,8 @@ class LossPipeline:
         pipeline: The model, in stages.
         compiled: Its losses and metrics, built.
         targets: The targets it is made for: tensors, nested as Keras nests them.
-        sample_weights: The sample weights it is made for, likewise, or None.
+        sample_weights: The sample weights that it is made for, nested in the same way,
+            or None.
 
     Raises:
         ValueError: If a loss does not decompose over examples.
@@ -44,13 +46,14 @@ class LossPipeline:
     def __init__(
         self,
         pipeline: Pipeline,
-        compiled: keras_internals.CompiledState,
+        compiled: keras_internals.compiled.CompiledState,
         targets: Any,
         sample_weights: Any,
     ) -> None:
         self._compiled = compiled
+        strategy = current_strategy()
         for metric in compiled.compiled_metrics:
-            if any(map(replica_context.is_on_one_replica, metric.variables)):
+            if any(map(strategy.is_on_one_replica, metric.variables)):
                 raise RuntimeError(
                     "Replicas each add to a copy of a metric's variables. Received "
                     f"metric '{metric.name}', whose variables are on one replica "
@@ -62,7 +65,7 @@ class LossPipeline:
         )
         self._shapes = shapes
         self._reductions = loss_probes.probe_reductions(compiled, targets, shapes)
-        num_replicas = replica_context.current_num_replicas()
+        num_replicas = strategy.num_replicas
         self._full_batch_metrics = loss_probes.full_batch_metrics(
             compiled, targets, shapes, num_replicas=num_replicas
         )
@@ -126,7 +129,7 @@ class LossPipeline:
         first_call = len(graph.calls) - len(last.segment.calls)
         segment = with_loss.segment(slice(first_call, len(with_loss.calls)))
         stages = (*pipeline.stages[:-1], last.extend(segment, compiled.variables))
-        self._output_masks = OutputMasks(graph, pipeline.placement.devices[-1])
+        self._output_masks = OutputMasks(graph, pipeline.strategy.primary_devices[-1])
         self._pipeline = dataclasses.replace(pipeline, stages=stages)
 
     def train(
@@ -142,25 +145,27 @@ class LossPipeline:
         """Runs a mini-batch forward and backward, and updates metrics.
 
         Args:
-            inputs: What goes into the model, `[B, ...]` each.
-            targets: As this was made for.
-            weights: Likewise.
+            inputs: The inputs of the model, `[B, ...]` each.
+            targets: Targets of the structure that this was made for.
+            weights: Sample weights, nested as the targets.
             schedule: The order of the actions.
             loss_grad: The gradient of the loss.
-            timer: What to time the actions with, if at all.
+            timer: Times the actions, if given.
         """
         rows = self._pipeline_inputs(inputs, targets, weights)
         step = self._begin(rows, schedule, self._returned, timer, training=True)
         denominators = self._loss_denominators(
             step, inputs, targets, weights, training=True
         )
-        loss_grad = tf.cast(loss_grad, self._head.dtype)
-        share = replica_context.batch_fraction(_first(inputs))
+        with small_functions.scalars_scope(self._pipeline.strategy.primary_devices[-1]):
+            loss_grad = tf.cast(loss_grad, self._head.dtype)
+            share = current_strategy().batch_fraction(_first(inputs))
+            added_loss_grad = loss_grad * tf.cast(share, loss_grad.dtype)
         result = step.train(
             {**rows, self._denominators: denominators},
             loss=self._loss,
             loss_grad=loss_grad,
-            added_loss_grad=loss_grad * tf.cast(share, loss_grad.dtype),
+            added_loss_grad=added_loss_grad,
         )
         self._update(result, targets, weights, _first(inputs).shape[0])
         return result
@@ -211,13 +216,14 @@ class LossPipeline:
             outputs=outputs,
             per_step={self._denominators: spec},
             differentiable=False,
+            evaluates=not training,
             timer=timer,
         )
 
     def _pipeline_inputs(
         self, inputs: Mapping[TensorKey, tf.Tensor], targets: Any, weights: Any
     ) -> dict[TensorKey, tf.Tensor]:
-        """Returns what is split into microbatches: inputs, targets and weights."""
+        """Returns the tensors that are split: inputs, targets and weights."""
         named = {"an input": _first(inputs)}
         rows = dict(inputs)
         for name, values, tensors in (
@@ -245,10 +251,10 @@ class LossPipeline:
 
         Args:
             step: The step, traced: it tells which losses are masked.
-            inputs: What goes into the model, `[B, ...]` each.
-            targets: Of the mini-batch.
-            weights: Likewise.
-            training: Whether layers run as in training.
+            inputs: The inputs of the model, `[B, ...]` each.
+            targets: Targets of the mini-batch.
+            weights: Sample weights, nested as the targets.
+            training: True to run layers as in training.
         """
         masked = step.traced[-1].static_value(self._masked)
         assert masked is not None  # A constant of the trace.
@@ -256,7 +262,6 @@ class LossPipeline:
         masks: dict[int, tf.Tensor] = {}
         if any(masks_predictions):
             masks = self._output_masks(inputs, training=training)
-        rows = tf.shape(_first(inputs))[0]
 
         def placeholder(value: Value, like: keras.KerasTensor) -> tf.Tensor:
             """Returns zeros of an output's shape, with the output's mask on them."""
@@ -267,20 +272,22 @@ class LossPipeline:
                 known = tf.unstack(tf.shape(mask))[: len(sizes)]
                 sizes[: len(known)] = known
             zeros = tf.zeros(sizes, like.dtype)
-            keras_internals.set_mask(zeros, mask)
+            keras_internals.calls.set_mask(zeros, mask)
             return zeros
 
-        outputs = keras.tree.map_structure(
-            placeholder, self._pipeline.captured.output_structure, self._shapes
-        )
-        return losses.denominators(
-            self._compiled,
-            self._reductions,
-            targets,
-            outputs,
-            weights,
-            masks_values=masks_values,
-        )
+        with small_functions.scalars_scope(self._pipeline.strategy.primary_devices[-1]):
+            rows = tf.shape(_first(inputs))[0]
+            outputs = keras.tree.map_structure(
+                placeholder, self._pipeline.captured.output_structure, self._shapes
+            )
+            return losses.denominators(
+                self._compiled,
+                self._reductions,
+                targets,
+                outputs,
+                weights,
+                masks_values=masks_values,
+            )
 
     def _update(
         self, result: StepResult, targets: Any, weights: Any, batch_size: Any
@@ -288,19 +295,23 @@ class LossPipeline:
         """Assigns changed variables, and updates full-batch metrics.
 
         Args:
-            result: Of the step.
-            targets: Of the mini-batch.
-            weights: Likewise.
-            batch_size: If it is known: by it Keras weighs the mini-batches in the means
-                of single losses.
+            result: The result of the step.
+            targets: Targets of the mini-batch.
+            weights: Sample weights, nested as the targets.
+            batch_size: Number of examples, if it is known; Keras weighs mini-batches by
+                it in the means of single losses.
         """
+        strategy = current_strategy()
         for update in result.updates:
-            replica_context.assign(update.variable, update.value)
-        num_replicas = replica_context.current_num_replicas()
+            update.variable.assign(update.value)
+        num_replicas = strategy.num_replicas
         if batch_size is not None and num_replicas > 1:
             total = tf.constant(batch_size, self._head.dtype)
-            batch_size = replica_context.sum_over_replicas(total) / num_replicas
-        parts = tf.unstack(tf.reduce_sum(result.outputs[self._loss_terms], 0))
+            batch_size = strategy.sum_over_replicas(total) / num_replicas
+        last = self._pipeline.strategy.primary_devices[-1]
+        parts = small_functions.run_on(
+            last, _sum_terms, result.outputs[self._loss_terms]
+        )
         for tracker, part in zip(self._compiled.loss_trackers, parts, strict=False):
             # The metric adds up what all replicas give it.
             tracker.update_state(part * num_replicas, sample_weight=batch_size)
@@ -313,6 +324,11 @@ class LossPipeline:
                 weights,
                 lambda n: n in self._full_batch_metrics,
             )
+
+
+def _sum_terms(terms: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the losses of a mini-batch, of those of microbatches `[M, n]`."""
+    return tf.unstack(tf.reduce_sum(terms, 0))
 
 
 def _first(inputs: Mapping[TensorKey, tf.Tensor]) -> tf.Tensor:

@@ -34,7 +34,7 @@ class FailedProbe:
     """A probe that failed.
 
     Attributes:
-        name: Of what was probed.
+        name: The name of the layer, loss or metric.
         reason: The error.
     """
 
@@ -43,13 +43,13 @@ class FailedProbe:
 
 
 def run_probe(name: str, probe: Callable[[], _T]) -> _T | FailedProbe:
-    """Returns what a probe finds, or `FailedProbe` if it raises any error.
+    """Runs a probe; returns `FailedProbe` if it raises any error.
 
     Code that works on data may well fail on noise, so its error says nothing about
     training.
 
     Args:
-        name: Of what is probed.
+        name: The name of the layer, loss or metric.
         probe: Tries it.
     """
     try:
@@ -66,8 +66,8 @@ def warn_of_failures(
 
     Args:
         failures: The probes that failed.
-        question: What they were to find out: "Whether each ...".
-        otherwise: What is assumed, and what if that is wrong.
+        question: The question that they were to answer: "Whether each ...".
+        otherwise: The assumption made instead, and the consequence if it is wrong.
     """
     if not failures:
         return
@@ -92,14 +92,14 @@ def unreduced_values(loss: keras.Loss, target: Any, output: Any) -> tf.Tensor:
 
 
 def probe_reductions(
-    compiled: keras_internals.CompiledState, targets: Any, outputs: Any
+    compiled: keras_internals.compiled.CompiledState, targets: Any, outputs: Any
 ) -> list[Reduction]:
-    """Returns what each loss returns, found by calling it on noise.
+    """Returns the reduction of each loss, found by calling it on noise.
 
     Args:
         compiled: The model's losses.
         targets: Shapes and types of the targets, nested as Keras nests them.
-        outputs: Likewise of the outputs.
+        outputs: Shapes and types of the outputs, nested in the same way.
 
     Raises:
         ValueError: If a loss couples examples, or does not reduce its values.
@@ -132,7 +132,9 @@ def probe_reductions(
         return tf.zeros([])
 
     with tf.init_scope():
-        keras_internals.evaluate_loss(compiled, examine, targets, outputs, None)
+        keras_internals.compiled.evaluate_loss(
+            compiled, examine, targets, outputs, None
+        )
     warn_of_failures(
         unknown,
         "Whether each loss gives a value for each example of a batch",
@@ -143,7 +145,7 @@ def probe_reductions(
 
 
 def full_batch_metrics(
-    compiled: keras_internals.CompiledState,
+    compiled: keras_internals.compiled.CompiledState,
     targets: Any,
     outputs: Any,
     *,
@@ -159,14 +161,14 @@ def full_batch_metrics(
     Args:
         compiled: The model's metrics.
         targets: Shapes and types of the targets, nested as Keras nests them.
-        outputs: Likewise of the outputs.
+        outputs: Shapes and types of the outputs, nested in the same way.
         num_replicas: Over how many replicas their states are summed.
     """
     found = {}
     unknown: list[FailedProbe] = []
     probe = functools.partial(_needs_full_batch, is_summed=num_replicas > 1)
     with tf.init_scope():
-        terms = keras_internals.metric_terms(compiled, targets, outputs, None)
+        terms = keras_internals.compiled.metric_terms(compiled, targets, outputs, None)
         for number, term in enumerate(terms):
             name = term.metric.name
             needs = run_probe(name, functools.partial(probe, term))
@@ -185,7 +187,7 @@ def full_batch_metrics(
 
 
 def _reduction(loss: keras.Loss, target: Any, output: Any) -> Reduction | None:
-    """Returns what a loss returns, or None if it couples examples."""
+    """Returns the reduction of a loss, or None if it couples examples."""
     trials = [
         [
             np.asarray(unreduced_values(loss, *rows))
@@ -199,7 +201,9 @@ def _reduction(loss: keras.Loss, target: Any, output: Any) -> Reduction | None:
     return None
 
 
-def _needs_full_batch(term: keras_internals.MetricTerm, *, is_summed: bool) -> bool:
+def _needs_full_batch(
+    term: keras_internals.compiled.MetricTerm, *, is_summed: bool
+) -> bool:
     metric = term.metric
     clean = metric.stateless_reset_state()
     for padded in (False, True):
@@ -226,8 +230,8 @@ def _probe_batches(targets: Any, outputs: Any, padded: bool) -> list[tuple[Any, 
 
     Args:
         targets: Shapes and types of the targets, in any structure.
-        outputs: Likewise of the outputs.
-        padded: Whether some rows of the targets, unevenly spread, are zero.
+        outputs: Shapes and types of the outputs, nested in the same way.
+        padded: True to set some rows of the targets, unevenly spread, to zero.
     """
     specs = [x for x in keras.tree.flatten((targets, outputs)) if x is not None]
     known = {i: n for x in specs for i, n in enumerate(x.shape) if n is not None}

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe.distribution import replica_context
+from tfgpipe.distribution import current_strategy
 from tfgpipe.runtime.loss_probes import Reduction, unreduced_values
 
 
@@ -41,7 +41,7 @@ class LossHead:
 
     def __init__(
         self,
-        compiled: keras_internals.CompiledState,
+        compiled: keras_internals.compiled.CompiledState,
         reductions: Sequence[Reduction],
         full_batch_metrics: Collection[int] = (),
     ) -> None:
@@ -61,9 +61,9 @@ class LossHead:
 
         Args:
             targets: Nested as Keras nests them.
-            outputs: Likewise.
-            weights: Sample weights, likewise, or None.
-            denominators: Of the mini-batch, one a loss, `[n]`.
+            outputs: The outputs, nested in the same way.
+            weights: Sample weights, nested in the same way, or None.
+            denominators: Denominators of the mini-batch, one a loss, `[n]`.
         """
         rows = tf.shape(keras.tree.flatten(outputs)[0])[0]
         masked = [(False, False)] * len(self._reductions)
@@ -75,15 +75,15 @@ class LossHead:
                     f"loss '{loss.name}', which returns one number for all. Return a "
                     "value for each example."
                 )
-            given = keras_internals.get_mask(p)
-            own = keras_internals.get_mask(unreduced_values(loss, y, p))
+            given = keras_internals.calls.get_mask(p)
+            own = keras_internals.calls.get_mask(unreduced_values(loss, y, p))
             masked[index] = given is not None, own is not None
             size = denominator(loss, self._reductions[index], [given, own], w, rows)
             mean = loss(y, p, w)
             weight = tf.math.divide_no_nan(size, denominators[index])
             return mean * tf.cast(weight, mean.dtype)
 
-        total, parts = keras_internals.evaluate_loss(
+        total, parts = keras_internals.compiled.evaluate_loss(
             self._compiled, term, targets, outputs, weights
         )
         update_metrics(
@@ -113,7 +113,7 @@ def denominator(
 
     Args:
         loss: The loss.
-        reduction: What it gives.
+        reduction: Its reduction: values, mean or sum.
         masks: Masks that tell what counts, or None.
         weights: Sample weights, or None.
         rows: Number of rows.
@@ -145,7 +145,7 @@ def _is_sum(loss: keras.Loss, reduction: Reduction) -> bool:
 
 
 def denominators(
-    compiled: keras_internals.CompiledState,
+    compiled: keras_internals.compiled.CompiledState,
     reductions: Sequence[Reduction],
     targets: Any,
     outputs: Any,
@@ -153,7 +153,7 @@ def denominators(
     *,
     masks_values: Sequence[bool],
 ) -> tf.Tensor:
-    """Returns what the losses of a mini-batch are divided by, on all replicas, `[n]`.
+    """Returns the denominators of a mini-batch's losses, on all replicas, `[n]`.
 
     Args:
         compiled: The model's losses.
@@ -170,30 +170,30 @@ def denominators(
 
     def measure(index: int, loss: keras.Loss, y: Any, p: Any, w: Any) -> tf.Tensor:
         own = (
-            keras_internals.get_mask(unreduced_values(loss, y, p))
+            keras_internals.calls.get_mask(unreduced_values(loss, y, p))
             if masks_values[index]
             else None
         )
-        masks = [keras_internals.get_mask(p), own]
+        masks = [keras_internals.calls.get_mask(p), own]
         found[index] = denominator(loss, reductions[index], masks, w, rows)
         are_sums[index] = _is_sum(loss, reductions[index])
         return tf.zeros([])
 
-    keras_internals.evaluate_loss(compiled, measure, targets, outputs, weights)
+    keras_internals.compiled.evaluate_loss(compiled, measure, targets, outputs, weights)
     one = tf.ones([], tf.float64)  # Keras leaves some losses of a list unused.
     mine = tf.stack([found.get(number, one) for number in range(len(reductions))])
-    return tf.where(are_sums, mine, replica_context.sum_over_replicas(mine))
+    return tf.where(are_sums, mine, current_strategy().sum_over_replicas(mine))
 
 
 def update_metrics(
-    compiled: keras_internals.CompiledState,
+    compiled: keras_internals.compiled.CompiledState,
     targets: Any,
     outputs: Any,
     weights: Any,
     selected: Callable[[int], bool],
 ) -> None:
     """Updates the metrics whose position is chosen."""
-    terms = keras_internals.metric_terms(compiled, targets, outputs, weights)
+    terms = keras_internals.compiled.metric_terms(compiled, targets, outputs, weights)
     for number, term in enumerate(terms):
         if selected(number):
             term.metric.update_state(term.target, term.output, term.weight)

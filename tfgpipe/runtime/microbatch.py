@@ -20,7 +20,7 @@ NumRows: TypeAlias = "int | tf.Tensor"
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """How one mini-batch is split.
+    """The division of one mini-batch into microbatches.
 
     Attributes:
         sizes: Rows of each microbatch.
@@ -40,7 +40,7 @@ class Split:
 
     @property
     def may_be_empty(self) -> bool:
-        """Whether some microbatch could turn out to have no rows."""
+        """True if some microbatch could turn out to have no rows."""
         return not isinstance(self.batch_size, int) or self.batch_size == 0
 
     def batch_fraction(self, m: int, dtype: tf.DType) -> tf.Tensor:
@@ -65,7 +65,7 @@ def split_batch(
     Args:
         tensor: The mini-batch.
         num_microbatches: M.
-        dynamic: Whether sizes are dynamic even if they are known.
+        dynamic: True to treat sizes as dynamic though they are known.
     """
     total = tensor.shape[0]
     if total is None or dynamic:

@@ -10,6 +10,7 @@ actions in one go (`begin`, then `Executor.train`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -28,21 +29,25 @@ from tfgpipe.capture import (
     stack_losses,
     tracer,
 )
-from tfgpipe.distribution import Placement, replica_context
+from tfgpipe.distribution import StageStrategy, current_strategy
 from tfgpipe.runtime import layer_probes, microbatch
 from tfgpipe.runtime.executor import Executor, StepResult, Tensors
 from tfgpipe.runtime.stage_run import StageRun
-from tfgpipe.runtime.state import Carry, VariableUpdate, read_variables
+from tfgpipe.runtime.state import (
+    Carry,
+    InitialState,
+    VariableUpdate,
+    read_variables,
+)
 from tfgpipe.runtime.timer import StepTimer
 from tfgpipe.schedules import Schedule
 from tfgpipe.stage import (
-    BoundaryCodec,
+    Boundary,
     Stage,
     StageCache,
     StageOptions,
     TracedStage,
     normalization,
-    platform_of,
     trace_all,
 )
 
@@ -52,11 +57,12 @@ class Pipeline:
     """A captured model, its stages, their devices, and how they are run.
 
     Attributes:
-        source: What was pipelined, as it was given.
+        source: The source model, as the user gave it.
         captured: Its calls.
         stages: The K stages.
-        placement: Their devices.
-        options: What the user chose; where stages are and the step are added to it.
+        strategy: Their strategy, with their devices.
+        options: The user's options, to which the devices of stages and the step are
+            added.
         probed: Results of the probes, by kind of layer and mode.
         summed_losses: For each loss that a call adds whether it is a sum over examples,
             in training and not, as far as it has been found out.
@@ -65,7 +71,7 @@ class Pipeline:
     source: source_model.SourceModel
     captured: tracer.CapturedModel
     stages: tuple[Stage, ...]
-    placement: Placement
+    strategy: StageStrategy
     options: StageOptions
     probed: Mapping[layer_probes.Probed, layer_probes.Found] = dataclasses.field(
         default_factory=dict
@@ -93,7 +99,7 @@ class Pipeline:
             if x is None:
                 continue
             tensors[TensorKey(value_id)] = x
-            mask = keras_internals.get_mask(x)
+            mask = keras_internals.calls.get_mask(x)
             if mask is not None:
                 tensors[TensorKey(value_id, True)] = mask
         return tensors
@@ -106,7 +112,7 @@ class Pipeline:
 
         Args:
             inputs: Tensors, symbolic or not.
-            side_inputs: Likewise.
+            side_inputs: Side inputs, symbolic or not, by name.
         """
         specs, graph = self.captured.specs, self.captured.graph
         named = self.source.flatten_inputs(self.captured, inputs, side_inputs)
@@ -115,13 +121,13 @@ class Pipeline:
             known = specs[value_id]
             if (
                 x is None
-                or keras_internals.get_mask(x) is not None
+                or keras_internals.calls.get_mask(x) is not None
                 or keras.backend.standardize_dtype(x.dtype) != known.dtype
                 or tuple(x.shape[1:]) != known.shape[1:]
             ):
                 return None
         if any(
-            keras_internals.get_mask(specs[value_id]) is not None
+            keras_internals.calls.get_mask(specs[value_id]) is not None
             for value_id in graph.output_ids
         ):
             return None
@@ -137,7 +143,7 @@ class Pipeline:
         """Returns outputs in the model's structure, with their masks on them."""
         for key, value in outputs.items():
             if key.is_mask:
-                keras_internals.set_mask(outputs[TensorKey(key.value_id)], value)
+                keras_internals.calls.set_mask(outputs[TensorKey(key.value_id)], value)
         return keras.tree.map_structure(
             lambda value: outputs.get(TensorKey(value.id)),
             self.captured.output_structure,
@@ -152,18 +158,28 @@ class Pipeline:
     ) -> StepResult:
         """Runs a mini-batch through all stages, differentiably.
 
+        Where no tape records it, the stages are traced without gradients. In a graph
+        one may be asked for even so, by a tape around the function that is traced: it
+        then runs the forwards once more.
+
         Args:
             inputs: The values that are given and the masks on them, `[B, ...]` each.
             schedule: The order of the actions, on the devices numbered as they occur.
-            training: Whether layers run as in training; None leaves it to each.
+            training: Mode in which layers run; None leaves it to each.
 
         Raises:
             ValueError: If two stages share a variable that one of them changes.
             RuntimeError: If replicas that sum over each other run one after the other.
         """
-        step = self.begin(inputs, schedule=schedule, training=training)
+        evaluates = not functions.may_be_recorded()
+        begin = functools.partial(self.begin, schedule=schedule, training=training)
+        step = begin(inputs, evaluates=evaluates)
+        if evaluates and any(t.trace.forward.side_effects for t in step.traced):
+            # A second run would not do the same.
+            evaluates = tf.executing_eagerly()
+            step = step if evaluates else begin(inputs)
         # Keras takes the mean over replicas of what layers add to the loss.
-        num_replicas = replica_context.current_num_replicas()
+        num_replicas = current_strategy().num_replicas
         updates: list[VariableUpdate] = []
         keys: list[TensorKey] = []
 
@@ -183,7 +199,12 @@ class Pipeline:
             # a frozen weight, and then wants a gradient for it.
             def gradient(*output_grads: tf.Tensor, variables: Any = None) -> Any:
                 loss_grad = output_grads[-1] if losses else None
-                grads = step.backward(
+                again = step
+                if evaluates:
+                    given = dict(zip(inputs, tensors, strict=False))
+                    again = begin(given, initial_state=step.initial_state)
+                    again.forward(given)
+                grads = again.backward(
                     outputs,
                     output_grads[: len(outputs)],
                     loss_grad,
@@ -195,7 +216,7 @@ class Pipeline:
             added = [] if loss is None else [tf.reduce_sum(loss)]
             return [*outputs.values(), *added], gradient
 
-        with tf.device(self.placement.devices[-1]):
+        with tf.device(self.strategy.primary_devices[-1]):
             results = run(*inputs.values(), *step.weights)
         outputs = dict(zip(keys, results, strict=False))
         loss = results[len(keys)] if len(results) > len(keys) else None
@@ -211,30 +232,29 @@ class Pipeline:
         outputs: Collection[int] | None = None,
         per_step: Mapping[TensorKey, tf.TensorSpec] | None = None,
         differentiable: bool = True,
+        evaluates: bool = False,
+        initial_state: InitialState | None = None,
         timer: StepTimer | None = None,
     ) -> Executor:
         """Traces the stages and reads their variables, for one step.
 
         Args:
-            inputs: As for `run`.
-            schedule: Likewise.
-            training: Likewise.
+            inputs: Tensors, `[B, ...]` each, in the structure that it was built on.
+            schedule: The schedule of the step.
+            training: Mode in which layers run; None leaves it to each.
             outputs: Ids of the values to return. Defaults to those of the model.
             per_step: Inputs that are given whole to every microbatch, later.
-            differentiable: Whether gradients of the inputs are wanted.
-            timer: What to time the actions with, if at all.
+            differentiable: True to compute gradients of the inputs.
+            evaluates: True if no gradients are wanted at all.
+            initial_state: The variables before the step. Defaults to those by now.
+            timer: Times the actions, if given.
 
         Raises:
             ValueError, RuntimeError: As `run` does.
         """
-        devices, per_step = self.placement.shard_devices, per_step or {}
-        platform = platform_of(self.placement.devices[-1])
+        devices, per_step = self.strategy.stage_devices, per_step or {}
         num_replicas = self._num_replicas() if training else 1
         first = next(iter(inputs.values()))
-        if platform == "tpu":
-            check_tpu(
-                first.shape[0], num_replicas=num_replicas, timed=timer is not None
-            )
         # Replicas sum at each microbatch, so all have as many of them.
         split = microbatch.split_batch(
             first, schedule.num_microbatches, dynamic=num_replicas > 1
@@ -247,11 +267,12 @@ class Pipeline:
             dataclasses.replace(
                 self.options.on(device),
                 training=training,
+                evaluates=evaluates,
                 num_microbatches=len(split.sizes),
                 may_be_empty=split.may_be_empty,
                 num_replicas=num_replicas,
             )
-            for device in self.placement.devices
+            for device in self.strategy.primary_devices
         ]
         ids = {key.value_id for key in per_step}
         traced = self._trace(
@@ -263,7 +284,7 @@ class Pipeline:
             else {w.value_id for w in specs} | ids,
             per_step=ids,
         )
-        before = read_variables(self.stages, traced, devices)
+        before = initial_state or read_variables(self.stages, traced, devices)
         schedule = schedule.first_microbatches(len(split.sizes))
         runs = []
         for k, stage in enumerate(self.stages):
@@ -284,11 +305,8 @@ class Pipeline:
             outputs=output_ids if outputs is None else outputs,
             per_step=ids,
             summed_losses=self._summed_losses(traced, schedule, training=training),
-            boundary=BoundaryCodec(self.options.transfer_dtype, output_ids),
-            # On TPUs XLA compiles the step as a whole.
-            starts_after=functions.clustering_stop()
-            if training and platform != "tpu"
-            else None,
+            boundary=Boundary(self.options.codec, output_ids),
+            starts_after=functions.clustering_stop() if training else None,
             timer=timer,
         )
 
@@ -332,7 +350,7 @@ class Pipeline:
             for stage, traced_stage in zip(self.stages, traced, strict=True)
         ]
         training = bool(training)
-        parts = schedule.num_microbatches * replica_context.current_num_replicas()
+        parts = schedule.num_microbatches * current_strategy().num_replicas
         if parts > 1 and any(each) and training not in self.summed_losses:
             self.summed_losses[training] = layer_probes.summed_losses(
                 self.captured,
@@ -349,12 +367,12 @@ class Pipeline:
         return results
 
     def _num_replicas(self) -> int:
-        """Returns how many replicas the layers' collectives have; 1 if there are none.
+        """Returns the number of replicas in the layers' collectives; 1 without any.
 
         Raises:
             RuntimeError: If replicas run one after the other.
         """
-        num_replicas = replica_context.current_num_replicas()
+        num_replicas = current_strategy().num_replicas
         called = (layer for stage in self.stages for layer in stage.layers)
         if num_replicas == 1 or not normalization.any_synchronized(called):
             return 1
@@ -375,32 +393,3 @@ def make_stages(graph: CallGraph, calls_per_stage: Sequence[int]) -> tuple[Stage
         Stage(k, graph.segment(span), cache)
         for k, span in enumerate(stage_spans(calls_per_stage))
     )
-
-
-def check_tpu(
-    batch_size: int | None, *, num_replicas: int = 1, timed: bool = False
-) -> None:
-    """Raises ValueError for what a TPU computation cannot contain.
-
-    Args:
-        batch_size: That of the mini-batch, if it is known.
-        num_replicas: How many replicas layers sum over.
-        timed: Whether actions are to be timed.
-    """
-    if batch_size is None:
-        raise ValueError(
-            "On TPUs the number of examples of a mini-batch must be known, since XLA "
-            "compiles for known shapes. Received a mini-batch of any number. Use "
-            "`dataset.batch(size, drop_remainder=True)`."
-        )
-    if num_replicas > 1:
-        raise ValueError(
-            "On TPUs layers in a pipeline cannot sum over replicas. Received "
-            f"`synchronized=True` in training on {num_replicas} replicas. Leave it "
-            'out, and try `batch_norm="deferred"`.'
-        )
-    if timed:
-        raise ValueError(
-            "On TPUs single actions cannot be timed, since XLA compiles a step as a "
-            "whole. Received a TimelineCallback. Use `tf.profiler` instead."
-        )

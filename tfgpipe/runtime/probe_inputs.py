@@ -12,7 +12,7 @@ from tfgpipe._compat import keras_internals
 
 def example_variable_value(variable: keras.Variable) -> tf.Tensor:
     """Returns the value of a variable, or a plausible one if it has none yet."""
-    if keras_internals.is_initialized(variable):
+    if keras_internals.variables.is_initialized(variable):
         return tf.convert_to_tensor(variable.value)
     return example_value(variable)
 

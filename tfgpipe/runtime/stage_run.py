@@ -21,9 +21,9 @@ class StageRun:
         traced: The stage.
         weights: Its trainable variables as it was traced; what is trainable may change
             before the gradient is taken.
-        devices: Those of its shards, the primary one first.
-        carry: What it carries from microbatch to microbatch.
-        split: How the mini-batch is split.
+        devices: Devices of its shards, the primary one first.
+        carry: The state that is carried from microbatch to microbatch.
+        split: The division of the mini-batch into microbatches.
         keeps: For each microbatch, whether its activations are kept for its backward.
 
     Attributes:
@@ -65,11 +65,11 @@ class StageRun:
         self._sums = self._functions(0).accumulation.begin(self.devices)
 
     def made_on_host(self, m: int, values: NamedTensors) -> NamedTensors:
-        """Returns what the host makes of a microbatch for a GPU, before its forward.
+        """Computes the host's part of a microbatch for a GPU, before its forward.
 
         Args:
             m: The microbatch.
-            values: What the stage takes.
+            values: The inputs of the stage, by name.
         """
         function = self._functions(m).host
         if function is None:
@@ -82,12 +82,12 @@ class StageRun:
         return made
 
     def feeds(self, kind: ActionKind, m: int, values: NamedTensors) -> NamedTensors:
-        """Returns what the function of an action takes.
+        """Returns the inputs of an action's function.
 
         Args:
-            kind: Of the action.
+            kind: Kind of the action.
             m: The microbatch.
-            values: All that there is of it.
+            values: All its values.
         """
         function = self._function(kind, m)
         there = self._with_hoisted(function, m, values)
@@ -99,9 +99,9 @@ class StageRun:
         """Runs the function of an action.
 
         Args:
-            kind: Of the action.
+            kind: Kind of the action.
             m: The microbatch.
-            feeds: What it takes.
+            feeds: Its inputs.
 
         Returns:
             What it makes by name, and the accumulators if it adds to them. After the

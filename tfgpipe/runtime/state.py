@@ -17,6 +17,7 @@ subtracted when the step ends.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -25,8 +26,9 @@ import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap, unique
-from tfgpipe.devices import ordering_token
-from tfgpipe.distribution import replica_context
+from tfgpipe.devices import ordering_token, small_functions
+from tfgpipe.distribution import current_strategy
+from tfgpipe.graph import joint_graph
 from tfgpipe.runtime import microbatch
 from tfgpipe.stage import NamedTensors, Stage, TracedStage
 
@@ -40,9 +42,9 @@ class InitialState:
 
     Attributes:
         values: Their values.
-        devices: Where each is: at the first stage that uses it.
-        trainable: Those that are weights.
-        seed_offsets: What was added to seeds, for the replica to have its own.
+        devices: The device of each variable, that of the first stage that uses it.
+        trainable: The variables that are weights.
+        seed_offsets: Offsets added to seeds, so that each replica has its own.
     """
 
     values: IdentityMap[keras.Variable, tf.Tensor]
@@ -57,8 +59,8 @@ class VariableUpdate(NamedTuple):
     Attributes:
         variable: The variable.
         value: Its value after the last microbatch.
-        once_per_step: Whether it is updated once per step, by or for all microbatches
-            together, rather than by each microbatch.
+        once_per_step: True for one update per step, by or for all microbatches
+            together, rather than one by each microbatch.
     """
 
     variable: keras.Variable
@@ -84,11 +86,13 @@ def read_variables(
     users: IdentityMap[keras.Variable, list[int]] = IdentityMap()
     trainable = unique(variable for stage in stages for variable in stage.weights)
     before = InitialState(IdentityMap(), IdentityMap(), tuple(trainable), IdentityMap())
-    replica = replica_context.replica_index()
+    replica = current_strategy().replica_index
     layers = [layer for stage in stages for layer in stage.layers]
     if isinstance(replica, int) and replica == 0:
         layers = []  # Its seeds are those that there are.
-    seeds = IdentityMap((s, x) for x in layers for s in keras_internals.seed_states(x))
+    seeds = IdentityMap(
+        (s, x) for x in layers for s in keras_internals.layers.seed_states(x)
+    )
     for k, stage in enumerate(stages):
         shards = stage.shard_indices
         for variable in stage.variables:
@@ -98,11 +102,14 @@ def read_variables(
             before.devices[variable] = devices[k][shards.get(variable, 0)]
             with tf.device(before.devices[variable]):
                 value = tf.identity(variable.value)
-                if variable in seeds:
-                    offset = tf.cast(replica, tf.int64) * _SEED_STRIDE % 2**31
-                    before.seed_offsets[variable] = tf.cast([offset, 0], value.dtype)
-                    value += before.seed_offsets[variable]
-                before.values[variable] = value
+            if variable in seeds:
+                device = before.devices[variable]
+                offset = small_functions.run_on(
+                    device, _seed_offset, replica, value.dtype
+                )
+                before.seed_offsets[variable] = offset
+                value = small_functions.run_on(device, tf.add, value, offset)
+            before.values[variable] = value
     for k, stage in enumerate(stages):
         for variable in traced[k].changed(stage.variables):
             if len(users[variable]) > 1:
@@ -115,14 +122,20 @@ def read_variables(
     return before
 
 
+def _seed_offset(replica: int | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns the seed of a replica minus that of the first."""
+    offset = tf.cast(replica, tf.int64) * _SEED_STRIDE % 2**31
+    return tf.cast([offset, 0], dtype)
+
+
 class Carry:
-    """What one stage carries from microbatch to microbatch.
+    """The carry of one stage, from microbatch to microbatch.
 
     Args:
         stage: The stage.
         traced: The same, traced.
-        device: Where it is.
-        split: How the mini-batch is split.
+        device: Its device.
+        split: The division of the mini-batch into microbatches.
         before: The variables as they are before the step.
 
     Attributes:
@@ -146,13 +159,16 @@ class Carry:
         trace = traced.trace
         values = (before.values[variable] for variable in stage.variables)
         self._values = dict(zip(trace.given.variables, values, strict=True))
+        for name in trace.accumulators:
+            self._values[name] = small_functions.run_on(
+                device, joint_graph.zero_buffer, trace.spec(name)
+            )
         with tf.device(device):
-            self._values.update(trace.zeros())
             # Orders the stage's sums over replicas.
             self._token = ordering_token("replicas") if trace.num_collectives else None
 
     def values(self, m: int) -> NamedTensors:
-        """Returns what a microbatch takes beside its inputs."""
+        """Returns the inputs of a microbatch beside those of its stage."""
         return {**self._values, **self._collective_inputs(m)}
 
     def advance(self, made: Mapping[str, tf.Tensor]) -> None:
@@ -163,7 +179,7 @@ class Carry:
                 self._values[before] = made[after]
 
     def updates(self) -> list[VariableUpdate]:
-        """Returns what the microbatches have made of the stage's variables."""
+        """Returns the updates of the stage's variables by the microbatches."""
         trace = self._traced.trace
         names = zip(
             self._stage.variables,
@@ -194,21 +210,26 @@ class Carry:
         for accumulation in self._traced.trace.accumulated:
             accumulator = accumulation.accumulator
             variables = accumulator.variables
-            with tf.device(self._initial_state.devices[variables[0]]):
-                before = [
-                    latest.get(v, self._initial_state.values[v]) for v in variables
-                ]
-                merged = [self._values[name] for name in accumulation.values]
-                after = accumulator.update(merged, before)
+            before = [latest.get(v, self._initial_state.values[v]) for v in variables]
+            after = small_functions.run_on(
+                self._initial_state.devices[variables[0]],
+                functools.partial(accumulator.update),
+                [self._values[name] for name in accumulation.values],
+                before,
+            )
             latest.update(zip(variables, after, strict=True))
 
     def _without_offset(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
         """Removes the replica's offset from a seed; returns other values unchanged."""
         offset = self._initial_state.seed_offsets.get(variable)
-        return value if offset is None else value - offset
+        if offset is None:
+            return value
+        return small_functions.run_on(
+            self._initial_state.devices[variable], tf.subtract, value, offset
+        )
 
     def _collective_inputs(self, m: int) -> NamedTensors:
-        """Returns how a stage takes part in collectives on a microbatch, if it does."""
+        """Returns the inputs of a stage's collectives on a microbatch, if any."""
         trace, rows = self._traced.trace, self._split.sizes[m]
         if not trace.num_collectives:
             return {}
@@ -226,13 +247,13 @@ class Carry:
         """Returns the key of the group in which the stage sums over its replicas."""
         trace = self._traced.trace
         specs = map(trace.spec, trace.given.variables)
-        return replica_context.stage_group_key(
+        return current_strategy().stage_group_key(
             self._traced.group_key, self._device, trace.num_collectives, specs
         )
 
 
 def variable_updates(carries: Sequence[Carry]) -> list[VariableUpdate]:
-    """Returns what a step makes of variables, once all forwards have been emitted."""
+    """Returns the updates of variables by a step, after all its forwards."""
     updates = [update for carry in carries for update in carry.updates()]
     latest: IdentityMap[keras.Variable, tf.Tensor] = IdentityMap()
     for carry in carries:

@@ -28,7 +28,8 @@ class StepTimer:
     """The clock readings of one step, while it is being emitted.
 
     Attributes:
-        actions: What was timed, in the order of emission, and whether it recomputes.
+        actions: The actions that were timed, in the order of emission, each with True
+            if it recomputes.
     """
 
     def __init__(self) -> None:
@@ -42,9 +43,9 @@ class StepTimer:
         """Reads the clock before an action, once its inputs are there.
 
         Args:
-            device: Where the action runs.
+            device: The device of the action.
             others: The devices of its other shards.
-            feeds: What it reads, wherever that is.
+            feeds: The tensors that it reads, on any device.
 
         Returns:
             What it is to read, and the reading.
@@ -70,10 +71,10 @@ class StepTimer:
 
         Args:
             action: The action.
-            device: Where it runs.
+            device: Its device.
             start: The reading before it.
-            results: What it has made.
-            recomputes: Whether it began with another forward.
+            results: Its outputs.
+            recomputes: True if it began with another forward.
         """
         if device_type(device) != "CPU":
             some = [tf.reshape(x, [-1])[:1] for x in results if x.dtype != tf.variant]
@@ -158,8 +159,8 @@ def make_timeline(
     the forward that it repeats.
 
     Args:
-        schedule: What the devices followed.
-        actions: What was timed, and whether it recomputes.
+        schedule: The schedule that the devices followed.
+        actions: The actions that were timed, each with True if it recomputes.
         readings: Start and end of each, `[actions, 2]`, in seconds.
     """
     num_microbatches = 1 + max(action.microbatch for action in actions)

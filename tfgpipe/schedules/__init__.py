@@ -1,5 +1,8 @@
 """Pipeline schedules: the order of forward and backward actions on each device.
 
+A schedule is a value. The named ones are made by policies, values as well, each in a
+file of `tfgpipe.schedules.named`; so is one of one's own.
+
 With `F` a forward, `B` a backward and one column a time slot, the dots are the
 *bubble*, in which a device waits. K is the number of stages, M of microbatches, P of
 devices, and v = K / P of stages on each device.
@@ -12,26 +15,38 @@ devices, and v = K / P of stages on each device.
 | `zero_bubble` | (K - 1) / (3 M + K - 1), if F, B and W take equally long | min(K, M) |
 """
 
-from __future__ import annotations
+from tfgpipe.schedules import kinds
+from tfgpipe.schedules.data_flow import DataFlow
+from tfgpipe.schedules.kinds import ActionKind
+from tfgpipe.schedules.passes import insert_before
+from tfgpipe.schedules.policy import SchedulePolicy
+from tfgpipe.schedules.registry import (
+    NAMES,
+    Name,
+    find,
+    gpipe,
+    interleaved,
+    make,
+    one_f_one_b,
+    zero_bubble,
+)
+from tfgpipe.schedules.schedule import Action, Schedule, draw
 
-from typing import TYPE_CHECKING
-
-from tfgpipe._util import lazy_exports
-
-if TYPE_CHECKING:
-    from tfgpipe.schedules import kinds as kinds
-    from tfgpipe.schedules.kinds import ActionKind as ActionKind
-    from tfgpipe.schedules.named import NAMES as NAMES
-    from tfgpipe.schedules.named import Name as Name
-    from tfgpipe.schedules.named import gpipe as gpipe
-    from tfgpipe.schedules.named import interleaved as interleaved
-    from tfgpipe.schedules.named import make as make
-    from tfgpipe.schedules.named import one_f_one_b as one_f_one_b
-    from tfgpipe.schedules.named import zero_bubble as zero_bubble
-    from tfgpipe.schedules.passes import insert_before as insert_before
-    from tfgpipe.schedules.schedule import Action as Action
-    from tfgpipe.schedules.schedule import Schedule as Schedule
-    from tfgpipe.schedules.schedule import action_labels as action_labels
-    from tfgpipe.schedules.schedule import draw as draw
-
-__all__, __getattr__, __dir__ = lazy_exports(__name__)
+__all__ = [
+    "NAMES",
+    "Action",
+    "ActionKind",
+    "DataFlow",
+    "Name",
+    "Schedule",
+    "SchedulePolicy",
+    "draw",
+    "find",
+    "gpipe",
+    "insert_before",
+    "interleaved",
+    "kinds",
+    "make",
+    "one_f_one_b",
+    "zero_bubble",
+]

@@ -24,16 +24,16 @@ class ActionKind:
         letter: Letter in drawings.
         label: Name in legends.
         color: Color in pictures, `#RRGGBB`.
-        is_pass: Whether every schedule has it, for each stage and microbatch.
-        is_backward: Whether it needs gradients, and so comes after the loss.
+        is_pass: True if every schedule has it, for each stage and microbatch.
+        is_backward: True if it needs gradients, and so comes after the loss.
         sends: Direction of its results: 1 to later stages, -1 to earlier ones, 0 to
             none.
         in_flight: Change in the number of microbatches in flight at its stage, from
             forward to the end of the backward: 1, -1 or 0.
         in_backward: Change in the number of microbatches between the halves of their
-            backwards, likewise.
-        adds_gradients: Whether it adds to the gradients of weights.
-        recomputes: Whether it begins with rematerialisation.
+            backwards at its stage: 1, -1 or 0.
+        adds_gradients: True if it adds to the gradients of weights.
+        recomputes: True if it begins with rematerialisation.
     """
 
     name: str
@@ -70,7 +70,7 @@ class ActionKind:
         raise NotImplementedError(f"{type(self).__name__} has no `run`.")
 
     def seconds(self, costs: Any, k: int) -> float:
-        """Returns how long an action of this kind takes stage k.
+        """Returns the time of an action of this kind on stage k.
 
         Args:
             costs: The `tfgpipe.Costs` of the stages.

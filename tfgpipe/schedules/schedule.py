@@ -6,15 +6,16 @@ stage waits for, or weight gradients, which no other stage needs. A *schedule* i
 each device, the ordered list of its actions. Nothing here computes; `tfgpipe.runtime`
 turns a schedule into TensorFlow operations, `tfgpipe.simulation` into times.
 
-The dependencies of an action are the same in every schedule:
+The dependencies of an action follow from the data flow between the stages, in which
+stage k reads from some (`sources`) and is read by some (`targets`):
 
-    F k-1, m ─▶ F k, m ─▶ F k+1, m        forward: of the stage before
-                  │
-                  ▼
-    B k-1, m ◀─ B k, m ◀─ B k+1, m        backward: of the stage after
-                  │
-                  ▼
-                W k, m                    gradients of weights, where B is split
+    F source, m ─▶ F k, m ─▶ F target, m      forward: of the sources
+                     │
+                     ▼
+    B source, m ◀─ B k, m ◀─ B target, m      backward: of the targets
+                     │
+                     ▼
+                   W k, m                     gradients of weights, where B is split
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Collection, Mapping, Sequence
+from typing import ClassVar
 
 from tfgpipe.schedules import kinds
+from tfgpipe.schedules.data_flow import DataFlow
 from tfgpipe.schedules.kinds import ActionKind
 
 
@@ -34,7 +37,7 @@ class Action:
     """One run of a stage function on a microbatch.
 
     Args:
-        kind: `"forward"`; `"backward"`, of inputs and weights; or one half of it,
+        kind: `"forward"`; `"backward"`, of inputs and weights; or one of its halves,
             `"backward_input"` or `"backward_weight"`. Or an `ActionKind`.
         stage: k, counted from the pipeline's input.
         microbatch: m.
@@ -93,7 +96,8 @@ class Schedule:
         num_stages: K, the number of stages, counting each of several on one device.
         num_microbatches: M, the number of microbatches in a mini-batch.
         orders: For each device, its actions in the order it runs them.
-        name: What to call it.
+        name: Name in tables and pictures.
+        flow: The data flow between the stages. None for a line.
 
     Example, of one device that runs two stages on one microbatch:
 
@@ -112,6 +116,14 @@ class Schedule:
     num_microbatches: int
     orders: tuple[tuple[Action, ...], ...]
     name: str = "custom"
+    flow: DataFlow | None = None
+
+    # Stages are dealt to the devices that are named, as by a `SchedulePolicy`.
+    deals_stages: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.flow == DataFlow.line(self.num_stages):  # One value for it.
+            object.__setattr__(self, "flow", None)
 
     @property
     def num_devices(self) -> int:
@@ -128,13 +140,18 @@ class Schedule:
         """Returns the actions whose results an action needs."""
         return action.kind.needs(self, action)
 
+    @functools.cached_property
+    def data_flow(self) -> DataFlow:
+        """The data flow between the stages."""
+        return self.flow or DataFlow.line(self.num_stages)
+
     def sources(self, k: int) -> tuple[int, ...]:
         """Returns the stages that send stage k their outputs."""
-        return (k - 1,) if k else ()
+        return self.data_flow.sources[k]
 
     def targets(self, k: int) -> tuple[int, ...]:
         """Returns the stages that stage k sends its outputs to."""
-        return (k + 1,) if k + 1 < self.num_stages else ()
+        return self.data_flow.targets[k]
 
     def receivers(self, action: Action) -> tuple[int, ...]:
         """Returns the stages that the results of an action are sent to."""
@@ -151,7 +168,79 @@ class Schedule:
             tuple(a for a in order if a.microbatch < num_microbatches)
             for order in self.orders
         )
-        return Schedule(self.num_stages, num_microbatches, tuple(orders), self.name)
+        return dataclasses.replace(
+            self, num_microbatches=num_microbatches, orders=tuple(orders)
+        )
+
+    def with_flow(self, flow: DataFlow) -> Schedule:
+        """Returns the same actions of stages with another data flow.
+
+        Raises:
+            ValueError: If actions wait for each other then.
+        """
+        if flow == self.data_flow:
+            return self
+        return dataclasses.replace(self, flow=flow).validate()
+
+    def on(
+        self,
+        placement: Sequence[int],
+        num_microbatches: int,
+        flow: DataFlow | None = None,
+    ) -> Schedule:
+        """Returns the schedule itself, if it has the stages on these devices.
+
+        Args:
+            placement: For each stage, the index of its device.
+            num_microbatches: M.
+            flow: The data flow between the stages, or None for its own.
+
+        Raises:
+            ValueError: If it is for other devices or microbatches.
+        """
+        if num_microbatches != self.num_microbatches:
+            raise ValueError(
+                f"Schedule '{self.name}' is for {self.num_microbatches} "
+                f"microbatches. Received num_microbatches={num_microbatches}."
+            )
+        if self.placement != tuple(placement):
+            raise ValueError(
+                f"Schedule '{self.name}' has its stages on devices "
+                f"{self.placement}, by index. Received devices that have them on "
+                f"{tuple(placement)}. Give the stages' `devices` in the order of the "
+                "schedule."
+            )
+        return self if flow is None else self.with_flow(flow)
+
+    def check_num_stages(self, num_stages: int | None) -> int:
+        """Returns K; raises ValueError if another is given, or nothing can run."""
+        self.validate()
+        if num_stages not in (None, self.num_stages):
+            raise ValueError(
+                "A schedule says how many stages there are. Received one of "
+                f"{self.num_stages} stages, and num_stages={num_stages}."
+            )
+        return self.num_stages
+
+    def choose_num_devices(self, num_stages: int, available: int) -> int:
+        """Returns P, that of the schedule."""
+        del num_stages, available
+        return self.num_devices
+
+    def deal(self, num_stages: int, num_devices: int) -> tuple[int, ...]:
+        """Returns the index of each stage's device.
+
+        Raises:
+            ValueError: If the schedule is for another number of devices.
+        """
+        del num_stages
+        if num_devices != self.num_devices:
+            raise ValueError(
+                f"The schedule is for {self.num_devices} devices. Received "
+                f"{num_devices}. Name as many `devices`, or make them: "
+                f"`tfgpipe.make_logical_cpus({self.num_devices})`."
+            )
+        return self.placement
 
     def with_placement(self, placement: Sequence[int]) -> Schedule:
         """Returns the same actions with stage k on device `placement[k]`.
@@ -206,19 +295,42 @@ class Schedule:
     def in_flight(self) -> tuple[int, ...]:
         """For each stage its microbatches in flight when its device has most.
 
-        A microbatch is in flight from its forward to the end of its backward.
+        A microbatch is in flight from its forward to the end of its backward. Stages
+        that share a device have most at different times: see `most_held`.
         """
         most = [0] * self.num_stages
+        for held in self._held:
+            for k, count in max(held, key=lambda counts: sum(counts.values())).items():
+                most[k] = count
+        return tuple(most)
+
+    def most_held(self, sizes: Sequence[float]) -> tuple[float, ...]:
+        """Returns for each device the most that it holds of microbatches in flight.
+
+        >>> tfgpipe.schedules.interleaved(4, 4, num_devices=2).most_held([1, 1, 9, 9])
+        (21, 11)
+
+        Args:
+            sizes: For each stage, what it holds of a microbatch in flight: bytes.
+        """
+        return tuple(
+            max(sum(n * sizes[k] for k, n in counts.items()) for counts in held)
+            for held in self._held
+        )
+
+    @functools.cached_property
+    def _held(self) -> tuple[list[dict[int, int]], ...]:
+        """For each device, what its stages have in flight before each is ended."""
+        devices = []
         for order in self.orders:
             counts = {action.stage: 0 for action in order}
-            largest = 0
+            found: dict[tuple[int, ...], dict[int, int]] = {}
             for action in order:
+                if action.kind.in_flight < 0:
+                    found.setdefault(tuple(counts.values()), dict(counts))
                 counts[action.stage] += action.kind.in_flight
-                if sum(counts.values()) > largest:
-                    largest = sum(counts.values())
-                    for k, count in counts.items():
-                        most[k] = count
-        return tuple(most)
+            devices.append([*found.values()] or [counts])
+        return tuple(devices)
 
     @functools.cached_property
     def in_backward(self) -> tuple[int, ...]:
@@ -233,7 +345,7 @@ class Schedule:
 
     @functools.cached_property
     def splits_backwards(self) -> bool:
-        """Whether some backwards run in two halves."""
+        """True if some backwards run in two halves."""
         return any(action.kind.in_backward for action in self._all)
 
     def backward_follows_immediately(self, k: int, m: int) -> bool:
@@ -251,6 +363,18 @@ class Schedule:
             and (a.stage, a.microbatch) == (b.stage, b.microbatch)
         )
 
+    @functools.cached_property
+    def labels(self) -> Mapping[Action, str]:
+        """A short name for each action: F3, or F3b of a device's second stage."""
+        labels = {}
+        for order in self.orders:
+            stages = sorted({action.stage for action in order})
+            marks = "abcdefghijklmnopqrstuvwxyz" if len(stages) > 1 else ""
+            for a in order:
+                rank = stages.index(a.stage)
+                labels[a] = f"{a}{marks[rank : rank + 1]}"
+        return labels
+
     def validate(self) -> Schedule:
         """Returns the schedule itself if it can be run and computes all gradients.
 
@@ -260,6 +384,11 @@ class Schedule:
                 not come in the order of microbatches, in which statistics and seeds
                 are carried; or if actions wait for each other.
         """
+        if self.data_flow.num_stages != self.num_stages:
+            raise ValueError(
+                "The data flow is that between the stages of the schedule. Received "
+                f"one of {self.data_flow.num_stages} stages for {self.num_stages}."
+            )
         self._check_complete()
         for p, order in enumerate(self.orders):
             for action in order:
@@ -362,7 +491,7 @@ def draw(schedule: Schedule) -> str:
     """
     slots = schedule.slots
     num_slots = max(slots.values(), default=-1) + 1
-    labels = action_labels(schedule)
+    labels = schedule.labels
     width = max(map(len, labels.values()), default=2)
     one_each = schedule.num_devices == schedule.num_stages
     lines = []
@@ -372,15 +501,3 @@ def draw(schedule: Schedule) -> str:
         name = "stage" if one_each else "device"
         lines.append(f"{name} {device}  " + " ".join(cells).rstrip())
     return "\n".join(lines)
-
-
-def action_labels(schedule: Schedule) -> dict[Action, str]:
-    """Returns a short name for each action, such as F3, or F3b of a second stage."""
-    labels = {}
-    for order in schedule.orders:
-        stages = sorted({action.stage for action in order})
-        marks = "abcdefghijklmnopqrstuvwxyz" if len(stages) > 1 else ""
-        for a in order:
-            rank = stages.index(a.stage)
-            labels[a] = f"{a}{marks[rank : rank + 1]}"
-    return labels

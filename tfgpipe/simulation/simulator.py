@@ -39,7 +39,7 @@ PerStage: TypeAlias = float | Sequence[float]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What the actions of each stage take, for one microbatch.
+    """Times and bytes of the actions of each stage, for one microbatch.
 
     Without arguments the unit of time is a forward, a backward takes twice as long,
     transfers are free, and nothing holds memory. What is given for each stage is one
@@ -50,7 +50,7 @@ class Costs:
         backward: Seconds of a whole backward, recomputation not included.
         backward_input: Seconds of the gradients of inputs, where backwards are split.
             None for half of `backward`.
-        backward_weight: Seconds of the gradients of weights, likewise.
+        backward_weight: Seconds of the gradients of weights, where backwards are split.
         recompute: Seconds of recomputing the activations, right before the backward.
         recompute_when: `"asked"`, when the gradients are there, as this library does;
             or `"early"`, while the device waits for them, as GPipe does (Huang et al.
@@ -58,8 +58,8 @@ class Costs:
         latency: Seconds that a transfer takes in addition to those in which it keeps
             the link busy.
         bandwidth: Bytes a second of each link between two devices, in each direction.
-        boundary_bytes: Bytes from stage k to k + 1; as many gradients go back. Free
-            if both are on one device.
+        boundary_bytes: Bytes from a stage to each that reads from it, of all stages but
+            the last; as many gradients go back. Free if both are on one device.
         kept_bytes: Bytes held for a microbatch from the start of its forward to the end
             of its backward: with rematerialisation, the inputs of the stage; without,
             all activations.
@@ -114,7 +114,7 @@ class Costs:
                 )
 
     def seconds(self, name: str, k: int) -> float:
-        """Returns how long one kind of pass takes stage k, in seconds."""
+        """Returns the time of one kind of pass on stage k, in seconds."""
         values = getattr(self, name)
         if values is None:  # Half of a split backward.
             return _for_stage(self.backward, k) / 2
@@ -150,7 +150,7 @@ class Simulation:
     """A schedule run with given costs.
 
     Attributes:
-        timeline: What each device does when.
+        timeline: The timeline of all devices.
         costs: The costs of its actions and transfers.
     """
 
@@ -242,7 +242,8 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
     costs.check_num_stages(schedule)
     placement = schedule.placement
     ends: dict[Action, float] = {}
-    arrivals: dict[Action, float] = {}  # Of results at the stage that needs them.
+    # Of results, at the stages on other devices that need them.
+    arrivals: dict[tuple[Action, int], float] = {}
     device_free: list[float] = [0] * schedule.num_devices
     link_free: dict[tuple[int, int], float] = collections.defaultdict(float)
     spans: list[Span] = []
@@ -251,10 +252,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
     # that of transfers, too.
     for action in schedule.slots:
         k, m, p = action.stage, action.microbatch, placement[action.stage]
-        needed = [
-            ends[d] if d.stage == k else arrivals[d]
-            for d in schedule.dependencies(action)
-        ]
+        needed = [arrivals.get((d, k), ends[d]) for d in schedule.dependencies(action)]
         ready = time = max([device_free[p], *needed])
         kind = action.kind
         if kind.recomputes and (recompute := kinds.RECOMPUTE.seconds(costs, k)):
@@ -263,7 +261,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
             time = max(start + recompute, ready)
         end = time + kind.seconds(costs, k)
         spans.append(Span(kind, k, m, p, time, end))
-        ends[action] = arrivals[action] = device_free[p] = end
+        ends[action] = device_free[p] = end
         for receiver in schedule.receivers(action):
             if placement[receiver] == p:
                 continue
@@ -271,8 +269,8 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
             start = max(end, link_free[link])
             sent = _for_stage(costs.boundary_bytes, min(k, receiver))
             link_free[link] = start + sent / costs.bandwidth
-            arrivals[action] = link_free[link] + costs.latency
-            transfers.append(TransferSpan(k, receiver, m, start, arrivals[action]))
+            arrival = arrivals[action, receiver] = link_free[link] + costs.latency
+            transfers.append(TransferSpan(k, receiver, m, start, arrival))
     title = f"{schedule.name}, simulated"
     return Simulation(Timeline(schedule, tuple(spans), tuple(transfers), title), costs)
 

@@ -20,7 +20,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from tfgpipe.schedules import Action, ActionKind, Schedule, action_labels, kinds
+from tfgpipe.schedules import Action, ActionKind, Schedule, kinds
 
 # Columns of a terminal that a timeline as text takes at most.
 WIDTH = 100
@@ -40,8 +40,8 @@ class Span:
         stage: k.
         microbatch: m.
         device: The index of the device.
-        start: When it starts, in seconds.
-        end: When it ends, in seconds.
+        start: Its start, in seconds.
+        end: Its end, in seconds.
     """
 
     kind: ActionKind
@@ -81,11 +81,11 @@ class TransferSpan:
 
     Attributes:
         from_stage: The stage that computed them.
-        to_stage: The stage that needs them: the next for activations, the one before
-            for gradients.
+        to_stage: The stage that needs them: a later one for activations, an earlier
+            one for gradients.
         microbatch: m.
-        start: When they leave, in seconds.
-        end: When they are there, in seconds.
+        start: Time of departure, in seconds.
+        end: Time of arrival, in seconds.
     """
 
     from_stage: int
@@ -140,12 +140,12 @@ class Timeline:
 
     @functools.cached_property
     def start(self) -> float:
-        """When the first span starts, in seconds."""
+        """Start of the first span, in seconds."""
         return min(span.start for span in self.spans)
 
     @functools.cached_property
     def end(self) -> float:
-        """When the last span ends, in seconds."""
+        """End of the last span, in seconds."""
         return max(span.end for span in self.spans)
 
     @property
@@ -222,7 +222,7 @@ class Timeline:
         return "\n".join(lines)
 
     def _seconds(self, spans: Iterable[Span]) -> tuple[float, ...]:
-        """Returns how long each device takes for some spans."""
+        """Returns the time of each device for some spans."""
         seconds: list[float] = [0] * self.schedule.num_devices
         for span in spans:
             seconds[span.device] += span.duration
@@ -299,7 +299,7 @@ def timeline_metrics(timeline: Timeline) -> dict[str, Any]:
 
 def span_labels(timeline: Timeline) -> dict[Span, str]:
     """Returns a short name for each span, such as F3, or r3b of a second stage."""
-    names = action_labels(timeline.schedule)
+    names = timeline.schedule.labels
     labels = {}
     for span in timeline.spans:
         name = names[Action(kinds.FORWARD, span.stage, span.microbatch)]

@@ -13,7 +13,6 @@ from tfgpipe._util import argument_checks
 from tfgpipe.distribution import (
     SPMDPipelineStrategy,
     StageStrategy,
-    replica_context,
     warn_of_stacked_updates,
 )
 from tfgpipe.spmd import loop
@@ -50,14 +49,14 @@ class SPMDPipeline(keras.layers.Layer):
         num_microbatches: M, into how many microbatches each mini-batch is split; it
             divides the batch size. Cores compute in vain for (K - 1) / (M + K - 1) of
             the time.
-        partitioned: Whether the computation is compiled for K cores. `"auto"` is for
-            yes under an `SPMDPipelineStrategy`.
+        partitioned: True to compile the computation for K cores. `"auto"` does so under
+            an `SPMDPipelineStrategy`.
         name: The layer's name.
         **kwargs: Further arguments of `keras.layers.Layer`.
 
     Call arguments:
         inputs: A tensor of floats.
-        training: Whether layers run as in training.
+        training: True to run layers as in training.
         mask: Not supported: must be None.
 
     Input shape:
@@ -112,7 +111,7 @@ class SPMDPipeline(keras.layers.Layer):
             )
         # Inside the scope variables get a shape but no value yet, so it can be said
         # where they are to be.
-        with keras_internals.build_scope():
+        with keras_internals.variables.build_scope():
             for stack in self._stacked.build(tuple(input_shape)):
                 stack.variable = self.add_weight(
                     name=stack.name,
@@ -124,7 +123,7 @@ class SPMDPipeline(keras.layers.Layer):
                     autocast=False,
                 )
                 if strategy is not None:
-                    keras_internals.initialize_in_scope(
+                    keras_internals.variables.initialize_in_scope(
                         stack.variable, strategy.split_scope, None
                     )
 
@@ -151,8 +150,8 @@ class SPMDPipeline(keras.layers.Layer):
         """Runs a mini-batch through the pipeline.
 
         Args:
-            inputs: What the first layer takes, `[B, ...]`.
-            training: Whether layers run as in training.
+            inputs: The inputs of the first layer, `[B, ...]`.
+            training: True to run layers as in training.
             mask: Must be None.
 
         Raises:
@@ -170,7 +169,7 @@ class SPMDPipeline(keras.layers.Layer):
                 "An SPMD pipeline passes floats from stage to stage. Layer "
                 f"'{self.name}' received {inputs.dtype.name}. Put embeddings before it."
             )
-        optimizer = keras_internals.calling_optimizer()
+        optimizer = keras_internals.calls.calling_optimizer()
         if training and optimizer is not None:
             warn_of_stacked_updates(optimizer)
         partitioning = self._partitioning()
@@ -185,7 +184,7 @@ class SPMDPipeline(keras.layers.Layer):
         )
         if training:
             for variable, value in zip(state, state_after, strict=True):
-                replica_context.assign(variable, value)
+                variable.assign(value)
         # [M, B/M, ...] -> [B, ...]
         return partitioning.split_batch(tf.reshape(outputs, tf.shape(inputs)))
 
@@ -245,7 +244,7 @@ def _spmd_strategy(num_stages: int) -> SPMDPipelineStrategy | None:
     Raises:
         ValueError: If it is for another number of stages, or for other pipelines.
     """
-    strategy = replica_context.current_strategy()
+    strategy = tf.distribute.get_strategy()
     if isinstance(strategy, SPMDPipelineStrategy):
         if strategy.num_stages != num_stages:
             raise ValueError(

@@ -48,9 +48,9 @@ class StackedValues:
     """The variables of all stages, each `[K, ...]`.
 
     Attributes:
-        weights: Those that have gradients.
-        constants: Those that nothing changes, as of frozen layers.
-        state: Those that a microbatch changes, as seeds and statistics.
+        weights: The variables that have gradients.
+        constants: The variables that nothing changes, as of frozen layers.
+        state: The variables that a microbatch changes, as seeds and statistics.
     """
 
     weights: Sequence[tf.Tensor]
@@ -70,10 +70,10 @@ def run(
     Differentiable once, with respect to inputs and weights.
 
     Args:
-        stage: What a stage computes; its outputs are as its inputs.
+        stage: The function of a stage, with outputs of the shapes of its inputs.
         inputs: The microbatches, `[M, ...]`.
         values: The variables.
-        partitioning: Where the rows are.
+        partitioning: The placement of the rows.
     """
     state_after: list[tf.Tensor] = []
 
@@ -95,10 +95,10 @@ def run(
 
 @dataclasses.dataclass(frozen=True)
 class _Forward:
-    """What the forward loop leaves.
+    """The result of the forward loop.
 
     Attributes:
-        outputs: Of each row at each tick, `[T, K, ...]`.
+        outputs: Outputs of each row at each tick, `[T, K, ...]`.
         states: The state before each tick, `[T, K, ...]` each.
         state: The state after the last.
     """
@@ -162,8 +162,8 @@ class _Ticks:
         """Runs all ticks in reverse; returns gradients of the inputs and the weights.
 
         Args:
-            forward: What the forward loop left.
-            output_grads: Those of the last stage's outputs, `[M, ...]`.
+            forward: The result of the forward loop.
+            output_grads: Gradients of the last stage's outputs, `[M, ...]`.
         """
         values, K = self._values, self.num_stages
         output_grads = self._partitioning.replicate(output_grads)

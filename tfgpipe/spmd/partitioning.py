@@ -20,7 +20,7 @@ RowFunction = Callable[..., list[tf.Tensor]]
 
 @dataclasses.dataclass(frozen=True)
 class Partitioning(abc.ABC):
-    """Where the rows of stacked tensors are computed.
+    """The placement of the rows of stacked tensors.
 
     Attributes:
         num_rows: K.
@@ -42,7 +42,7 @@ class Partitioning(abc.ABC):
         """Returns a tensor whose parts along an axis are each on one core.
 
         Args:
-            tensor: What to split.
+            tensor: The tensor to split.
             axis: An axis of a multiple of K.
         """
 

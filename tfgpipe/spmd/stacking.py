@@ -31,8 +31,8 @@ class Stack:
     Attributes:
         name: Its name in stage 0, below that of its layer.
         rows: The variables, stage by stage.
-        is_weight: Whether it is trained.
-        is_state: Whether a microbatch may change it.
+        is_weight: True if it is trained.
+        is_state: True if a microbatch may change it.
         variable: The variable `[K, ...]` of all.
     """
 
@@ -66,7 +66,7 @@ class StackedStages:
     Attributes:
         layers: The same.
         stacks: Their variables, once they are built.
-        dtype: That of the tensors between stages.
+        dtype: Dtype of the tensors between stages.
 
     Raises:
         TypeError, ValueError: If these cannot be alike stages.
@@ -85,7 +85,7 @@ class StackedStages:
         values.
 
         Args:
-            shape: That of the inputs.
+            shape: Shape of the inputs.
 
         Raises:
             ValueError: If stages are not known to be alike, or one cannot follow
@@ -108,10 +108,10 @@ class StackedStages:
         return groups
 
     def stage_function(self, *, training: bool | None) -> StageFunction:
-        """Returns what a stage computes, of the values of its variables.
+        """Returns the function of a stage, of the values of its variables.
 
         Args:
-            training: Whether layers run as in training.
+            training: True to run layers as in training.
         """
         own = [stack.rows[0] for stack in self.stacks]
         known = [v for x in self._stages[0] for v in x.variables]
@@ -170,13 +170,13 @@ class StackedStages:
             )
         for layer in layers:
             for variable in layer.variables:
-                if not keras_internals.is_initialized(variable):
-                    keras_internals.initialize_in_scope(
+                if not keras_internals.variables.is_initialized(variable):
+                    keras_internals.variables.initialize_in_scope(
                         variable, tf_internals.host_variables, None
                     )
 
     def _check_outputs(self, x: tf.Tensor, scope: keras.StatelessScope) -> None:
-        if scope.losses or keras_internals.get_mask(x) is not None:
+        if scope.losses or keras_internals.calls.get_mask(x) is not None:
             what = "a loss" if scope.losses else "a Keras mask"
             raise ValueError(
                 "An SPMD pipeline passes one tensor from stage to stage, and nothing "
@@ -224,7 +224,9 @@ def _make_stacks(stages: Sequence[Sequence[keras.layers.Layer]]) -> list[Stack]:
             layer_checks.check_alike(first, layer, stage=k)
     stacks = []
     for position, first in enumerate(stages[0]):
-        state = IdentityMap((v, None) for v in keras_internals.step_state(first))
+        state = IdentityMap(
+            (v, None) for v in keras_internals.layers.mutable_state(first)
+        )
         trained = IdentityMap((v, None) for v in first.trainable_variables)
         each = [layers[position].variables for layers in stages]
         for rows in zip(*each, strict=True):
@@ -265,7 +267,7 @@ def _name(
     Args:
         variable: The variable.
         layer: The layer that it is in.
-        position: That of the layer in its stage, if there are others.
+        position: Index of the layer in its stage, if there are others.
     """
     path = variable.path.split("/")
     below = path[path.index(layer.name) + 1 :] if layer.name in path else []

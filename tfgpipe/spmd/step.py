@@ -57,7 +57,7 @@ def train_step_module(
     """
     pipelines = [
         layer
-        for layer in keras_internals.inner_layers(model)
+        for layer in keras_internals.layers.inner_layers(model)
         if isinstance(layer, SPMDPipeline)
     ]
     if not pipelines:
@@ -65,10 +65,10 @@ def train_step_module(
             "A computation is partitioned if it has a layer "
             f"`SPMDPipeline(..., partitioned=True)`. Model '{model.name}' has none."
         )
-    keras_internals.build_compiled(model, (x, y))
+    keras_internals.compiled.build_compiled(model, (x, y))
     model.optimizer.build(model.trainable_variables)
     stacked = [v for layer in pipelines for v in layer.variables]
-    slots = keras_internals.optimizer_slots(model.optimizer)
+    slots = keras_internals.optimizers.optimizer_slots(model.optimizer)
     stacked += [slot for v in stacked for slot in slots.get(v, ())]
     return _lower(
         lambda x, y: model.train_step((x, y)), [x, y], stacked, layer=pipelines[0]

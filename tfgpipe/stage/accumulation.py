@@ -13,8 +13,8 @@ Three forms, by what is fastest and takes no more memory than an accumulator:
   only stores its own, and one product at the end replaces M, at the rate of
   a large one, and without M additions as large as the kernel.
 
-XLA has no in-place operation, and decides itself what to update in place. So in a
-computation for TPUs, which it compiles as a whole, gradients are added as usual.
+XLA has no in-place operation, and decides itself what to update in place. So on TPUs,
+where it compiles the addition as well, gradients are added as usual.
 
 A weight that was indexed, as an embedding, has as gradient some of its rows, and only
 these are added. Not on GPUs: there the host would wait to know how many different rows
@@ -24,7 +24,6 @@ takes that much more memory for the time of one function.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -32,9 +31,8 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from tfgpipe.devices import sharding
-from tfgpipe.graph import matmul
-from tfgpipe.stage.joint import GradientNames, JointGraph, zero_buffer
+from tfgpipe.devices import sharding, small_functions
+from tfgpipe.graph import joint_graph, passes
 from tfgpipe.stage.options import StageOptions
 
 
@@ -47,7 +45,7 @@ class GradientAccumulation:
 
     Args:
         trace: The stage.
-        options: How it runs.
+        options: Its options.
 
     Attributes:
         addend_names: Names of a microbatch's tensors that are stacked or added.
@@ -55,7 +53,7 @@ class GradientAccumulation:
             nothing.
     """
 
-    def __init__(self, trace: JointGraph, options: StageOptions) -> None:
+    def __init__(self, trace: joint_graph.JointGraph, options: StageOptions) -> None:
         self._platform = options.platform
         self._is_sharded = trace.is_sharded
         num_microbatches = options.num_microbatches
@@ -70,12 +68,8 @@ class GradientAccumulation:
         ]
         self._single_microbatch = num_microbatches == 1
         self._stacked: dict[str, tf.TensorSpec] = {}
-        self._deferred: set[GradientNames] = set()
-        if (
-            options.uses_cpu_kernels
-            and num_microbatches is not None
-            and not self._single_microbatch
-        ):
+        self._deferred: set[joint_graph.GradientNames] = set()
+        if num_microbatches is not None and not self._single_microbatch:
             for term in self._terms:
                 rows = _stacked_specs(
                     trace, term.weight, term.gradient, num_microbatches
@@ -93,7 +87,7 @@ class GradientAccumulation:
         self._shard_indices += [0] if self._stacked else []  # Their count.
 
     @property
-    def gradients(self) -> list[GradientNames]:
+    def gradients(self) -> list[joint_graph.GradientNames]:
         """Names of the gradients whose sums `finalize` returns."""
         return [term.gradient for term in self._terms]
 
@@ -110,12 +104,15 @@ class GradientAccumulation:
         """Returns the accumulators before the first microbatch.
 
         Args:
-            devices: Those of the shards; nothing for all here.
+            devices: Devices of the shards; empty for the current device.
         """
         sums = []
         for spec, shard in zip(self.specs, self._shard_indices, strict=False):
-            with tf.device(devices[shard]) if devices else contextlib.nullcontext():
-                sums.append(zero_buffer(spec))
+            sums.append(
+                small_functions.run_on(devices[shard], joint_graph.zero_buffer, spec)
+                if devices
+                else joint_graph.zero_buffer(spec)
+            )
         return sums
 
     def add(
@@ -124,7 +121,7 @@ class GradientAccumulation:
         """Adds the gradients of a microbatch.
 
         Args:
-            sums: Of the microbatches before.
+            sums: Sums over the microbatches before.
             values: The tensors of this one in `addend_names`.
         """
         if self._single_microbatch:
@@ -158,7 +155,7 @@ class GradientAccumulation:
         if term.gradient.indices is None:
             return values[term.gradient.values]
         with sharding.shard_scope(term.shard):
-            buffer = zero_buffer(term.weight)
+            buffer = joint_graph.zero_buffer(term.weight)
         return self._adder()(buffer, term, values)
 
     def _adder(self) -> _Adder:
@@ -179,7 +176,7 @@ class GradientAccumulation:
                     x, dy = (
                         _flatten_stacked(rows[name]) for name in term.gradient.factors
                     )
-                    product = matmul.multiply(x, dy, transpose_a=True)
+                    product = passes.multiply(x, dy, transpose_a=True)
                     gradients.append(tf.reshape(product, term.weight.shape))
             else:
                 gradients.append(next(added))
@@ -193,11 +190,11 @@ class _WeightGradient:
     Attributes:
         weight: Shape and type of the weight, and of the sum.
         gradient: The gradient.
-        shard: On whose device the weight is.
+        shard: The shard whose device holds the weight.
     """
 
     weight: tf.TensorSpec
-    gradient: GradientNames
+    gradient: joint_graph.GradientNames
     shard: int
 
 
@@ -275,7 +272,7 @@ class _InPlaceAdder(_Adder):
         """
         if shard not in self._indices:
             self._indices[shard] = (
-                zero_buffer(tf.TensorSpec([1], tf.int32))
+                joint_graph.zero_buffer(tf.TensorSpec([1], tf.int32))
                 if self._on_gpu and not self._is_sharded
                 else tf.constant([0])
             )
@@ -298,9 +295,9 @@ for _type in ("InplaceAdd", "InplaceUpdate"):
 
 
 def _stacked_specs(
-    trace: JointGraph,
+    trace: joint_graph.JointGraph,
     weight: tf.TensorSpec,
-    gradient: GradientNames,
+    gradient: joint_graph.GradientNames,
     num_microbatches: int,
 ) -> dict[str, tf.TensorSpec]:
     """Returns the specs `[M, rows, width]` to stack if a gradient is to be deferred.

@@ -25,16 +25,17 @@ class BatchMoments(Accumulator):
 
     Args:
         x: The microbatch.
-        mask: Which positions count, of one dimension less than `x`, or None for all.
+        mask: Mask of the positions that count, of one dimension less than `x`, or None
+            for all.
         axis: The axis that is kept, of size C.
         variables: The moving averages of the mean and of the variance, `[C]` each.
-        momentum: How much of the moving averages stays.
-        replicas: Who has other rows of the microbatch, or None. (As in Keras' layer a
-            mask keeps moments from being taken over replicas.)
+        momentum: The share of the moving averages that stays.
+        replicas: The replicas that have other examples of the microbatch, or None. (As
+            in Keras' layer a mask keeps moments from being taken over replicas.)
 
     Attributes:
         mean: `[C]`, as `keras.layers.BatchNormalization` takes it.
-        variance: `[C]`, likewise.
+        variance: Variance, `[C]`.
     """
 
     def __init__(

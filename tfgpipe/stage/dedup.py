@@ -108,7 +108,7 @@ def _layers_variables_key(layers: Iterable[Any]) -> Hashable:
 
 def _layer_key(layer: Any) -> Hashable:
     """Describes a layer and each layer inside it, or a Keras operation."""
-    inner = keras_internals.inner_layers(layer) or [layer]
+    inner = keras_internals.layers.inner_layers(layer) or [layer]
     if not all(map(_is_complete, inner)):
         raise _NotDescribableError
     classes = {(type(x).__module__, type(x).__name__) for x in inner}
@@ -121,7 +121,7 @@ def _is_complete(layer: Any) -> bool:
     if any(map(_is_user_function, vars(layer).items())):
         return False
     declared = vars(type(layer)).get("config_is_complete", False)
-    return bool(declared) or keras_internals.config_is_complete(layer)
+    return bool(declared) or keras_internals.layers.config_is_complete(layer)
 
 
 def _is_user_function(attribute: tuple[str, Any]) -> bool:
@@ -139,7 +139,7 @@ def _configuration(layer: Any, classes: Collection[tuple[str, str]]) -> list[Has
             config = layer.get_config()
     except Exception as error:  # Whatever a `get_config` that is broken raises.
         raise _NotDescribableError from error
-    is_keras = keras_internals.config_is_complete(layer)
+    is_keras = keras_internals.layers.config_is_complete(layer)
     described = [_hashable(_call_config(config, is_keras=is_keras), classes)]
     if isinstance(layer, keras.layers.Layer):
         shapes = layer.get_build_config()
@@ -148,7 +148,7 @@ def _configuration(layer: Any, classes: Collection[tuple[str, str]]) -> list[Has
 
 
 def _call_config(config: Mapping[str, Any], *, is_keras: bool) -> dict[str, Any]:
-    """Returns what of a layer's configuration its `call` may depend on."""
+    """Returns the part of a layer's configuration that its `call` may depend on."""
     return {
         key: value
         for key, value in config.items()
@@ -188,7 +188,7 @@ def _hashable(x: Any, classes: Collection[tuple[str, str]] = ()) -> Hashable:
 def _serialized(
     x: dict[str, Any], classes: Collection[tuple[str, str]]
 ) -> dict[str, Any]:
-    """Returns what counts of an object that Keras has serialized.
+    """Returns the part that counts of an object that Keras has serialized.
 
     Of Keras' own it is the configuration. So it is of layers, which are described by
     themselves as well. Of anything else, as of functions, there may be more to it.

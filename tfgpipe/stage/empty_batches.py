@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tfgpipe.capture import is_differentiable
-from tfgpipe.stage.joint import JointGraph, not_none
+from tfgpipe.graph import joint_graph
 
 NamedTensors = dict[str, tf.Tensor]
 # From values and accumulators to what is made, by name, and updated accumulators.
@@ -28,7 +28,7 @@ Compute = Callable[
 
 
 def guarded(
-    trace: JointGraph,
+    trace: joint_graph.JointGraph,
     compute: Compute,
     fetches: Sequence[str],
     keep: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
@@ -44,10 +44,13 @@ def guarded(
         compute: The function, for some rows.
         fetches: Names of what it makes.
         keep: Returns the accumulators as they are after no rows.
-        always_runs: Whether it is to be run even without rows.
+        always_runs: True to run it even without examples.
     """
     before = dict(zip(trace.new_carry, trace.carry, strict=True))
-    by_row = {*trace.forward.outputs, *not_none(*trace.backward.input_grads)}
+    by_row = {
+        *trace.forward.outputs,
+        *joint_graph.not_none(*trace.backward.input_grads),
+    }
 
     def skip(
         values: NamedTensors, sums: Sequence[tf.Tensor]
@@ -88,10 +91,10 @@ def guarded(
 
 
 def _with_a_row(
-    trace: JointGraph, values: NamedTensors, rows: tf.Tensor
+    trace: joint_graph.JointGraph, values: NamedTensors, rows: tf.Tensor
 ) -> NamedTensors:
     """Returns values with one row made up where there is none."""
-    output_grads = not_none(*trace.backward.output_grads)
+    output_grads = joint_graph.not_none(*trace.backward.output_grads)
     by_row = {*trace.given.inputs, *trace.forward.outputs} - set(trace.per_step)
     return {
         name: _dummy_row(value, rows, 0)

@@ -27,12 +27,11 @@ from typing import Protocol
 import tensorflow as tf
 
 from tfgpipe._compat import functions
-from tfgpipe.graph import MultiDeviceFunction, partitioner
+from tfgpipe.graph import joint_graph, multi_device, partitioner
 from tfgpipe.schedules import ActionKind
-from tfgpipe.stage import empty_batches, quantized_gradients
+from tfgpipe.stage import empty_batches
 from tfgpipe.stage.accumulation import GradientAccumulation
 from tfgpipe.stage.empty_batches import Compute, NamedTensors
-from tfgpipe.stage.joint import JointGraph, not_none
 from tfgpipe.stage.options import StageOptions
 from tfgpipe.stage.subgraph import GraphSource, SubgraphFunction
 
@@ -42,7 +41,7 @@ class DeviceFunction(Protocol):
 
     @property
     def graph(self) -> tf.Graph:
-        """What it computes."""
+        """The graph that it computes."""
 
     def __call__(
         self, *tensors: tf.Tensor, devices: Sequence[str] = ()
@@ -77,13 +76,13 @@ class StageFunction:
         *rows: tf.Tensor,
         devices: Sequence[str] = (),
     ) -> tuple[NamedTensors, list[tf.Tensor]]:
-        """Returns what it makes, and the updated accumulators.
+        """Returns its outputs and the updated accumulators.
 
         Args:
             values: The tensors it takes, by name.
             sums: The accumulators, if it makes gradients of weights.
             *rows: The number of rows, if that may be zero.
-            devices: Those of the shards; nothing for all here.
+            devices: Devices of the shards; empty for the current device.
         """
         feeds = [values[feed] for feed in self.feeds]
         results = self.function(*rows, *feeds, *sums, devices=devices)
@@ -96,12 +95,13 @@ class StageFunctions:
 
     Args:
         trace: The stage.
-        options: How it runs.
-        saves: Whether the forward keeps what spares the backward any recomputation.
+        options: Its options.
+        saves: True if the forward saves the tensors that spare the backward any
+            recomputation.
         cache: Functions to share. New ones are added.
 
     Attributes:
-        accumulation: How the gradients of the weights are summed over microbatches.
+        accumulation: The accumulation of weight gradients over microbatches.
         hoistable: Names of tensors that are the same for all microbatches of a step.
         host_made: Names of tensors that the host makes of each microbatch for a GPU.
         residuals: Names of the tensors that the forward saves for the backward.
@@ -109,7 +109,7 @@ class StageFunctions:
 
     def __init__(
         self,
-        trace: JointGraph,
+        trace: joint_graph.JointGraph,
         options: StageOptions,
         *,
         saves: bool,
@@ -117,9 +117,9 @@ class StageFunctions:
     ) -> None:
         self._source = source = GraphSource(trace)
         self._invariant = trace.invariant
-        if options.num_microbatches != 1:
-            trace = quantized_gradients.unmasked(trace, source)
         self._trace = trace
+        if options.compiles_everything:
+            self._check_compiles(options)
         if self._spans_devices:
             # XLA compiles for one device, and what it compiles cannot take part in a
             # collective.
@@ -137,8 +137,12 @@ class StageFunctions:
             if before in host_state
         ]
         self._carry = [x for x in trace.changed_carry if x not in self._new_host_state]
-        self._outputs = [*forward.outputs, *self._carry, *not_none(forward.loss)]
-        self._input_grads = not_none(*backward.input_grads)
+        self._outputs = [
+            *forward.outputs,
+            *self._carry,
+            *joint_graph.not_none(forward.loss),
+        ]
+        self._input_grads = joint_graph.not_none(*backward.input_grads)
         self._gradients = [*self._input_grads, *self.accumulation.addend_names]
         hoistable = functools.partial(
             partitioner.hoistable_tensors,
@@ -262,12 +266,12 @@ class StageFunctions:
     def hoisted(
         self, run: StageFunction, values: NamedTensors, devices: Sequence[str] = ()
     ) -> NamedTensors:
-        """Returns what a function takes of `hoistable`, but for what is there already.
+        """Returns the hoisted tensors of a function that are not there yet.
 
         Args:
             run: One of the functions.
-            values: What there is, the weights and the state among it.
-            devices: Those of the shards; nothing for all here.
+            values: All tensors by name, weights and state among them.
+            devices: Devices of the shards; empty for the current device.
         """
         names = tuple(n for n in self.hoistable if n in run.feeds and n not in values)
         if not names:
@@ -290,10 +294,15 @@ class StageFunctions:
     @functools.cached_property
     def finalize(self) -> StageFunction:
         """The function from the accumulators of all microbatches to the gradients."""
-        subgraph = quantized_gradients.masked(
-            self._trace, self._source, (*self.hoistable, *self._invariant)
-        )
         gradients = self.accumulation.gradients
+        subgraph = self._source.extract(
+            fetches=[g.finalized for g in gradients if g.finalized],
+            feeds=[
+                *(g.values for g in gradients if g.finalized),
+                *self.hoistable,
+                *self._invariant,
+            ],
+        )
         summed = {gradient.values for gradient in gradients if gradient.finalized}
 
         def compute(
@@ -353,13 +362,29 @@ class StageFunctions:
         """Returns a subgraph as a function of values by name, compiled if asked for."""
         run: Callable[..., list[tf.Tensor]] = subgraph.run
         if self._options.compiles_functions:
-            run = tf.function(run, autograph=False, jit_compile=True)
+            run = functions.compiled(run)
         return lambda values, sums: (_run_by_name(run, subgraph, values), list(sums))
 
     @property
     def _spans_devices(self) -> bool:
-        """Whether a microbatch takes part in collectives, or is on several devices."""
+        """True if a microbatch takes part in collectives, or is on several devices."""
         return bool(self._trace.num_collectives or self._trace.is_sharded)
+
+    def _check_compiles(self, options: StageOptions) -> None:
+        """Raises ValueError for what XLA cannot compile and a TPU has no kernel for."""
+        if self._spans_devices:
+            raise ValueError(
+                "On TPUs XLA compiles each function of a stage, for one device. "
+                "Received layers that are in shards, or sum over replicas "
+                "(`synchronized=True`). Leave that out; for batch statistics try "
+                '`batch_norm="deferred"`.'
+            )
+        if options.may_be_empty:
+            raise ValueError(
+                "On TPUs the number of examples of a mini-batch must be known, since "
+                "XLA compiles for known shapes. Received a mini-batch of any number. "
+                "Use `dataset.batch(size, drop_remainder=True)`."
+            )
 
     def _function(
         self,
@@ -377,13 +402,13 @@ class StageFunctions:
         Of a stage in shards it is several calls.
 
         Args:
-            name: What to call it.
-            compute: What it computes.
+            name: Its name.
+            compute: The function to trace.
             feeds: Names of what it takes.
             fetches: Names of what it makes.
             which: Indices that tell it from others of that name.
-            rows: Whether it is run on microbatches, which may have no rows.
-            sums: Whether it takes accumulators.
+            rows: True for a function of microbatches, which may be empty.
+            sums: True if it takes accumulators.
         """
         feeds, fetches = tuple(feeds), tuple(fetches)
         key = (name, which, self._key)
@@ -424,14 +449,14 @@ class StageFunctions:
         run: Callable[..., list[tf.Tensor]],
         specs: Sequence[tf.TensorSpec],
     ) -> DeviceFunction:
-        core = self._options.tpu_core
-        placed = run if core is None else _place_on_core(core, run)
-        function = functions.trace_function(placed, specs, name=f"traced_{name}")
+        if self._options.compiles_everything:
+            run = functions.compiled(run)
+        function = functions.trace_function(run, specs, name=f"traced_{name}")
         if self._trace.is_sharded:
-            return MultiDeviceFunction(f"stage_{name}", function, self._cache)
-        return functions.GraphFunction(
-            f"stage_{name}", function, on_tpu=core is not None
-        )
+            return multi_device.MultiDeviceFunction(
+                f"stage_{name}", function, self._cache
+            )
+        return functions.GraphFunction(f"stage_{name}", function)
 
 
 def _run_by_name(
@@ -442,19 +467,3 @@ def _run_by_name(
     """Runs a subgraph on values by name."""
     made = run(*(values[feed] for feed in subgraph.feeds))
     return dict(zip(subgraph.fetches, made, strict=True))
-
-
-def _place_on_core(
-    core: str, function: Callable[..., list[tf.Tensor]]
-) -> Callable[..., list[tf.Tensor]]:
-    """Returns a function all of whose operations are on one core of a TPU replica.
-
-    There XLA puts an operation where its device says. That a function is called on some
-    device says nothing of what is in it.
-    """
-
-    def placed(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        with tf.device(core):
-            return function(*functions.optimization_barrier(tensors))
-
-    return placed

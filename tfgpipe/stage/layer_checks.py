@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import IdentityMap, some_of
+from tfgpipe._util import IdentityMap, first_names
 from tfgpipe.stage import dedup, normalization
 
 
@@ -41,15 +41,15 @@ def check_alike(
             "The stages of an SPMD pipeline compute the same, each with weights of its "
             f"own. Received '{first.name}' in stage 0 and, at its place in stage "
             f"{stage}, '{layer.name}', which differs in configuration or variables. "
-            "Put layers that differ before or behind the pipeline, or on TPUs use "
-            "PipelinedModel under TPUPipelineStrategy."
+            "Put layers that differ before or behind the pipeline, or use "
+            "`tfgpipe.PipelinedModel` under `tfgpipe.PipelineStrategy`."
         )
 
 
 def check_not_stateful(called: Iterable[Any]) -> None:
     """Raises ValueError for a stateful recurrent layer."""
     for layer in called:
-        for inner in keras_internals.inner_layers(layer):
+        for inner in keras_internals.layers.inner_layers(layer):
             if isinstance(inner, keras.layers.RNN) and inner.stateful:
                 raise ValueError(
                     "A recurrent layer with `stateful=True` continues where the batch "
@@ -63,7 +63,7 @@ def check_not_stateful(called: Iterable[Any]) -> None:
 def check_not_float8(called: Iterable[Any]) -> None:
     """Raises ValueError for float8 layers, whose "gradients" are new values."""
     for layer in called:
-        for inner in keras_internals.inner_layers(layer):
+        for inner in keras_internals.layers.inner_layers(layer):
             overwritten = [v for v in inner.variables if v.overwrite_with_gradient]
             if inner.quantization_mode == "float8" or overwritten:
                 raise ValueError(
@@ -89,8 +89,8 @@ def warn_of_state_per_microbatch(
         v
         for layer in called
         for v in (
-            *keras_internals.seed_states(layer),
-            *keras_internals.own_metrics(layer),
+            *keras_internals.layers.seed_states(layer),
+            *keras_internals.layers.own_metrics(layer),
         )
     )
     known = IdentityMap((v, None) for v in (*norms, *add_up))
@@ -99,7 +99,7 @@ def warn_of_state_per_microbatch(
         warnings.warn(
             "Some layers change variables of their own whenever they are called, and "
             "in a pipeline that is once a microbatch, in order, rather than once a "
-            f"step. Received {some_of(names)}. Use `num_microbatches=1`, or change "
+            f"step. Received {first_names(names)}. Use `num_microbatches=1`, or change "
             "them outside the pipeline, if that is not meant.",
             stacklevel=2,
         )

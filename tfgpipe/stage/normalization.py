@@ -17,12 +17,11 @@ import keras
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe._util import some_of, unique
+from tfgpipe._util import first_names, unique
 from tfgpipe.capture import TracingScope
 from tfgpipe.stage.batch_moments import BatchMoments
 
 BatchNorm = Literal["microbatch", "deferred"]
-BATCH_NORM_MODES: tuple[BatchNorm, ...] = ("microbatch", "deferred")
 
 
 @keras.saving.register_keras_serializable(
@@ -42,8 +41,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
     `PipelinedLayer(..., batch_norm="deferred")` has Keras' own layers do the same.
 
     Args:
-        *args: As of `keras.layers.BatchNormalization`.
-        **kwargs: As of `keras.layers.BatchNormalization`.
+        *args: As in `keras.layers.BatchNormalization`.
+        **kwargs: As in `keras.layers.BatchNormalization`.
 
     Input shape:
         As of `keras.layers.BatchNormalization`.
@@ -88,11 +87,13 @@ class BatchNormalization(keras.layers.BatchNormalization):
         """Normalises the inputs.
 
         Args:
-            inputs: What to normalise.
-            training: Whether by their own moments or by the moving averages.
-            mask: Which positions count, of one dimension less than the inputs.
+            inputs: The tensor to normalise.
+            training: True to normalise by their own moments, False by the moving
+                averages.
+            mask: Mask of the positions that count, of one dimension less than the
+                inputs.
         """
-        scope = keras_internals.current_stateless_scope()
+        scope = keras_internals.calls.current_stateless_scope()
         if not (isinstance(scope, TracingScope) and training and self.trainable):
             return super().call(inputs, training=training, mask=mask)
         moments = BatchMoments(
@@ -150,21 +151,23 @@ def deferred_batch_norms(
 
     However deep they are: Keras has no hook at calls inside a layer.
     """
-    with keras_internals.substitution:  # Another thread may have them as these classes.
-        handled = filter(can_defer, batch_norms(layers))
-        plain = [x for x in handled if not isinstance(x, BatchNormalization)]
+
+    def class_of(norm: Any) -> type:
+        if isinstance(norm, BatchNormalization) or not can_defer(norm):
+            return type(norm)
         if batch_norm == "deferred":
-            classes = [(norm, BatchNormalization) for norm in plain]
-        else:
-            synchronized = (norm for norm in plain if norm.synchronized)
-            classes = [(norm, _SynchronizedBatchNormalization) for norm in synchronized]
-        with keras_internals.as_subclasses(classes):
-            yield
+            return BatchNormalization
+        return _SynchronizedBatchNormalization if norm.synchronized else type(norm)
+
+    with keras_internals.substitution.as_subclasses(batch_norms(layers), class_of):
+        yield
 
 
 def batch_norms(layers: Iterable[Any]) -> list[keras.layers.BatchNormalization]:
     """Returns the batch normalizations among layers and inside them, each once."""
-    inner = unique(x for layer in layers for x in keras_internals.inner_layers(layer))
+    inner = unique(
+        x for layer in layers for x in keras_internals.layers.inner_layers(layer)
+    )
     return [x for x in inner if isinstance(x, keras.layers.BatchNormalization)]
 
 
@@ -203,7 +206,7 @@ def warn_of_batch_norm(calls: Iterable[Any], batch_norm: str) -> None:
         "Batch normalization sees one microbatch at a time in a pipeline: each is "
         "normalised on its own, and the moving averages move once for each, so that "
         "evaluation differs from that of the unpipelined model. Received "
-        f"{len(moved)} such layers: {some_of([norm.name for norm in moved])}. {way_out}"
+        f"{len(moved)} such layers: {first_names([x.name for x in moved])}. {way_out}"
         "`num_microbatches=1` for everything, or GroupNormalization or "
         "LayerNormalization, which know no batch.",
         stacklevel=2,

@@ -7,8 +7,10 @@ from typing import Literal
 
 from tfgpipe import remat as remat_lib
 from tfgpipe.devices import device_type
+from tfgpipe.graph import joint_graph
 from tfgpipe.remat import Remat
-from tfgpipe.stage.boundary import TransferDtype
+from tfgpipe.stage import codecs
+from tfgpipe.stage.codecs import Codec
 from tfgpipe.stage.normalization import BatchNorm
 
 Platform = Literal["cpu", "gpu", "tpu"]
@@ -16,70 +18,75 @@ Platform = Literal["cpu", "gpu", "tpu"]
 
 @dataclasses.dataclass(frozen=True)
 class StageOptions:
-    """How one stage runs: as the user chose, on its device, in a step.
+    """The options of one stage: the user's, its device's, and those of the step.
 
     Attributes:
-        remat: What the backward recomputes.
-        jit_compile: Whether XLA compiles each of the stage's functions; `"auto"` for on
-            GPUs, and on CPUs only chains of elementwise operations.
-        batch_norm: When moving averages of batch statistics move.
-        transfer_dtype: What values are compressed to on their way to another stage.
-        platform: What its device is, or None for what the device's name says. On TPUs
-            XLA compiles the step as a whole: nothing is written in place, and every
-            operation names its core.
-        tpu_core: On TPUs the name of the core.
-        training: Whether layers run as in training; None leaves it to each.
+        remat: The rematerialisation policy.
+        jit_compile: True to compile each of the stage's functions by XLA; `"auto"` for
+            on GPUs, and on CPUs only chains of elementwise operations.
+        batch_norm: `"microbatch"` or `"deferred"`: updates of moving averages by each
+            microbatch, or once a step.
+        codec: The encoding of values on their way to another stage.
+        platform: Device type; None infers it from the name.
+        training: Mode in which layers run; None leaves it to each.
+        evaluates: True if no gradient of anything is wanted.
         num_microbatches: M, or None if that is not known.
-        may_be_empty: Whether microbatches without examples can occur.
-        num_replicas: How many replicas some layers may sum over.
+        may_be_empty: True if microbatches can be empty.
+        num_replicas: Number of replicas that some layers may sum over.
+        passes: Rewritings of the joint graph after those of the platform.
     """
 
     remat: Remat = dataclasses.field(default_factory=lambda: remat_lib.find("stage"))
     jit_compile: bool | Literal["auto"] = False
     batch_norm: BatchNorm = "microbatch"
-    transfer_dtype: TransferDtype | None = None
+    codec: Codec = dataclasses.field(default_factory=lambda: codecs.find(None))
     platform: Platform | None = None
-    tpu_core: str | None = None
     training: bool | None = True
+    evaluates: bool = False
     num_microbatches: int | None = None
     may_be_empty: bool = False
     num_replicas: int = 1
+    passes: tuple[joint_graph.Pass, ...] = ()
 
     def on(self, device: str) -> StageOptions:
         """Returns the options of a stage on a device."""
         platform = self.platform or platform_of(device)
-        core = device if platform == "tpu" else None
-        return dataclasses.replace(self, platform=platform, tpu_core=core)
+        if platform == "tpu" and not self.jit_compile:
+            raise ValueError(
+                "TensorFlow has few kernels for TPUs, so XLA compiles whatever runs on "
+                "one. Received `jit_compile=False` for a pipeline on TPUs. Leave it "
+                "out."
+            )
+        return dataclasses.replace(self, platform=platform)
 
     @property
     def compiles_functions(self) -> bool:
-        """Whether XLA compiles each of the stage's functions."""
+        """True if XLA compiles each of the stage's functions."""
         if self.jit_compile == "auto":
-            return self.platform == "gpu"
-        return self.jit_compile and self.platform != "tpu"
+            return self.platform != "cpu"
+        return self.jit_compile
+
+    @property
+    def compiles_everything(self) -> bool:
+        """True if XLA compiles also what stands around a function, and between two."""
+        return self.platform == "tpu"
 
     @property
     def compiles_chains(self) -> bool:
-        """Whether XLA compiles chains of elementwise operations in the functions."""
+        """True if XLA compiles chains of elementwise operations in the functions."""
         return self.jit_compile == "auto" and self.platform == "cpu"
 
     @property
-    def uses_cpu_kernels(self) -> bool:
-        """Whether TensorFlow's own kernels for CPUs run it."""
-        return self.platform == "cpu" and not self.compiles_functions
-
-    @property
     def uses_gpu_kernels(self) -> bool:
-        """Whether TensorFlow's own kernels for GPUs run it."""
+        """True if TensorFlow's own kernels for GPUs run it."""
         return self.platform == "gpu" and not self.compiles_functions
 
     @property
     def code(self) -> StageOptions:
-        """What of it the functions of a graph depend on, once that is traced."""
+        """The options that functions of a traced graph depend on."""
         return StageOptions(
             jit_compile=self.compiles_functions,
             platform=self.platform,
-            tpu_core=self.tpu_core,
             training=None,
             num_microbatches=self.num_microbatches,
             may_be_empty=self.may_be_empty,
@@ -87,6 +94,6 @@ class StageOptions:
 
 
 def platform_of(device: str) -> Platform:
-    """Returns what a device is; one that is neither CPU nor TPU counts as a GPU."""
+    """Returns the type of a device; one that is neither CPU nor TPU counts as a GPU."""
     platforms: dict[str, Platform] = {"CPU": "cpu", "TPU": "tpu"}
     return platforms.get(device_type(device), "gpu")

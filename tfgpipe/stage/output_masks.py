@@ -13,10 +13,12 @@ from collections.abc import Callable, Hashable, Mapping
 import keras
 import tensorflow as tf
 
+from tfgpipe._compat import functions
 from tfgpipe._util import unique
 from tfgpipe.capture import CallGraph, Interpreter, Segment, TensorKey, layer_variables
+from tfgpipe.graph import joint_graph
 from tfgpipe.stage import normalization
-from tfgpipe.stage.joint import JointGraph, trace_joint, trace_with_captured
+from tfgpipe.stage.joint import trace_joint, trace_with_captured
 from tfgpipe.stage.options import platform_of
 from tfgpipe.stage.subgraph import GraphSource
 
@@ -26,7 +28,7 @@ class OutputMasks:
 
     Args:
         graph: The model.
-        device: Where to compute them.
+        device: The device to compute them on.
     """
 
     def __init__(self, graph: CallGraph, device: str) -> None:
@@ -40,8 +42,8 @@ class OutputMasks:
         """Returns by id of each output that has a mask, the mask `[B, ...]`.
 
         Args:
-            inputs: What goes into the model, `[B, ...]` each.
-            training: Whether layers run as in training.
+            inputs: The inputs of the model, `[B, ...]` each.
+            training: True to run layers as in training.
         """
         specs = {w: tf.TensorSpec(x.shape, x.dtype) for w, x in inputs.items()}
         key = (training, *specs.items())
@@ -60,7 +62,7 @@ class OutputMasks:
         def variables() -> list[keras.Variable]:
             return unique(itertools.chain(*layer_variables(layers, captured)))
 
-        def trace_masks() -> JointGraph:
+        def trace_masks() -> joint_graph.JointGraph:
             interpreter = Interpreter(
                 self._segment,
                 list(specs),
@@ -84,7 +86,9 @@ class OutputMasks:
         subgraph = GraphSource(trace, on_one_device=True).extract(
             fetches=list(masks.values()), feeds=(*given.inputs, *given.state)
         )
-        core = self._device if platform_of(self._device) == "tpu" else None
+        run = subgraph.run
+        if platform_of(self._device) == "tpu":
+            run = functions.compiled(run)
 
         @tf.function(autograph=False)
         def function(*tensors: tf.Tensor) -> dict[int, tf.Tensor]:
@@ -92,8 +96,7 @@ class OutputMasks:
             for variable, name in zip(read, given.state, strict=True):
                 if name in subgraph.feeds:
                     values[name] = tf.convert_to_tensor(variable.value)
-            with tf.device(core):  # For XLA, which asks where each operation is.
-                made = subgraph.run(*(values[feed] for feed in subgraph.feeds))
+            made = run(*(values[feed] for feed in subgraph.feeds))
             found = dict(zip(subgraph.fetches, made, strict=True))
             return {value_id: found[name] for value_id, name in masks.items()}
 

@@ -22,14 +22,14 @@ _EVERY = {True: 1.0, False: 10.0}  # On a terminal, and else.
 
 
 class ProgressLine:
-    """How far some work is, and when that was last written.
+    """A line on stderr that shows the progress of some work.
 
     Args:
-        present_text: What is done to one of them, as in "tracing stage".
-        final_text: What was done to them, as in "traced {total} stages".
-        total: How many there are.
+        present_text: The work on one of them, as in "tracing stage".
+        final_text: The work when it is done, as in "traced {total} stages".
+        total: Their number.
         clock: Returns the time in seconds.
-        stream: Where to write. Defaults to stderr.
+        stream: The stream to write to. Defaults to stderr.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ProgressLine:
 
     @property
     def is_started(self) -> bool:
-        """Whether any work has begun."""
+        """True if any work has begun."""
         return self._start is not None
 
     def begin(self, index: int) -> None:
@@ -85,7 +85,7 @@ class ProgressLine:
         """Writes how long it took, if anything was written before.
 
         Args:
-            remark: What follows.
+            remark: A text that follows.
         """
         with self._one_at_a_time:
             if self._last is None or self._start is None:
@@ -110,10 +110,10 @@ def show_progress(
     """Shows the progress of the work inside, if it takes long.
 
     Args:
-        present_text: As for `ProgressLine`.
-        final_text: Likewise.
-        total: Likewise.
-        remark: As for `ProgressLine.end`.
+        present_text: The work on one of them, as in "tracing stage".
+        final_text: The work when it is done, as in "traced {total} stages".
+        total: Their number.
+        remark: A text that follows at the end.
 
     Yields:
         What to call with its index, from one, when the work on one of them begins. No

@@ -22,10 +22,10 @@ from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap, unique
 from tfgpipe.capture import Interpreter, Segment, TensorKey, layer_variables
 from tfgpipe.devices import sharding
-from tfgpipe.graph import fusion
+from tfgpipe.graph import joint_graph, passes
 from tfgpipe.stage import dedup, layer_checks, normalization
 from tfgpipe.stage.functions import FunctionCache, StageFunctions
-from tfgpipe.stage.joint import JointGraph, trace_joint, trace_with_captured
+from tfgpipe.stage.joint import trace_joint, trace_with_captured
 from tfgpipe.stage.options import StageOptions
 from tfgpipe.stage.progress import show_progress
 
@@ -34,7 +34,7 @@ Specs = Mapping[TensorKey, tf.TensorSpec]
 
 @dataclasses.dataclass(frozen=True)
 class StageCache:
-    """What identical stages of a model share.
+    """Traces and functions that identical stages of a model share.
 
     Attributes:
         functions: Their functions, by what they compute.
@@ -43,7 +43,7 @@ class StageCache:
     """
 
     functions: FunctionCache = dataclasses.field(default_factory=dict)
-    chains: fusion.ChainCache = dataclasses.field(default_factory=dict)
+    chains: passes.ChainCache = dataclasses.field(default_factory=dict)
     traces: dict[Hashable, tuple[Segment, TracedStage]] = dataclasses.field(
         default_factory=dict
     )
@@ -54,15 +54,15 @@ class TracedStage:
 
     Attributes:
         trace: The trace.
-        input_keys: What its inputs are.
-        output_keys: What its outputs are.
+        input_keys: Keys of its inputs.
+        output_keys: Keys of its outputs.
         dropped_masks: Values that lose their mask here.
         group_key: The key of the group that its replicas sum in.
     """
 
     def __init__(
         self,
-        trace: JointGraph,
+        trace: joint_graph.JointGraph,
         input_keys: Sequence[TensorKey],
         options: StageOptions,
         group_key: int,
@@ -118,7 +118,7 @@ class TracedStage:
         return tf.get_static_value(tensor)
 
     def changed(self, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
-        """Returns which of the stage's variables a forward changes."""
+        """Returns the stage's variables that a forward changes."""
         before, after = self.trace.given.variables, self.trace.forward.new_values
         names = zip(variables, before, after, strict=True)
         return [variable for variable, old, new in names if old != new]
@@ -133,7 +133,7 @@ class TracedStage:
 
 @dataclasses.dataclass(frozen=True)
 class _Request:
-    """What a stage is traced for, beside the shapes of its inputs."""
+    """The key of a trace, beside the shapes of the stage's inputs."""
 
     input_keys: tuple[TensorKey, ...]
     options: StageOptions
@@ -218,7 +218,7 @@ class Stage:
 
         Args:
             specs: Shapes and types of all that is there, of which it takes its own.
-            options: How it is to run.
+            options: Its options.
             non_differentiable: Ids of values that want no gradient.
             per_step: Ids of values that are the same for all microbatches.
             on_trace: Called before the stage is traced, if it is not known.
@@ -238,7 +238,9 @@ class Stage:
             tuple(inputs), options, positions(non_differentiable), positions(per_step)
         )
         # Freezing a layer can change more than what is trained.
-        frozen = tuple(keras_internals.is_trainable(layer) for layer in self.layers)
+        frozen = tuple(
+            keras_internals.layers.is_trainable(layer) for layer in self.layers
+        )
         own, _ = layer_variables(self.layers)
         self._keys.update((variable, None) for variable in own)
         key = (request, tuple(map(id, own)), frozen)
@@ -293,11 +295,13 @@ class Stage:
             self._cache.traces[key] = self.segment, traced
         return traced
 
-    def _joint(self, request: _Request, specs: Sequence[tf.TensorSpec]) -> JointGraph:
+    def _joint(
+        self, request: _Request, specs: Sequence[tf.TensorSpec]
+    ) -> joint_graph.JointGraph:
         options = request.options
         num_captured = len(self._captured)
 
-        def trace() -> JointGraph:
+        def trace() -> joint_graph.JointGraph:
             interpreter = Interpreter(
                 self.segment,
                 request.input_keys,
@@ -311,20 +315,31 @@ class Stage:
                 weights=self.weights,
                 state=self.state,
                 num_replicas=options.num_replicas,
-                non_differentiable=request.non_differentiable,
-                per_step=request.per_step,
-                uses_cpu_kernels=options.uses_cpu_kernels,
-                uses_gpu_kernels=options.uses_gpu_kernels,
-                chain_cache=self._cache.chains if options.compiles_chains else None,
+                non_differentiable=None
+                if options.evaluates
+                else request.non_differentiable,
                 shard_indices=self.shard_indices,
             )
 
         try:
             with normalization.deferred_batch_norms(self.layers, options.batch_norm):
-                return trace_with_captured(trace, self._captured)
+                joint = trace_with_captured(trace, self._captured)
         finally:
             if len(self._captured) > num_captured:
                 self._traced.clear()  # Those traces lack these variables.
+        per_step = tuple(joint.given.inputs[i] for i in request.per_step)
+        joint = dataclasses.replace(joint, per_step=per_step)
+        for rewrite in (*self._passes(options), *options.passes):
+            joint = rewrite(joint)
+        return joint
+
+    def _passes(self, options: StageOptions) -> tuple[joint_graph.Pass, ...]:
+        """Returns the rewritings of the joint graph for the stage's device."""
+        return passes.platform_passes(
+            None if options.compiles_functions else options.platform,
+            accumulates=options.num_microbatches != 1,
+            chain_cache=self._cache.chains if options.compiles_chains else None,
+        )
 
 
 def trace_all(
@@ -345,8 +360,8 @@ def trace_all(
         options: For each stage, how it is to run.
         non_differentiable: Ids of values that want no gradient.
         per_step: Ids of values that are the same for all microbatches.
-        unit: What a stage is called where the progress is shown.
-        remark: What is said there of what follows.
+        unit: The name of a stage in the progress line.
+        remark: A text at its end, on the step that follows.
     """
     specs = dict(inputs)
     results = []

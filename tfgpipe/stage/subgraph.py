@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from tfgpipe._compat import functions
 from tfgpipe.devices import sharding
-from tfgpipe.graph import partitioner
-from tfgpipe.stage.joint import JointGraph
+from tfgpipe.graph import joint_graph, partitioner
 
 # Types that are hoisted: copies of weights in another dtype, padded or quantized, and
 # the ranges to quantize with, or what is made of these.
@@ -60,21 +59,22 @@ class GraphSource:
 
     Args:
         trace: The stage.
-        on_one_device: Whether shards are all to be where subgraphs are run.
+        on_one_device: True to have all shards on the device that runs the subgraph.
 
     Attributes:
         graph: The stage as `graph.partitioner` takes it apart, in an order in which it
             can run.
         stateful: Names of its stateful operations.
         constants: Names of its constants.
-        placeholders: Names of what is given to it.
         hoistable_ops: Names of operations whose results are worth hoisting if they do
             not change during a step.
         host_ops: Names of operations that the host is to run for GPUs if it has what
             they are made of.
     """
 
-    def __init__(self, trace: JointGraph, *, on_one_device: bool = False) -> None:
+    def __init__(
+        self, trace: joint_graph.JointGraph, *, on_one_device: bool = False
+    ) -> None:
         self.trace = trace
         self._graph_def = trace.graph.as_graph_def()
         if on_one_device:
@@ -85,20 +85,15 @@ class GraphSource:
             _colocate_with_shards(trace, self._graph_def)
         for node in self._graph_def.node:
             functions.forget_trace(node)
-            node.input[:] = [
-                trace.replacements.get(partitioner.canonical(i), i) for i in node.input
-            ]
-        self.graph = partitioner.topological_order(
-            {node.name: tuple(node.input) for node in self._graph_def.node}
-        )
+            node.input[:] = trace.edges.get(node.name, ())  # Later forms have none.
+        self.graph = trace.edges
         operations = trace.graph.get_operations()
         self.stateful = [op.name for op in operations if op.op_def.is_stateful]
         self.constants = [op.name for op in operations if op.type == "Const"]
-        self.placeholders = [op.name for op in operations if op.type == "Placeholder"]
         hoistable = [op for op in operations if op.type in _HOISTABLE_OP_TYPES]
         # An operation's other form is worth as much.
         self.hoistable_ops = [
-            partitioner.op_name(trace.replacements.get(f"{op.name}:0", op.name))
+            partitioner.op_name(trace.forms.get(f"{op.name}:0", op.name))
             for op in hoistable
         ] + list(map(partitioner.op_name, trace.per_step_updates.values()))
         self.host_ops = [
@@ -193,11 +188,10 @@ class GraphSource:
                 trace.forward.side_effects,
                 trace.backward.output_grads,
                 trace.backward.input_grads,
-                [
-                    name
+                *(
+                    (g.values, g.indices, g.finalized, *g.factors) if g else (None,)
                     for g in trace.backward.weight_grads
-                    for name in (g.names if g else (None,))
-                ],
+                ),
             )
         ]
         digest = hashlib.sha256(anonymous.SerializeToString(deterministic=True))
@@ -221,7 +215,9 @@ class GraphSource:
         return copy
 
 
-def _colocate_with_shards(trace: JointGraph, graph_def: tf.compat.v1.GraphDef) -> None:
+def _colocate_with_shards(
+    trace: joint_graph.JointGraph, graph_def: tf.compat.v1.GraphDef
+) -> None:
     """Puts copies of a weight shard, and its gradient, on the shard's device.
 
     That is, operations without a device. All others run on the primary device, and each

@@ -12,8 +12,9 @@ import tensorflow as tf
 from tfgpipe._compat import keras_internals
 from tfgpipe._util import IdentityMap, argument_checks, unique
 from tfgpipe.tensor_parallel import device_ops
+from tfgpipe.tensor_parallel.dense import OutputProjection, QKVProjection
+from tfgpipe.tensor_parallel.head_dropout import dropped_heads
 from tfgpipe.tensor_parallel.linear import DIRECTIONS, Collective
-from tfgpipe.tensor_parallel.projections import HeadsToOutput, InputToHeads
 from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer, check_divides
 
 
@@ -29,23 +30,22 @@ class MultiHeadAttention(ShardedLayer):
     (Megatron-LM, Shoeybi et al. 2019).
 
     Args:
-        num_heads: The number of heads. T divides it.
+        num_heads: Number of heads, a multiple of T.
         key_dim: Size of each head's queries and keys.
         value_dim: Size of each head's values. Defaults to `key_dim`.
-        dropout: The share of attention that is dropped in training. Every device draws
-            for all heads, so that the same is dropped whatever T is.
-        use_bias: Whether the projections have biases.
+        dropout: Share of attention that is dropped in training, the same for any T.
+        use_bias: True for biases in the projections.
         output_dim: Size of the output. Defaults to that of the query. (Keras'
             `output_shape`.)
-        collective: As of `TPDense`, for the four projections.
+        collective: `"gather"`, `"ring"` or `"bidirectional_ring"`, of `TPDense`, for
+            the four projections.
         num_shards: T. Defaults to the number of devices.
-        devices: Names of devices. Defaults to the first T there are; in a pipeline
-            it decides.
-        kernel_initializer: As of `keras.layers.MultiHeadAttention`: it draws full
-            kernels.
-        bias_initializer: Likewise.
-        seed: Of the dropout.
-        **kwargs: Of the base layer.
+        devices: Names of devices. Defaults to the first T there are, or those of the
+            pipeline around the layer.
+        kernel_initializer: Initializer of full kernels.
+        bias_initializer: Initializer of full biases.
+        seed: Seed of the dropout.
+        **kwargs: Arguments of `keras.layers.Layer`.
 
     Input shape:
         Query `(batch, length, features)`, value and key `(batch, length, features)`.
@@ -118,21 +118,21 @@ class MultiHeadAttention(ShardedLayer):
                 )
         key_shape = value_shape if key_shape is None else key_shape
 
-        def into_heads(name: str, size: int, shape: Any) -> InputToHeads:
-            projection = InputToHeads(self.num_heads, size=size, **self._common(name))
-            projection.build(shape)
-            return projection
+        def projection(name: str, size: int, shape: Any) -> QKVProjection:
+            layer = QKVProjection(self.num_heads, size=size, **self._common(name))
+            layer.build(shape)
+            return layer
 
         # By these names `keras.layers.MultiHeadAttention` finds them in files.
-        self.query_dense = into_heads("query", self.key_dim, query_shape)
-        self.key_dense = into_heads("key", self.key_dim, key_shape)
-        self.value_dense = into_heads("value", self.value_dim, value_shape)
+        self.query_dense = projection("query", self.key_dim, query_shape)
+        self.key_dense = projection("key", self.key_dim, key_shape)
+        self.value_dense = projection("value", self.value_dim, value_shape)
         # Seeds are drawn in Keras' order.
         self._dropout_layer = keras.layers.Dropout(
             self.dropout, seed=self.seed, dtype=self.dtype_policy
         )
         units = self.output_dim or query_shape[-1]
-        self.output_dense = HeadsToOutput(units, **self._common("attention_output"))
+        self.output_dense = OutputProjection(units, **self._common("attention_output"))
         self.output_dense.build(self.value_dense.compute_output_shape(value_shape))
 
     def call(
@@ -150,86 +150,54 @@ class MultiHeadAttention(ShardedLayer):
         """Attends.
 
         Args:
-            query: The queries.
-            value: The values.
-            key: The keys. Defaults to `value`.
-            query_mask: Unused, as by Keras' layer: what counts is the Keras mask on
+            query: Queries.
+            value: Values.
+            key: Keys. Defaults to `value`.
+            query_mask: Unused, as by Keras' layer, which reads the Keras mask on
                 `query`. Those on all three are taken off.
-            value_mask: `[batch, length]`, False for padding. Keras passes the mask on
-                `value`.
-            key_mask: The same, of `key`.
-            attention_mask: `[batch, length of query, length of value]`, True where a
-                query attends to a value; the batch may be of size 1.
-            training: Whether dropout applies.
-            use_causal_mask: Whether positions attend to none after them.
+            value_mask: False for padding in `value`, `[batch, length]`. Defaults to the
+                Keras mask on `value`.
+            key_mask: False for padding in `key`, `[batch, length]`. Defaults to the
+                Keras mask on `key`.
+            attention_mask: True where a query attends to a value, `[batch, length of
+                query, length of value]`; the batch may be of size 1.
+            training: True to drop attention.
+            use_causal_mask: True for positions that attend to none after them.
         """
         devices = self.shard_devices
         key = value if key is None else key
-        query_mask = keras_internals.get_mask(query)
+        query_mask = keras_internals.calls.get_mask(query)
         for tensor in (query, value, key):
-            keras_internals.set_mask(tensor, None)
+            keras_internals.calls.set_mask(tensor, None)
+        causal = None
         if use_causal_mask:
             shape = (keras.ops.shape(query)[1], keras.ops.shape(value)[1])
             causal = tf.linalg.band_part(tf.ones(shape, tf.bool), -1, 0)[None]
-        terms = [
-            None if query_mask is None else query_mask[:, :, None],
-            *(m if m is None else m[:, None, :] for m in (value_mask, key_mask)),
-            attention_mask,
-            causal if use_causal_mask else None,
-        ]
-        # [batch, length of query, length of value]
-        masks = [keras.ops.cast(term, "bool") for term in terms if term is not None]
-        masks = [functools.reduce(tf.logical_and, masks)] if masks else []
+        masks = _joint_mask(query_mask, value_mask, key_mask, attention_mask, causal)
         query, key, value = _copied((query, key, value), devices[0])
         projected = (
             self.query_dense(query),
             self.key_dense(key),
             self.value_dense(value),
         )
-        drops = bool(training) and self.dropout > 0
         seeds = []
-        if drops:  # As Keras passes it to TensorFlow.
+        if training and self.dropout:  # As Keras passes it to TensorFlow.
             seed = self._dropout_layer.seed_generator.next()
             seed = tf.cast(tf.math.floormod(seed, tf.int32.max - 1), tf.int32)
             seeds = [seed]
-        num_heads = self.num_heads // self.num_shards
-
-        def attention(t: int) -> Callable[..., tf.Tensor]:
-            def attend(q: Any, k: Any, v: Any, *rest: tf.Tensor) -> tf.Tensor:
-                mask = rest[0][:, None] if masks else None
-                scale = self.key_dim**-0.5
-                if not self.dropout:
-                    return keras.ops.dot_product_attention(
-                        q, k, v, mask=mask, scale=scale
-                    )
-                # As Keras' layer does with dropout.
-                scores = keras.ops.einsum(
-                    "aecd,abcd->acbe", k, q * keras.ops.cast(scale, q.dtype)
-                )
-                scores = self._softmax(scores, mask=mask)
-                if drops:
-                    shape = list(keras.ops.shape(scores))
-                    shape[1] = self.num_heads
-                    ones = tf.ones(shape, scores.dtype)
-                    dropped = tf.nn.experimental.stateless_dropout(
-                        ones, self.dropout, seed=rest[-1]
-                    )
-                    scores *= dropped[:, t * num_heads : (t + 1) * num_heads]
-                return keras.ops.einsum("acbe,aecd->abcd", scores, v)
-
-            return attend
-
         outputs = [
-            device_ops.on(devices[t], attention(t), *qkv, *masks, *seeds)
+            device_ops.on(
+                devices[t], self._heads_of(t, bool(masks)), *qkv, *masks, *seeds
+            )
             for t, qkv in enumerate(zip(*projected, strict=True))
         ]
         output = self.output_dense(tuple(outputs))
-        keras_internals.set_mask(output, query_mask)
+        keras_internals.calls.set_mask(output, query_mask)
         return output
 
     @property
     def max_shards(self) -> int:
-        """T divides it: the heads."""
+        """Size that T divides: the heads."""
         return int(self.num_heads)
 
     def compute_output_shape(
@@ -237,6 +205,35 @@ class MultiHeadAttention(ShardedLayer):
     ) -> Any:
         """Returns the shape of the output."""
         return (*query_shape[:-1], self.output_dim or query_shape[-1])
+
+    def _heads_of(self, shard: int, has_mask: bool) -> Callable[..., tf.Tensor]:
+        """Returns the attention of a shard's heads.
+
+        A function of queries, keys, values, the mask if there is one, and the seed if
+        attention is dropped.
+        """
+        scale = self.key_dim**-0.5
+
+        def attend(q: Any, k: Any, v: Any, *rest: tf.Tensor) -> tf.Tensor:
+            mask = rest[0][:, None] if has_mask else None
+            if not self.dropout:
+                return keras.ops.dot_product_attention(q, k, v, mask=mask, scale=scale)
+            # As Keras' layer does with dropout.
+            scores = keras.ops.einsum(
+                "aecd,abcd->acbe", k, q * keras.ops.cast(scale, q.dtype)
+            )
+            scores = self._softmax(scores, mask=mask)
+            if len(rest) > has_mask:
+                scores = dropped_heads(
+                    scores,
+                    rate=self.dropout,
+                    seed=rest[-1],
+                    num_heads=self.num_heads,
+                    first=shard * self.num_heads // self.num_shards,
+                )
+            return keras.ops.einsum("acbe,aecd->abcd", scores, v)
+
+        return attend
 
     def _common(self, name: str) -> dict[str, Any]:
         """Returns the arguments that the projections share."""
@@ -250,6 +247,20 @@ class MultiHeadAttention(ShardedLayer):
             "dtype": self.dtype_policy,
             "name": name,
         }
+
+
+def _joint_mask(
+    query_mask: Any, value_mask: Any, key_mask: Any, attention_mask: Any, causal: Any
+) -> list[tf.Tensor]:
+    """Returns one mask `[batch, length of query, length of value]`, or none."""
+    terms = [
+        None if query_mask is None else query_mask[:, :, None],
+        *(m if m is None else m[:, None, :] for m in (value_mask, key_mask)),
+        attention_mask,
+        causal,
+    ]
+    masks = [keras.ops.cast(term, "bool") for term in terms if term is not None]
+    return [functools.reduce(tf.logical_and, masks)] if masks else []
 
 
 def _copied(tensors: Sequence[tf.Tensor], device: str) -> list[tf.Tensor]:

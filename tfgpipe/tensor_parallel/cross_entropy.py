@@ -31,9 +31,9 @@ class TPCrossEntropy(ShardedLayer):
 
     Args:
         num_shards: T. Defaults to the number of devices.
-        devices: Names of devices. Defaults to the first T there are; in a pipeline
-            it decides.
-        **kwargs: Of the base layer.
+        devices: Names of devices. Defaults to the first T there are, or those of the
+            pipeline around the layer.
+        **kwargs: Arguments of `keras.layers.Layer`.
 
     Input shape:
         Of the logits a tuple of T parts, `(batch, ..., size)` each, in the order of the
@@ -86,9 +86,9 @@ class OutputLoss(keras.losses.Loss):
     """The loss that a model has computed itself: its output, averaged and weighted.
 
     Args:
-        reduction: As of `keras.losses.Loss`.
-        name: Of the loss.
-        **kwargs: Of the base class.
+        reduction: Reduction over the batch, of `keras.losses.Loss`.
+        name: Name of the loss.
+        **kwargs: Arguments of `keras.losses.Loss`.
 
     Example:
 
@@ -114,15 +114,9 @@ class OutputLoss(keras.losses.Loss):
 def cross_entropy(
     targets: tf.Tensor, logits: Sequence[tf.Tensor], devices: Sequence[str]
 ) -> tf.Tensor:
-    """Returns the cross-entropy of each position.
+    """Returns the cross-entropy of each position, on the first device.
 
-    Args:
-        targets: Integers, `[...]`.
-        logits: On each device those of its tokens, `[..., size_t]`.
-        devices: T devices.
-
-    Returns:
-        `[...]` on the first device, in single precision at least.
+    In single precision at least. `logits[t]` is `[..., size_t]` on device t.
     """
     primary = devices[0]
     # A shard may be all padding.
@@ -141,7 +135,7 @@ def cross_entropy(
 
 
 def precise(dtype: Any) -> str:
-    """Returns the type that losses are computed in, of logits of a type."""
+    """Returns the dtype of losses of logits of a dtype."""
     return keras.backend.result_type(dtype, "float32")
 
 
@@ -150,8 +144,6 @@ def _maximum(x: tf.Tensor) -> tf.Tensor:
 
 
 def _terms_from(start: int) -> Callable[..., list[tf.Tensor]]:
-    """Returns the function of a shard's terms, whose first token is `start`."""
-
     def terms(x: tf.Tensor, maximum: tf.Tensor, targets: tf.Tensor) -> list[tf.Tensor]:
         x = tf.cast(x, maximum.dtype) - tf.stop_gradient(maximum)[..., None]
         local = tf.cast(targets, tf.int32) - start
@@ -168,6 +160,5 @@ def _terms_from(start: int) -> Callable[..., list[tf.Tensor]]:
 
 
 def _loss(*terms: tf.Tensor) -> tf.Tensor:
-    """Returns the loss of the shards' sums and of their logits of the target."""
     half = len(terms) // 2
     return tf.math.log(tf.add_n(terms[:half])) - tf.add_n(terms[half:])

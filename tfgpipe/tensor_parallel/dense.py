@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import keras
 import tensorflow as tf
@@ -16,7 +17,9 @@ from tfgpipe.tensor_parallel.sharded_layer import ShardedLayer, check_divides
 Partition = Literal["column", "row"]
 
 # Activations that look at all units.
-_NOT_BY_UNIT = ("softmax", "log_softmax", "sparsemax", "glu")
+_NOT_ELEMENTWISE = ("softmax", "log_softmax", "sparsemax", "glu")
+# Arguments of all layers with kernels here.
+_SHARED_NAMES = ("collective", "use_bias", "kernel_initializer", "bias_initializer")
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe", name="TPDense")
@@ -40,18 +43,17 @@ class Dense(ShardedLayer):
         collective: `"gather"`: the first device sends, gathers and sums. `"ring"`:
             chunks move from device to device while chunks multiply, forward and
             backward. `"bidirectional_ring"`: half of each goes round each way.
-        gather_output: Whether the output is gathered on the first device. Else it is a
-            tuple of T parts along the last axis, each where it was computed.
+        gather_output: True for the full output on the first device. False for a tuple
+            of T parts along the last axis, each where it was computed.
         num_shards: T. Defaults to the number of devices.
-        devices: Names of devices. Defaults to the first T there are; in a pipeline
-            it decides.
-        activation: As of `keras.layers.Dense`. A function of your own is applied to
-            gathered outputs, since it may look at all units.
-        use_bias: Whether there is a bias. That of a row layer is on the first device
-            alone.
-        kernel_initializer: As of `keras.layers.Dense`: it draws the full kernel.
-        bias_initializer: Likewise.
-        **kwargs: Of the base layer.
+        devices: Names of devices. Defaults to the first T there are, or those of the
+            pipeline around the layer.
+        activation: Activation function. One of your own is applied to gathered
+            outputs, since it may look at all units.
+        use_bias: True for a bias. That of a row layer is on the first device alone.
+        kernel_initializer: Initializer of the full kernel.
+        bias_initializer: Initializer of the full bias.
+        **kwargs: Arguments of `keras.layers.Layer`.
 
     Input shape:
         `(batch, ..., features)`, or a tuple of T parts of it.
@@ -65,7 +67,7 @@ class Dense(ShardedLayer):
     """
 
     config_is_complete = True
-    config_names = (
+    config_names: ClassVar[tuple[str, ...]] = (
         *("units", "partition", "collective", "gather_output", "activation"),
         *("use_bias", "kernel_initializer", "bias_initializer"),
     )
@@ -101,8 +103,8 @@ class Dense(ShardedLayer):
         self.supports_masking = True
         if partition == "column" or not gather_output:
             check_divides("units", units, self.num_shards, self.name)
-        self._by_unit = _is_by_unit(self.activation)
-        if not (gather_output or self._by_unit):
+        self._is_elementwise = _is_elementwise(self.activation)
+        if not (gather_output or self._is_elementwise):
             raise ValueError(
                 "Outputs that stay in parts are activated part by part. Received "
                 f"activation={keras.activations.serialize(self.activation)!r}, which "
@@ -112,61 +114,68 @@ class Dense(ShardedLayer):
 
     @property
     def max_shards(self) -> int:
-        """T divides it: the units, or of `partition="row"` the input features."""
+        """Size that T divides: the units, or of `partition="row"` the features."""
         if self.partition == "column":
             return int(self.units)
         return sum(part.shape[0] for part in self.kernel_parts)
 
     def build(self, input_shape: Any) -> None:
         """Creates the weights."""
-        features = linear.width(input_shape)
-        split_rows = self.partition == "row"
-        if split_rows:
+        inputs, units = self._kernel_axes(input_shape)
+        by_columns = self.partition == "column"
+        if not by_columns:
+            features = math.prod(inputs)
             check_divides("input features", features, self.num_shards, self.name)
-        self.kernel_parts = self.add_sharded_weight(
+        self.kernel_parts = self.add_parts(
             "kernel",
-            (features, self.units),
-            axis=0 if split_rows else 1,
-            initializer=self.kernel_initializer,
+            (*inputs, *units),
+            axis=len(inputs) if by_columns else 0,
+            initializer=_by_fans(self.kernel_initializer, len(inputs)),
         )
-        if self.use_bias and split_rows:
-            self.bias = self.add_full_weight(
-                "bias", (self.units,), initializer=self.bias_initializer
+        if self.use_bias:
+            bias = self.add_parts(
+                "bias",
+                units,
+                axis=0 if by_columns else None,
+                initializer=self.bias_initializer,
             )
-        elif self.use_bias:
-            self.bias_parts = self.add_sharded_weight(
-                "bias", (self.units,), axis=0, initializer=self.bias_initializer
-            )
+            if by_columns:
+                self.bias_parts = bias
+            else:
+                (self.bias,) = bias
 
     def call(self, inputs: MaybeSharded) -> MaybeSharded:
         """Returns the output of the dense layer, full or sharded."""
         devices = self.shard_devices
         product = linear.column if self.partition == "column" else linear.row
-        outputs = product(
-            inputs, self.values(self.kernel_parts), devices, self.collective
-        )
+        outputs = product(inputs, self.shard_kernels(), devices, self.collective)
         terms = list(outputs) if linear.is_sharded(outputs) else [outputs]
         biases = self._biases(len(terms))
-
-        def finish(y: tf.Tensor, *bias: tf.Tensor) -> tf.Tensor:
-            y = keras.ops.add(y, *bias) if bias else y
-            return self.activation(y) if self._by_unit else y
-
-        results = device_ops.on_each(devices[: len(terms)], finish, terms, *biases)
+        results = device_ops.on_each(
+            devices[: len(terms)], self.finish_shard, terms, *biases
+        )
         outputs = results if linear.is_sharded(outputs) else results[0]
         if not self.gather_output:
             return tuple(linear.scatter(outputs, devices))
         outputs = linear.full(outputs, devices)
-        if self._by_unit:
+        if self._is_elementwise:
             return outputs
         return device_ops.on(devices[0], self.activation, outputs)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the shape of the output, or of each of its parts."""
-        before = linear.outer(input_shape)
+        outer = linear.outer(input_shape)
         if self.gather_output:
-            return (*before, self.units)
-        return ((*before, self.units // self.num_shards),) * self.num_shards
+            return (*outer, self.units)
+        return ((*outer, self.units // self.num_shards),) * self.num_shards
+
+    def _kernel_axes(self, input_shape: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Returns the kernel's axes of inputs, which it sums over, and of units."""
+        return (linear.width(input_shape),), (self.units,)
+
+    def shard_kernels(self) -> list[tf.Tensor]:
+        """Returns each shard's part of the kernel, as a matrix."""
+        return self.values(self.kernel_parts)
 
     def _biases(self, num: int) -> list[list[tf.Tensor]]:
         """Returns the bias in a list of `num` parts, or nothing."""
@@ -174,9 +183,103 @@ class Dense(ShardedLayer):
             return []
         if self.partition == "column":
             return [self.values(self.bias_parts)]
-        device = self.shard_devices[0]
-        bias = self.value(self.bias, device)
-        return [device_ops.split(bias, device, device_ops.part_sizes(self.units, num))]
+        (bias,) = self.values((self.bias,))
+        sizes = device_ops.part_sizes(self.units, num)
+        return [device_ops.split(bias, self.shard_devices[0], sizes)]
+
+    def finish_shard(self, y: tf.Tensor, *bias: tf.Tensor) -> tf.Tensor:
+        """Returns a shard's outputs: its product with bias, activation and shape."""
+        y = keras.ops.add(y, *bias) if bias else y
+        return self.activation(y) if self._is_elementwise else y
+
+
+class QKVProjection(Dense):
+    """Projects sequences for the heads of each device.
+
+    Its files of weights are those of a `keras.layers.EinsumDense("abc,cde->abde")`: the
+    kernel is `[features, num_heads, size]`, the output T parts `(batch, length,
+    num_heads / T, size)`.
+
+    Args:
+        num_heads: Number of heads, a multiple of T.
+        size: Size of each head's projection.
+        **kwargs: Arguments of `TPDense`.
+    """
+
+    config_is_complete = True
+    config_names = ("num_heads", "size", *_SHARED_NAMES)
+
+    def __init__(self, num_heads: int, *, size: int, **kwargs: Any) -> None:
+        super().__init__(num_heads * size, gather_output=False, **kwargs)
+        self.num_heads, self.size = num_heads, size
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Returns the shape of each part."""
+        heads = self.num_heads // self.num_shards
+        return ((*input_shape[:-1], heads, self.size),) * self.num_shards
+
+    def _kernel_axes(self, input_shape: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (input_shape[-1],), (self.num_heads, self.size)
+
+    def shard_kernels(self) -> list[tf.Tensor]:
+        """Returns each shard's part of the kernel, as a matrix."""
+
+        def matrix(kernel: tf.Tensor) -> tf.Tensor:
+            return keras.ops.reshape(kernel, (kernel.shape[0], -1))
+
+        return device_ops.on_each(self.shard_devices, matrix, super().shard_kernels())
+
+    def finish_shard(self, y: tf.Tensor, *bias: tf.Tensor) -> tf.Tensor:
+        """Returns a shard's outputs: its product with bias, activation and shape."""
+        # Constants if sizes are known: of others XLA makes no reshape if the other
+        # shard's device computes them.
+        heads = self.num_heads // self.num_shards
+        y = keras.ops.reshape(y, (*keras.ops.shape(y)[:-1], heads, self.size))
+        return super().finish_shard(y, *bias)
+
+
+class OutputProjection(Dense):
+    """Projects the outputs of the heads on each device, and sums over heads.
+
+    Its files of weights are those of a `keras.layers.EinsumDense("abcd,cde->abe")`: the
+    kernel is `[num_heads, size, units]`, the input T parts `(batch, length,
+    num_heads / T, size)`.
+
+    Args:
+        units: Size of the output.
+        **kwargs: Arguments of `TPDense`.
+    """
+
+    config_is_complete = True
+    config_names = ("units", *_SHARED_NAMES)
+
+    def __init__(self, units: int, **kwargs: Any) -> None:
+        super().__init__(units, partition="row", **kwargs)
+
+    def call(self, inputs: Sequence[tf.Tensor]) -> MaybeSharded:
+        """Returns the projection, on the first device."""
+
+        def merge_heads(x: tf.Tensor) -> tf.Tensor:
+            heads, size = x.shape[-2:]
+            return keras.ops.reshape(x, (*keras.ops.shape(x)[:-2], heads * size))
+
+        return super().call(device_ops.on_each(self.shard_devices, merge_heads, inputs))
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Returns the shape of the output."""
+        return (*input_shape[0][:-2], self.units)
+
+    def _kernel_axes(self, input_shape: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        *_, heads, size = input_shape[0]
+        return (heads * self.num_shards, size), (self.units,)
+
+    def shard_kernels(self) -> list[tf.Tensor]:
+        """Returns each shard's part of the kernel, as a matrix."""
+
+        def matrix(kernel: tf.Tensor) -> tf.Tensor:
+            return keras.ops.reshape(kernel, (-1, kernel.shape[-1]))
+
+        return device_ops.on_each(self.shard_devices, matrix, super().shard_kernels())
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")
@@ -188,24 +291,25 @@ class TPMLP(ShardedLayer):
     there is one exchange before and one after (Megatron-LM, Shoeybi et al. 2019).
 
     Args:
-        hidden_units: Size of the output of the first layer. T divides it.
+        hidden_units: Size of the output of the first layer, a multiple of T.
         units: Size of the output.
-        activation: Of the hidden units, one by one: by name, or of `keras.activations`.
-        dropout: The share of outputs that is dropped in training, on the first device,
-            so that the same are dropped whatever T is.
-        seed: Of the dropout.
-        collective: As of `TPDense`.
+        activation: Elementwise activation of the hidden units: a name, or a function
+            of `keras.activations`.
+        dropout: Share of outputs that is dropped in training, on the first device, so
+            that the same are dropped for any T.
+        seed: Seed of the dropout.
+        collective: `"gather"`, `"ring"` or `"bidirectional_ring"`, of `TPDense`.
         num_shards: T. Defaults to the number of devices.
-        devices: Names of devices. Defaults to the first T there are; in a pipeline
-            it decides.
-        use_bias: Whether the layers have biases.
-        kernel_initializer: As of `keras.layers.Dense`: it draws full kernels.
-        bias_initializer: Likewise.
-        **kwargs: Of the base layer.
+        devices: Names of devices. Defaults to the first T there are, or those of the
+            pipeline around the layer.
+        use_bias: True for biases in both layers.
+        kernel_initializer: Initializer of full kernels.
+        bias_initializer: Initializer of full biases.
+        **kwargs: Arguments of `keras.layers.Layer`.
 
     Attributes:
-        inner: The layer of columns, a `TPDense`.
-        outer: The layer of rows, likewise.
+        inner: Layer of columns, a `TPDense`.
+        outer: Layer of rows, a `TPDense`.
 
     Input shape:
         `(batch, ..., features)`, or a tuple of T parts of it.
@@ -222,7 +326,7 @@ class TPMLP(ShardedLayer):
     ['kernel_0', 'kernel_1', 'bias_0', 'bias_1', 'kernel_0', 'kernel_1', 'bias']
 
     Raises:
-        ValueError: As of `TPDense`.
+        ValueError: If T does not divide the hidden units, or there are too few devices.
     """
 
     config_is_complete = True
@@ -266,7 +370,7 @@ class TPMLP(ShardedLayer):
 
     @property
     def max_shards(self) -> int:
-        """T divides it: the hidden units."""
+        """Size that T divides: the hidden units."""
         return self.inner.max_shards
 
     def build(self, input_shape: Any) -> None:
@@ -285,23 +389,35 @@ class TPMLP(ShardedLayer):
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
         inner = self.inner.get_config()
-        shared = ("collective", "use_bias", "activation")
-        initializers = ("kernel_initializer", "bias_initializer")
         return {
             **super().get_config(),
             "hidden_units": self.inner.units,
             "units": self.outer.units,
             "dropout": self.dropout.rate,
             "seed": self.dropout.seed,
-            **{name: inner[name] for name in (*shared, *initializers)},
+            **{name: inner[name] for name in ("activation", *_SHARED_NAMES)},
         }
 
 
-def _is_by_unit(activation: Any) -> bool:
-    """Returns whether an activation is one that treats units one by one."""
+def _is_elementwise(activation: Any) -> bool:
     name = keras.activations.serialize(activation)
     return (
         isinstance(name, str)
-        and name not in _NOT_BY_UNIT
+        and name not in _NOT_ELEMENTWISE
         and (keras.activations.get(name) is activation)
     )
+
+
+def _by_fans(initializer: Any, num_inputs: int) -> Any:
+    """Returns an initializer that draws kernels as Keras' EinsumDense does.
+
+    It scales them by the sizes of inputs, the first `num_inputs` axes, and of units.
+    """
+    if not isinstance(initializer, keras.initializers.VarianceScaling):
+        return initializer
+
+    def draw(shape: Sequence[int], dtype: Any = None) -> tf.Tensor:
+        fans = math.prod(shape[:num_inputs]), math.prod(shape[num_inputs:])
+        return tf.reshape(initializer(fans, dtype=dtype), shape)
+
+    return draw

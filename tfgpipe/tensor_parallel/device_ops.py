@@ -28,7 +28,7 @@ def on(device: str, function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
     for arguments of several devices would bring them all to one.
 
     Args:
-        device: Where the function is computed, and its gradient.
+        device: The device of the function and of its gradient.
         function: Returns a tensor, or a list of tensors, of the tensors alone. What is
             differentiable comes of arguments that are.
         *tensors: Its arguments, on any device.
@@ -47,7 +47,7 @@ def on_each(
 
     Args:
         devices: T devices.
-        function: As of `on`.
+        function: As in `on`.
         *tensors: Its arguments, T of each.
     """
     return [

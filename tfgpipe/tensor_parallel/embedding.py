@@ -38,14 +38,14 @@ class Embedding(ShardedLayer):
     The parts of the table are equal: the last is padded with rows that are never read.
 
     Args:
-        input_dim: Size of the vocabulary. T need not divide it.
+        input_dim: Size of the vocabulary, any number.
         output_dim: Size of an embedding.
         num_shards: T. Defaults to the number of devices.
-        devices: Names of devices. Defaults to the first T there are; in a pipeline
-            it decides.
-        embeddings_initializer: As of `keras.layers.Embedding`: it draws the full table.
-        mask_zero: Whether token 0 is padding, which gives a Keras mask.
-        **kwargs: Of the base layer.
+        devices: Names of devices. Defaults to the first T there are, or those of the
+            pipeline around the layer.
+        embeddings_initializer: Initializer of the full table.
+        mask_zero: True for token 0 as padding, which gives a Keras mask.
+        **kwargs: Arguments of `keras.layers.Layer`.
 
     Input shape:
         `(batch, ...)` of integers. Tokens outside the vocabulary give zeros. With
@@ -82,7 +82,7 @@ class Embedding(ShardedLayer):
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the table."""
-        self.table = self.add_sharded_weight(
+        self.table = self.add_parts(
             "embeddings",
             (self.input_dim, self.output_dim),
             axis=0,
@@ -96,8 +96,8 @@ class Embedding(ShardedLayer):
 
         Args:
             inputs: Tokens, or embeddings.
-            targets: `(batch, ...)`, the tokens to predict from embeddings.
-            reverse: Whether to return the logits of embeddings.
+            targets: Tokens to predict from embeddings, `(batch, ...)`.
+            reverse: True for the logits of embeddings.
         """
         if targets is not None:
             return cross_entropy(targets, self.logits(inputs), self.shard_devices)
@@ -117,7 +117,7 @@ class Embedding(ShardedLayer):
         they are of the wider type of embeddings and table.
 
         Args:
-            hidden: `(batch, ..., output_dim)`.
+            hidden: Embeddings, `(batch, ..., output_dim)`.
         """
         copies = device_ops.copy(hidden, self.shard_devices[0], self.num_shards)
 
@@ -143,7 +143,7 @@ class Embedding(ShardedLayer):
         return keras.KerasTensor((*inputs.shape[:-1], self.input_dim), dtype)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """Returns which tokens are no padding."""
+        """Returns the mask of tokens that are no padding."""
         if not self.mask_zero or not keras.backend.is_int_dtype(inputs.dtype):
             return None
         return keras.ops.not_equal(inputs, 0)

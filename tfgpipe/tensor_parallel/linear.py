@@ -78,7 +78,7 @@ def column(
         x: `[..., d]`, full or sharded.
         kernels: On each device, its columns, `[d, units_t]`.
         devices: T devices.
-        collective: How x gets to every device.
+        collective: The collective that brings x to every device.
     """
     if directions := DIRECTIONS[collective]:
         return ring.column(parts(x, devices), kernels, devices, directions)
@@ -95,7 +95,7 @@ def row(
         x: `[..., d]`, full or sharded.
         kernels: On each device, its rows, `[d_t, units]`.
         devices: T devices.
-        collective: How products are summed.
+        collective: The collective that sums products.
     """
     x = parts(x, devices)
     if directions := DIRECTIONS[collective]:

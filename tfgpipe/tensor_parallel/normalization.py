@@ -26,17 +26,17 @@ class LayerNormalization(ShardedLayer):
     exchange.
 
     Args:
-        epsilon: Added to the variance.
-        center: Whether there is a `beta` to add.
-        scale: Whether there is a `gamma` to multiply by.
-        gather_output: Whether the output is gathered on the first device. Else it is a
-            tuple of T parts along the last axis, each where it was computed.
+        epsilon: Number that is added to the variance.
+        center: True for an offset `beta`.
+        scale: True for a factor `gamma`.
+        gather_output: True for the full output on the first device. False for a tuple
+            of T parts along the last axis, each where it was computed.
         num_shards: T. Defaults to the number of devices.
-        devices: Names of devices. Defaults to the first T there are; in a pipeline
-            it decides.
-        beta_initializer: As of `keras.layers.LayerNormalization`.
-        gamma_initializer: Likewise.
-        **kwargs: Of the base layer.
+        devices: Names of devices. Defaults to the first T there are, or those of the
+            pipeline around the layer.
+        beta_initializer: Initializer of the full `beta`.
+        gamma_initializer: Initializer of the full `gamma`.
+        **kwargs: Arguments of `keras.layers.Layer`.
 
     Input shape:
         `(batch, ..., features)`, or a tuple of T parts of it.
@@ -86,11 +86,11 @@ class LayerNormalization(ShardedLayer):
         features = linear.width(input_shape)
         check_divides("features", features, self.num_shards, self.name)
         if self.scale:
-            self.gamma_parts = self.add_sharded_weight(
+            self.gamma_parts = self.add_parts(
                 "gamma", (features,), axis=0, initializer=self.gamma_initializer
             )
         if self.center:
-            self.beta_parts = self.add_sharded_weight(
+            self.beta_parts = self.add_parts(
                 "beta", (features,), axis=0, initializer=self.beta_initializer
             )
 
@@ -104,11 +104,10 @@ class LayerNormalization(ShardedLayer):
         moments = device_ops.on_each(devices, _moments, x)
         mean, inverse = device_ops.on(primary, self._joint, *itertools.chain(*moments))
         joint = [device_ops.copy(each, primary, T) for each in (mean, inverse)]
-        weights = []
-        if self.scale:
-            weights.append(self.values(self.gamma_parts, self.variable_dtype))
-        if self.center:
-            weights.append(self.values(self.beta_parts, self.variable_dtype))
+        weights = [
+            self.values(weight.parts, self.variable_dtype)
+            for weight in self.layout.weights
+        ]
         outputs = tuple(
             device_ops.on_each(devices, self._normalize, y, *joint, *weights)
         )
@@ -116,13 +115,13 @@ class LayerNormalization(ShardedLayer):
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the shape of the output, or of each of its parts."""
-        before, features = linear.outer(input_shape), linear.width(input_shape)
+        outer, features = linear.outer(input_shape), linear.width(input_shape)
         if self.gather_output:
-            return (*before, features)
-        return ((*before, features // self.num_shards),) * self.num_shards
+            return (*outer, features)
+        return ((*outer, features // self.num_shards),) * self.num_shards
 
     def _joint(self, *moments: tf.Tensor) -> list[tf.Tensor]:
-        """Returns mean and inverse deviation of all features, of those of the parts."""
+        """Returns the mean and inverse deviation of all features."""
         means, squares = tf.stack(moments[::2]), tf.stack(moments[1::2])
         mean = tf.reduce_mean(means, axis=0)
         between = tf.math.squared_difference(means, mean)

@@ -68,7 +68,7 @@ def multiply_scatter(
     """Returns on each device c the sum over t of `parts[t] @ kernels[t][c]`.
 
     Args:
-        parts: What each device has, `[..., d_t]`.
+        parts: The part of each device, `[..., d_t]`.
         kernels: By device, by chunk of the result, `[d_t, units_c]`.
         devices: The devices in the order of the ring.
         step: 1 for one direction of the ring, -1 for the other.
@@ -127,7 +127,7 @@ def row(
     """Returns the sum over t of `parts[t] @ kernels[t]`, a part on each device.
 
     Args:
-        parts: What each device has, `[..., d_t]`.
+        parts: The part of each device, `[..., d_t]`.
         kernels: On each device, its rows, `[d_t, units]`.
         devices: The devices in the order of the ring.
         directions: Directions of the ring, 1 and -1.

@@ -32,9 +32,9 @@ class ShardedLayer(keras.layers.Layer, sharding.Sharded):
     Args:
         num_shards: T. Defaults to the number of devices.
         devices: Names of T devices such as `"GPU:0"`, the first of which gets full
-            tensors. Defaults to the first T GPUs, or without GPUs logical CPUs. In a
-            pipeline the pipeline decides.
-        **kwargs: Of the base layer.
+            tensors. Defaults to the first T GPUs, or without GPUs logical CPUs; in a
+            pipeline to those of the pipeline.
+        **kwargs: Arguments of `keras.layers.Layer`.
 
     Raises:
         ValueError: If there are fewer devices than shards, or one is not there.
@@ -64,87 +64,83 @@ class ShardedLayer(keras.layers.Layer, sharding.Sharded):
     @property
     def sharded_weights(self) -> Sequence[sharding.ShardedWeight]:  # type: ignore[override]
         """The weights in parts. Others are on the first device."""
-        return [weight for weight in self.layout.weights if weight.sharded]
+        return [weight for weight in self.layout.weights if weight.is_sharded]
 
     @property
     def shard_devices(self) -> tuple[str, ...]:
         """The device of each shard where the layer is being called."""
-        if isinstance(keras_internals.current_stateless_scope(), TracingScope):
+        if isinstance(keras_internals.calls.current_stateless_scope(), TracingScope):
             return tuple(map(sharding.placeholder_device, range(self.num_shards)))
         return self._devices
 
-    def add_sharded_weight(
-        self, name: str, shape: Sequence[int], *, axis: int, initializer: Any
+    def add_parts(
+        self,
+        name: str,
+        shape: Sequence[int],
+        *,
+        axis: int | None,
+        initializer: Any,
     ) -> tuple[keras.Variable, ...]:
-        """Adds a weight in T parts.
+        """Adds a weight in T parts, or in one on the first device.
 
         The full initial value is drawn, so that it does not depend on T. A size that T
         does not divide is padded with zeros.
 
         Args:
-            name: The name of the full weight.
-            shape: Its shape.
-            axis: The axis along which it is split.
-            initializer: Draws the full value.
+            name: Name of the full weight.
+            shape: Shape of the full weight.
+            axis: Axis along which it is split, or None for a weight in one part.
+            initializer: Initializer of the full weight.
         """
-        num = self.num_shards
+        spec = _Weight(name, (), 0 if axis is None else axis, tuple(shape))
+        num = 1 if axis is None else self.num_shards
         draw = keras.initializers.get(initializer)
-        part_shape = (*shape[:axis], -(-shape[axis] // num), *shape[axis + 1 :])
 
         @functools.cache
         def draw_parts(dtype: Any) -> list[tf.Tensor]:
             # Keras may ask while it traces; another part may be asked for later.
             with tf.init_scope():
-                return _split(draw(tuple(shape), dtype=dtype), axis, num, tf.pad)
+                return _split(draw(spec.shape, dtype=dtype), spec.axis, num, tf.pad)
 
         def initializer_of(t: int) -> Callable[..., tf.Tensor]:
             return lambda _, dtype=None: draw_parts(dtype)[t]
 
         parts = []
-        for t, device in enumerate(self._devices):
+        for t, device in enumerate(self._devices[:num]):
             with tf.device(device):
                 variable = self.add_weight(
-                    name=f"{name}_{t}", shape=part_shape, initializer=initializer_of(t)
+                    name=name if axis is None else f"{name}_{t}",
+                    shape=_part_shape(spec.shape, spec.axis, num),
+                    initializer=draw if axis is None else initializer_of(t),
                 )
             parts.append(variable)
-        weight = _Weight(name, tuple(parts), axis, tuple(shape), sharded=True)
+        is_sharded = axis is not None
+        weight = dataclasses.replace(spec, parts=tuple(parts), is_sharded=is_sharded)
         self.layout.weights.append(weight)
-        self.weight_parts = (*self.weight_parts, *parts)
+        if is_sharded:
+            self.weight_parts = (*self.weight_parts, *parts)
         return weight.parts
-
-    def add_full_weight(
-        self, name: str, shape: Sequence[int], *, initializer: Any
-    ) -> keras.Variable:
-        """Adds a weight that is not split, on the first device."""
-        with tf.device(self._devices[0]):
-            variable = self.add_weight(
-                name=name, shape=tuple(shape), initializer=initializer
-            )
-        self.layout.weights.append(_Weight(name, (variable,), 0, tuple(shape)))
-        return variable
 
     def values(
         self, parts: Sequence[keras.Variable], dtype: str | None = None
     ) -> list[tf.Tensor]:
-        """Returns the parts of a weight as `value` does, each on its device."""
-        return [
-            self.value(variable, device, dtype)
-            for variable, device in zip(parts, self.shard_devices, strict=True)
-        ]
+        """Returns the parts of a weight, each on its device and cast there.
 
-    def value(
-        self, variable: keras.Variable, device: str, dtype: str | None = None
-    ) -> tf.Tensor:
-        """Returns a weight in a type, by default that to compute in, cast where it is.
+        By itself Keras casts them, and gradients back, on no device in particular.
 
-        By itself Keras casts it, and its gradient back, on no device in particular.
+        Args:
+            parts: The parts.
+            dtype: Dtype of the values. Defaults to the compute dtype.
         """
         dtype = self.compute_dtype if dtype is None else dtype
-        with keras_internals.without_autocast(), tf.device(device):
-            value = tf.convert_to_tensor(variable.value)
-        if value.dtype == dtype:
-            return value
-        return device_ops.on(device, lambda x: tf.cast(x, dtype), value)
+        values = []
+        for variable, device in zip(parts, self.shard_devices, strict=False):
+            with keras_internals.calls.without_autocast(), tf.device(device):
+                value = tf.convert_to_tensor(variable.value)
+            if value.dtype != dtype:
+                value = device_ops.on(device, lambda x: tf.cast(x, dtype), value)
+            values.append(value)
+        return values
 
     def save_own_variables(self, store: Any) -> None:
         """Stores the full weights."""
@@ -213,8 +209,8 @@ def set_full_weights(layer: keras.layers.Layer, weights: Sequence[np.ndarray]) -
 
     Args:
         layer: A layer or model with sharded layers inside, built.
-        weights: What `get_weights` of the plain one returns, or `full_weights` of one
-            with another number of shards.
+        weights: Full weights: of `get_weights` of the plain layer or model, or of
+            `full_weights` of one with another number of shards.
 
     Raises:
         ValueError: If there are more or fewer, or one has another shape.
@@ -246,7 +242,7 @@ class _Weight(sharding.ShardedWeight):
     """A weight, sharded or in one part, and its full shape."""
 
     shape: tuple[int, ...]
-    sharded: bool = False
+    is_sharded: bool = False
 
     def full(self) -> np.ndarray:
         """Returns the full value, without padding."""
@@ -262,7 +258,7 @@ class _Weight(sharding.ShardedWeight):
                 f"Received {value.shape}. Was it saved by a layer with other arguments?"
             )
         values = [value]
-        if self.sharded:
+        if self.is_sharded:
             values = _split(value, self.axis, len(self.parts), np.pad)
         for part, each in zip(self.parts, values, strict=True):
             part.assign(each)
@@ -275,22 +271,26 @@ class _Layout:
     weights: list[_Weight] = dataclasses.field(default_factory=list)
 
 
+def _part_shape(shape: tuple[int, ...], axis: int, num: int) -> tuple[int, ...]:
+    return tuple(-(-n // num) if i == axis else n for i, n in enumerate(shape))
+
+
 def _split(full: Any, axis: int, num: int, pad: Callable[..., Any]) -> list[Any]:
     """Returns equal parts of an array or tensor, padded with zeros as need be."""
-    size = -(-full.shape[axis] // num)
+    size = _part_shape(full.shape, axis, num)[axis]
     missing = size * num - full.shape[axis]
     if missing:
         widths = [(0, missing if i == axis else 0) for i in range(len(full.shape))]
         full = pad(full, widths)
-    before = (slice(None),) * axis
-    return [full[(*before, slice(t * size, (t + 1) * size))] for t in range(num)]
+    outer = (slice(None),) * axis
+    return [full[(*outer, slice(t * size, (t + 1) * size))] for t in range(num)]
 
 
 def _weights(layer: keras.layers.Layer) -> list[_Weight]:
     """Returns the weights of a layer or model, and of the layers inside."""
     sharded = IdentityMap(
         (part, weight)
-        for inner in keras_internals.inner_layers(layer)
+        for inner in keras_internals.layers.inner_layers(layer)
         if isinstance(inner, ShardedLayer)
         for weight in inner.layout.weights
         for part in weight.parts

@@ -2,7 +2,7 @@
 
 Values are copied by `copy`, and written by a thread. At most one copy waits behind the
 one that is being written; a third waits for the disk, so memory is bounded. A
-checkpoint that cannot be written costs itself alone, and is told at once.
+checkpoint that cannot be written costs itself alone, and is reported at once.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from trainer.config import Saving
 from trainer.errors import CheckpointError
 from trainer.hosts import Coordinator
 from trainer.hyperparams import HyperparameterError
-from trainer.logs import tell
+from trainer.logs import report
 
 
 def newest_whole(folder: Path, *, set_aside: bool = False) -> Checkpoint | None:
     """Reads the last checkpoint that is as it was written, telling what is not.
 
     Args:
-        folder: Where checkpoints are.
-        set_aside: Whether to move damaged ones out of the way of a whole one.
+        folder: The folder of checkpoints.
+        set_aside: True to move damaged ones out of the way of a whole one.
 
     Raises:
         CheckpointError: If there are checkpoints and all are damaged, or a later
@@ -40,16 +40,16 @@ def newest_whole(folder: Path, *, set_aside: bool = False) -> Checkpoint | None:
     """
     damaged = []
     for path in store.misnamed(folder):
-        tell(f"{path} is passed over: it has not the name of a checkpoint.")
+        report(f"{path} is passed over: it has not the name of a checkpoint.")
     for step in reversed(store.steps(folder)):
         try:
             checkpoint = store.read(folder, step)
         except DamagedError as error:
-            tell(f"The checkpoint of step {step} is damaged: {error}.")
+            report(f"The checkpoint of step {step} is damaged: {error}.")
             damaged.append(step)
             continue
         for each in damaged if set_aside else ():
-            tell(f"It is {store.set_aside(folder, each)} now.")
+            report(f"It is {store.set_aside(folder, each)} now.")
         return checkpoint
     if damaged:
         raise CheckpointError(
@@ -93,9 +93,9 @@ class Checkpoints:
     """Restores a run, and saves it.
 
     Args:
-        folder: Where they are.
+        folder: Their folder.
         model: A compiled model with a built optimizer.
-        saving: When to write, and what to keep.
+        saving: Intervals between checkpoints, and the number to keep.
         coordinator: The hosts that train the model, if several do: the chief writes.
     """
 
@@ -163,7 +163,7 @@ class Checkpoints:
         return self._asked
 
     def check(self) -> None:
-        """Looks whether the last one is there.
+        """Checks that the last one is there.
 
         Raises:
             CheckpointError: If it could not be written.
@@ -216,7 +216,7 @@ class Checkpoints:
                 store.remove(store.place(self._folder, step))
         except Exception as error:  # Whatever it is, training is not to wait for it.
             reason = str(error).partition("\n")[0]
-            tell(
+            report(
                 f"The checkpoint of step {about.step} could not be written: {reason}. "
                 "Training goes on without it."
             )
@@ -227,13 +227,12 @@ class Checkpoints:
         Beside that one, the last that is there stays, and all that `saving` keeps for
         other reasons than being among the last.
 
-        Returns:
-            Whether there was one.
+        Returns: True if there was one.
         """
         going = self._superfluous(coming, keep=2)
         if not going:
             return False
-        tell(
+        report(
             f"The disk has no room for the checkpoint of step {coming.step}: that of "
             f"step {going[0]} is removed for it."
         )
@@ -245,11 +244,11 @@ class Checkpoints:
 
         Args:
             newest: The last, be it written or not; it names the best.
-            keep: How many of the last stay.
+            keep: Number of the last that stay.
         """
         times = {newest.step: newest.time}
         for step in store.steps(self._folder):
-            # It is told when it is needed.
+            # It is reported when it is needed.
             with contextlib.suppress(DamagedError, CheckpointError):
                 times[step] = store.about(self._folder, step).time
         return store.superfluous(

@@ -11,15 +11,15 @@ from trainer.errors import CheckpointError
 
 @dataclasses.dataclass(kw_only=True)
 class RunState:
-    """What a run has to remember besides variables, to go on as if never stopped.
+    """The state of a run besides variables, with which it goes on as if never stopped.
 
     Attributes:
         best_step: The step of the best evaluation.
-        best_value: What it measured.
+        best_value: The metric at that step.
         num_worse: Evaluations since.
         skipped: Steps left out because they were not finite.
         loss_sum: The sum of the losses since the last record of `metrics.jsonl`.
-        num_losses: How many those are.
+        num_losses: The number of these losses.
     """
 
     best_step: int | None = None

@@ -57,12 +57,12 @@ class DamagedError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class About:
-    """What a checkpoint says of itself.
+    """The description that a checkpoint has of itself.
 
     Attributes:
-        step: How many steps the run had done.
-        time: When its values were copied, in seconds since 1970.
-        notes: What else a run has to remember, as JSON can.
+        step: Number of steps that the run had done.
+        time: Time at which the values were copied, in seconds since 1970.
+        notes: The `RunState` as JSON.
     """
 
     step: int
@@ -75,7 +75,7 @@ class Checkpoint:
     """A checkpoint in memory.
 
     Attributes:
-        about: What it says of itself.
+        about: Its description.
         values: The values of variables, by name.
     """
 
@@ -84,7 +84,7 @@ class Checkpoint:
 
 
 def place(folder: Path, step: int) -> Path:
-    """Returns where the checkpoint of a step is, or would be."""
+    """Returns the path of the checkpoint of a step, whether it is there or not."""
     return folder / f"step-{step:08}"
 
 
@@ -101,7 +101,7 @@ def steps(folder: Path) -> list[int]:
 
 
 def misnamed(folder: Path) -> list[Path]:
-    """Returns what looks like a checkpoint, but has not the name of its step."""
+    """Returns paths that look like checkpoints, but have not the names of steps."""
     if not folder.is_dir():
         return []
     known = {place(folder, step) for step in steps(folder)}
@@ -114,13 +114,13 @@ def misnamed(folder: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def writing(folder: Path, step: int) -> Iterator[Path]:
-    """Has a checkpoint come into being.
+    """Makes a folder into a checkpoint when its files are written.
 
     Yields:
         A folder to write its files to. Those become the checkpoint afterwards.
 
     Args:
-        folder: Where checkpoints are.
+        folder: The folder of checkpoints.
         step: Its step.
 
     Raises:
@@ -146,7 +146,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
 
     Raises:
         OSError: If it could not be written; nothing is left of it then.
-        tf.errors.OpError: Likewise.
+        tf.errors.OpError: If TensorFlow could not write it; nothing is left then.
     """
     body = {
         "format": FORMAT,
@@ -177,7 +177,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, tf.Tensor | str]) -> None:
 
 
 def about(folder: Path, step: int) -> About:
-    """Returns what a checkpoint says of itself, without reading its values.
+    """Returns the description of a checkpoint, without reading its values.
 
     Raises:
         DamagedError: If that is not as it was written.
@@ -258,7 +258,7 @@ def _read_tensors(at: Path, dtypes: Mapping[str, str]) -> dict[str, tf.Tensor]:
 
 
 def _read_old_body(at: Path) -> dict[str, Any]:
-    """Returns what a checkpoint of format 0 or 1 says of itself.
+    """Returns the description of a checkpoint of format 0 or 1.
 
     It does so in a file, whose checksum is in another. It has those of the other files:
     with that of the index, TensorFlow's list of names can be relied on.
@@ -360,8 +360,8 @@ def superfluous(
     [2]
 
     Args:
-        times: When the checkpoint of each step was written, in seconds.
-        keep: How many of the last stay.
+        times: Time at which the checkpoint of each step was written, in seconds.
+        keep: Number of the last that stay.
         keep_hours: Hours between those that stay for good, or None for none.
         best: The step of one that stays in any case.
     """

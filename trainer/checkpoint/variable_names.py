@@ -1,4 +1,4 @@
-"""All that decides how a run goes on, under names that no cut changes.
+"""All that decides how a run goes on, under names that no partition changes.
 
 Weights, the state of layers and of random seeds, the optimizer's slots and counts.
 Keras numbers the layers of a process as they are made, and puts what encloses a layer
@@ -8,9 +8,9 @@ before its name; neither says anything about the layer, so here neither is in a 
     block_1/dense_1/kernel                                     here, its second block's
     optimizer/block_1/dense_1/kernel/momentum                  and its slot
 
-so the same name is found unpipelined, in another cut, in another process. Numbers are
-given in the order of the layers. What an optimizer is told by its hyperparameters, as a
-constant learning rate, is no state of a run.
+so the same name is found unpipelined, in another partition or process. Numbers are
+given in the order of the layers. An optimizer's hyperparameters, as a constant learning
+rate, are no state of a run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def moved_layers(model: keras.Model) -> dict[str, str]:
 
 
 def num_siblings(names: Iterable[str], layer: str) -> int:
-    """Returns how many layers among names are called as one is, but for its number."""
+    """Counts the layers among names whose name differs by its number alone."""
     base = re.escape(re.sub(r"_\d+$", "", layer))
     found = (re.match(rf"{base}(_\d+)?/", name) for name in names)
     return len({match[0] for match in found if match})
@@ -67,7 +67,7 @@ def _number(part: str) -> int:
 
 
 def everything(model: keras.Model) -> State:
-    """Returns what `weights` does and the optimizer's variables, by name."""
+    """Returns the `weights` and the optimizer's variables, by name."""
     named = weights(model)
     # A slot is called after the whole path of its weight.
     stems = {v.path.replace("/", "_"): name for name, v in named.items()}
@@ -103,7 +103,7 @@ def averages(state: State) -> list[tuple[keras.Variable, keras.Variable]]:
 
 @contextlib.contextmanager
 def averaged(model: keras.Model) -> Iterator[None]:
-    """Shows the averages of the weights in their place, if the optimizer keeps them."""
+    """Puts the averages of weights in their place, if the optimizer keeps them."""
     pairs = averages(everything(model))
     own = [keras.ops.convert_to_numpy(weight) for weight, _ in pairs]
     for weight, average in pairs:
@@ -153,7 +153,7 @@ def is_seed(name: str) -> bool:
 
 
 def _num_enclosing(paths: Sequence[tuple[str, ...]]) -> int:
-    """Returns how many parts at the beginning of all paths name what encloses them."""
+    """Counts the parts at the beginning of all paths that name enclosing layers."""
     num = 0
     while paths and all(len(path) > num + 2 for path in paths):
         if len({path[num] for path in paths}) > 1:

@@ -25,7 +25,7 @@ def warm_start(wanted: WarmStart, model: tfgpipe.PipelinedModel) -> None:
     """Puts weights of another run, or of a file, into a model, and says which.
 
     Args:
-        wanted: Which.
+        wanted: Their path, and the patterns of their names.
         model: The model, built.
 
     Raises:

@@ -44,14 +44,14 @@ class HostShard:
 
     Attributes:
         index: The host's index, from 0.
-        num_hosts: How many there are; each reads the same number of rows.
+        num_hosts: Number of hosts; each reads the same number of rows.
     """
 
     index: int = 0
     num_hosts: int = 1
 
     def rows(self, batch_size: int) -> slice:
-        """Returns which rows of a batch are read here.
+        """Returns the slice of a batch's rows that is read here.
 
         Raises:
             HyperparameterError: If the hosts cannot share a batch evenly.
@@ -143,7 +143,7 @@ class ItemExamples(Examples):
 
 
 def as_examples(found: Any) -> Examples:
-    """Returns what an experiment gives as examples with random access.
+    """Returns an experiment's examples with random access.
 
     Args:
         found: Arrays in a tuple or dict, a sequence of examples, or `Examples`.
@@ -179,11 +179,11 @@ def training_batches(
     """Returns one batch for each step, each example once in an epoch.
 
     Args:
-        examples: What to draw them from.
+        examples: The examples to draw from.
         batch_size: Rows of the batch of all hosts.
         steps: The steps.
         seed: Seed of the order.
-        shard: Which rows of each batch are read here. Defaults to all.
+        shard: Rows of each batch that are read here. Defaults to all.
         num_workers: Processes that make batches; 0 for threads of this one.
         transform: Returns a batch changed, given the batch, its step, and its rows.
     """
@@ -227,7 +227,7 @@ def validation_batches(
 def validation_indices(
     num_examples: int, *, batch_size: int, num_batches: int | None
 ) -> list[np.ndarray]:
-    """Returns which examples each batch of validation has: all, if they may be any.
+    """Returns the indices of the examples in each validation batch.
 
     >>> [x.tolist() for x in validation_indices(9, batch_size=2, num_batches=2)]
     [[0, 2], [5, 8]]
@@ -253,7 +253,7 @@ def from_function(
             processes, to which it is pickled.
         steps: The steps.
         num_workers: Processes that make batches; 0 for threads of this one.
-        any_size: Whether batches differ in their number of rows.
+        any_size: True if batches differ in their number of rows.
     """
     import keras
     import tensorflow as tf
@@ -309,7 +309,7 @@ def draw_rows(
     Args:
         step: The step.
         batch_size: Rows of the batch of all hosts.
-        below: What the numbers are less than.
+        below: Upper bound of the numbers, exclusive.
         seed: Seed of the draws.
         shard: The host's rows: what they get does not depend on the number of hosts.
     """
@@ -341,7 +341,7 @@ def batches_of_dataset(
         dataset: Single examples, not batches.
         batch_size: Rows of the batch of all hosts.
         steps: The steps.
-        shard: Which rows of each batch are kept here. Defaults to all.
+        shard: Rows of each batch that are kept here. Defaults to all.
     """
     import keras
 
@@ -358,7 +358,7 @@ def batches_of_dataset(
 
 
 def _until_exit(batches: Any) -> Iterator[Any]:
-    """Yields what Grain's processes make, which end before Python does.
+    """Yields the batches of Grain's processes, which end before Python does.
 
     By itself Grain ends them at Python's end, also while a thread of TensorFlow reaches
     the last batch and does so too, which it is not made for.
@@ -397,7 +397,7 @@ def _until_exit(batches: Any) -> Iterator[Any]:
 
 
 def _start_worker(index: int, count: int) -> None:
-    """Has a process that makes batches end with its parent, also by `kill -9`."""
+    """Ends a process that makes batches with its parent, also by `kill -9`."""
     del index, count
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # The parent has said it.
     parent = multiprocessing.parent_process()

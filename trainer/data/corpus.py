@@ -154,7 +154,7 @@ class Corpus(Hyperparams):
             yield b"\n" + part if number else part
 
     def parts(self, split: str) -> Iterator[bytes]:
-        """Yields what of each file is for a split."""
+        """Yields the part of each file that belongs to a split."""
         paths = self._paths()
         for number, path in enumerate(paths):
             if len(paths) < 10:
@@ -213,7 +213,7 @@ def pack(
     Args:
         documents: Bytes, or ids `[num_tokens]`, without `start`.
         size: Tokens of a window, at least 2: a start, and a token after it.
-        start: What starts each chunk of a document, and fills up windows.
+        start: The token that starts each chunk of a document, and pads windows.
         dtype: The type of the result, which bytes are of as they are.
     """
     room = size - 1  # Beside the start.
@@ -306,7 +306,7 @@ def random_windows(
         batch_size: Windows in a batch.
         steps: The steps that batches are for.
         seed: Seed of the draws.
-        shard: Which windows of each batch are read here.
+        shard: Windows of each batch that are read here.
     """
     import tensorflow as tf
 

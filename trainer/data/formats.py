@@ -163,7 +163,7 @@ _GZIP = b"\x1f\x8b"  # What files of gzip begin with; those are read in order al
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where the data of a record is in its file.
+    """The place of a record's data in its file.
 
     Attributes:
         start: The first byte.
@@ -175,7 +175,7 @@ class Place:
 
 
 def scan_records(path: Path) -> list[Place]:
-    """Returns where the records of a file are.
+    """Returns the places of a file's records.
 
     After a length that cannot be read nothing more can be found, so it is the last.
 

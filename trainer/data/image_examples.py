@@ -18,7 +18,7 @@ from trainer.hyperparams import HyperparameterError
 
 
 class Target(abc.ABC):
-    """A kind of what is to be told of an image."""
+    """A kind of target of an image."""
 
     @property
     @abc.abstractmethod
@@ -39,7 +39,7 @@ class Class(Target):
     """One class, counted from 0.
 
     Attributes:
-        classes: How many there are.
+        classes: Number of classes.
         first: The label of the first.
     """
 
@@ -68,7 +68,7 @@ class Mask(Target):
 
     Attributes:
         size: Height and width.
-        classes: How many classes there are, from 0.
+        classes: Number of classes, from 0.
         ignored: A number of pixels that are of none, if there is one.
     """
 
@@ -111,9 +111,9 @@ class ImageExamples(Examples):
     Args:
         source: The images.
         shape: Height, width, channels that they are brought to.
-        target: What stands beside each.
+        target: The target of each image.
         bad: Counts those that cannot be used.
-        cache: Whether to keep what has been read.
+        cache: True to keep in memory what has been read.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class ImageExamples(Examples):
         return len(self._source)
 
     def name(self, number: int) -> str:
-        """Returns how to find a record that has been read: its file, its number there.
+        """Names a record that has been read: its file, its number there.
 
         That is the name of the record that was read in place of a bad one.
         """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Augmentation(Hyperparams):
-    """What is done to images in training, each row by draws of its own."""
+    """Augmentation of images in training, each row by draws of its own."""
 
     shift: int = field(
         default=0, at_least=0, help="Maximum random shift in pixels, each way."
@@ -36,7 +36,7 @@ class Augmentation(Hyperparams):
 
         Args:
             pixels: The images, of the same shape.
-            rows: Which rows of the batch they are.
+            rows: Their rows in the batch.
             batch_size: Rows of the whole batch.
             seed: The seed.
             step: The step.
@@ -93,7 +93,7 @@ class Pictures(Hyperparams, abc.ABC):
 
     @abc.abstractmethod
     def target(self) -> Target:
-        """Returns what stands beside each image."""
+        """Returns the target of each image."""
 
     @abc.abstractmethod
     def records(self, name: str, pattern: str) -> Source:
@@ -181,7 +181,7 @@ class Images(Pictures):
     )
 
     def target(self) -> Target:
-        """Returns what stands beside each image: its class."""
+        """Returns the target of each image: its class."""
         from trainer.data.image_examples import Class
 
         # Folders have no numbers of their own, so theirs begin at 0.
@@ -231,7 +231,7 @@ class Images(Pictures):
         return sorted({path.parent.name for path in paths})
 
     def labels(self) -> list[str]:
-        """Returns how the files call each class: by a folder's name, or a number."""
+        """Returns each class as the files name it: by a folder's name, or a number."""
         names = self.class_names()
         if names is not None:
             return names
@@ -277,7 +277,7 @@ class Images(Pictures):
         return Joined([TfRecords(path, **self._keys(kind)) for path in paths])
 
     def _kind(self, paths: list[Path]) -> str:
-        """Returns what files are: as said, or by the suffix of the first."""
+        """Returns the format of the files: as given, or by the first one's suffix."""
         if self.format != "auto":
             return self.format
         suffix = paths[0].suffix.lower()
@@ -436,13 +436,13 @@ class Scenes(Pictures):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the classes are called."""
+        """The names of the classes."""
         if self.files is None:
             return synthetic.SHAPES
         return tuple(f"class {number}" for number in range(self.classes))
 
     def target(self) -> Target:
-        """Returns what stands beside each image: its mask."""
+        """Returns the target of each image: its mask."""
         from trainer.data.image_examples import Mask
 
         height, width, _ = self.shape

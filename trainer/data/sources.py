@@ -130,7 +130,7 @@ class BadRecords:
     taken up counts from the start again.
 
     Args:
-        limit: How many there may be.
+        limit: Largest number of bad records.
     """
 
     def __init__(self, limit: int) -> None:
@@ -144,7 +144,7 @@ class BadRecords:
         return len(self._found)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a process that reads examples gets."""
+        """Returns the state that a process that reads examples gets."""
         return {name: value for name, value in vars(self).items() if name != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -208,7 +208,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def name(self, number: int) -> str:
-        """Returns how to find a record: its file, its number there."""
+        """Names a record: its file, its number there."""
 
     @abc.abstractmethod
     def read(self, number: int) -> tuple[np.ndarray, Any]:
@@ -228,7 +228,7 @@ class Arrays(Source):
         pixels: `[num_images, height, width, channels]`, or without channels, integers
             or floats, as `from_0_to_1` takes them.
         labels: `[num_images]`, integers.
-        name: What they are called.
+        name: The name of the arrays, in messages.
     """
 
     def __init__(self, pixels: np.ndarray, labels: np.ndarray, *, name: str) -> None:
@@ -264,7 +264,7 @@ class Joined(Source):
         return source.name(inner)
 
     def read(self, number: int) -> tuple[np.ndarray, Any]:
-        """Returns what the record's own source returns."""
+        """Reads a record from its own source."""
         source, inner = self._find(number)
         return source.read(inner)
 
@@ -289,7 +289,7 @@ class Part(Source):
         return self._source.name(int(self._numbers[number]))
 
     def read(self, number: int) -> tuple[np.ndarray, Any]:
-        """Returns what the source returns."""
+        """Reads a record of the source."""
         return self._source.read(int(self._numbers[number]))
 
 

@@ -94,13 +94,13 @@ class Dates(MadePairs):
 
     @property
     def source_length(self) -> int:
-        """How many characters the longest format takes."""
+        """Length of the longest format, in characters."""
         longest = datetime.date(2024, 9, 25)  # A Wednesday in September.
         return max(len(write_date(longest, form)) for form in DATE_FORMATS)
 
     @property
     def target_length(self) -> int:
-        """How many characters an ISO date has."""
+        """Length of an ISO date, in characters."""
         return len("2024-03-09")
 
     def draw(self, random: Random) -> Pair:
@@ -134,12 +134,12 @@ class Reversals(MadePairs):
 
     @property
     def source_length(self) -> int:
-        """How many characters the longest string has."""
+        """Length of the longest string, in characters."""
         return self.longest
 
     @property
     def target_length(self) -> int:
-        """How many characters the longest string has."""
+        """Length of the longest string, in characters."""
         return self.longest
 
     def draw(self, random: Random) -> Pair:
@@ -163,7 +163,7 @@ def draw_shapes(
 
     Args:
         step: The step.
-        rows: Which images of the step, from a number to another.
+        rows: The range of images of the step.
         size: Height and width of an image.
         num_shapes: Most shapes in an image, at least one.
         seed: The seed.
@@ -215,7 +215,7 @@ def _rectangle(rng: np.random.Generator, y: np.ndarray, x: np.ndarray) -> np.nda
 
 
 def _triangle(rng: np.random.Generator, y: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Returns what is inside of three lines, as far from a point in the middle."""
+    """Returns the mask of a triangle around a random point."""
     (cy, cx), distance = rng.uniform(0.15, 0.85, 2), rng.uniform(0.1, 0.18)
     start = rng.uniform(0, 2 * np.pi)
     inside = np.ones_like(y, bool)

@@ -46,9 +46,9 @@ class Alphabet:
     """Bytes that texts may have, those of UTF-8.
 
     Attributes:
-        first: The first of them.
+        first: The first character.
         last: The last.
-        name: What they are called.
+        name: Their name.
     """
 
     first: int
@@ -57,7 +57,7 @@ class Alphabet:
 
     @property
     def size(self) -> int:
-        """How many numbers there are: bytes, padding, start and end."""
+        """Number of ids: bytes, padding, start and end."""
         return END + 1 + self.last - self.first + 1
 
 
@@ -101,7 +101,7 @@ def _short(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """What is given, and what is wanted."""
+    """A source text and its target."""
 
     source: str
     target: str
@@ -115,12 +115,12 @@ class Pairs(Hyperparams, abc.ABC):
     @property
     @abc.abstractmethod
     def source_length(self) -> int:
-        """How many characters the longest source has, at most."""
+        """Upper bound of a source's length, in characters."""
 
     @property
     @abc.abstractmethod
     def target_length(self) -> int:
-        """How many characters the longest target has, at most."""
+        """Upper bound of a target's length, in characters."""
 
     @abc.abstractmethod
     def every(self) -> Iterable[Pair]:
@@ -183,12 +183,12 @@ class PairFiles(Pairs):
 
     @property
     def source_length(self) -> int:
-        """How many bytes a source has at most."""
+        """Upper bound of a source's length, in bytes."""
         return self.longest_source
 
     @property
     def target_length(self) -> int:
-        """How many bytes a target has at most."""
+        """Upper bound of a target's length, in bytes."""
         return self.longest_target
 
     def every(self) -> Iterable[Pair]:
@@ -238,8 +238,8 @@ class PairArrays:
 
     Attributes:
         source: `[num_pairs, source_length]`
-        shifted: What the decoder reads, `[num_pairs, target_length]`.
-        target: What it is to write, `[num_pairs, target_length]`.
+        shifted: The decoder's inputs, `[num_pairs, target_length]`.
+        target: The decoder's targets, `[num_pairs, target_length]`.
     """
 
     source: np.ndarray

@@ -35,7 +35,7 @@ def encoded(
     """Returns the ids of a text, which a file holds, `[num_tokens]`.
 
     Args:
-        folder: Where files are.
+        folder: The folder of cached files.
         read: Returns the parts of the text; each call reads it.
         encode: Returns the ids of parts, in arrays to be joined.
         version: All that the ids depend on beside the text.

@@ -93,11 +93,11 @@ class FileTokenizer(Tokenizer):
 
     Attributes:
         name: The file.
-        version: What ids depend on beside a text: the content, and the package.
+        version: Digest of the file's content and version of the package.
         encode_texts: Returns the ids of each text.
         decode_ids: Returns the text of ids.
         byte_ids: The id of each of the 256 bytes, or None without such tokens.
-        bytewise: What in a text is not given to `encode_texts`: characters.
+        bytewise: Characters that are encoded as bytes, not by `encode_texts`.
     """
 
     name: str
@@ -366,8 +366,8 @@ def encode_all(
     Args:
         tokenizer: The tokenizer.
         texts: The texts.
-        lines: Whether a text may be cut at ends of lines, so that a long one is
-            encoded side by side; the ids of all its pieces are yielded then.
+        lines: True to split texts at ends of lines, so that the parts of a long one
+            are encoded in parallel; the ids of all parts are yielded then.
     """
     batch: list[bytes] = []
     size = 0

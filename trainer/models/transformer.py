@@ -64,12 +64,12 @@ class Segments(keras.layers.Layer):
 
 
 def same(segments: Any) -> Any:
-    """Returns which tokens are of one document, `[batch_size, length, length]`."""
+    """Returns a mask of pairs in one document, `[batch_size, length, length]`."""
     return ops.equal(segments[:, :, None], segments[:, None, :])
 
 
 def places(segments: Any) -> Any:
-    """Returns how many tokens of its document stand before each token.
+    """Returns the position of each token in its document.
 
     >>> print(places(ops.array([[1, 1, 1, 2, 2]])).numpy())
     [[0 1 2 0 1]]
@@ -86,7 +86,7 @@ class Positions(keras.layers.Layer):
     """Adds a learnt vector to each position, counted from its document's start.
 
     Call arguments:
-        inputs: Of the shape below.
+        inputs: Tensors of the shape below.
         segments: Numbers of documents, `(batch_size, length)`; None: all is one.
 
     Input shape:
@@ -126,11 +126,11 @@ class Block(keras.layers.Layer):
         num_heads: Heads of the attention; they share the width.
         mlp_width: Width of the perceptron's inner layer.
         dropout: Share of activations dropped before each addition.
-        num_shards: T, over how many devices attention and perceptron are spread.
-        sharding: How these exchange what they need: see `tfgpipe.layers.TPDense`.
+        num_shards: T, the number of devices of attention and perceptron.
+        sharding: Communication between these: see `tfgpipe.layers.TPDense`.
 
     Call arguments:
-        inputs: Of the shape below.
+        inputs: Tensors of the shape below.
         segments: Numbers of documents, `(batch_size, length)`, which do not see each
             other; None: all is one.
 
@@ -228,7 +228,7 @@ class Block(keras.layers.Layer):
 
 
 def quantize_rules() -> dict[type, QuantizeConfig]:
-    """Returns what of these layers is quantized for 8 bits.
+    """Returns the configurations of these layers for 8 bits.
 
     Their matrices and what they give. In between attention and norms compute with
     floats, as TFLite does unless it is shown inputs.
@@ -256,11 +256,11 @@ def decoder_only(
 
     Args:
         hyper: Its sizes.
-        vocabulary_size: How many tokens there are.
+        vocabulary_size: Number of tokens.
         start: The id that starts each document of a window; they do not see each other.
             None: a window is one text.
-        num_shards: T, over how many devices each block is spread.
-        sharding: How: see `tfgpipe.layers.TPDense`.
+        num_shards: T, the number of devices of each block.
+        sharding: Communication between these: see `tfgpipe.layers.TPDense`.
     """
     layers = keras.layers
     numbered: list[Any] = [
@@ -306,9 +306,9 @@ def encoder_decoder(
 
     Args:
         hyper: Its sizes.
-        vocabulary_size: How many characters there are, padding among them.
-        source_length: How many the encoder reads.
-        target_length: How many the decoder reads, and writes.
+        vocabulary_size: Number of characters, padding among them.
+        source_length: Number of characters that the encoder reads.
+        target_length: Number of characters that the decoder reads, and writes.
     """
     source = keras.Input([source_length], dtype="int32", name="source")
     shifted = keras.Input([target_length], dtype="int32", name="shifted")

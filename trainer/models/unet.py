@@ -23,7 +23,7 @@ def unet(
     """Returns the network, from pixels to the logits of every pixel's class.
 
     Args:
-        depth: How many times height and width are halved.
+        depth: Number of times that height and width are halved.
         num_filters: Filters at full size; at each smaller one there are twice as many.
         classes: Number of classes.
         input_shape: Height, width, channels of an image.

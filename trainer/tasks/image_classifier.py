@@ -48,7 +48,7 @@ class ImageClassifier(Experiment):
         return examples
 
     def num_validation_examples(self) -> int:
-        """Returns how many images the validation split has."""
+        """Returns the number of validation images."""
         return len(self.data.open("validation"))
 
     def transform(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Sampling(Hyperparams):
-    """What to draw, and how boldly."""
+    """Texts that are drawn from the model, and the temperature."""
 
     prompt: str = field(default="def ", help="Prompt.")
     prompts: str | None = field(
@@ -36,7 +36,7 @@ class Sampling(Hyperparams):
     temperature: float = field(default=0.8, at_least=0.01, help="Sampling temperature.")
 
     def read_prompts(self) -> list[str]:
-        """Returns what the texts are to begin with, one text for each.
+        """Returns the prompts, one for each text.
 
         Raises:
             HyperparameterError: If they are in a file that cannot be read, or is empty.
@@ -76,11 +76,11 @@ class Sampling(Hyperparams):
         Args:
             model: Maps tokens to logits, `[rows, length]` to
                 `[rows, length, vocabulary_size]`.
-            prompts: What the texts begin with.
+            prompts: The beginnings of the texts.
             length: Tokens that it reads.
             seed: Seed of the draws; each text has its own.
-            start: What the model always reads first, before the text.
-            tokenizer: What the tokens are; none after its own is drawn.
+            start: The token that the model always reads first, before the text.
+            tokenizer: The tokenizer; no token beyond its vocabulary is drawn.
 
         Raises:
             HyperparameterError: If a prompt has no tokens.
@@ -149,7 +149,7 @@ class LanguageModel(Experiment):
 
     @property
     def tokens_per_step(self) -> int:
-        """How many tokens a step reads.
+        """Number of tokens that a step reads.
 
         Of packed documents it counts the starts as well, and the padding.
         """
@@ -180,7 +180,7 @@ class LanguageModel(Experiment):
         )
 
     def quantize_rules(self) -> Mapping[type, QuantizeConfig]:
-        """Returns how the transformer's own layers are quantized."""
+        """Returns the configurations of the transformer's own layers."""
         from trainer.models import transformer
 
         return transformer.quantize_rules()
@@ -222,7 +222,7 @@ class LanguageModel(Experiment):
         )
 
     def num_validation_examples(self) -> int:
-        """Returns how many windows have every token of the validation split."""
+        """Returns the number of windows that cover the validation split."""
         return self._num_windows(self._read("validation"))
 
     def _num_windows(self, text: np.ndarray) -> int:
@@ -305,7 +305,7 @@ class LanguageModel(Experiment):
 
     @property
     def _vocabulary_size(self) -> int:
-        """How many ids there are, the start of documents included."""
+        """Number of ids, the start of documents included."""
         size = self.data.load_tokenizer().vocabulary_size
         return size if self._start is None else max(size, self._start + 1)
 
@@ -345,7 +345,7 @@ def bigram_cross_entropy(
     Args:
         text: Tokens to count. # [num_tokens]
         previous: Tokens.
-        following: The token after each of them; of the same shape.
+        following: The token after each, of the same shape.
         vocabulary_size: Tokens are below it.
         ignored: A token that is never to be predicted, if there is such.
     """

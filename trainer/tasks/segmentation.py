@@ -47,7 +47,7 @@ class Segmenter(Experiment):
 
     @property
     def tokens_per_step(self) -> int:
-        """How many pixels a step trains on."""
+        """Number of pixels in a batch."""
         height, width, _ = self.data.shape
         return self.training.batch_size * height * width
 
@@ -119,7 +119,7 @@ class Segmenter(Experiment):
         return math.ceil(_NUM_MADE / self.training.batch_size)
 
     def num_validation_examples(self) -> int:
-        """Returns how many images the validation split has."""
+        """Returns the number of validation images."""
         if self.data.files is None:
             return self._num_made_batches * self.training.batch_size
         return len(self.data.open("validation"))

@@ -38,7 +38,7 @@ class Translation(Experiment):
 
     @property
     def tokens_per_step(self) -> int:
-        """How many characters a step predicts, were all targets as long as can be."""
+        """Number of characters that a step predicts, padding among them."""
         return self.training.batch_size * self._target_length
 
     def network(self) -> keras.Model:
@@ -141,7 +141,7 @@ class Translation(Experiment):
 
 
 def greedy_decode(model: keras.Model, source: np.ndarray, *, length: int) -> np.ndarray:
-    """Returns what the model writes, `[batch_size, length]`, zeros after the end.
+    """Returns the model's translations, `[batch_size, length]`, zeros after the end.
 
     The model always reads a full target, so that its program is traced once. What
     stands after the characters written does not matter to a causal decoder.
@@ -150,7 +150,7 @@ def greedy_decode(model: keras.Model, source: np.ndarray, *, length: int) -> np.
         model: Maps a source and a shifted target to logits, `[batch_size, length,
             vocabulary_size]`.
         source: `[batch_size, source_length]`
-        length: How many characters it writes at most.
+        length: Largest number of characters that it writes.
     """
     written = np.full([len(source), length + 1], PADDING, np.int32)
     written[:, 0] = START

@@ -83,18 +83,20 @@ def test_a_wrong_command_line_is_refused_with_status_1(
 
 def test_command_lines_say_what_to_do() -> None:
     given = ["worker", "--port=4000", "--devices=2"]
-    options = worker.Options(port=4000, devices=2)
+    options = worker.WorkerOptions(port=4000, devices=2)
     assert program.parse(given) == (worker.run, options)
     given += ["--cluster=a:4000, b:4000", "--index=1"]
-    options = worker.Options(port=4000, devices=2, cluster="a:4000, b:4000", index=1)
+    options = worker.WorkerOptions(
+        port=4000, devices=2, cluster="a:4000, b:4000", index=1
+    )
     assert program.parse(given) == (worker.run, options)
     assert options.workers == "a:4000,b:4000"
     command = ["a", "--b", "--", "c", "--workers=3"]
-    plan = supervisor.Options(command=command, workers=2)
+    plan = supervisor.LaunchOptions(command=command, workers=2)
     found = program.parse(["launch", "--workers=2", "--", *command])
     assert found == (supervisor.run, plan)
     given = ["server", "--port=4000", "--devices=2", "--loopback"]
-    options = server.Options(port=4000, devices=2, loopback=True)
+    options = server.ServerOptions(port=4000, devices=2, loopback=True)
     assert program.parse(given) == (server.run, options)
 
 

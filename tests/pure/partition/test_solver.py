@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tfgpipe._util import stage_spans
-from tfgpipe.capture.balance import check_calls_per_stage
+from tfgpipe.partition.given import Partition
 from tfgpipe.partition.solver import best_partition
 from tfgpipe.simulation import imbalance
 
@@ -424,28 +424,28 @@ def test_imbalance_is_the_largest_over_the_mean(stage_costs, ratio):
     ("counts", "words"),
     [
         ([], "each at least 1"),
-        ([3, 0], r"each at least 1\. Received balance=\[3, 0\]"),
-        ([1.5, 1.5], r"each at least 1\. Received balance=\[1\.5, 1\.5\]"),
-        ([1, 1], r"adds up to 2, for 3 calls: a, b, c\. .* as balance=\['a'\]\."),
+        ([3, 0], r"each at least 1\. Received partition=\[3, 0\]"),
+        ([1.5, 1.5], r"each at least 1\. Received partition=\[1\.5, 1\.5\]"),
+        ([1, 1], r"adds up to 2, for 3 calls: a, b, c\. .* as partition=\['a'\]\."),
     ],
 )
-def test_a_balance_list_that_cannot_be_is_refused(counts, words):
+def test_a_partition_that_cannot_be_is_refused(counts, words):
     with pytest.raises(ValueError, match=words):
-        check_calls_per_stage(counts, ["a", "b", "c"])
+        Partition.of(counts).counts(["a", "b", "c"])
 
 
-def test_a_balance_list_that_adds_up_is_taken_as_it_is():
-    assert check_calls_per_stage([2, 1], ["a", "b", "c"]) == (2, 1)
+def test_a_partition_that_adds_up_is_taken_as_it_is():
+    assert Partition.of([2, 1]).counts(["a", "b", "c"]) == (2, 1)
 
 
 def test_the_names_of_many_calls_are_told_in_part_and_as_cut_points():
     names = [f"layer_{i}" for i in range(43)]
     with pytest.raises(ValueError, match="for 43 calls: ") as raised:
-        check_calls_per_stage([2, 2, 2, 2], names)
+        Partition.of([2, 2, 2, 2]).counts(names)
     message = str(raised.value)
     assert "layer_0, layer_1, " in message
     assert "layer_5, ... (32 more), layer_38, " in message
-    assert "as balance=['layer_9', 'layer_20', 'layer_31']." in message
+    assert "as partition=['layer_9', 'layer_20', 'layer_31']." in message
 
 
 def test_spans_follow_each_other():

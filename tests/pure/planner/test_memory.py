@@ -8,22 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pure.planner.toys import TOY, config, layer, request, workload
+from tests.pure.planner.toys import TOY, config, layer, request, staged, workload
 from tfgpipe import schedules
 from tfgpipe.planner import memory
-from tfgpipe.planner.memory import in_flight
 from tfgpipe.planner.parallel_config import REMATS
 from tfgpipe.simulation.simulator import Costs, simulate
 
 
-def held(model, layers_per_stage, *, rows=2, num_slots=2, device=TOY, **values):
+def held(model, layers_per_stage, *, num_slots=2, device=TOY, **values):
+    each = config(**values)
     return memory.devices(
-        model,
-        config(**values),
-        layers_per_stage,
-        rows=rows,
-        num_slots=num_slots,
-        device=device,
+        staged(model, each, layers_per_stage, num_slots=num_slots, device=device)
     )
 
 
@@ -37,7 +32,7 @@ def test_one_device_holds_state_and_all_activations():
         "inputs": 0,
         "activations": 3 * 2 * 400,
         "recomputed": 0,
-        # Of a layer: its own bytes on two rows, and a gradient of 10 weights.
+        # Of a layer: its own bytes on two examples, and a gradient of 10 weights.
         "workspace": 2 * 30 + 4 * 10,
         "reserved": 7,
     }
@@ -46,16 +41,16 @@ def test_one_device_holds_state_and_all_activations():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "weight_bytes", "weights"),
+    ("dtype", "size", "weights"),
     [("bfloat16", 4, 6), ("bfloat16", 2, 2), ("float64", 8, 8)],
 )
-def test_weights_of_more_bytes_than_products_are_copied(dtype, weight_bytes, weights):
-    model = workload(dtype=dtype, weight_bytes=weight_bytes)
+def test_weights_of_more_bytes_than_products_are_copied(dtype, size, weights):
+    model = workload(dtype=dtype, size=size)
     (only,) = held(model, (4,), num_slots=3)
     assert only.weights == weights * 40
-    assert only.gradients == weight_bytes * 40
-    assert only.slots == 3 * weight_bytes * 40
-    assert only.workspace == 2 * 30 + weight_bytes * 10
+    assert only.gradients == size * 40
+    assert only.slots == 3 * size * 40
+    assert only.workspace == 2 * 30 + size * 10
 
 
 @pytest.mark.parametrize("name", schedules.NAMES)
@@ -113,7 +108,7 @@ def test_a_compiler_leaves_the_inputs_of_layers_as_they_are():
     [("stage", 2 * (100 + 300)), ("layer", 2 * (300 + 5))],
 )
 def test_stages_of_one_device_recompute_one_at_a_time(remat, most):
-    layers = (layer(), layer(kept_bytes=300), layer(), layer())
+    layers = (layer(), layer(saved=300), layer(), layer())
     model = dataclasses.replace(workload(), layers=layers)
     schedule = schedules.gpipe(3, 4).with_placement((0, 1, 0))
     values = {"num_devices": 2, "num_microbatches": 4, "remat": remat}
@@ -127,7 +122,7 @@ def test_a_compiler_leaves_a_share_of_what_was_counted_operation_by_operation():
     options = {"num_microbatches": 8, "device": half, "remat": "stage"}
     (plain,), (less,) = (held(x, (4,), **options) for x in (formula, traced))
     assert less.recomputed == plain.recomputed / 2
-    # Two rows of 30 bytes, and the gradient.
+    # Two examples of 30 bytes, and the gradient.
     assert (plain.workspace, less.workspace) == (60 + 40, 30 + 40)
     # What crosses from function to function is as it is.
     assert less.inputs == plain.inputs
@@ -138,9 +133,9 @@ def test_a_compiler_leaves_a_share_of_what_was_counted_operation_by_operation():
 def test_shards_share_weights_and_what_is_not_whole():
     (only,) = held(workload(), (4,), num_shards=2)
     assert only.weights == 4 * 40 / 2
-    # 20 of 100 bytes are whole: 20 + 80 / 2, of four layers, on two rows.
+    # 20 of 100 bytes are whole: 20 + 80 / 2, of four layers, on two examples.
     assert only.activations == pytest.approx(2 * 4 * 60)
-    # Of a layer: its own bytes on two rows, and its gradient.
+    # Of a layer: its own bytes on two examples, and its gradient.
     assert only.workspace == (2 * 30 + 4 * 10) / 2
 
 
@@ -161,21 +156,22 @@ def test_beside_a_sharded_layer_one_that_does_not_divide_stays_whole():
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero_bubble"])
-@pytest.mark.parametrize(("K", "M"), [(2, 2), (3, 4), (4, 9)])
+@pytest.mark.parametrize(("K", "M"), [(2, 2), (3, 4), (4, 9), (2, 20), (3, 32)])
 def test_microbatches_in_flight_are_those_of_the_simulation(name, K, M):
     schedule = schedules.make(name, num_stages=K, num_microbatches=M)
     simulated = simulate(schedule, Costs(kept_bytes=1))
-    counted = in_flight(name, num_devices=K, stages_per_device=1, num_microbatches=M)
+    counted = config(num_devices=K, num_microbatches=M, schedule=name).load.in_flight
     assert counted == simulated.peak_bytes
 
 
-@pytest.mark.parametrize(("K", "v", "M"), [(2, 2, 4), (2, 4, 16), (4, 2, 32)])
+@pytest.mark.parametrize(
+    ("K", "v", "M"), [(2, 2, 4), (2, 4, 16), (4, 2, 32), (2, 2, 64)]
+)
 def test_so_are_those_of_several_stages_a_device(K, v, M):
     schedule = schedules.interleaved(v * K, M, num_devices=K)
     simulated = simulate(schedule, Costs(kept_bytes=1))
-    counted = in_flight(
-        "interleaved", num_devices=K, stages_per_device=v, num_microbatches=M
-    )
+    sizes = {"num_devices": K, "stages_per_device": v, "num_microbatches": M}
+    counted = config(**sizes, schedule="interleaved").load.in_flight
     assert tuple(sum(counted[p::K]) for p in range(K)) == simulated.peak_bytes
 
 
@@ -213,11 +209,12 @@ CONFIGS = st.builds(
 
 @settings(max_examples=25, deadline=None)
 @given(CONFIGS, st.integers(1, 6), st.integers(0, 3))
-def test_parts_add_up(each, rows, num_slots):
+def test_parts_add_up(each, examples, num_slots):
     layers_per_stage = request(workload(6)).partition(each)
-    for device in memory.devices(
-        workload(6), each, layers_per_stage, rows=rows, num_slots=num_slots, device=TOY
-    ):
+    model = staged(
+        workload(6), each, layers_per_stage, examples=examples, num_slots=num_slots
+    )
+    for device in memory.devices(model):
         assert device.total == pytest.approx(sum(device.parts.values()))
         assert min(device.parts.values()) >= 0
 
@@ -238,20 +235,15 @@ def test_more_memory_never_makes_a_layout_not_fit(each, size, factor):
 
 @settings(max_examples=25, deadline=None)
 @given(CONFIGS, st.integers(1, 6))
-def test_recomputing_never_holds_more_than_keeping(each, rows):
+def test_recomputing_never_holds_more_than_keeping(each, examples):
     layers_per_stage = request(workload(6)).partition(
         dataclasses.replace(each, remat="none")
     )
 
     def most(remat):
-        found = memory.devices(
-            workload(6),
-            dataclasses.replace(each, remat=remat, schedule="1f1b"),
-            layers_per_stage,
-            rows=rows,
-            num_slots=2,
-            device=TOY,
-        )
+        other = dataclasses.replace(each, remat=remat, schedule="1f1b")
+        model = staged(workload(6), other, layers_per_stage, examples=examples)
+        found = memory.devices(model)
         return max(device.total - device.inputs for device in found)
 
     assert most("layer") <= most("stage") + 1e-9

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 from tests.pure.planner.toys import TOY, config, layer, request, workload
+from tfgpipe.costs import PassCost
 
 
 def test_a_partition_is_of_the_shards_that_it_is_asked_for():
     """Two shards halve the first layer, but not the others, which do not divide."""
-    whole = {"max_shards": 1, "num_reductions": 0, "forward_traffic": 0}
+    whole = {"max_shards": 1, "num_reductions": 0, "traffic": PassCost(0, 40)}
     layers = (
-        layer(forward_flops=400, num_reductions=0, forward_traffic=0),
-        *(layer(forward_flops=200, **whole) for _ in range(2)),
+        layer(flops=PassCost(400, 200), num_reductions=0, traffic=PassCost(0, 40)),
+        *(layer(flops=PassCost(200, 200), **whole) for _ in range(2)),
     )
     fast = dataclasses.replace(TOY, bandwidth=1e12, memory=1e12)
     model = dataclasses.replace(workload(), layers=layers)
@@ -26,8 +27,7 @@ def test_a_partition_by_memory_counts_weights_in_their_own_type():
     """Six numbers of 2 bytes are less than four of 4."""
     sizes = [(6, 2), (6, 2), (4, 4), (1, 4)]
     layers = tuple(
-        layer(parameters=n, weight_bytes=size, kept_bytes=0, whole_bytes=0)
-        for n, size in sizes
+        layer(count=n, size=size, saved=0, replicated=0) for n, size in sizes
     )
     model = dataclasses.replace(workload(), layers=layers)
     asked = request(model, device=dataclasses.replace(TOY, memory=1.0))

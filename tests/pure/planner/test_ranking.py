@@ -122,7 +122,7 @@ def test_all_reduces_are_why_shards_lose_on_a_slow_link():
 
 
 def test_weights_are_why_one_stage_loses():
-    heavy = workload(8, parameters=1000, max_shards=1)
+    heavy = workload(8, count=1000, max_shards=1)
     # 16 bytes a weight: 128,000 in all, 32,000 on each of four stages.
     result = search(heavy, device=dataclasses.replace(TOY, memory=60_000.0))
     whys = {each.name: each.reason for each in result.rejected}
@@ -162,8 +162,8 @@ def test_wrong_questions_are_refused(values, words):
 def test_a_workload_has_layers_and_sizes_are_not_negative():
     with pytest.raises(ValueError, match=r"at least one layer\. Received none for 'x'"):
         planner.Workload(name="x", layers=())
-    with pytest.raises(ValueError, match="`kept_bytes` of layer 'layer' is a finite"):
-        layer(kept_bytes=-1)
+    with pytest.raises(ValueError, match=r"`tensors\.saved` of layer 'layer' is a fin"):
+        layer(saved=-1)
 
 
 def test_a_report_shows_each_of_the_best():

@@ -8,39 +8,39 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pure.planner.toys import TOY, config, layer, request, workload
+from tests.pure.planner.toys import TOY, config, layer, request, staged, workload
 from tfgpipe import schedules
+from tfgpipe.costs import PassCost
 from tfgpipe.planner import step_time
 from tfgpipe.planner.devices import Link
-from tfgpipe.schedules.kinds import BACKWARD, FORWARD
 from tfgpipe.simulation.simulator import Costs, simulate
 
 
 def test_a_layer_takes_its_products_and_its_traffic():
-    # Of 2 rows: 200 FLOP at 100 a second, 10 weights of 4 bytes at 10 a second, and
+    # Of 2 examples: 200 FLOP at 100 a second, 10 weights of 4 bytes at 10 a second, and
     # half of 40 bytes at 10 a second.
     seconds = step_time.layer_seconds(
-        FORWARD, layer(), rows=2, num_shards=1, device=TOY, dtype="float32"
+        layer(), examples=2, num_shards=1, device=TOY, dtype="float32"
     )
-    assert seconds == pytest.approx(2 + 4 + 2)
+    assert seconds.forward == pytest.approx(2 + 4 + 2)
     # A backward reads weights, and reads and writes the sum of gradients.
     seconds = step_time.layer_seconds(
-        BACKWARD, layer(), rows=2, num_shards=1, device=TOY, dtype="bfloat16"
+        layer(), examples=2, num_shards=1, device=TOY, dtype="bfloat16"
     )
-    assert seconds == pytest.approx(400 / 200 + 10 * (2 + 8) / 10 + 4)
+    assert seconds.backward == pytest.approx(400 / 200 + 10 * (2 + 8) / 10 + 4)
 
 
 def test_shards_share_arithmetic_and_what_is_not_whole():
     seconds = step_time.layer_seconds(
-        FORWARD, layer(), rows=2, num_shards=2, device=TOY, dtype="float32"
+        layer(), examples=2, num_shards=2, device=TOY, dtype="float32"
     )
-    assert seconds == pytest.approx(1 + 2 + 0.6 * 2)
+    assert seconds.forward == pytest.approx(1 + 2 + 0.6 * 2)
 
 
 def test_shards_reduce_twice_in_each_pass():
     each = config(num_shards=2, remat="stage")
-    (stage,) = step_time.stage_times(workload(1), each, (1,), rows=2, device=TOY)
-    # 10 bytes of two rows, on a ring of two: two hops of 5 bytes at 5 a second.
+    (stage,) = step_time.stage_times(staged(workload(1), each, (1,)))
+    # 10 bytes of two examples, on a ring of two: two hops of 5 bytes at 5 a second.
     once = 2 * (5 / 5 + 0.25)
     assert stage.reductions.total == pytest.approx(3 * 2 * once)
     assert stage.forward == pytest.approx(1 + 2 + 1.2 + 2 * once)
@@ -50,11 +50,13 @@ def test_shards_reduce_twice_in_each_pass():
 def test_a_layer_that_cannot_be_sharded_reduces_nothing():
     layers = (layer(), layer(max_shards=1))
     (stage,) = step_time.stage_times(
-        dataclasses.replace(workload(), layers=layers),
-        config(num_shards=2, remat="layer"),
-        (2,),
-        rows=2,
-        device=TOY,
+        staged(
+            dataclasses.replace(workload(), layers=layers),
+            config(num_shards=2, remat="layer"),
+            (2,),
+            examples=2,
+            device=TOY,
+        )
     )
     # The other one reduces twice, 2.5 s each, and all that twice before its backward.
     assert stage.reductions.forward == pytest.approx(5)
@@ -66,7 +68,7 @@ def test_a_layer_that_cannot_be_sharded_reduces_nothing():
 def test_an_action_has_an_overhead_and_all_layers_but_the_last_recompute_twice():
     device = dataclasses.replace(TOY, overhead=0.5)
     (stage,) = step_time.stage_times(
-        workload(2), config(remat="layer"), (2,), rows=2, device=device
+        staged(workload(2), config(remat="layer"), (2,), examples=2, device=device)
     )
     assert stage.forward == pytest.approx(2 * 8 + 0.5)
     assert stage.recompute == pytest.approx((2 + 1) * 8)
@@ -97,11 +99,13 @@ def test_the_device_of_most_trained_weights_updates_last():
     # Device 0: half of 10 weights, and 4 of 10 that cannot be sharded; device 1: half.
     layers = (layer(), layer(max_shards=1, trained=4), layer())
     replicas, update = step_time.update_times(
-        dataclasses.replace(workload(), layers=layers),
-        config(num_replicas=2, num_devices=2, num_shards=2),
-        (2, 1),
-        num_slots=2,
-        device=TOY,
+        staged(
+            dataclasses.replace(workload(), layers=layers),
+            config(num_replicas=2, num_devices=2, num_shards=2),
+            (2, 1),
+            num_slots=2,
+            device=TOY,
+        )
     )
     # Eight devices are in two groups: 1 byte a second and a latency of 1.
     assert replicas == pytest.approx(2 * (4 * 9 / 2 / 1 + 1))
@@ -111,16 +115,15 @@ def test_the_device_of_most_trained_weights_updates_last():
 def test_one_device_has_no_bubble():
     time = request(workload(2)).estimate(config(num_microbatches=4)).time
     assert (time.bubble, time.replicas) == (0, 0)
-    # 2 layers x 4 microbatches of 2 rows: 8 s forward, 4 + 12 + 4 s backward.
+    # 2 layers x 4 microbatches of 2 examples: 8 s forward, 4 + 12 + 4 s backward.
     assert time.pipeline == pytest.approx(2 * 4 * (8 + 20))
 
 
 def test_a_layer_without_products_takes_its_traffic():
-    each = layer(forward_flops=0, backward_flops=0)
-    for kind, seconds in ((FORWARD, 2), (BACKWARD, 4)):
-        assert seconds == step_time.layer_seconds(
-            kind, each, rows=2, num_shards=1, device=TOY, dtype="float32"
-        )
+    each = layer(flops=PassCost())
+    assert step_time.layer_seconds(
+        each, examples=2, num_shards=1, device=TOY, dtype="float32"
+    ) == PassCost(2, 4)
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -151,14 +154,16 @@ def test_a_step_of_unlike_stages_takes_what_was_worked_out_by_hand():
     link       0 18.4-38.4, 1 38.4-58.4
     device 1   F0 39.4-47.4, F1 59.4-67.4, B1 67.4-95.4, B0 95.4-123.4
     """
-    layers = (layer(), layer(), layer(max_shards=1, input_bytes=10))
+    layers = (layer(), layer(), layer(max_shards=1, inputs=10))
     time = step_time.step_time(
-        dataclasses.replace(workload(), layers=layers),
-        config(num_devices=2, num_shards=2, num_microbatches=2, remat="stage"),
-        (2, 1),
-        rows=2,
-        num_slots=2,
-        device=dataclasses.replace(TOY, group=2),
+        staged(
+            dataclasses.replace(workload(), layers=layers),
+            config(num_devices=2, num_shards=2, num_microbatches=2, remat="stage"),
+            (2, 1),
+            examples=2,
+            num_slots=2,
+            device=dataclasses.replace(TOY, group=2),
+        )
     )
     assert time.pipeline == pytest.approx(214.8)
     # Of the busiest device, twice.
@@ -191,7 +196,7 @@ def test_a_long_step_goes_on_as_it_began(name, K, v, monkeypatch):
         remat="stage",
     )
     stages = step_time.stage_times(
-        workload(K * v), each, (1,) * (K * v), rows=1, device=TOY
+        staged(workload(K * v), each, (1,) * (K * v), examples=1, device=TOY)
     )
 
     def seconds():
@@ -209,13 +214,13 @@ def test_a_long_step_goes_on_as_it_began(name, K, v, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "waiting"),
-    [("gpipe", 8 + 20), ("1f1b", 8 + 20), ("zero_bubble", 8), ("interleaved", 8)],
+    [("gpipe", 8 + 20), ("1f1b", 8 + 20), ("zero_bubble", 8), ("interleaved", 28)],
 )
 def test_a_lower_bound_is_the_work_of_a_device_and_its_wait_for_the_first(
     name, waiting
 ):
     each = config(num_devices=2, num_microbatches=4, schedule=name)
-    bound = request(workload(2)).least_seconds(each, (1, 1))
+    bound = request(workload(2)).lower_bound_seconds(each, (1, 1))
     # And the update of 10 weights, of which 7 x 4 bytes are read or written.
     assert bound == pytest.approx(4 * (8 + 20) + waiting + 10 * 4 * 7 / 10)
 
@@ -239,11 +244,11 @@ CONFIGS = st.builds(
 @settings(max_examples=25, deadline=None)
 @given(CONFIGS, st.lists(st.floats(1, 100), min_size=8, max_size=8))
 def test_no_step_is_faster_than_its_bound(each, flops):
-    layers = tuple(layer(forward_flops=f, backward_flops=2 * f) for f in flops)
+    layers = tuple(layer(flops=PassCost(f, 2 * f)) for f in flops)
     model = dataclasses.replace(workload(), layers=layers)
     asked = request(model, batch_size=each.num_microbatches, num_devices=4)
     layers_per_stage = asked.partition(each)
-    bound = asked.least_seconds(each, layers_per_stage)
+    bound = asked.lower_bound_seconds(each, layers_per_stage)
     assert bound <= asked.estimate(each, layers_per_stage).time.total * (1 + 1e-9)
 
 

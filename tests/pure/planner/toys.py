@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from tfgpipe.planner import Device, Layer, Link, ParallelConfig, PlanRequest, Workload
+import dataclasses
+
+from tfgpipe.costs import LayerCost, PassCost, TensorBytes, Weights
+from tfgpipe.planner import Device, Link, ParallelConfig, PlanRequest, Workload
+from tfgpipe.planner.workload import StagedWorkload
 
 # A second for 100 FLOP, and for 10 bytes.
 TOY = Device(
@@ -19,23 +23,24 @@ TOY = Device(
 )
 
 
-def layer(**values) -> Layer:
-    """Returns a layer, two shards of which share 40 of 100 kept bytes."""
+def layer(**values) -> LayerCost:
+    """Returns a layer, two shards of which share 40 of 100 saved bytes.
+
+    Args:
+        **values: Other values; those of weights and tensors by their own names.
+    """
     usual = {
-        "name": "layer",
-        "parameters": 10,
-        "forward_flops": 100,
-        "backward_flops": 200,
-        "forward_traffic": 20,
-        "backward_traffic": 40,
-        "kept_bytes": 100,
-        "work_bytes": 30,
-        "input_bytes": 5,
-        "output_bytes": 5,
-        "max_shards": 4,
-        "whole_bytes": 20,
+        "weights": Weights(10),
+        "flops": PassCost(100, 200),
+        "traffic": PassCost(20, 40),
+        "tensors": TensorBytes(100, 30, 5, 5, replicated=20, saves_inputs=True),
     }
-    return Layer(**{**usual, **values})
+    for name in ("weights", "tensors"):
+        value = usual[name]
+        inner = {f.name for f in dataclasses.fields(value)} & set(values)
+        own = {key: values.pop(key) for key in inner}
+        usual[name] = dataclasses.replace(value, **own)
+    return LayerCost(**{"name": "layer", "max_shards": 4, **usual, **values})
 
 
 def workload(num_layers: int = 4, dtype: str = "float32", **values) -> Workload:
@@ -58,3 +63,14 @@ def config(**values) -> ParallelConfig:
 def request(model: Workload | None = None, **values) -> PlanRequest:
     usual = {"device": TOY, "num_devices": 4, "batch_size": 8, "num_slots": 2}
     return PlanRequest(model or workload(), **{**usual, **values})
+
+
+def staged(model, config, layers_per_stage, **values) -> StagedWorkload:
+    """Returns a workload in stages, by default with microbatches of two examples."""
+    usual = {"examples": 2, "num_slots": 2, "device": TOY}
+    return StagedWorkload(
+        workload=model,
+        config=config,
+        layers_per_stage=layers_per_stage,
+        **{**usual, **values},
+    )

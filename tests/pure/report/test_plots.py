@@ -306,6 +306,17 @@ def test_devices_go_down_and_time_across(drawn):
     assert axes.get_xlabel() == "time in forwards"
 
 
+def test_forwards_of_two_encoders_are_drawn_at_once():
+    flow = schedules.DataFlow(((), (), (0, 1)))
+    figure = plot_schedule(schedules.gpipe(3, 2, flow=flow))
+    texts = [(x.get_text(), x.get_position()) for x in figure.axes[0].texts]
+    (first, second), (third,) = (
+        [at for text, at in texts if text == "0" and at[1] in rows][: len(rows)]
+        for rows in ((0, 1), (2,))
+    )
+    assert first[0] == second[0] < third[0]
+
+
 def test_a_schedule_prints_its_numbers(drawn):
     shown = drawn["gpipe"].words
     assert "gpipe, 4 stages on 4 devices, 8 microbatches" in shown

@@ -306,3 +306,22 @@ def test_counts_out_of_bounds_are_refused_before_any_action(
 def test_actions_that_cannot_be_are_refused(wrong, words):
     with pytest.raises(ValueError, match=words):
         Action(*wrong)
+
+
+@given(plans())
+def test_a_policy_tells_what_its_schedules_hold(plan):
+    policy, K = schedules.find(plan.name), plan.num_stages
+    sizes = K, plan.num_microbatches
+    assert policy.in_flight(*sizes, plan.num_devices) == plan.in_flight
+    assert policy.splits_backwards == plan.splits_backwards
+    if policy.splits_backwards:
+        assert policy.in_backward(*sizes) == plan.in_backward
+
+
+def test_a_policy_or_a_schedule_is_found_as_it_is():
+    plan = schedules.gpipe(2, 2)
+    assert schedules.find(plan) is plan
+    assert schedules.find("1f1b") is schedules.find(schedules.one_f_one_b)
+    assert schedules.one_f_one_b == type(schedules.one_f_one_b).from_config({})
+    with pytest.raises(TypeError, match=r"`tfgpipe\.Schedule`\. Received 3\."):
+        schedules.find(3)

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tfgpipe import schedules
-from tfgpipe.schedules.schedule import Action, Schedule, action_labels, draw
+from tfgpipe.schedules.schedule import Action, Schedule, draw
 
 
 def actions(text):
@@ -70,10 +70,10 @@ def test_an_action_is_described_in_words():
 
 
 def test_stages_that_share_a_device_are_told_apart():
-    labels = action_labels(schedules.interleaved(4, 2, num_devices=2))
+    labels = schedules.interleaved(4, 2, num_devices=2).labels
     assert labels[Action("forward", 1, 0)] == "F0a"
     assert labels[Action("forward", 3, 0)] == "F0b"
-    assert action_labels(schedules.gpipe(2, 2))[Action("forward", 1, 0)] == "F0"
+    assert schedules.gpipe(2, 2).labels[Action("forward", 1, 0)] == "F0"
 
 
 def test_an_empty_order_is_drawn():
@@ -219,3 +219,36 @@ def test_fewer_microbatches_are_the_first_ones():
     assert draw(plan.first_microbatches(3)) == draw(schedules.one_f_one_b(2, 3))
     assert plan.first_microbatches(4) is plan
     assert plan.first_microbatches(9) is plan
+
+
+def test_a_device_holds_most_bytes_where_its_larger_stage_is_in_flight():
+    """While most microbatches are in flight, few are on the stage that holds most."""
+    plan = written(
+        "F0.0 F0.1 F0.2 B0.0 F1.1 B0.1 B0.2 B1.1",
+        num_stages=2,
+        num_microbatches=3,
+    )
+    assert plan.in_flight == (3, 0)
+    assert plan.most_held([1, 0]) == (3,)
+    assert plan.most_held([1, 9]) == (2 + 9,)
+    assert plan.most_held([0, 1]) == (1,)
+
+
+@pytest.mark.parametrize("sizes", [[1, 1, 1, 1], [1, 5, 9, 2], [9, 0, 1, 4]])
+def test_what_a_device_holds_is_counted_action_by_action(sizes):
+    plan = schedules.interleaved(4, 7, num_devices=2)
+    for order, most in zip(plan.orders, plan.most_held(sizes), strict=True):
+        held, largest = 0, 0
+        for action in order:
+            held += action.kind.in_flight * sizes[action.stage]
+            largest = max(largest, held)
+        assert most == largest
+
+
+def test_a_schedule_is_used_on_the_devices_and_microbatches_that_it_is_for():
+    plan = schedules.one_f_one_b(2, 3)
+    assert plan.on([0, 1], 3) is plan
+    with pytest.raises(ValueError, match=r"is for 3 microbatches\. Received.*=4"):
+        plan.on([0, 1], 4)
+    with pytest.raises(ValueError, match=r"on devices \(0, 1\), by index\. Received"):
+        plan.on([1, 0], 3)

@@ -292,6 +292,37 @@ def test_interleaving_with_transfers_is_that_worked_out_by_hand():
     assert simulation.peak_bytes == (3 * 1 + 2 * 4, 2 * 2 + 8)
 
 
+def test_two_encoders_take_as_long_as_one_and_the_head():
+    # encoder 0  F0 F1 F2 F3 .. B3---- B2---- B1---- B0----
+    # encoder 1  F0 F1 F2 F3 .. B3---- B2---- B1---- B0----
+    # head       .. F0 F1 F2 F3 B3---- B2---- B1---- B0----
+    towers = schedules.DataFlow(((), (), (0, 1)))
+    plan = schedules.gpipe(3, 4, flow=towers)
+    # As a line of two: (M + 1) (f + b). One of three takes (M + 2) (f + b).
+    assert step_time(plan) == (4 + 1) * 3
+    assert step_time(schedules.gpipe(3, 4)) == (4 + 2) * 3
+    assert step_time(schedules.one_f_one_b(3, 4, flow=towers)) == (4 + 1) * 3
+    # Encoders of 5 and 2: the longer one is busy for M (5 + 10), and the head's forward
+    # and backward of one microbatch come between.
+    costs = Costs(forward=[5, 2, 1], backward=[10, 4, 2])
+    assert simulate(plan, costs).timeline.step_time == 4 * 15 + 1 + 2
+
+
+def test_each_reader_of_a_stage_has_a_transfer_of_its_own():
+    flow = schedules.DataFlow(((), (0,), (0, 1)))
+    costs = Costs(forward=1, backward=2, boundary_bytes=[6, 4], bandwidth=2)
+    sent = simulate(schedules.gpipe(3, 1, flow=flow), costs).timeline.transfers
+    # Forward of stage 0 at 0 to 1, of 1 at 4 to 5, of 2 at 7 to 8, backward to 10.
+    assert [(x.from_stage, x.to_stage, x.start, x.end) for x in sent] == [
+        (0, 1, 1, 4),
+        (0, 2, 1, 4),
+        (1, 2, 5, 7),
+        (2, 0, 10, 13),
+        (2, 1, 10, 12),
+        (1, 0, 14, 17),
+    ]
+
+
 def test_latency_keeps_no_link_busy():
     timeline = simulate(schedules.gpipe(2, 2), Costs(latency=5)).timeline
     assert times(timeline, "forward", 1) == {0: (6, 7), 1: (7, 8)}

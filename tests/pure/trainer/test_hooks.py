@@ -1,0 +1,52 @@
+"""The values that methods of an experiment return are checked, each by its row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainer import hooks
+from trainer.experiment import Experiment
+from trainer.hyperparams import HyperparameterError
+
+
+def mine(hook: str, returned: Any) -> object:
+    return type("Mine", (), {hook: lambda *_, **__: returned})()
+
+
+def test_every_hook_is_a_method_of_experiments() -> None:
+    assert [name for name in hooks.HOOKS if not hasattr(Experiment, name)] == []
+
+
+@pytest.mark.parametrize(
+    ("hook", "returned"),
+    [
+        ("baselines", {"bigram": 2.5, "other": 3}),
+        ("other_units", {"byte": 0.5}),
+        ("digests", {"data.files": "ab12"}),
+        ("quantize_rules", {int: object()}),
+        ("baselines", {}),
+    ],
+)
+def test_a_value_that_fits_is_returned(hook: str, returned: Any) -> None:
+    assert hooks.call(mine(hook, returned), hook) is returned
+
+
+@pytest.mark.parametrize(
+    ("hook", "returned", "expected"),
+    [
+        ("baselines", None, "a dict of numbers"),
+        ("baselines", {"bigram": "2.5"}, "a dict of numbers"),
+        ("other_units", {"byte": 0}, "a dict of numbers above 0"),
+        ("other_units", {"byte": "1"}, "a dict of numbers above 0"),
+        ("digests", {"data.files": 12}, "a dict of strings"),
+        ("quantize_rules", [], "a dict"),
+    ],
+)
+def test_any_other_is_refused(hook: str, returned: Any, expected: str) -> None:
+    with pytest.raises(HyperparameterError) as error:
+        hooks.call(mine(hook, returned), hook)
+    assert str(error.value) == (
+        f"Mine: expected `{hook}()` to return {expected}; received {returned!r}."
+    )

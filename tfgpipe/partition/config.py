@@ -1,0 +1,310 @@
+"""The configuration of a pipeline: all that a user chooses.
+
+`PipelinedLayer`, `PipelinedModel`, `pipeline` and `plan` take its fields as keyword
+arguments, and hold it. A new option is a field of `PipelineConfig`, documented there;
+the type of its argument, among the options below; and the place that uses it.
+Signatures, documentation and saved models follow.
+"""
+
+# ruff: noqa: RUF009  (`_option` returns a field.)
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import (
+    Any,
+    Literal,
+    Required,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    get_args,
+)
+
+from tfgpipe import remat as remat_lib
+from tfgpipe import schedules
+from tfgpipe._util import argument_checks, docstrings
+from tfgpipe.partition import saved_choices
+from tfgpipe.partition.given import Partition
+from tfgpipe.partition.profiles import QUANTITIES, PlanSettings, Quantity
+from tfgpipe.remat import Remat, RematLike
+from tfgpipe.schedules import Schedule, SchedulePolicy
+from tfgpipe.stage import Codec, StageOptions, codecs, normalization
+from tfgpipe.stage.codecs import CodecLike
+
+_Value = TypeVar("_Value")
+_Face = TypeVar("_Face", bound=Callable[..., Any])
+
+# An argument `schedule`.
+ScheduleLike: TypeAlias = schedules.Name | SchedulePolicy | Schedule
+
+JitCompile = bool | Literal["auto"]
+
+
+class _Options(TypedDict, total=False):
+    """Arguments of all that partitions a model."""
+
+    num_stages: int | None
+    num_microbatches: Required[int]
+    balance: Quantity | Sequence[int] | Sequence[str]
+    partition: Sequence[int] | Sequence[str] | None
+    memory_limit: float | None
+    remat: RematLike
+    transfer_dtype: CodecLike
+
+
+class PlanOptions(_Options, total=False):
+    """Arguments of `plan`."""
+
+    schedule: ScheduleLike
+
+
+class LayerOptions(_Options, total=False):
+    """Arguments of a `PipelinedLayer`."""
+
+    jit_compile: JitCompile
+    batch_norm: normalization.BatchNorm
+    devices: Sequence[str] | None
+    dtype: Any
+
+
+class ModelOptions(PlanOptions, LayerOptions, total=False):
+    """Arguments of a `PipelinedModel`."""
+
+
+def _option(
+    find: Callable[[Any], _Value],
+    default: Any = dataclasses.MISSING,
+    *,
+    save: Callable[[_Value], Any] = lambda value: value,
+) -> _Value:
+    """Returns a field.
+
+    Args:
+        find: Returns the value of an argument, or of the value itself.
+        default: The default argument.
+        save: Returns the argument in a saved model.
+    """
+    has_default = default is not dataclasses.MISSING
+    return dataclasses.field(
+        default=find(default) if has_default else default,
+        metadata={"find": find, "default": default, "save": save},
+    )
+
+
+def _find_choice(argument: str, choices: Sequence[Any]) -> Callable[[Any], Any]:
+    return lambda value: argument_checks.check_choice(argument, value, choices)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PipelineConfig:
+    """All that a user chooses about a pipeline.
+
+    Attributes:
+        num_stages: Number of stages, K, counting each of several on one device.
+            Defaults to that of `partition`, else of the schedule or of the
+            `PipelineStrategy` in scope, else to as many as `devices`, or visible GPUs
+            or logical CPUs, are enough for. `schedule="interleaved"` has no default.
+        num_microbatches: Number of microbatches of a mini-batch, M. Should be several
+            times K: devices idle for (K - 1) / (M + K - 1) of the time. A mini-batch of
+            fewer examples than M is split into single ones.
+        schedule: Order of forwards and backwards on each device: `"gpipe"`, `"1f1b"`,
+            `"interleaved"`, `"zero_bubble"` (see `tfgpipe.schedules`), a
+            `tfgpipe.schedules.SchedulePolicy`, or a `tfgpipe.Schedule`.
+        balance: Cost whose largest stage value, the bottleneck, the partition
+            minimises: `"params"`; `"flops"`, counted in the layers' traced forward and
+            backward; `"time"`, measured by running each layer's forward and backward on
+            a microbatch; or `"memory"`, the bytes of weights, gradients, optimizer
+            slots and activations. See `tfgpipe.plan`.
+        partition: A given partition instead: each stage's number of layers (calls of
+            layers, in a model), or the names of the layers that end each stage but the
+            last.
+        memory_limit: Bytes that a device has for weights, gradients, two optimizer
+            slots a weight, and activations, of all its stages. None for no limit.
+        remat: Rematerialisation policy. `"stage"` keeps the inputs of each stage, and
+            recomputes the rest in the backward; `"layer"` recomputes layer by layer as
+            well, never holding a whole stage's activations; `"except_last"` is
+            `"stage"` except for microbatches whose backward follows at once; `"none"`
+            keeps all activations. Or a `tfgpipe.remat.Remat` of your own.
+        transfer_dtype: Dtype of values on their way from stage to stage, forward and
+            backward: `"bfloat16"` or `"float16"`; or, forward alone, `"int8"`, with a
+            scale for each example, or `"int8_channel"`, with one for each channel of
+            a microbatch. Or a `tfgpipe.Codec` of your own. Defaults to no compression,
+            which all else is an approximation of: `docs/how-to/half-precision.md` has
+            measured errors.
+        jit_compile: True if XLA compiles each stage's functions. `"auto"` does so on
+            GPUs; on CPUs it compiles large chains of elementwise operations and
+            reductions, such as a normalization, and everything else runs on TensorFlow
+            kernels. Stages in shards are not compiled.
+        batch_norm: Time at which `BatchNormalization` layers, wherever they are, update
+            their moving statistics: `"microbatch"` for every microbatch, by its
+            statistics, or `"deferred"` for once a step, by those of the whole
+            mini-batch, as they do unpipelined.
+            (`tfgpipe.layers.DeferredBatchNormalization` does always.)
+        devices: Names of K devices, such as `["GPU:0", "GPU:1"]`; of K * T, those of
+            one stage next to each other, if layers are split into T shards. With a
+            schedule that has several stages on a device, names of the P devices, to
+            which stages are dealt round robin. Not to be given under a
+            `PipelineStrategy`, which has devices of its own.
+        dtype: A dtype or dtype policy such as `"mixed_bfloat16"`, for the layers inside
+            that were made without one, as if Keras' global policy had been this one.
+            Defaults to leaving them as they are. See `docs/how-to/half-precision.md`.
+    """
+
+    num_stages: int | None = _option(lambda value: value, None)
+    num_microbatches: int = _option(argument_checks.check_num_microbatches)
+    schedule: SchedulePolicy | Schedule = _option(
+        schedules.find, "gpipe", save=saved_choices.save_schedule
+    )
+    balance: Quantity = _option(_find_choice("balance", QUANTITIES), "params")
+    partition: Partition | None = _option(
+        lambda value: None if value is None else Partition.of(value),
+        None,
+        save=lambda value: None if value is None else list(value.entries),
+    )
+    memory_limit: float | None = _option(argument_checks.check_memory_limit, None)
+    remat: Remat = _option(remat_lib.find, "stage", save=saved_choices.save_remat)
+    transfer_dtype: Codec = _option(codecs.find, None, save=saved_choices.save_codec)
+    jit_compile: JitCompile = _option(
+        _find_choice("jit_compile", ("auto", True, False)), "auto"
+    )
+    batch_norm: normalization.BatchNorm = _option(
+        _find_choice("batch_norm", get_args(normalization.BatchNorm)), "microbatch"
+    )
+    devices: tuple[str, ...] | None = _option(
+        argument_checks.check_device_names,
+        None,
+        save=lambda value: None if value is None else list(value),
+    )
+    dtype: Any = _option(lambda value: value, None, save=saved_choices.save_dtype)
+
+    def __post_init__(self) -> None:
+        # `balance` was once the argument for a given partition as well.
+        if not isinstance(self.balance, str) and isinstance(self.balance, Iterable):
+            if self.partition is not None:
+                raise ValueError(
+                    "`balance` is a quantity, and `partition` a given partition. "
+                    f"Received balance={self.balance!r} beside it. Leave it out."
+                )
+            object.__setattr__(self, "partition", self.balance)
+            object.__setattr__(self, "balance", "params")
+        for field in dataclasses.fields(self):
+            value = field.metadata["find"](getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+
+    @classmethod
+    def split(
+        cls, options: Mapping[str, Any], takes: type
+    ) -> tuple[PipelineConfig, dict[str, Any]]:
+        """Returns the configuration of some arguments, and the arguments left over.
+
+        Args:
+            options: Keyword arguments of a public class or function.
+            takes: The options that it takes: a typed dictionary.
+
+        Raises:
+            TypeError: If an argument is missing, or has its name in another library.
+            ValueError: If an argument is none of its choices.
+        """
+        known = takes.__annotations__
+        others = {name: x for name, x in options.items() if name not in known}
+        argument_checks.check_argument_names(others)
+        return cls(**{n: x for n, x in options.items() if n in known}), others
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], takes: type) -> PipelineConfig:
+        """Returns the configuration of arguments, as `split` does, if none is left."""
+        config, others = cls.split(options, takes)
+        if others:
+            raise TypeError(
+                f"There is no argument {', '.join(map(repr, others))}. Expected "
+                f"{', '.join(takes.__annotations__)}."
+            )
+        return config
+
+    def with_partition(self, partition: Any) -> PipelineConfig:
+        """Returns the configuration with another given partition."""
+        return dataclasses.replace(self, partition=Partition.of(partition))
+
+    @property
+    def stage_options(self) -> StageOptions:
+        """The options of each stage, before its device and the step are known."""
+        return StageOptions(
+            remat=self.remat,
+            jit_compile=self.jit_compile,
+            batch_norm=self.batch_norm,
+            codec=self.transfer_dtype,
+        )
+
+    def plan_settings(self, schedule: Schedule, num_slots: int) -> PlanSettings:
+        """Returns the settings of a plan for a schedule and slots of an optimizer."""
+        return PlanSettings(
+            num_stages=schedule.num_stages,
+            num_microbatches=self.num_microbatches,
+            remat=self.remat,
+            memory_limit=self.memory_limit,
+            num_slots=num_slots,
+            codec=self.transfer_dtype,
+            schedule=schedule,
+        )
+
+    def saved_arguments(self) -> dict[str, Any]:
+        """Returns the arguments that make the configuration again, as JSON has them."""
+        return {
+            field.name: field.metadata["save"](getattr(self, field.name))
+            for field in dataclasses.fields(self)
+        }
+
+
+def takes_options(options: type) -> Callable[[_Face], _Face]:
+    """Decorates a class or function whose `**options` are fields of `PipelineConfig`.
+
+    Its signature and docstring then have each of them.
+
+    Args:
+        options: The typed dictionary of its options.
+    """
+    fields = [
+        field
+        for field in dataclasses.fields(PipelineConfig)
+        if field.name in options.__annotations__
+    ]
+
+    def decorated(face: _Face) -> _Face:
+        function: Any = face.__init__ if inspect.isclass(face) else face
+        signature = inspect.signature(function)
+        parameters = []
+        for each in signature.parameters.values():
+            if each.kind is each.VAR_KEYWORD:
+                parameters += [_parameter(field, options) for field in fields]
+            else:
+                parameters.append(each)
+        function.__signature__ = signature.replace(parameters=parameters)
+        face.__doc__ = docstrings.with_entries(
+            face.__doc__, "**options", documented_options([x.name for x in fields])
+        )
+        return face
+
+    return decorated
+
+
+def documented_options(names: Sequence[str]) -> list[str]:
+    """Returns the documentation of some fields of `PipelineConfig`, as lines."""
+    entries = docstrings.entries(PipelineConfig.__doc__)
+    return [line for name in names for line in entries.get(name, ())]
+
+
+def _parameter(field: dataclasses.Field[Any], options: type) -> inspect.Parameter:
+    annotation = options.__annotations__[field.name].__forward_arg__
+    default = field.metadata["default"]
+    if default is dataclasses.MISSING:
+        default = inspect.Parameter.empty
+        annotation = annotation.removeprefix("Required[").removesuffix("]")
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=annotation,
+    )

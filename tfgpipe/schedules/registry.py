@@ -1,0 +1,75 @@
+"""The named schedule policies."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+from tfgpipe.schedules.named.gpipe import GPipe
+from tfgpipe.schedules.named.interleaved import Interleaved
+from tfgpipe.schedules.named.one_f_one_b import OneFOneB
+from tfgpipe.schedules.named.zero_bubble import ZeroBubble
+from tfgpipe.schedules.policy import SchedulePolicy
+from tfgpipe.schedules.schedule import Schedule
+
+# The name of a policy.
+Name = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+NAMES: tuple[Name, ...] = get_args(Name)
+"""The names of all policies."""
+
+gpipe = GPipe()
+one_f_one_b = OneFOneB()
+interleaved = Interleaved()
+zero_bubble = ZeroBubble()
+_POLICIES = {x.name: x for x in (gpipe, one_f_one_b, interleaved, zero_bubble)}
+
+
+def find(schedule: Any) -> SchedulePolicy | Schedule:
+    """Returns the policy of a name, or the policy or schedule itself.
+
+    >>> tfgpipe.schedules.find("1f1b").in_flight(4, 8, 4)
+    (4, 3, 2, 1)
+
+    Args:
+        schedule: One of `NAMES`, a policy, or a schedule.
+
+    Raises:
+        TypeError: If it is of another type.
+        ValueError: If there is none of this name.
+    """
+    if isinstance(schedule, SchedulePolicy | Schedule):
+        return schedule
+    names = ", ".join(map(repr, NAMES))
+    if not isinstance(schedule, str):
+        raise TypeError(
+            f"`schedule` must be the name of a schedule, one of {names}, a "
+            "`tfgpipe.schedules.SchedulePolicy`, or a `tfgpipe.Schedule`. Received "
+            f"{schedule!r}."
+        )
+    if schedule not in _POLICIES:
+        raise ValueError(
+            f"`schedule` must be one of {names}, or a `tfgpipe.Schedule` of your own. "
+            f"Received {schedule!r}."
+        )
+    return _POLICIES[schedule]
+
+
+def make(
+    name: str, *, num_stages: int, num_microbatches: int, num_devices: int | None = None
+) -> Schedule:
+    """Returns the schedule of a name.
+
+    >>> tfgpipe.schedules.make("1f1b", num_stages=2, num_microbatches=4).name
+    '1f1b'
+
+    Args:
+        name: One of `NAMES`.
+        num_stages: K.
+        num_microbatches: M.
+        num_devices: P, or None for K.
+
+    Raises:
+        ValueError: If there is none of this name, or none for these numbers.
+    """
+    policy = find(name)
+    assert isinstance(policy, SchedulePolicy)
+    return policy(num_stages, num_microbatches, num_devices=num_devices)
