@@ -515,7 +515,8 @@ class PipelinedLayer(keras.layers.Layer):
 
     def _gpipe(self) -> Schedule:
         """Returns the order in which the layer runs by itself."""
-        return schedules.gpipe.on(self.mesh.placement, self.num_microbatches)
+        flow = self._pipeline.data_flow if self._pipeline else None
+        return schedules.gpipe.on(self.mesh.placement, self.num_microbatches, flow)
 
     def _place(
         self,

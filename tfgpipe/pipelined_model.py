@@ -129,8 +129,17 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
 
     @property
     def schedule(self) -> Schedule:
-        """The order in which actions run."""
-        return self.pipelined.schedule
+        """The order in which actions run, for the data flow between the stages.
+
+        That is taken for a line until the model is built.
+        """
+        layer = self.pipelined
+        if layer.built:
+            placement, flow = layer.schedule.placement, layer.pipeline.data_flow
+            if flow != layer.schedule.data_flow:
+                order = self.config.schedule
+                layer.schedule = order.on(placement, layer.num_microbatches, flow)
+        return layer.schedule
 
     @property
     def stages(self) -> tuple[Stage, ...]:

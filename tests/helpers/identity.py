@@ -190,6 +190,20 @@ def skipping(dense: Dense) -> keras.Model:
     return keras.Model(inputs, dense(3)(layers.Concatenate()([d, b, a])))
 
 
+def two_encoders(dense: Dense) -> keras.Model:
+    """Two encoders that neither reads the other, and a head that reads both."""
+
+    def encoder(*units: int) -> keras.Model:
+        x = encoded = keras.Input((5,))
+        for n in units:
+            encoded = dense(n, activation="tanh")(encoded)
+        return keras.Model(x, encoded)
+
+    inputs = keras.Input((5,))
+    encoded = [encoder(*units)(inputs) for units in ((6, 4), (7, 6))]
+    return keras.Model(inputs, dense(3)(layers.Concatenate()(encoded)))
+
+
 def tied(dense: Dense) -> keras.Model:
     """The first stage's embedding is the last stage's projection."""
     inputs = keras.Input((4,), dtype="int32")
@@ -219,10 +233,11 @@ STACKS = {
     "regularised": Stack(regularised),
     "masked": Stack(masked, ids=True),
     "skipping": Stack(skipping),
+    "two_encoders": Stack(two_encoders),
     "tied": Stack(tied, (4,), ids=True),
 }
 # Those that are a list of layers, so that another may be put between any two.
-LISTED = STACKS.keys() - {"masked", "skipping", "tied"}
+LISTED = STACKS.keys() - {"masked", "skipping", "two_encoders", "tied"}
 
 # -- the factors ----------------------------------------------------------------------
 
@@ -303,8 +318,6 @@ IMPOSSIBLE = (
     lambda kernels, shards: kernels == "tpu" and shards,
     # XLA draws other random numbers, and does not compile the gradient of a loop.
     lambda kernels, stack: kernels == "tpu" and stack in ("dropped", "masked"),
-    # XLA rounds the ends of a range otherwise, and the largest weight is at one.
-    lambda kernels, quantized: kernels == "tpu" and quantized,
     # Simulated integers are of single precision, and of layers that are known.
     lambda quantized, dtype: quantized and dtype == "float64",
     lambda quantized, shards: quantized and shards,

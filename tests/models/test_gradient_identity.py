@@ -110,10 +110,11 @@ def test_double_precision_layers_stay_double(wrapper):
 
 @pytest.mark.parametrize("units", [3, 64])  # Kernels of 64 are summed at the end.
 def test_a_gradient_called_twice_is_the_same_twice(units):
-    """Accumulators are added to in place; a second gradient must start from zero."""
+    """A second gradient runs the forwards again, of the same variables and seeds."""
 
     def make():
-        return [keras.layers.Dense(units) for _ in range(2)]
+        dense = [keras.layers.Dense(units) for _ in range(2)]
+        return [dense[0], keras.layers.Dropout(0.5, seed=1), dense[1]]
 
     model = compare.pipelined_model(
         make, (units,), "float32", num_stages=2, num_microbatches=4
@@ -122,6 +123,8 @@ def test_a_gradient_called_twice_is_the_same_twice(units):
     with tf.GradientTape(persistent=True) as tape:
         loss = tf.reduce_sum(model(x, training=True) ** 2)
     first = [g.numpy() for g in tape.gradient(loss, model.trainable_variables)]
+    assert all(map(np.any, first))
+    model.trainable_variables[0].assign_add(tf.ones_like(model.weights[0]))
     second = tape.gradient(loss, model.trainable_variables)
     for a, b in zip(first, second, strict=True):
         np.testing.assert_array_equal(a, b.numpy())

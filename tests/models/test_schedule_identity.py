@@ -62,6 +62,16 @@ def test_mixed_precision_scales_the_loss(schedule, stack):
     assert_same_step(STACKS[stack], 6, devices=devices, tolerance=HALF, **arguments)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "remat"),
+    [("gpipe", "stage"), ("1f1b", "none"), ("zero_bubble", "stage")],
+)
+def test_two_encoders_side_by_side(schedule, remat):
+    """Two stages of each encoder, and those of one wait for none of the other."""
+    arguments = {"balance": [1, 1, 1, 1, 2], "num_microbatches": 5, "remat": remat}
+    assert_same_step(STACKS["two_encoders"], 9, schedule=schedule, **arguments)
+
+
 # -- schedules of one's own -----------------------------------------------------------
 
 

@@ -520,8 +520,8 @@ GRADIENTS = (
     Fault(
         "forwards that run again for a gradient read the variables of then",
         "tfgpipe/runtime/pipeline.py",
-        "before = initial_state or read_variables(",
-        "before = read_variables(",
+        "initial_state=initial_state or read_variables(",
+        "initial_state=read_variables(",
         (
             "tests/runtime/test_evaluation.py::"
             "test_a_tape_around_a_function_that_was_traced_outside_has_gradients",
@@ -530,7 +530,7 @@ GRADIENTS = (
     Fault(
         "forwards run again for a gradient though they draw other numbers",
         "tfgpipe/runtime/pipeline.py",
-        "if evaluates and any(t.trace.forward.side_effects for t in step.traced):",
+        "if evaluates and has_side_effects:",
         "if not step.traced:",
         (
             "tests/runtime/test_evaluation.py::"
@@ -597,7 +597,7 @@ GRADIENTS = (
         "a skip connection is that of the first microbatch",
         "tfgpipe/runtime/executor.py",
         "received[name] = self._values[m][key]",
-        "skips = k and key not in self.traced[k - 1].makes\n                "
+        "skips = k and key not in self.step.traced[k - 1].output_keys\n                "
         "received[name] = self._values[0 if skips else m][key]",
         ("tests/models/test_models.py::test_a_skip_under_every_balance",),
     ),
@@ -645,7 +645,7 @@ WEIGHING = (
         "evaluation leaves out what layers add as a sum over examples",
         "tfgpipe/runtime/loss_pipeline.py",
         "            loss += tf.cast(summed, loss.dtype)",
-        "            loss += 0 * tf.cast(step.summed_loss, loss.dtype)",
+        "            loss += 0 * tf.cast(summed, loss.dtype)",
         (
             "tests/models/test_layer_updates.py::test_three_steps_are_those_of_the_plain_model[1f1b]",
         ),
@@ -1107,8 +1107,8 @@ STATE = (
     Fault(
         "a pipeline evaluates as if it trained",
         "tfgpipe/runtime/loss_pipeline.py",
-        "step = self._begin(rows, schedule, returned, None, training=False)",
-        "step = self._begin(rows, schedule, returned, None, training=True)",
+        "step = self._begin(rows, schedule, returned, training=False)",
+        "step = self._begin(rows, schedule, returned, training=True)",
         (
             "tests/runtime/test_state.py::"
             "test_prediction_and_evaluation_drop_nothing_and_move_nothing",
@@ -1181,13 +1181,33 @@ DEVICES = (
         ),
     ),
     Fault(
-        "a second gradient of a tape leaves out what is summed at the end",
-        "tfgpipe/runtime/stage_run.py",
-        "self._num_pending = len(self._split.sizes)",
-        "self._num_pending += len(self._split.sizes) * (not self._sums)",
+        "gradients are final after the first backward of a stage",
+        "tfgpipe/schedules/schedule.py",
+        "a.stage: a for order in self.orders for a in order if a.kind.adds_gradients",
+        "a.stage: a for o in self.orders for a in o[::-1] if a.kind.adds_gradients",
+        (
+            "tests/pure/schedules/test_schedule.py::"
+            "test_the_last_action_that_adds_gradients_is_known",
+        ),
+    ),
+    Fault(
+        "a second gradient of a persistent tape draws other random numbers",
+        "tfgpipe/runtime/pipeline.py",
+        "executor = Executor(again)",
+        "executor = Executor(begin(given))",
         (
             "tests/models/test_gradient_identity.py::"
             "test_a_gradient_called_twice_is_the_same_twice",
+        ),
+    ),
+    Fault(
+        "an eager gradient frees nothing of what it has used",
+        "tfgpipe/runtime/pipeline.py",
+        "frees = tf.executing_eagerly() and not has_side_effects",
+        "frees = False",
+        (
+            "tests/runtime/test_memory.py::"
+            "test_an_eager_gradient_frees_each_microbatch_that_it_has_used",
         ),
     ),
     Fault(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import collections
 import json
+import weakref
 
 import keras
 import pytest
 import tensorflow as tf
 
+import tfgpipe
 from tests.helpers.subprocesses import interpret
 from tfgpipe import remat
 from tfgpipe.capture import tracer
 from tfgpipe.capture.interpreter import TensorKey
+from tfgpipe.runtime.stage_run import StageRun
 from tfgpipe.stage.options import StageOptions
 from tfgpipe.stage.stage import Stage, StageCache
 
@@ -105,8 +109,6 @@ def test_a_saving_forward_keeps_what_spares_the_backward_every_matrix_product():
 
 def test_accumulation_holds_one_buffer_a_weight():
     """A step's graph has one `Empty` a weight and no sum over microbatches."""
-    import tfgpipe
-
     layers = [keras.layers.Dense(4) for _ in range(4)]
     layer = tfgpipe.PipelinedLayer(layers, num_stages=2, num_microbatches=6)
     model = keras.Sequential([keras.Input((4,)), layer])
@@ -121,3 +123,36 @@ def test_accumulation_holds_one_buffer_a_weight():
     types = [op.type for op in graph.get_operations()]
     assert types.count("Empty") == 8
     assert "AddN" not in types
+
+
+def test_an_eager_gradient_frees_each_microbatch_that_it_has_used(monkeypatch):
+    made_by = collections.defaultdict(list)
+    alive = collections.defaultdict(list)
+    run = StageRun.run
+
+    def num_alive(k):
+        return sum(made() is not None for made in made_by[k])
+
+    def recorded(self, action, feeds):
+        if action.kind.is_backward:
+            alive[action.stage].append(num_alive(action.stage))
+            return run(self, action, feeds)
+        made, sums = run(self, action, feeds)
+        # Outputs of the model are joined, and the tape holds the join.
+        names = made.keys() - (self.trace.forward.outputs if action.stage else ())
+        made_by[action.stage] += (weakref.ref(made[name]) for name in names)
+        return made, sums
+
+    monkeypatch.setattr(StageRun, "run", recorded)
+    layers = [keras.layers.Dense(8, activation="gelu") for _ in range(4)]
+    model = tfgpipe.PipelinedLayer(
+        layers, num_stages=2, num_microbatches=4, remat="none"
+    )
+    with tf.GradientTape(persistent=True) as tape:
+        loss = tf.reduce_mean(model(tf.ones((8, 8)), training=True) ** 2)
+    assert tape.gradient(loss, model.trainable_variables)[0] is not None
+    for k, counts in alive.items():
+        each = len(made_by[k]) // 4
+        assert each > 2
+        assert counts == [4 * each, 3 * each, 2 * each, each]
+        assert num_alive(k) == 0  # Though the tape is there.

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfgpipe
+from tests.helpers.identity import STACKS
 from tests.helpers.layer_stacks import REMAT_MODES
 from tests.helpers.recording_layer import LOG, Logs
 from tfgpipe import schedules
@@ -92,3 +93,45 @@ def test_the_graph_of_a_step_does_not_grow_with_the_number_of_layers():
         graph = step.get_concrete_function(tf.TensorSpec([8, 4])).graph
         sizes.append(len(graph.get_operations()))
     assert sizes[0] == sizes[1]
+
+
+def test_two_encoders_wait_for_each_other_neither_forward_nor_backward():
+    model = tfgpipe.pipeline(
+        STACKS["two_encoders"].make(keras.layers.Dense),
+        balance=[2, 2, 2],
+        num_microbatches=3,
+        schedule="1f1b",
+    )
+    assert model.schedule.data_flow == schedules.DataFlow(((), (), (0, 1)))
+    assert str(schedules.draw(model.schedule)).splitlines()[:2] == [
+        "stage 0  F0 F1 .. B0 F2 B1 .. B2",
+        "stage 1  F0 F1 .. B0 F2 B1 .. B2",
+    ]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            y = model(x, training=True)
+        return tape.gradient(y, model.trainable_variables)
+
+    graph = tf.function(step).get_concrete_function(tf.TensorSpec([6, 5])).graph
+    calls = [op for op in graph.get_operations() if op.type == "PartitionedCall"]
+    first, second, head = (
+        [op for op in calls if op.device.endswith(f"CPU:{p}")] for p in range(3)
+    )
+    assert len(first) == len(second) == len(head) == 2 * 3
+    for mine, others in ((first, second), (second, first)):
+        # Forwards before those of the head, then backwards behind the head's.
+        assert not needed_by(mine[:3]) & {*others, *head}
+        assert not needed_by(mine[3:]) & {*others[3:]}
+        assert needed_by(mine[3:]) >= {*head[3:]}
+
+
+def needed_by(operations):
+    """Returns all operations that some run after, themselves included."""
+    found, left = set(), list(operations)
+    while left:
+        op = left.pop()
+        if op not in found:
+            found.add(op)
+            left += [*op.control_inputs, *(tensor.op for tensor in op.inputs)]
+    return found

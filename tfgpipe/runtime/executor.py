@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -25,14 +24,15 @@ import tensorflow as tf
 
 from tfgpipe._compat import functions
 from tfgpipe._util import IdentityMap
-from tfgpipe.capture import TensorKey, is_differentiable, stack_losses
+from tfgpipe.capture import TensorKey, stack_losses
 from tfgpipe.devices import small_functions
 from tfgpipe.runtime import microbatch
 from tfgpipe.runtime.stage_run import StageRun
-from tfgpipe.runtime.state import InitialState, VariableUpdate, variable_updates
+from tfgpipe.runtime.state import VariableUpdate, variable_updates
+from tfgpipe.runtime.step import Step
 from tfgpipe.runtime.timer import StepTimer
-from tfgpipe.schedules import Action, Schedule
-from tfgpipe.stage import Boundary, NamedTensors, TracedStage
+from tfgpipe.schedules import Action
+from tfgpipe.stage import NamedTensors
 
 Tensors = dict[TensorKey, tf.Tensor]
 
@@ -43,7 +43,7 @@ class StepResult:
 
     Attributes:
         outputs: The values that were wanted, and the masks on them, `[B, ...]` each.
-        loss: The losses added by layers that are means over the rows, or None.
+        loss: The losses added by layers that are means over the examples, or None.
         updates: The new values of variables.
     """
 
@@ -67,52 +67,23 @@ class TrainStepResult(StepResult):
 
 
 class Executor:
-    """Emits the actions of one step.
+    """Emits the actions of a step, once.
 
     Args:
-        runs: The K stages with their state in this step.
-        before: The variables as they are before the step.
-        schedule: The order of the actions.
-        split: The division of the mini-batch into microbatches.
-        outputs: Ids of the values to return.
-        per_step: Ids of inputs that are given whole to every microbatch.
-        summed_losses: For each stage, which of the losses that it adds are sums over
-            the rows.
-        boundary: The way of values from stage to stage.
-        starts_after: An operation that the first action of each device follows, if any.
-        timer: Times the actions, if given.
+        step: The step.
+        timer: The clock readings of its actions, or None.
     """
 
-    def __init__(
-        self,
-        runs: Sequence[StageRun],
-        *,
-        before: InitialState,
-        schedule: Schedule,
-        split: microbatch.Split,
-        outputs: Collection[int],
-        per_step: Collection[int],
-        summed_losses: Sequence[Sequence[bool]],
-        boundary: Boundary,
-        starts_after: tf.Operation | None,
-        timer: StepTimer | None = None,
-    ) -> None:
-        self._runs = runs
-        self._carries = [run.carry for run in runs]
-        self._before = before
-        self._schedule = schedule
-        self._split = split
-        self._output_ids = frozenset(outputs)
-        self._per_step = frozenset(per_step)
-        self._are_sums = summed_losses
-        self._boundary = boundary
+    def __init__(self, step: Step, timer: StepTimer | None = None) -> None:
+        self.step = step
+        self._runs = [StageRun(step, k) for k in range(len(step.traced))]
         self._timer = timer
-        self._order = _DeviceOrder(starts_after)
+        self._order = _DeviceOrder(step.start_dependency)
         self._inputs: Tensors = {}
-        # For each microbatch, the values made of it so far, what is sent of those that
-        # are compressed, and gradients: one from each stage that reads the value.
+        # For each microbatch, the values made of it so far, the encodings of those that
+        # are encoded, and gradients: one from each stage that reads the value.
         self._values: list[Tensors] = []
-        self._sent: list[dict[TensorKey, list[tf.Tensor]]] = [{} for _ in split.sizes]
+        self._encodings: list[dict[TensorKey, list[tf.Tensor]]] = []
         self._grads: list[dict[TensorKey, list[tf.Tensor]]] = []
         self._mean_losses: list[tf.Tensor] = []
         self._summed_losses: list[tf.Tensor] = []
@@ -120,65 +91,41 @@ class Executor:
         self._summed_loss_grad: tf.Tensor | None = None
 
     @property
-    def initial_state(self) -> InitialState:
-        """The variables as they are before the step."""
-        return self._before
-
-    @property
-    def weights(self) -> list[tf.Tensor]:
-        """The weights, as they are before the step."""
-        return [self._before.values[variable] for variable in self._before.trainable]
-
-    @property
-    def traced(self) -> list[TracedStage]:
-        """The stages, traced."""
-        return [run.traced for run in self._runs]
-
-    @property
     def summed_loss(self) -> tf.Tensor | None:
-        """The sum of the added losses that are sums over the rows, or None."""
+        """The sum of the added losses that are sums over the examples, or None."""
         return self._sum(self._summed_losses)
 
-    def passed_through(self, inputs: Mapping[TensorKey, tf.Tensor]) -> Tensors:
-        """Returns inputs that are outputs as well, and pass through no stage."""
-        return {key: x for key, x in inputs.items() if key.value_id in self._output_ids}
-
     def forward(self, inputs: Mapping[TensorKey, tf.Tensor]) -> StepResult:
-        """Emits the forward actions; returns what they make."""
+        """Emits the forward actions; returns their results."""
         self._split_inputs(inputs)
-        self._run(self._schedule.actions(is_backward=False))
-        return StepResult(
-            self._join_outputs(),
-            self._sum(self._mean_losses),
-            variable_updates(self._carries),
-        )
+        self._run(self.step.schedule.actions(is_backward=False))
+        outputs = self._join_outputs()
+        # A backward reads what stages have saved.
+        self._values, self._encodings = [], []
+        return StepResult(outputs, self._sum(self._mean_losses), self._updates())
 
     def backward(
         self,
-        outputs: Tensors,
-        output_grads: Sequence[tf.Tensor],
+        output_grads: Tensors,
         loss_grad: tf.Tensor | None,
         summed_loss_grad: tf.Tensor | None,
+        *,
+        frees: bool = False,
     ) -> list[tf.Tensor | None]:
         """Emits the backward actions, after `forward`.
 
         Args:
-            outputs: Its outputs in this step.
-            output_grads: The gradients of these.
+            output_grads: The gradients of outputs that have one.
             loss_grad: Gradient of the sum of those added losses that are means.
             summed_loss_grad: Gradient of the sum of those that are sums.
+            frees: True if no other gradient needs what this one has used.
 
         Returns:
             Gradients of the inputs, then of the weights.
         """
-        given = {
-            key: tf.convert_to_tensor(gradient)
-            for (key, y), gradient in zip(outputs.items(), output_grads, strict=True)
-            if is_differentiable(y) and gradient is not None
-        }
         self._grads = [
             {key: [tensor] for key, tensor in row.items()}
-            for row in self._split_values(given, self._producers())
+            for row in self._split_values(output_grads, self.step.producers)
         ]
         self._mean_loss_grad, self._summed_loss_grad = loss_grad, summed_loss_grad
         # These gradients depend on the outputs, which come after all forwards.
@@ -186,7 +133,7 @@ class Executor:
         for run in self._runs:
             run.begin_backward()
         with functions.gradient_calls():
-            self._run(self._schedule.actions(is_backward=True))
+            self._run(self.step.schedule.actions(is_backward=True), frees=frees)
         return [*self._input_grads(), *self._weight_grads().values()]
 
     def train(
@@ -200,7 +147,7 @@ class Executor:
         """Emits all actions, in the order of the schedule.
 
         Args:
-            inputs: The inputs, `[B, ...]` each, and tensors of the whole step.
+            inputs: The inputs, `[B, ...]` each but for those per step.
             loss: The value, `[1]` of each microbatch, whose sum is the loss.
             loss_grad: The gradient of the loss, and of the losses that layers add and
                 that are sums.
@@ -213,8 +160,8 @@ class Executor:
         self._mean_loss_grad, self._summed_loss_grad = added_loss_grad, loss_grad
         for run in self._runs:
             run.begin_backward()
-        self._run(self._schedule.slots, frees=True)
-        outputs = {**self.passed_through(inputs), **self._join_outputs()}
+        self._run(self.step.schedule.slots, frees=True)
+        outputs = {**self.step.passed_through(inputs), **self._join_outputs()}
         losses = [row[loss] for row in self._values]
         added = self.summed_loss
         summed = [] if added is None else [added]
@@ -222,7 +169,7 @@ class Executor:
         return TrainStepResult(
             outputs=outputs,
             loss=self._sum(self._mean_losses),
-            updates=variable_updates(self._carries),
+            updates=self._updates(),
             compiled_loss=main_loss,
             gradients=self._weight_grads(),
         )
@@ -254,9 +201,10 @@ class Executor:
     def _split_inputs(self, inputs: Mapping[TensorKey, tf.Tensor]) -> None:
         """Splits the inputs, each at the first stage that reads it."""
         self._inputs = dict(inputs)
-        rows = {w: x for w, x in inputs.items() if w.value_id not in self._per_step}
-        whole = {w: x for w, x in inputs.items() if w.value_id in self._per_step}
-        self._values = self._split_values(rows, self._first_consumers())
+        whole = {w: x for w, x in inputs.items() if w.value_id in self.step.per_step}
+        examples = {w: x for w, x in inputs.items() if w not in whole}
+        self._values = self._split_values(examples, self.step.first_consumers)
+        self._encodings = [{} for _ in self._values]
         for values in self._values:
             values.update(whole)
 
@@ -265,23 +213,23 @@ class Executor:
         k, m = action.stage, action.microbatch
         run = self._runs[k]
         values = {**run.carry.values(m), **self._receive(k, m)}
-        values.update(run.made_on_host(m, values))
+        values.update(run.run_host_part(m, values))
         values.update(self._emit_pass(action, values))
         run.saved[m] = values
         for key, name in zip(
             run.traced.output_keys, run.trace.forward.outputs, strict=True
         ):
             self._values[m][key] = values[name]
-            if key in self._compressed:
-                self._sent[m][key] = small_functions.run_on(
-                    run.device, self._boundary.codec.encode, values[name]
+            if key in self.step.encoded:
+                self._encodings[m][key] = small_functions.run_on(
+                    run.device, self.step.boundary.codec.encode, values[name]
                 )
         run.carry.advance(values)
         if run.trace.forward.loss is not None:
-            are_sums = tuple(self._are_sums[k])
+            are_sums = tuple(self.step.are_sums[k])
             losses = values[run.trace.forward.loss]
             weighted = small_functions.run_on(
-                run.device, _weighted_losses, losses, are_sums, self._split, m
+                run.device, _weighted_losses, losses, are_sums, self.step.split, m
             )
             for loss, is_sum in zip(weighted, are_sums, strict=True):
                 (self._summed_losses if is_sum else self._mean_losses).append(loss)
@@ -302,25 +250,16 @@ class Executor:
                 self._grads[m].setdefault(key, []).append(gradient)
 
     def _emit_pass(self, action: Action, values: NamedTensors) -> NamedTensors:
-        """Emits the stage function of an action.
-
-        Args:
-            action: The action.
-            values: Its inputs by name, and maybe more.
-
-        Returns:
-            What it makes.
-        """
+        """Emits the stage function of an action on values; returns its results."""
         run, m = self._runs[action.stage], action.microbatch
-        p = self._schedule.placement[action.stage]
         made: NamedTensors = {}
 
         def compute(feeds: NamedTensors) -> list[tf.Tensor]:
-            results, sums = run.run(action.kind, m, feeds)
+            results, sums = run.run(action, feeds)
             made.update(results)
             return [*made.values(), *sums]
 
-        with tf.device(run.device), self._order.after(p):
+        with self._after_last(action.stage):
             feeds = run.feeds(action.kind, m, values)
         self.emit(action, feeds, compute)
         return made
@@ -331,31 +270,40 @@ class Executor:
         tensors: NamedTensors,
         function: Callable[[NamedTensors], list[tf.Tensor]],
     ) -> list[tf.Tensor]:
-        """Emits what an action does, behind the action before on its device.
+        """Emits the operations of an action, behind the last action on its device.
 
         Args:
             action: The action.
-            tensors: Its inputs, by name.
-            function: Returns what it makes of these tensors, which another action
-                should wait for.
+            tensors: The tensors that it reads, by name.
+            function: Emits the operations on these tensors. Returns the results that
+                another action should wait for.
         """
-        run, m = self._runs[action.stage], action.microbatch
-        p = self._schedule.placement[action.stage]
-        with tf.device(run.device), self._order.after(p):
+        run = self._runs[action.stage]
+        with self._after_last(action.stage):
             if self._timer is None:
                 results = done = function(tensors)
             else:
                 tensors, start = self._timer.start(run.device, run.devices[1:], tensors)
                 with tf.control_dependencies([start]):
                     results = function(tensors)
-                recomputes = action.kind.recomputes and run.recomputes(m)
+                recomputes = action.kind.recomputes and run.recomputes(
+                    action.microbatch
+                )
                 done = [
                     self._timer.end(
                         action, run.device, start, results, recomputes=recomputes
                     )
                 ]
+            p = self.step.schedule.placement[action.stage]
             self._order.record(p, done, is_sharded=run.trace.is_sharded)
         return results
+
+    @contextlib.contextmanager
+    def _after_last(self, k: int) -> Iterator[None]:
+        """Operations inside are on stage k's device, behind its last action."""
+        p = self.step.schedule.placement[k]
+        with tf.device(self._runs[k].device), self._order.after(p):
+            yield
 
     def _receive(self, k: int, m: int) -> NamedTensors:
         """Returns a stage's inputs for a microbatch, as they arrive on its device."""
@@ -364,16 +312,14 @@ class Executor:
         for key, name in zip(
             run.traced.input_keys, run.trace.given.inputs, strict=True
         ):
-            if key not in self._compressed:
+            if key not in self.step.encoded:
                 received[name] = self._values[m][key]
                 continue
-            # Decoded when the stage runs: until then it is small.
-            after = self._order.after(self._schedule.placement[k])
-            with after:
+            with self._after_last(k):  # Until the stage runs it is small.
                 received[name] = small_functions.run_on(
                     run.device,
-                    self._boundary.codec.decode,
-                    self._sent[m][key],
+                    self.step.boundary.codec.decode,
+                    self._encodings[m][key],
                     run.trace.spec(name),
                 )
         return received
@@ -382,9 +328,9 @@ class Executor:
         self, k: int, key: TensorKey, gradient: tf.Tensor
     ) -> tf.Tensor:
         """Returns the gradient of a stage's input, as it arrives at its producer."""
-        if key not in self._compressed:
+        if key not in self.step.encoded:
             return gradient
-        codec, producer = self._boundary.codec, self._runs[self._compressed[key]]
+        codec, producer = self.step.boundary.codec, self._runs[self.step.encoded[key]]
         encoded = small_functions.run_on(
             self._runs[k].device, codec.encode_gradient, gradient
         )
@@ -415,8 +361,8 @@ class Executor:
                 run.device,
                 _weighted_loss_grads,
                 [self._mean_loss_grad, self._summed_loss_grad],
-                tuple(self._are_sums[k]),
-                self._split,
+                tuple(self.step.are_sums[k]),
+                self.step.split,
                 m,
                 run.trace.spec(backward.loss_grad).dtype,
             )
@@ -425,17 +371,15 @@ class Executor:
     def _join_outputs(self) -> Tensors:
         """Returns the outputs that stages have made, `[B, ...]` each."""
         outputs = {}
-        # A mask that a later stage removed is removed from the output as well.
-        dropped = {
-            TensorKey(n, is_mask=True) for t in self.traced for n in t.dropped_masks
-        }
-        for key, k in self._producers().items():
-            if key.value_id in self._output_ids and key not in dropped:
-                tensors = [values[key] for values in self._values]
-                outputs[key] = small_functions.run_on(
-                    self._runs[k].device, microbatch.join, tensors
-                )
+        for key, k in self.step.returned.items():
+            tensors = [values[key] for values in self._values]
+            outputs[key] = small_functions.run_on(
+                self._runs[k].device, microbatch.join, tensors
+            )
         return outputs
+
+    def _updates(self) -> list[VariableUpdate]:
+        return variable_updates([run.carry for run in self._runs])
 
     def _sum(self, losses: Sequence[tf.Tensor]) -> tf.Tensor | None:
         if not losses:
@@ -443,13 +387,12 @@ class Executor:
         return small_functions.run_on(self._runs[-1].device, _sum_losses, list(losses))
 
     def _input_grads(self) -> list[tf.Tensor | None]:
-        readers = self._first_consumers()
         results: list[tf.Tensor | None] = []
         for key in self._inputs:
             if key not in self._grads[0]:
                 results.append(None)
                 continue
-            device = self._runs[readers[key]].device
+            device = self._runs[self.step.first_consumers[key]].device
             sums = [_sum(row[key], device) for row in self._grads]
             results.append(small_functions.run_on(device, microbatch.join, sums))
         return results
@@ -459,13 +402,13 @@ class Executor:
         parts: IdentityMap[keras.Variable, list[tf.Tensor]] = IdentityMap()
         for run in self._runs:
             names = run.trace.backward.weight_grads
-            weights = [v for v, g in zip(run.weights, names, strict=True) if g]
+            weights = [v for v, g in zip(run.variables, names, strict=False) if g]
             gradients = run.weight_gradients()
             for variable, gradient in zip(weights, gradients, strict=True):
                 parts.setdefault(variable, []).append(gradient)
         results: IdentityMap[keras.Variable, tf.Tensor | None] = IdentityMap()
-        for variable in self._before.trainable:
-            device = self._before.devices[variable]
+        for variable in self.step.initial_state.trainable:
+            device = self.step.initial_state.devices[variable]
             results[variable] = _sum(parts.get(variable, []), device)
         return results
 
@@ -473,41 +416,21 @@ class Executor:
         self, tensors: Mapping[TensorKey, tf.Tensor], stages: Mapping[TensorKey, int]
     ) -> list[Tensors]:
         """Splits mini-batch tensors into microbatches, each at one of `stages`."""
-        rows: list[Tensors] = [{} for _ in self._split.sizes]
+        rows: list[Tensors] = [{} for _ in self.step.split.sizes]
         for key, tensor in tensors.items():
             if key in stages:
                 device = self._runs[stages[key]].device
-                parts = small_functions.run_on(device, self._split.split, tensor)
+                parts = small_functions.run_on(device, self.step.split.split, tensor)
                 for row, part in zip(rows, parts, strict=True):
                     row[key] = part
         return rows
-
-    def _producers(self) -> dict[TensorKey, int]:
-        """Returns the stage that produces each value."""
-        return {key: k for k, t in enumerate(self.traced) for key in t.output_keys}
-
-    def _first_consumers(self) -> dict[TensorKey, int]:
-        """Returns the first stage that reads each value."""
-        stages = reversed(list(enumerate(self.traced)))
-        return {key: k for k, stage in stages for key in stage.input_keys}
-
-    @functools.cached_property
-    def _compressed(self) -> dict[TensorKey, int]:
-        """The values that are compressed at a boundary, with the producer of each."""
-        read = {key for stage in self.traced for key in stage.input_keys}
-        return {
-            key: k
-            for k, stage in enumerate(self.traced)
-            for key, spec in stage.output_specs.items()
-            if key in read and self._boundary.compresses(key.value_id, spec)
-        }
 
 
 class _DeviceOrder:
     """Control dependencies that order the actions of each device."""
 
-    def __init__(self, starts_after: tf.Operation | None = None) -> None:
-        self._first = [] if starts_after is None else [starts_after]
+    def __init__(self, start_dependency: tf.Operation | None = None) -> None:
+        self._first = [] if start_dependency is None else [start_dependency]
         self._last: dict[int, list[tf.Operation]] = {}
 
     def after(self, device: int) -> contextlib.AbstractContextManager[Any]:

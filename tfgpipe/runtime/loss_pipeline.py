@@ -23,6 +23,7 @@ from tfgpipe.distribution import current_strategy
 from tfgpipe.runtime import loss_probes, losses
 from tfgpipe.runtime.executor import Executor, StepResult, TrainStepResult
 from tfgpipe.runtime.pipeline import Pipeline
+from tfgpipe.runtime.step import Step
 from tfgpipe.runtime.timer import StepTimer
 from tfgpipe.schedules import Schedule
 from tfgpipe.stage import OutputMasks
@@ -153,7 +154,7 @@ class LossPipeline:
             timer: Times the actions, if given.
         """
         rows = self._pipeline_inputs(inputs, targets, weights)
-        step = self._begin(rows, schedule, self._returned, timer, training=True)
+        step = self._begin(rows, schedule, self._returned, training=True)
         denominators = self._loss_denominators(
             step, inputs, targets, weights, training=True
         )
@@ -161,7 +162,7 @@ class LossPipeline:
             loss_grad = tf.cast(loss_grad, self._head.dtype)
             share = current_strategy().batch_fraction(_first(inputs))
             added_loss_grad = loss_grad * tf.cast(share, loss_grad.dtype)
-        result = step.train(
+        result = Executor(step, timer).train(
             {**rows, self._denominators: denominators},
             loss=self._loss,
             loss_grad=loss_grad,
@@ -185,16 +186,17 @@ class LossPipeline:
         """
         rows = self._pipeline_inputs(inputs, targets, weights)
         returned = (self._loss.value_id, *self._returned)
-        step = self._begin(rows, schedule, returned, None, training=False)
+        step = self._begin(rows, schedule, returned, training=False)
         denominators = self._loss_denominators(
             step, inputs, targets, weights, training=False
         )
-        result = step.forward({**rows, self._denominators: denominators})
+        executor = Executor(step)
+        result = executor.forward({**rows, self._denominators: denominators})
         outputs = {**step.passed_through(inputs), **result.outputs}
         result = dataclasses.replace(result, outputs=outputs)
         self._update(result, targets, weights, _first(inputs).shape[0])
         loss = tf.reduce_sum(outputs[self._loss])
-        summed = step.summed_loss
+        summed = executor.summed_loss
         if summed is not None:
             loss += tf.cast(summed, loss.dtype)
         return loss, result.loss
@@ -204,10 +206,9 @@ class LossPipeline:
         rows: Mapping[TensorKey, tf.Tensor],
         schedule: Schedule,
         outputs: tuple[int, ...],
-        timer: StepTimer | None,
         *,
         training: bool,
-    ) -> Executor:
+    ) -> Step:
         spec = tf.TensorSpec([len(self._reductions)], tf.float64)
         return self._pipeline.begin(
             rows,
@@ -217,7 +218,6 @@ class LossPipeline:
             per_step={self._denominators: spec},
             differentiable=False,
             evaluates=not training,
-            timer=timer,
         )
 
     def _pipeline_inputs(
@@ -240,7 +240,7 @@ class LossPipeline:
 
     def _loss_denominators(
         self,
-        step: Executor,
+        step: Step,
         inputs: Mapping[TensorKey, tf.Tensor],
         targets: Any,
         weights: Any,

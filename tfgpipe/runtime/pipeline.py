@@ -1,17 +1,16 @@
 """A pipeline: a captured model, partitioned into stages on devices.
 
-A step is emitted as TensorFlow operations, in an order that this library chooses rather
-than one that automatic differentiation happens to produce. Either as one operation with
-a gradient of its own, whose forward emits the forward actions and whose gradient the
-backward ones (`run`); or, where the loss is a value that the last stage makes, all
-actions in one go (`begin`, then `Executor.train`).
+A step is emitted as TensorFlow operations, in schedule order, not in autodiff order.
+Either as one operation with a gradient of its own, whose forward emits the forward
+actions and whose gradient the backward ones (`run`); or, where the loss is a value that
+the last stage makes, all actions in one go (`begin`, then `Executor.train`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -25,6 +24,7 @@ from tfgpipe.capture import (
     TensorKey,
     Value,
     input_checks,
+    is_differentiable,
     source_model,
     stack_losses,
     tracer,
@@ -32,15 +32,9 @@ from tfgpipe.capture import (
 from tfgpipe.distribution import StageStrategy, current_strategy
 from tfgpipe.runtime import layer_probes, microbatch
 from tfgpipe.runtime.executor import Executor, StepResult, Tensors
-from tfgpipe.runtime.stage_run import StageRun
-from tfgpipe.runtime.state import (
-    Carry,
-    InitialState,
-    VariableUpdate,
-    read_variables,
-)
-from tfgpipe.runtime.timer import StepTimer
-from tfgpipe.schedules import Schedule
+from tfgpipe.runtime.state import InitialState, VariableUpdate, read_variables
+from tfgpipe.runtime.step import Step
+from tfgpipe.schedules import DataFlow, Schedule
 from tfgpipe.stage import (
     Boundary,
     Stage,
@@ -79,6 +73,14 @@ class Pipeline:
     summed_losses: dict[bool, IdentityMap[Call, tuple[bool, ...]]] = dataclasses.field(
         default_factory=dict
     )
+
+    @functools.cached_property
+    def data_flow(self) -> DataFlow:
+        """The data flow between the stages; the last one takes the loss of outputs."""
+        segments = [stage.segment for stage in self.stages]
+        read: list[Collection[int]] = [segment.input_ids for segment in segments]
+        read[-1] = {*read[-1], *self.captured.graph.output_ids}
+        return data_flow(read, [segment.output_ids for segment in segments])
 
     def repartition(self, calls_per_stage: Sequence[int]) -> Pipeline:
         """Returns the same model in stages of these numbers of calls."""
@@ -174,50 +176,70 @@ class Pipeline:
         evaluates = not functions.may_be_recorded()
         begin = functools.partial(self.begin, schedule=schedule, training=training)
         step = begin(inputs, evaluates=evaluates)
-        if evaluates and any(t.trace.forward.side_effects for t in step.traced):
+        has_side_effects = any(t.trace.forward.side_effects for t in step.traced)
+        if evaluates and has_side_effects:
             # A second run would not do the same.
             evaluates = tf.executing_eagerly()
             step = step if evaluates else begin(inputs)
         # Keras takes the mean over replicas of what layers add to the loss.
         num_replicas = current_strategy().num_replicas
         updates: list[VariableUpdate] = []
-        keys: list[TensorKey] = []
+        are_differentiable: dict[TensorKey, bool] = {}
 
         @tf.custom_gradient
         def run(*tensors: tf.Tensor) -> Any:
-            result = step.forward(dict(zip(inputs, tensors, strict=False)))
-            outputs = result.outputs
+            given = dict(zip(inputs, tensors, strict=False))
+            first = Executor(step)
+            result = first.forward(given)
             losses = [] if result.loss is None else [result.loss]
-            summed = step.summed_loss
+            summed = first.summed_loss
             if summed is not None:
                 losses.append(summed * num_replicas)
             # Not differentiated, so they need not be results of this function.
             updates.extend(result.updates)
-            keys.extend(outputs)
+            are_differentiable.update(
+                (key, is_differentiable(y)) for key, y in result.outputs.items()
+            )
+
+            executors = [] if evaluates else [first]
 
             # TensorFlow passes `variables` if it finds one behind the results, such as
             # a frozen weight, and then wants a gradient for it.
             def gradient(*output_grads: tf.Tensor, variables: Any = None) -> Any:
+                if executors:
+                    executor = executors[0]
+                else:
+                    # The forward was traced without, or a persistent tape's first
+                    # gradient has freed what it used.
+                    state = step.initial_state
+                    again = begin(given, initial_state=state) if evaluates else step
+                    executor = Executor(again)
+                    executor.forward(given)
+                frees = tf.executing_eagerly() and not has_side_effects
+                if frees:
+                    executors.clear()
                 loss_grad = output_grads[-1] if losses else None
-                again = step
-                if evaluates:
-                    given = dict(zip(inputs, tensors, strict=False))
-                    again = begin(given, initial_state=step.initial_state)
-                    again.forward(given)
-                grads = again.backward(
-                    outputs,
-                    output_grads[: len(outputs)],
+                grads = executor.backward(
+                    {
+                        key: tf.convert_to_tensor(gradient)
+                        for (key, wanted), gradient in zip(
+                            are_differentiable.items(), output_grads, strict=False
+                        )
+                        if wanted and gradient is not None
+                    },
                     loss_grad,
                     None if loss_grad is None else loss_grad * num_replicas,
+                    frees=frees,
                 )
                 return grads if variables is None else (grads, [None] * len(variables))
 
             loss = stack_losses(losses)
             added = [] if loss is None else [tf.reduce_sum(loss)]
-            return [*outputs.values(), *added], gradient
+            return [*result.outputs.values(), *added], gradient
 
         with tf.device(self.strategy.primary_devices[-1]):
             results = run(*inputs.values(), *step.weights)
+        keys = list(are_differentiable)
         outputs = dict(zip(keys, results, strict=False))
         loss = results[len(keys)] if len(results) > len(keys) else None
         outputs = {**step.passed_through(inputs), **outputs}
@@ -234,20 +256,18 @@ class Pipeline:
         differentiable: bool = True,
         evaluates: bool = False,
         initial_state: InitialState | None = None,
-        timer: StepTimer | None = None,
-    ) -> Executor:
+    ) -> Step:
         """Traces the stages and reads their variables, for one step.
 
         Args:
-            inputs: Tensors, `[B, ...]` each, in the structure that it was built on.
-            schedule: The schedule of the step.
+            inputs: The values that are given and the masks on them, `[B, ...]` each.
+            schedule: The order of the actions, on the devices numbered as they occur.
             training: Mode in which layers run; None leaves it to each.
             outputs: Ids of the values to return. Defaults to those of the model.
             per_step: Inputs that are given whole to every microbatch, later.
             differentiable: True to compute gradients of the inputs.
             evaluates: True if no gradients are wanted at all.
             initial_state: The variables before the step. Defaults to those by now.
-            timer: Times the actions, if given.
 
         Raises:
             ValueError, RuntimeError: As `run` does.
@@ -284,30 +304,33 @@ class Pipeline:
             else {w.value_id for w in specs} | ids,
             per_step=ids,
         )
-        before = initial_state or read_variables(self.stages, traced, devices)
         schedule = schedule.first_microbatches(len(split.sizes))
-        runs = []
-        for k, stage in enumerate(self.stages):
-            carry = Carry(stage, traced[k], devices[k][0], split, before)
-            kept = [
-                bool(training) and self.options.remat.keeps(schedule, k, m)
-                for m in range(schedule.num_microbatches)
-            ]
-            runs.append(
-                StageRun(traced[k], stage.weights, devices[k], carry, split, kept)
-            )
+        # Not all outputs need be read: it is what the executor sends that counts.
+        flow = data_flow(
+            [stage.input_keys for stage in traced],
+            [stage.output_keys for stage in traced],
+        )
+        schedule = schedule.with_flow(flow)
         output_ids = self.captured.graph.output_ids
-        return Executor(
-            runs,
-            before=before,
+        return Step(
+            traced=traced,
+            variables=[stage.variables for stage in self.stages],
+            devices=devices,
+            initial_state=initial_state or read_variables(self.stages, traced, devices),
             schedule=schedule,
             split=split,
-            outputs=output_ids if outputs is None else outputs,
-            per_step=ids,
-            summed_losses=self._summed_losses(traced, schedule, training=training),
+            keeps=[
+                [
+                    bool(training) and self.options.remat.keeps(schedule, k, m)
+                    for m in range(schedule.num_microbatches)
+                ]
+                for k in range(len(self.stages))
+            ],
+            output_ids=frozenset(output_ids if outputs is None else outputs),
+            per_step=frozenset(ids),
+            are_sums=self._summed_losses(traced, schedule, training=training),
             boundary=Boundary(self.options.codec, output_ids),
-            starts_after=functions.clustering_stop() if training else None,
-            timer=timer,
+            start_dependency=functions.clustering_stop() if training else None,
         )
 
     def _trace(
@@ -392,4 +415,17 @@ def make_stages(graph: CallGraph, calls_per_stage: Sequence[int]) -> tuple[Stage
     return tuple(
         Stage(k, graph.segment(span), cache)
         for k, span in enumerate(stage_spans(calls_per_stage))
+    )
+
+
+def data_flow(
+    read: Sequence[Collection[Hashable]], made: Sequence[Collection[Hashable]]
+) -> DataFlow:
+    """Returns the data flow between stages that read and make these values."""
+    producers = {value: k for k, values in enumerate(made) for value in values}
+    return DataFlow(
+        tuple(
+            tuple(producers[x] for x in values if producers.get(x, k) != k)
+            for k, values in enumerate(read)
+        )
     )

@@ -1,54 +1,41 @@
-"""One stage in one step: what it holds, and the functions that it runs."""
+"""One stage in one step: the tensors that it holds, the functions that it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import keras
 import tensorflow as tf
 
 from tfgpipe.devices import host_device
-from tfgpipe.runtime import microbatch
 from tfgpipe.runtime.state import Carry
-from tfgpipe.schedules import ActionKind
-from tfgpipe.stage import NamedTensors, StageFunction, StageFunctions, TracedStage
+from tfgpipe.runtime.step import Step
+from tfgpipe.schedules import Action, ActionKind
+from tfgpipe.stage import NamedTensors, StageFunction, StageFunctions
 
 
 class StageRun:
     """One stage in one step.
 
     Args:
-        traced: The stage.
-        weights: Its trainable variables as it was traced; what is trainable may change
-            before the gradient is taken.
-        devices: Devices of its shards, the primary one first.
-        carry: The state that is carried from microbatch to microbatch.
-        split: The division of the mini-batch into microbatches.
-        keeps: For each microbatch, whether its activations are kept for its backward.
+        step: The step.
+        k: The stage.
 
     Attributes:
-        saved: For each microbatch, tensors by name: what its backward needs, and more.
+        saved: For each microbatch in flight, tensors by name: those that its backward
+            reads, and more.
     """
 
-    def __init__(
-        self,
-        traced: TracedStage,
-        weights: Sequence[keras.Variable],
-        devices: Sequence[str],
-        carry: Carry,
-        split: microbatch.Split,
-        keeps: Sequence[bool],
-    ) -> None:
-        self.traced = traced
-        self.trace = traced.trace
-        self.weights = tuple(weights)
-        self.devices = tuple(devices)
-        self.carry = carry
-        self.keeps = keeps
+    def __init__(self, step: Step, k: int) -> None:
+        self.traced = step.traced[k]
+        self.trace = self.traced.trace
+        self.variables = tuple(step.variables[k])
+        self.devices = tuple(step.devices[k])
+        self.carry = Carry(
+            self.variables, self.traced, self.device, step.split, step.initial_state
+        )
         self.saved: dict[int, NamedTensors] = {}
-        self._split = split
+        self._keeps = step.keeps[k]
+        self._schedule = step.schedule
+        self._split = step.split
         self._sums: list[tf.Tensor] = []
-        self._num_pending = 0
 
     @property
     def device(self) -> str:
@@ -57,94 +44,70 @@ class StageRun:
 
     def recomputes(self, m: int) -> bool:
         """Returns whether the backward of a microbatch computes forwards again."""
-        return any(self.traced.options.remat.recomputed(1, kept=self.keeps[m]))
+        return any(self.traced.options.remat.recomputed(1, kept=self._keeps[m]))
 
     def begin_backward(self) -> None:
         """Makes the accumulators of weight gradients, which are zero."""
-        self._num_pending = len(self._split.sizes)
         self._sums = self._functions(0).accumulation.begin(self.devices)
 
-    def made_on_host(self, m: int, values: NamedTensors) -> NamedTensors:
-        """Computes the host's part of a microbatch for a GPU, before its forward.
-
-        Args:
-            m: The microbatch.
-            values: The inputs of the stage, by name.
-        """
+    def run_host_part(self, m: int, values: NamedTensors) -> NamedTensors:
+        """Returns the tensors that the host makes of a stage's inputs for a GPU."""
         function = self._functions(m).host
         if function is None:
             return {}
         host = host_device(self.device)
         with tf.device(host):
             made, _ = function(
-                values, (), *self._rows(m), devices=[host for _ in self.devices]
+                values, (), *self._sizes(m), devices=[host for _ in self.devices]
             )
         return made
 
     def feeds(self, kind: ActionKind, m: int, values: NamedTensors) -> NamedTensors:
-        """Returns the inputs of an action's function.
-
-        Args:
-            kind: Kind of the action.
-            m: The microbatch.
-            values: All its values.
-        """
-        function = self._function(kind, m)
+        """Returns those of a microbatch's values that the function of a kind takes."""
+        function = self._functions(m).of(kind)
         there = self._with_hoisted(function, m, values)
         return {name: there[name] for name in function.feeds}
 
     def run(
-        self, kind: ActionKind, m: int, feeds: NamedTensors
+        self, action: Action, feeds: NamedTensors
     ) -> tuple[NamedTensors, list[tf.Tensor]]:
         """Runs the function of an action.
 
-        Args:
-            kind: Kind of the action.
-            m: The microbatch.
-            feeds: Its inputs.
-
         Returns:
-            What it makes by name, and the accumulators if it adds to them. After the
-            last backward these are the gradients.
+            The function's outputs by name, and the updated accumulators if it adds to
+            them; after the stage's last backward, the final gradients.
         """
-        adds = kind.adds_gradients
-        made, sums = self._function(kind, m)(
-            feeds, self._sums if adds else (), *self._rows(m), devices=self.devices
+        m, adds = action.microbatch, action.kind.adds_gradients
+        functions = self._functions(m)
+        made, sums = functions.of(action.kind)(
+            feeds, self._sums if adds else (), *self._sizes(m), devices=self.devices
         )
         if not adds:
             return made, []
         self._sums = sums
-        self._num_pending -= 1
-        if not self._num_pending and not self._functions(m).accumulation.is_final:
-            self._finalize(m)
+        is_last = self._schedule.is_last_gradient(action)
+        if is_last and self._sums and not functions.accumulation.is_final:
+            finalize = functions.finalize
+            values = self._with_hoisted(finalize, m, self.saved[m])
+            _, self._sums = finalize(values, self._sums, devices=self.devices)
         return made, self._sums
-
-    def _rows(self, m: int) -> list[tf.Tensor]:
-        """Returns the number of rows of a microbatch if that may be zero."""
-        return [self._split.sizes[m]] if self._split.may_be_empty else []
-
-    def _finalize(self, m: int) -> None:
-        """Makes gradients of the accumulators, after the last backward."""
-        function = self._functions(m).finalize
-        values = self._with_hoisted(function, m, self.saved[m])
-        if self._sums:
-            _, self._sums = function(values, self._sums, devices=self.devices)
 
     def weight_gradients(self) -> list[tf.Tensor]:
         """Returns the gradients of the weights that have one, after the step."""
         return self._sums
 
+    def _sizes(self, m: int) -> list[tf.Tensor]:
+        """Returns the number of examples of a microbatch if that may be zero."""
+        return [self._split.sizes[m]] if self._split.may_be_empty else []
+
     def _with_hoisted(
         self, function: StageFunction, m: int, values: NamedTensors
     ) -> NamedTensors:
-        """Returns values, and what a function takes of those that are hoisted."""
+        """Returns values, and the hoisted ones that a function takes."""
         hoisted = self.carry.hoisted
         there = {**values, **hoisted}
         hoisted.update(self._functions(m).hoisted(function, there, self.devices))
         return {**values, **hoisted}
 
-    def _function(self, kind: ActionKind, m: int) -> StageFunction:
-        return self._functions(m).of(kind)
-
     def _functions(self, m: int) -> StageFunctions:
-        return self.traced.without_remat if self.keeps[m] else self.traced.with_remat
+        return self.traced.without_remat if self._keeps[m] else self.traced.with_remat

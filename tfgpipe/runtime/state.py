@@ -1,4 +1,4 @@
-"""State of a step: variables before it, what microbatches carry, variables after it.
+"""State of a step: variables before it, the carry of microbatches, variables after it.
 
 A variable is read once, before the step. From then on its value goes from the forward
 of one microbatch into that of the next, as the *carry* of a scan does, and what comes
@@ -42,9 +42,9 @@ class InitialState:
 
     Attributes:
         values: Their values.
-        devices: The device of each variable, that of the first stage that uses it.
+        devices: The device of each: that of the first stage that uses it.
         trainable: The variables that are weights.
-        seed_offsets: Offsets added to seeds, so that each replica has its own.
+        seed_offsets: Numbers that were added to seeds, for the replica to have its own.
     """
 
     values: IdentityMap[keras.Variable, tf.Tensor]
@@ -85,7 +85,7 @@ def read_variables(
     """
     users: IdentityMap[keras.Variable, list[int]] = IdentityMap()
     trainable = unique(variable for stage in stages for variable in stage.weights)
-    before = InitialState(IdentityMap(), IdentityMap(), tuple(trainable), IdentityMap())
+    state = InitialState(IdentityMap(), IdentityMap(), tuple(trainable), IdentityMap())
     replica = current_strategy().replica_index
     layers = [layer for stage in stages for layer in stage.layers]
     if isinstance(replica, int) and replica == 0:
@@ -97,19 +97,19 @@ def read_variables(
         shards = stage.shard_indices
         for variable in stage.variables:
             users.setdefault(variable, []).append(k)
-            if variable in before.values:
+            if variable in state.values:
                 continue
-            before.devices[variable] = devices[k][shards.get(variable, 0)]
-            with tf.device(before.devices[variable]):
+            state.devices[variable] = devices[k][shards.get(variable, 0)]
+            with tf.device(state.devices[variable]):
                 value = tf.identity(variable.value)
             if variable in seeds:
-                device = before.devices[variable]
+                device = state.devices[variable]
                 offset = small_functions.run_on(
                     device, _seed_offset, replica, value.dtype
                 )
-                before.seed_offsets[variable] = offset
+                state.seed_offsets[variable] = offset
                 value = small_functions.run_on(device, tf.add, value, offset)
-            before.values[variable] = value
+            state.values[variable] = value
     for k, stage in enumerate(stages):
         for variable in traced[k].changed(stage.variables):
             if len(users[variable]) > 1:
@@ -119,7 +119,7 @@ def read_variables(
                     f"'{variable.path}' in stages {users[variable]}. Use a layer "
                     "of its own in each, or a `balance` that keeps them together."
                 )
-    return before
+    return state
 
 
 def _seed_offset(replica: int | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -129,35 +129,35 @@ def _seed_offset(replica: int | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 class Carry:
-    """The carry of one stage, from microbatch to microbatch.
+    """The state that one stage hands from microbatch to microbatch.
 
     Args:
-        stage: The stage.
-        traced: The same, traced.
-        device: Its device.
-        split: The division of the mini-batch into microbatches.
-        before: The variables as they are before the step.
+        variables: The stage's variables, as it was traced.
+        traced: The stage, traced.
+        device: The stage's primary device.
+        split: The sizes of the microbatches.
+        initial_state: The variables before the step.
 
     Attributes:
-        hoisted: Loop-invariant tensors, as far as they have been made.
+        hoisted: Loop-invariant tensors, by name, as far as they have been computed.
     """
 
     def __init__(
         self,
-        stage: Stage,
+        variables: Sequence[keras.Variable],
         traced: TracedStage,
         device: str,
         split: microbatch.Split,
-        before: InitialState,
+        initial_state: InitialState,
     ) -> None:
-        self._stage = stage
+        self._variables = variables
         self._traced = traced
         self._device = device
         self._split = split
-        self._initial_state = before
+        self._initial_state = initial_state
         self.hoisted: NamedTensors = {}
         trace = traced.trace
-        values = (before.values[variable] for variable in stage.variables)
+        values = (initial_state.values[variable] for variable in variables)
         self._values = dict(zip(trace.given.variables, values, strict=True))
         for name in trace.accumulators:
             self._values[name] = small_functions.run_on(
@@ -168,21 +168,21 @@ class Carry:
             self._token = ordering_token("replicas") if trace.num_collectives else None
 
     def values(self, m: int) -> NamedTensors:
-        """Returns the inputs of a microbatch beside those of its stage."""
+        """Returns the tensors that a microbatch takes beside its inputs."""
         return {**self._values, **self._collective_inputs(m)}
 
     def advance(self, made: Mapping[str, tf.Tensor]) -> None:
-        """Hands what the forward of a microbatch made to the next one."""
+        """Hands the state after the forward of a microbatch to the next one."""
         trace = self._traced.trace
         for before, after in zip(trace.carry, trace.new_carry, strict=True):
             if after in made and before not in trace.per_step_updates:
                 self._values[before] = made[after]
 
     def updates(self) -> list[VariableUpdate]:
-        """Returns the updates of the stage's variables by the microbatches."""
+        """Returns the new values of the stage's variables."""
         trace = self._traced.trace
         names = zip(
-            self._stage.variables,
+            self._variables,
             trace.given.variables,
             trace.forward.new_values,
             strict=True,
@@ -201,7 +201,7 @@ class Carry:
         ]
 
     def accumulate(self, latest: IdentityMap[keras.Variable, tf.Tensor]) -> None:
-        """Moves variables by what the stage's layers have accumulated.
+        """Moves variables by the values that the stage's layers have accumulated.
 
         Args:
             latest: Values of variables so far. Several calls of a layer may move one,
@@ -253,7 +253,7 @@ class Carry:
 
 
 def variable_updates(carries: Sequence[Carry]) -> list[VariableUpdate]:
-    """Returns the updates of variables by a step, after all its forwards."""
+    """Returns the new values of variables, once all forwards have been emitted."""
     updates = [update for carry in carries for update in carry.updates()]
     latest: IdentityMap[keras.Variable, tf.Tensor] = IdentityMap()
     for carry in carries:

@@ -348,6 +348,17 @@ class Schedule:
         """True if some backwards run in two halves."""
         return any(action.kind.in_backward for action in self._all)
 
+    def is_last_gradient(self, action: Action) -> bool:
+        """Returns whether no later action adds to the gradients of its stage."""
+        return action in self._last_gradients
+
+    @functools.cached_property
+    def _last_gradients(self) -> frozenset[Action]:
+        last = {
+            a.stage: a for order in self.orders for a in order if a.kind.adds_gradients
+        }
+        return frozenset(last.values())
+
     def backward_follows_immediately(self, k: int, m: int) -> bool:
         """Returns whether a backward is its device's next action after the forward."""
         return (k, m) in self._followed

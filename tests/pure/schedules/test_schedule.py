@@ -252,3 +252,15 @@ def test_a_schedule_is_used_on_the_devices_and_microbatches_that_it_is_for():
         plan.on([0, 1], 4)
     with pytest.raises(ValueError, match=r"on devices \(0, 1\), by index\. Received"):
         plan.on([1, 0], 3)
+
+
+def test_the_last_action_that_adds_gradients_is_known():
+    def last(plan):
+        return {str(a) + f".{a.stage}" for a in plan.slots if plan.is_last_gradient(a)}
+
+    assert last(schedules.gpipe(2, 3)) == {"B0.0", "B0.1"}
+    assert last(schedules.one_f_one_b(2, 3)) == {"B2.0", "B2.1"}
+    assert last(schedules.zero_bubble(2, 3)) == {"W2.0", "W2.1"}
+    assert last(schedules.interleaved(4, 2, num_devices=2)) == {
+        f"B1.{k}" for k in range(4)
+    }
