@@ -94,11 +94,15 @@ def is_remote(device: str) -> bool:
 def ordering_token(name: str) -> tf.Tensor:
     """Returns a resource that orders operations, and holds nothing.
 
+    Outside of the graph that is being traced: within it TensorFlow orders the making of
+    a resource among all stateful operations, so that a replica's would wait for those
+    of the replica that was traced before, and these for its share of a sum.
+
     Args:
         name: Name of the sequence that is ordered. Tokens of one name on one device are
             the same.
     """
-    with tf.control_dependencies(None):
+    with tf.init_scope():
         return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=(), shared_name=name)
 
 
