@@ -11,12 +11,15 @@ from tfgpipe.graph.joint_graph import JointGraph
 from tfgpipe.stage.subgraph import GraphSource
 
 
-def run(joint: JointGraph, *arrays: np.ndarray) -> Sequence[tf.Tensor]:
+def run(
+    joint: JointGraph, *arrays: np.ndarray, compiled: bool = False
+) -> Sequence[tf.Tensor]:
     """Returns outputs, then gradients of inputs and weights that there are.
 
     Args:
         joint: The joint graph.
         *arrays: Inputs, weights and state, then gradients of outputs.
+        compiled: True to compile it by XLA.
     """
     feeds = [*joint.given.inputs, *joint.given.variables, *joint.backward.given]
     gradients = [g.finalized or g.values for g in joint.backward.weight_grads if g]
@@ -27,7 +30,7 @@ def run(joint: JointGraph, *arrays: np.ndarray) -> Sequence[tf.Tensor]:
     ]
     function = GraphSource(joint).extract(fetches=fetches, feeds=feeds)
     values = dict(zip(feeds, map(tf.constant, arrays), strict=True))
-    made = tf.function(function.run, autograph=False)(
+    made = tf.function(function.run, autograph=False, jit_compile=compiled or None)(
         *(values[name] for name in function.feeds)
     )
     results = dict(zip(function.fetches, made, strict=True))

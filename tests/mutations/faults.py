@@ -642,6 +642,16 @@ GRADIENTS = (
 
 WEIGHING = (
     Fault(
+        "a replica's token waits for the step of the replica before",
+        "tfgpipe/devices/names.py",
+        "with tf.init_scope():\n        return tf.raw_ops.VarHandleOp",
+        "with tf.control_dependencies(None):\n        return tf.raw_ops.VarHandleOp",
+        (
+            "tests/stage/test_output_masks.py::"
+            "test_a_batch_normalization_before_a_mask_may_be_synchronized",
+        ),
+    ),
+    Fault(
         "evaluation leaves out what layers add as a sum over examples",
         "tfgpipe/runtime/loss_pipeline.py",
         "            loss += tf.cast(summed, loss.dtype)",
@@ -1451,6 +1461,13 @@ QUANTIZATION = (
             "tests/quantization/test_wrapper.py::"
             "test_per_step_quantizes_with_the_range_before_and_per_call_after",
         ),
+    ),
+    Fault(
+        "compilers may make a product of a division by the number of levels",
+        "tfgpipe/graph/passes/fake_quant.py",
+        "(high - low) / tf.where(tf.equal(high, low), 1.0, last - first)",
+        "(high - low) / (last - first)",
+        ("tests/graph/passes/test_fake_quant.py",),
     ),
     Fault(
         "a range moves by the last microbatch alone",

@@ -24,7 +24,7 @@ RANGES = [
 
 
 def forms(function, *arrays):
-    """Returns a function's results, first as they are and then in the other form."""
+    """Returns a function's results: as they are, in the other form, that compiled."""
     plain = trace_joint(
         lambda inputs: dict(enumerate(function(*inputs))),
         input_specs=[tf.TensorSpec(a.shape) for a in arrays],
@@ -32,9 +32,12 @@ def forms(function, *arrays):
         state=[],
         non_differentiable=range(len(arrays)),
     )
+    arrays = (*arrays, *([np.float32(0)] * len(plain.backward.given)))
+    other = fake_quant_on_device(plain)
     return [
-        joints.run(joint, *arrays, *([np.float32(0)] * len(joint.backward.given)))
-        for joint in (plain, fake_quant_on_device(plain))
+        joints.run(plain, *arrays),
+        joints.run(other, *arrays),
+        joints.run(other, *arrays, compiled=True),
     ]
 
 
@@ -55,11 +58,12 @@ def test_a_range_for_all(bits, narrow):
             )
             return y, dx[0]
 
-        expected, received = forms(function, *arrays)
-        for a, b in zip(expected, received, strict=True):
+        expected, received, compiled = forms(function, *arrays)
+        for a, b, c in zip(expected, received, compiled, strict=True):
             np.testing.assert_array_equal(
                 a.numpy().view(np.int32), b.numpy().view(np.int32)
             )
+            np.testing.assert_array_equal(a, c)  # XLA's zeros have other signs.
 
 
 @pytest.mark.parametrize("narrow", [False, True])
@@ -77,6 +81,7 @@ def test_a_range_for_each_channel(narrow):
         )
         return y, dx[0]
 
-    expected, received = forms(function, *arrays)
-    for a, b in zip(expected, received, strict=True):
-        np.testing.assert_array_equal(a, b)
+    expected, *others = forms(function, *arrays)
+    for received in others:
+        for a, b in zip(expected, received, strict=True):
+            np.testing.assert_array_equal(a, b)

@@ -1,8 +1,9 @@
 """Fake quantization by operations that take ranges from the memory of the device.
 
 TensorFlow's kernels for GPUs take `min` and `max` from the memory of the host, which
-waits for them at each microbatch. So there tensors are rounded by elementwise
-operations, with the arithmetic of the kernel for CPUs, in its order:
+waits for them at each microbatch, and XLA's differ from those for CPUs in the last bit
+of a range's ends, where the largest weight may lie. So on both tensors are rounded by
+elementwise operations, with the arithmetic of the kernel for CPUs, in its order:
 
     scale = (max - min) / (levels - 1)           the range is nudged, so that zero is
     zero_point = round(-min / scale)             a level: [low, high]
@@ -73,9 +74,10 @@ def _levels(low: tf.Tensor, high: tf.Tensor, bits: int, narrow: bool) -> _Levels
     """Returns the levels of a range."""
     first, last = float(narrow), float(2**bits - 1)
     nothing = tf.logical_and(tf.equal(low, 0.0), tf.equal(high, 0.0))
-    # Grappler makes a division by a constant a product, which differs in the last bit,
-    # but not this one.
-    scale = tf.math.divide_no_nan(high - low, last - first)
+    # Compilers make a division by a constant a product, which differs in the last bit:
+    # the largest of the values that a range was taken from may lie beyond it then, and
+    # its gradient be masked. This divisor is no constant.
+    scale = (high - low) / tf.where(tf.equal(high, low), 1.0, last - first)
     divisor = tf.where(nothing, 1.0, scale)
     point = first - low / divisor
     # Halves away from zero.

@@ -34,7 +34,7 @@ def platform_passes(
     if kernels == "cpu":
         # Factors are found before the product has the form in which it runs.
         found += [flat_matmuls, with_factors, faster_matmuls]
-    if kernels == "gpu":
+    else:
         found.append(fake_quant_on_device)
     if chain_cache is not None:
         found.append(functools.partial(fuse_chains, cache=chain_cache))
