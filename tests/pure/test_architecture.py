@@ -62,6 +62,18 @@ FOR_USERS = {
 }
 # Entries of `tfgpipe/`, and of any folder inside.
 MOST_ENTRIES = 26
+# Lines of a function, and arguments; the exceptions, of which there are no more.
+MOST_LINES, MOST_ARGUMENTS = 60, 8
+LONG = {
+    "pipeline.begin",
+    "pipeline.run",
+    "plan_model.plan",
+    "ranking.search",
+    "solver.best_partition",
+    "transformers.transformer",
+}
+# Public faces: layers of Keras' own arguments and more, and a search.
+WIDE = {"attention.__init__", "attention.call", "dense.__init__", "ranking.search"}
 # Modules that load no TensorFlow, and import nothing but NumPy.
 PURE = (
     "_compat.backend",
@@ -393,3 +405,19 @@ def imports(path: Path) -> tuple[str, ...]:
             if node.module != "__future__":
                 found += (f"{node.module}.{alias.name}" for alias in node.names)
     return tuple(found)
+
+
+def test_functions_are_short_and_take_few_arguments() -> None:
+    long, wide = set(), set()
+    for path in sorted((ROOT / "tfgpipe").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            name = f"{path.stem}.{node.name}"
+            if node.end_lineno - node.lineno >= MOST_LINES:
+                long.add(name)
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            if len([a for a in arguments if a.arg != "self"]) > MOST_ARGUMENTS:
+                wide.add(name)
+    assert long <= LONG
+    assert wide <= WIDE

@@ -158,25 +158,9 @@ def connect(
     """
     addresses = parse_addresses(workers)
     addresses_lib.replica_workers(len(addresses), replica, num_replicas)
-    index = os.environ.get(addresses_lib.REPLICA_VARIABLE)
-    if index is not None and num_replicas == 1:
-        raise ValueError(
-            f"This process is one of several replicas: {addresses_lib.REPLICA_VARIABLE}"
-            f"={index}. Received a connection of a single client. Pass "
-            f"replica={index}, and num_replicas as in --replicas of the launch."
-        )
+    _check_not_connected_otherwise(addresses, replica, num_replicas)
     if Cluster.current is not None:
-        known = Cluster.current
-        if (known.addresses, known.replica, known.num_replicas) != (
-            (addresses, replica, num_replicas)
-        ):
-            asked = _describe(addresses, replica, num_replicas)
-            before = _describe(known.addresses, known.replica, known.num_replicas)
-            raise RuntimeError(
-                f"A process has one cluster. Received {asked} when it was connected to "
-                f"{before}. Start another process."
-            )
-        return known
+        return Cluster.current
     deadline = Deadline(seconds)
     if num_replicas == 1:
         sessions = _sessions(addresses, deadline)
@@ -194,6 +178,28 @@ def connect(
         cluster.exit_when_lost()
     Cluster.current = cluster
     return cluster
+
+
+def _check_not_connected_otherwise(
+    addresses: Sequence[Address], replica: int, num_replicas: int
+) -> None:
+    """Raises an error if this process is another replica, or of another cluster."""
+    index = os.environ.get(addresses_lib.REPLICA_VARIABLE)
+    if index is not None and num_replicas == 1:
+        raise ValueError(
+            f"This process is one of several replicas: {addresses_lib.REPLICA_VARIABLE}"
+            f"={index}. Received a connection of a single client. Pass "
+            f"replica={index}, and num_replicas as in --replicas of the launch."
+        )
+    if (known := Cluster.current) is None:
+        return
+    asked = _describe(addresses, replica, num_replicas)
+    before = _describe(known.addresses, known.replica, known.num_replicas)
+    if before != asked:
+        raise RuntimeError(
+            f"A process has one cluster. Received {asked} when it was connected to "
+            f"{before}. Start another process."
+        )
 
 
 def _describe(addresses: Sequence[Address], replica: int, num_replicas: int) -> str:

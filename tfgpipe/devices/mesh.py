@@ -167,25 +167,14 @@ def make_mesh(
     num_shards = argument_checks.check_count("num_shards", num_shards)
     devices = argument_checks.check_device_names(devices)
     needed = num_replicas * num_stages * num_shards
-    visible = visible_devices()
-    if devices is None and devices_of_workers():
-        of_workers = devices_of_workers()
+    if devices is not None:
+        names = _named_devices(devices, needed, workers)
+    elif of_workers := devices_of_workers():
         if workers is not None:
             of_workers = of_workers[workers.start : workers.stop]
         names = _spread_over_workers(of_workers, num_stages, num_replicas, num_shards)
-    elif devices is None:
-        names = default_devices()
     else:
-        names = [full_device_name(device) for device in devices]
-        unknown = [d for d, n in zip(devices, names, strict=True) if n not in visible]
-        if unknown:
-            raise ValueError(
-                "`devices` must name devices that TensorFlow sees. Received "
-                f"{', '.join(unknown)}; TensorFlow sees {', '.join(visible)}. "
-                + device_advice(needed)
-            )
-        if workers is not None:
-            _check_workers(names, workers)
+        names = default_devices()
     if len(names) < needed or (devices is not None and len(names) > needed):
         product = f"{num_stages} stages x {num_replicas} replicas"
         if num_shards > 1:
@@ -198,6 +187,24 @@ def make_mesh(
     shape = (num_replicas, num_stages, num_shards)
     grid = np.reshape(names[:needed], shape).tolist()
     return Mesh(tuple(tuple(map(tuple, replica)) for replica in grid))
+
+
+def _named_devices(
+    devices: Sequence[str], needed: int, workers: range | None
+) -> list[str]:
+    """Returns the full names of devices, all of which there are."""
+    visible = visible_devices()
+    names = [full_device_name(device) for device in devices]
+    unknown = [d for d, n in zip(devices, names, strict=True) if n not in visible]
+    if unknown:
+        raise ValueError(
+            "`devices` must name devices that TensorFlow sees. Received "
+            f"{', '.join(unknown)}; TensorFlow sees {', '.join(visible)}. "
+            + device_advice(needed)
+        )
+    if workers is not None:
+        _check_workers(names, workers)
+    return names
 
 
 def check_primary_devices(mesh: Mesh) -> None:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfgpipe import cluster as cluster_lib
 from tfgpipe._util import argument_checks
-from tfgpipe.devices import check_primary_devices, device_type, make_mesh
+from tfgpipe.devices import Mesh, check_primary_devices, device_type, make_mesh
 from tfgpipe.distribution.all_reduce import ALL_REDUCES, AllReduce
 from tfgpipe.distribution.process_group import ProcessGroup
 from tfgpipe.distribution.replicas import LocalReplicas
@@ -118,21 +118,7 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, ReplicatedStrategy):
             workers=None if client is None else client.workers,
         )
         check_primary_devices(mesh)
-        hint = " TensorFlow's hierarchical copy is wrong for odd numbers of replicas."
-        argument_checks.check_choice("all_reduce", all_reduce, ALL_REDUCES, hint=hint)
-        argument_checks.check_choice("shard_replicas", shard_replicas, SHARD_REPLICAS)
-        kinds = {device_type(d) for replica in mesh.primary_devices for d in replica}
-        if all_reduce == "nccl" and kinds != {"GPU"}:
-            raise ValueError(
-                "`all_reduce='nccl'` sums over GPUs. Received devices of type "
-                f'{", ".join(sorted(kinds))}. Use "ring" or "reduce".'
-            )
-        if shard_replicas != "none" and all_reduce != "reduce":
-            raise ValueError(
-                "What is sharded over replicas is summed on its owner. Received "
-                f"all_reduce='{all_reduce}' with shard_replicas='{shard_replicas}'. "
-                "Leave one of them out."
-            )
+        _check_sums(mesh, all_reduce, shard_replicas)
         replicas: Replicas = LocalReplicas()
         if client is not None:
             replicas = ProcessGroup(
@@ -156,3 +142,24 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, ReplicatedStrategy):
     def num_replicas_in_sync(self) -> int:
         """The number of replicas, in all processes."""
         return self._replicas.num_processes * self._mesh.num_replicas
+
+
+def _check_sums(
+    mesh: Mesh, all_reduce: AllReduce, shard_replicas: ShardReplicas
+) -> None:
+    """Raises ValueError if gradients cannot be summed so."""
+    hint = " TensorFlow's hierarchical copy is wrong for odd numbers of replicas."
+    argument_checks.check_choice("all_reduce", all_reduce, ALL_REDUCES, hint=hint)
+    argument_checks.check_choice("shard_replicas", shard_replicas, SHARD_REPLICAS)
+    kinds = {device_type(d) for replica in mesh.primary_devices for d in replica}
+    if all_reduce == "nccl" and kinds != {"GPU"}:
+        raise ValueError(
+            "`all_reduce='nccl'` sums over GPUs. Received devices of type "
+            f'{", ".join(sorted(kinds))}. Use "ring" or "reduce".'
+        )
+    if shard_replicas != "none" and all_reduce != "reduce":
+        raise ValueError(
+            "What is sharded over replicas is summed on its owner. Received "
+            f"all_reduce='{all_reduce}' with shard_replicas='{shard_replicas}'. "
+            "Leave one of them out."
+        )

@@ -180,19 +180,9 @@ def local_search(
             known[counts] = list(objective(counts))
         return known[counts]
 
-    def neighbours(at: Sequence[int]) -> Iterator[list[int]]:
-        for first in range(1, len(at) - 1):
-            for last in range(first, min(first + 2, len(at) - 1)):
-                for steps in itertools.product((-1, 0, 1), repeat=last - first + 1):
-                    moved = list(at)
-                    for k, step in enumerate(steps, first):
-                        moved[k] += step
-                    if all(a < b for a, b in itertools.pairwise(moved)):
-                        yield moved
-
     def descend(at: list[int]) -> list[int]:
         while True:
-            best = min(neighbours(at), key=need, default=at)
+            best = min(_neighbours(at), key=need, default=at)
             if need(best) >= need(at):
                 return at
             at = best
@@ -209,6 +199,18 @@ def local_search(
         at = descend([0, *sorted(chosen.tolist()), len(starts)])
         best = min(best, at, key=need)
     return calls_per_stage(best)
+
+
+def _neighbours(at: Sequence[int]) -> Iterator[list[int]]:
+    """Yields boundaries of which one, or two side by side, are moved by one."""
+    for first in range(1, len(at) - 1):
+        for last in range(first, min(first + 2, len(at) - 1)):
+            for steps in itertools.product((-1, 0, 1), repeat=last - first + 1):
+                moved = list(at)
+                for k, step in enumerate(steps, first):
+                    moved[k] += step
+                if all(a < b for a, b in itertools.pairwise(moved)):
+                    yield moved
 
 
 def _stage_cost_tables(costs: Tables, num_stages: int) -> Sequence[Floats]:

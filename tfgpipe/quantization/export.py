@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 from collections.abc import Iterator
@@ -71,14 +72,22 @@ def export_int8(
     copy = plain_copy(model)
     _check_ranges(copy, calibrated=representative is not None)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder,
-        without_deprecation(),
-    ):
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
         temporary = Path(folder) / path.name
-        try:
+        _convert(copy, temporary, representative)
+        _check_ends(copy, temporary)
+        temporary.replace(path)
+
+
+def _convert(copy: keras.Model, path: Path, representative: Any) -> None:
+    """Writes a plain model as a file of 8-bit integers."""
+    samples = None
+    if representative is not None:
+        samples = functools.partial(_samples, copy, representative)
+    try:
+        with without_deprecation():
             copy.export(
-                temporary,
+                path,
                 format="litert",
                 verbose=False,
                 optimizations=[tf.lite.Optimize.DEFAULT],
@@ -87,16 +96,12 @@ def export_int8(
                 # By itself Keras allows TensorFlow's operations too, which the
                 # interpreters of devices lack.
                 target_spec={"supported_ops": [tf.lite.OpsSet.TFLITE_BUILTINS]},
-                representative_dataset=None
-                if representative is None
-                else lambda: _samples(copy, representative),
+                representative_dataset=samples,
             )
-        except _SamplesError:
-            raise
-        except Exception as error:
-            raise RuntimeError(_failure(copy, error)) from error
-        _check_ends(copy, temporary)
-        temporary.replace(path)
+    except _SamplesError:
+        raise
+    except Exception as error:
+        raise RuntimeError(_failure(copy, error)) from error
 
 
 class _SamplesError(ValueError):

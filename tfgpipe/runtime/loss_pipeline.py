@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
@@ -26,7 +26,7 @@ from tfgpipe.runtime.pipeline import Pipeline
 from tfgpipe.runtime.step import Step
 from tfgpipe.runtime.timer import StepTimer
 from tfgpipe.schedules import Schedule
-from tfgpipe.stage import OutputMasks
+from tfgpipe.stage import OutputMasks, Stage
 
 
 class LossPipeline:
@@ -51,41 +51,19 @@ class LossPipeline:
         targets: Any,
         sample_weights: Any,
     ) -> None:
+        _check_copies(compiled)
         self._compiled = compiled
-        strategy = current_strategy()
-        for metric in compiled.compiled_metrics:
-            if any(map(strategy.is_on_one_replica, metric.variables)):
-                raise RuntimeError(
-                    "Replicas each add to a copy of a metric's variables. Received "
-                    f"metric '{metric.name}', whose variables are on one replica "
-                    "alone. Make it inside `with strategy.scope():`, or give its name."
-                )
         captured, graph = pipeline.captured, pipeline.captured.graph
         shapes = keras.tree.map_structure(
             lambda value: captured.specs[value.id], captured.output_structure
         )
         self._shapes = shapes
         self._reductions = loss_probes.probe_reductions(compiled, targets, shapes)
-        num_replicas = strategy.num_replicas
+        num_replicas = current_strategy().num_replicas
         self._full_batch_metrics = loss_probes.full_batch_metrics(
             compiled, targets, shapes, num_replicas=num_replicas
         )
-        names = ", ".join(map(repr, self._full_batch_metrics.values()))
-        if names and num_replicas > 1:
-            raise ValueError(
-                "A metric that mixes the examples of a batch, or whose state is no sum "
-                "over them, cannot be taken over replicas, each of which has some. "
-                f"Received {names}. Return a value for each example, of which Keras "
-                "takes the mean, or leave them out."
-            )
-        if names:
-            warnings.warn(
-                "Outputs of the whole mini-batch are kept for metrics that cannot be "
-                f"taken of one microbatch after the other. Received {names}, which mix "
-                "examples or weigh all batches alike. Leave them out to save that "
-                "memory.",
-                stacklevel=2,
-            )
+        _report_full_batch(self._full_batch_metrics.values(), num_replicas)
         ids = itertools.count(len(captured.specs))
 
         def values_of(structure: Any) -> Any:
@@ -115,23 +93,27 @@ class LossPipeline:
             key.value_id for key in (self._loss, self._loss_terms, self._masked)
         )
         call = Call(self._head, args, {}, input_ids, output_ids)
-        new_inputs = [n for n in input_ids if n not in graph.output_ids]
         # Ids of what is returned of a step: outputs, only if metrics need them.
         self._returned = (
             self._loss_terms.value_id,
             *(graph.output_ids if self._full_batch_metrics else ()),
         )
-        with_loss = CallGraph(
-            (*graph.calls, call),
-            (*graph.input_ids, *new_inputs),
-            (*output_ids, *self._returned[1:]),
-        )
-        last = pipeline.stages[-1]
-        first_call = len(graph.calls) - len(last.segment.calls)
-        segment = with_loss.segment(slice(first_call, len(with_loss.calls)))
-        stages = (*pipeline.stages[:-1], last.extend(segment, compiled.variables))
+        stages = (*pipeline.stages[:-1], self._last_stage(pipeline, call))
         self._output_masks = OutputMasks(graph, pipeline.strategy.primary_devices[-1])
         self._pipeline = dataclasses.replace(pipeline, stages=stages)
+
+    def _last_stage(self, pipeline: Pipeline, loss: Call) -> Stage:
+        """Returns the last stage with the call of the loss behind it."""
+        graph, last = pipeline.captured.graph, pipeline.stages[-1]
+        new_inputs = [n for n in loss.input_ids if n not in graph.output_ids]
+        with_loss = CallGraph(
+            (*graph.calls, loss),
+            (*graph.input_ids, *new_inputs),
+            (*loss.output_ids, *self._returned[1:]),
+        )
+        first_call = len(graph.calls) - len(last.segment.calls)
+        segment = with_loss.segment(slice(first_call, len(with_loss.calls)))
+        return last.extend(segment, self._compiled.variables)
 
     def train(
         self,
@@ -333,3 +315,34 @@ def _sum_terms(terms: tf.Tensor) -> list[tf.Tensor]:
 
 def _first(inputs: Mapping[TensorKey, tf.Tensor]) -> tf.Tensor:
     return next(iter(inputs.values()))
+
+
+def _check_copies(compiled: keras_internals.compiled.CompiledState) -> None:
+    """Raises RuntimeError if replicas have no copies of a metric's variables."""
+    for metric in compiled.compiled_metrics:
+        if any(map(current_strategy().is_on_one_replica, metric.variables)):
+            raise RuntimeError(
+                "Replicas each add to a copy of a metric's variables. Received "
+                f"metric '{metric.name}', whose variables are on one replica "
+                "alone. Make it inside `with strategy.scope():`, or give its name."
+            )
+
+
+def _report_full_batch(metrics: Iterable[str], num_replicas: int) -> None:
+    """Warns of metrics of the whole mini-batch, or refuses them over replicas."""
+    names = ", ".join(map(repr, metrics))
+    if names and num_replicas > 1:
+        raise ValueError(
+            "A metric that mixes the examples of a batch, or whose state is no sum "
+            "over them, cannot be taken over replicas, each of which has some. "
+            f"Received {names}. Return a value for each example, of which Keras "
+            "takes the mean, or leave them out."
+        )
+    if names:
+        warnings.warn(
+            "Outputs of the whole mini-batch are kept for metrics that cannot be "
+            f"taken of one microbatch after the other. Received {names}, which mix "
+            "examples or weigh all batches alike. Leave them out to save that "
+            "memory.",
+            stacklevel=3,
+        )

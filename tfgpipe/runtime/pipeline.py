@@ -283,17 +283,15 @@ class Pipeline:
             key: tf.TensorSpec([split.static_size, *x.shape[1:]], x.dtype)
             for key, x in inputs.items()
         }
-        options = [
-            dataclasses.replace(
-                self.options.on(device),
-                training=training,
-                evaluates=evaluates,
-                num_microbatches=len(split.sizes),
-                may_be_empty=split.may_be_empty,
-                num_replicas=num_replicas,
-            )
-            for device in self.strategy.primary_devices
-        ]
+        of_step = dataclasses.replace(
+            self.options,
+            training=training,
+            evaluates=evaluates,
+            num_microbatches=len(split.sizes),
+            may_be_empty=split.may_be_empty,
+            num_replicas=num_replicas,
+        )
+        options = [of_step.on(device) for device in self.strategy.primary_devices]
         ids = {key.value_id for key in per_step}
         traced = self._trace(
             {**specs, **per_step},
@@ -305,12 +303,7 @@ class Pipeline:
             per_step=ids,
         )
         schedule = schedule.first_microbatches(len(split.sizes))
-        # Not all outputs need be read: it is what the executor sends that counts.
-        flow = data_flow(
-            [stage.input_keys for stage in traced],
-            [stage.output_keys for stage in traced],
-        )
-        schedule = schedule.with_flow(flow)
+        schedule = schedule.with_flow(_traced_flow(traced))
         output_ids = self.captured.graph.output_ids
         return Step(
             traced=traced,
@@ -319,19 +312,21 @@ class Pipeline:
             initial_state=initial_state or read_variables(self.stages, traced, devices),
             schedule=schedule,
             split=split,
-            keeps=[
-                [
-                    bool(training) and self.options.remat.keeps(schedule, k, m)
-                    for m in range(schedule.num_microbatches)
-                ]
-                for k in range(len(self.stages))
-            ],
+            keeps=self._keeps(schedule, training=bool(training)),
             output_ids=frozenset(output_ids if outputs is None else outputs),
             per_step=frozenset(ids),
             are_sums=self._summed_losses(traced, schedule, training=training),
             boundary=Boundary(self.options.codec, output_ids),
             start_dependency=functions.clustering_stop() if training else None,
         )
+
+    def _keeps(self, schedule: Schedule, *, training: bool) -> list[list[bool]]:
+        """Returns for each stage and microbatch whether the forward saves tensors."""
+        remat, microbatches = self.options.remat, range(schedule.num_microbatches)
+        return [
+            [training and remat.keeps(schedule, k, m) for m in microbatches]
+            for k in range(len(self.stages))
+        ]
 
     def _trace(
         self,
@@ -415,6 +410,13 @@ def make_stages(graph: CallGraph, calls_per_stage: Sequence[int]) -> tuple[Stage
     return tuple(
         Stage(k, graph.segment(span), cache)
         for k, span in enumerate(stage_spans(calls_per_stage))
+    )
+
+
+def _traced_flow(traced: Sequence[TracedStage]) -> DataFlow:
+    """Returns the data flow of what is sent: not all outputs need be read."""
+    return data_flow(
+        [stage.input_keys for stage in traced], [stage.output_keys for stage in traced]
     )
 
 

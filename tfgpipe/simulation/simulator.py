@@ -230,15 +230,10 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
         ValueError: If there are costs of another number of stages, or the schedule
             deadlocks.
     """
-    argument_checks.check_instance(
-        "schedule",
-        schedule,
-        Schedule,
-        hint=" Make one: `tfgpipe.schedules.gpipe(K, M)`.",
-    )
-    argument_checks.check_instance(
-        "costs", costs, Costs, hint=" Make them: `tfgpipe.Costs(...)`."
-    )
+    hint = " Make one: `tfgpipe.schedules.gpipe(K, M)`."
+    argument_checks.check_instance("schedule", schedule, Schedule, hint=hint)
+    hint = " Make them: `tfgpipe.Costs(...)`."
+    argument_checks.check_instance("costs", costs, Costs, hint=hint)
     costs.check_num_stages(schedule)
     placement = schedule.placement
     ends: dict[Action, float] = {}

@@ -47,10 +47,8 @@ def guarded(
         always_runs: True to run it even without examples.
     """
     before = dict(zip(trace.new_carry, trace.carry, strict=True))
-    by_row = {
-        *trace.forward.outputs,
-        *joint_graph.not_none(*trace.backward.input_grads),
-    }
+    input_grads = joint_graph.not_none(*trace.backward.input_grads)
+    by_row = {*trace.forward.outputs, *input_grads}
 
     def skip(
         values: NamedTensors, sums: Sequence[tf.Tensor]

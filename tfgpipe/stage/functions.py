@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Protocol
 
 import tensorflow as tf
@@ -144,30 +144,13 @@ class StageFunctions:
         ]
         self._input_grads = joint_graph.not_none(*backward.input_grads)
         self._gradients = [*self._input_grads, *self.accumulation.addend_names]
-        hoistable = functools.partial(
-            partitioner.hoistable_tensors,
-            source.graph,
-            fetches=[
-                *self._outputs,
-                *self._gradients,
-                *trace.per_step_updates.values(),
-            ],
-            constants=source.constants,
-            stateful=source.stateful,
-        )
-        self.hoistable = hoistable(
-            invariant=self._invariant, hoistable_ops=source.hoistable_ops
-        )
+        self.hoistable = self._hoistable(self._invariant, source.hoistable_ops)
         # Short integers are in the memory of the host as long as they are arguments.
-        self._on_host = (
-            *host_state,
-            *(x for x in given.inputs if trace.spec(x).dtype == tf.int32),
-        )
-        self.host_made = (
-            hoistable(invariant=self._on_host, hoistable_ops=source.host_ops)
-            if options.uses_gpu_kernels
-            else ()
-        )
+        integers = (x for x in given.inputs if trace.spec(x).dtype == tf.int32)
+        self._on_host = (*host_state, *integers)
+        self.host_made: tuple[str, ...] = ()
+        if options.uses_gpu_kernels:
+            self.host_made = self._hoistable(self._on_host, source.host_ops)
         self._sources = (
             *self.hoistable,
             *self.host_made,
@@ -176,22 +159,39 @@ class StageFunctions:
             *given.replicas,
         )
         self._known = (*self._sources, *backward.given, *trace.captures)
+        self.residuals = self._residuals(saves=saves)
+
+    def _hoistable(
+        self, invariant: tuple[str, ...], operations: Collection[str]
+    ) -> tuple[str, ...]:
+        """Returns tensors that depend on these alone, made by these operations."""
+        updates = self._trace.per_step_updates.values()
+        return partitioner.hoistable_tensors(
+            self._source.graph,
+            fetches=[*self._outputs, *self._gradients, *updates],
+            constants=self._source.constants,
+            stateful=self._source.stateful,
+            invariant=invariant,
+            hoistable_ops=operations,
+        )
+
+    def _residuals(self, *, saves: bool) -> tuple[str, ...]:
+        source = self._source
         ends = {
             "sources": self._known,
             "outputs": self._outputs,
             "gradients": self._gradients,
         }
-        if saves:
-            self.residuals = partitioner.saved_tensors(
-                source.graph,
-                constants=source.constants,
-                completed=forward.side_effects,
-                **ends,
-            )
-        else:
-            self.residuals = partitioner.saved_tensors_under_remat(
+        if not saves:
+            return partitioner.saved_tensors_under_remat(
                 source.graph, stateful=source.stateful, **ends
             )
+        return partitioner.saved_tensors(
+            source.graph,
+            constants=source.constants,
+            completed=self._trace.forward.side_effects,
+            **ends,
+        )
 
     def of(self, kind: ActionKind) -> StageFunction:
         """Returns the function of a kind of pass: the attribute of its name."""

@@ -14,6 +14,7 @@ functions of a stage are subgraphs of it: see `graph.partitioner` and `functions
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -76,62 +77,70 @@ def trace_joint(
             update would be lost.
         CapturedVariablesError: If it reads one that is in neither list.
     """
-    variables = [*weights, *state]
-
-    def build() -> joint_graph.JointGraph:
-        inputs = [_placeholder(spec) for spec in input_specs]
-        values = [_placeholder(variable) for variable in variables]
-        replicas, collective = _replicas(num_replicas)
-        scope = TracingScope(zip(variables, values, strict=True), replicas)
-        sources: list[tf.Tensor] = []
-        if non_differentiable is not None:
-            wanted = (x for i, x in enumerate(inputs) if i not in non_differentiable)
-            sources += filter(is_differentiable, [*wanted, *values[: len(weights)]])
-        with tf.GradientTape() if sources else contextlib.nullcontext() as tape:
-            if tape is not None:
-                tape.watch(sources)
-            made, loss = _run(body, inputs, scope, variables)
-        outputs = {key: output for key, output in made.items() if output is not None}
-        accumulated, over_replicas = _merge(scope)
-        graph = tf.compat.v1.get_default_graph()
-        effects = [op.name for op in graph.get_operations() if op.op_def.is_stateful]
-        named = dict(zip(map(id, variables), _names(values), strict=True))
-        return joint_graph.JointGraph(
-            graph=graph,
-            edges={},
-            captures={},
-            given=joint_graph.StageInputs(
-                inputs=_names(inputs),
-                weights=_names(values[: len(weights)]),
-                state=_names(values[len(weights) :]),
-                sums=tuple(named[id(v)] for v in variables if v.aggregation == "sum"),
-                replicas=_names(collective),
-            ),
-            forward=joint_graph.ForwardOutputs(
-                keys=tuple(outputs),
-                outputs=_names(outputs.values()),
-                dropped=tuple(key for key, output in made.items() if output is None),
-                new_values=_names(map(scope.get_current_value, variables)),
-                loss=_name(loss),
-                loss_calls=tuple(scope.loss_calls),
-                side_effects=tuple(effects),
-            ),
-            backward=_differentiate(
-                tape, list(outputs.values()), loss, inputs, values[: len(weights)]
-            ),
-            accumulated=accumulated,
-            num_collectives=next(replicas.instance_offsets) if replicas else 0,
-            shard_indices={
-                named[id(variable)]: shard
-                for variable, shard in (shard_indices or IdentityMap()).items()
-                if id(variable) in named
-            },
-            over_replicas=over_replicas,
-        )
-
+    build = functools.partial(
+        _joint_graph,
+        body,
+        input_specs,
+        weights,
+        state,
+        num_replicas=num_replicas,
+        non_differentiable=non_differentiable,
+        shard_indices=shard_indices or IdentityMap(),
+    )
     # A stage's functions run on whatever device they are called on: none is named.
     with tf.device(None):
         return functions.trace_graph(build).rewritten({})
+
+
+def _joint_graph(
+    body: ForwardFunction,
+    input_specs: Sequence[tf.TensorSpec],
+    weights: Sequence[keras.Variable],
+    state: Sequence[keras.Variable],
+    *,
+    num_replicas: int,
+    non_differentiable: Collection[int] | None,
+    shard_indices: IdentityMap[keras.Variable, int],
+) -> joint_graph.JointGraph:
+    """Builds the joint graph in the graph that is being traced."""
+    variables = [*weights, *state]
+    inputs = list(map(_placeholder, input_specs))
+    values = list(map(_placeholder, variables))
+    of_weights = values[: len(weights)]
+    replicas, collective = _replicas(num_replicas)
+    scope = TracingScope(zip(variables, values, strict=True), replicas)
+    watched: list[tf.Tensor] = []
+    if non_differentiable is not None:
+        wanted = (x for i, x in enumerate(inputs) if i not in non_differentiable)
+        watched += filter(is_differentiable, [*wanted, *of_weights])
+    with tf.GradientTape() if watched else contextlib.nullcontext() as tape:
+        if tape is not None:
+            tape.watch(watched)
+        made, loss = _run(body, inputs, scope, variables)
+    accumulated, over_replicas = _merge(scope)
+    forward = _forward_outputs(made, loss, scope, variables)
+    outputs = [output for output in made.values() if output is not None]
+    named = dict(zip(map(id, variables), _names(values), strict=True))
+    given = joint_graph.StageInputs(
+        inputs=_names(inputs),
+        weights=_names(of_weights),
+        state=_names(values[len(weights) :]),
+        sums=tuple(named[id(v)] for v in variables if v.aggregation == "sum"),
+        replicas=_names(collective),
+    )
+    shards = shard_indices.items()
+    return joint_graph.JointGraph(
+        graph=tf.compat.v1.get_default_graph(),
+        edges={},
+        captures={},
+        given=given,
+        forward=forward,
+        backward=_differentiate(tape, outputs, loss, inputs, of_weights),
+        accumulated=accumulated,
+        num_collectives=next(replicas.instance_offsets) if replicas else 0,
+        shard_indices={named[id(v)]: i for v, i in shards if id(v) in named},
+        over_replicas=over_replicas,
+    )
 
 
 def trace_with_captured(
@@ -171,6 +180,26 @@ def _run(
     if scope.captured_variables:
         raise CapturedVariablesError(unique(scope.captured_variables))
     return made, stack_losses(scope.losses)
+
+
+def _forward_outputs(
+    made: Mapping[Any, tf.Tensor | None],
+    loss: tf.Tensor | None,
+    scope: TracingScope,
+    variables: Sequence[keras.Variable],
+) -> joint_graph.ForwardOutputs:
+    """Returns the signature of the forward, before its gradient is in the graph."""
+    outputs = {key: output for key, output in made.items() if output is not None}
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    return joint_graph.ForwardOutputs(
+        keys=tuple(outputs),
+        outputs=_names(outputs.values()),
+        dropped=tuple(key for key, output in made.items() if output is None),
+        new_values=_names(map(scope.get_current_value, variables)),
+        loss=_name(loss),
+        loss_calls=tuple(scope.loss_calls),
+        side_effects=tuple(op.name for op in operations if op.op_def.is_stateful),
+    )
 
 
 def _merge(
