@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import keras
 import numpy as np
 import pytest
@@ -135,3 +137,37 @@ def needed_by(operations):
             found.add(op)
             left += [*op.control_inputs, *(tensor.op for tensor in op.inputs)]
     return found
+
+
+@pytest.mark.parametrize("function", ["train_step", "test_step", "__call__"])
+def test_a_tf_function_of_ones_own_says_nothing_of_this_library(function, caplog):
+    """AutoGraph warns of each function whose syntax it cannot convert."""
+    layers = [
+        keras.layers.Dense(4, "relu"),
+        keras.layers.Dropout(0.5),
+        tfgpipe.layers.TPMLP(8, units=4, num_shards=2),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(1, activity_regularizer="l2"),
+    ]
+    model = tfgpipe.PipelinedModel(layers, num_stages=2, num_microbatches=2)
+    model.compile("sgd", "mse", metrics=["mae"])
+    x, y = tf.ones((4, 4)), tf.ones((4, 1))
+    model.build(x.shape)
+
+    @tf.function
+    def step(x, y):
+        if function == "__call__":
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model(x, training=True))
+            return tape.gradient(loss, model.trainable_variables)
+        return getattr(model, function)((x, y))
+
+    tensorflow_log = logging.getLogger("tensorflow")
+    tensorflow_log.addHandler(caplog.handler)
+    try:
+        step.get_concrete_function(x, y)
+    finally:
+        tensorflow_log.removeHandler(caplog.handler)
+    assert [
+        r.getMessage() for r in caplog.records if "AutoGraph" in r.getMessage()
+    ] == []

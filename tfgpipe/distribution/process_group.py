@@ -50,7 +50,8 @@ class InstanceKeys:
     ) -> list[int]:
         """Returns a key for each weight, the same whenever they are asked for."""
         keys = self._keys.setdefault(optimizer, IdentityMap())
-        for weight in (weights := list(weights)):
+        weights = list(weights)
+        for weight in weights:
             if weight not in keys:
                 keys[weight] = next(self._unused)
         return [keys[weight] for weight in weights]

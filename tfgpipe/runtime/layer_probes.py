@@ -288,7 +288,8 @@ def _layers_to_probe(
         keeps_size = _keeps_size(captured, [*call.input_ids, *call.output_ids])
         if keeps_size and _is_known(call, inputs):
             continue
-        if (kind := _layer_kind(call, inputs)) not in seen:
+        kind = _layer_kind(call, inputs)
+        if kind not in seen:
             seen.add(kind)
             segment = captured.graph.segment(slice(position, position + 1))
             yield kind, segment, inputs

@@ -80,7 +80,8 @@ def column(
         devices: T devices.
         collective: The collective that brings x to every device.
     """
-    if directions := DIRECTIONS[collective]:
+    directions = DIRECTIONS[collective]
+    if directions:
         return ring.column(parts(x, devices), kernels, devices, directions)
     copies = device_ops.copy(full(x, devices), devices[0], len(devices))
     return device_ops.on_each(devices, keras.ops.matmul, copies, kernels)
@@ -98,7 +99,8 @@ def row(
         collective: The collective that sums products.
     """
     x = parts(x, devices)
-    if directions := DIRECTIONS[collective]:
+    directions = DIRECTIONS[collective]
+    if directions:
         return ring.row(x, kernels, devices, directions)
     products = device_ops.on_each(devices, keras.ops.matmul, x, kernels)
     return device_ops.reduce(products, devices[0])

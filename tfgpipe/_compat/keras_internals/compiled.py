@@ -108,7 +108,7 @@ def evaluate_loss(
     container = compiled.losses
     if container is None:
         return None, []
-    recorders: list[_LossRecorder] = []
+    recorders = list[_LossRecorder]()
 
     def replaced(losses: Any) -> list[Any]:
         return [

@@ -27,8 +27,10 @@ def with_factors(joint: JointGraph) -> JointGraph:
 
 def weight_gradient_factors(joint: JointGraph, gradient: str) -> tuple[str, ...]:
     """Returns x and dy of a gradient that is `x^T @ dy`, or nothing if it is not."""
-    while (op := joint.operation(gradient)).type in ("Identity", "Reshape"):
+    op = joint.operation(gradient)
+    while op.type in ("Identity", "Reshape"):
         gradient = joint.inputs_of(gradient)[0]
+        op = joint.operation(gradient)
     if op.type != "MatMul" or not op.get_attr("transpose_a"):
         return ()
     return () if op.get_attr("transpose_b") else joint.inputs_of(gradient)
