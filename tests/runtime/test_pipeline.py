@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 
 import keras
 import numpy as np
@@ -14,6 +15,7 @@ from tests.helpers.identity import STACKS
 from tests.helpers.layer_stacks import REMAT_MODES
 from tests.helpers.recording_layer import LOG, Logs
 from tfgpipe import schedules
+from tfgpipe.runtime.executor import Executor
 
 
 @pytest.mark.parametrize(
@@ -171,3 +173,25 @@ def test_a_tf_function_of_ones_own_says_nothing_of_this_library(function, caplog
     assert [
         r.getMessage() for r in caplog.records if "AutoGraph" in r.getMessage()
     ] == []
+
+
+def test_autograph_converts_no_actions(monkeypatch):
+    """Each call that it converts takes longer to trace."""
+    model = tfgpipe.PipelinedModel(
+        [keras.layers.Dense(1)], num_stages=1, num_microbatches=2
+    )
+    model.compile("sgd", "mse")
+    x, y = tf.ones((4, 4)), tf.ones((4, 1))
+    model.build(x.shape)
+    callers = set()
+    run_pass = Executor.run_pass
+
+    def recorded(self, action):
+        callers.update(frame.name for frame in traceback.extract_stack())
+        run_pass(self, action)
+
+    monkeypatch.setattr(Executor, "run_pass", recorded)
+    tf.function(model.train_step).get_concrete_function((x, y))
+    assert "tf__train_step" in callers
+    assert "train" in callers
+    assert "tf___run" not in callers

@@ -35,6 +35,9 @@ from tfgpipe.schedules import Action
 from tfgpipe.stage import NamedTensors
 
 Tensors = dict[TensorKey, tf.Tensor]
+# AutoGraph converts whatever a `tf.function` calls, which takes longer than to call it.
+# No layer of a user is called here, so nothing is to be converted.
+_not_converted = tf.autograph.experimental.do_not_convert
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +98,7 @@ class Executor:
         """The sum of the added losses that are sums over the examples, or None."""
         return self._sum(self._summed_losses)
 
+    @_not_converted
     def forward(self, inputs: Mapping[TensorKey, tf.Tensor]) -> StepResult:
         """Emits the forward actions; returns their results."""
         self._split_inputs(inputs)
@@ -104,6 +108,7 @@ class Executor:
         self._values, self._encodings = [], []
         return StepResult(outputs, self._sum(self._mean_losses), self._updates())
 
+    @_not_converted
     def backward(
         self,
         output_grads: Tensors,
@@ -136,6 +141,7 @@ class Executor:
             self._run(self.step.schedule.actions(is_backward=True), frees=frees)
         return [*self._input_grads(), *self._weight_grads().values()]
 
+    @_not_converted
     def train(
         self,
         inputs: Mapping[TensorKey, tf.Tensor],
