@@ -20,9 +20,6 @@ NAMES = {
 }
 # Of other choices, which have a value of the same name.
 OTHERS = {
-    # The default is not printed; a picture of its own for several stages a device.
-    ("partition.plans", "name", "gpipe"),
-    ("report.plots", "name", "interleaved"),
     # Its own file.
     ("stage.normalization", "batch_norm", "deferred"),
     ("distribution.pipeline_strategy", "shard_replicas", "none"),

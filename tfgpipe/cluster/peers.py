@@ -35,7 +35,7 @@ class Peers(abc.ABC):
         current: The objects of this process, if it has any.
         waits_since: The time at which this one began something that needs them, or
             None.
-        has_left: True once this one has told them of its end.
+        has_left: True once this process has announced its end to them.
     """
 
     current: ClassVar[Peers | None] = None

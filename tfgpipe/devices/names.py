@@ -188,12 +188,8 @@ def tpu_devices(
     for name in visible_devices("TPU"):
         spec = tf.DeviceSpec.from_string(name)
         there[spec.task, spec.device_index] = name
-    replicas = tpu_topology.assign_cores(
-        tuple(map(int, slice_topology.mesh_shape)),
-        num_stages=num_stages,
-        num_replicas=num_replicas,
-        missing=[tuple(core) for core in slice_topology.missing_devices.tolist()],
-        torus=torus,
+    replicas = tpu_topology.assign_slice_cores(
+        slice_topology, num_stages=num_stages, num_replicas=num_replicas, torus=torus
     )
     return [
         there[

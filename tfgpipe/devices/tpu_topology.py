@@ -21,12 +21,33 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Sequence
+from typing import Any
 
 # Coordinates of a core: x, y and z of its chip, and its index on it.
 Core = tuple[int, int, int, int]
 Torus = tuple[bool, bool, bool]
 
 _FLAT: Torus = (False, False, False)
+
+
+def assign_slice_cores(
+    slice_topology: Any, *, num_stages: int, num_replicas: int, torus: Torus
+) -> tuple[tuple[Core, ...], ...]:
+    """Returns the cores of each replica's stages, as `assign_cores` does, of a slice.
+
+    Args:
+        slice_topology: The result of `tf.tpu.experimental.initialize_tpu_system`.
+        num_stages: K.
+        num_replicas: D.
+        torus: For x, y and z, whether the last chip is next to the first.
+    """
+    return assign_cores(
+        tuple(map(int, slice_topology.mesh_shape)),
+        num_stages=num_stages,
+        num_replicas=num_replicas,
+        missing=[tuple(core) for core in slice_topology.missing_devices.tolist()],
+        torus=torus,
+    )
 
 
 def assign_cores(

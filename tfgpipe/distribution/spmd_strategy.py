@@ -119,11 +119,7 @@ def _connect(
     if slice_topology is None:
         tf.config.experimental_connect_to_cluster(resolver)
         slice_topology = tf.tpu.experimental.initialize_tpu_system(resolver)
-    cores = tpu_topology.assign_cores(
-        tuple(map(int, slice_topology.mesh_shape)),
-        num_stages=num_stages,
-        num_replicas=num_replicas,
-        missing=[tuple(c) for c in slice_topology.missing_devices.tolist()],
-        torus=torus,
+    cores = tpu_topology.assign_slice_cores(
+        slice_topology, num_stages=num_stages, num_replicas=num_replicas, torus=torus
     )
     return tf.tpu.experimental.DeviceAssignment(slice_topology, np.array(cores))

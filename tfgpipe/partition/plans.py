@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tfgpipe import schedules
 from tfgpipe._util import (
     argument_checks,
     layer_names,
@@ -170,7 +171,7 @@ class Plan:
         limit = settings.memory_limit
         fits = "" if limit is None else f" of {readable_bytes(limit)}"
         options = ""
-        if schedule.name != "gpipe":
+        if schedule.name != schedules.gpipe.name:
             options = f"schedule={schedule.name}, "
         if settings.codec != codecs.find(None):
             options += f"transfer_dtype={settings.codec}, "

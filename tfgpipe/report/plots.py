@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 PathLike = str | os.PathLike[str]
 
 # Of curves: colour, marker with line, size of the marker. 1F1B lies on GPipe.
-LINE_STYLES: dict[schedules.Name, tuple[str, str, int]] = {
-    "gpipe": ("#0072B2", "o-", 10),
-    "1f1b": ("#E69F00", "s--", 5),
-    "interleaved": ("#009E73", "^-", 6),
-    "zero_bubble": ("#CC79A7", "D-", 5),
+LINE_STYLES: dict[schedules.SchedulePolicy, tuple[str, str, int]] = {
+    schedules.gpipe: ("#0072B2", "o-", 10),
+    schedules.one_f_one_b: ("#E69F00", "s--", 5),
+    schedules.interleaved: ("#009E73", "^-", 6),
+    schedules.zero_bubble: ("#CC79A7", "D-", 5),
 }
 # Of parts of memory; the last, which is black, is hatched.
 PART_COLOURS = (
@@ -251,15 +251,12 @@ def plot_bubbles(
     Ms = sorted(num_microbatches) or [P * 2**power for power in range(5)]
     picture = _Picture([CURVES])
     (axes,) = picture.axes
-    for name, (colour, line, size) in LINE_STYLES.items():
-        v = 2 if name == "interleaved" else 1
+    for policy, (colour, line, size) in LINE_STYLES.items():
+        v = min(policy.stages_per_device)
         costs = Costs(forward=1 / v, backward=2 / v)
-        plans = (
-            schedules.make(name, num_stages=v * P, num_microbatches=M, num_devices=P)
-            for M in Ms
-        )
+        plans = (policy(v * P, M, num_devices=P) for M in Ms)
         bubbles = [100 * simulate(plan, costs).timeline.bubble for plan in plans]
-        label = f"{name}, 2 stages a device" if v == 2 else name
+        label = f"{policy.name}, {v} stages a device" if v > 1 else policy.name
         axes.plot(Ms, bubbles, line, color=colour, markersize=size, label=label)
     picture.set_titles(f"Bubble on {P} devices", "a backward takes two forwards")
     return _finish_bubbles(picture, Ms).save(path)

@@ -26,6 +26,7 @@ from tfgpipe._compat import functions
 from tfgpipe._util import IdentityMap
 from tfgpipe.capture import TensorKey, stack_losses
 from tfgpipe.devices import small_functions
+from tfgpipe.graph import joint_graph
 from tfgpipe.runtime import microbatch
 from tfgpipe.runtime.stage_run import StageRun
 from tfgpipe.runtime.state import VariableUpdate, variable_updates
@@ -169,8 +170,7 @@ class Executor:
         self._run(self.step.schedule.slots, frees=True)
         outputs = {**self.step.passed_through(inputs), **self._join_outputs()}
         losses = [row[loss] for row in self._values]
-        added = self.summed_loss
-        summed = [] if added is None else [added]
+        summed = list(joint_graph.not_none(self.summed_loss))
         main_loss = small_functions.run_on(last, _total_loss, losses, summed)
         return TrainStepResult(
             outputs=outputs,

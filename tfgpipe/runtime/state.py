@@ -213,7 +213,7 @@ class Carry:
             before = [latest.get(v, self._initial_state.values[v]) for v in variables]
             after = small_functions.run_on(
                 self._initial_state.devices[variables[0]],
-                functools.partial(accumulator.update),
+                functools.partial(accumulator.update),  # A method would be kept.
                 [self._values[name] for name in accumulation.values],
                 before,
             )
