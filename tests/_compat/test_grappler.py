@@ -45,6 +45,29 @@ def test_functions_are_optimized_for_absent_devices_and_have_shapes() -> None:
     assert [d.size for d in shape.dim] == [256, 1024]
 
 
+def test_branches_that_are_specialized_for_a_call_are_there() -> None:
+    @tf.function(autograph=False, experimental_attributes={"_noinline": True})
+    def rate(step: tf.Tensor) -> tf.Tensor:
+        half = tf.constant(0.5)
+        return tf.cond(step < half, lambda: step * half, lambda: step - half)
+
+    traced = tf.function(lambda x: rate(x), autograph=False)
+    graph = traced.get_concrete_function(tf.TensorSpec([])).graph.as_graph_def()
+    for node in graph.node:
+        node.device = GPU if node.op != "Placeholder" else ""
+    optimized = grappler.VirtualCluster({GPU: PROPERTIES}).optimize_functions(graph)
+    known = {each.signature.name for each in optimized.library.function}
+    branches = {
+        node.attr[branch].func.name
+        for function in optimized.library.function
+        for node in function.node_def
+        for branch in ("then_branch", "else_branch")
+        if branch in node.attr
+    }
+    assert branches
+    assert branches <= known
+
+
 def test_the_peak_of_a_function_holds_its_argument_and_result() -> None:
     graph = _graph()
     cluster = grappler.VirtualCluster({GPU: PROPERTIES})

@@ -55,11 +55,13 @@ class VirtualCluster:
         optimized = tf_optimizer.OptimizeGraph(
             config, _meta_graph(graph_def, fetches), cluster=self._cluster
         )
-        # Those that only what is optimized away calls are as they were.
+        # Those that only what is optimized away calls are as they were. New ones are
+        # branches, specialized for their call.
         found = {each.signature.name: each for each in optimized.library.function}
         result = copy.deepcopy(graph_def)
         for function in result.library.function:
-            function.CopyFrom(found.get(function.signature.name, function))
+            function.CopyFrom(found.pop(function.signature.name, function))
+        result.library.function.extend(found.values())
         graphs = functions.graphs_of_functions(result.library)
         for function in result.library.function:
             _add_shapes(function, graphs[function.signature.name])
