@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from tfgpipe.schedules import Schedule as Schedule
     from tfgpipe.simulation import Costs as Costs
     from tfgpipe.simulation import Timeline as Timeline
+    from tfgpipe.simulation import best_schedule as best_schedule
     from tfgpipe.simulation import simulate as simulate
     from tfgpipe.spmd import SPMDPipeline as SPMDPipeline
     from tfgpipe.stage import Codec as Codec
@@ -69,7 +70,7 @@ __all__, __getattr__, __dir__ = lazy_exports(
     report="plot_bubbles plot_differences plot_gpipe_bubbles plot_memory plot_mesh "
     "plot_peaks plot_schedule plot_timelines stage_table",
     schedules="Action Schedule",
-    simulation="Costs Timeline simulate",
+    simulation="Costs Timeline best_schedule simulate",
     spmd="SPMDPipeline",
     stage="Codec",
     replaced={

@@ -58,6 +58,7 @@ FOR_USERS = {
     "quantization",
     "remat",
     "schedules",
+    "simulation",
     "tensor_parallel",
 }
 # Entries of `tfgpipe/`, and of any folder inside.
@@ -115,6 +116,7 @@ PURE = (
     "schedules.schedule",
     "simulation",
     "simulation.chrome_trace",
+    "simulation.search",
     "simulation.simulator",
     "simulation.timeline",
 )

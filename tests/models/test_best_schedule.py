@@ -1,0 +1,31 @@
+"""A schedule found by search trains as the plain model."""
+
+import keras
+import numpy as np
+import pytest
+
+import tfgpipe
+from tests.helpers import compare
+
+COSTS = tfgpipe.Costs(forward=[1.8, 1.6, 1.1], backward=[1.8, 2.5, 2.2], latency=0.2)
+
+
+def model():
+    sizes = (12, 8, 24, 4)
+    dense = [keras.layers.Dense(n, activation="tanh") for n in sizes]
+    return keras.Sequential([keras.Input((16,)), *dense])
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_schedule_that_was_found_trains_as_the_plain_model(splits):
+    found = tfgpipe.best_schedule(COSTS, range(3), 6, splits_backwards=splits)
+    assert found.schedule.name == "auto"
+    pair = compare.model_pair(
+        model, num_stages=3, num_microbatches=6, schedule=found.schedule
+    )
+    x = np.random.default_rng(0).normal(size=(24, 16)).astype("float32")
+    for each in pair:
+        each.compile(keras.optimizers.SGD(0.1), "mse")
+        each.fit(x, x[:, :4], 24, epochs=2, verbose=0)
+    for a, b in zip(*(each.variables for each in pair), strict=True):
+        compare.close(a.numpy(), b.numpy(), a.path, 1e-5, 1e-6)

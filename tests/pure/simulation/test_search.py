@@ -1,0 +1,118 @@
+"""The search for schedules, beside all schedules there are."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tfgpipe import Costs, best_schedule, schedules, simulate
+from tfgpipe.schedules import Action, DataFlow, Schedule
+
+
+def all_orders(stages: Sequence[int], M: int, kinds: Sequence[str]) -> Iterator[tuple]:
+    """Yields all orders of a device in which passes of a kind and stage are in turn."""
+    passes = [(kind, k) for k in stages for kind in kinds]
+
+    def more(done: dict) -> Iterator[tuple]:
+        if all(done[x] == M for x in passes):
+            yield ()
+        for i, (kind, k) in enumerate(passes):
+            before = M if not i or passes[i - 1][1] != k else done[passes[i - 1]]
+            if done[kind, k] < min(before, M):
+                action = Action(kind, k, done[kind, k])
+                for rest in more({**done, (kind, k): done[kind, k] + 1}):
+                    yield (action, *rest)
+
+    yield from more(dict.fromkeys(passes, 0))
+
+
+def least(costs: Costs, K: int, M: int, kinds: Sequence[str], limit: float) -> float:
+    """Returns the time of the best of all schedules."""
+    best = math.inf
+    for orders in itertools.product(
+        *(list(all_orders([k], M, kinds)) for k in range(K))
+    ):
+        try:
+            schedule = Schedule(K, M, orders, "one").validate()
+        except ValueError:
+            continue
+        found = simulate(schedule, costs)
+        if max(found.peak_bytes) <= limit:
+            best = min(best, found.timeline.step_time)
+    return best
+
+
+WHOLE = ("forward", "backward")
+HALVES = ("forward", "backward_input", "backward_weight")
+SMALL = [(2, 3, WHOLE, 9), (3, 2, WHOLE, 9), (2, 4, WHOLE, 2), (2, 2, HALVES, 9)]
+
+
+def drawn(draw: random.Random, K: int) -> Costs:
+    def each(least: float, most: float) -> list[float]:
+        return [round(draw.uniform(least, most), 2) for _ in range(K)]
+
+    return Costs(forward=each(0.5, 2), backward=each(1, 4), latency=0.1, kept_bytes=1.0)
+
+
+@pytest.mark.parametrize(("K", "M", "kinds", "limit"), SMALL)
+@pytest.mark.parametrize("seed", range(3))
+def test_small_ones_are_the_best_of_all(K, M, kinds, limit, seed):
+    costs = drawn(random.Random(seed), K)
+    found = best_schedule(
+        costs, range(K), M, memory_limit=limit, splits_backwards=kinds is HALVES
+    )
+    expected = least(costs, K, M, kinds, limit)
+    if kinds is HALVES:
+        expected = min(expected, least(costs, K, M, WHOLE, limit))
+    assert found.step_time == pytest.approx(expected)
+    assert found.lower_bound <= expected * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_none_is_worse_than_the_named_ones_nor_better_than_the_bound(seed):
+    draw = random.Random(seed)
+    K, M = draw.choice([2, 3, 4, 6]), draw.choice([6, 8, 12])
+    costs = drawn(draw, K)
+    found = best_schedule(costs, range(K), M, effort=20_000)
+    simulated = simulate(found.schedule, costs)
+    assert found.step_time == simulated.timeline.step_time
+    for name in ("gpipe", "1f1b", "zero_bubble"):
+        named = schedules.find(name).on(range(K), M)
+        assert found.step_time <= simulate(named, costs).timeline.step_time + 1e-9
+    assert found.lower_bound <= found.step_time
+    work = zip(costs.forward, costs.backward, strict=True)
+    assert found.lower_bound >= max(M * (f + b) for f, b in work) - 1e-9
+
+
+@pytest.mark.parametrize("limit", [2.5, 3.0, 5.5])
+def test_devices_stay_within_their_memory(limit):
+    costs = dataclasses.replace(
+        drawn(random.Random(5), 4), fixed_bytes=[0, 1, 0, 0.5], backward_bytes=0.5
+    )
+    found = best_schedule(costs, range(4), 6, memory_limit=limit, effort=20_000)
+    assert max(simulate(found.schedule, costs).peak_bytes) <= limit
+    with pytest.raises(ValueError, match="none was found for 4 stages"):
+        best_schedule(costs, range(4), 6, memory_limit=2.4)
+
+
+def test_stages_share_devices_and_stand_side_by_side():
+    """Two encoders of two stages, one device for both ends: nothing need wait."""
+    flow = DataFlow(((), (0,), (), (2,), (1, 3)))
+    found = best_schedule(Costs(), (0, 1, 0, 1, 1), 4, flow=flow)
+    assert found.schedule.placement == (0, 1, 0, 1, 1)
+    assert found.schedule.data_flow == flow
+    # The second device has three stages, 3 each, four times; 1 before its first.
+    assert found.lower_bound == found.step_time == 4 * 3 * 3 + 1
+
+
+def test_unit_costs_give_the_schedules_of_the_papers():
+    for name, splits in (("1f1b", False), ("zero_bubble", True)):
+        found = best_schedule(Costs(), range(4), 8, splits_backwards=splits)
+        assert found.schedule == schedules.find(name).on(range(4), 8)
+        assert found.gap == 0
+    assert str(found) == "zero_bubble: 27,000.00 ms a step; none is better"
