@@ -96,6 +96,7 @@ PURE = (
     "graph.device_subgraphs",
     "graph.partitioner",
     "partition.additive",
+    "partition.balances",
     "partition.given",
     "partition.solver",
     "planner.devices",

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 from tests.pure.test_architecture import modules
 from tfgpipe import remat, schedules
+from tfgpipe.partition import balances
 from tfgpipe.schedules import kinds
 
 # Names, and the modules that may compare them: where values are found by their names.
 NAMES = {
+    *balances.NAMES,
     *remat.NAMES,
     *(kind.name for kind in kinds.KINDS),
     *schedules.NAMES,

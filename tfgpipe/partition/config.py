@@ -26,9 +26,10 @@ from typing import (
 from tfgpipe import remat as remat_lib
 from tfgpipe import schedules
 from tfgpipe._util import argument_checks, docstrings
-from tfgpipe.partition import saved_choices
+from tfgpipe.partition import balances, saved_choices
+from tfgpipe.partition.balances import Balance, BalanceLike
 from tfgpipe.partition.given import Partition
-from tfgpipe.partition.profiles import QUANTITIES, PlanSettings, Quantity
+from tfgpipe.partition.profiles import PlanSettings
 from tfgpipe.remat import Remat, RematLike
 from tfgpipe.schedules import Schedule, SchedulePolicy
 from tfgpipe.stage import Codec, StageOptions, codecs, normalization
@@ -48,7 +49,7 @@ class _Options(TypedDict, total=False):
 
     num_stages: int | None
     num_microbatches: Required[int]
-    balance: Quantity | Sequence[int] | Sequence[str]
+    balance: BalanceLike | Sequence[int] | Sequence[str]
     partition: Sequence[int] | Sequence[str] | None
     memory_limit: float | None
     remat: RematLike
@@ -117,7 +118,8 @@ class PipelineConfig:
             minimises: `"params"`; `"flops"`, counted in the layers' traced forward and
             backward; `"time"`, measured by running each layer's forward and backward on
             a microbatch; or `"memory"`, the bytes of weights, gradients, optimizer
-            slots and activations. See `tfgpipe.plan`.
+            slots and activations. See `tfgpipe.plan`. Or a `tfgpipe.Balance` of your
+            own, such as a function of a layer's cost.
         partition: A given partition instead: each stage's number of layers (calls of
             layers, in a model), or the names of the layers that end each stage but the
             last.
@@ -158,7 +160,7 @@ class PipelineConfig:
     schedule: SchedulePolicy | Schedule = _option(
         schedules.find, "gpipe", save=saved_choices.save_schedule
     )
-    balance: Quantity = _option(_find_choice("balance", QUANTITIES), "params")
+    balance: Balance = _option(balances.find, "params", save=saved_choices.save_balance)
     partition: Partition | None = _option(
         lambda value: None if value is None else Partition.of(value),
         None,
