@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from tfgpipe.partition.resolution import resolve
     from tfgpipe.partition.saved_choices import load_arguments
+    from tfgpipe.partition.step_config import StepConfig
 
 __all__, __getattr__, __dir__ = lazy_exports(
     __name__,
@@ -33,4 +34,5 @@ __all__, __getattr__, __dir__ = lazy_exports(
     plans="Plan example_microbatch make_plan plan_by_weights",
     resolution="resolve",
     saved_choices="load_arguments",
+    step_config="StepConfig",
 )
