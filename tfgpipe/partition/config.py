@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
@@ -113,11 +114,12 @@ class PipelineConfig(StepConfig):
         schedule: Order of forwards and backwards on each device: `"gpipe"`, `"1f1b"`,
             `"interleaved"`, `"zero_bubble"` (see `tfgpipe.schedules`), a
             `tfgpipe.schedules.SchedulePolicy`, or a `tfgpipe.Schedule`.
-        remat: Rematerialisation policy. `"stage"` keeps the inputs of each stage, and
-            recomputes the rest in the backward; `"layer"` recomputes layer by layer as
-            well, never holding a whole stage's activations; `"except_last"` is
-            `"stage"` except for microbatches whose backward follows at once; `"none"`
-            keeps all activations. Or a `tfgpipe.remat.Remat` of your own.
+        remat: Rematerialisation: activations that backwards recompute. `"stage"` keeps
+            the inputs of each stage, and recomputes the rest in the backward; `"layer"`
+            recomputes layer by layer as well, never holding a whole stage's
+            activations; `"except_last"` is `"stage"` except for microbatches whose
+            backward follows at once; `"none"` keeps all activations. Or a
+            `tfgpipe.remat.Remat` of your own.
         balance: Cost whose largest stage value, the bottleneck, the partition
             minimises: `"params"`; `"flops"`, counted in the layers' traced forward and
             backward; `"time"`, measured by running each layer's forward and backward on
@@ -212,6 +214,21 @@ class PipelineConfig(StepConfig):
                 f"{', '.join(takes.__annotations__)}."
             )
         return config
+
+    @classmethod
+    def default_of(cls, name: str) -> Any:
+        """Returns the default argument of a field."""
+        return cls.__dataclass_fields__[name].metadata["default"]
+
+    @classmethod
+    def summary_of(cls, name: str) -> str:
+        """Returns the first words of the documentation of a field, as a sentence.
+
+        >>> tfgpipe.PipelineConfig.summary_of("num_microbatches")
+        'Number of microbatches of a mini-batch, M.'
+        """
+        words = " ".join(documented_options([name])).split()[1:]
+        return re.split(r"\.(?: |$)|: `", " ".join(words))[0] + "."
 
     def with_partition(self, partition: Any) -> PipelineConfig:
         """Returns the configuration with another given partition."""
