@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks import tables
 from benchmarks.amoebanet import amoebanet_d
-from tfgpipe import planner, remat
+from tfgpipe import planner, remat, schedules
 from tfgpipe.partition import best_partition
 from tfgpipe.planner import ParallelConfig, PlanRequest, Workload
 
@@ -109,7 +109,7 @@ def config(num_devices: int, num_microbatches: int) -> ParallelConfig:
         num_devices=max(num_devices, 1),
         num_shards=1,
         num_microbatches=num_microbatches,
-        schedule="gpipe",
+        schedule=schedules.gpipe,
         remat=remat.find("stage" if num_devices else "none"),
         recompute_when="early",
     )

@@ -58,7 +58,7 @@ def measure_growth(num_calls: int, num_stages: int) -> tables.Row:
     import keras
 
     from tfgpipe.capture import source_model
-    from tfgpipe.partition import plan_by_parameters
+    from tfgpipe.partition import balances, plan_by_weights
     from tfgpipe.stage import codecs
 
     x = y = keras.Input((8,))
@@ -69,10 +69,10 @@ def measure_growth(num_calls: int, num_stages: int) -> tables.Row:
     with keras.StatelessScope(initialize_variables=False):
         captured = source.capture(source.inputs, {})
     start = time.perf_counter()
-    plan_by_parameters(captured, num_stages, codecs.find(None))
+    plan_by_weights(captured, balances.find("params"), num_stages, codecs.find(None))
     planned = time.perf_counter()
     tracemalloc.start()
-    plan_by_parameters(captured, num_stages, codecs.find(None))
+    plan_by_weights(captured, balances.find("params"), num_stages, codecs.find(None))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     begun = time.perf_counter()
@@ -89,11 +89,11 @@ def measure_growth(num_calls: int, num_stages: int) -> tables.Row:
 def measure(name: str, *, num_stages: int, passes: int) -> list[tables.Row]:
     """Returns a row for each balance, and one for the best partition."""
     from benchmarks.models import MODELS
-    from tfgpipe.partition import QUANTITIES
+    from tfgpipe.partition import balances
 
     model = MODELS[name]()
     plans, seconds = {}, {}
-    for balance in QUANTITIES:
+    for balance in balances.NAMES:
         start = time.perf_counter()
         plans[balance] = tfgpipe.plan(
             model, num_stages=num_stages, num_microbatches=4, balance=balance
@@ -106,7 +106,7 @@ def measure(name: str, *, num_stages: int, passes: int) -> list[tables.Row]:
         for _ in range(passes)
     ]
     settings = plans["time"].settings
-    reference = np.min([p.call_costs("time", settings) for p in again], axis=0)
+    reference = np.min([balances.time.call_costs(p, settings) for p in again], axis=0)
     best = exhaustive_partition(reference, num_stages)
     least = share(reference, best)
     rows: list[tables.Row] = []

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import tables
 from benchmarks.worker import Schedule, Side, Worker
 from tfgpipe import remat as remat_lib
+from tfgpipe import schedules
 from tfgpipe.planner import TABLE, Device, Estimate, ParallelConfig, PlanRequest
 
 if TYPE_CHECKING:
@@ -283,7 +284,7 @@ def predict(
             num_devices=K,
             num_shards=1,
             num_microbatches=M,
-            schedule=side.schedule or "gpipe",
+            schedule=schedules.find(side.schedule or "gpipe"),
             remat=remat_lib.find(side.remat),
         )
     )

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tfgpipe.distribution import PipelineStrategy as PipelineStrategy
     from tfgpipe.distribution import SPMDPipelineStrategy as SPMDPipelineStrategy
     from tfgpipe.distribution import place_optimizer as place_optimizer
+    from tfgpipe.partition import Balance as Balance
     from tfgpipe.partition import PipelineConfig as PipelineConfig
     from tfgpipe.partition import plan as plan
     from tfgpipe.pipelined_layer import PipelinedLayer as PipelinedLayer
@@ -63,7 +64,7 @@ __all__, __getattr__, __dir__ = lazy_exports(
     devices="ShardingSpec make_logical_cpus",
     distribution="MultiWorkerPipelineStrategy PipelineStrategy SPMDPipelineStrategy "
     "place_optimizer",
-    partition="PipelineConfig plan",
+    partition="Balance PipelineConfig plan",
     pipelined_layer="PipelinedLayer recut",
     pipelined_model="PipelinedModel pipeline",
     quantization="export_int8",

@@ -30,7 +30,7 @@ from tfgpipe.partition import (
     Plan,
     load_arguments,
     make_plan,
-    plan_by_parameters,
+    plan_by_weights,
     resolve,
     takes_options,
 )
@@ -548,9 +548,10 @@ class PipelinedLayer(keras.layers.Layer):
         if self.config.memory_limit is None:
             if given is not None:
                 return given
-            if self.config.balance == "params":  # Which needs no tracing.
-                return plan_by_parameters(
-                    captured, self.num_stages, self.config.transfer_dtype
+            balance = self.config.balance
+            if not balance.needs_trace:
+                return plan_by_weights(
+                    captured, balance, self.num_stages, self.config.transfer_dtype
                 )
         return self._plan(captured, given).calls_per_stage
 

@@ -8,6 +8,9 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from tfgpipe import PipelineConfig, schedules
+from tfgpipe import remat as remat_lib
+from tfgpipe.partition import balances
 from trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
@@ -15,7 +18,6 @@ if TYPE_CHECKING:
 
     import tfgpipe
     from tfgpipe.quantization import QuantizeConfig
-    from tfgpipe.schedules import Name, Schedule
 
 
 # What is more than anybody has is a slip of the hand: it is refused before lists are
@@ -25,20 +27,26 @@ _EXAMPLES = 2**24
 _STEPS = 2**31
 
 
+def _option(name: str, **changes: Any) -> Any:
+    """Declares a hyperparameter that is a field of `PipelineConfig`.
+
+    Args:
+        name: Name of the field, which has default and help.
+        **changes: Another default, or bounds.
+    """
+    option = {
+        "default": PipelineConfig.default_of(name),
+        "help": PipelineConfig.summary_of(name),
+    }
+    return field(**{**option, **changes})
+
+
 class Pipelining(Hyperparams):
     """Parallelism: stages, microbatches, replicas, shards, and how they run."""
 
-    num_stages: int = field(
-        default=1,
-        at_least=1,
-        less_than=_DEVICES,
-        help="Number of pipeline stages, K.",
-    )
-    num_microbatches: int = field(
-        default=1,
-        at_least=1,
-        less_than=_DEVICES,
-        help="Number of microbatches of a mini-batch, M.",
+    num_stages: int = _option("num_stages", default=1, at_least=1, less_than=_DEVICES)
+    num_microbatches: int = _option(
+        "num_microbatches", default=1, at_least=1, less_than=_DEVICES
     )
     num_replicas: int = field(
         default=1,
@@ -58,9 +66,7 @@ class Pipelining(Hyperparams):
     shard_replicas: Literal["none", "slots", "weights"] = field(
         default="none", help="ZeRO over replicas: optimizer slots, or weights as well."
     )
-    balance: Literal["params", "flops", "time", "memory"] = field(
-        default="params", help="Cost that the partition minimises on the largest stage."
-    )
+    balance: balances.Name = _option("balance")
     memory_limit: float | None = field(
         default=None,
         at_least=0,
@@ -69,30 +75,21 @@ class Pipelining(Hyperparams):
     layers: tuple[int, ...] | None = field(
         default=None, help="Number of layers of each stage, instead of a balance."
     )
-    remat: Literal["stage", "layer", "except_last", "none"] = field(
-        default="stage", help="Rematerialisation: what the backward pass recomputes."
-    )
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = field(
-        default="1f1b", help="Order of forward and backward passes on each device."
-    )
+    remat: remat_lib.Name = _option("remat")
+    schedule: schedules.Name = _option("schedule", default="1f1b")
     stages_per_device: int | None = field(
         default=None,
         at_least=2,
         help="v, for interleaved (None: 2) and gpipe (None: 1).",
     )
     transfer_dtype: Literal["none", "bfloat16", "float16", "int8", "int8_channel"] = (
-        field(
-            default="none", help="Format of activations and gradients between stages."
-        )
+        _option("transfer_dtype", default="none")
     )
     jit_compile: Literal["auto", "on", "off"] = field(
         default="auto",
         help="Compile stages with XLA; auto: on CPUs only elementwise operations.",
     )
-    batch_norm: Literal["microbatch", "deferred"] = field(
-        default="microbatch",
-        help="deferred: moving averages are those of the mini-batch.",
-    )
+    batch_norm: Literal["microbatch", "deferred"] = _option("batch_norm")
 
     def validate(self) -> None:
         """Checks that stages can be dealt to devices evenly, and how many these are."""
@@ -103,7 +100,7 @@ class Pipelining(Hyperparams):
                 f"{self.num_shards} shards."
             )
         v = self.stages_per_device
-        if v is not None and self.schedule not in ("interleaved", "gpipe"):
+        if v is not None and not self._policy.shares_devices:
             raise HyperparameterError(
                 "stages_per_device: expected None, as only the schedules interleaved "
                 f"and gpipe have several stages on a device; received {v} for "
@@ -117,9 +114,15 @@ class Pipelining(Hyperparams):
             )
 
     @property
+    def _policy(self) -> schedules.SchedulePolicy:
+        policy = schedules.find(self.schedule)
+        assert isinstance(policy, schedules.SchedulePolicy)
+        return policy
+
+    @property
     def num_stages_each(self) -> int:
         """v, the number of stages on each device."""
-        return self.stages_per_device or (2 if self.schedule == "interleaved" else 1)
+        return self.stages_per_device or min(self._policy.stages_per_device)
 
     @property
     def num_devices(self) -> int:
@@ -127,7 +130,7 @@ class Pipelining(Hyperparams):
         num_groups = self.num_stages // self.num_stages_each
         return self.num_replicas * num_groups * self.num_shards
 
-    def make_schedule(self) -> Name | Schedule:
+    def make_schedule(self) -> schedules.Name | schedules.Schedule:
         """Returns the schedule. A subclass with one of its own returns that."""
         return self.schedule
 
@@ -137,17 +140,19 @@ class Pipelining(Hyperparams):
         """Returns a model, or layers one after another, as a pipeline."""
         import tfgpipe
 
-        choice, limit = self.jit_compile, self.memory_limit
+        limit = self.memory_limit
+        jit_compile: dict[str, Any] = {"auto": "auto", "on": True, "off": False}
         try:
             return tfgpipe.PipelinedModel(
                 layers,
                 num_stages=self.num_stages,
                 num_microbatches=self.num_microbatches,
                 schedule=self.make_schedule(),
-                balance=self.balance if self.layers is None else self.layers,
+                balance=self.balance,
+                partition=self.layers,
                 memory_limit=None if limit is None else limit * 2**30,
                 remat=self.remat,
-                jit_compile="auto" if choice == "auto" else choice == "on",
+                jit_compile=jit_compile[self.jit_compile],
                 batch_norm=self.batch_norm,
                 transfer_dtype=None
                 if self.transfer_dtype == "none"

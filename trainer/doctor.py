@@ -346,7 +346,7 @@ def _network(experiment: Experiment) -> Any:
 
 def _peaks(workload: Workload, experiment: Experiment, *, on_gpus: bool) -> list[float]:
     """Returns the estimated bytes of each device, as the planner has them."""
-    from tfgpipe import planner, remat
+    from tfgpipe import planner, remat, schedules
 
     chosen = experiment.pipelining
     # Of its figures only what the runtime reserves counts here, and a CPU does not.
@@ -362,7 +362,7 @@ def _peaks(workload: Workload, experiment: Experiment, *, on_gpus: bool) -> list
         num_devices=chosen.num_stages // chosen.num_stages_each,
         num_shards=chosen.num_shards,
         num_microbatches=chosen.num_microbatches,
-        schedule=chosen.schedule,
+        schedule=schedules.find(chosen.schedule),
         remat=remat.find(chosen.remat),
         stages_per_device=chosen.num_stages_each,
     )

@@ -11,7 +11,7 @@ from tests.helpers.layer_stacks import dropped, normalised
 from tests.partition import test_plans as short
 from tests.partition.test_plans import without_fusion  # noqa: F401
 from tfgpipe import schedules
-from tfgpipe.partition.profiles import QUANTITIES
+from tfgpipe.partition import balances
 
 
 @pytest.mark.parametrize("balance", ["params", "flops", "memory"])
@@ -39,7 +39,7 @@ def test_stages_that_share_a_device_share_its_memory():
 
 
 @pytest.mark.parametrize("make", [dropped, normalised])
-@pytest.mark.parametrize("balance", QUANTITIES)
+@pytest.mark.parametrize("balance", balances.NAMES)
 def test_planning_changes_no_variable_and_draws_no_seed(make, balance):
     short.test_planning_changes_no_variable_and_draws_no_seed(make, balance)
 
@@ -55,6 +55,6 @@ def test_training_goes_on_to_rounding_after_a_new_cut_where_operations_are_fused
     short.train_with_new_cuts(dropped, None, close)
 
 
-@pytest.mark.parametrize("balance", QUANTITIES)
+@pytest.mark.parametrize("balance", balances.NAMES)
 def test_a_limit_that_nothing_satisfies_says_by_how_much(balance):
     short.test_a_limit_that_nothing_satisfies_says_by_how_much(balance)

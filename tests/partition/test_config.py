@@ -11,7 +11,7 @@ import pytest
 
 import tfgpipe
 from tfgpipe._util import docstrings
-from tfgpipe.partition import LayerOptions, ModelOptions, PipelineConfig
+from tfgpipe.partition import LayerOptions, ModelOptions, PipelineConfig, balances
 from tfgpipe.partition.config import PlanOptions
 
 FIELDS = {field.name: field for field in dataclasses.fields(PipelineConfig)}
@@ -79,7 +79,7 @@ def test_a_configuration_of_before_is_loaded(kind, balance):
     loaded = kind.from_config({**before, "balance": balance, "num_stages": 2})
     loaded.build((None, 4))
     if balance == "flops":
-        assert loaded.config.balance == "flops"
+        assert loaded.config.balance is balances.flops
     else:
         assert [len(stage.segment.calls) for stage in loaded.stages] == balance
         assert loaded.get_config()["partition"] == balance

@@ -20,7 +20,7 @@ from tfgpipe._util import stage_spans
 from tfgpipe.capture import tracer
 from tfgpipe.capture.interpreter import TensorKey
 from tfgpipe.costs import profiler
-from tfgpipe.partition.profiles import QUANTITIES
+from tfgpipe.partition import balances
 from tfgpipe.stage.options import StageOptions
 from tfgpipe.stage.stage import Stage, StageCache
 
@@ -334,7 +334,7 @@ def test_weights_used_twice_count_once():
 def test_all_uses_of_a_layer_that_a_step_changes_are_in_one_stage():
     norm = layers.BatchNormalization()
     stack = [norm, layers.Dense(5), norm, layers.Dense(5), layers.Dense(5)]
-    for balance in QUANTITIES:
+    for balance in balances.NAMES:
         assert plan(stack, balance=balance).calls_per_stage[0] >= 3
     words = (
         "num_stages=4 .* most 3 stages.*moving_mean', which.* one stage: 'batch_norm"

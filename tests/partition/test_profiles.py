@@ -15,6 +15,7 @@ from tfgpipe import remat as remat_lib
 from tfgpipe import schedules
 from tfgpipe.costs import LayerBytes, LayerCost, PassCost, StageBytes, Weights, tables
 from tfgpipe.costs import stage_bytes as bytes_of_stage
+from tfgpipe.partition import balances
 from tfgpipe.partition.plans import Plan, best_plan
 from tfgpipe.partition.profiles import CallProfile, PlanSettings
 from tfgpipe.stage import codecs
@@ -229,7 +230,8 @@ def test_stages_of_a_plan_cost_what_their_calls_do(name, remat, flops, seconds):
         "time": seconds,
         "params": (22, 12),
     }.items():
-        plan = Plan((2, 2), quantity, settings(schedule, remat), "by hand", by_hand())
+        balance = balances.find(quantity)
+        plan = Plan((2, 2), balance, settings(schedule, remat), "by hand", by_hand())
         assert [stage.cost for stage in plan.stages] == pytest.approx(expected)
         assert [stage.flops for stage in plan.stages] == pytest.approx(flops)
         assert [stage.parameters for stage in plan.stages] == [22, 12]
@@ -243,7 +245,7 @@ def test_the_best_plan_is_that_found_by_hand():
     order = schedules.gpipe(2, 3)
     plans = {
         quantity: best_plan(
-            by_hand(), quantity, settings(order, "layer"), note=""
+            by_hand(), balances.find(quantity), settings(order, "layer"), note=""
         ).calls_per_stage
         for quantity in ("flops", "memory", "params", "time")
     }
@@ -268,7 +270,9 @@ def test_only_measured_times_may_be_a_little_worse_for_fewer_bytes():
     profile = dataclasses.replace(by_hand(), layers=layers, received_bytes=received)
     order = settings(schedules.gpipe(2, 3), "none")
     found = {
-        quantity: best_plan(profile, quantity, order, note="").calls_per_stage
+        quantity: best_plan(
+            profile, balances.find(quantity), order, note=""
+        ).calls_per_stage
         for quantity in ("flops", "time")
     }
     # 30 and 29.3, with 1000 bytes; 30.1 and 29.2, with 1.
@@ -278,7 +282,7 @@ def test_only_measured_times_may_be_a_little_worse_for_fewer_bytes():
 def test_measured_times_are_spread_over_calls_by_their_costs():
     """With recomputation: 3 * 10 + 20 and 3 + 3, 3 * 5 + 10 and 3 * 2 + 4."""
     order = settings(schedules.gpipe(2, 3), "layer")
-    plan = Plan((2, 2), "flops", order, "by hand", by_hand())
+    plan = Plan((2, 2), balances.flops, order, "by hand", by_hand())
     after = plan.rebalance([0.56, 0.35])
     assert after.calls_per_stage == (1, 3)
     assert [stage.cost for stage in after.stages] == pytest.approx([0.5, 0.41])
@@ -300,7 +304,9 @@ def test_a_partition_for_stages_on_one_device_is_the_best_that_fits():
     def best(quantity, limit):
         asked = settings(schedules.gpipe(2, 3, num_devices=1), "none")
         asked = dataclasses.replace(asked, memory_limit=limit)
-        return best_plan(profile, quantity, asked, note="").calls_per_stage
+        return best_plan(
+            profile, balances.find(quantity), asked, note=""
+        ).calls_per_stage
 
     # The largest stage has 9, 11 or 14 parameters.
     assert best("params", None) == best("params", 1034 + 39) == (3, 1)

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 from tests.pure.test_architecture import modules
 from tfgpipe import remat, schedules
+from tfgpipe.partition import balances
 from tfgpipe.schedules import kinds
 
 # Names, and the modules that may compare them: where values are found by their names.
 NAMES = {
+    *balances.NAMES,
     *remat.NAMES,
     *(kind.name for kind in kinds.KINDS),
     *schedules.NAMES,
@@ -26,6 +28,11 @@ OTHERS = {
     ("distribution.replicated_strategy", "shard_replicas", "none"),
     ("quantization.config", "key", "layer"),
     ("runtime.loss_probes", "reduction", "none"),
+    # Of the trainer, which has "none" for None.
+    ("config", "quantize", "none"),
+    ("config", "transfer_dtype", "none"),
+    ("data.images", "cache", "memory"),
+    ("models.amoebanet", "what", "none"),
 }
 
 # Keras' own attribute, and the strategy that partitions computations.
@@ -39,7 +46,8 @@ NOT_OF_STAGES = {
 def test_no_name_of_a_policy_or_kind_is_compared() -> None:
     found = [
         (name, subject, compared)
-        for name, path in modules("tfgpipe").items()
+        for top in ("tfgpipe", "trainer")
+        for name, path in modules(top).items()
         for subject, compared in _comparisons(ast.parse(path.read_text("utf-8")))
     ]
     assert sorted({*found} - OTHERS) == []

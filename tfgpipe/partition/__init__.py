@@ -6,6 +6,8 @@ from tfgpipe._util import lazy_exports
 from tfgpipe.partition.solver import best_partition
 
 if TYPE_CHECKING:
+    from tfgpipe.partition import balances
+    from tfgpipe.partition.balances import Balance
     from tfgpipe.partition.config import (
         LayerOptions,
         ModelOptions,
@@ -17,18 +19,20 @@ if TYPE_CHECKING:
         Plan,
         example_microbatch,
         make_plan,
-        plan_by_parameters,
+        plan_by_weights,
     )
-    from tfgpipe.partition.profiles import QUANTITIES
     from tfgpipe.partition.resolution import resolve
     from tfgpipe.partition.saved_choices import load_arguments
+    from tfgpipe.partition.step_config import StepConfig
 
 __all__, __getattr__, __dir__ = lazy_exports(
     __name__,
+    submodules="balances",
+    balances="Balance",
     config="LayerOptions ModelOptions PipelineConfig takes_options",
     plan_model="plan",
-    plans="Plan example_microbatch make_plan plan_by_parameters",
-    profiles="QUANTITIES",
+    plans="Plan example_microbatch make_plan plan_by_weights",
     resolution="resolve",
     saved_choices="load_arguments",
+    step_config="StepConfig",
 )

@@ -6,14 +6,16 @@ the type of its argument, among the options below; and the place that uses it.
 Signatures, documentation and saved models follow.
 """
 
-# ruff: noqa: RUF009  (`_option` returns a field.)
+# ruff: noqa: RUF009  (`option` returns a field.)
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import (
+    TYPE_CHECKING,
     Any,
     Literal,
     Required,
@@ -23,18 +25,20 @@ from typing import (
     get_args,
 )
 
-from tfgpipe import remat as remat_lib
 from tfgpipe import schedules
 from tfgpipe._util import argument_checks, docstrings
-from tfgpipe.partition import saved_choices
+from tfgpipe.partition import balances
+from tfgpipe.partition.balances import Balance, BalanceLike
 from tfgpipe.partition.given import Partition
-from tfgpipe.partition.profiles import QUANTITIES, PlanSettings, Quantity
-from tfgpipe.remat import Remat, RematLike
+from tfgpipe.partition.step_config import StepConfig, option, saved
+from tfgpipe.remat import RematLike
 from tfgpipe.schedules import Schedule, SchedulePolicy
-from tfgpipe.stage import Codec, StageOptions, codecs, normalization
-from tfgpipe.stage.codecs import CodecLike
 
-_Value = TypeVar("_Value")
+if TYPE_CHECKING:
+    from tfgpipe.partition.profiles import PlanSettings
+    from tfgpipe.stage import Codec, StageOptions, normalization
+    from tfgpipe.stage.codecs import CodecLike
+
 _Face = TypeVar("_Face", bound=Callable[..., Any])
 
 # An argument `schedule`.
@@ -48,7 +52,7 @@ class _Options(TypedDict, total=False):
 
     num_stages: int | None
     num_microbatches: Required[int]
-    balance: Quantity | Sequence[int] | Sequence[str]
+    balance: BalanceLike | Sequence[int] | Sequence[str]
     partition: Sequence[int] | Sequence[str] | None
     memory_limit: float | None
     remat: RematLike
@@ -74,32 +78,29 @@ class ModelOptions(PlanOptions, LayerOptions, total=False):
     """Arguments of a `PipelinedModel`."""
 
 
-def _option(
-    find: Callable[[Any], _Value],
-    default: Any = dataclasses.MISSING,
-    *,
-    save: Callable[[_Value], Any] = lambda value: value,
-) -> _Value:
-    """Returns a field.
+def _find_codec(transfer_dtype: Any) -> Codec:
+    from tfgpipe.stage import codecs
 
-    Args:
-        find: Returns the value of an argument, or of the value itself.
-        default: The default argument.
-        save: Returns the argument in a saved model.
-    """
-    has_default = default is not dataclasses.MISSING
-    return dataclasses.field(
-        default=find(default) if has_default else default,
-        metadata={"find": find, "default": default, "save": save},
-    )
+    return codecs.find(transfer_dtype)
 
 
-def _find_choice(argument: str, choices: Sequence[Any]) -> Callable[[Any], Any]:
-    return lambda value: argument_checks.check_choice(argument, value, choices)
+def _find_jit_compile(value: Any) -> JitCompile:
+    choices = ("auto", True, False)
+    found: JitCompile = argument_checks.check_choice("jit_compile", value, choices)
+    return found
+
+
+def _find_batch_norm(value: Any) -> normalization.BatchNorm:
+    from tfgpipe.stage import normalization
+
+    choices = get_args(normalization.BatchNorm)
+    found: normalization.BatchNorm
+    found = argument_checks.check_choice("batch_norm", value, choices)
+    return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PipelineConfig:
+class PipelineConfig(StepConfig):
     """All that a user chooses about a pipeline.
 
     Attributes:
@@ -113,21 +114,23 @@ class PipelineConfig:
         schedule: Order of forwards and backwards on each device: `"gpipe"`, `"1f1b"`,
             `"interleaved"`, `"zero_bubble"` (see `tfgpipe.schedules`), a
             `tfgpipe.schedules.SchedulePolicy`, or a `tfgpipe.Schedule`.
+        remat: Rematerialisation: activations that backwards recompute. `"stage"` keeps
+            the inputs of each stage, and recomputes the rest in the backward; `"layer"`
+            recomputes layer by layer as well, never holding a whole stage's
+            activations; `"except_last"` is `"stage"` except for microbatches whose
+            backward follows at once; `"none"` keeps all activations. Or a
+            `tfgpipe.remat.Remat` of your own.
         balance: Cost whose largest stage value, the bottleneck, the partition
             minimises: `"params"`; `"flops"`, counted in the layers' traced forward and
             backward; `"time"`, measured by running each layer's forward and backward on
             a microbatch; or `"memory"`, the bytes of weights, gradients, optimizer
-            slots and activations. See `tfgpipe.plan`.
+            slots and activations. See `tfgpipe.plan`. Or a `tfgpipe.Balance` of your
+            own, such as a function of a layer's cost.
         partition: A given partition instead: each stage's number of layers (calls of
             layers, in a model), or the names of the layers that end each stage but the
             last.
         memory_limit: Bytes that a device has for weights, gradients, two optimizer
             slots a weight, and activations, of all its stages. None for no limit.
-        remat: Rematerialisation policy. `"stage"` keeps the inputs of each stage, and
-            recomputes the rest in the backward; `"layer"` recomputes layer by layer as
-            well, never holding a whole stage's activations; `"except_last"` is
-            `"stage"` except for microbatches whose backward follows at once; `"none"`
-            keeps all activations. Or a `tfgpipe.remat.Remat` of your own.
         transfer_dtype: Dtype of values on their way from stage to stage, forward and
             backward: `"bfloat16"` or `"float16"`; or, forward alone, `"int8"`, with a
             scale for each example, or `"int8_channel"`, with one for each channel of
@@ -153,32 +156,22 @@ class PipelineConfig:
             Defaults to leaving them as they are. See `docs/how-to/half-precision.md`.
     """
 
-    num_stages: int | None = _option(lambda value: value, None)
-    num_microbatches: int = _option(argument_checks.check_num_microbatches)
-    schedule: SchedulePolicy | Schedule = _option(
-        schedules.find, "gpipe", save=saved_choices.save_schedule
-    )
-    balance: Quantity = _option(_find_choice("balance", QUANTITIES), "params")
-    partition: Partition | None = _option(
+    balance: Balance = option(balances.find, "params", save=saved("save_balance"))
+    partition: Partition | None = option(
         lambda value: None if value is None else Partition.of(value),
         None,
         save=lambda value: None if value is None else list(value.entries),
     )
-    memory_limit: float | None = _option(argument_checks.check_memory_limit, None)
-    remat: Remat = _option(remat_lib.find, "stage", save=saved_choices.save_remat)
-    transfer_dtype: Codec = _option(codecs.find, None, save=saved_choices.save_codec)
-    jit_compile: JitCompile = _option(
-        _find_choice("jit_compile", ("auto", True, False)), "auto"
-    )
-    batch_norm: normalization.BatchNorm = _option(
-        _find_choice("batch_norm", get_args(normalization.BatchNorm)), "microbatch"
-    )
-    devices: tuple[str, ...] | None = _option(
+    memory_limit: float | None = option(argument_checks.check_memory_limit, None)
+    transfer_dtype: Codec = option(_find_codec, None, save=saved("save_codec"))
+    jit_compile: JitCompile = option(_find_jit_compile, "auto")
+    batch_norm: normalization.BatchNorm = option(_find_batch_norm, "microbatch")
+    devices: tuple[str, ...] | None = option(
         argument_checks.check_device_names,
         None,
         save=lambda value: None if value is None else list(value),
     )
-    dtype: Any = _option(lambda value: value, None, save=saved_choices.save_dtype)
+    dtype: Any = option(lambda value: value, None, save=saved("save_dtype"))
 
     def __post_init__(self) -> None:
         # `balance` was once the argument for a given partition as well.
@@ -190,9 +183,7 @@ class PipelineConfig:
                 )
             object.__setattr__(self, "partition", self.balance)
             object.__setattr__(self, "balance", "params")
-        for field in dataclasses.fields(self):
-            value = field.metadata["find"](getattr(self, field.name))
-            object.__setattr__(self, field.name, value)
+        super().__post_init__()
 
     @classmethod
     def split(
@@ -224,6 +215,21 @@ class PipelineConfig:
             )
         return config
 
+    @classmethod
+    def default_of(cls, name: str) -> Any:
+        """Returns the default argument of a field."""
+        return cls.__dataclass_fields__[name].metadata["default"]
+
+    @classmethod
+    def summary_of(cls, name: str) -> str:
+        """Returns the first words of the documentation of a field, as a sentence.
+
+        >>> tfgpipe.PipelineConfig.summary_of("num_microbatches")
+        'Number of microbatches of a mini-batch, M.'
+        """
+        words = " ".join(documented_options([name])).split()[1:]
+        return re.split(r"\.(?: |$)|: `", " ".join(words))[0] + "."
+
     def with_partition(self, partition: Any) -> PipelineConfig:
         """Returns the configuration with another given partition."""
         return dataclasses.replace(self, partition=Partition.of(partition))
@@ -231,6 +237,8 @@ class PipelineConfig:
     @property
     def stage_options(self) -> StageOptions:
         """The options of each stage, before its device and the step are known."""
+        from tfgpipe.stage import StageOptions
+
         return StageOptions(
             remat=self.remat,
             jit_compile=self.jit_compile,
@@ -240,6 +248,8 @@ class PipelineConfig:
 
     def plan_settings(self, schedule: Schedule, num_slots: int) -> PlanSettings:
         """Returns the settings of a plan for a schedule and slots of an optimizer."""
+        from tfgpipe.partition.profiles import PlanSettings
+
         return PlanSettings(
             num_stages=schedule.num_stages,
             num_microbatches=self.num_microbatches,

@@ -14,20 +14,18 @@ from tfgpipe._util import (
     argument_checks,
     layer_names,
     readable_bytes,
-    readable_count,
     stage_spans,
     text_table,
 )
 from tfgpipe.capture import TensorKey, tracer
-from tfgpipe.costs import LayerCost, PassCost, profiler
+from tfgpipe.costs import LayerCost, PassCost, Weights, profiler
 from tfgpipe.devices import short_name
-from tfgpipe.partition import additive, feasibility, profiles, solver
-from tfgpipe.partition.profiles import CallProfile, PlanSettings, Quantity
+from tfgpipe.partition import additive, balances, feasibility, profiles, solver
+from tfgpipe.partition.balances import Balance
+from tfgpipe.partition.profiles import CallProfile, PlanSettings
 from tfgpipe.simulation import Costs, imbalance, simulate
 from tfgpipe.stage import Boundary, Codec, codecs
 
-# Measured costs that differ by less are the same; fewer bytes then decide.
-_TIME_SLACK = 0.005
 # Limits on single stages that are tried where several share a device.
 _NUM_LIMITS_TRIED = 12
 
@@ -69,7 +67,7 @@ class Plan:
     """
 
     calls_per_stage: tuple[int, ...]
-    quantity: Quantity
+    quantity: Balance
     settings: PlanSettings
     cost_source: str
     profile: CallProfile = dataclasses.field(repr=False)
@@ -82,9 +80,9 @@ class Plan:
             StagePlan(
                 layers=tuple(x.name for x in profile.layers[span]),
                 parameters=int(sum(x.weights.count for x in profile.layers[span])),
-                cost=profile.stage_cost(self.quantity, settings, k, span),
-                flops=profile.stage_cost("flops", settings, k, span),
-                memory_bytes=profile.stage_cost("memory", settings, k, span),
+                cost=self.quantity.stage_cost(profile, settings, k, span),
+                flops=balances.flops.stage_cost(profile, settings, k, span),
+                memory_bytes=profile.stage_memory(settings, k, span.start, span.stop),
                 received_bytes=float(profile.received_bytes[span.start, span.stop]),
             )
             for k, span in enumerate(stage_spans(self.calls_per_stage))
@@ -131,9 +129,7 @@ class Plan:
                 f"{list(measured)} for {len(self.calls_per_stage)} stages. Measure "
                 "each stage, forward and backward, over the same microbatches."
             )
-        planned = self.profile.call_costs(
-            "flops" if self.quantity == "memory" else self.quantity, self.settings
-        )
+        planned = self.quantity.call_costs(self.profile, self.settings)
         scaled: list[LayerCost] = []
         for span, seconds in zip(
             stage_spans(self.calls_per_stage), measured, strict=True
@@ -145,14 +141,12 @@ class Plan:
                 for layer, cost in zip(self.profile.layers[span], costs, strict=True)
             ]
         profile = dataclasses.replace(self.profile, layers=tuple(scaled))
-        return best_plan(
-            profile, "time", self.settings, note="balanced by measured stage times"
-        )
+        note = "balanced by measured stage times"
+        return best_plan(profile, balances.time, self.settings, note=note)
 
     def __str__(self) -> str:
         settings, schedule = self.settings, self.settings.schedule
-        timed = self.quantity == "time"
-        work = "ms" if timed else "FLOPs"
+        work = self.quantity.column
         header = ("stage", "layers", "parameters", work, "memory", "receives", "share")
         total = sum(stage.cost for stage in self.stages)
         rows = [
@@ -160,7 +154,7 @@ class Plan:
                 str(k),
                 layer_names(stage.layers),
                 f"{stage.parameters:,}",
-                f"{1e3 * stage.cost:.3g}" if timed else readable_count(stage.flops),
+                self.quantity.work_text(cost=stage.cost, flops=stage.flops),
                 readable_bytes(stage.memory_bytes),
                 readable_bytes(stage.received_bytes),
                 f"{100 * stage.cost / total:.1f}%" if total else "-",
@@ -194,7 +188,7 @@ class Plan:
 
 def make_plan(
     captured: tracer.CapturedModel,
-    balance: Quantity | Sequence[int],
+    balance: Balance | Sequence[int],
     settings: PlanSettings,
     *,
     sample: Sequence[tf.Tensor | None] | None,
@@ -219,20 +213,23 @@ def make_plan(
     argument_checks.check_count("num_slots", settings.num_slots, least=0)
     called = [call.layer for call in captured.graph.calls]
     feasibility.check_feasible(called, settings.num_stages, captured.opaque_calls)
+    is_measured = isinstance(balance, Balance) and balance.is_measured
     profile = profiles.profile_calls(
         captured.graph,
         example_microbatch(
             captured, sample, batch_size, num_microbatches=settings.num_microbatches
         ),
         codec=settings.codec,
-        device=device if balance == "time" else None,
+        device=device if is_measured else None,
     )
-    if not isinstance(balance, str):
+    if not isinstance(balance, Balance):
         return _check_memory(
-            Plan(tuple(balance), "flops", settings, "partition as given", profile)
+            Plan(
+                tuple(balance), balances.flops, settings, "partition as given", profile
+            )
         )
     note = f"balanced by {balance}"
-    if balance == "time":
+    if is_measured:
         note += (
             f", the best of {profiler.REPEATS} runs of a layer on {short_name(device)}"
         )
@@ -285,7 +282,7 @@ def _check_memory(plan: Plan) -> Plan:
 
 
 def best_plan(
-    profile: CallProfile, quantity: Quantity, settings: PlanSettings, *, note: str
+    profile: CallProfile, quantity: Balance, settings: PlanSettings, *, note: str
 ) -> Plan:
     """Returns the plan with the least bottleneck of a quantity.
 
@@ -293,17 +290,14 @@ def best_plan(
     no table of single stages. Then it is the best plan found: see
     `_search_shared_devices`.
     """
-    additive = settings.load.is_additive
-    adds_up = quantity == "params" or (quantity != "memory" and additive)
-    costs = profile.call_costs if adds_up else profile.stage_cost_tables
     search = functools.partial(
         solver.best_partition,
-        costs(quantity, settings),
+        quantity.solver_costs(profile, settings),
         num_stages=settings.num_stages,
         received_bytes=profile.received_bytes,
         memory=profile.stage_memory_tables(settings),
         may_start=[x.may_start for x in profile.layers],
-        slack=_TIME_SLACK if quantity == "time" else 0.0,
+        slack=quantity.slack,
     )
     if settings.schedule.num_devices == settings.num_stages:
         counts = search(memory_limit=settings.memory_limit)
@@ -315,7 +309,7 @@ def best_plan(
 def _search_shared_devices(
     search: Callable[..., tuple[int, ...]],
     profile: CallProfile,
-    quantity: Quantity,
+    quantity: Balance,
     settings: PlanSettings,
 ) -> tuple[int, ...]:
     """Returns the best partition found whose devices, with several stages each, fit.
@@ -328,7 +322,7 @@ def _search_shared_devices(
     def devices(counts: tuple[int, ...]) -> list[float]:
         return sorted(profile.device_bytes(settings, counts), reverse=True)
 
-    if quantity != "memory":
+    if not quantity.is_memory:
         counts = search()
         if limit is None or devices(counts)[0] <= limit:
             return counts
@@ -338,7 +332,7 @@ def _search_shared_devices(
         may_start=starts,
     )
     tightest = max(
-        profile.stage_cost("memory", settings, k, span)
+        profile.stage_memory(settings, k, span.start, span.stop)
         for k, span in enumerate(stage_spans(lean))
     )
     lean = solver.local_search(lean, devices, may_start=starts)
@@ -353,7 +347,7 @@ def _search_shared_devices(
             f"leanest partition found needs {math.ceil(most):,} bytes on one device. "
             "Try fewer stages on each device, more microbatches, or remat."
         )
-    if quantity == "memory":
+    if quantity.is_memory:
         return lean
     counts, high = lean, limit
     for _ in range(_NUM_LIMITS_TRIED):
@@ -366,12 +360,10 @@ def _search_shared_devices(
     return counts
 
 
-def plan_by_parameters(
-    captured: tracer.CapturedModel,
-    num_stages: int,
-    codec: Codec,
+def plan_by_weights(
+    captured: tracer.CapturedModel, balance: Balance, num_stages: int, codec: Codec
 ) -> tuple[int, ...]:
-    """Returns the number of calls of each stage, parameters balanced.
+    """Returns the number of calls of each stage, by a cost that needs no trace.
 
     The partition that `make_plan` finds, without tracing anything: sizes of values are
     those of the captured model, unknown ones counted as one.
@@ -380,8 +372,12 @@ def plan_by_parameters(
     called = [call.layer for call in graph.calls]
     feasibility.check_feasible(called, num_stages, captured.opaque_calls)
     boundary = Boundary(codec, graph.output_ids)
+    layers = [
+        LayerCost(name=layer.name, weights=Weights(w.parameters))
+        for layer, w in zip(called, profiler.call_weights(graph), strict=True)
+    ]
     return additive.best_additive_partition(
-        [w.parameters for w in profiler.call_weights(graph)],
+        [balance.layer_cost(layer) for layer in layers],
         num_stages=num_stages,
         received_row=graph.received_row(boundary.encoded_bytes(captured.specs)),
         may_start=profiler.may_start(called),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +20,6 @@ from tfgpipe.costs import (
     StageBytes,
     StepLoad,
     profiler,
-    stage_work,
     tables,
 )
 from tfgpipe.devices import sharding
@@ -28,9 +27,6 @@ from tfgpipe.remat import Remat
 from tfgpipe.runtime import example_tensor
 from tfgpipe.schedules import Schedule
 from tfgpipe.stage import Boundary, Codec
-
-Quantity = Literal["params", "flops", "time", "memory"]
-QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,55 +78,6 @@ class CallProfile:
     held_bytes: np.ndarray
     num_examples: int
     sharding: str = ""
-
-    def passes(self, quantity: Quantity) -> list[PassCost]:
-        """Returns the cost of the passes of each call: seconds for time, or FLOPs."""
-        return [x.seconds if quantity == "time" else x.flops for x in self.layers]
-
-    def call_costs(self, quantity: Quantity, settings: PlanSettings) -> list[float]:
-        """Returns the cost of each call, in parameters, FLOPs or seconds.
-
-        Where costs of calls do not add up to those of a stage, see `stage_cost_tables`,
-        it is that of a call amid the first stage.
-        """
-        if quantity == "params":
-            return [x.weights.count for x in self.layers]
-        passes = self.passes(quantity)
-        again = settings.load.recomputed(0, 2 * len(passes))[0]
-        return [(1 + again) * x.forward + x.backward for x in passes]
-
-    def stage_cost(
-        self, quantity: Quantity, settings: PlanSettings, k: int, span: slice
-    ) -> float:
-        """Returns the cost of stage k of some calls."""
-        if quantity == "memory":
-            return self.stage_memory(settings, k, span.start, span.stop)
-        if quantity == "params":
-            return sum(x.weights.count for x in self.layers[span])
-        passes = self.passes(quantity)[span]
-        return stage_work(passes, settings.load.recomputed(k, len(passes))).total
-
-    def stage_cost_tables(
-        self, quantity: Quantity, settings: PlanSettings
-    ) -> Sequence[np.ndarray]:
-        """Returns for each stage the cost of the calls [s, e), at index [s, e]."""
-        if quantity == "memory":
-            return self.stage_memory_tables(settings)
-        if quantity == "params":
-            table = tables.range_sums(self.call_costs(quantity, settings))
-            return [table] * settings.num_stages
-        passes, load = self.passes(quantity), settings.load
-        once = tables.range_sums([x.forward + x.backward for x in passes])
-        forward = [x.forward for x in passes]
-
-        def cost(key: Any) -> np.ndarray:
-            counts = functools.partial(load.recomputed, key[1])
-            return once + tables.weighted_range_sums(forward, counts)
-
-        # Stages of which as much is recomputed cost the same.
-        first = {x: k for k, x in reversed([*enumerate(load.recomputed_fractions)])}
-        keys = [(x, first[x]) for x in load.recomputed_fractions]
-        return tables.StageTables(keys, cost)
 
     def stage_memory_tables(self, settings: PlanSettings) -> Sequence[np.ndarray]:
         """Returns for each stage the bytes of [s, e) on its fullest device."""

@@ -11,6 +11,7 @@ import keras
 from tfgpipe import remat as remat_lib
 from tfgpipe import schedules
 from tfgpipe.capture import source_model
+from tfgpipe.partition import balances
 from tfgpipe.schedules import Action, DataFlow, Schedule, SchedulePolicy, kinds
 from tfgpipe.stage import Codec, codecs
 
@@ -33,6 +34,7 @@ def save_choice(find: Callable[[Any], Any], names: Sequence[str]) -> _Save:
     return save
 
 
+save_balance = save_choice(balances.find, balances.NAMES)
 save_remat = save_choice(remat_lib.find, remat_lib.NAMES)
 _save_codec = save_choice(codecs.find, get_args(codecs.TransferDtype))
 _save_policy = save_choice(schedules.find, schedules.NAMES)
@@ -85,7 +87,7 @@ def _load_schedule(config: Mapping[str, Any]) -> Schedule:
 def load_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a saved pipeline, of `layers` and `PipelineConfig`."""
     loaded = {**config, "layers": source_model.from_config(config["layers"])}
-    for name in ("remat", "transfer_dtype", "schedule"):
+    for name in ("balance", "remat", "transfer_dtype", "schedule"):
         value = loaded.get(name)
         if isinstance(value, Mapping) and "orders" in value:
             loaded[name] = _load_schedule(value)

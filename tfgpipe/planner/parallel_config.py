@@ -12,53 +12,49 @@ from typing import Literal
 from tfgpipe import remat as remat_lib
 from tfgpipe import schedules
 from tfgpipe.costs import StepLoad
-from tfgpipe.remat import Remat, RematLike
-from tfgpipe.schedules import Schedule
+from tfgpipe.partition import StepConfig
+from tfgpipe.remat import RematLike
+from tfgpipe.schedules import Schedule, SchedulePolicy
 
 # The policies that a search tries.
 REMATS: tuple[remat_lib.Name, ...] = ("none", "stage", "layer")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ParallelConfig:
-    """Replicas x stages x shards, and how a pipeline runs.
+class ParallelConfig(StepConfig):
+    """Replicas x stages x shards, and the choices of a pipeline's steps.
 
     Attributes:
-        num_replicas: D.
-        num_devices: K, the devices of a pipeline, in a row.
-        num_shards: T.
+        num_stages: Stages of a pipeline, all of each device. Not an argument.
         num_microbatches: M.
         schedule: The order of actions, or its name.
         remat: The rematerialisation policy, or its name.
+        num_replicas: D.
+        num_devices: K, the devices of a pipeline, in a row.
+        num_shards: T.
         stages_per_device: v; above 1 for `"interleaved"` alone.
         recompute_when: Start of recomputation, as in `tfgpipe.Costs`. This library
             recomputes when asked.
     """
 
+    num_stages: int = dataclasses.field(init=False)
     num_replicas: int
     num_devices: int
     num_shards: int
-    num_microbatches: int
-    schedule: schedules.Name | Schedule
-    remat: Remat
     stages_per_device: int = 1
     recompute_when: Literal["asked", "early"] = "asked"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "remat", remat_lib.find(self.remat))
-
-    @property
-    def num_stages(self) -> int:
-        """Stages of a pipeline, all of each device."""
+        num_stages = self.num_devices * self.stages_per_device
         if isinstance(self.schedule, Schedule):
-            return self.schedule.num_stages
-        return self.num_devices * self.stages_per_device
+            num_stages = self.schedule.num_stages
+        object.__setattr__(self, "num_stages", num_stages)
+        super().__post_init__()
 
     @property
     def order(self) -> str:
         """The schedule, with the number of stages a device if that is not 1."""
-        v, schedule = self.stages_per_device, self.schedule
-        name = schedule.name if isinstance(schedule, Schedule) else schedule
+        v, name = self.stages_per_device, self.schedule.name
         return name if v == 1 else f"{name} x {v}"
 
     @property
@@ -103,14 +99,9 @@ class ParallelConfig:
 
 @functools.lru_cache(maxsize=16)
 def _make_schedule(
-    name: schedules.Name, num_stages: int, num_microbatches: int, num_devices: int
+    policy: SchedulePolicy, num_stages: int, num_microbatches: int, num_devices: int
 ) -> Schedule:
-    return schedules.make(
-        name,
-        num_stages=num_stages,
-        num_microbatches=num_microbatches,
-        num_devices=num_devices,
-    )
+    return policy(num_stages, num_microbatches, num_devices=num_devices)
 
 
 def enumerate_configs(
@@ -137,6 +128,7 @@ def enumerate_configs(
         remats: The values of `remat` to try.
         microbatches: The values of M to try. None for all powers of two.
     """
+    policies = [*map(_find_policy, names)]
     # The model bounds T and K, so their number does not grow with the devices.
     for T in _divisors(math.gcd(num_devices, max_shards), max_shards):
         for K in _divisors(num_devices // T, max_stages):
@@ -146,14 +138,16 @@ def enumerate_configs(
             examples = batch_size // D
             Ms = microbatches or [2**i for i in range(examples.bit_length())]
             for M in (M for M in Ms if examples % M == 0):
-                kinds = itertools.product(_schedules(K, M, max_stages, names), remats)
-                for (name, v), remat in kinds:
+                kinds = itertools.product(
+                    _schedules(K, M, max_stages, policies), remats
+                )
+                for (policy, v), remat in kinds:
                     yield ParallelConfig(
                         num_replicas=D,
                         num_devices=K,
                         num_shards=T,
                         num_microbatches=M,
-                        schedule=name,
+                        schedule=policy,
                         remat=remat_lib.find(remat),
                         stages_per_device=v,
                     )
@@ -163,25 +157,29 @@ def _schedules(
     num_devices: int,
     num_microbatches: int,
     max_stages: int,
-    names: Sequence[schedules.Name],
-) -> Iterator[tuple[schedules.Name, int]]:
+    policies: Sequence[SchedulePolicy],
+) -> Iterator[tuple[SchedulePolicy, int]]:
     """Yields the schedules that so many microbatches can run, with their v."""
     K, M = num_devices, num_microbatches
     if K == 1:
-        yield min(names, key=_held_by_one_device), 1
+        yield min(policies, key=_held_by_one_device), 1
         return
-    for name in names:
-        policy = schedules.find(name)
-        assert isinstance(policy, schedules.SchedulePolicy)
+    for policy in policies:
         if policy.min_microbatches(K) <= M:
             for v in policy.stages_per_device:
                 if v == 1 or (v * K <= max_stages and M % K == 0):
-                    yield name, v
+                    yield policy, v
 
 
-def _held_by_one_device(name: schedules.Name) -> tuple[int, ...]:
+def _find_policy(name: schedules.Name) -> SchedulePolicy:
+    policy = schedules.find(name)
+    assert isinstance(policy, SchedulePolicy)
+    return policy
+
+
+def _held_by_one_device(policy: SchedulePolicy) -> tuple[int, ...]:
     """Returns microbatches in flight on one device, and 1 if backwards are split."""
-    schedule = _make_schedule(name, 1, 2, 1)
+    schedule = _make_schedule(policy, 1, 2, 1)
     return *schedule.in_flight, int(schedule.splits_backwards)
 
 

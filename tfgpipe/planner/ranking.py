@@ -36,7 +36,7 @@ GROUPS = {
     "D": "num_replicas",
     "K": "num_devices",
     "T": "num_shards",
-    "schedule": "schedule",
+    "schedule": "schedule.name",
     "remat": "remat.name",
 }
 HEADER = (

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.pure.planner.toys import TOY, layer, workload
-from tfgpipe import planner
+from tfgpipe import planner, schedules
 from tfgpipe.planner.parallel_config import enumerate_configs
 
 
@@ -36,7 +36,10 @@ def test_every_layout_uses_all_devices_and_divides_the_batch(
         assert batch_size % (each.num_replicas * each.num_microbatches) == 0
         assert each.num_stages <= max_stages
         assert max_shards % each.num_shards == 0
-        assert each.schedule == "gpipe" or each.num_microbatches >= each.num_devices
+        assert (
+            each.schedule is schedules.gpipe
+            or each.num_microbatches >= each.num_devices
+        )
 
 
 def test_all_schedules_that_can_run_are_there():
@@ -99,7 +102,7 @@ def test_every_class_is_among_the_best_or_explained():
         "D": lambda each: each.num_replicas,
         "K": lambda each: each.num_devices,
         "T": lambda each: each.num_shards,
-        "schedule": lambda each: each.schedule,
+        "schedule": lambda each: each.schedule.name,
         "remat": lambda each: each.remat,
     }.items():
         there = {f"{name}={of(each.config)}" for each in result.best}

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import typing
+
 import pytest
 
+from tfgpipe import PipelineConfig
 from trainer.config import Evaluation, Pipelining, Precision, Training
 from trainer.hyperparams import HyperparameterError, Hyperparams
 
@@ -34,3 +38,31 @@ def test_more_devices_than_anybody_has_are_refused() -> None:
     with pytest.raises(HyperparameterError, match="at most 10000 devices in all"):
         Pipelining(num_stages=100, num_replicas=100, num_shards=2)
     Pipelining(num_stages=100, num_replicas=100)
+
+
+def test_options_of_a_pipeline_are_those_of_its_configuration() -> None:
+    fields = {field.name: field for field in dataclasses.fields(Pipelining)}
+    shared = fields.keys() & {x.name for x in dataclasses.fields(PipelineConfig)}
+    # A limit in GiB, and words for True and False.
+    for name in shared - {"memory_limit", "jit_compile"}:
+        assert fields[name].metadata["help"] == PipelineConfig.summary_of(name)
+    for name in ("balance", "remat", "batch_norm", "jit_compile", "memory_limit"):
+        assert fields[name].default == PipelineConfig.default_of(name)
+
+
+def test_every_named_schedule_deals_its_stages() -> None:
+    hints = typing.get_type_hints(Pipelining)
+    each = {
+        name: Pipelining(num_stages=4, schedule=name).num_stages_each
+        for name in typing.get_args(hints["schedule"])
+    }
+    assert each == {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 1}
+    for name, several in {"gpipe": 4, "interleaved": 4, "1f1b": 0}.items():
+        if several:
+            found = Pipelining(num_stages=4, schedule=name, stages_per_device=several)
+            assert found.num_devices == 1
+        else:
+            with pytest.raises(
+                HyperparameterError, match=r"^stages_per_device: .*None"
+            ):
+                Pipelining(num_stages=4, schedule=name, stages_per_device=2)
