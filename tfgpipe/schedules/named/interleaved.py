@@ -17,34 +17,59 @@ class Interleaved(SchedulePolicy):
 
     Megatron-LM (Narayanan et al. 2021, section 2.2.2). Device p runs the stages p,
     p + P, p + 2 P, ...: microbatches pass all devices v times, P of them at a time. M
-    is at least P; multiples of P have the least bubble. For K=4 stages on P=2 devices,
-    M=8:
+    is at least P; multiples of P have the least bubble.
+
+    Where a transfer takes time, the fill waits for P of them each time that it comes
+    round to the first device, and so does the drain: 2 (P v - 1) transfers are exposed.
+    With `num_ahead` devices run, and hold, more microbatches of their first stages
+    meanwhile. If these forwards take as long as P transfers, P fewer are exposed: as
+    many as Qi et al. 2024 (table 5) count. Such a schedule is
+    `dataclasses.replace(tfgpipe.schedules.interleaved, num_ahead=1)`.
+
+    For K=4 stages on P=2 devices, M=8:
 
         device 0  F0a F1a F0b F1b F2a B0b F3a B1b F2b B0a F3b B1a F4a B2b F5a B3b F4b B2a F5b B3a F6a B4b F7a B5b F6b B4a F7b B5a ... B6b ... B7b B6a B7a
         device 1  ... F0a F1a F0b B0b F1b B1b F2a B0a F3a B1a F2b B2b F3b B3b F4a B2a F5a B3a F4b B4b F5b B5b F6a B4a F7a B5a F6b B6b F7b B7b B6a B7a ...
 
+    Attributes:
+        num_ahead: Microbatches that each device runs through its first stage before
+            those of a group enter its second.
     """  # noqa: E501
 
     name = "interleaved"
     shares_devices = True
     stages_per_device = (2, 4)
+    num_ahead: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_ahead < 0:
+            raise ValueError(
+                "`num_ahead` is a number of microbatches of at least 0. Received "
+                f"num_ahead={self.num_ahead}."
+            )
 
     def orders(self, flow: DataFlow, num_microbatches: int, num_devices: int) -> Orders:
         """Returns for each device its actions in order."""
         K, M, P = flow.num_stages, num_microbatches, num_devices
         if K == P:
             return OneFOneB().orders(flow, M, P)
-        v = K // P
+        v, ahead = K // P, self.num_ahead
         # Full groups, of which the last may hold microbatches that there are not.
         # Without these a small last group would deadlock.
         groups = [range(start, start + P) for start in range(0, M, P)]
+        first = [range(g.start + ahead * (g.start > 0), g.stop + ahead) for g in groups]
 
         def order(p: int) -> tuple[Action, ...]:
             mine = range(p, K, P)
             return alternate(
-                [Action(FORWARD, k, m) for g in groups for k in mine for m in g],
+                [
+                    Action(FORWARD, k, m)
+                    for g, of_first in zip(groups, first, strict=True)
+                    for k in mine
+                    for m in (of_first if k == p else g)
+                ],
                 [Action(BACKWARD, k, m) for g in groups for k in mine[::-1] for m in g],
-                num_warmup=2 * (P - 1 - p) + (v - 1) * P + 1,
+                num_warmup=2 * (P - 1 - p) + (v - 1) * P + 1 + ahead,
             )
 
         return tuple(
