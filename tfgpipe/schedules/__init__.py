@@ -13,6 +13,18 @@ devices, and v = K / P of stages on each device.
 | `1f1b` | (K - 1) / (M + K - 1) | min(K - k, M) |
 | `interleaved` | (P - 1) / (v M + P - 1) | more than 1F1B's, of smaller stages |
 | `zero_bubble` | (K - 1) / (3 M + K - 1), if F, B and W take equally long | min(K, M) |
+| `looped_bfs` | (P - 1) / (v M + P - 1) | M |
+| `eager_1f1b` | (K - 1) / (M + K - 1) | min(2 (K - k) - 1, M) |
+
+If F, B and W take equally long, with two stages (or v) on each device, and M >= P:
+
+| name | bubble, passes of a stage | microbatches of a stage in flight on a device |
+|---|---|---|
+| `interleaved_zb` | P - 1 | v P |
+| `zbv` | P - 1 | 2 P |
+| `v_half` | 3 P - 5, 3 P - 4 for odd P | 2 floor(P / 2 + 1) |
+| `v_min` | 4 P - 5 | 2 floor((P + 4) / 3) |
+| `dualpipe_v` | P - 1 | 2 P + 1 |
 """
 
 from tfgpipe.schedules import kinds

@@ -64,7 +64,7 @@ class SchedulePolicy(abc.ABC):
         Args:
             flow: The data flow between the K stages.
             num_microbatches: M, at least `min_microbatches`.
-            num_devices: P, which divides K. Stage k is on device k modulo P.
+            num_devices: P, which divides K. Stage k is on the device that `deal` says.
         """
 
     def min_microbatches(self, depth: int) -> int:
@@ -88,8 +88,8 @@ class SchedulePolicy(abc.ABC):
         Args:
             num_stages: K.
             num_microbatches: M.
-            num_devices: P, which divides K. Stage k is on device k modulo P. Defaults
-                to K.
+            num_devices: P, which divides K. Stage k is on the device that `deal` says.
+                Defaults to K.
             flow: The data flow between the stages. Defaults to a line.
 
         Raises:
@@ -102,12 +102,15 @@ class SchedulePolicy(abc.ABC):
             P = argument_checks.check_count("num_devices", num_devices)
         _check_devices(self, K, P)
         flow = flow or DataFlow.line(K)
-        least = self.min_microbatches(min(flow.depth, P))
+        depth = min(flow.depth, P)
+        least = self.min_microbatches(depth)
         if least > M:
+            after = " one after the other" if flow.depth < P else ""
+            many = f"as many microbatches as there are devices{after}"
             raise ValueError(
-                f"Schedule '{self.name}' needs at least as many microbatches as there "
-                f"are devices{' one after the other' if flow.depth < P else ''}. "
-                f"Received num_microbatches={M} for {least} devices. Use "
+                f"Schedule '{self.name}' needs at least "
+                f"{many if least == depth else f'{least} microbatches'}. "
+                f"Received num_microbatches={M} for {depth} devices. Use "
                 f'num_microbatches={least} or more, or schedule="gpipe", which takes '
                 "any number."
             )
@@ -166,11 +169,6 @@ class SchedulePolicy(abc.ABC):
         # After as many groups of P microbatches as there are in flight, all repeats.
         M = min(num_microbatches, 4 * num_devices)
         return self(num_stages, M, num_devices=num_devices).in_flight
-
-    def in_backward(self, num_stages: int, num_microbatches: int) -> tuple[int, ...]:
-        """Returns `Schedule.in_backward` of the schedule on a line of stages."""
-        del num_microbatches
-        return (1,) * num_stages
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make the policy again."""

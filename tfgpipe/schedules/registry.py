@@ -4,15 +4,34 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
+from tfgpipe.schedules.named.dualpipe_v import DualPipeV
+from tfgpipe.schedules.named.eager_1f1b import EagerOneFOneB
 from tfgpipe.schedules.named.gpipe import GPipe
 from tfgpipe.schedules.named.interleaved import Interleaved
+from tfgpipe.schedules.named.interleaved_zb import InterleavedZB
+from tfgpipe.schedules.named.looped_bfs import LoopedBFS
 from tfgpipe.schedules.named.one_f_one_b import OneFOneB
+from tfgpipe.schedules.named.v_half import VHalf
+from tfgpipe.schedules.named.v_min import VMin
+from tfgpipe.schedules.named.zbv import ZBV
 from tfgpipe.schedules.named.zero_bubble import ZeroBubble
 from tfgpipe.schedules.policy import SchedulePolicy
 from tfgpipe.schedules.schedule import Schedule
 
 # The name of a policy.
-Name = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+Name = Literal[
+    "gpipe",
+    "1f1b",
+    "interleaved",
+    "zero_bubble",
+    "looped_bfs",
+    "eager_1f1b",
+    "interleaved_zb",
+    "zbv",
+    "v_half",
+    "v_min",
+    "dualpipe_v",
+]
 NAMES: tuple[Name, ...] = get_args(Name)
 """The names of all policies."""
 
@@ -20,7 +39,14 @@ gpipe = GPipe()
 one_f_one_b = OneFOneB()
 interleaved = Interleaved()
 zero_bubble = ZeroBubble()
-_POLICIES = {x.name: x for x in (gpipe, one_f_one_b, interleaved, zero_bubble)}
+_POLICIES: dict[str, SchedulePolicy] = {
+    policy.name: policy
+    for policy in (
+        *(gpipe, one_f_one_b, interleaved, zero_bubble),
+        *(LoopedBFS(), EagerOneFOneB(), InterleavedZB()),
+        *(ZBV(), VHalf(), VMin(), DualPipeV()),
+    )
+}
 
 
 def find(schedule: Any) -> SchedulePolicy | Schedule:

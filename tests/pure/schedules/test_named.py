@@ -12,11 +12,20 @@ from tfgpipe import Costs, schedules, simulate
 from tfgpipe.schedules.named.interleaved import Interleaved
 from tfgpipe.schedules.schedule import Action, draw
 
+FOLDED = ("zbv", "v_half", "v_min", "dualpipe_v")
+# Those of several stages on a device.
+SHARED = ("gpipe", "interleaved", "looped_bfs", "interleaved_zb")
+
 DRAWN = {
     "gpipe": (schedules.gpipe, schedules.gpipe(4, 8)),
     "1f1b": (schedules.one_f_one_b, schedules.one_f_one_b(4, 8)),
     "interleaved": (schedules.interleaved, schedules.interleaved(4, 8, num_devices=2)),
     "zero_bubble": (schedules.zero_bubble, schedules.zero_bubble(4, 8)),
+    "eager_1f1b": (schedules.find("eager_1f1b"), schedules.find("eager_1f1b")(4, 8)),
+    **{
+        name: (schedules.find(name), schedules.find(name)(4, 4, num_devices=2))
+        for name in ("looped_bfs", "interleaved_zb", *FOLDED)
+    },
 }
 
 
@@ -25,8 +34,9 @@ def plans(draw, names=schedules.NAMES, most=8):
     """Any named schedule: of 1 to 8 devices, with whatever M and v it takes."""
     name = draw(st.sampled_from(names))
     P = draw(st.integers(1, most))
-    v = draw(st.integers(1, 3)) if name in ("gpipe", "interleaved") else 1
-    fewest = 1 if name == "gpipe" else P
+    most_each = 3 if name in SHARED else 2 if name in FOLDED else 1
+    v = draw(st.integers(1, most_each))
+    fewest = schedules.find(name).min_microbatches(P)
     M = draw(st.integers(fewest, fewest + 17))
     return schedules.make(name, num_stages=v * P, num_microbatches=M, num_devices=P)
 
@@ -105,9 +115,12 @@ def test_a_small_zero_bubble_is_that_drawn_by_hand():
 @given(plans())
 def test_every_schedule_is_complete_and_can_be_run(plan):
     assert plan.validate() is plan
-    halves = 3 if plan.name == "zero_bubble" else 2
     slots = plan.slots
-    assert len(slots) == halves * plan.num_stages * plan.num_microbatches
+    split = sum(action.kind.name == "backward_weight" for action in slots)
+    passes = plan.num_stages * plan.num_microbatches
+    assert len(slots) == 2 * passes + split
+    if plan.name != "dualpipe_v":
+        assert split == (passes if schedules.find(plan.name).splits_backwards else 0)
     assert sum(map(len, plan.orders)) == len(slots)
 
 
@@ -127,9 +140,12 @@ def test_a_device_runs_its_actions_in_their_order_one_at_a_time(plan):
 
 
 @given(plans())
-def test_stages_are_dealt_round_robin(plan):
-    P = plan.num_devices
-    assert plan.placement == tuple(k % P for k in range(plan.num_stages))
+def test_stages_are_dealt_round_robin_or_fold_back(plan):
+    K, P = plan.num_stages, plan.num_devices
+    dealt = tuple(k % P for k in range(K))
+    if plan.name in FOLDED and K > P:
+        dealt = (*range(P), *reversed(range(P)))
+    assert plan.placement == dealt == schedules.find(plan.name).deal(K, P)
 
 
 @given(plans(), st.integers(1, 30))
@@ -227,7 +243,7 @@ def test_interleaved_takes_microbatches_that_leave_a_rest(P, v, groups, data):
 
 @pytest.mark.parametrize("name", schedules.NAMES)
 def test_128_microbatches_on_64_devices_can_be_run(name):
-    v = 2 if name == "interleaved" else 1
+    v = min(schedules.find(name).stages_per_device)
     plan = schedules.make(name, num_stages=64 * v, num_microbatches=128, num_devices=64)
     assert plan.validate().num_devices == 64
 
@@ -247,7 +263,10 @@ def test_one_stage_is_a_schedule_of_every_name(name, num_microbatches):
 def test_a_name_makes_what_its_function_makes(name):
     plan = DRAWN[name][1]
     made = schedules.make(
-        name, num_stages=4, num_microbatches=8, num_devices=plan.num_devices
+        name,
+        num_stages=4,
+        num_microbatches=plan.num_microbatches,
+        num_devices=plan.num_devices,
     )
     assert made == plan
 
@@ -299,7 +318,7 @@ def test_several_stages_a_device_are_refused_where_there_is_one(name):
 
 def test_an_unknown_name_lists_those_there_are():
     words = (
-        "must be one of 'gpipe', '1f1b', 'interleaved', 'zero_bubble', or a "
+        "must be one of 'gpipe', '1f1b', 'interleaved', .*'dualpipe_v', or a "
         r"`tfgpipe\.Schedule` of your own\. Received '1F1B'"
     )
     with pytest.raises(ValueError, match=words):
@@ -341,9 +360,8 @@ def test_a_policy_tells_what_its_schedules_hold(plan):
     policy, K = schedules.find(plan.name), plan.num_stages
     sizes = K, plan.num_microbatches
     assert policy.in_flight(*sizes, plan.num_devices) == plan.in_flight
-    assert policy.splits_backwards == plan.splits_backwards
-    if policy.splits_backwards:
-        assert policy.in_backward(*sizes) == plan.in_backward
+    if plan.name != "dualpipe_v":  # It splits the first and the last alone.
+        assert policy.splits_backwards == plan.splits_backwards
 
 
 def test_a_policy_or_a_schedule_is_found_as_it_is():
@@ -353,3 +371,119 @@ def test_a_policy_or_a_schedule_is_found_as_it_is():
     assert schedules.one_f_one_b == type(schedules.one_f_one_b).from_config({})
     with pytest.raises(TypeError, match=r"`tfgpipe\.Schedule`\. Received 3\."):
         schedules.find(3)
+
+
+def of_a_device(plan):
+    """Returns the most microbatches of one stage that each device holds."""
+    return plan.most_held([1] * plan.num_stages)
+
+
+def waited(plan):
+    """Returns the passes by which a step is longer than its work; all take 1."""
+    passes = plan.num_stages // plan.num_devices * 3 * plan.num_microbatches
+    return simulate(plan, Costs(forward=1, backward=2)).timeline.step_time - passes
+
+
+# Qi et al. 2024, "Pipeline Parallelism with Controllable Memory": the bubble, in passes
+# of one of the two stages of a device, and the microbatches that a device holds. Their
+# bubble of V-ZB is 0, counted from a device's first pass: the last device begins P - 1
+# passes late, which no order avoids.
+CONTROLLED = {
+    "zbv": (lambda P: P - 1, lambda P: P),
+    "v_half": (lambda P: 3 * P, lambda P: (P + 2) // 2),
+    "v_min": (lambda P: 4 * P, lambda P: (P + 4) // 3),
+}
+
+
+@given(st.sampled_from(list(CONTROLLED)), st.integers(2, 9), st.integers(0, 12))
+def test_folded_schedules_have_the_published_bubble_and_memory(name, P, more):
+    bubble, held = CONTROLLED[name]
+    plan = schedules.find(name)(2 * P, P + more, num_devices=P).validate()
+    assert P - 1 <= waited(plan) <= bubble(P)
+    assert max(of_a_device(plan)) <= 2 * held(P)
+    if more >= P:
+        assert max(of_a_device(plan)) == 2 * held(P)
+
+
+@pytest.mark.parametrize("P", range(2, 10))
+def test_folded_schedules_wait_as_long_as_their_docstrings_say(P):
+    def of(name):
+        return waited(schedules.find(name)(2 * P, 3 * P, num_devices=P))
+
+    assert of("zbv") == P - 1
+    assert of("v_min") == 4 * P - 5
+    assert of("v_half") == (2 if P == 2 else 3 * P - 4 if P % 2 else 3 * P - 5)
+
+
+@given(st.integers(2, 7), st.integers(0, 9))
+def test_dualpipe_v_waits_less_than_published_and_holds_as_much(P, more):
+    plan = schedules.find("dualpipe_v")(2 * P, 2 * P + more, num_devices=P)
+    f, b, w = 10, 11, 8
+    costs = Costs(forward=f, backward=b + w, backward_input=b, backward_weight=w)
+    step = simulate(plan.validate(), costs).timeline.step_time
+    bubble = step - 2 * plan.num_microbatches * (f + b + w)
+    # DeepSeek's table: (PP / 2 - 1) (F&B + B - 3 W), PP + 1, of PP = 2 P stages.
+    assert bubble <= (P - 1) * ((f + b + w) + (b + w) - 3 * w)
+    assert bubble == (P - 1) * (f + b - w)
+    assert max(of_a_device(plan)) == 2 * P + 1
+
+
+@given(st.integers(2, 6), st.integers(2, 4), st.integers(1, 3))
+def test_interleaved_zb_divides_the_bubble_of_zb_h1(P, v, groups):
+    plan = schedules.find("interleaved_zb")(v * P, groups * P, num_devices=P)
+    assert waited(plan.validate()) == P - 1
+    assert max(of_a_device(plan)) == v * P
+
+
+@given(st.integers(2, 6), st.integers(2, 4), st.data())
+def test_looped_bfs_divides_the_bubble_of_gpipe(P, v, data):
+    M = data.draw(st.integers(P, 3 * P))
+    plan = schedules.find("looped_bfs")(v * P, M, num_devices=P).validate()
+    bubble = simulate(plan, Costs()).timeline.bubble
+    assert bubble == pytest.approx((P - 1) / (v * M + P - 1))
+    assert of_a_device(plan) == (v * M,) * P
+
+
+@given(st.integers(1, 7), st.integers(0, 12))
+def test_eager_1f1b_has_the_bubble_of_1f1b_and_hides_forward_transfers(K, more):
+    M = K + more
+    plan = schedules.find("eager_1f1b")(K, M).validate()
+    assert simulate(plan, Costs()).timeline.bubble == pytest.approx(
+        (K - 1) / (M + K - 1)
+    )
+    assert plan.in_flight == tuple(min(2 * (K - k) - 1, M) for k in range(K))
+    costs = Costs(latency=0.25)
+    usual = simulate(schedules.one_f_one_b(K, M), costs).exposed_communication
+    eager = simulate(plan, costs).exposed_communication
+    assert eager < usual if K > 2 and M > K else eager <= usual
+
+
+@given(st.sampled_from(FOLDED[:3]), st.integers(2, 6), st.integers(1, 6))
+def test_folded_schedules_take_fewer_microbatches_than_devices(name, P, M):
+    plan = schedules.find(name)(2 * P, M, num_devices=P)
+    assert plan.validate() is plan
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_folded_schedules_have_two_stages_on_each_device(name):
+    words = r"two stages on each device.*Received 8 stages for 2 devices\. Use num_stag"
+    with pytest.raises(ValueError, match=words):
+        schedules.find(name)(8, 8, num_devices=2)
+
+
+def test_dualpipe_v_needs_two_microbatches_for_each_device():
+    words = r"'dualpipe_v' needs at least 6 microbatches\. Received num_microbatches=5"
+    with pytest.raises(ValueError, match=words):
+        schedules.find("dualpipe_v")(6, 5, num_devices=3)
+
+
+@given(plans())
+def test_backwards_of_a_stage_add_their_gradients_in_order(plan):
+    if plan.name not in ("gpipe", "looped_bfs"):  # Those go backwards.
+        for k in range(plan.num_stages):
+            order = [
+                a.microbatch
+                for a in plan.orders[plan.placement[k]]
+                if a.stage == k and a.kind.adds_gradients
+            ]
+            assert order == sorted(order)

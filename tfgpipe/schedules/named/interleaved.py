@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from tfgpipe.schedules.data_flow import DataFlow
-from tfgpipe.schedules.kinds import BACKWARD, FORWARD
+from tfgpipe.schedules.kinds import BACKWARD, FORWARD, ActionKind
 from tfgpipe.schedules.named.one_f_one_b import OneFOneB
 from tfgpipe.schedules.policy import Orders, SchedulePolicy, alternate
 from tfgpipe.schedules.schedule import Action
@@ -54,25 +55,52 @@ class Interleaved(SchedulePolicy):
         if K == P:
             return OneFOneB().orders(flow, M, P)
         v, ahead = K // P, self.num_ahead
-        # Full groups, of which the last may hold microbatches that there are not.
-        # Without these a small last group would deadlock.
-        groups = [range(start, start + P) for start in range(0, M, P)]
-        first = [range(g.start + ahead * (g.start > 0), g.stop + ahead) for g in groups]
-
-        def order(p: int) -> tuple[Action, ...]:
-            mine = range(p, K, P)
-            return alternate(
-                [
-                    Action(FORWARD, k, m)
-                    for g, of_first in zip(groups, first, strict=True)
-                    for k in mine
-                    for m in (of_first if k == p else g)
-                ],
-                [Action(BACKWARD, k, m) for g in groups for k in mine[::-1] for m in g],
-                num_warmup=2 * (P - 1 - p) + (v - 1) * P + 1 + ahead,
-            )
-
         return tuple(
-            tuple(action for action in order(p) if action.microbatch < M)
+            interleave(
+                range(p, K, P),
+                M,
+                P,
+                BACKWARD,
+                num_warmup=2 * (P - 1 - p) + (v - 1) * P + 1,
+                num_ahead=ahead,
+            )
             for p in range(P)
         )
+
+
+def interleave(
+    stages: Sequence[int],
+    M: int,
+    P: int,
+    backward: ActionKind,
+    *,
+    num_warmup: int,
+    num_ahead: int = 0,
+) -> tuple[Action, ...]:
+    """Returns the forwards and backwards of a device, in groups of P microbatches.
+
+    Args:
+        stages: The stages of the device.
+        M: Number of microbatches.
+        P: Number of devices.
+        backward: Kind of the backwards.
+        num_warmup: Number of forwards before the first backward, if none is ahead.
+        num_ahead: Number of microbatches of the first stage ahead of its group.
+    """
+    # Full groups, of which the last may hold microbatches that there are not. Without
+    # these a small last group would deadlock.
+    groups = [range(start, start + P) for start in range(0, M, P)]
+    firsts = [
+        range(g.start + num_ahead * (g.start > 0), g.stop + num_ahead) for g in groups
+    ]
+    order = alternate(
+        [
+            Action(FORWARD, k, m)
+            for group, first in zip(groups, firsts, strict=True)
+            for k in stages
+            for m in (first if k == stages[0] else group)
+        ],
+        [Action(backward, k, m) for g in groups for k in stages[::-1] for m in g],
+        num_warmup=num_warmup + num_ahead,
+    )
+    return tuple(action for action in order if action.microbatch < M)

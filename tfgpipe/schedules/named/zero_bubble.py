@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from tfgpipe.schedules.data_flow import DataFlow
-from tfgpipe.schedules.kinds import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
+from tfgpipe.schedules.filling import fill
+from tfgpipe.schedules.kinds import BACKWARD_INPUT, FORWARD
 from tfgpipe.schedules.policy import Orders, SchedulePolicy, alternate, passes
-from tfgpipe.schedules.schedule import Action
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +34,16 @@ class ZeroBubble(SchedulePolicy):
     def orders(self, flow: DataFlow, num_microbatches: int, num_devices: int) -> Orders:
         """Returns for each device its actions in order."""
         del num_devices  # One a stage.
-        return tuple(
-            _order(k, height, flow.depth - height, num_microbatches)
+        M = num_microbatches
+        orders = (
+            alternate(
+                passes(FORWARD, [k], M),
+                passes(BACKWARD_INPUT, [k], M),
+                num_warmup=height,
+            )
             for k, height in enumerate(flow.heights)
         )
+        return fill(tuple(orders), flow, [flow.depth] * flow.num_stages)
 
     def in_flight(
         self, num_stages: int, num_microbatches: int, num_devices: int
@@ -45,19 +51,3 @@ class ZeroBubble(SchedulePolicy):
         """Returns min(K, M) for each stage."""
         del num_devices
         return (min(num_stages, num_microbatches),) * num_stages
-
-    def in_backward(self, num_stages: int, num_microbatches: int) -> tuple[int, ...]:
-        """Returns min(k + 1, M) for stage k."""
-        return tuple(min(k + 1, num_microbatches) for k in range(num_stages))
-
-
-def _order(k: int, num_warmup: int, lag: int, M: int) -> tuple[Action, ...]:
-    """Returns the actions of stage k, `W` as many microbatches late as `lag` says."""
-    forwards, backwards = passes(FORWARD, [k], M), passes(BACKWARD_INPUT, [k], M)
-    order: list[Action] = []
-    for action in alternate(forwards, backwards, num_warmup=num_warmup):
-        order.append(action)
-        late = action.microbatch - lag
-        if action.kind == BACKWARD_INPUT and late >= 0:
-            order.append(Action(BACKWARD_WEIGHT, k, late))
-    return (*order, *passes(BACKWARD_WEIGHT, [k], M)[max(M - lag, 0) :])
