@@ -244,7 +244,8 @@ LISTED = STACKS.keys() - {"masked", "skipping", "two_encoders", "tied"}
 FACTORS = {
     "stack": tuple(STACKS),
     # Outside: the layer is called, and the loss is the caller's; else the model's.
-    "schedule": ("outside", *schedules.NAMES),
+    # Others by day in tests/models/test_schedule_identity.py.
+    "schedule": ("outside", "gpipe", "1f1b", "interleaved", "zero_bubble"),
     "num_stages": (1, 2, 3, 4),
     "num_microbatches": (1, 2, 3, 5),
     # Two a microbatch, one more in some, or too few for all.
@@ -268,6 +269,7 @@ FACTORS = {
 # What takes longest to trace waits for the night.
 ALL_FACTORS = {
     **FACTORS,
+    "schedule": ("outside", *schedules.NAMES),
     "num_stages": (1, 2, 3, 4, 6),
     "num_microbatches": (1, 2, 3, 5, 8),
     "shards": (*FACTORS["shards"], (2, "bidirectional_ring"), (3, "ring")),
@@ -275,19 +277,25 @@ ALL_FACTORS = {
 
 
 def devices_of(schedule: str, num_stages: int) -> int:
-    """Returns over how many devices stages go: interleaved, two each or all on one."""
-    if schedule != "interleaved":
+    """Returns over how many devices stages go: two on each, or all on one."""
+    if schedule == "outside" or not schedules.find(schedule).deals_stages:
         return num_stages
     return num_stages // 2 if num_stages % 2 == 0 else 1
 
 
+FOLDED = ("zbv", "v_half", "v_min", "dualpipe_v")
+
 IMPOSSIBLE = (
     # Eight devices.
     lambda num_stages, shards: shards and num_stages * shards[0] > 8,
-    # Only GPipe takes fewer microbatches than there are devices.
     lambda schedule, num_stages, num_microbatches: (
-        schedule not in ("outside", "gpipe")
-        and num_microbatches < devices_of(schedule, num_stages)
+        schedule != "outside"
+        and num_microbatches
+        < schedules.find(schedule).min_microbatches(devices_of(schedule, num_stages))
+    ),
+    # Two stages on each device, or one on one.
+    lambda schedule, num_stages: (
+        schedule in FOLDED and num_stages % 2 == 1 and num_stages > 1
     ),
     # Without these there would be nothing to meet: no boundary, no other microbatch,
     # no loss of the model.

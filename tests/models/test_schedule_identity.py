@@ -36,6 +36,17 @@ def test_three_interleaved_stages_on_each_device():
     assert_same_step(STACKS["dropped"], 9, devices=["CPU:0", "CPU:1"], **arguments)
 
 
+@pytest.mark.parametrize("schedule", schedules.NAMES[4:])
+def test_schedules_of_other_papers(schedule):
+    """Five microbatches, of which some have one example more."""
+    shared = schedules.find(schedule).deals_stages
+    devices = ["CPU:0", "CPU:1"] if shared else None
+    arguments = {"num_stages": 4, "num_microbatches": 5, "remat": "stage"}
+    assert_same_step(
+        STACKS["dense"], 11, devices=devices, schedule=schedule, **arguments
+    )
+
+
 @pytest.mark.parametrize(
     ("schedule", "remat"), [("1f1b", "except_last"), ("zero_bubble", "stage")]
 )
@@ -58,7 +69,8 @@ HALF = (1e-2, 4e-3)
 def test_mixed_precision_scales_the_loss(schedule, stack):
     """Both models get Keras' own loss scaling, which is to be undone exactly."""
     arguments = {"num_stages": 4, "num_microbatches": 4, "schedule": schedule}
-    devices = ["CPU:0", "CPU:1"] if schedule == "interleaved" else None
+    shared = schedules.find(schedule).deals_stages
+    devices = ["CPU:0", "CPU:1"] if shared else None
     assert_same_step(STACKS[stack], 6, devices=devices, tolerance=HALF, **arguments)
 
 

@@ -104,7 +104,8 @@ def _parser(subject: argparse.ArgumentParser) -> argparse.ArgumentParser:
     for name, choices in (("--schedules", schedules.NAMES), ("--remats", REMATS)):
         every = ",".join(choices)
         kind = _list_of(functools.partial(_one_of, choices))
-        add(name, type=kind, default=every, metavar="NAME,...", help=f"({every})")
+        named = every if len(every) < 50 else "all of docs/explanation/schedules.md"
+        add(name, type=kind, default=every, metavar="NAME,...", help=f"({named})")
     add(
         "--best",
         type=_positive,

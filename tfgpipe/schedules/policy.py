@@ -102,15 +102,12 @@ class SchedulePolicy(abc.ABC):
             P = argument_checks.check_count("num_devices", num_devices)
         _check_devices(self, K, P)
         flow = flow or DataFlow.line(K)
-        depth = min(flow.depth, P)
-        least = self.min_microbatches(depth)
+        least = self.min_microbatches(min(flow.depth, P))
         if least > M:
-            after = " one after the other" if flow.depth < P else ""
-            many = f"as many microbatches as there are devices{after}"
             raise ValueError(
-                f"Schedule '{self.name}' needs at least "
-                f"{many if least == depth else f'{least} microbatches'}. "
-                f"Received num_microbatches={M} for {depth} devices. Use "
+                f"Schedule '{self.name}' needs at least as many microbatches as there "
+                f"are devices{' one after the other' if flow.depth < P else ''}. "
+                f"Received num_microbatches={M} for {least} devices. Use "
                 f'num_microbatches={least} or more, or schedule="gpipe", which takes '
                 "any number."
             )

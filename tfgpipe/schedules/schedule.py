@@ -27,7 +27,8 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
-from tfgpipe.schedules import kinds
+from tfgpipe._util import argument_checks
+from tfgpipe.schedules import kinds, text
 from tfgpipe.schedules.data_flow import DataFlow
 from tfgpipe.schedules.kinds import ActionKind
 
@@ -159,6 +160,77 @@ class Schedule:
             return ()
         sends_on = action.kind.sends > 0
         return (self.targets if sends_on else self.sources)(action.stage)
+
+    def to_csv(self) -> str:
+        r"""Returns the actions as CSV, as `torch.distributed.pipelining` reads them.
+
+        A row is a device, a column a time slot, and `0F2` the forward of stage 0 on
+        microbatch 2. `B` is a backward, `I` and `W` are its halves.
+
+        >>> tfgpipe.schedules.one_f_one_b(2, 2).to_csv()
+        '0F0,0F1,,0B0,,0B1\n,1F0,1B0,1F1,1B1\n'
+
+        Raises:
+            ValueError: If it has actions that torch does not have, or deadlocks.
+        """
+        rows = []
+        for order in self.orders:
+            row: list[text.Entry | None] = []
+            for action in order:
+                row += [None] * (self.slots[action] - len(row))
+                row.append((action.kind, action.stage, action.microbatch))
+            rows.append(row)
+        return text.write_csv(rows)
+
+    @classmethod
+    def from_csv(cls, csv: str, *, name: str = "custom") -> Schedule:
+        r"""Returns the schedule of a file that torch's or torchtitan's tools wrote.
+
+        Sends, receives and the like are left out: the executor does what it must.
+        Idle slots are too: devices run what they can at once.
+
+        >>> tfgpipe.Schedule.from_csv("0F0,,,0B0\n,1F0,1B0,").num_stages
+        2
+
+        Args:
+            csv: Content of the file.
+            name: Name in tables and pictures.
+
+        Raises:
+            ValueError: If a cell is of another form, or the schedule cannot be run.
+        """
+        return cls._of(text.read_csv(csv), name)
+
+    @classmethod
+    def from_drawing(
+        cls,
+        drawing: str,
+        *,
+        placement: Sequence[int] | None = None,
+        name: str = "custom",
+    ) -> Schedule:
+        """Returns the schedule that `tfgpipe.schedules.draw` drew.
+
+        Args:
+            drawing: The rows of the drawing.
+            placement: For each stage, the index of its device, if they are not dealt
+                round robin.
+            name: Name in tables and pictures.
+
+        Raises:
+            ValueError: If the text is of another form, or the schedule cannot be run.
+        """
+        return cls._of(text.read_drawing(drawing, placement), name)
+
+    @classmethod
+    def _of(cls, rows: Sequence[Sequence[text.Entry]], name: str) -> Schedule:
+        """Returns the schedule of actions that text had, checked."""
+        orders = tuple(tuple(itertools.starmap(Action, row)) for row in rows)
+        actions = [*itertools.chain(*orders)]
+        K = 1 + max((action.stage for action in actions), default=-1)
+        M = 1 + max((action.microbatch for action in actions), default=-1)
+        argument_checks.check_schedule_size(K, M)
+        return cls(K, M, orders, name).validate()
 
     def first_microbatches(self, num_microbatches: int) -> Schedule:
         """Returns the schedule without any but the first microbatches."""

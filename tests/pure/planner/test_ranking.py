@@ -52,6 +52,9 @@ def test_all_schedules_that_can_run_are_there():
         "zero_bubble",
         "interleaved x 2",
         "interleaved x 4",
+        "eager_1f1b",
+        *(f"{name} x {v}" for name in ("looped_bfs", "interleaved_zb") for v in (2, 4)),
+        *(f"{name} x 2" for name in ("zbv", "v_half", "v_min", "dualpipe_v")),
     }
     few = {each.order for each in configs(4, microbatches=[2]) if each.num_devices == 4}
     assert few == {"gpipe"}

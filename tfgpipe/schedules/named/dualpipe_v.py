@@ -28,8 +28,8 @@ class DualPipeV(Folded):
     alone. Where forwards and the halves of backwards take f, b and w, a step has a
     bubble of (P - 1) (f + b - w), unless w is longer than f or b. DeepSeek's, of pairs
     that send nothing before their end, is (P - 1) (f + 2 b - w) if pairs gain nothing
-    by overlap. A device holds at most 2 P + 1 microbatches of one stage. M is at least
-    2 P. For K=4 stages on P=2 devices, M=4:
+    by overlap. A device holds at most 2 P + 1 microbatches of one stage. Fewer than
+    2 P microbatches are the first of 2 P. For K=4 stages on P=2 devices, M=4:
 
         device 0  F0a F1a F2a F0b B0b W0b F1b F3a B1b F2b B0a B2b F3b B1a B3b B2a W2a B3a W3a
         device 1  ... F0a F0b F1a F1b F2a B0b F2b B0a F3a B1b F3b B1a B2b B2a B3b B3a W3b W3a
@@ -38,14 +38,13 @@ class DualPipeV(Folded):
 
     name = "dualpipe_v"
 
-    def min_microbatches(self, depth: int) -> int:
-        """Returns two for each device."""
-        return 2 * depth if depth > 1 else 1
-
     def folded_orders(self, num_microbatches: int, num_devices: int) -> Orders:
         """Returns for each device the actions of its two stages in order."""
+        M, P = num_microbatches, num_devices
+        orders = (_order(p, max(M, 2 * P), P) for p in range(P))
         return tuple(
-            _order(p, num_microbatches, num_devices) for p in range(num_devices)
+            tuple(action for action in order if action.microbatch < M)
+            for order in orders
         )
 
 
