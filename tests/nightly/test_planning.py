@@ -20,7 +20,7 @@ def test_no_other_cut_is_better(balance, num_stages):
     short.test_no_other_cut_is_better(balance, num_stages)
 
 
-@pytest.mark.parametrize("schedule", schedules.NAMES)
+@pytest.mark.parametrize("schedule", schedules.NAMES[:4])
 @pytest.mark.parametrize("remat", ["none", "stage"])
 def test_memory_is_of_the_microbatches_that_the_schedule_has_in_flight(schedule, remat):
     short.test_memory_is_of_the_microbatches_that_the_schedule_has_in_flight(

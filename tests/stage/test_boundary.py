@@ -20,7 +20,6 @@ from tests.helpers import compare, train_steps
 from tests.helpers.layer_stacks import TRANSFER_DTYPES
 from tests.helpers.reference import Crosses, InMicrobatches
 from tests.helpers.zoo import floats, padded_ids
-from tfgpipe import schedules
 from tfgpipe._util import sizes
 from tfgpipe.stage import Boundary, codecs
 
@@ -75,7 +74,7 @@ LAYOUTS = {"gpipe": 3, "1f1b": 3, "interleaved": 1, "zero_bubble": 3}
     ("schedule", "transfer_dtype"),
     list(
         zip(
-            schedules.NAMES,
+            LAYOUTS,
             itertools.cycle(["bfloat16", "float16", "int8"]),
             strict=False,
         )
