@@ -964,10 +964,36 @@ STATE = (
         ),
     ),
     Fault(
+        "a dry run forgets the branches that are specialized for a call",
+        "tfgpipe/_compat/grappler.py",
+        "result.library.function.extend(found.values())",
+        "pass",
+        (
+            "tests/_compat/test_grappler.py::"
+            "test_branches_that_are_specialized_for_a_call_are_there",
+        ),
+    ),
+    Fault(
+        "a search for schedules forgets the memory of backwards that have begun",
+        "tfgpipe/simulation/search.py",
+        "return held + again <= shop.limits[p]",
+        "return held <= shop.limits[p]",
+        (
+            "tests/pure/simulation/test_search.py::test_devices_stay_within_their_memory",
+        ),
+    ),
+    Fault(
+        "the bound of a schedule forgets the forwards that fill the wait",
+        "tfgpipe/simulation/search.py",
+        "until + rest",
+        "until + rest + forwards",
+        ("tests/pure/simulation/test_search.py::test_small_ones_are_the_best_of_all",),
+    ),
+    Fault(
         "a loss of each example is taken for a mean if it cannot be probed",
         "tfgpipe/runtime/layer_probes.py",
-        "flags[kind] = shapes",
-        "flags[kind] = (False,) * len(shapes)",
+        "return shapes if shapes and all(shapes)",
+        "return (False,) * len(shapes) if shapes and all(shapes)",
         (
             "tests/models/test_layer_updates.py::"
             "test_a_loss_of_each_example_counts_where_the_layer_cannot_be_probed",
