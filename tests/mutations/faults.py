@@ -192,8 +192,8 @@ PLANS = (
     Fault(
         "a planned partition is that of another number of shards",
         "tfgpipe/planner/plan_request.py",
-        "*(what, config.num_stages, config.num_shards),",
-        "*(what, config.num_stages),",
+        "*(cost, config.num_stages, config.num_shards),",
+        "*(cost, config.num_stages),",
         (
             "tests/pure/planner/test_plan_request.py::test_a_partition_is_of_the_shards_that_it_is_asked_for",
         ),
@@ -1961,6 +1961,26 @@ BY_NUMBERS = (
         "rows = max(1, batch // num_microbatches)",
         (
             "tests/partition/test_plans.py::test_the_plan_of_a_pipeline_is_that_of_its_cut",
+        ),
+    ),
+    Fault(
+        "the cost of a stage leaves out recomputation",
+        "tfgpipe/partition/balances.py",
+        "sum(map(self.layer_cost, layers)) + sum(n * cost for n, cost in again)",
+        "sum(map(self.layer_cost, layers))",
+        (
+            "tests/pure/partition/test_balances.py::"
+            "test_what_the_solver_takes_is_the_cost_of_each_stage",
+        ),
+    ),
+    Fault(
+        "stages are partitioned as if recomputation added up over their layers",
+        "tfgpipe/partition/balances.py",
+        "if load.is_additive or not any(recomputed):",
+        "if True:",
+        (
+            "tests/pure/partition/test_balances.py::"
+            "test_what_the_solver_takes_is_the_cost_of_each_stage",
         ),
     ),
     Fault(
