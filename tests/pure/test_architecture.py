@@ -79,6 +79,7 @@ WIDE = {"attention.__init__", "attention.call", "dense.__init__", "ranking.searc
 PURE = (
     "_compat.backend",
     "_compat.native_logging",
+    "_util.choices",
     "_util.command_line",
     "_util.spans",
     "_util.crash_report",
