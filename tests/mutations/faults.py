@@ -530,7 +530,7 @@ GRADIENTS = (
     Fault(
         "forwards run again for a gradient though they draw other numbers",
         "tfgpipe/runtime/pipeline.py",
-        "if evaluates and has_side_effects:",
+        "if evaluates and step.has_side_effects:",
         "if not step.traced:",
         (
             "tests/runtime/test_evaluation.py::"
@@ -1202,9 +1202,9 @@ DEVICES = (
     ),
     Fault(
         "a second gradient of a persistent tape draws other random numbers",
-        "tfgpipe/runtime/pipeline.py",
-        "executor = Executor(again)",
-        "executor = Executor(begin(given))",
+        "tfgpipe/runtime/differentiable.py",
+        "executor = Executor(step)",
+        "executor = Executor(self.begin(given))",
         (
             "tests/models/test_gradient_identity.py::"
             "test_a_gradient_called_twice_is_the_same_twice",
@@ -1212,8 +1212,8 @@ DEVICES = (
     ),
     Fault(
         "an eager gradient frees nothing of what it has used",
-        "tfgpipe/runtime/pipeline.py",
-        "frees = tf.executing_eagerly() and not has_side_effects",
+        "tfgpipe/runtime/differentiable.py",
+        "frees = tf.executing_eagerly() and not self.step.has_side_effects",
         "frees = False",
         (
             "tests/runtime/test_memory.py::"
