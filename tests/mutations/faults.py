@@ -1464,10 +1464,10 @@ QUANTIZATION = (
     ),
     Fault(
         "compilers may make a product of a division by the number of levels",
-        "tfgpipe/graph/passes/fake_quant.py",
+        "tfgpipe/graph/passes/fake_quant_on_device.py",
         "(high - low) / tf.where(tf.equal(high, low), 1.0, last - first)",
         "(high - low) / (last - first)",
-        ("tests/graph/passes/test_fake_quant.py",),
+        ("tests/graph/passes/test_fake_quant_on_device.py",),
     ),
     Fault(
         "a range moves by the last microbatch alone",
@@ -1958,7 +1958,7 @@ BY_NUMBERS = (
     ),
     Fault(
         "a copy on another device shares the buffer",
-        "tfgpipe/graph/memory.py",
+        "tfgpipe/graph/peak_memory.py",
         "            if tensor.op.device != tensor.op.inputs[0].op.device:\n"
         "                break\n",
         "",
