@@ -530,7 +530,7 @@ GRADIENTS = (
     Fault(
         "forwards run again for a gradient though they draw other numbers",
         "tfgpipe/runtime/pipeline.py",
-        "if evaluates and has_side_effects:",
+        "if evaluates and step.has_side_effects:",
         "if not step.traced:",
         (
             "tests/runtime/test_evaluation.py::"
@@ -1228,9 +1228,9 @@ DEVICES = (
     ),
     Fault(
         "a second gradient of a persistent tape draws other random numbers",
-        "tfgpipe/runtime/pipeline.py",
-        "executor = Executor(again)",
-        "executor = Executor(begin(given))",
+        "tfgpipe/runtime/differentiable.py",
+        "executor = Executor(step)",
+        "executor = Executor(self.begin(given))",
         (
             "tests/models/test_gradient_identity.py::"
             "test_a_gradient_called_twice_is_the_same_twice",
@@ -1238,8 +1238,8 @@ DEVICES = (
     ),
     Fault(
         "an eager gradient frees nothing of what it has used",
-        "tfgpipe/runtime/pipeline.py",
-        "frees = tf.executing_eagerly() and not has_side_effects",
+        "tfgpipe/runtime/differentiable.py",
+        "frees = tf.executing_eagerly() and not self.step.has_side_effects",
         "frees = False",
         (
             "tests/runtime/test_memory.py::"
@@ -1490,10 +1490,10 @@ QUANTIZATION = (
     ),
     Fault(
         "compilers may make a product of a division by the number of levels",
-        "tfgpipe/graph/passes/fake_quant.py",
+        "tfgpipe/graph/passes/fake_quant_on_device.py",
         "(high - low) / tf.where(tf.equal(high, low), 1.0, last - first)",
         "(high - low) / (last - first)",
-        ("tests/graph/passes/test_fake_quant.py",),
+        ("tests/graph/passes/test_fake_quant_on_device.py",),
     ),
     Fault(
         "a range moves by the last microbatch alone",
@@ -2004,7 +2004,7 @@ BY_NUMBERS = (
     ),
     Fault(
         "a copy on another device shares the buffer",
-        "tfgpipe/graph/memory.py",
+        "tfgpipe/graph/peak_memory.py",
         "            if tensor.op.device != tensor.op.inputs[0].op.device:\n"
         "                break\n",
         "",

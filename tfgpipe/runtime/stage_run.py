@@ -32,8 +32,9 @@ class StageRun:
             self.variables, self.traced, self.device, step.split, step.initial_state
         )
         self.saved: dict[int, NamedTensors] = {}
-        self._keeps = step.keeps[k]
         self._schedule = step.schedule
+        num_microbatches = step.schedule.num_microbatches
+        self._keeps = [step.keeps(k, m) for m in range(num_microbatches)]
         self._split = step.split
         self._sums: list[tf.Tensor] = []
 
