@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from tfgpipe._util import Choice, choices, readable_count
-from tfgpipe.costs import LayerCost, PassCost, tables
+from tfgpipe.costs import LayerCost, PassCost
 
 if TYPE_CHECKING:
+    from tfgpipe.costs import tables
     from tfgpipe.partition.profiles import CallProfile, PlanSettings
 
 
@@ -118,6 +119,8 @@ class Balance(Choice, abc.ABC):
         recomputed = [*map(self.recomputed_cost, layers)]
         if load.is_additive or not any(recomputed):
             return self.call_costs(profile, settings)
+        from tfgpipe.costs import tables  # With NumPy.
+
         once = tables.range_sums([*map(self.layer_cost, layers)])
 
         def cost(key: Any) -> tables.Floats:
