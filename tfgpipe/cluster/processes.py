@@ -141,10 +141,10 @@ class _Processes(Peers):
         # Why the last caller was turned away, if it may have been one of the processes.
         self._reason = ""
 
-    def close(self, *, clean: bool) -> None:
+    def close_sessions(self, *, clean: bool) -> None:
         """Ends the sessions with them, with a good-bye or without."""
         for session in self._opened.values():
-            session.end_with(clean=clean)
+            session.close(clean=clean)
         for caller in self._callers.values():
             caller.close(health.beat(left=[self._index]) if clean else b"")
 
