@@ -150,12 +150,6 @@ def configs_of(
 ) -> IdentityMap[keras.layers.Layer, QuantizeConfig]:
     """Returns the configuration of each layer.
 
-    Args:
-        calls: The calls of layers and operations, in order.
-        outputs: Ids of values that are outputs.
-        scheme: The rules.
-        annotated: Configurations of annotated layers.
-
     Raises:
         ValueError: If there is no rule for a layer.
     """

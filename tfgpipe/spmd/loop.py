@@ -161,9 +161,7 @@ class _Ticks:
     def backward(self, forward: _Forward, output_grads: tf.Tensor) -> list[tf.Tensor]:
         """Runs all ticks in reverse; returns gradients of the inputs and the weights.
 
-        Args:
-            forward: The result of the forward loop.
-            output_grads: Gradients of the last stage's outputs, `[M, ...]`.
+        The gradients of the last stage's outputs are `[M, ...]`.
         """
         values, K = self._values, self.num_stages
         output_grads = self._partitioning.replicate(output_grads)
@@ -275,13 +273,9 @@ class _Ticks:
 
 
 def _shift(rows: tf.Tensor, by: int) -> tf.Tensor:
-    """Returns the rows moved by one, up or down, with zeros in the one that is free.
+    """Returns rows `[K, ...]` moved by 1 or -1, with zeros in the one that is free.
 
     XLA makes a collective-permute of it where the rows are on cores.
-
-    Args:
-        rows: Stacked, `[K, ...]`.
-        by: 1 to move each to the next, -1 to the one before.
     """
     rest = [[0, 0]] * (rows.shape.rank - 1)
     if by == 1:
