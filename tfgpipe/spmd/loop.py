@@ -142,7 +142,7 @@ class _Ticks:
             outputs, *state = self._partitioning.map_rows(
                 self._forward_row,
                 self._stage_inputs(t, outputs),
-                self._holds_microbatch(t),
+                self._valid_mask(t),
                 *values.weights,
                 *values.constants,
                 *state,
@@ -177,7 +177,7 @@ class _Ticks:
             input_grads, *weight_grads = self._partitioning.map_rows(
                 self._backward_row,
                 self._stage_inputs(t, before),
-                self._holds_microbatch(t),
+                self._valid_mask(t),
                 self._select_row(
                     K - 1,
                     output_grads[tf.maximum(t - (K - 1), 0)],
@@ -197,16 +197,16 @@ class _Ticks:
         return [self._stacked(kept)[: self._num_microbatches, 0], *sums]
 
     def _forward_row(
-        self, inputs: tf.Tensor, is_real: tf.Tensor, *values: tf.Tensor
+        self, inputs: tf.Tensor, is_valid: tf.Tensor, *values: tf.Tensor
     ) -> list[tf.Tensor]:
         weights, constants, state = self._groups(values)
         outputs, after = self._stage(inputs, weights, constants, state)
-        return [outputs, *map(tf.where, [is_real] * len(state), after, state)]
+        return [outputs, *map(tf.where, [is_valid] * len(state), after, state)]
 
     def _backward_row(
         self,
         inputs: tf.Tensor,
-        is_real: tf.Tensor,
+        is_valid: tf.Tensor,
         output_grads: tf.Tensor,
         *values: tf.Tensor,
     ) -> list[tf.Tensor]:
@@ -223,7 +223,7 @@ class _Ticks:
         )
         # A row without a microbatch may give anything, as NaN.
         return [
-            tf.where(is_real, gradient, tf.zeros_like(gradient))
+            tf.where(is_valid, gradient, tf.zeros_like(gradient))
             for gradient in map(tf.convert_to_tensor, gradients)
         ]
 
@@ -242,7 +242,7 @@ class _Ticks:
         chosen = tf.reshape(self._rows == k, [-1] + [1] * row.shape.rank)
         return self._partitioning.split(tf.where(chosen, row[tf.newaxis], others))
 
-    def _holds_microbatch(self, t: tf.Tensor) -> tf.Tensor:
+    def _valid_mask(self, t: tf.Tensor) -> tf.Tensor:
         """Returns for each row whether it has a microbatch at a tick, `[K]`."""
         m = t - self._rows
         return self._partitioning.split((m >= 0) & (m < self._num_microbatches))

@@ -165,7 +165,7 @@ class StackedStages:
             for variable in layer.variables:
                 if not keras_internals.variables.is_initialized(variable):
                     keras_internals.variables.initialize_in_scope(
-                        variable, tf_internals.host_variables, None
+                        variable, tf_internals.host_variables
                     )
 
     def _check_outputs(self, x: tf.Tensor, scope: keras.StatelessScope) -> None:
