@@ -43,10 +43,10 @@ if how == "needs another":
 if how == "exits with 0":
     sys.exit()
 if how == "leaves":
-    peers.leave(well=True)
+    peers.Peers.current.close(clean=True)
     sys.exit(3)
 if how == "leaves in trouble":
-    peers.leave(well=False)
+    peers.Peers.current.close(clean=False)
     time.sleep(60)
 """
 

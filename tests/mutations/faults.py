@@ -1199,8 +1199,8 @@ DEVICES = (
     Fault(
         "weights of all stages are on the first one's device",
         "tfgpipe/distribution/single_replica.py",
-        "device = self._mesh.shard_devices(0, k)[shard]",
-        "device = self._mesh.shard_devices(0, 0)[shard]",
+        "return tf.device(self._mesh.shard_devices(0, k)[shard])",
+        "return tf.device(self._mesh.shard_devices(0, 0)[shard])",
         (
             "tests/distribution/test_placement.py::"
             "test_weights_slots_and_updates_are_on_their_stages_device",
@@ -1881,8 +1881,8 @@ CLUSTER = (
     Fault(
         "a process that fails says good-bye as one that is done",
         "tfgpipe/cluster/peers.py",
-        "well = error.code in (None, 0)",
-        "well = True",
+        "clean = error.code in (None, 0)",
+        "clean = True",
         ("tests/cluster/test_peers.py::test_when_one_fails_the_others_end_at_once",),
     ),
     Fault(
@@ -1898,7 +1898,7 @@ CLUSTER = (
     Fault(
         "state of a metric that the first process alone has is that of all",
         "tfgpipe/distribution/process_group.py",
-        '"only_first_replica": float(self._index == 0),',
+        '"only_first_replica": float(self.index == 0),',
         '"only_first_replica": 1.0,',
         (
             "tests/distribution/test_process_group.py::"

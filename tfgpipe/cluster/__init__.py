@@ -30,7 +30,7 @@ from tfgpipe.cluster.errors import (
     end_process,
 )
 from tfgpipe.cluster.health import SILENCE_SECONDS
-from tfgpipe.cluster.peers import needs_others, report_exit
+from tfgpipe.cluster.peers import collective_step, report_exit
 from tfgpipe.cluster.processes import rendezvous
 from tfgpipe.cluster.server import bind_server
 
@@ -45,9 +45,9 @@ __all__ = [
     "WorkerLost",
     "WorkerUnavailable",
     "bind_server",
+    "collective_step",
     "connect",
     "end_process",
-    "needs_others",
     "parse_addresses",
     "rendezvous",
     "report_exit",

@@ -110,12 +110,7 @@ class Operations:
 
 
 def operations(path: str | Path, layers: Collection[str]) -> Operations:
-    """Returns the operations of a file.
-
-    Args:
-        path: The file.
-        layers: Names of the model's layers.
-    """
+    """Returns the operations of a file."""
     all_operations = tflite.lite_operations(_interpreter(path, delegates=False))
     floats: dict[str, collections.Counter[str]] = {}
     for operation in all_operations:
