@@ -127,10 +127,7 @@ class StageFunctions:
         self.accumulation = GradientAccumulation(trace, options)
         self._hoisted: dict[tuple[str, ...], StageFunction] = {}
         host_state = trace.integer_state if options.uses_gpu_kernels else ()
-        pairs = zip(trace.given.variables, trace.forward.new_values, strict=True)
-        self._new_host_state = [
-            after for before, after in pairs if before in host_state
-        ]
+        self._new_host_state = [trace.assigned[before] for before in host_state]
         # Short integers are in the memory of the host as long as they are arguments.
         inputs = trace.given.inputs
         integers = (x for x in inputs if trace.spec(x).dtype == tf.int32)
@@ -371,9 +368,7 @@ class StageFunctions:
         adds = adds_beside is not None
         fetches = subgraph.fetches if adds_beside is None else adds_beside
         if self._options.compiles_functions:
-            subgraph = dataclasses.replace(
-                subgraph, run=functions.compiled(subgraph.run)
-            )
+            subgraph = subgraph.compiled()
 
         def compute(
             values: NamedTensors, sums: Sequence[tf.Tensor]

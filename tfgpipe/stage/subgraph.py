@@ -54,9 +54,13 @@ class SubgraphFunction:
     run: Callable[..., list[tf.Tensor]]
 
     def by_name(self, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Returns what it makes of values, by name."""
+        """Returns the fetched tensors by name, of the fed ones by name."""
         made = self.run(*(values[feed] for feed in self.feeds))
         return dict(zip(self.fetches, made, strict=True))
+
+    def compiled(self) -> SubgraphFunction:
+        """Returns the same function, compiled by XLA."""
+        return dataclasses.replace(self, run=functions.compiled(self.run))
 
 
 class GraphSource:
