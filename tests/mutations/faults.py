@@ -1143,8 +1143,8 @@ STATE = (
     Fault(
         "a pipeline evaluates as if it trained",
         "tfgpipe/runtime/loss_pipeline.py",
-        "step = self._begin(rows, schedule, returned, training=False)",
-        "step = self._begin(rows, schedule, returned, training=True)",
+        "inputs, targets, weights, schedule, returned, training=False",
+        "inputs, targets, weights, schedule, returned, training=True",
         (
             "tests/runtime/test_state.py::"
             "test_prediction_and_evaluation_drop_nothing_and_move_nothing",
