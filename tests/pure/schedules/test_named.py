@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfgpipe import schedules
+from tfgpipe import Costs, schedules, simulate
+from tfgpipe.schedules.named.interleaved import Interleaved
 from tfgpipe.schedules.schedule import Action, draw
 
 DRAWN = {
@@ -180,6 +181,37 @@ def test_interleaved_holds_what_its_warm_up_begins(plan):
         assert most <= min(lead, v * plan.num_microbatches)
         if plan.num_microbatches % P == 0:
             assert most == min(lead, v * plan.num_microbatches)
+
+
+@given(st.integers(0, 3), st.integers(2, 5), st.integers(2, 3), st.data())
+def test_interleaved_runs_microbatches_ahead_and_holds_them(ahead, P, v, data):
+    M = data.draw(st.integers(P, 3 * P + 2))
+    plan = Interleaved(num_ahead=ahead)(v * P, M, num_devices=P).validate()
+    held = plan.most_held([1] * plan.num_stages)
+    most = [2 * (P - 1 - p) + (v - 1) * P + 1 + ahead for p in range(P)]
+    assert all(x <= y for x, y in zip(held, most, strict=True))
+    first = [a.stage for a in plan.orders[0]][: min(P + ahead, M) + 1]
+    assert first == [*[0] * min(P + ahead, M), P]
+
+
+@pytest.mark.parametrize(("P", "v"), [(4, 2), (4, 3), (8, 3)])
+def test_microbatches_ahead_hide_p_transfers(P, v):
+    def exposed(ahead, size=P):
+        policy = Interleaved(num_ahead=ahead, group_size=size)
+        plan = policy(v * P, 8 * P, num_devices=P)
+        costs = Costs(latency=1 / 64)  # P of them take less than a forward.
+        return simulate(plan, costs).exposed_communication * 64
+
+    assert exposed(0) == pytest.approx(2 * (P * v - 1))
+    assert exposed(1) == pytest.approx(2 * (P * v - 1) - P)
+    assert exposed(0, size=2 * P) == pytest.approx(2 * (P - 1))
+
+
+def test_fewer_than_no_microbatches_ahead_are_refused():
+    with pytest.raises(
+        ValueError, match="`num_ahead` must be an integer of at least 0"
+    ):
+        Interleaved(num_ahead=-1)
 
 
 def test_interleaved_with_one_stage_a_device_is_1f1b():

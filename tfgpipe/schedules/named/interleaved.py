@@ -24,13 +24,16 @@ class Interleaved(SchedulePolicy):
         device 0  F0a F1a F0b F1b F2a B0b F3a B1b F2b B0a F3b B1a F4a B2b F5a B3b F4b B2a F5b B3a F6a B4b F7a B5b F6b B4a F7b B5a ... B6b ... B7b B6a B7a
         device 1  ... F0a F1a F0b B0b F1b B1b F2a B0a F3a B1a F2b B2b F3b B3b F4a B2a F5a B3a F4b B4b F5b B5b F6a B4a F7a B5a F6b B6b F7b B7b B6a B7a ...
 
-    The first of a group comes back to device 0 as the last of it has left, so that
-    device 0 waits for each transfer of the way: 2 (v P - 1) transfers lengthen the
-    step. Groups of 2 P are back in time, and leave 2 (P - 1), if 2 P divides M; devices
-    then hold (v - 1) P microbatches more. Between are Megatron's groups of other sizes
-    (`microbatch_group_size_per_vp_stage`).
+    Where a transfer takes time, device 0 waits for P of them each time that the fill
+    comes round to it, and so does the drain: 2 (P v - 1) transfers lengthen the step.
+    With microbatches run ahead whose forwards take as long as P transfers, it is P
+    fewer, as many as Qi et al. 2024 (table 5) count. With groups of 2 P it is 2 (P - 1)
+    if 2 P divides M; a device then holds (v - 1) P microbatches more. Such a schedule
+    is `dataclasses.replace(tfgpipe.schedules.interleaved, num_ahead=1)`.
 
     Attributes:
+        num_ahead: Microbatches that each device runs, and holds, of its first stage
+            before those of a group enter its second.
         group_size: Number of microbatches that pass one after the other, at least P.
             None for P.
     """  # noqa: E501
@@ -39,9 +42,11 @@ class Interleaved(SchedulePolicy):
     shares_devices = True
     stages_per_device = (2, 4)
 
+    num_ahead: int = 0
     group_size: int | None = None
 
     def __post_init__(self) -> None:
+        argument_checks.check_count("num_ahead", self.num_ahead, least=0)
         if self.group_size is not None:
             argument_checks.check_count("group_size", self.group_size)
 
@@ -50,7 +55,7 @@ class Interleaved(SchedulePolicy):
         K, M, P = flow.num_stages, num_microbatches, num_devices
         if K == P:
             return OneFOneB().orders(flow, M, P)
-        v, size = K // P, self.group_size or P
+        v, ahead, size = K // P, self.num_ahead, self.group_size or P
         if size < P:
             raise ValueError(
                 "A group of microbatches fills all devices. Received "
@@ -60,13 +65,19 @@ class Interleaved(SchedulePolicy):
         # Full groups, of which the last may hold microbatches that there are not.
         # Without these a small last group would deadlock.
         groups = [range(start, start + size) for start in range(0, M, size)]
+        first = [range(g.start + ahead * (g.start > 0), g.stop + ahead) for g in groups]
 
         def order(p: int) -> tuple[Action, ...]:
             mine = range(p, K, P)
             return alternate(
-                [Action(FORWARD, k, m) for g in groups for k in mine for m in g],
+                [
+                    Action(FORWARD, k, m)
+                    for g, of_first in zip(groups, first, strict=True)
+                    for k in mine
+                    for m in (of_first if k == p else g)
+                ],
                 [Action(BACKWARD, k, m) for g in groups for k in mine[::-1] for m in g],
-                num_warmup=2 * (P - 1 - p) + (v - 1) * size + 1,
+                num_warmup=2 * (P - 1 - p) + (v - 1) * size + 1 + ahead,
             )
 
         return tuple(
@@ -79,5 +90,5 @@ class Interleaved(SchedulePolicy):
     ) -> tuple[int, ...]:
         """Returns `Schedule.in_flight` of the schedule on a line of stages."""
         # After as many groups as there are in flight, all repeats.
-        M = min(num_microbatches, 4 * (self.group_size or num_devices))
+        M = min(num_microbatches, 4 * (self.group_size or num_devices) + self.num_ahead)
         return self(num_stages, M, num_devices=num_devices).in_flight
