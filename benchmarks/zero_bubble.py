@@ -3,7 +3,7 @@
     python -m benchmarks.zero_bubble
 
 Qi et al. 2024 (arXiv 2401.10241) measured passes of four models (table 6), and count
-bubbles of schedules from them (table 5): the share of a step in which the busiest
+the bubbles of schedules from them (table 5): the share of a step in which the busiest
 device does not compute. Each cell is the published bubble, then the simulated one.
 
 `interleaved` is Megatron's order, that of the authors' code: by its dependencies

@@ -297,7 +297,7 @@ class PipelinedLayer(keras.layers.Layer):
         options = dataclasses.replace(before.options, jit_compile=platform == "TPU")
         self._pipeline = dataclasses.replace(before, options=options)
         try:
-            with names.standing_for(platform):
+            with names.assumed_device_type(platform):
                 yield
         finally:
             self._pipeline = before

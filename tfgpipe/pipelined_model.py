@@ -315,14 +315,14 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
         """Makes the function that `fit` calls on each batch."""
         super().make_train_function(force)
         self.train_function = functions.without_grappler(
-            self.train_function, cluster.needs_others
+            self.train_function, cluster.collective_step
         )
 
     def make_test_function(self, force: bool = False) -> None:
         """Makes the function that `evaluate` calls on each batch."""
         super().make_test_function(force)
         self.test_function = functions.without_grappler(
-            self.test_function, cluster.needs_others
+            self.test_function, cluster.collective_step
         )
 
     def make_predict_function(self, force: bool = False) -> None:

@@ -43,10 +43,10 @@ if how == "needs another":
 if how == "exits with 0":
     sys.exit()
 if how == "leaves":
-    peers.leave(well=True)
+    peers.Peers.current.close(clean=True)
     sys.exit(3)
 if how == "leaves in trouble":
-    peers.leave(well=False)
+    peers.Peers.current.close(clean=False)
     time.sleep(60)
 """
 
@@ -104,9 +104,11 @@ def test_who_needs_one_that_has_ended_ends_with_status_75(tmp_path: Path) -> Non
         assert "is gone: it has ended. This process" in log.read_text()
 
 
-def test_when_one_hangs_the_others_end(tmp_path: Path) -> None:
+# It is the first that others have asked for a session, the last that has asked them.
+@pytest.mark.parametrize("which", [0, 2])
+def test_when_one_hangs_the_others_end(tmp_path: Path, which: int) -> None:
     with running_processes(tmp_path, "waits", "waits", "waits") as found:
-        (hanging, _), *others = found
+        (hanging, _), *others = found[which], *found[:which], *found[which + 1 :]
         time.sleep(4)  # Longer than the silence that counts: all are alive.
         assert [process.poll() for process, _ in found] == [None] * 3
         hanging.send_signal(signal.SIGSTOP)

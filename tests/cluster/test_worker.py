@@ -151,7 +151,7 @@ def test_clients_that_are_replicas_have_a_worker_together(listening: Address) ->
     status = health.ask(listening, seconds=5)
     assert (set(status.clients), status.num_replicas) == ({"0", "1"}, 2)
     # One that ends well leaves it to the other, and none takes its place.
-    second.leave()
+    second.close(clean=True)
     second.close()
     _wait(lambda: first.left)
     assert (first.left, first.end) == ([1], None)

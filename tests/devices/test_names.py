@@ -55,7 +55,7 @@ def test_tpus_come_before_gpus_before_cpus(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_device_stands_for_one_of_another_type_inside_alone() -> None:
-    with names.standing_for("TPU"), names.standing_for(None):
+    with names.assumed_device_type("TPU"), names.assumed_device_type(None):
         assert devices.device_type("/device:CPU:1") == "TPU"
     assert devices.device_type("/device:CPU:1") == "CPU"
 
@@ -72,7 +72,7 @@ def test_what_xla_cannot_compile_is_refused_on_tpus() -> None:
         )
         layer(np.ones((4, 2), "float32"))
         spec = tf.TensorSpec([rows, 2])
-        with names.standing_for("TPU"):
+        with names.assumed_device_type("TPU"):
             tf.function(layer).get_concrete_function(spec)
 
     call()

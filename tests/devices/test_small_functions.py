@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfgpipe.devices.names import standing_for
+from tfgpipe.devices.names import assumed_device_type
 from tfgpipe.devices.small_functions import run_on, scalars_scope
 
 
@@ -29,7 +29,7 @@ def test_results_are_those_of_the_function(kind: str | None, eagerly: bool) -> N
         return [first, again, *run_on("CPU:1", _both, x)]
 
     x = np.arange(3, dtype="float32")
-    with standing_for(kind):
+    with assumed_device_type(kind):
         results = (step if eagerly else tf.function(step))(tf.constant(x))
     for received, expected in zip(results, (5 * x, 4 * x, x + 1, x - 1), strict=True):
         np.testing.assert_array_equal(received, expected)
@@ -37,7 +37,7 @@ def test_results_are_those_of_the_function(kind: str | None, eagerly: bool) -> N
 
 def test_on_a_tpu_alone_they_are_compiled_functions_and_equal_ones_are_one() -> None:
     def calls(kind: str | None) -> list[str]:
-        with tf.Graph().as_default() as graph, standing_for(kind):
+        with tf.Graph().as_default() as graph, assumed_device_type(kind):
             x = tf.zeros([3])
             for _ in range(2):
                 x = run_on("CPU:1", _scale, [x], 2.0, x)
@@ -54,7 +54,10 @@ def test_on_a_tpu_alone_they_are_compiled_functions_and_equal_ones_are_one() -> 
 
 def test_single_numbers_are_on_the_host_of_a_tpu() -> None:
     with tf.Graph().as_default():
-        with standing_for("TPU"), scalars_scope("/job:worker/task:1/device:TPU:1"):
+        with (
+            assumed_device_type("TPU"),
+            scalars_scope("/job:worker/task:1/device:TPU:1"),
+        ):
             assert tf.zeros([]).device == "/job:worker/task:1/device:CPU:0"
         with scalars_scope("/device:GPU:1"):
             assert not tf.zeros([]).device

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.stage.test_functions import ROWS, WIDTH, traced
 from tfgpipe._util import sizes
-from tfgpipe.graph import memory
+from tfgpipe.graph import peak_memory
 
 N = 64 * 64 * 4
 
@@ -96,7 +96,7 @@ def test_the_most_that_a_function_holds(function, most):
     concrete = tf.function(function, autograph=False).get_concrete_function(
         tf.TensorSpec([64, 64])
     )
-    assert memory.peak_bytes(concrete.graph) == most * N
+    assert peak_memory.peak_bytes(concrete.graph) == most * N
 
 
 def test_gradients_are_added_as_soon_as_they_are_there():
@@ -110,26 +110,26 @@ def test_gradients_are_added_as_soon_as_they_are_there():
     concrete = tf.function(add_both, autograph=False).get_concrete_function(
         tf.TensorSpec([64, 64]), tf.TensorSpec([1, 64 * 64])
     )
-    assert memory.peak_bytes(concrete.graph) == N
+    assert peak_memory.peak_bytes(concrete.graph) == N
 
 
 def test_sums_in_place_take_nothing():
     """A backward of one layer makes a gradient of its weights, and adds it."""
     _, stage = traced([keras.layers.Dense(WIDTH, use_bias=False)], first=True)
     graph = stage.without_remat.backward.function.graph
-    assert memory.peak_bytes(graph) == WIDTH * WIDTH * 4
+    assert peak_memory.peak_bytes(graph) == WIDTH * WIDTH * 4
 
 
 def test_a_recomputing_backward_holds_what_it_recomputes():
     depth = 5
     layers = [keras.layers.Dense(WIDTH, activation="tanh") for _ in range(depth)]
     _, stage = traced(layers)
-    most = memory.peak_bytes(stage.with_remat.backward.function.graph)
+    most = peak_memory.peak_bytes(stage.with_remat.backward.function.graph)
     activations = depth * ROWS * WIDTH * 4
     assert most >= activations
     gradient = WIDTH * WIDTH * 4  # Of one layer at a time.
     assert most <= activations + gradient + 2 * ROWS * WIDTH * 4
-    saving = memory.peak_bytes(stage.without_remat.backward.function.graph)
+    saving = peak_memory.peak_bytes(stage.without_remat.backward.function.graph)
     assert gradient <= saving <= gradient + 2 * ROWS * WIDTH * 4
 
 
@@ -144,7 +144,7 @@ def test_buffers_are_counted_once():
         graph.inputs,
         [op for op in graph.get_operations() if op.type == "AddV2"],
     )
-    found = memory.distinct_buffers([x, *graph.outputs])
+    found = peak_memory.distinct_buffers([x, *graph.outputs])
     assert [tensor.name for tensor in found] == [x.name, y.outputs[0].name]
 
 
@@ -156,7 +156,7 @@ def test_a_copy_on_another_device_is_in_a_buffer_of_its_own():
             here = tf.identity(y)
         with tf.device("CPU:1"):
             there = tf.identity(y)
-    found = memory.distinct_buffers([here, there])
+    found = peak_memory.distinct_buffers([here, there])
     assert [tensor.name for tensor in found] == [y.name, there.name]
 
 

@@ -118,10 +118,12 @@ def blocks(dense: Dense) -> list[keras.layers.Layer]:
 
 def frozen(dense: Dense) -> list[keras.layers.Layer]:
     """Some layers have no weights to train, some none at all."""
+    # Flattened to the same channels: levels of int8 that are rounded to levels with
+    # another scale may lie exactly halfway, where the last bit decides.
     stack = [
         layers.Activation("tanh"),
         dense(6, activation="tanh"),
-        layers.Reshape((2, -1)),
+        layers.Reshape((1, -1)),
         layers.Flatten(),
         dense(4, activation="tanh"),
         dense(3),

@@ -1,4 +1,6 @@
-"""A schedule found by search trains as the plain model."""
+"""Schedules found by search, or in larger groups, train as the plain model."""
+
+import dataclasses
 
 import keras
 import numpy as np
@@ -29,3 +31,17 @@ def test_a_schedule_that_was_found_trains_as_the_plain_model(splits):
         each.fit(x, x[:, :4], 24, epochs=2, verbose=0)
     for a, b in zip(*(each.variables for each in pair), strict=True):
         compare.close(a.numpy(), b.numpy(), a.path, 1e-5, 1e-6)
+
+
+def test_larger_groups_train_as_the_plain_model_and_are_saved(tmp_path):
+    order = dataclasses.replace(tfgpipe.schedules.interleaved, group_size=4)
+    options = {"num_stages": 4, "num_microbatches": 8, "schedule": order}
+    pair = compare.model_pair(model, devices=["CPU:0", "CPU:1"], **options)
+    x = np.random.default_rng(0).normal(size=(24, 16)).astype("float32")
+    for each in pair:
+        each.compile(keras.optimizers.SGD(0.1), "mse")
+        each.fit(x, x[:, :4], 24, epochs=2, verbose=0)
+    for a, b in zip(*(each.variables for each in pair), strict=True):
+        compare.close(a.numpy(), b.numpy(), a.path, 1e-5, 1e-6)
+    pair[1].save(tmp_path / "m.keras")
+    assert keras.models.load_model(tmp_path / "m.keras").config.schedule == order

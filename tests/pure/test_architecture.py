@@ -66,8 +66,6 @@ MOST_ENTRIES = 26
 # Lines of a function, and arguments; the exceptions, of which there are no more.
 MOST_LINES, MOST_ARGUMENTS = 60, 8
 LONG = {
-    "pipeline.begin",
-    "pipeline.run",
     "plan_model.plan",
     "ranking.search",
     "solver.best_partition",
@@ -79,6 +77,7 @@ WIDE = {"attention.__init__", "attention.call", "dense.__init__", "ranking.searc
 PURE = (
     "_compat.backend",
     "_compat.native_logging",
+    "_util.choices",
     "_util.command_line",
     "_util.spans",
     "_util.crash_report",

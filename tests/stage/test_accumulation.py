@@ -82,7 +82,7 @@ def test_all_forms_give_the_sum_of_the_gradients(M, puts_off, graph):
 
 
 @pytest.mark.parametrize(
-    ("platform", "M"), [("cpu", 3), ("gpu", 3), ("tpu", 3), ("gpu", 1)]
+    ("platform", "M"), [("cpu", 3), ("gpu", 3), ("tpu", 3), ("gpu", 1), ("cpu", 1)]
 )
 def test_rows_of_a_table_are_summed_within_and_between_microbatches(platform, M):
     _, stage = traced([layers.Embedding(6, 3)], first=True, dtype="int32")
@@ -103,6 +103,16 @@ def test_rows_of_a_table_are_summed_within_and_between_microbatches(platform, M)
         )
     (received,) = summed.finalize(results)
     np.testing.assert_allclose(received, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("M", [1, 3])
+def test_replicas_need_not_wait_for_each_others_gradient_of_a_table(M):
+    """TensorFlow would run stateful functions one after the other."""
+    stack = [layers.Embedding(6, 3)]
+    _, stage = traced(stack, first=True, dtype="int32", num_microbatches=M)
+    function = stage.without_remat.backward.function.graph
+    assert function.get_operations()
+    assert not [op.type for op in function.get_operations() if op.op_def.is_stateful]
 
 
 def test_a_microbatch_without_rows_changes_no_sum():

@@ -146,7 +146,7 @@ def test_only_the_chief_speaks_and_writes_where_all_see_it(tmp_path, capsys) -> 
 
 
 @pytest.mark.parametrize(
-    ("error", "well"),
+    ("error", "clean"),
     [
         (None, True),
         (StoppedError(), True),  # All hosts stop at the same step,
@@ -156,15 +156,25 @@ def test_only_the_chief_speaks_and_writes_where_all_see_it(tmp_path, capsys) -> 
     ],
 )
 def test_a_host_tells_the_others_whether_they_can_go_on(
-    error, well, monkeypatch: pytest.MonkeyPatch
+    error, clean, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = []
-    monkeypatch.setattr(peers, "leave", lambda *, well: told.append(well))
+
+    class Others(peers.Peers):
+        def close_sessions(self, *, clean: bool) -> None:
+            told.append(clean)
+
+        def lost(self) -> None:
+            """None is."""
+
+        ended = lost
+
+    monkeypatch.setattr(peers.Peers, "current", Others())
     for host in (Hosts(1, 2), hosts.ALONE):
         with contextlib.suppress(BaseException), host.leaving():
             if error is not None:
                 raise error
-    assert told == [well]
+    assert told == [clean]
 
 
 def test_two_hosts_asked_to_stop_go_on_as_one_process(tmp_path: Path) -> None:

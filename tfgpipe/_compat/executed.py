@@ -18,9 +18,6 @@ def partition_graphs(run: Callable[[], object]) -> list[Any]:
     its placer, Grappler and its partitioning: each node names the device it is on, and
     `_Send` what is copied from one to another.
 
-    Args:
-        run: Runs them.
-
     Returns:
         `GraphDef`s.
     """
@@ -55,11 +52,7 @@ class ProfiledEvent:
 
 
 def profiled_events(folder: Path) -> list[ProfiledEvent]:
-    """Returns the events of a trace of `tf.profiler.experimental`.
-
-    Args:
-        folder: The profiler's folder.
-    """
+    """Returns the events of a trace of `tf.profiler.experimental`."""
     return [
         ProfiledEvent(
             device=plane.name,

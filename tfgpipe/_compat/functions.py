@@ -46,11 +46,6 @@ def trace_function(
 
     Inlined functions would make the graph of a step grow with the number of layers, not
     of actions.
-
-    Args:
-        function: The function to trace.
-        specs: Shapes and types of its arguments.
-        name: The name of the traced function.
     """
 
     def named(*tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -145,13 +140,7 @@ class GraphFunction:
     def __call__(
         self, *tensors: tf.Tensor, devices: Sequence[str] = ()
     ) -> list[tf.Tensor]:
-        """Calls the function.
-
-        Args:
-            *tensors: Its arguments.
-            devices: The devices of the shards. Unused: a function on one device runs on
-                the current one.
-        """
+        """Calls the function, on the current device whatever its shards' are."""
         del devices
         current = context.context().function_call_options
         outside = getattr(_thread_options, "options", None) or current
@@ -269,12 +258,8 @@ def _call(
 ) -> list[tf.Tensor]:
     """Adds a call to the graph that is being built.
 
-    Args:
-        function: The traced function.
-        tensors: Its arguments.
-        name: The name of the operation.
-        config: A serialized `ConfigProto`, how the function is optimized.
-        executor: The type of executor; TensorFlow's choice if it is empty.
+    Optimized as a serialized `ConfigProto` says; an empty type of executor is
+    TensorFlow's choice.
     """
     graph = tf.compat.v1.get_default_graph()
     function.add_to_graph(graph)

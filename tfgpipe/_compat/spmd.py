@@ -20,13 +20,7 @@ from tensorflow.python.compiler.xla.experimental import xla_sharding
 
 
 def split(tensor: tf.Tensor, *, num_parts: int, axis: int = 0) -> tf.Tensor:
-    """Returns a tensor that is split over the cores along an axis.
-
-    Args:
-        tensor: The tensor to split.
-        num_parts: The number of cores, which divides the axis.
-        axis: The axis.
-    """
+    """Returns a tensor that is split over the cores along an axis that they divide."""
     return _tiles(tensor.shape.rank, num_parts, axis).apply_to_tensor(
         tensor, use_sharding_op=True
     )
@@ -80,11 +74,6 @@ def with_split_arguments(
     variables are stored. Elsewhere TensorFlow has no partitions and says nothing.
     Results that take the place of an argument, as the new value of a variable, are
     split as it is.
-
-    Args:
-        module: A serialized `HloModuleProto`.
-        arguments: Indices of those that are split along their first axis.
-        num_parts: The number of cores.
     """
     proto = hlo_pb2.HloModuleProto.FromString(module)
     (entry,) = (c for c in proto.computations if c.id == proto.entry_computation_id)
@@ -112,11 +101,7 @@ def with_split_arguments(
 
 
 def updated_arguments(module: bytes) -> dict[int, int]:
-    """Returns, for results that take the place of an argument, that argument's index.
-
-    Args:
-        module: A serialized `HloModuleProto`.
-    """
+    """Returns the argument's index for each result that takes the place of one."""
     return _aliased(hlo_pb2.HloModuleProto.FromString(module))
 
 
@@ -139,9 +124,6 @@ def argument_shardings(module: bytes) -> list[list[int]]:
     """Returns, for each argument of an HLO module, into how many parts each axis is.
 
     That is nothing if all cores have the whole of it.
-
-    Args:
-        module: A serialized `HloModuleProto`.
     """
     proto = hlo_pb2.HloModuleProto.FromString(module)
     (entry,) = (c for c in proto.computations if c.id == proto.entry_computation_id)

@@ -1,6 +1,7 @@
 """Small helpers that know nothing of pipelines: text tables, sizes, argument checks."""
 
-from tfgpipe._util import argument_checks, docstrings
+from tfgpipe._util import argument_checks, choices, docstrings
+from tfgpipe._util.choices import Choice
 from tfgpipe._util.command_line import CommandParser
 from tfgpipe._util.crash_report import report_crash
 from tfgpipe._util.identity_map import IdentityMap, unique

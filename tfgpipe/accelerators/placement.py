@@ -333,7 +333,7 @@ class _Body:
             elif not lowered:
                 types = {x: body.tensor(x).dtype for x in body.results}
                 targets = {x: walk.passed(dtype, device) for x, dtype in types.items()}
-            label = self._function or _kind(name)
+            label = self._function or without_number(name)
             tally, results = walk.call(body, device, given, targets, label)
             self.tally.add(tally, times)
         for i, tensor in enumerate(outputs):
@@ -362,6 +362,6 @@ class _Body:
         return Operation(name, node.op, dtypes, self._function, self._where[name])
 
 
-def _kind(name: str) -> str:
-    """Returns the name of a call without its number."""
+def without_number(name: str) -> str:
+    """Returns the name of an operation, as of a call, without its number."""
     return re.sub(r"_\d+$", "", name)

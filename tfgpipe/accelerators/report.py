@@ -421,7 +421,7 @@ def _transfers(copies: Mapping[Copy, int], layers: Sequence[str]) -> list[Transf
         operation = copy.operation
         reader = copy.reader.rpartition("/")[2]
         if not operation.function:
-            reader = _without_number(reader)
+            reader = placement.without_number(reader)
         key = (
             operation.op or "argument",
             re.sub(r"^\w+?(_\d+)?\(", "(", reader) if "(" in reader else reader,
@@ -454,7 +454,7 @@ def layer_of(name: str, layers: Sequence[str]) -> str:
         layers: The names of all layers. One that is called again has a number after it.
     """
     scope, inside, _ = name.removeprefix(_GRADIENT).partition("/")
-    known = _without_number(scope)
+    known = placement.without_number(scope)
     if known in layers and scope not in layers:
         return known
     return scope if inside else ""
@@ -463,10 +463,6 @@ def layer_of(name: str, layers: Sequence[str]) -> str:
 def _is_stage(name: str) -> bool:
     """Returns whether an operation of a step calls a function of a stage."""
     return name.rpartition("/")[2].startswith("stage_")
-
-
-def _without_number(name: str) -> str:
-    return re.sub(r"_\d+$", "", name)
 
 
 def _functions(
@@ -480,7 +476,7 @@ def _functions(
         if not op.name.startswith("stage_") or placement.is_on_host(op.name):
             continue
         function = steps.innermost(op.node_def.attr["f"].func.name, library)
-        calls[(_without_number(op.name), function, index[op.device])] += 1
+        calls[(placement.without_number(op.name), function, index[op.device])] += 1
     graphs = functions.graphs_of_functions(optimized.library)
     peaks = {name: cluster.peak_bytes(graphs[name]) for _, name, _ in calls}
     return [

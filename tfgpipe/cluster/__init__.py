@@ -15,40 +15,38 @@ errors        exceptions, exit codes, a process that ends with its parent
 Neither a worker nor the supervisor needs TensorFlow in its own process.
 """
 
-from tfgpipe.cluster.addresses import (
-    REPLICA_VARIABLE,
-    WORKERS_VARIABLE,
-    parse_addresses,
-)
-from tfgpipe.cluster.connection import Cluster, connect
-from tfgpipe.cluster.errors import (
-    EX_TEMPFAIL,
-    EXIT_PREEMPTED,
-    ClusterError,
-    WorkerLost,
-    WorkerUnavailable,
-    end_process,
-)
-from tfgpipe.cluster.health import SILENCE_SECONDS
-from tfgpipe.cluster.peers import needs_others, report_exit
-from tfgpipe.cluster.processes import rendezvous
-from tfgpipe.cluster.server import bind_server
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "EXIT_PREEMPTED",
-    "EX_TEMPFAIL",
-    "REPLICA_VARIABLE",
-    "SILENCE_SECONDS",
-    "WORKERS_VARIABLE",
-    "Cluster",
-    "ClusterError",
-    "WorkerLost",
-    "WorkerUnavailable",
-    "bind_server",
-    "connect",
+from tfgpipe._util import lazy_exports
+
+if TYPE_CHECKING:
+    from tfgpipe.cluster.addresses import (
+        REPLICA_VARIABLE,
+        WORKERS_VARIABLE,
+        parse_addresses,
+    )
+    from tfgpipe.cluster.connection import Cluster, connect
+    from tfgpipe.cluster.errors import (
+        EX_TEMPFAIL,
+        EXIT_PREEMPTED,
+        ClusterError,
+        WorkerLost,
+        WorkerUnavailable,
+        end_process,
+    )
+    from tfgpipe.cluster.health import SILENCE_SECONDS
+    from tfgpipe.cluster.peers import collective_step, report_exit
+    from tfgpipe.cluster.processes import rendezvous
+    from tfgpipe.cluster.server import bind_server
+
+__all__, __getattr__, __dir__ = lazy_exports(
+    __name__,
+    addresses="REPLICA_VARIABLE WORKERS_VARIABLE parse_addresses",
+    connection="Cluster connect",
+    errors="EX_TEMPFAIL EXIT_PREEMPTED ClusterError WorkerLost WorkerUnavailable "
     "end_process",
-    "needs_others",
-    "parse_addresses",
-    "rendezvous",
-    "report_exit",
-]
+    health="SILENCE_SECONDS",
+    peers="collective_step report_exit",
+    processes="rendezvous",
+    server="bind_server",
+)

@@ -100,11 +100,6 @@ def replica_workers(num_workers: int, replica: int, num_replicas: int) -> range:
     >>> replica_workers(6, 1, 3)
     range(2, 4)
 
-    Args:
-        num_workers: The number of all workers.
-        replica: The index of the replica.
-        num_replicas: The number of replicas.
-
     Raises:
         ValueError: If workers are left over, or there is no such replica.
     """

@@ -41,10 +41,10 @@ class OtherClients(peers.Peers):
         super().__init__(step_seconds=step_seconds)
         self._sessions = sessions
 
-    def close(self, *, clean: bool) -> None:
+    def close_sessions(self, *, clean: bool) -> None:
         """Ends the sessions, with a good-bye or without."""
         for session in self._sessions:
-            session.end_with(clean=clean)
+            session.close(clean=clean)
 
     def lost(self) -> WorkerLost | None:
         """Returns None: workers tell of lost clients, see `Cluster.exit_when_lost`."""

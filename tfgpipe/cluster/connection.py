@@ -69,11 +69,7 @@ class Cluster:
         self._watched = False
 
     def lost(self, *, seconds: float = 0.0) -> WorkerLost | None:
-        """Returns an error that names a worker that is gone, or None if none is.
-
-        Args:
-            seconds: Time to wait for such news.
-        """
+        """Returns an error that names a worker that is gone, or None if none is."""
         deadline = time.monotonic() + seconds
         while True:
             for index, session in enumerate(self._sessions):

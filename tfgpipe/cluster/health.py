@@ -202,25 +202,14 @@ class Session:
                 stack.pop_all()
                 threading.Thread(target=self._watch, daemon=True).start()
 
-    def close(self) -> None:
-        """Gives the worker back."""
-        self._is_over = True
-        # Which wakes the thread as well, as closing alone would not.
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def end_with(self, *, clean: bool) -> None:
-        """Says good-bye if this process exits cleanly, and else breaks off."""
-        if clean:
-            self.leave()
-        else:
-            self.close()
-
-    def leave(self) -> None:
-        """Tells the worker that this process is about to exit cleanly."""
+    def close(self, *, clean: bool = False) -> None:
+        """Gives the worker back, with a good-bye if this process exits cleanly."""
         self._is_over = True
         with contextlib.suppress(OSError):
-            self._socket.sendall(GOODBYE)
+            if clean:
+                self._socket.sendall(GOODBYE)
+            else:  # Which wakes the thread as well, as closing alone would not.
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def _watch(self) -> None:
         """Waits for the end, which is when no more beats come."""

@@ -35,24 +35,24 @@ class Peers(abc.ABC):
         current: The objects of this process, if it has any.
         waits_since: The time at which this one began something that needs them, or
             None.
-        has_left: True once this process has announced its end to them.
+        is_closed: True once this process has announced its end to them.
     """
 
     current: ClassVar[Peers | None] = None
 
     def __init__(self, *, step_seconds: float = math.inf) -> None:
         self.waits_since: float | None = None
-        self.has_left = False
+        self.is_closed = False
         self._step_seconds = step_seconds
 
-    def leave(self, *, well: bool) -> None:
+    def close(self, *, clean: bool) -> None:
         """Says good-bye if this process exits cleanly, and else breaks off."""
-        if not self.has_left:
-            self.has_left = True
-            self.close(clean=well)
+        if not self.is_closed:
+            self.is_closed = True
+            self.close_sessions(clean=clean)
 
     @abc.abstractmethod
-    def close(self, *, clean: bool) -> None:
+    def close_sessions(self, *, clean: bool) -> None:
         """Ends the sessions with them, with a good-bye or without."""
 
     @abc.abstractmethod
@@ -69,10 +69,10 @@ class Peers(abc.ABC):
         A collective waits for it without end.
         """
         left_at: float | None = None
-        while not self.has_left:
+        while not self.is_closed:
             time.sleep(_POLL_SECONDS)
             lost = self.lost()
-            if lost and not self.has_left:
+            if lost and not self.is_closed:
                 end_process(lost)
             ended, waits_since, now = self.ended(), self.waits_since, time.monotonic()
             left_at = left_at or (now if ended else None)
@@ -98,13 +98,13 @@ class Peers(abc.ABC):
 
 
 def join(peers: Peers) -> None:
-    """Has the other processes learn how this one ends, and this one how they do.
+    """Tells the other processes how this one ends, and this one how they do.
 
-    That is well, unless an error is not caught.
+    It exits cleanly unless an error is not caught.
     """
     Peers.current = peers
     threading.Thread(target=peers.watch, daemon=True, name="other processes").start()
-    atexit.register(peers.leave, well=True)
+    atexit.register(peers.close, clean=True)
     show = sys.excepthook
 
     def hook(
@@ -112,7 +112,7 @@ def join(peers: Peers) -> None:
     ) -> None:
         show(kind, error, trace)
         await_loss(error)
-        leave(well=False)
+        peers.close(clean=False)
 
     sys.excepthook = hook
 
@@ -134,36 +134,27 @@ def report_exit(accepted: tuple[type[BaseException], ...] = ()) -> Iterator[None
     Args:
         accepted: Errors that all processes run into by themselves.
     """
-    well = False
+    clean = False
     try:
         yield
-        well = True
+        clean = True
     except SystemExit as error:
-        well = error.code in (None, 0)
+        clean = error.code in (None, 0)
         raise
     except accepted:
-        well = True
+        clean = True
         raise
     except Exception as error:
         await_loss(error)
         raise
     finally:
-        leave(well=well)
-
-
-def leave(*, well: bool) -> None:
-    """Tells the other processes, if there are any, that this one is about to end.
-
-    Args:
-        well: True if they can go on. Otherwise they end with status 75.
-    """
-    if Peers.current is not None:
-        Peers.current.leave(well=well)
+        if Peers.current is not None:
+            Peers.current.close(clean=clean)
 
 
 @contextlib.contextmanager
-def needs_others() -> Iterator[None]:
-    """A step of all replicas is inside, for clients of the same workers.
+def collective_step() -> Iterator[None]:
+    """A context for a step of all replicas, for clients of the same workers.
 
     Should another client have ended, this process would wait for it without end, and
     ends after 30 seconds; should one not take part in the step, after the

@@ -141,10 +141,10 @@ class _Processes(Peers):
         # Why the last caller was turned away, if it may have been one of the processes.
         self._reason = ""
 
-    def close(self, *, clean: bool) -> None:
+    def close_sessions(self, *, clean: bool) -> None:
         """Ends the sessions with them, with a good-bye or without."""
         for session in self._opened.values():
-            session.end_with(clean=clean)
+            session.close(clean=clean)
         for caller in self._callers.values():
             caller.close(health.beat(left=[self._index]) if clean else b"")
 
@@ -223,9 +223,9 @@ class _Processes(Peers):
         refused = not accepts(asked.get("token"), self._token)
         with self._changed:
             status = dataclasses.replace(self.status(), refused=refused)
-            reason = self._misfit(other, asked, refused=refused)
+            reason = self._mismatch(other, asked, refused=refused)
             if not reason and str(other) in status.clients:
-                reason = self._twice(other)
+                reason = self._duplicate(other)
             if reason:
                 if reason != self._reason:
                     self._reason = reason
@@ -260,11 +260,11 @@ class _Processes(Peers):
                 continue
             status = session.status
             theirs = {"workers": status.workers, "tensorflow": status.tensorflow}
-            reason = self._misfit(other, theirs, refused=status.refused)
+            reason = self._mismatch(other, theirs, refused=status.refused)
             if not reason and status.index != other:
-                reason = self._twice(status.index)
+                reason = self._duplicate(status.index)
             if not reason and not status.granted:
-                reason = self._twice(self._index)
+                reason = self._duplicate(self._index)
             if reason:
                 session.close()
                 raise ClusterError(reason)
@@ -291,8 +291,8 @@ class _Processes(Peers):
                 reason += f", and a caller was turned away: {self._reason}"
         raise self._missing(missing()[0], deadline, reason)
 
-    def _misfit(self, other: int, said: Mapping[str, Any], *, refused: bool) -> str:
-        """Returns a misfit between two processes, or an empty string."""
+    def _mismatch(self, other: int, said: Mapping[str, Any], *, refused: bool) -> str:
+        """Returns the mismatch of two processes, or an empty string."""
         where, ours = f"process {other} at {self._addresses[other]}", self._asked
         if refused:
             return (
@@ -314,7 +314,7 @@ class _Processes(Peers):
             )
         return ""
 
-    def _twice(self, index: int) -> str:
+    def _duplicate(self, index: int) -> str:
         return (
             f"Two processes are told that they are process {index} at "
             f'{self._addresses[index]}. Give each an "index" of its own in TF_CONFIG.'

@@ -12,7 +12,6 @@ The partition, plans, memory limits, the planner and dry runs all read these.
 from typing import TYPE_CHECKING
 
 from tfgpipe._util import lazy_exports
-from tfgpipe.costs import tables as tables
 from tfgpipe.costs.layer_cost import LayerCost as LayerCost
 from tfgpipe.costs.layer_cost import PassCost as PassCost
 from tfgpipe.costs.layer_cost import TensorBytes as TensorBytes
@@ -28,10 +27,11 @@ from tfgpipe.costs.work import stage_work as stage_work
 
 if TYPE_CHECKING:
     from tfgpipe.costs import profiler as profiler
+    from tfgpipe.costs import tables as tables
     from tfgpipe.costs.profiler import SegmentProfiler as SegmentProfiler
 
 __all__, __getattr__, __dir__ = lazy_exports(
     __name__,
-    submodules="profiler",
+    submodules="profiler tables",
     profiler="SegmentProfiler",
 )

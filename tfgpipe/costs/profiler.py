@@ -22,7 +22,7 @@ from tfgpipe._util import IdentityMap, num_bytes
 from tfgpipe.capture import CallGraph, TensorKey, layer_variables
 from tfgpipe.costs.layer_cost import LayerCost, PassCost, TensorBytes, Weights
 from tfgpipe.devices import sharding
-from tfgpipe.graph import flops, memory, partitioner
+from tfgpipe.graph import flops, partitioner, peak_memory
 from tfgpipe.runtime import example_variable_value
 from tfgpipe.stage import Stage, StageCache, StageOptions, TracedStage, trace_all
 
@@ -167,7 +167,7 @@ class SegmentProfiler:
             names = (*given, *traced.without_remat.residuals, *trace.forward.outputs)
             tensors = map(trace.graph.get_tensor_by_name, names)
             sizes = [0] * num_shards
-            for tensor in memory.distinct_buffers(tensors)[len(given) :]:
+            for tensor in peak_memory.distinct_buffers(tensors)[len(given) :]:
                 sizes[trace.shard_index(tensor.name)] += num_bytes(tensor)
             return tuple(sizes)
 
@@ -178,7 +178,7 @@ class SegmentProfiler:
 
         def workspace(traced: TracedStage) -> int:
             functions = traced.with_remat if recomputes else traced.without_remat
-            return memory.peak_bytes(functions.backward.function.graph)
+            return peak_memory.peak_bytes(functions.backward.function.graph)
 
         return self._of_each_trace(workspace)
 
@@ -201,7 +201,7 @@ class SegmentProfiler:
             accumulators = sum(map(num_bytes, functions.accumulation.specs))
             made = 0
             if not functions.accumulation.is_final:
-                made = memory.peak_bytes(functions.finalize.function.graph)
+                made = peak_memory.peak_bytes(functions.finalize.function.graph)
             return accumulators + once, accumulators + made
 
         return self._of_each_trace(held)

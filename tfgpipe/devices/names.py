@@ -34,31 +34,28 @@ def device_type(device: str) -> str:
     >>> device_type("/device:GPU:1")
     'GPU'
     """
-    return (
-        _stand_for[-1] if _stand_for else tf.DeviceSpec.from_string(device).device_type
-    )
+    if _assumed_types:
+        return _assumed_types[-1]
+    return tf.DeviceSpec.from_string(device).device_type
 
 
 @contextlib.contextmanager
-def standing_for(kind: str | None) -> Iterator[None]:
-    """Devices inside count as of another type: what is traced is as for that.
+def assumed_device_type(kind: str | None) -> Iterator[None]:
+    """Has `device_type` return `"TPU"`, say, for all devices; with None, their own.
 
     In all threads, since TensorFlow's strategies trace each replica in one of its own.
-
-    Args:
-        kind: The type, such as `"TPU"`; None for that which they are of.
     """
     if kind is None:
         yield
         return
-    _stand_for.append(kind)
+    _assumed_types.append(kind)
     try:
         yield
     finally:
-        _stand_for.pop()
+        _assumed_types.pop()
 
 
-_stand_for: list[str] = []
+_assumed_types: list[str] = []
 
 
 def host_device(device: str) -> str:

@@ -33,14 +33,7 @@ _FLAT: Torus = (False, False, False)
 def assign_slice_cores(
     slice_topology: Any, *, num_stages: int, num_replicas: int, torus: Torus
 ) -> tuple[tuple[Core, ...], ...]:
-    """Returns the cores of each replica's stages, as `assign_cores` does, of a slice.
-
-    Args:
-        slice_topology: The result of `tf.tpu.experimental.initialize_tpu_system`.
-        num_stages: K.
-        num_replicas: D.
-        torus: For x, y and z, whether the last chip is next to the first.
-    """
+    """Returns the cores of each replica's stages as `assign_cores`, of a slice."""
     return assign_cores(
         tuple(map(int, slice_topology.mesh_shape)),
         num_stages=num_stages,

@@ -67,7 +67,14 @@ class ProcessGroup:
             each process as many, in the order of the stages.
         device: The device of small sums, one stage's in all processes.
         checks_weights: True to check that training starts from equal weights.
+
+    Attributes:
+        num_processes: The number of processes.
+        index: The index of this one.
+        local_index: Zero: each process has one replica.
     """
+
+    local_index = 0
 
     def __init__(
         self,
@@ -78,8 +85,8 @@ class ProcessGroup:
         device: str,
         checks_weights: bool = True,
     ) -> None:
-        self._size = size
-        self._index = index
+        self.num_processes = size
+        self.index = index
         self._tasks = tasks
         self._device = device
         self._checks_weights = checks_weights
@@ -90,21 +97,6 @@ class ProcessGroup:
             weakref.WeakKeyDictionary()
         )
         self._function = tf.function(self._collective, autograph=False)
-
-    @property
-    def num_processes(self) -> int:
-        """The number of processes."""
-        return self._size
-
-    @property
-    def index(self) -> int:
-        """The index of this process."""
-        return self._index
-
-    @property
-    def local_index(self) -> int:
-        """Zero: each process has one replica."""
-        return 0
 
     def check_weights(self, weights: Sequence[keras.Variable]) -> None:
         """Checks, while a function is traced, that processes have equal weights.
@@ -117,7 +109,7 @@ class ProcessGroup:
             with tf.device(self._device):
                 own = tf.stack(content)
             others = (self.sum(own) - own).numpy()
-        expected = own.numpy() * (self._size - 1)
+        expected = own.numpy() * (self.num_processes - 1)
         equal = np.isclose(others, expected, rtol=1e-9, atol=1e-9, equal_nan=True)
         if not equal.all():
             weight = weights[int(np.argmin(equal))]
@@ -171,7 +163,7 @@ class ProcessGroup:
         Raises:
             ValueError: If a metric does not say how its state is combined.
         """
-        if self._size == 1:
+        if self.num_processes == 1:
             return make()
         variables = [(metric, v) for metric in metrics for v in metric.variables]
         scales = [self._scale(metric, variable) for metric, variable in variables]
@@ -194,8 +186,8 @@ class ProcessGroup:
         """Returns the factor of this process' value in the sum over processes."""
         scales = {
             "sum": 1.0,
-            "mean": 1 / self._size,
-            "only_first_replica": float(self._index == 0),
+            "mean": 1 / self.num_processes,
+            "only_first_replica": float(self.index == 0),
         }
         if variable.aggregation not in scales:
             raise ValueError(
@@ -236,7 +228,7 @@ class ProcessGroup:
         with tf.device(device):
             return tf.raw_ops.CollectiveReduceV2(
                 input=tf.convert_to_tensor(tensor),
-                group_size=self._size,
+                group_size=self.num_processes,
                 group_key=_FIRST_GROUP + position,
                 instance_key=key,
                 ordering_token=[ordering_token(f"sums over processes {position}")],

@@ -79,11 +79,7 @@ class ReplicaUpdate:
                 )
 
     def on_replicas(self, sums: PerReplica) -> None:
-        """Updates the copies of each replica.
-
-        Args:
-            sums: For each weight the sum of its gradients on each replica, or None.
-        """
+        """Updates the copies of each replica."""
         (num_replicas,) = {len(each) for each in sums if each is not None}
         for d in range(num_replicas):
             copies = IdentityMap((v, x[d]) for v, x in self._copies.items())

@@ -20,20 +20,14 @@ class LocalReplicas:
     A `ProcessGroup` answers the same questions.
     """
 
-    @property
-    def num_processes(self) -> int:
-        """One."""
-        return 1
+    num_processes = 1
 
     @property
     def index(self) -> int:
         """The index of this replica."""
         return static_replica_index()
 
-    @property
-    def local_index(self) -> int:
-        """The index of this replica."""
-        return static_replica_index()
+    local_index = index
 
     def stage_group_key(
         self, key: int, device: str, num_sums: int, specs: Iterable[tf.TensorSpec]

@@ -49,14 +49,7 @@ class ReplicatedStrategy(StageStrategy):
         all_reduce: AllReduce = "reduce",
         shard_replicas: ShardReplicas = "none",
     ) -> None:
-        """Sets up what TensorFlow's own constructors do not know of.
-
-        Args:
-            mesh: The devices of this process.
-            replicas: The replicas, which have as many processes.
-            all_reduce: The algorithm that sums gradients within a process.
-            shard_replicas: Variables that replicas share out.
-        """
+        """Sets up what TensorFlow's own constructors do not know of."""
         self._mesh = mesh
         self._replicas = replicas
         self._all_reduce: AllReduce = all_reduce

@@ -7,16 +7,15 @@ sums over replicas are what is summed: nothing has to ask whether there is a str
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfgpipe import cluster
-from tfgpipe._compat import keras_internals
 from tfgpipe.devices import Mesh, colocation, default_devices, make_mesh
-from tfgpipe.distribution.stage_strategy import StageStrategy, optimizer_slots
+from tfgpipe.distribution.stage_strategy import StageStrategy
 
 _NO_DEVICES = Mesh(((),))
 
@@ -27,6 +26,9 @@ class SingleReplica(StageStrategy):
     Args:
         mesh: The devices; without a pipeline, none.
     """
+
+    is_distributed = False
+    title = "no strategy"
 
     def __init__(self, mesh: Mesh = _NO_DEVICES) -> None:
         self._mesh = mesh
@@ -40,16 +42,6 @@ class SingleReplica(StageStrategy):
     def stage_devices(self) -> tuple[tuple[str, ...], ...]:
         """For each stage, its devices."""
         return self._mesh.devices[0]
-
-    @property
-    def is_distributed(self) -> bool:
-        """True if a strategy of `tf.distribute` decides stages and devices."""
-        return False
-
-    @property
-    def title(self) -> str:
-        """The name in messages."""
-        return "no strategy"
 
     @property
     def is_current(self) -> bool:
@@ -87,26 +79,6 @@ class SingleReplica(StageStrategy):
     def slot_scope(self, weight: tf.Variable) -> contextlib.AbstractContextManager[Any]:
         """Variables created inside are on the weight's device."""
         return tf.device(weight.device)
-
-    def place_variables(
-        self, k: int, variables: Iterable[keras.Variable], shard: int = 0
-    ) -> None:
-        """Places variables on a device of stage `k`, but for those that are there."""
-        device = self._mesh.shard_devices(0, k)[shard]
-        for variable in variables:
-            keras_internals.variables.initialize_in_scope(
-                variable, lambda: tf.device(device), device
-            )
-
-    def place_slots(
-        self, weight: keras.Variable, optimizer: keras.optimizers.Optimizer
-    ) -> None:
-        """Moves an optimizer's slots for a weight to the weight's device."""
-        device = weight.value.device
-        for slot in optimizer_slots(optimizer, [weight]):
-            keras_internals.variables.initialize_in_scope(
-                slot, lambda: tf.device(device), device
-            )
 
     def copies(self, variable: tf.Variable) -> tuple[tf.Variable, ...]:
         """Returns the variable, which has no copies."""

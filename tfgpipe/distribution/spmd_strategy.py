@@ -106,13 +106,6 @@ def _connect(
 ) -> tf.tpu.experimental.DeviceAssignment:
     """Returns the core of each stage of each replica.
 
-    Args:
-        resolver: Says where the TPUs are.
-        slice_topology: The slice; None to connect to it and initialize it.
-        num_stages: K.
-        num_replicas: D.
-        torus: For x, y and z, whether the last chip is next to the first.
-
     Raises:
         ValueError: If the slice is too small for K * D cores.
     """

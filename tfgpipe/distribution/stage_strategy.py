@@ -22,7 +22,13 @@ from tfgpipe.devices import Mesh
 
 
 class StageStrategy(abc.ABC):
-    """A strategy as a pipeline sees it, beside TensorFlow's own interface."""
+    """A strategy as a pipeline sees it, beside TensorFlow's own interface.
+
+    Attributes:
+        is_distributed: True if a strategy of `tf.distribute` decides the devices.
+    """
+
+    is_distributed = True
 
     @property
     @abc.abstractmethod
@@ -44,11 +50,6 @@ class StageStrategy(abc.ABC):
     @abc.abstractmethod
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """Makes this the strategy in scope, as `tf.distribute.Strategy.scope` does."""
-
-    @property
-    def is_distributed(self) -> bool:
-        """True if a strategy of `tf.distribute` decides stages and devices."""
-        return True
 
     @property
     def title(self) -> str:
@@ -157,19 +158,21 @@ class StageStrategy(abc.ABC):
         self, k: int, variables: Iterable[keras.Variable], shard: int = 0
     ) -> None:
         """Places variables, initialized or not, on the devices of stage `k`."""
+        there = None if self.is_distributed else self.mesh.shard_devices(0, k)[shard]
         for variable in variables:
             scope = functools.partial(self.stage_scope, k, shard)
             if variable.trainable:
                 scope = functools.partial(self.weight_scope, k, shard, variable)
-            keras_internals.variables.initialize_in_scope(variable, scope)
+            keras_internals.variables.initialize_in_scope(variable, scope, there)
 
     def place_slots(
         self, weight: keras.Variable, optimizer: keras.optimizers.Optimizer
     ) -> None:
         """Moves an optimizer's slots for a weight to the weight's devices."""
         scope = functools.partial(self.slot_scope, weight.value)
+        there = None if self.is_distributed else weight.value.device
         for slot in optimizer_slots(optimizer, [weight]):
-            keras_internals.variables.initialize_in_scope(slot, scope)
+            keras_internals.variables.initialize_in_scope(slot, scope, there)
 
     def copies(self, variable: tf.Variable) -> tuple[tf.Variable, ...]:
         """Returns the copies of a variable, one per replica, or the variable itself."""
@@ -255,12 +258,7 @@ class StageStrategy(abc.ABC):
         make: Callable[[], dict[str, Any]],
         metrics: Sequence[keras.metrics.Metric],
     ) -> dict[str, Any]:
-        """Returns results over all replicas, in the form that Keras takes of one.
-
-        Args:
-            make: Returns the results.
-            metrics: The metrics that they are of.
-        """
+        """Returns results over all replicas, in the form that Keras takes of one."""
         del metrics
         return make()
 

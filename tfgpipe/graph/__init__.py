@@ -4,9 +4,9 @@ __all__ = [
     "eager_run",
     "flops",
     "joint_graph",
-    "memory",
     "multi_device",
     "partitioner",
     "passes",
+    "peak_memory",
     "reader",
 ]

@@ -276,6 +276,11 @@ class JointGraph:
         return (*self.forward.new_values, *more)
 
     @property
+    def assigned(self) -> dict[str, str]:
+        """The new value of each variable, which is the old one if it is unchanged."""
+        return dict(zip(self.given.variables, self.forward.new_values, strict=True))
+
+    @property
     def changed_carry(self) -> tuple[str, ...]:
         """The entries of `new_carry` that a microbatch makes."""
         pairs = zip(self.carry, self.new_carry, strict=True)
@@ -285,9 +290,8 @@ class JointGraph:
     @property
     def invariant(self) -> tuple[str, ...]:
         """Variables that are the same for all microbatches."""
-        pairs = zip(self.given.variables, self.forward.new_values, strict=True)
         once = self.per_step_updates
-        return tuple(b for b, a in pairs if a == b or b in once)
+        return tuple(b for b, a in self.assigned.items() if a == b or b in once)
 
     @functools.cached_property
     def per_step_updates(self) -> dict[str, str]:
@@ -300,8 +304,8 @@ class JointGraph:
         """
         changed = self._changed(lambda x: x.is_floating or x.is_complex)
         changed = {b: a for b, a in changed.items() if b not in self.given.sums}
-        pairs = zip(self.given.variables, self.forward.new_values, strict=True)
-        alike = self._self_contained(changed, [b for b, a in pairs if a == b])
+        constants = [b for b, a in self.assigned.items() if a == b]
+        alike = self._self_contained(changed, constants)
         pending = [
             before
             for before in alike
@@ -322,8 +326,8 @@ class JointGraph:
 
     def _changed(self, wanted: Callable[[tf.DType], bool]) -> dict[str, str]:
         """Returns new values of variables of the wanted types, by those before."""
-        pairs = zip(self.given.variables, self.forward.new_values, strict=True)
-        return {b: a for b, a in pairs if b != a and wanted(self.spec(b).dtype)}
+        changed = {b: a for b, a in self.assigned.items() if b != a}
+        return {b: a for b, a in changed.items() if wanted(self.spec(b).dtype)}
 
     def _self_contained(
         self, pairs: dict[str, str], constants: Sequence[str] = ()

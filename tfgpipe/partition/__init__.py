@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from tfgpipe._util import lazy_exports
-from tfgpipe.partition.solver import best_partition
 
 if TYPE_CHECKING:
     from tfgpipe.partition import balances
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     )
     from tfgpipe.partition.resolution import resolve
     from tfgpipe.partition.saved_choices import load_arguments
+    from tfgpipe.partition.solver import best_partition
     from tfgpipe.partition.step_config import StepConfig
 
 __all__, __getattr__, __dir__ = lazy_exports(
@@ -34,5 +34,6 @@ __all__, __getattr__, __dir__ = lazy_exports(
     plans="Plan example_microbatch make_plan plan_by_weights",
     resolution="resolve",
     saved_choices="load_arguments",
+    solver="best_partition",
     step_config="StepConfig",
 )

@@ -17,15 +17,16 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
-from tfgpipe._util import argument_checks, readable_count
-from tfgpipe.costs import LayerCost, PassCost, tables
+from tfgpipe._util import Choice, choices, readable_count
+from tfgpipe.costs import LayerCost, PassCost
 
 if TYPE_CHECKING:
+    from tfgpipe.costs import tables
     from tfgpipe.partition.profiles import CallProfile, PlanSettings
 
 
 @dataclasses.dataclass(frozen=True)
-class Balance(abc.ABC):
+class Balance(Choice, abc.ABC):
     """A cost of stages, whose largest value the partition minimises.
 
     A balance of one's own is a frozen dataclass, given as `balance`:
@@ -58,7 +59,6 @@ class Balance(abc.ABC):
             between stages then decide. Of the class.
     """
 
-    name: ClassVar[str] = "custom"
     column: ClassVar[str] = "FLOPs"
     needs_trace: ClassVar[bool] = True
     is_measured: ClassVar[bool] = False
@@ -119,6 +119,8 @@ class Balance(abc.ABC):
         recomputed = [*map(self.recomputed_cost, layers)]
         if load.is_additive or not any(recomputed):
             return self.call_costs(profile, settings)
+        from tfgpipe.costs import tables  # With NumPy.
+
         once = tables.range_sums([*map(self.layer_cost, layers)])
 
         def cost(key: Any) -> tables.Floats:
@@ -130,18 +132,6 @@ class Balance(abc.ABC):
         first = {x: k for k, x in reversed([*enumerate(load.recomputed_fractions)])}
         keys = [(x, first[x]) for x in load.recomputed_fractions]
         return tables.StageTables(keys, cost)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make the balance again."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Balance:
-        """Makes a balance from what `get_config` returned."""
-        return cls(**config)
-
-    def __str__(self) -> str:
-        return self.name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,7 +225,6 @@ def find(balance: Any) -> Balance:
     Raises:
         ValueError: If it is neither.
     """
-    if isinstance(balance, Balance):
-        return balance
-    hint = " Or give a `tfgpipe.Balance` of your own."
-    return _BALANCES[argument_checks.check_choice("balance", balance, NAMES, hint=hint)]
+    return choices.find(
+        "balance", balance, Balance, _BALANCES, public="tfgpipe.Balance"
+    )

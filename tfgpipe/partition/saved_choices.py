@@ -27,8 +27,11 @@ def save_choice(find: Callable[[Any], Any], names: Sequence[str]) -> _Save:
     """
 
     def save(value: Any) -> Any:
-        if value.name in names and find(value.name) == value:
+        named: Any = find(value.name) if value.name in names else None
+        if named == value:
             return value.name
+        if type(named) is type(value):  # With other arguments.
+            return {"name": value.name, "arguments": value.get_config()}
         return keras.saving.serialize_keras_object(value)
 
     return save
@@ -38,6 +41,13 @@ save_balance = save_choice(balances.find, balances.NAMES)
 save_remat = save_choice(remat_lib.find, remat_lib.NAMES)
 _save_codec = save_choice(codecs.find, get_args(codecs.TransferDtype))
 _save_policy = save_choice(schedules.find, schedules.NAMES)
+# By argument, what finds the value of a name.
+_FIND: Mapping[str, Callable[[Any], Any]] = {
+    "balance": balances.find,
+    "remat": remat_lib.find,
+    "transfer_dtype": codecs.find,
+    "schedule": schedules.find,
+}
 
 
 def save_codec(codec: Codec) -> Any:
@@ -87,9 +97,11 @@ def _load_schedule(config: Mapping[str, Any]) -> Schedule:
 def load_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a saved pipeline, of `layers` and `PipelineConfig`."""
     loaded = {**config, "layers": source_model.from_config(config["layers"])}
-    for name in ("balance", "remat", "transfer_dtype", "schedule"):
+    for name, find in _FIND.items():
         value = loaded.get(name)
-        if isinstance(value, Mapping) and "orders" in value:
+        if isinstance(value, Mapping) and "arguments" in value:
+            loaded[name] = find(value["name"]).from_config(value["arguments"])
+        elif isinstance(value, Mapping) and "orders" in value:
             loaded[name] = _load_schedule(value)
         elif isinstance(value, Mapping):
             loaded[name] = keras.saving.deserialize_keras_object(value)

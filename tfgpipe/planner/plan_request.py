@@ -166,18 +166,16 @@ class PlanRequest:
         The slowest stage is as fast as can be; or if that does not fit, and it helps,
         the fullest is as empty as can be.
         """
-        fast = self._best_partition(config, self._seconds, "time")
+        fast = self._best_partition(config, self._seconds)
         if self.fits(self.memory(config, fast)):
             return fast
-        lean = self._best_partition(config, self._bytes, "bytes")
+        lean = self._best_partition(config, self._bytes)
         held = [fullest(self.memory(config, each)).total for each in (fast, lean)]
         return lean if held[1] < held[0] else fast
 
-    def _best_partition(
-        self, config: ParallelConfig, cost: Cost, what: str
-    ) -> tuple[int, ...]:
+    def _best_partition(self, config: ParallelConfig, cost: Cost) -> tuple[int, ...]:
         key = (
-            *(what, config.num_stages, config.num_shards),
+            *(cost, config.num_stages, config.num_shards),
             *(config.remat, config.load.recomputed_fractions[0]),
             self.microbatch_size(config),
         )

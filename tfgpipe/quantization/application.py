@@ -184,12 +184,7 @@ class _Copier:
         return self._copies[layer]
 
     def _copy_model(self, model: keras.Model, quantized: Sequence[bool]) -> keras.Model:
-        """Returns the copy of a model whose calls Keras knows.
-
-        Args:
-            model: A Functional or Sequential model.
-            quantized: For each input, whether to quantize it if it is floating.
-        """
+        """Returns the copy of a model, with those inputs quantized that are floats."""
         if isinstance(model, keras.Sequential):
             shape, dtype = model.input_shape, model.inputs[0].dtype
             inputs = keras.Input(batch_shape=shape, dtype=dtype)

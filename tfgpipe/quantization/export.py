@@ -17,7 +17,7 @@ from tfgpipe._compat import keras_internals
 from tfgpipe._util import first_names
 from tfgpipe.quantization.layers import QuantizeWrapper, quantizing_layers
 from tfgpipe.quantization.model_copies import plain_copy
-from tfgpipe.quantization.tflite import Interpreter, batches, without_deprecation
+from tfgpipe.quantization.tflite import LiteInterpreter, batches, without_deprecation
 
 
 def export_int8(
@@ -150,7 +150,7 @@ def _check_ranges(copy: keras.Model, *, calibrated: bool) -> None:
 
 def _check_ends(copy: keras.Model, path: Path) -> None:
     """Checks that floats have become integers where they go in and come out."""
-    file = Interpreter(path, input_names=[x.name for x in copy.inputs])
+    file = LiteInterpreter(path, input_names=[x.name for x in copy.inputs])
     begin = "Have `tfgpipe.quantization.apply` quantize the inputs, or begin"
     end = "End with a layer that is quantized, or"
     for verb, tensors, remedy in (

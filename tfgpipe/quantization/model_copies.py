@@ -112,13 +112,7 @@ def quantize_after_training(
 def _map_config(
     config: Any, function: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> Any:
-    """Returns a serialized configuration with each object in it replaced.
-
-    Args:
-        config: The result of `keras.saving.serialize_keras_object`.
-        function: Returns the replacement of a serialized object, whose own objects are
-            replaced already.
-    """
+    """Returns a serialized configuration, its objects replaced from the inside out."""
     if isinstance(config, dict):
         mapped = {key: _map_config(value, function) for key, value in config.items()}
         return function(mapped) if {"class_name", "config"} <= mapped.keys() else mapped

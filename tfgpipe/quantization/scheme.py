@@ -124,14 +124,11 @@ def default_8bit(
 
     depthwise = ("depthwise_kernel", "pointwise_kernel")
     recurrent = ("kernel", "recurrent_kernel")
+    by_channel: dict[str, Any] = {"observer": per_channel, "activations": function}
     rules: dict[type, Rule] = {
         **dict.fromkeys(_PER_TENSOR, config("kernel", activations=function)),
-        **dict.fromkeys(
-            _PER_CHANNEL, config("kernel", observer=per_channel, activations=function)
-        ),
-        **dict.fromkeys(
-            _SEPARABLE, config(*depthwise, observer=per_channel, activations=function)
-        ),
+        **dict.fromkeys(_PER_CHANNEL, config("kernel", **by_channel)),
+        **dict.fromkeys(_SEPARABLE, config(*depthwise, **by_channel)),
         **dict.fromkeys(_ATTENTION, config("kernel", output=activations)),
         **dict.fromkeys(_RECURRENT, config(*recurrent, output=activations)),
         layers.Embedding: config("embeddings", output=activations),
@@ -149,12 +146,6 @@ def configs_of(
     annotated: Mapping[keras.layers.Layer, QuantizeConfig],
 ) -> IdentityMap[keras.layers.Layer, QuantizeConfig]:
     """Returns the configuration of each layer.
-
-    Args:
-        calls: The calls of layers and operations, in order.
-        outputs: Ids of values that are outputs.
-        scheme: The rules.
-        annotated: Configurations of annotated layers.
 
     Raises:
         ValueError: If there is no rule for a layer.

@@ -59,7 +59,7 @@ class Tensor:
         return (x.astype(np.float32) - self.zero_point) * np.float32(self.scale)
 
 
-class Interpreter:
+class LiteInterpreter:
     """Runs a TFLite file.
 
     Args:
@@ -110,12 +110,7 @@ class Operations:
 
 
 def operations(path: str | Path, layers: Collection[str]) -> Operations:
-    """Returns the operations of a file.
-
-    Args:
-        path: The file.
-        layers: Names of the model's layers.
-    """
+    """Returns the operations of a file."""
     all_operations = tflite.lite_operations(_interpreter(path, delegates=False))
     floats: dict[str, collections.Counter[str]] = {}
     for operation in all_operations:
@@ -198,7 +193,7 @@ def compare(model: keras.Model, path: str | os.PathLike[str], data: Any) -> Comp
         )
     copy = plain_copy(model)
     structure = copy.inputs[0] if isinstance(copy, keras.Sequential) else copy.input
-    file = Interpreter(path, input_names=[x.name for x in copy.inputs])
+    file = LiteInterpreter(path, input_names=[x.name for x in copy.inputs])
     counts: collections.Counter[str] = collections.Counter()
     largest = 0
     for inputs, labels in _batches(data):

@@ -280,10 +280,6 @@ def _deserialized(config: Any, base: Any) -> Any:
     or that are registered with Keras, and no module is imported. Only then does its
     `from_config` run.
 
-    Args:
-        config: The result of `_serialized`.
-        base: The class of tfmot's that it is of.
-
     Raises:
         ValueError: If it is of another class.
     """

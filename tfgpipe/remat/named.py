@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias, get_args
 
-from tfgpipe._util import argument_checks
+from tfgpipe._util import choices
 from tfgpipe.remat.except_last import ExceptLastRemat
 from tfgpipe.remat.layer import LayerRemat
 from tfgpipe.remat.none import NoRemat
@@ -19,7 +19,7 @@ NAMES: tuple[Name, ...] = get_args(Name)
 # An argument `remat`.
 RematLike: TypeAlias = Name | Remat
 
-_POLICIES = {
+_POLICIES: dict[str, Remat] = {
     policy.name: policy
     for policy in (StageRemat(), LayerRemat(), ExceptLastRemat(), NoRemat())
 }
@@ -38,10 +38,7 @@ def find(remat: Any, *, argument: str = "remat") -> Remat:
     Raises:
         ValueError: If it is neither.
     """
-    if isinstance(remat, Remat):
-        return remat
-    hint = " Or give a `tfgpipe.remat.Remat` of your own."
-    return _POLICIES[argument_checks.check_choice(argument, remat, NAMES, hint=hint)]
+    return choices.find(argument, remat, Remat, _POLICIES, public="tfgpipe.remat.Remat")
 
 
 def is_named(remat: Remat) -> bool:

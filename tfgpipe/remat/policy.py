@@ -23,11 +23,12 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
+from tfgpipe._util import Choice
 from tfgpipe.schedules import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
-class Remat:
+class Remat(Choice):
     """A rematerialisation policy: a backward recomputes the whole stage.
 
     A policy of one's own is a frozen dataclass, in one file:
@@ -51,7 +52,6 @@ class Remat:
             the class.
     """
 
-    name: ClassVar[str] = "custom"
     keeps_all: ClassVar[bool] = False
 
     def keeps(self, schedule: Schedule, k: int, m: int) -> bool:
@@ -146,15 +146,3 @@ class Remat:
         if self.keeps_all:
             return largest
         return largest + sum(inputs[span.start] for span in spans[1:])
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make the policy again."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Remat:
-        """Makes a policy from what `get_config` returned."""
-        return cls(**config)
-
-    def __str__(self) -> str:
-        return self.name

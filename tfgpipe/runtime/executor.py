@@ -409,8 +409,7 @@ class Executor:
         for run in self._runs:
             names = run.trace.backward.weight_grads
             weights = [v for v, g in zip(run.variables, names, strict=False) if g]
-            gradients = run.weight_gradients()
-            for variable, gradient in zip(weights, gradients, strict=True):
+            for variable, gradient in zip(weights, run.gradients, strict=True):
                 parts.setdefault(variable, []).append(gradient)
         results: IdentityMap[keras.Variable, tf.Tensor | None] = IdentityMap()
         for variable in self.step.initial_state.trainable:

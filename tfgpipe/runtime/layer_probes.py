@@ -41,7 +41,8 @@ from tfgpipe.capture import (
     tracer,
 )
 from tfgpipe.graph import eager_run
-from tfgpipe.runtime import loss_probes, probe_inputs
+from tfgpipe.runtime import probe_inputs
+from tfgpipe.runtime.probes import FailedProbe, Probe, verdicts
 from tfgpipe.stage import normalization
 
 # Examples that a layer is probed on, and half of them.
@@ -120,7 +121,7 @@ class LayerVerdict:
         return any(a[1:] != b[1:] for a, b in both)
 
 
-Found = LayerVerdict | loss_probes.FailedProbe
+Found = LayerVerdict | FailedProbe
 # The kind of a layer, and whether it was probed in training.
 Probed = tuple[Hashable, bool]
 
@@ -150,34 +151,38 @@ def check_batch_independence(
         captured, [*captured.graph.input_ids, *captured.graph.output_ids]
     ):
         return found
-    failures: dict[Hashable, loss_probes.FailedProbe] = {}
-    for kind, segment, inputs in _layers_to_probe(captured):
-        name = segment.calls[0].layer.name
-        modes = []
-        for training in (True, False):
-            verdict = _probe(name, segment, inputs, training=training)
-            found[kind, training] = verdict
-            if isinstance(verdict, loss_probes.FailedProbe):
-                failures.setdefault(kind, verdict)
-                continue
-            _check_sizes(verdict, captured, segment, num_microbatches)
-            if verdict.mixes:
-                modes.append("training" if training else "inference")
-        if modes and num_microbatches > 1:
-            when = f" in {modes[0]}" if len(modes) == 1 else ""
-            warnings.warn(
-                f"Layer '{name}' mixes the examples of a batch{when}, and in a "
-                "pipeline it sees one microbatch at a time: its results differ from "
-                "those of the unpipelined model. Keep it outside the pipeline, or use "
-                "`num_microbatches=1`.",
-                stacklevel=2,
+    mixing: dict[str, list[str]] = {}
+    for (kind, training, segment), verdict in verdicts(
+        (
+            Probe(
+                (kind, training, segment),
+                _name(segment),
+                functools.partial(_probe, segment, inputs, training=training),
             )
-    if num_microbatches > 1:
-        loss_probes.warn_of_failures(
-            list(failures.values()),
-            "Whether each layer treats the examples of a batch independently",
-            "If it does not, its results differ from those of the unpipelined model: "
-            "compare them, or use `num_microbatches=1`.",
+            for kind, segment, inputs in _layers_to_probe(captured)
+            for training in (True, False)
+        ),
+        "Whether each layer treats the examples of a batch independently"
+        if num_microbatches > 1
+        else "",
+        "If it does not, its results differ from those of the unpipelined model: "
+        "compare them, or use `num_microbatches=1`.",
+    ):
+        found[kind, training] = verdict
+        if isinstance(verdict, FailedProbe):
+            continue
+        _check_sizes(verdict, captured, segment, num_microbatches)
+        if verdict.mixes and num_microbatches > 1:
+            modes = mixing.setdefault(verdict.name, [])
+            modes.append("training" if training else "inference")
+    for name, modes in mixing.items():
+        when = f" in {modes[0]}" if len(modes) == 1 else ""
+        warnings.warn(
+            f"Layer '{name}' mixes the examples of a batch{when}, and in a pipeline it "
+            "sees one microbatch at a time: its results differ from those of the "
+            "unpipelined model. Keep it outside the pipeline, or use "
+            "`num_microbatches=1`.",
+            stacklevel=2,
         )
     return found
 
@@ -224,37 +229,53 @@ def summed_losses(
         num_microbatches: M.
     """
     adding = IdentityMap((call, None) for call in calls)
-    unknown: list[loss_probes.FailedProbe] = []
-    flags: dict[Hashable, tuple[bool, ...]] = {}
-    results: IdentityMap[Call, tuple[bool, ...]] = IdentityMap()
+    kinds: IdentityMap[Call, Hashable] = IdentityMap()
+    probes: dict[Hashable, Probe[Any, LayerVerdict | tuple[bool, ...]]] = {}
     for position, call in enumerate(captured.graph.calls):
-        if call not in adding:
-            continue
-        inputs = [captured.specs[number] for number in call.input_ids]
-        kind = _layer_kind(call, inputs)
-        if kind not in flags:
-            name = call.layer.name
+        if call in adding:
+            inputs = [captured.specs[number] for number in call.input_ids]
+            kinds[call] = kind = _layer_kind(call, inputs)
             segment = captured.graph.segment(slice(position, position + 1))
-            verdict = known.get((kind, training))
-            if verdict is None:
-                verdict = _probe(name, segment, inputs, training=training)
-            if isinstance(verdict, loss_probes.FailedProbe):
-                shapes = _trace_losses(name, segment, inputs, training=training)
-                if not (shapes and all(shapes)):
-                    unknown.append(verdict)
-                flags[kind] = shapes
-            else:
-                flags[kind] = tuple(loss.is_summed for loss in verdict.losses)
-                _warn_of_losses(verdict, num_microbatches)
-        results[call] = flags[kind]
-    loss_probes.warn_of_failures(
-        unknown,
+            given = known.get((kind, training))
+            try_it = functools.partial(
+                _probe_losses, segment, inputs, given, training=training
+            )
+            probes.setdefault(kind, Probe((kind, segment), call.layer.name, try_it))
+    flags: dict[Hashable, tuple[bool, ...]] = {}
+    for (kind, segment), verdict in verdicts(
+        probes.values(),
         "Whether each loss that a layer adds is a mean over the examples of a batch",
         "It is taken for one: if it is not, training differs from that of the "
         "unpipelined model. Add a sum as one value for each example, compare them, or "
         "use `num_microbatches=1`.",
-    )
-    return results
+    ):
+        if isinstance(verdict, FailedProbe):
+            inputs = [captured.specs[number] for number in segment.input_ids]
+            flags[kind] = _trace_losses(segment, inputs, training=training)
+        elif isinstance(verdict, LayerVerdict):
+            flags[kind] = tuple(loss.is_summed for loss in verdict.losses)
+            _warn_of_losses(verdict, num_microbatches)
+        else:
+            flags[kind] = verdict
+    return IdentityMap((call, flags[kind]) for call, kind in kinds.items())
+
+
+def _probe_losses(
+    segment: Segment,
+    given: Sequence[keras.KerasTensor],
+    known: Found | None,
+    *,
+    training: bool,
+) -> Found | tuple[bool, ...]:
+    """Returns the verdict on a layer, or which of its losses have a batch axis.
+
+    If it cannot be run, losses that all have one are known to be sums.
+    """
+    verdict = known or _probe(segment, given, training=training)
+    if isinstance(verdict, FailedProbe):
+        shapes = _trace_losses(segment, given, training=training)
+        return shapes if shapes and all(shapes) else verdict
+    return verdict
 
 
 def _warn_of_losses(verdict: LayerVerdict, num_microbatches: int) -> None:
@@ -399,11 +420,7 @@ class _TracedCall:
 
 
 def _probe(
-    name: str,
-    segment: Segment,
-    given: Sequence[keras.KerasTensor],
-    *,
-    training: bool,
+    segment: Segment, given: Sequence[keras.KerasTensor], *, training: bool
 ) -> Found:
     """Returns the verdict on a layer.
 
@@ -418,8 +435,8 @@ def _probe(
     failures = []
     for size, batch_sizes in itertools.product(sizes, batches):
         traces = [(n, size) for n in batch_sizes]
-        probe = functools.partial(_try, name, segment, given, traces, training=training)
-        found = loss_probes.run_probe(name, probe)
+        attempt = functools.partial(_try, segment, given, traces, training=training)
+        found = Probe(None, _name(segment), attempt).verdict()
         if isinstance(found, LayerVerdict):
             return found
         failures.append(found)
@@ -427,7 +444,6 @@ def _probe(
 
 
 def _try(
-    name: str,
     segment: Segment,
     given: Sequence[keras.KerasTensor],
     sizes: Sequence[tuple[int | None, int]],
@@ -442,7 +458,7 @@ def _try(
         inputs, values = whole.inputs(), list(map(_probe_value, whole.variables))
         outputs, losses = whole(inputs, values, draws.for_run())
         verdict = LayerVerdict(
-            name,
+            _name(segment),
             mixes=False,
             losses=(),
             input_shape=tuple(inputs[0].shape),
@@ -497,7 +513,7 @@ def _have_batch_axis(whole: _TracedCall, half: _TracedCall) -> list[bool]:
 
 
 def _trace_losses(
-    name: str, segment: Segment, given: Sequence[keras.KerasTensor], *, training: bool
+    segment: Segment, given: Sequence[keras.KerasTensor], *, training: bool
 ) -> tuple[bool, ...]:
     """Returns for each loss True if it has a batch axis; the layer cannot be run."""
 
@@ -506,8 +522,8 @@ def _trace_losses(
         sizes = ((_BATCH, _UNKNOWN_SIZE), (_HALF, _UNKNOWN_SIZE))
         return _have_batch_axis(*(trace(*each) for each in sizes))
 
-    found = loss_probes.run_probe(name, shapes)
-    return () if isinstance(found, loss_probes.FailedProbe) else tuple(found)
+    found = Probe(None, _name(segment), shapes).verdict()
+    return () if isinstance(found, FailedProbe) else tuple(found)
 
 
 def _check_outputs(name: str, captured: tracer.CapturedModel) -> None:
@@ -515,8 +531,8 @@ def _check_outputs(name: str, captured: tracer.CapturedModel) -> None:
     graph = captured.graph
     segment = Segment(graph.calls, graph.input_ids, graph.output_ids)
     inputs = [captured.specs[number] for number in graph.input_ids]
-    verdict = _probe(name, segment, inputs, training=True)
-    if isinstance(verdict, loss_probes.FailedProbe):
+    verdict = _probe(segment, inputs, training=True)
+    if isinstance(verdict, FailedProbe):
         return  # The layer is named in a warning.
     if verdict.repeats_batch_size:
         shapes = ", ".join(map(str, verdict.output_shapes))
@@ -527,6 +543,11 @@ def _check_outputs(name: str, captured: tracer.CapturedModel) -> None:
             f"mini-batch of {_BATCH}. Keep the layer outside the pipeline, or use "
             "`num_microbatches=1`."
         )
+
+
+def _name(segment: Segment) -> str:
+    """Returns the name of the layer, the first of several."""
+    return str(segment.calls[0].layer.name)
 
 
 def _variables(segment: Segment) -> list[keras.Variable]:

@@ -135,17 +135,15 @@ class LossPipeline:
             loss_grad: The gradient of the loss.
             timer: Times the actions, if given.
         """
-        rows = self._pipeline_inputs(inputs, targets, weights)
-        step = self._begin(rows, schedule, self._returned, training=True)
-        denominators = self._loss_denominators(
-            step, inputs, targets, weights, training=True
+        step, feeds = self._begin(
+            inputs, targets, weights, schedule, self._returned, training=True
         )
         with small_functions.scalars_scope(self._pipeline.strategy.primary_devices[-1]):
             loss_grad = tf.cast(loss_grad, self._head.dtype)
             share = current_strategy().batch_fraction(_first(inputs))
             added_loss_grad = loss_grad * tf.cast(share, loss_grad.dtype)
         result = Executor(step, timer).train(
-            {**rows, self._denominators: denominators},
+            feeds,
             loss=self._loss,
             loss_grad=loss_grad,
             added_loss_grad=added_loss_grad,
@@ -166,14 +164,12 @@ class LossPipeline:
         Returns:
             The loss with the sums that layers add, and the means that they add, if any.
         """
-        rows = self._pipeline_inputs(inputs, targets, weights)
         returned = (self._loss.value_id, *self._returned)
-        step = self._begin(rows, schedule, returned, training=False)
-        denominators = self._loss_denominators(
-            step, inputs, targets, weights, training=False
+        step, feeds = self._begin(
+            inputs, targets, weights, schedule, returned, training=False
         )
         executor = Executor(step)
-        result = executor.forward({**rows, self._denominators: denominators})
+        result = executor.forward(feeds)
         outputs = {**step.passed_through(inputs), **result.outputs}
         result = dataclasses.replace(result, outputs=outputs)
         self._update(result, targets, weights, _first(inputs).shape[0])
@@ -185,14 +181,18 @@ class LossPipeline:
 
     def _begin(
         self,
-        rows: Mapping[TensorKey, tf.Tensor],
+        inputs: Mapping[TensorKey, tf.Tensor],
+        targets: Any,
+        weights: Any,
         schedule: Schedule,
         outputs: tuple[int, ...],
         *,
         training: bool,
-    ) -> Step:
+    ) -> tuple[Step, dict[TensorKey, tf.Tensor]]:
+        """Returns a step that has not run yet, and the tensors to run it on."""
+        rows = self._pipeline_inputs(inputs, targets, weights)
         spec = tf.TensorSpec([len(self._reductions)], tf.float64)
-        return self._pipeline.begin(
+        step = self._pipeline.begin(
             rows,
             schedule=schedule,
             training=training,
@@ -201,6 +201,10 @@ class LossPipeline:
             differentiable=False,
             evaluates=not training,
         )
+        denominators = self._loss_denominators(
+            step, inputs, targets, weights, training=training
+        )
+        return step, {**rows, self._denominators: denominators}
 
     def _pipeline_inputs(
         self, inputs: Mapping[TensorKey, tf.Tensor], targets: Any, weights: Any

@@ -5,79 +5,23 @@ Each is given some rows at once, and then a part of them and the rest.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
-import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable
+from typing import Any, Literal
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-
-_T = TypeVar("_T")
+from tfgpipe.runtime.probes import FailedProbe, Probe, verdicts
 
 # What a loss returns: a value for each example, their mean, or their sum.
 Reduction = Literal["values", "mean", "sum"]
 
 # Rows to try losses and metrics on, and of these the first part.
 _ROWS, _FIRST = 6, 4
-# Characters of an error that a warning quotes.
-_MOST_TEXT = 300
-
-
-@dataclasses.dataclass(frozen=True)
-class FailedProbe:
-    """A probe that failed.
-
-    Attributes:
-        name: The name of the layer, loss or metric.
-        reason: The error.
-    """
-
-    name: str
-    reason: str
-
-
-def run_probe(name: str, probe: Callable[[], _T]) -> _T | FailedProbe:
-    """Runs a probe; returns `FailedProbe` if it raises any error.
-
-    Code that works on data may well fail on noise, so its error says nothing about
-    training.
-
-    Args:
-        name: The name of the layer, loss or metric.
-        probe: Tries it.
-    """
-    try:
-        return probe()
-    except Exception as error:
-        text = " ".join(str(error).split())
-        return FailedProbe(name, f"{type(error).__name__}: {text[:_MOST_TEXT]}")
-
-
-def warn_of_failures(
-    failures: Sequence[FailedProbe], question: str, otherwise: str
-) -> None:
-    """Warns of what could not be probed, with the first reason, if there is any.
-
-    Args:
-        failures: The probes that failed.
-        question: The question that they were to answer: "Whether each ...".
-        otherwise: The assumption made instead, and the consequence if it is wrong.
-    """
-    if not failures:
-        return
-    first, *others = failures
-    more = f" and {len(others)} more" if others else ""
-    warnings.warn(
-        f"{question} could not be found out by trying it. Received "
-        f"'{first.name}'{more} ({first.reason}). {otherwise}",
-        stacklevel=3,
-    )
 
 
 def unreduced_values(loss: keras.Loss, target: Any, output: Any) -> tf.Tensor:
@@ -105,7 +49,7 @@ def probe_reductions(
         ValueError: If a loss couples examples, or does not reduce its values.
     """
     found: list[Reduction] = ["values"] * compiled.num_losses
-    unknown: list[FailedProbe] = []
+    probes: list[Probe[tuple[int, str], Reduction | None]] = []
 
     def examine(number: int, loss: keras.Loss, y: Any, p: Any, w: Any) -> tf.Tensor:
         del w
@@ -115,32 +59,31 @@ def probe_reductions(
                 f"Received loss '{loss.name}' with reduction=None, which gives no "
                 'number. Use reduction="sum_over_batch_size" or "sum".'
             )
-        kind = run_probe(loss.name, lambda: _reduction(loss, y, p))
-        if kind is None:
-            raise ValueError(
-                "A pipeline that owns its loss takes it of one microbatch at a time. "
-                f"Received loss '{loss.name}', which mixes the examples of a batch: of "
-                f"{_ROWS} it gives neither the values, nor the mean, nor the sum "
-                f"of what it gives of {_FIRST} and of {_ROWS - _FIRST} of them. Use "
-                "`tfgpipe.PipelinedLayer` in a model of your own, whose outputs are "
-                "whole."
-            )
-        if isinstance(kind, FailedProbe):
-            unknown.append(kind)
-        else:
-            found[number] = kind
+        try_it = functools.partial(_reduction, loss, y, p)
+        probes.append(Probe((number, loss.name), loss.name, try_it))
         return tf.zeros([])
 
     with tf.init_scope():
         keras_internals.compiled.evaluate_loss(
             compiled, examine, targets, outputs, None
         )
-    warn_of_failures(
-        unknown,
-        "Whether each loss gives a value for each example of a batch",
-        "It is taken to do so. If it mixes examples, training differs from that of the "
-        "unpipelined model: compare them, or use `num_microbatches=1`.",
-    )
+        for (number, name), kind in verdicts(
+            probes,
+            "Whether each loss gives a value for each example of a batch",
+            "It is taken to do so. If it mixes examples, training differs from that "
+            "of the unpipelined model: compare them, or use `num_microbatches=1`.",
+        ):
+            if kind is None:
+                raise ValueError(
+                    "A pipeline that owns its loss takes it of one microbatch at a "
+                    f"time. Received loss '{name}', which mixes the examples of a "
+                    f"batch: of {_ROWS} it gives neither the values, nor the mean, nor "
+                    f"the sum of what it gives of {_FIRST} and of {_ROWS - _FIRST} of "
+                    "them. Use `tfgpipe.PipelinedLayer` in a model of your own, whose "
+                    "outputs are whole."
+                )
+            if not isinstance(kind, FailedProbe):
+                found[number] = kind
     return found
 
 
@@ -164,26 +107,25 @@ def full_batch_metrics(
         outputs: Shapes and types of the outputs, nested in the same way.
         num_replicas: Over how many replicas their states are summed.
     """
-    found = {}
-    unknown: list[FailedProbe] = []
-    probe = functools.partial(_needs_full_batch, is_summed=num_replicas > 1)
     with tf.init_scope():
         terms = keras_internals.compiled.metric_terms(compiled, targets, outputs, None)
-        for number, term in enumerate(terms):
-            name = term.metric.name
-            needs = run_probe(name, functools.partial(probe, term))
-            if isinstance(needs, FailedProbe):
-                unknown.append(needs)
-            elif needs:
-                found[number] = name
-    warn_of_failures(
-        unknown,
-        "Whether each metric can be updated with one microbatch after another",
-        "It is updated so. If it weighs batches equally or mixes examples, its result "
-        "differs from that of the unpipelined model: compare them, or use "
-        "`num_microbatches=1`. Training does not depend on it.",
-    )
-    return found
+        needs = verdicts(
+            (
+                Probe(
+                    (number, term.metric.name),
+                    term.metric.name,
+                    functools.partial(
+                        _needs_full_batch, term, is_summed=num_replicas > 1
+                    ),
+                )
+                for number, term in enumerate(terms)
+            ),
+            "Whether each metric can be updated with one microbatch after another",
+            "It is updated so. If it weighs batches equally or mixes examples, its "
+            "result differs from that of the unpipelined model: compare them, or use "
+            "`num_microbatches=1`. Training does not depend on it.",
+        )
+        return dict(key for key, needed in needs if needed is True)
 
 
 def _reduction(loss: keras.Loss, target: Any, output: Any) -> Reduction | None:

@@ -48,6 +48,10 @@ class Split:
         total = tf.cast(self.batch_size, dtype)
         return tf.math.divide_no_nan(tf.cast(self.sizes[m], dtype), total)
 
+    def spec(self, tensor: tf.Tensor) -> tf.TensorSpec:
+        """Returns shape and type of the microbatches of a tensor `[B, ...]`."""
+        return tf.TensorSpec([self.static_size, *tensor.shape[1:]], tensor.dtype)
+
     def split(self, tensor: tf.Tensor) -> list[tf.Tensor]:
         """Splits `tensor` `[B, ...]` into M tensors `[b_m, ...]`."""
         if len(self.sizes) == 1:

@@ -1,9 +1,8 @@
 """A pipeline: a captured model, partitioned into stages on devices.
 
 A step is emitted as TensorFlow operations, in schedule order, not in autodiff order.
-Either as one operation with a gradient of its own, whose forward emits the forward
-actions and whose gradient the backward ones (`run`); or, where the loss is a value that
-the last stage makes, all actions in one go (`begin`, then `Executor.train`).
+Either as one operation with a gradient of its own (`run`); or, where the loss is a
+value that the last stage makes, all actions in one go (`begin`, then `Executor.train`).
 """
 
 from __future__ import annotations
@@ -24,15 +23,14 @@ from tfgpipe.capture import (
     TensorKey,
     Value,
     input_checks,
-    is_differentiable,
     source_model,
-    stack_losses,
     tracer,
 )
 from tfgpipe.distribution import StageStrategy, current_strategy
 from tfgpipe.runtime import layer_probes, microbatch
-from tfgpipe.runtime.executor import Executor, StepResult, Tensors
-from tfgpipe.runtime.state import InitialState, VariableUpdate, read_variables
+from tfgpipe.runtime.differentiable import DifferentiableStep
+from tfgpipe.runtime.executor import StepResult, Tensors
+from tfgpipe.runtime.state import InitialState, read_variables
 from tfgpipe.runtime.step import Step
 from tfgpipe.schedules import DataFlow, Schedule
 from tfgpipe.stage import (
@@ -176,74 +174,16 @@ class Pipeline:
         evaluates = not functions.may_be_recorded()
         begin = functools.partial(self.begin, schedule=schedule, training=training)
         step = begin(inputs, evaluates=evaluates)
-        has_side_effects = any(t.trace.forward.side_effects for t in step.traced)
-        if evaluates and has_side_effects:
-            # A second run would not do the same.
+        if evaluates and step.has_side_effects:
             evaluates = tf.executing_eagerly()
             step = step if evaluates else begin(inputs)
-        # Keras takes the mean over replicas of what layers add to the loss.
-        num_replicas = current_strategy().num_replicas
-        updates: list[VariableUpdate] = []
-        are_differentiable: dict[TensorKey, bool] = {}
-
-        @tf.custom_gradient
-        def run(*tensors: tf.Tensor) -> Any:
-            given = dict(zip(inputs, tensors, strict=False))
-            first = Executor(step)
-            result = first.forward(given)
-            losses = [] if result.loss is None else [result.loss]
-            summed = first.summed_loss
-            if summed is not None:
-                losses.append(summed * num_replicas)
-            # Not differentiated, so they need not be results of this function.
-            updates.extend(result.updates)
-            are_differentiable.update(
-                (key, is_differentiable(y)) for key, y in result.outputs.items()
-            )
-
-            executors = [] if evaluates else [first]
-
-            # TensorFlow passes `variables` if it finds one behind the results, such as
-            # a frozen weight, and then wants a gradient for it.
-            def gradient(*output_grads: tf.Tensor, variables: Any = None) -> Any:
-                if executors:
-                    executor = executors[0]
-                else:
-                    # The forward was traced without, or a persistent tape's first
-                    # gradient has freed what it used.
-                    state = step.initial_state
-                    again = begin(given, initial_state=state) if evaluates else step
-                    executor = Executor(again)
-                    executor.forward(given)
-                frees = tf.executing_eagerly() and not has_side_effects
-                if frees:
-                    executors.clear()
-                loss_grad = output_grads[-1] if losses else None
-                grads = executor.backward(
-                    {
-                        key: tf.convert_to_tensor(gradient)
-                        for (key, wanted), gradient in zip(
-                            are_differentiable.items(), output_grads, strict=False
-                        )
-                        if wanted and gradient is not None
-                    },
-                    loss_grad,
-                    None if loss_grad is None else loss_grad * num_replicas,
-                    frees=frees,
-                )
-                return grads if variables is None else (grads, [None] * len(variables))
-
-            loss = stack_losses(losses)
-            added = [] if loss is None else [tf.reduce_sum(loss)]
-            return [*result.outputs.values(), *added], gradient
-
-        with tf.device(self.strategy.primary_devices[-1]):
-            results = run(*inputs.values(), *step.weights)
-        keys = list(are_differentiable)
-        outputs = dict(zip(keys, results, strict=False))
-        loss = results[len(keys)] if len(results) > len(keys) else None
-        outputs = {**step.passed_through(inputs), **outputs}
-        return StepResult(outputs, loss, updates)
+        return DifferentiableStep(
+            step,
+            evaluates=evaluates,
+            begin=begin,
+            device=self.strategy.primary_devices[-1],
+            num_replicas=current_strategy().num_replicas,
+        ).run(inputs)
 
     def begin(
         self,
@@ -272,38 +212,22 @@ class Pipeline:
         Raises:
             ValueError, RuntimeError: As `run` does.
         """
-        devices, per_step = self.strategy.stage_devices, per_step or {}
+        per_step, devices = per_step or {}, self.strategy.stage_devices
         num_replicas = self._num_replicas() if training else 1
         first = next(iter(inputs.values()))
         # Replicas sum at each microbatch, so all have as many of them.
         split = microbatch.split_batch(
             first, schedule.num_microbatches, dynamic=num_replicas > 1
         )
-        specs = {
-            key: tf.TensorSpec([split.static_size, *x.shape[1:]], x.dtype)
-            for key, x in inputs.items()
-        }
-        of_step = dataclasses.replace(
-            self.options,
-            training=training,
-            evaluates=evaluates,
-            num_microbatches=len(split.sizes),
-            may_be_empty=split.may_be_empty,
-            num_replicas=num_replicas,
+        options = self._options(
+            split, num_replicas, training=training, evaluates=evaluates
         )
-        options = [of_step.on(device) for device in self.strategy.primary_devices]
-        ids = {key.value_id for key in per_step}
-        traced = self._trace(
-            {**specs, **per_step},
-            options,
-            split,
-            non_differentiable=()
-            if differentiable
-            else {w.value_id for w in specs} | ids,
-            per_step=ids,
-        )
-        schedule = schedule.first_microbatches(len(split.sizes))
-        schedule = schedule.with_flow(_traced_flow(traced))
+        specs = {**{key: split.spec(x) for key, x in inputs.items()}, **per_step}
+        non_differentiable = () if differentiable else {key.value_id for key in specs}
+        once = frozenset(key.value_id for key in per_step)
+        traced = self._trace(specs, options, split, non_differentiable, once)
+        flow = _traced_flow(traced)
+        schedule = schedule.first_microbatches(len(split.sizes)).with_flow(flow)
         output_ids = self.captured.graph.output_ids
         return Step(
             traced=traced,
@@ -312,28 +236,37 @@ class Pipeline:
             initial_state=initial_state or read_variables(self.stages, traced, devices),
             schedule=schedule,
             split=split,
-            keeps=self._keeps(schedule, training=bool(training)),
             output_ids=frozenset(output_ids if outputs is None else outputs),
-            per_step=frozenset(ids),
+            per_step=once,
             are_sums=self._summed_losses(traced, schedule, training=training),
             boundary=Boundary(self.options.codec, output_ids),
             start_dependency=functions.clustering_stop() if training else None,
         )
 
-    def _keeps(self, schedule: Schedule, *, training: bool) -> list[list[bool]]:
-        """Returns for each stage and microbatch whether the forward saves tensors."""
-        remat, microbatches = self.options.remat, range(schedule.num_microbatches)
-        return [
-            [training and remat.keeps(schedule, k, m) for m in microbatches]
-            for k in range(len(self.stages))
-        ]
+    def _options(
+        self,
+        split: microbatch.Split,
+        num_replicas: int,
+        *,
+        training: bool | None,
+        evaluates: bool,
+    ) -> list[StageOptions]:
+        """Returns the options of each stage in a step."""
+        options = dataclasses.replace(
+            self.options,
+            training=training,
+            evaluates=evaluates,
+            num_microbatches=len(split.sizes),
+            may_be_empty=split.may_be_empty,
+            num_replicas=num_replicas,
+        )
+        return [options.on(device) for device in self.strategy.primary_devices]
 
     def _trace(
         self,
         specs: Mapping[TensorKey, tf.TensorSpec],
         options: Sequence[StageOptions],
         split: microbatch.Split,
-        *,
         non_differentiable: Collection[int],
         per_step: Collection[int],
     ) -> list[TracedStage]:

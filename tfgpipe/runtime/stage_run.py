@@ -21,6 +21,8 @@ class StageRun:
     Attributes:
         saved: For each microbatch in flight, tensors by name: those that its backward
             reads, and more.
+        gradients: The accumulators of weight gradients; after the step, the gradients
+            of the weights that have one.
     """
 
     def __init__(self, step: Step, k: int) -> None:
@@ -32,10 +34,11 @@ class StageRun:
             self.variables, self.traced, self.device, step.split, step.initial_state
         )
         self.saved: dict[int, NamedTensors] = {}
-        self._keeps = step.keeps[k]
         self._schedule = step.schedule
+        num_microbatches = step.schedule.num_microbatches
+        self._keeps = [step.keeps(k, m) for m in range(num_microbatches)]
         self._split = step.split
-        self._sums: list[tf.Tensor] = []
+        self.gradients: list[tf.Tensor] = []
 
     @property
     def device(self) -> str:
@@ -48,7 +51,7 @@ class StageRun:
 
     def begin_backward(self) -> None:
         """Makes the accumulators of weight gradients, which are zero."""
-        self._sums = self._functions(0).accumulation.begin(self.devices)
+        self.gradients = self._functions(0).accumulation.begin(self.devices)
 
     def run_host_part(self, m: int, values: NamedTensors) -> NamedTensors:
         """Returns the tensors that the host makes of a stage's inputs for a GPU."""
@@ -80,21 +83,17 @@ class StageRun:
         m, adds = action.microbatch, action.kind.adds_gradients
         functions = self._functions(m)
         made, sums = functions.of(action.kind)(
-            feeds, self._sums if adds else (), *self._sizes(m), devices=self.devices
+            feeds, self.gradients if adds else (), *self._sizes(m), devices=self.devices
         )
         if not adds:
             return made, []
-        self._sums = sums
+        self.gradients = sums
         is_last = self._schedule.is_last_gradient(action)
-        if is_last and self._sums and not functions.accumulation.is_final:
+        if is_last and self.gradients and not functions.accumulation.is_final:
             finalize = functions.finalize
             values = self._with_hoisted(finalize, m, self.saved[m])
-            _, self._sums = finalize(values, self._sums, devices=self.devices)
-        return made, self._sums
-
-    def weight_gradients(self) -> list[tf.Tensor]:
-        """Returns the gradients of the weights that have one, after the step."""
-        return self._sums
+            _, self.gradients = finalize(values, self.gradients, devices=self.devices)
+        return made, self.gradients
 
     def _sizes(self, m: int) -> list[tf.Tensor]:
         """Returns the number of examples of a microbatch if that may be zero."""

@@ -181,12 +181,7 @@ class Carry:
     def updates(self) -> list[VariableUpdate]:
         """Returns the new values of the stage's variables."""
         trace = self._traced.trace
-        names = zip(
-            self._variables,
-            trace.given.variables,
-            trace.forward.new_values,
-            strict=True,
-        )
+        names = zip(self._variables, trace.assigned.items(), strict=True)
         once = trace.per_step_updates
         return [
             VariableUpdate(variable, self.hoisted[after], once_per_step=True)
@@ -196,7 +191,7 @@ class Carry:
                 self._without_offset(variable, self._values[before]),
                 once_per_step=False,
             )
-            for variable, before, after in names
+            for variable, (before, after) in names
             if before != after
         ]
 

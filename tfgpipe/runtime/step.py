@@ -28,8 +28,6 @@ class Step:
         initial_state: The variables before the step.
         schedule: The order of the actions.
         split: The sizes of the microbatches.
-        keeps: For each stage and microbatch, whether the forward saves what the
-            backward reads.
         output_ids: Ids of the values to return.
         per_step: Ids of inputs that are given whole to every microbatch.
         are_sums: For each stage and each loss that it adds, whether the loss is a sum
@@ -45,7 +43,6 @@ class Step:
     initial_state: InitialState
     schedule: Schedule
     split: microbatch.Split
-    keeps: Sequence[Sequence[bool]]
     output_ids: frozenset[int]
     per_step: frozenset[int]
     are_sums: Sequence[Sequence[bool]]
@@ -57,6 +54,16 @@ class Step:
         """The values of the weights before the step."""
         state = self.initial_state
         return [state.values[variable] for variable in state.trainable]
+
+    @property
+    def has_side_effects(self) -> bool:
+        """True if a second run would not do the same."""
+        return any(stage.trace.forward.side_effects for stage in self.traced)
+
+    def keeps(self, k: int, m: int) -> bool:
+        """Returns whether a forward saves what the backward reads."""
+        options = self.traced[k].options
+        return bool(options.training) and options.remat.keeps(self.schedule, k, m)
 
     def passed_through(
         self, inputs: Mapping[TensorKey, tf.Tensor]

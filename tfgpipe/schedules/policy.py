@@ -5,9 +5,9 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from tfgpipe._util import argument_checks
+from tfgpipe._util import Choice, argument_checks
 from tfgpipe.schedules.data_flow import DataFlow
 from tfgpipe.schedules.kinds import ActionKind
 from tfgpipe.schedules.schedule import Action, Schedule
@@ -16,7 +16,7 @@ Orders = tuple[tuple[Action, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class SchedulePolicy(abc.ABC):
+class SchedulePolicy(Choice, abc.ABC):
     """Orders the actions of any number of stages, microbatches and devices.
 
     A policy of one's own is a frozen dataclass in one file, and an argument `schedule`:
@@ -52,7 +52,6 @@ class SchedulePolicy(abc.ABC):
             class.
     """
 
-    name: ClassVar[str]
     shares_devices: ClassVar[bool] = False
     stages_per_device: ClassVar[tuple[int, ...]] = (1,)
     splits_backwards: ClassVar[bool] = False
@@ -167,14 +166,10 @@ class SchedulePolicy(abc.ABC):
         M = min(num_microbatches, 4 * num_devices)
         return self(num_stages, M, num_devices=num_devices).in_flight
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make the policy again."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> SchedulePolicy:
-        """Makes a policy from what `get_config` returned."""
-        return cls(**config)
+    def in_backward(self, num_stages: int, num_microbatches: int) -> tuple[int, ...]:
+        """Returns `Schedule.in_backward` of the schedule on a line of stages."""
+        del num_microbatches
+        return (1,) * num_stages
 
 
 def _check_devices(policy: SchedulePolicy, num_stages: int, num_devices: int) -> None:

@@ -55,7 +55,9 @@ class BestSchedule:
     @property
     def gap(self) -> float:
         """The most by which another schedule may be better, of this one's time."""
-        return 1 - self.lower_bound / self.step_time if self.step_time else 0.0
+        if not self.step_time:
+            return 0.0
+        return max(1 - self.lower_bound / self.step_time, 0.0)
 
     def __str__(self) -> str:
         better = f"at most {100 * self.gap:.1f}% better exists"
@@ -123,7 +125,7 @@ def best_schedule(
             best = candidate
     schedule = best.shop.schedule(best)
     time = simulate(schedule, costs).timeline.step_time
-    return BestSchedule(schedule, time, min(time, *bounds))
+    return BestSchedule(schedule, time, min(bounds))
 
 
 # Passes of a device in order, by kind and stage; those of each device.

@@ -124,7 +124,7 @@ class SPMDPipeline(keras.layers.Layer):
                 )
                 if strategy is not None:
                     keras_internals.variables.initialize_in_scope(
-                        stack.variable, strategy.split_scope, None
+                        stack.variable, strategy.split_scope
                     )
 
     def unstack(self) -> tuple[keras.layers.Layer, ...]:

@@ -142,7 +142,7 @@ class _Ticks:
             outputs, *state = self._partitioning.map_rows(
                 self._forward_row,
                 self._stage_inputs(t, outputs),
-                self._holds_microbatch(t),
+                self._valid_mask(t),
                 *values.weights,
                 *values.constants,
                 *state,
@@ -161,9 +161,7 @@ class _Ticks:
     def backward(self, forward: _Forward, output_grads: tf.Tensor) -> list[tf.Tensor]:
         """Runs all ticks in reverse; returns gradients of the inputs and the weights.
 
-        Args:
-            forward: The result of the forward loop.
-            output_grads: Gradients of the last stage's outputs, `[M, ...]`.
+        The gradients of the last stage's outputs are `[M, ...]`.
         """
         values, K = self._values, self.num_stages
         output_grads = self._partitioning.replicate(output_grads)
@@ -179,7 +177,7 @@ class _Ticks:
             input_grads, *weight_grads = self._partitioning.map_rows(
                 self._backward_row,
                 self._stage_inputs(t, before),
-                self._holds_microbatch(t),
+                self._valid_mask(t),
                 self._select_row(
                     K - 1,
                     output_grads[tf.maximum(t - (K - 1), 0)],
@@ -199,16 +197,16 @@ class _Ticks:
         return [self._stacked(kept)[: self._num_microbatches, 0], *sums]
 
     def _forward_row(
-        self, inputs: tf.Tensor, is_real: tf.Tensor, *values: tf.Tensor
+        self, inputs: tf.Tensor, is_valid: tf.Tensor, *values: tf.Tensor
     ) -> list[tf.Tensor]:
         weights, constants, state = self._groups(values)
         outputs, after = self._stage(inputs, weights, constants, state)
-        return [outputs, *map(tf.where, [is_real] * len(state), after, state)]
+        return [outputs, *map(tf.where, [is_valid] * len(state), after, state)]
 
     def _backward_row(
         self,
         inputs: tf.Tensor,
-        is_real: tf.Tensor,
+        is_valid: tf.Tensor,
         output_grads: tf.Tensor,
         *values: tf.Tensor,
     ) -> list[tf.Tensor]:
@@ -225,7 +223,7 @@ class _Ticks:
         )
         # A row without a microbatch may give anything, as NaN.
         return [
-            tf.where(is_real, gradient, tf.zeros_like(gradient))
+            tf.where(is_valid, gradient, tf.zeros_like(gradient))
             for gradient in map(tf.convert_to_tensor, gradients)
         ]
 
@@ -244,7 +242,7 @@ class _Ticks:
         chosen = tf.reshape(self._rows == k, [-1] + [1] * row.shape.rank)
         return self._partitioning.split(tf.where(chosen, row[tf.newaxis], others))
 
-    def _holds_microbatch(self, t: tf.Tensor) -> tf.Tensor:
+    def _valid_mask(self, t: tf.Tensor) -> tf.Tensor:
         """Returns for each row whether it has a microbatch at a tick, `[K]`."""
         m = t - self._rows
         return self._partitioning.split((m >= 0) & (m < self._num_microbatches))
@@ -275,13 +273,9 @@ class _Ticks:
 
 
 def _shift(rows: tf.Tensor, by: int) -> tf.Tensor:
-    """Returns the rows moved by one, up or down, with zeros in the one that is free.
+    """Returns rows `[K, ...]` moved by 1 or -1, with zeros in the one that is free.
 
     XLA makes a collective-permute of it where the rows are on cores.
-
-    Args:
-        rows: Stacked, `[K, ...]`.
-        by: 1 to move each to the next, -1 to the one before.
     """
     rest = [[0, 0]] * (rows.shape.rank - 1)
     if by == 1:

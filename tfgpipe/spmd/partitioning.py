@@ -39,12 +39,7 @@ class Partitioning(abc.ABC):
 
     @abc.abstractmethod
     def split(self, tensor: tf.Tensor, *, axis: int = 0) -> tf.Tensor:
-        """Returns a tensor whose parts along an axis are each on one core.
-
-        Args:
-            tensor: The tensor to split.
-            axis: An axis of a multiple of K.
-        """
+        """Returns a tensor in K parts along an axis, each on one core."""
 
     @abc.abstractmethod
     def replicate(self, tensor: tf.Tensor) -> tf.Tensor:

@@ -84,9 +84,6 @@ class StackedStages:
         To be called in a `keras.StatelessScope`: at its end the variables get their
         values.
 
-        Args:
-            shape: Shape of the inputs.
-
         Raises:
             ValueError: If stages are not known to be alike, or one cannot follow
                 another.
@@ -108,11 +105,7 @@ class StackedStages:
         return groups
 
     def stage_function(self, *, training: bool | None) -> StageFunction:
-        """Returns the function of a stage, of the values of its variables.
-
-        Args:
-            training: True to run layers as in training.
-        """
+        """Returns the function of a stage, of the values of its variables."""
         own = [stack.rows[0] for stack in self.stacks]
         known = [v for x in self._stages[0] for v in x.variables]
         kept = IdentityMap((x.rows[0], None) for x in self.stacks if x.is_state)
@@ -172,7 +165,7 @@ class StackedStages:
             for variable in layer.variables:
                 if not keras_internals.variables.is_initialized(variable):
                     keras_internals.variables.initialize_in_scope(
-                        variable, tf_internals.host_variables, None
+                        variable, tf_internals.host_variables
                     )
 
     def _check_outputs(self, x: tf.Tensor, scope: keras.StatelessScope) -> None:
@@ -264,10 +257,7 @@ def _name(
 ) -> str:
     """Returns a name without slashes, from below the layer, that ends as the old one.
 
-    Args:
-        variable: The variable.
-        layer: The layer that it is in.
-        position: Index of the layer in its stage, if there are others.
+    With the position of the layer in its stage, if there are others.
     """
     path = variable.path.split("/")
     below = path[path.index(layer.name) + 1 :] if layer.name in path else []

@@ -151,12 +151,16 @@ class GradientAccumulation:
     def _single(
         self, term: _WeightGradient, values: Mapping[str, tf.Tensor]
     ) -> tf.Tensor:
-        """Returns the gradient of a single microbatch, which is the sum."""
+        """Returns the gradient of a single microbatch, which is the sum.
+
+        It is not added to zeros in a buffer, which would make the function stateful:
+        TensorFlow runs such functions of replicas one after the other.
+        """
         if term.gradient.indices is None:
             return values[term.gradient.values]
         with sharding.shard_scope(term.shard):
-            buffer = joint_graph.zero_buffer(term.weight)
-        return self._adder()(buffer, term, values)
+            rows, value = term.rows(values)
+            return tf.math.unsorted_segment_sum(value, rows, term.weight.shape[0])
 
     def _adder(self) -> _Adder:
         if self._platform == "tpu":
@@ -197,6 +201,15 @@ class _WeightGradient:
     gradient: joint_graph.GradientNames
     shard: int
 
+    def rows(self, values: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the indices `[n]` and the rows `[n, ...]` of a microbatch."""
+        assert self.gradient.indices is not None
+        indices = values[self.gradient.indices]
+        if indices.shape.rank != 1:  # GPUs have the host reshape integers.
+            indices = tf.reshape(indices, [-1])
+        rows = values[self.gradient.values]
+        return indices, tf.reshape(rows, [-1, *self.weight.shape[1:]])
+
 
 class _Adder:
     """Adds gradients of a microbatch, in one function."""
@@ -208,15 +221,10 @@ class _Adder:
         values: Mapping[str, tf.Tensor],
     ) -> tf.Tensor:
         """Returns an accumulator plus a gradient."""
-        value = values[term.gradient.values]
         with sharding.shard_scope(term.shard):
             if term.gradient.indices is None:
-                return self.add(total, value, term.shard)
-            value = tf.reshape(value, [-1, *total.shape[1:]])
-            rows = values[term.gradient.indices]
-            if rows.shape.rank != 1:  # GPUs have the host reshape integers.
-                rows = tf.reshape(rows, [-1])
-            return self.add_rows(total, rows, value, term.shard)
+                return self.add(total, values[term.gradient.values], term.shard)
+            return self.add_rows(total, *term.rows(values), term.shard)
 
     def add(self, total: tf.Tensor, value: tf.Tensor, shard: int) -> tf.Tensor:
         """Adds a dense gradient."""

@@ -102,9 +102,6 @@ class StageFunctions:
 
     Attributes:
         accumulation: The accumulation of weight gradients over microbatches.
-        hoistable: Names of tensors that are the same for all microbatches of a step.
-        host_made: Names of tensors that the host makes of each microbatch for a GPU.
-        residuals: Names of the tensors that the forward saves for the backward.
     """
 
     def __init__(
@@ -115,8 +112,7 @@ class StageFunctions:
         saves: bool,
         cache: FunctionCache,
     ) -> None:
-        self._source = source = GraphSource(trace)
-        self._invariant = trace.invariant
+        self._source = GraphSource(trace)
         self._trace = trace
         if options.compiles_everything:
             self._check_compiles(options)
@@ -125,64 +121,59 @@ class StageFunctions:
             # collective.
             options = dataclasses.replace(options, jit_compile=False)
         self._options = options
+        self._saves = saves
         self._cache = cache
-        self._key = (saves, options.code, source.fingerprint)
+        self._key = (saves, options.code, self._source.fingerprint)
         self.accumulation = GradientAccumulation(trace, options)
         self._hoisted: dict[tuple[str, ...], StageFunction] = {}
-        forward, backward, given = trace.forward, trace.backward, trace.given
         host_state = trace.integer_state if options.uses_gpu_kernels else ()
-        self._new_host_state = [
-            after
-            for before, after in zip(given.variables, forward.new_values, strict=True)
-            if before in host_state
-        ]
-        self._carry = [x for x in trace.changed_carry if x not in self._new_host_state]
-        self._outputs = [
-            *forward.outputs,
-            *self._carry,
-            *joint_graph.not_none(forward.loss),
-        ]
-        self._input_grads = joint_graph.not_none(*backward.input_grads)
-        self._gradients = [*self._input_grads, *self.accumulation.addend_names]
-        self.hoistable = self._hoistable(self._invariant, source.hoistable_ops)
+        self._new_host_state = [trace.assigned[before] for before in host_state]
         # Short integers are in the memory of the host as long as they are arguments.
-        integers = (x for x in given.inputs if trace.spec(x).dtype == tf.int32)
+        inputs = trace.given.inputs
+        integers = (x for x in inputs if trace.spec(x).dtype == tf.int32)
         self._on_host = (*host_state, *integers)
-        self.host_made: tuple[str, ...] = ()
-        if options.uses_gpu_kernels:
-            self.host_made = self._hoistable(self._on_host, source.host_ops)
-        self._sources = (
-            *self.hoistable,
-            *self.host_made,
-            *given.inputs,
-            *trace.carry,
-            *given.replicas,
-        )
-        self._known = (*self._sources, *backward.given, *trace.captures)
-        self.residuals = self._residuals(saves=saves)
+        self._carry = [x for x in trace.changed_carry if x not in self._new_host_state]
+        loss = joint_graph.not_none(trace.forward.loss)
+        self._outputs = [*trace.forward.outputs, *self._carry, *loss]
+        self._input_grads = joint_graph.not_none(*trace.backward.input_grads)
+        self._gradients = [*self._input_grads, *self.accumulation.addend_names]
 
-    def _hoistable(
-        self, invariant: tuple[str, ...], operations: Collection[str]
+    @functools.cached_property
+    def hoistable(self) -> tuple[str, ...]:
+        """Names of tensors that are the same for all microbatches of a step."""
+        return self._made_of(self._trace.invariant, self._source.hoistable_ops)
+
+    @functools.cached_property
+    def host_made(self) -> tuple[str, ...]:
+        """Names of tensors that the host makes of each microbatch for a GPU."""
+        if not self._options.uses_gpu_kernels:
+            return ()
+        return self._made_of(self._on_host, self._source.host_ops)
+
+    def _made_of(
+        self, given: Collection[str], operations: Collection[str]
     ) -> tuple[str, ...]:
-        """Returns tensors that depend on these alone, made by these operations."""
+        """Returns the tensors that these operations make of given ones alone."""
         updates = self._trace.per_step_updates.values()
         return partitioner.hoistable_tensors(
             self._source.graph,
             fetches=[*self._outputs, *self._gradients, *updates],
             constants=self._source.constants,
             stateful=self._source.stateful,
-            invariant=invariant,
+            invariant=given,
             hoistable_ops=operations,
         )
 
-    def _residuals(self, *, saves: bool) -> tuple[str, ...]:
-        source = self._source
+    @functools.cached_property
+    def residuals(self) -> tuple[str, ...]:
+        """Names of the tensors that the forward saves for the backward."""
         ends = {
             "sources": self._known,
             "outputs": self._outputs,
             "gradients": self._gradients,
         }
-        if not saves:
+        source = self._source
+        if not self._saves:
             return partitioner.saved_tensors_under_remat(
                 source.graph, stateful=source.stateful, **ends
             )
@@ -191,158 +182,6 @@ class StageFunctions:
             constants=source.constants,
             completed=self._trace.forward.side_effects,
             **ends,
-        )
-
-    def of(self, kind: ActionKind) -> StageFunction:
-        """Returns the function of a kind of pass: the attribute of its name."""
-        function: StageFunction = getattr(self, kind.name)
-        return function
-
-    @functools.cached_property
-    def forward(self) -> StageFunction:
-        """The forward."""
-        trace = self._trace
-        subgraph = self._source.extract(
-            fetches=(*self._outputs, *self.residuals),
-            feeds=self._sources,
-            side_effects=trace.forward.side_effects,
-        )
-        # Hoisted, whether or not a microbatch uses them.
-        feeds = (*subgraph.feeds, *trace.per_step_updates.values())
-        feeds = self._with_carry(feeds, self._carry)
-        return self._function("forward", self._run(subgraph), feeds, subgraph.fetches)
-
-    @functools.cached_property
-    def host(self) -> StageFunction | None:
-        """The function of what the host makes of a microbatch, before the forward.
-
-        GPUs would have the host wait for seeds and indices: some operations on integers
-        have kernels on GPUs, others are run by the host. It is None if there are none.
-        """
-        fetches = (*self.host_made, *self._new_host_state)
-        if not fetches:
-            return None
-        subgraph = self._source.extract(fetches=fetches, feeds=self._on_host)
-        feeds = self._with_carry(subgraph.feeds, self._new_host_state)
-        return self._function("host", self._run(subgraph), feeds, subgraph.fetches)
-
-    def _with_carry(
-        self, feeds: Sequence[str], new_carry: Sequence[str]
-    ) -> tuple[str, ...]:
-        """Returns feeds with the carry as it was before `new_carry` was made of it.
-
-        A microbatch without rows leaves it so.
-        """
-        before = dict(zip(self._trace.new_carry, self._trace.carry, strict=True))
-        return tuple(dict.fromkeys((*feeds, *(before[after] for after in new_carry))))
-
-    @functools.cached_property
-    def backward(self) -> StageFunction:
-        """The whole backward."""
-        subgraph = self._backward_subgraph(self._gradients)
-        return self._backward("backward", subgraph, self._input_grads)
-
-    @functools.cached_property
-    def backward_input(self) -> StageFunction:
-        """The half of the backward that computes input gradients.
-
-        It recomputes what both halves need, and passes on what the second half reads.
-        """
-        kept = [name for name in self._split_tensors if name not in self.residuals]
-        made = tuple(dict.fromkeys([*self._input_grads, *kept]))
-        subgraph = self._backward_subgraph(made)
-        return self._function(
-            "backward_input", self._run(subgraph), subgraph.feeds, made, rows=True
-        )
-
-    @functools.cached_property
-    def backward_weight(self) -> StageFunction:
-        """The half of the backward that computes weight gradients."""
-        subgraph = self._backward_subgraph(
-            self.accumulation.addend_names, self._split_tensors
-        )
-        return self._backward("backward_weight", subgraph, ())
-
-    def hoisted(
-        self, run: StageFunction, values: NamedTensors, devices: Sequence[str] = ()
-    ) -> NamedTensors:
-        """Returns the hoisted tensors of a function that are not there yet.
-
-        Args:
-            run: One of the functions.
-            values: All tensors by name, weights and state among them.
-            devices: Devices of the shards; empty for the current device.
-        """
-        names = tuple(n for n in self.hoistable if n in run.feeds and n not in values)
-        if not names:
-            return {}
-        if names not in self._hoisted:
-            subgraph = self._source.extract(fetches=names, feeds=self._invariant)
-            self._hoisted[names] = self._function(
-                "hoisted",
-                lambda values, sums: (
-                    _run_by_name(subgraph.run, subgraph, values),
-                    [*sums],
-                ),
-                subgraph.feeds,
-                subgraph.fetches,
-                which=tuple(map(self.hoistable.index, names)),
-                rows=False,
-            )
-        return self._hoisted[names](values, devices=devices)[0]
-
-    @functools.cached_property
-    def finalize(self) -> StageFunction:
-        """The function from the accumulators of all microbatches to the gradients."""
-        gradients = self.accumulation.gradients
-        subgraph = self._source.extract(
-            fetches=[g.finalized for g in gradients if g.finalized],
-            feeds=[
-                *(g.values for g in gradients if g.finalized),
-                *self.hoistable,
-                *self._invariant,
-            ],
-        )
-        summed = {gradient.values for gradient in gradients if gradient.finalized}
-
-        def compute(
-            values: NamedTensors, sums: Sequence[tf.Tensor]
-        ) -> tuple[NamedTensors, list[tf.Tensor]]:
-            totals = zip(
-                (g.values for g in gradients),
-                self.accumulation.finalize(sums),
-                strict=True,
-            )
-            values = {**values, **dict(totals)}
-            if subgraph.fetches:
-                values.update(_run_by_name(subgraph.run, subgraph, values))
-            return {}, [values[g.finalized or g.values] for g in gradients]
-
-        feeds = tuple(feed for feed in subgraph.feeds if feed not in summed)
-        return self._function("finalize", compute, feeds, (), rows=False, sums=True)
-
-    def _backward(
-        self, name: str, subgraph: SubgraphFunction, fetches: Sequence[str]
-    ) -> StageFunction:
-        """Makes a function that adds up gradients of weights."""
-        run = self._run(subgraph)
-
-        def compute(
-            values: NamedTensors, sums: Sequence[tf.Tensor]
-        ) -> tuple[NamedTensors, list[tf.Tensor]]:
-            made, _ = run(values, ())
-            return made, self.accumulation.add(sums, made)
-
-        return self._function(name, compute, subgraph.feeds, tuple(fetches), sums=True)
-
-    def _backward_subgraph(
-        self, fetches: Sequence[str], between: Sequence[str] = ()
-    ) -> SubgraphFunction:
-        feeds = (*between, *self._trace.backward.given, *self.residuals, *self._sources)
-        return self._source.extract(
-            fetches=fetches,
-            feeds=tuple(dict.fromkeys(feeds)),
-            completed=self._trace.forward.side_effects,
         )
 
     @functools.cached_property
@@ -358,12 +197,135 @@ class StageFunctions:
             completed=self._trace.forward.side_effects,
         )
 
-    def _run(self, subgraph: SubgraphFunction) -> Compute:
-        """Returns a subgraph as a function of values by name, compiled if asked for."""
-        run: Callable[..., list[tf.Tensor]] = subgraph.run
-        if self._options.compiles_functions:
-            run = functions.compiled(run)
-        return lambda values, sums: (_run_by_name(run, subgraph, values), list(sums))
+    @functools.cached_property
+    def _sources(self) -> tuple[str, ...]:
+        """Names of what a microbatch's forward can take."""
+        given = self._trace.given
+        made = (*self.hoistable, *self.host_made)
+        return (*made, *given.inputs, *self._trace.carry, *given.replicas)
+
+    @property
+    def _known(self) -> tuple[str, ...]:
+        """Names of all that comes from outside."""
+        return (*self._sources, *self._trace.backward.given, *self._trace.captures)
+
+    def of(self, kind: ActionKind) -> StageFunction:
+        """Returns the function of a kind of pass: the attribute of its name."""
+        function: StageFunction = getattr(self, kind.name)
+        return function
+
+    @functools.cached_property
+    def forward(self) -> StageFunction:
+        """The forward."""
+        subgraph = self._source.extract(
+            fetches=(*self._outputs, *self.residuals),
+            feeds=self._sources,
+            side_effects=self._trace.forward.side_effects,
+        )
+        # Hoisted, whether or not a microbatch uses them.
+        updates = self._trace.per_step_updates.values()
+        return self._pass(
+            "forward", subgraph, more=(*updates, *self._before(self._carry))
+        )
+
+    @functools.cached_property
+    def host(self) -> StageFunction | None:
+        """The function of what the host makes of a microbatch, before the forward.
+
+        GPUs would have the host wait for seeds and indices: some operations on integers
+        have kernels on GPUs, others are run by the host. It is None if there are none.
+        """
+        fetches = (*self.host_made, *self._new_host_state)
+        if not fetches:
+            return None
+        subgraph = self._source.extract(fetches=fetches, feeds=self._on_host)
+        return self._pass("host", subgraph, more=self._before(self._new_host_state))
+
+    def _before(self, new_carry: Sequence[str]) -> list[str]:
+        """Returns the carry before; a microbatch without rows leaves it so."""
+        before = dict(zip(self._trace.new_carry, self._trace.carry, strict=True))
+        return [before[after] for after in new_carry]
+
+    @functools.cached_property
+    def backward(self) -> StageFunction:
+        """The whole backward."""
+        subgraph = self._backward_subgraph(self._gradients)
+        return self._pass("backward", subgraph, adds_beside=self._input_grads)
+
+    @functools.cached_property
+    def backward_input(self) -> StageFunction:
+        """The half of the backward that computes input gradients.
+
+        It recomputes what both halves need, and passes on what the second half reads.
+        """
+        kept = [name for name in self._split_tensors if name not in self.residuals]
+        subgraph = self._backward_subgraph([*self._input_grads, *kept])
+        return self._pass("backward_input", subgraph)
+
+    @functools.cached_property
+    def backward_weight(self) -> StageFunction:
+        """The half of the backward that computes weight gradients."""
+        addends = self.accumulation.addend_names
+        subgraph = self._backward_subgraph(addends, self._split_tensors)
+        return self._pass("backward_weight", subgraph, adds_beside=())
+
+    def _backward_subgraph(
+        self, fetches: Sequence[str], between: Sequence[str] = ()
+    ) -> SubgraphFunction:
+        feeds = (*between, *self._trace.backward.given, *self.residuals, *self._sources)
+        return self._source.extract(
+            fetches=fetches,
+            feeds=tuple(dict.fromkeys(feeds)),
+            completed=self._trace.forward.side_effects,
+        )
+
+    def hoisted(
+        self, run: StageFunction, values: NamedTensors, devices: Sequence[str] = ()
+    ) -> NamedTensors:
+        """Returns the hoisted tensors of a function that are not there yet.
+
+        Args:
+            run: One of the functions.
+            values: All tensors by name, weights and state among them.
+            devices: Devices of the shards; empty for the current device.
+        """
+        names = tuple(n for n in self.hoistable if n in run.feeds and n not in values)
+        if not names:
+            return {}
+        if names not in self._hoisted:
+            subgraph = self._source.extract(fetches=names, feeds=self._trace.invariant)
+            self._hoisted[names] = self._function(
+                "hoisted",
+                lambda values, sums: (subgraph.by_name(values), list(sums)),
+                subgraph.feeds,
+                subgraph.fetches,
+                which=tuple(map(self.hoistable.index, names)),
+                rows=False,
+            )
+        return self._hoisted[names](values, devices=devices)[0]
+
+    @functools.cached_property
+    def finalize(self) -> StageFunction:
+        """The function from the accumulators of all microbatches to the gradients."""
+        gradients = self.accumulation.gradients
+        summed = [gradient.values for gradient in gradients if gradient.finalized]
+        subgraph = self._source.extract(
+            fetches=[g.finalized for g in gradients if g.finalized],
+            feeds=[*summed, *self.hoistable, *self._trace.invariant],
+        )
+
+        def compute(
+            values: NamedTensors, sums: Sequence[tf.Tensor]
+        ) -> tuple[NamedTensors, list[tf.Tensor]]:
+            totals = self.accumulation.finalize(sums)
+            names = (gradient.values for gradient in gradients)
+            values = {**values, **dict(zip(names, totals, strict=True))}
+            if subgraph.fetches:
+                values.update(subgraph.by_name(values))
+            return {}, [values[g.finalized or g.values] for g in gradients]
+
+        feeds = tuple(feed for feed in subgraph.feeds if feed not in summed)
+        return self._function("finalize", compute, feeds, (), rows=False, sums=True)
 
     @property
     def _spans_devices(self) -> bool:
@@ -385,6 +347,37 @@ class StageFunctions:
                 "XLA compiles for known shapes. Received a mini-batch of any number. "
                 "Use `dataset.batch(size, drop_remainder=True)`."
             )
+
+    def _pass(
+        self,
+        name: str,
+        subgraph: SubgraphFunction,
+        *,
+        more: Sequence[str] = (),
+        adds_beside: Sequence[str] | None = None,
+    ) -> StageFunction:
+        """Makes the function of a pass over a microbatch, compiled if asked for.
+
+        Args:
+            name: Its name.
+            subgraph: The tensors that it computes.
+            more: Names of what it takes beside.
+            adds_beside: Names of the tensors that it returns beside accumulators, to
+                which it adds gradients; None if it adds none and returns all.
+        """
+        adds = adds_beside is not None
+        fetches = subgraph.fetches if adds_beside is None else adds_beside
+        if self._options.compiles_functions:
+            subgraph = subgraph.compiled()
+
+        def compute(
+            values: NamedTensors, sums: Sequence[tf.Tensor]
+        ) -> tuple[NamedTensors, list[tf.Tensor]]:
+            made = subgraph.by_name(values)
+            return made, self.accumulation.add(sums, made) if adds else list(sums)
+
+        feeds = tuple(dict.fromkeys((*subgraph.feeds, *more)))
+        return self._function(name, compute, feeds, fetches, sums=adds)
 
     def _function(
         self,
@@ -457,13 +450,3 @@ class StageFunctions:
                 f"stage_{name}", function, self._cache
             )
         return functions.GraphFunction(f"stage_{name}", function)
-
-
-def _run_by_name(
-    run: Callable[..., list[tf.Tensor]],
-    subgraph: SubgraphFunction,
-    values: NamedTensors,
-) -> NamedTensors:
-    """Runs a subgraph on values by name."""
-    made = run(*(values[feed] for feed in subgraph.feeds))
-    return dict(zip(subgraph.fetches, made, strict=True))

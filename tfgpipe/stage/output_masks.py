@@ -13,7 +13,6 @@ from collections.abc import Callable, Hashable, Mapping
 import keras
 import tensorflow as tf
 
-from tfgpipe._compat import functions
 from tfgpipe._util import unique
 from tfgpipe.capture import CallGraph, Interpreter, Segment, TensorKey, layer_variables
 from tfgpipe.graph import joint_graph
@@ -86,9 +85,8 @@ class OutputMasks:
         subgraph = GraphSource(trace, on_one_device=True).extract(
             fetches=list(masks.values()), feeds=(*given.inputs, *given.state)
         )
-        run = subgraph.run
         if platform_of(self._device) == "tpu":
-            run = functions.compiled(run)
+            subgraph = subgraph.compiled()
 
         @tf.function(autograph=False)
         def function(*tensors: tf.Tensor) -> dict[int, tf.Tensor]:
@@ -96,8 +94,7 @@ class OutputMasks:
             for variable, name in zip(read, given.state, strict=True):
                 if name in subgraph.feeds:
                     values[name] = tf.convert_to_tensor(variable.value)
-            made = run(*(values[feed] for feed in subgraph.feeds))
-            found = dict(zip(subgraph.fetches, made, strict=True))
+            found = subgraph.by_name(values)
             return {value_id: found[name] for value_id, name in masks.items()}
 
         return function

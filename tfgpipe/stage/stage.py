@@ -119,9 +119,8 @@ class TracedStage:
 
     def changed(self, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
         """Returns the stage's variables that a forward changes."""
-        before, after = self.trace.given.variables, self.trace.forward.new_values
-        names = zip(variables, before, after, strict=True)
-        return [variable for variable, old, new in names if old != new]
+        pairs = zip(variables, self.trace.assigned.items(), strict=True)
+        return [variable for variable, (before, after) in pairs if before != after]
 
     def _make_functions(self, *, saves: bool) -> StageFunctions:
         if saves not in self._functions:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -52,6 +52,15 @@ class SubgraphFunction:
     feeds: tuple[str, ...]
     fetches: tuple[str, ...]
     run: Callable[..., list[tf.Tensor]]
+
+    def by_name(self, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Returns the fetched tensors by name, of the fed ones by name."""
+        made = self.run(*(values[feed] for feed in self.feeds))
+        return dict(zip(self.fetches, made, strict=True))
+
+    def compiled(self) -> SubgraphFunction:
+        """Returns the same function, compiled by XLA."""
+        return dataclasses.replace(self, run=functions.compiled(self.run))
 
 
 class GraphSource:

@@ -122,6 +122,7 @@ class Dense(ShardedLayer):
     def build(self, input_shape: Any) -> None:
         """Creates the weights."""
         inputs, units = self._kernel_axes(input_shape)
+        self._num_input_axes = len(inputs)
         by_columns = self.partition == "column"
         if not by_columns:
             features = math.prod(inputs)
@@ -175,7 +176,15 @@ class Dense(ShardedLayer):
 
     def shard_kernels(self) -> list[tf.Tensor]:
         """Returns each shard's part of the kernel, as a matrix."""
-        return self.values(self.kernel_parts)
+        kernels = self.values(self.kernel_parts)
+        if kernels[0].shape.rank == 2:
+            return kernels
+
+        def matrix(kernel: tf.Tensor) -> tf.Tensor:
+            inputs = math.prod(kernel.shape[: self._num_input_axes])
+            return keras.ops.reshape(kernel, (inputs, -1))
+
+        return device_ops.on_each(self.shard_devices, matrix, kernels)
 
     def _biases(self, num: int) -> list[list[tf.Tensor]]:
         """Returns the bias in a list of `num` parts, or nothing."""
@@ -221,14 +230,6 @@ class QKVProjection(Dense):
     def _kernel_axes(self, input_shape: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return (input_shape[-1],), (self.num_heads, self.size)
 
-    def shard_kernels(self) -> list[tf.Tensor]:
-        """Returns each shard's part of the kernel, as a matrix."""
-
-        def matrix(kernel: tf.Tensor) -> tf.Tensor:
-            return keras.ops.reshape(kernel, (kernel.shape[0], -1))
-
-        return device_ops.on_each(self.shard_devices, matrix, super().shard_kernels())
-
     def finish_shard(self, y: tf.Tensor, *bias: tf.Tensor) -> tf.Tensor:
         """Returns a shard's outputs: its product with bias, activation and shape."""
         # Constants if sizes are known: of others XLA makes no reshape if the other
@@ -272,14 +273,6 @@ class OutputProjection(Dense):
     def _kernel_axes(self, input_shape: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         *_, heads, size = input_shape[0]
         return (heads * self.num_shards, size), (self.units,)
-
-    def shard_kernels(self) -> list[tf.Tensor]:
-        """Returns each shard's part of the kernel, as a matrix."""
-
-        def matrix(kernel: tf.Tensor) -> tf.Tensor:
-            return keras.ops.reshape(kernel, (-1, kernel.shape[-1]))
-
-        return device_ops.on_each(self.shard_devices, matrix, super().shard_kernels())
 
 
 @keras.saving.register_keras_serializable(package="tfgpipe")

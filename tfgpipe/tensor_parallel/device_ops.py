@@ -43,13 +43,7 @@ def on(device: str, function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
 def on_each(
     devices: Sequence[str], function: Callable[..., Any], *tensors: Sequence[tf.Tensor]
 ) -> list[Any]:
-    """Returns a function of the tensors of each device, computed there.
-
-    Args:
-        devices: T devices.
-        function: As in `on`.
-        *tensors: Its arguments, T of each.
-    """
+    """Returns a function of the tensors of each device, computed there, as by `on`."""
     return [
         on(device, function, *each)
         for device, *each in zip(devices, *tensors, strict=True)

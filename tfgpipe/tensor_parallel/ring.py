@@ -92,13 +92,10 @@ def column(
     devices: Sequence[str],
     directions: Sequence[int],
 ) -> list[tf.Tensor]:
-    """Returns `x @ kernels[t]` on each device t.
+    """Returns `x @ kernels[t]` on each device t, in one or both directions.
 
-    Args:
-        chunks: Parts of x along its last axis, part c for device c.
-        kernels: On each device, its columns, `[d, units_t]`.
-        devices: The devices in the order of the ring.
-        directions: Directions of the ring, 1 and -1.
+    Chunk c is a part of x along its last axis, for device c; `kernels[t]` has the
+    columns of device t, `[d, units_t]`.
     """
     widths = [chunk.shape[-1] for chunk in chunks]
     split = [device_ops.part_sizes(width, len(directions)) for width in widths]
@@ -126,11 +123,7 @@ def row(
 ) -> list[tf.Tensor]:
     """Returns the sum over t of `parts[t] @ kernels[t]`, a part on each device.
 
-    Args:
-        parts: The part of each device, `[..., d_t]`.
-        kernels: On each device, its rows, `[d_t, units]`.
-        devices: The devices in the order of the ring.
-        directions: Directions of the ring, 1 and -1.
+    `parts[t]` is `[..., d_t]`; `kernels[t]` has the rows of device t, `[d_t, units]`.
     """
     n = len(directions)
     widths = device_ops.part_sizes(kernels[0].shape[-1], len(devices))

@@ -126,11 +126,8 @@ class ShardedLayer(keras.layers.Layer, sharding.Sharded):
     ) -> list[tf.Tensor]:
         """Returns the parts of a weight, each on its device and cast there.
 
+        To the compute dtype by default.
         By itself Keras casts them, and gradients back, on no device in particular.
-
-        Args:
-            parts: The parts.
-            dtype: Dtype of the values. Defaults to the compute dtype.
         """
         dtype = self.compute_dtype if dtype is None else dtype
         values = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
@@ -211,17 +212,21 @@ def test_interleaved_runs_microbatches_ahead_and_holds_them(ahead, P, v, data):
 
 @pytest.mark.parametrize(("P", "v"), [(4, 2), (4, 3), (8, 3)])
 def test_microbatches_ahead_hide_p_transfers(P, v):
-    def exposed(ahead):
-        plan = Interleaved(num_ahead=ahead)(v * P, 3 * P, num_devices=P)
+    def exposed(ahead, size=P):
+        policy = Interleaved(num_ahead=ahead, group_size=size)
+        plan = policy(v * P, 8 * P, num_devices=P)
         costs = Costs(latency=1 / 64)  # P of them take less than a forward.
         return simulate(plan, costs).exposed_communication * 64
 
     assert exposed(0) == pytest.approx(2 * (P * v - 1))
     assert exposed(1) == pytest.approx(2 * (P * v - 1) - P)
+    assert exposed(0, size=2 * P) == pytest.approx(2 * (P - 1))
 
 
 def test_fewer_than_no_microbatches_ahead_are_refused():
-    with pytest.raises(ValueError, match=r"at least 0\. Received num_ahead=-1"):
+    with pytest.raises(
+        ValueError, match="`num_ahead` must be an integer of at least 0"
+    ):
         Interleaved(num_ahead=-1)
 
 
@@ -229,6 +234,26 @@ def test_interleaved_with_one_stage_a_device_is_1f1b():
     assert draw(schedules.interleaved(3, 5, num_devices=3)) == draw(
         schedules.one_f_one_b(3, 5)
     )
+
+
+@given(st.integers(2, 4), st.integers(2, 3), st.integers(0, 6), st.integers(0, 20))
+def test_interleaved_takes_larger_groups(P, v, more, rest):
+    policy = dataclasses.replace(schedules.interleaved, group_size=P + more)
+    plan = policy(v * P, P + rest, num_devices=P).validate()
+    held = tuple(in_flight(plan, k) for k in range(v * P))
+    assert max(held) <= min(P + rest, (v - 1) * (P + more) + 2 * P)
+    assert policy.in_flight(v * P, 8 * (P + more), P) == (
+        policy(v * P, 8 * (P + more), num_devices=P).in_flight
+    )
+
+
+def test_a_group_fills_all_devices():
+    policy = dataclasses.replace(schedules.interleaved, group_size=3)
+    with pytest.raises(ValueError, match=r"group_size=3 for 4 devices. Use 4, or 2"):
+        policy(8, 8, num_devices=4)
+    with pytest.raises(ValueError, match="group_size"):
+        dataclasses.replace(schedules.interleaved, group_size=0)
+    assert schedules.find("interleaved") == dataclasses.replace(policy, group_size=None)
 
 
 @given(st.integers(2, 5), st.integers(2, 3), st.integers(1, 4), st.data())

@@ -10,7 +10,7 @@ from typing import Literal
 
 from tfgpipe.graph.joint_graph import Pass
 from tfgpipe.graph.passes.batched_matmul import flat_matmuls
-from tfgpipe.graph.passes.fake_quant import fake_quant_on_device
+from tfgpipe.graph.passes.fake_quant_on_device import fake_quant_on_device
 from tfgpipe.graph.passes.fusion import ChainCache, fuse_chains
 from tfgpipe.graph.passes.gradient_factors import with_factors
 from tfgpipe.graph.passes.matmul import faster_matmuls

@@ -9,16 +9,18 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import TypeAlias
 
 import keras
 import tensorflow as tf
+
+from tfgpipe._util import Choice
 
 Spec: TypeAlias = "tf.TensorSpec | keras.KerasTensor"
 
 
 @dataclasses.dataclass(frozen=True)
-class Codec(abc.ABC):
+class Codec(Choice, abc.ABC):
     """Encodes floating point values at the boundary between two stages.
 
     A codec of one's own is a frozen dataclass, given as `transfer_dtype`:
@@ -44,8 +46,6 @@ class Codec(abc.ABC):
     Attributes:
         name: Name in tables and saved models. Of the class.
     """
-
-    name: ClassVar[str] = "custom"
 
     @abc.abstractmethod
     def encode(self, tensor: tf.Tensor) -> list[tf.Tensor]:
@@ -75,15 +75,3 @@ class Codec(abc.ABC):
     def decode_gradient(self, encoded: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
         """Decodes a gradient to a dtype."""
         return tf.cast(encoded, dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that make the codec again."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Codec:
-        """Makes a codec from what `get_config` returned."""
-        return cls(**config)
-
-    def __str__(self) -> str:
-        return self.name

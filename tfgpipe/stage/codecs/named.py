@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
-from tfgpipe._util import argument_checks
+from tfgpipe._util import choices
 from tfgpipe.stage.codecs.cast import BFloat16Codec, Float16Codec
 from tfgpipe.stage.codecs.codec import Codec
 from tfgpipe.stage.codecs.int8 import ChannelInt8Codec, Int8Codec
@@ -31,11 +31,6 @@ def find(transfer_dtype: Any) -> Codec:
     Raises:
         ValueError: If it is neither.
     """
-    if isinstance(transfer_dtype, Codec):
-        return transfer_dtype
-    choices = (None, *get_args(TransferDtype))
-    hint = " Or give a `tfgpipe.Codec` of your own."
-    name = argument_checks.check_choice(
-        "transfer_dtype", transfer_dtype, choices, hint=hint
+    return choices.find(
+        "transfer_dtype", transfer_dtype, Codec, _CODECS, public="tfgpipe.Codec"
     )
-    return _CODECS[name]

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers import joints
-from tfgpipe.graph.passes.fake_quant import fake_quant_on_device
+from tfgpipe.graph.passes.fake_quant_on_device import fake_quant_on_device
 from tfgpipe.stage.joint import trace_joint
 
 RANGES = [
