@@ -7,6 +7,7 @@ hold all of these where the full product has thousands.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import random
@@ -29,7 +30,11 @@ def all_pairs(
             cannot meet.
         strength: How many factors' values meet in every way: 2 for pairs.
     """
-    rules = [(frozenset(inspect.signature(r).parameters), r) for r in impossible]
+    asked = [
+        (dict.fromkeys(inspect.signature(rule).parameters), functools.cache(rule))
+        for rule in impossible
+    ]
+    rules = {name: [x for x in asked if name in x[0]] for name in factors}
     rng = random.Random(0)
     met: set = set()
     cases = []
@@ -60,7 +65,7 @@ def meetings(factors: Factors, case: Sequence[Any], strength: int = 2) -> set:
 def _completed(
     given: dict[str, Any],
     factors: Factors,
-    rules: Sequence[tuple[frozenset[str], Rule]],
+    rules: Mapping[str, Sequence[tuple[dict[str, None], Rule]]],
     rng: random.Random,
 ) -> tuple | None:
     """Returns a case that holds these values and breaks no rule, or None."""
@@ -68,11 +73,11 @@ def _completed(
     rng.shuffle(missing)
     case = dict(given)
 
-    def broken(names: Collection[str]) -> bool:
+    def broken(name: str) -> bool:
         return any(
-            rule(**{name: case[name] for name in asked})
-            for asked, rule in rules
-            if asked <= case.keys() and not asked.isdisjoint(names)
+            rule(*(case[name] for name in asked))
+            for asked, rule in rules[name]
+            if case.keys() >= asked.keys()
         )
 
     def fill(position: int) -> bool:
@@ -81,11 +86,11 @@ def _completed(
         name = missing[position]
         for value in rng.sample(factors[name], len(factors[name])):
             case[name] = value
-            if not broken((name,)) and fill(position + 1):
+            if not broken(name) and fill(position + 1):
                 return True
         del case[name]
         return False
 
-    if broken(tuple(given)) or not fill(0):
+    if any(map(broken, given)) or not fill(0):
         return None
     return tuple(case[name] for name in factors)

@@ -1,4 +1,7 @@
-"""As `tests/models/test_identity.py`, with triples in place of pairs."""
+"""As `tests/models/test_identity.py`, with triples in place of pairs.
+
+Schedules that are not there have pairs.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,17 @@ import pytest
 
 from tests.helpers import identity, zoo
 
-CASES = identity.cases(identity.ALL_FACTORS, strength=3)
+TRIPLES = identity.cases(identity.ALL_FACTORS, strength=3)
+PAIRS = identity.cases(identity.OTHER_SCHEDULES)
 
 
-@pytest.mark.parametrize("case", CASES, ids=zoo.title)
+@pytest.mark.parametrize("case", TRIPLES, ids=zoo.title)
 def test_every_triple_of_choices_trains_as_the_plain_model(case, floatx):
+    floatx(case["dtype"])
+    identity.assert_case(**case)
+
+
+@pytest.mark.parametrize("case", PAIRS, ids=zoo.title)
+def test_every_schedule_with_every_choice_trains_as_the_plain_model(case, floatx):
     floatx(case["dtype"])
     identity.assert_case(**case)
