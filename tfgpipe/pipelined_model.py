@@ -32,7 +32,7 @@ from tfgpipe.partition import (
 from tfgpipe.pipelined_layer import PipelinedLayer
 from tfgpipe.report import print_summary
 from tfgpipe.runtime import LossPipeline, Pipeline, StepTimer, TimingRecorder
-from tfgpipe.schedules import Schedule
+from tfgpipe.schedules import DataFlow, Schedule
 from tfgpipe.stage import Stage, owned_variables
 
 
@@ -121,6 +121,8 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
                 )
         self._loss_pipelines: dict[str, tuple[Pipeline, LossPipeline]] = {}
         self.recorder: TimingRecorder | None = None
+        # The data flow and the partition that the schedule is for.
+        self._ordered_for: tuple[DataFlow, tuple[int, ...]] | None = None
 
     @property
     def config(self) -> PipelineConfig:
@@ -136,8 +138,12 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
         layer = self.pipelined
         if layer.built:
             placement, flow = layer.schedule.placement, layer.pipeline.data_flow
-            if flow != layer.schedule.data_flow:
-                order = self.config.schedule
+            cut = flow, tuple(len(stage.segment.calls) for stage in layer.stages)
+            if cut != self._ordered_for:
+                self._ordered_for = cut
+                order = self.config.schedule.fitted(
+                    lambda: layer.plan().costs, self.config.memory_limit
+                )
                 layer.schedule = order.on(placement, layer.num_microbatches, flow)
         return layer.schedule
 

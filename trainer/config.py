@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tfgpipe import PipelineConfig, schedules
 from tfgpipe import remat as remat_lib
 from tfgpipe.partition import balances
+from tfgpipe.simulation import ScheduleName, find_schedule
 from trainer.hyperparams import HyperparameterError, Hyperparams, field
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Pipelining(Hyperparams):
         default=None, help="Number of layers of each stage, instead of a balance."
     )
     remat: remat_lib.Name = _option("remat")
-    schedule: schedules.Name = _option("schedule", default="1f1b")
+    schedule: ScheduleName = _option("schedule", default="1f1b")
     stages_per_device: int | None = field(
         default=None,
         at_least=2,
@@ -102,9 +103,8 @@ class Pipelining(Hyperparams):
         v = self.stages_per_device
         if v is not None and not self._policy.shares_devices:
             raise HyperparameterError(
-                "stages_per_device: expected None, as only the schedules interleaved "
-                f"and gpipe have several stages on a device; received {v} for "
-                f"schedule={self.schedule}."
+                "stages_per_device: expected None, as this schedule has one stage on "
+                f"each device; received {v} for schedule={self.schedule}."
             )
         if self.num_stages % self.num_stages_each:
             raise HyperparameterError(
@@ -115,7 +115,7 @@ class Pipelining(Hyperparams):
 
     @property
     def _policy(self) -> schedules.SchedulePolicy:
-        policy = schedules.find(self.schedule)
+        policy = find_schedule(self.schedule)
         assert isinstance(policy, schedules.SchedulePolicy)
         return policy
 
@@ -130,7 +130,7 @@ class Pipelining(Hyperparams):
         num_groups = self.num_stages // self.num_stages_each
         return self.num_replicas * num_groups * self.num_shards
 
-    def make_schedule(self) -> schedules.Name | schedules.Schedule:
+    def make_schedule(self) -> ScheduleName | schedules.Schedule:
         """Returns the schedule. A subclass with one of its own returns that."""
         return self.schedule
 

@@ -30,6 +30,7 @@ def settings(schedule: schedules.Schedule, remat: str) -> PlanSettings:
         num_slots=2,
         codec=codecs.find(None),
         schedule=schedule,
+        order=schedule,
     )
 
 

@@ -557,7 +557,7 @@ def test_several_stages_on_a_device_are_refused_on_several_hosts() -> None:
         ({"num_stages": 4, "stages_per_device": 3}, "expected a multiple of 3"),
         (
             {"num_stages": 4, "stages_per_device": 2, "schedule": "1f1b"},
-            "stages_per_device: expected None, as only the schedules interleaved",
+            "stages_per_device: expected None, as this schedule has one stage on",
         ),
     ],
 )

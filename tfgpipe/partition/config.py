@@ -25,7 +25,6 @@ from typing import (
     get_args,
 )
 
-from tfgpipe import schedules
 from tfgpipe._util import argument_checks, docstrings
 from tfgpipe.partition import balances
 from tfgpipe.partition.balances import Balance, BalanceLike
@@ -33,6 +32,7 @@ from tfgpipe.partition.given import Partition
 from tfgpipe.partition.step_config import StepConfig, option, saved
 from tfgpipe.remat import RematLike
 from tfgpipe.schedules import Schedule, SchedulePolicy
+from tfgpipe.simulation import ScheduleName
 
 if TYPE_CHECKING:
     from tfgpipe.partition.profiles import PlanSettings
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _Face = TypeVar("_Face", bound=Callable[..., Any])
 
 # An argument `schedule`.
-ScheduleLike: TypeAlias = schedules.Name | SchedulePolicy | Schedule
+ScheduleLike: TypeAlias = ScheduleName | SchedulePolicy | Schedule
 
 JitCompile = bool | Literal["auto"]
 
@@ -112,7 +112,8 @@ class PipelineConfig(StepConfig):
             times K: devices idle for (K - 1) / (M + K - 1) of the time. A mini-batch of
             fewer examples than M is split into single ones.
         schedule: Order of forwards and backwards on each device: `"gpipe"`, `"1f1b"`,
-            `"interleaved"`, `"zero_bubble"` (see `tfgpipe.schedules`), a
+            `"interleaved"`, `"zero_bubble"`, another of `tfgpipe.schedules.NAMES`,
+            `"auto"` for the best that a search finds for the FLOPs of the stages, a
             `tfgpipe.schedules.SchedulePolicy`, or a `tfgpipe.Schedule`.
         remat: Rematerialisation: activations that backwards recompute. `"stage"` keeps
             the inputs of each stage, and recomputes the rest in the backward; `"layer"`
@@ -246,8 +247,20 @@ class PipelineConfig(StepConfig):
             codec=self.transfer_dtype,
         )
 
-    def plan_settings(self, schedule: Schedule, num_slots: int) -> PlanSettings:
-        """Returns the settings of a plan for a schedule and slots of an optimizer."""
+    def plan_settings(
+        self,
+        schedule: Schedule,
+        num_slots: int,
+        *,
+        order: SchedulePolicy | Schedule | None = None,
+    ) -> PlanSettings:
+        """Returns the settings of a plan.
+
+        Args:
+            schedule: The schedule.
+            num_slots: Slots of an optimizer.
+            order: Policy that makes another schedule for the stages, if one does.
+        """
         from tfgpipe.partition.profiles import PlanSettings
 
         return PlanSettings(
@@ -258,6 +271,7 @@ class PipelineConfig(StepConfig):
             num_slots=num_slots,
             codec=self.transfer_dtype,
             schedule=schedule,
+            order=order or schedule,
         )
 
     def saved_arguments(self) -> dict[str, Any]:

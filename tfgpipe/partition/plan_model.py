@@ -79,7 +79,7 @@ def plan(
         return make_plan(
             captured,
             calls_per_stage or config.balance,
-            config.plan_settings(schedule, num_slots),
+            config.plan_settings(schedule, num_slots, order=config.schedule),
             sample=None
             if sample is None
             else [*source.flatten_inputs(captured, sample, {}).values()],

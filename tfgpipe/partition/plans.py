@@ -7,6 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tfgpipe import schedules
@@ -18,7 +19,7 @@ from tfgpipe._util import (
     text_table,
 )
 from tfgpipe.capture import TensorKey, tracer
-from tfgpipe.costs import LayerCost, PassCost, Weights, profiler
+from tfgpipe.costs import LayerCost, PassCost, Weights, profiler, stage_work
 from tfgpipe.devices import short_name
 from tfgpipe.partition import additive, balances, feasibility, profiles, solver
 from tfgpipe.partition.balances import Balance
@@ -97,6 +98,49 @@ class Plan:
     def imbalance(self) -> float:
         """The largest stage cost over the mean one; 1.0 is even."""
         return imbalance([stage.cost for stage in self.stages])
+
+    @property
+    def costs(self) -> Costs:
+        """What the actions of each stage take, in FLOPs or measured seconds, and hold.
+
+        Transfers are free.
+        """
+        settings, spans = self.settings, stage_spans(self.calls_per_stage)
+        tables, load = self.profile.stage_bytes(settings.remat), settings.load
+        measured = self.quantity.is_measured
+        works, held = [], []
+        for k, span in enumerate(spans):
+            layers = self.profile.layers[span]
+            passes = [x.seconds if measured else x.flops for x in layers]
+            works.append(stage_work(passes, load.recomputed(k, len(layers))))
+            # Of the shard that needs most.
+            stage = tables.at(span.start, span.stop)
+            parts = (
+                stage.inputs + stage.saved,
+                stage.recomputed + stage.workspace,
+                stage.weights + (1 + settings.num_slots) * stage.trained,
+            )
+            held.append([float(np.max(part)) for part in parts])
+        kept, again, fixed = zip(*held, strict=True)
+        return Costs(
+            forward=[x.forward for x in works],
+            backward=[x.backward for x in works],
+            recompute=[x.recompute for x in works],
+            kept_bytes=kept,
+            backward_bytes=again,
+            fixed_bytes=fixed,
+        )
+
+    def ordered(self) -> Plan:
+        """Returns the plan with the schedule that is for its stages."""
+        settings = self.settings
+        order = settings.order.fitted(lambda: self.costs, settings.memory_limit)
+        if order is settings.order:
+            return self
+        before = settings.schedule
+        schedule = order.on(before.placement, before.num_microbatches, before.flow)
+        settings = dataclasses.replace(settings, schedule=schedule, order=order)
+        return dataclasses.replace(self, settings=settings)
 
     @property
     def bubble(self) -> float:
@@ -223,17 +267,15 @@ def make_plan(
         device=device if is_measured else None,
     )
     if not isinstance(balance, Balance):
-        return _check_memory(
-            Plan(
-                tuple(balance), balances.flops, settings, "partition as given", profile
-            )
-        )
+        note = "partition as given"
+        plan = Plan(tuple(balance), balances.flops, settings, note, profile)
+        return _check_memory(plan.ordered())
     note = f"balanced by {balance}"
     if is_measured:
         note += (
             f", the best of {profiler.REPEATS} runs of a layer on {short_name(device)}"
         )
-    return best_plan(profile, balance, settings, note=note)
+    return best_plan(profile, balance, settings, note=note).ordered()
 
 
 def example_microbatch(

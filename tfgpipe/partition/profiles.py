@@ -25,7 +25,7 @@ from tfgpipe.costs import (
 from tfgpipe.devices import sharding
 from tfgpipe.remat import Remat
 from tfgpipe.runtime import example_tensor
-from tfgpipe.schedules import Schedule
+from tfgpipe.schedules import Schedule, SchedulePolicy
 from tfgpipe.stage import Boundary, Codec
 
 
@@ -41,6 +41,7 @@ class PlanSettings:
         num_slots: Optimizer slots a trained weight: 2 for Adam, 1 for momentum.
         codec: Encoding of values between stages.
         schedule: The schedule, which says which stages share a device.
+        order: What makes a schedule for the stages, or the schedule itself.
     """
 
     num_stages: int
@@ -50,6 +51,7 @@ class PlanSettings:
     num_slots: int
     codec: Codec
     schedule: Schedule
+    order: SchedulePolicy | Schedule
 
     @functools.cached_property
     def load(self) -> StepLoad:

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias, get_args
 import keras
 
 from tfgpipe import remat as remat_lib
-from tfgpipe import schedules
 from tfgpipe.capture import source_model
 from tfgpipe.partition import balances
 from tfgpipe.schedules import Action, DataFlow, Schedule, SchedulePolicy, kinds
+from tfgpipe.simulation import SCHEDULE_NAMES, find_schedule
 from tfgpipe.stage import Codec, codecs
 
 _Save: TypeAlias = Callable[[Any], Any]
@@ -40,13 +40,13 @@ def save_choice(find: Callable[[Any], Any], names: Sequence[str]) -> _Save:
 save_balance = save_choice(balances.find, balances.NAMES)
 save_remat = save_choice(remat_lib.find, remat_lib.NAMES)
 _save_codec = save_choice(codecs.find, get_args(codecs.TransferDtype))
-_save_policy = save_choice(schedules.find, schedules.NAMES)
+_save_policy = save_choice(find_schedule, SCHEDULE_NAMES)
 # By argument, what finds the value of a name.
 _FIND: Mapping[str, Callable[[Any], Any]] = {
     "balance": balances.find,
     "remat": remat_lib.find,
     "transfer_dtype": codecs.find,
-    "schedule": schedules.find,
+    "schedule": find_schedule,
 }
 
 

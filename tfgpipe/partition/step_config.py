@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from tfgpipe import remat as remat_lib
-from tfgpipe import schedules
 from tfgpipe._util import argument_checks
 from tfgpipe.remat import Remat
 from tfgpipe.schedules import Schedule, SchedulePolicy
+from tfgpipe.simulation import find_schedule
 
 _Value = TypeVar("_Value")
 
@@ -63,7 +63,7 @@ class StepConfig:
     num_stages: int | None = option(lambda value: value, None)
     num_microbatches: int = option(argument_checks.check_num_microbatches)
     schedule: SchedulePolicy | Schedule = option(
-        schedules.find, "gpipe", save=saved("save_schedule")
+        find_schedule, "gpipe", save=saved("save_schedule")
     )
     remat: Remat = option(remat_lib.find, "stage", save=saved("save_remat"))
 

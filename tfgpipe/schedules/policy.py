@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from tfgpipe._util import Choice, argument_checks
 from tfgpipe.schedules.data_flow import DataFlow
@@ -131,6 +131,18 @@ class SchedulePolicy(Choice, abc.ABC):
         P = max(placement, default=0) + 1
         schedule = self(len(placement), num_microbatches, num_devices=P, flow=flow)
         return schedule.on(placement, num_microbatches, flow)
+
+    def fitted(
+        self, costs: Callable[[], Any], memory_limit: float | None
+    ) -> SchedulePolicy:
+        """Returns the policy for the stages that there are; itself if none is better.
+
+        Args:
+            costs: Returns the `tfgpipe.Costs` of the stages, which takes a while.
+            memory_limit: Bytes of a device, or None.
+        """
+        del costs, memory_limit
+        return self
 
     @property
     def deals_stages(self) -> bool:

@@ -59,11 +59,16 @@ class BestSchedule:
             return 0.0
         return max(1 - self.lower_bound / self.step_time, 0.0)
 
-    def __str__(self) -> str:
-        better = f"at most {100 * self.gap:.1f}% better exists"
+    @property
+    def verdict(self) -> str:
+        """How much better another schedule may be, in words."""
         if self.gap <= _TOLERANCE:
-            better = "none is better"
-        return f"{self.schedule.name}: {1e3 * self.step_time:,.2f} ms a step; {better}"
+            return "none is better"
+        return f"at most {100 * self.gap:.1f}% better exists"
+
+    def __str__(self) -> str:
+        time = f"{1e3 * self.step_time:,.2f} ms a step"
+        return f"{self.schedule.name}: {time}; {self.verdict}"
 
 
 def best_schedule(

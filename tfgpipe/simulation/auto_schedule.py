@@ -1,0 +1,137 @@
+"""`schedule="auto"`: the best order that a search finds for the costs of the stages."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from absl import logging
+
+from tfgpipe import schedules
+from tfgpipe.schedules import Action, DataFlow, Schedule, SchedulePolicy
+from tfgpipe.simulation.search import best_schedule
+from tfgpipe.simulation.simulator import Costs
+
+# Passes that a search simulates where costs are not known yet: of what is there.
+_NO_EFFORT = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class AutoSchedule(SchedulePolicy):
+    """The order with the least step that `tfgpipe.best_schedule` finds.
+
+    It is for the stages that a model has, by their FLOPs and with transfers that are
+    free; that of `tfgpipe.plan(..., balance="time")` is for measured seconds. By these
+    costs it is never worse than a named schedule. For the costs of a measured timeline,
+    as `tfgpipe.simulation.costs_of` returns them, name them.
+
+    >>> costs = tfgpipe.Costs(forward=[1, 1, 3], backward=[2, 2, 6])
+    >>> tfgpipe.simulation.AutoSchedule(costs)(3, 6).name
+    'auto'
+
+    Attributes:
+        costs: Costs of the stages, or None for those of the model or plan.
+        memory_limit: Bytes of a device for what is in `costs`.
+    """
+
+    name = "auto"
+    shares_devices = True
+    splits_backwards = True
+
+    costs: Costs | None = None
+    memory_limit: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.costs is not None:  # Lists have no hash.
+            values: dict[str, Any] = {
+                name: tuple(value) if isinstance(value, Sequence) else value
+                for name, value in vars(self.costs).items()
+            }
+            object.__setattr__(self, "costs", Costs(**values))
+
+    def fitted(
+        self, costs: Callable[[], Costs], memory_limit: float | None
+    ) -> AutoSchedule:
+        """Returns the policy for the stages that there are, unless it has costs.
+
+        Args:
+            costs: Returns the costs of the stages.
+            memory_limit: Bytes of a device, or None.
+        """
+        if self.costs is not None:
+            return self
+        return AutoSchedule(costs(), math.inf if memory_limit is None else memory_limit)
+
+    def min_microbatches(self, depth: int) -> int:
+        """Returns 1: any number will do."""
+        del depth
+        return 1
+
+    def orders(
+        self, flow: DataFlow, num_microbatches: int, num_devices: int
+    ) -> tuple[tuple[Action, ...], ...]:
+        """Returns for each device its actions in order."""
+        placement = self.deal(flow.num_stages, num_devices)
+        return self.on(placement, num_microbatches, flow).orders
+
+    def on(
+        self,
+        placement: Sequence[int],
+        num_microbatches: int,
+        flow: DataFlow | None = None,
+    ) -> Schedule:
+        """Returns the schedule with stage k on device `placement[k]`, however dealt.
+
+        Args:
+            placement: For each stage, the index of its device.
+            num_microbatches: M.
+            flow: The data flow between the stages. Defaults to a line.
+
+        Raises:
+            ValueError: If no schedule found stays within the limit.
+        """
+        arguments: dict[str, Any] = {"flow": flow, "memory_limit": self.memory_limit}
+        if self.costs is None:
+            arguments["effort"] = _NO_EFFORT
+        found = best_schedule(
+            self.costs or Costs(), placement, num_microbatches, **arguments
+        )
+        if self.costs is not None:
+            logging.info(
+                "Schedule for %d stages on %d devices, M=%d: %s; %s.",
+                *(len(placement), found.schedule.num_devices, num_microbatches),
+                *(found.schedule.name, found.verdict),
+            )
+        return dataclasses.replace(found.schedule, name=self.name)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> AutoSchedule:
+        """Makes a policy from what `get_config` returned."""
+        costs = config["costs"]
+        return cls(**{**config, "costs": costs and Costs(**costs)})
+
+
+# The name of a schedule, or of a search for one.
+ScheduleName = Literal[schedules.Name, "auto"]
+SCHEDULE_NAMES: tuple[ScheduleName, ...] = get_args(ScheduleName)
+"""The names of all schedules, and of the search for one."""
+_POLICIES = {policy.name: policy for policy in (AutoSchedule(),)}
+
+
+def find_schedule(schedule: Any) -> SchedulePolicy | Schedule:
+    """Returns the policy of a name, or the policy or schedule itself.
+
+    >>> tfgpipe.simulation.find_schedule("auto").costs is None
+    True
+
+    Args:
+        schedule: One of `SCHEDULE_NAMES`, a policy, or a schedule.
+
+    Raises:
+        TypeError: If it is of another type.
+        ValueError: If there is none of this name.
+    """
+    own = _POLICIES.get(schedule) if isinstance(schedule, str) else None
+    return own or schedules.find(schedule)
