@@ -21,7 +21,6 @@ def model():
 @pytest.mark.parametrize("splits", [False, True])
 def test_a_schedule_that_was_found_trains_as_the_plain_model(splits):
     found = tfgpipe.best_schedule(COSTS, range(3), 6, splits_backwards=splits)
-    assert found.schedule.name == "auto"
     pair = compare.model_pair(
         model, num_stages=3, num_microbatches=6, schedule=found.schedule
     )

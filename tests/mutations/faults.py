@@ -440,8 +440,8 @@ PLANS = (
     Fault(
         "planned boundaries are of the inputs of the stage before",
         "tfgpipe/planner/step_time.py",
-        "boundary_bytes=inputs[1:]",
-        "boundary_bytes=inputs[:-1]",
+        "for layers in staged.stages[1:]",
+        "for layers in staged.stages[:-1]",
         (
             "tests/pure/planner/test_step_time.py::"
             "test_a_step_of_unlike_stages_takes_what_was_worked_out_by_hand",
@@ -450,8 +450,8 @@ PLANS = (
     Fault(
         "planned pipelines of shards never leave a group of devices",
         "tfgpipe/planner/step_time.py",
-        "link=device.link_across(P * T)",
-        "link=device.link_across(P)",
+        "device.link_across(config.num_devices * config.num_shards)",
+        "device.link_across(config.num_devices)",
         (
             "tests/pure/planner/test_step_time.py::"
             "test_a_step_of_unlike_stages_takes_what_was_worked_out_by_hand",

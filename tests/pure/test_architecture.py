@@ -117,6 +117,7 @@ PURE = (
     "schedules.registry",
     "schedules.schedule",
     "simulation",
+    "simulation.auto_schedule",
     "simulation.chrome_trace",
     "simulation.search",
     "simulation.simulator",

@@ -17,6 +17,6 @@ def test_choices_are_those_of_the_library() -> None:
     }
     assert hints["balance"] == balances.NAMES
     assert hints["remat"] == remat.NAMES
-    assert hints["schedule"] == schedules.NAMES
+    assert hints["schedule"] == (*schedules.NAMES, "auto")
     assert hints["transfer_dtype"] == ("none", *typing.get_args(codecs.TransferDtype))
     assert hints["batch_norm"] == typing.get_args(normalization.BatchNorm)

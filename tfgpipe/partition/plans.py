@@ -101,7 +101,7 @@ class Plan:
 
     @property
     def costs(self) -> Costs:
-        """What the actions of each stage take, in FLOPs or measured seconds, and hold.
+        """FLOPs, or measured seconds, and bytes of the actions of each stage.
 
         Transfers are free.
         """

@@ -41,7 +41,7 @@ class PlanSettings:
         num_slots: Optimizer slots a trained weight: 2 for Adam, 1 for momentum.
         codec: Encoding of values between stages.
         schedule: The schedule, which says which stages share a device.
-        order: What makes a schedule for the stages, or the schedule itself.
+        order: The policy that makes a schedule for the stages, or the schedule.
     """
 
     num_stages: int

@@ -12,7 +12,7 @@ from tfgpipe import remat as remat_lib
 from tfgpipe.capture import source_model
 from tfgpipe.partition import balances
 from tfgpipe.schedules import Action, DataFlow, Schedule, SchedulePolicy, kinds
-from tfgpipe.simulation import SCHEDULE_NAMES, find_schedule
+from tfgpipe.simulation import ScheduleName, find_schedule
 from tfgpipe.stage import Codec, codecs
 
 _Save: TypeAlias = Callable[[Any], Any]
@@ -40,7 +40,7 @@ def save_choice(find: Callable[[Any], Any], names: Sequence[str]) -> _Save:
 save_balance = save_choice(balances.find, balances.NAMES)
 save_remat = save_choice(remat_lib.find, remat_lib.NAMES)
 _save_codec = save_choice(codecs.find, get_args(codecs.TransferDtype))
-_save_policy = save_choice(find_schedule, SCHEDULE_NAMES)
+_save_policy = save_choice(find_schedule, get_args(ScheduleName))
 # By argument, what finds the value of a name.
 _FIND: Mapping[str, Callable[[Any], Any]] = {
     "balance": balances.find,

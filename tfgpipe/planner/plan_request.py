@@ -128,6 +128,7 @@ class PlanRequest:
                 partition.
         """
         chosen = tuple(layers_per_stage or self.partition(config))
+        config = step_time.ordered(self._staged(config, chosen))
         time = step_time.step_time(self._staged(config, chosen))
         peak = self.device.peak(self.workload.dtype) * config.total_devices
         return Estimate(

@@ -199,27 +199,42 @@ def update_times(staged: StagedWorkload) -> tuple[float, float]:
     return ring_seconds(trained_bytes, D, link), traffic / device.bandwidth
 
 
+def stage_costs(staged: StagedWorkload, stages: Sequence[StageTimes]) -> Costs:
+    """Returns the costs of stages and transfers, for a simulation."""
+    config, device = staged.config, staged.device
+    link = device.link_across(config.num_devices * config.num_shards)
+    return Costs(
+        forward=[stage.forward for stage in stages],
+        backward=[stage.backward for stage in stages],
+        recompute=[stage.recompute for stage in stages],
+        recompute_when=config.recompute_when,
+        boundary_bytes=[
+            staged.examples * layers[0].tensors.boundary for layers in staged.stages[1:]
+        ],
+        bandwidth=link.bandwidth,
+        latency=link.latency,
+    )
+
+
+def ordered(staged: StagedWorkload) -> ParallelConfig:
+    """Returns the configuration with the schedule that is for its stages."""
+    config = staged.config
+    order = config.schedule.fitted(
+        lambda: stage_costs(staged, stage_times(staged)), None
+    )
+    if order is config.schedule:
+        return config
+    return dataclasses.replace(config, schedule=order)
+
+
 def pipeline(
-    config: ParallelConfig,
-    stages: Sequence[StageTimes],
-    *,
-    boundary_bytes: Sequence[float],
-    link: Link,
+    config: ParallelConfig, stages: Sequence[StageTimes], costs: Costs
 ) -> tuple[float, float]:
     """Returns the seconds of a pipeline, and the share of them that is bubble.
 
     Long ones are simulated with fewer microbatches, of which each further group takes
     as long as the one before, if the schedule has a name.
     """
-    costs = Costs(
-        forward=[stage.forward for stage in stages],
-        backward=[stage.backward for stage in stages],
-        recompute=[stage.recompute for stage in stages],
-        recompute_when=config.recompute_when,
-        boundary_bytes=list(boundary_bytes),
-        bandwidth=link.bandwidth,
-        latency=link.latency,
-    )
     M, P = config.num_microbatches, config.num_devices
     if P == 1:
         return M * sum(stage.total for stage in stages), 0.0
@@ -241,12 +256,9 @@ def pipeline(
 
 def step_time(staged: StagedWorkload) -> StepTime:
     """Returns the time of a step."""
-    config, device, stages = staged.config, staged.device, stage_times(staged)
-    inputs = [staged.examples * x[0].tensors.boundary for x in staged.stages]
-    P, T = config.num_devices, config.num_shards
-    seconds, bubble = pipeline(
-        config, stages, boundary_bytes=inputs[1:], link=device.link_across(P * T)
-    )
+    config, stages = staged.config, stage_times(staged)
+    P = config.num_devices
+    seconds, bubble = pipeline(config, stages, stage_costs(staged, stages))
     replicas, update = update_times(staged)
     M = config.num_microbatches
     busiest = max(

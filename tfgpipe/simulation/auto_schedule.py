@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
-
-from absl import logging
+from typing import Any, Literal
 
 from tfgpipe import schedules
 from tfgpipe.schedules import Action, DataFlow, Schedule, SchedulePolicy
 from tfgpipe.simulation.search import best_schedule
 from tfgpipe.simulation.simulator import Costs
 
+_log = logging.getLogger(__name__)
 # Passes that a search simulates where costs are not known yet: of what is there.
 _NO_EFFORT = 0
 
@@ -99,7 +99,7 @@ class AutoSchedule(SchedulePolicy):
             self.costs or Costs(), placement, num_microbatches, **arguments
         )
         if self.costs is not None:
-            logging.info(
+            _log.info(
                 "Schedule for %d stages on %d devices, M=%d: %s; %s.",
                 *(len(placement), found.schedule.num_devices, num_microbatches),
                 *(found.schedule.name, found.verdict),
@@ -113,10 +113,8 @@ class AutoSchedule(SchedulePolicy):
         return cls(**{**config, "costs": costs and Costs(**costs)})
 
 
-# The name of a schedule, or of a search for one.
+# The name of a schedule, or of the search for one.
 ScheduleName = Literal[schedules.Name, "auto"]
-SCHEDULE_NAMES: tuple[ScheduleName, ...] = get_args(ScheduleName)
-"""The names of all schedules, and of the search for one."""
 _POLICIES = {policy.name: policy for policy in (AutoSchedule(),)}
 
 
@@ -127,7 +125,7 @@ def find_schedule(schedule: Any) -> SchedulePolicy | Schedule:
     True
 
     Args:
-        schedule: One of `SCHEDULE_NAMES`, a policy, or a schedule.
+        schedule: One of `tfgpipe.schedules.NAMES`, `"auto"`, a policy, or a schedule.
 
     Raises:
         TypeError: If it is of another type.

@@ -61,7 +61,7 @@ class BestSchedule:
 
     @property
     def verdict(self) -> str:
-        """How much better another schedule may be, in words."""
+        """The gap in words."""
         if self.gap <= _TOLERANCE:
             return "none is better"
         return f"at most {100 * self.gap:.1f}% better exists"
@@ -109,7 +109,7 @@ def best_schedule(
         _Shop(costs, placement, num_microbatches, flow, memory_limit, splits=splits)
         for splits in ([False, True] if splits_backwards else [False])
     ]
-    found = [x for shop in shops for x in shop.candidates()]
+    found = [x for shop in shops for x in shop.candidates(effort)]
     if not found:
         raise ValueError(
             "A schedule stays within the memory of each device. Received "
@@ -254,18 +254,27 @@ class _Shop:
             except ValueError:
                 continue
             if schedule.splits_backwards == self.splits:
-                yield (
-                    name,
-                    tuple(
-                        tuple((self.kinds.index(a.kind), a.stage) for a in order)
-                        for order in schedule.orders
-                    ),
+                orders = (
+                    itertools.chain(*map(self._passes_of, order))
+                    for order in schedule.orders
                 )
+                yield name, tuple(map(tuple, orders))
 
-    def candidates(self) -> list[_Candidate]:
-        """Returns the named schedules and the list schedules that stay in memory."""
+    def _passes_of(self, action: Action) -> _Order:
+        """Returns the passes of an action, of a whole backward both halves."""
+        k = action.stage
+        if action.kind in self.kinds:
+            return ((self.kinds.index(action.kind), k),)
+        return (_B, k), (_W, k)
+
+    def candidates(self, effort: int) -> list[_Candidate]:
+        """Returns the named schedules and the list schedules that stay in memory.
+
+        Without effort there is one list schedule.
+        """
         found = [self.candidate(orders, name) for name, orders in self.named()]
-        found += map(self.candidate, self.list_schedules())
+        lists = itertools.islice(self.list_schedules(), None if effort else 1)
+        found += map(self.candidate, lists)
         return [x for x in found if x is not None]
 
     def candidate(self, orders: _Orders, name: str = "auto") -> _Candidate | None:

@@ -195,17 +195,17 @@ def test_a_long_step_goes_on_as_it_began(name, K, v, monkeypatch):
         schedule=name,
         remat="stage",
     )
-    stages = step_time.stage_times(
-        staged(workload(K * v), each, (1,) * (K * v), examples=1, device=TOY)
+    given = staged(workload(K * v), each, (1,) * (K * v), examples=1, device=TOY)
+    stages = step_time.stage_times(given)
+    costs = dataclasses.replace(
+        step_time.stage_costs(given, stages),
+        boundary_bytes=[5] * (K * v - 1),
+        bandwidth=50,
+        latency=0.01,
     )
 
     def seconds():
-        return step_time.pipeline(
-            each,
-            stages,
-            boundary_bytes=[5] * (K * v - 1),
-            link=Link(bandwidth=50, latency=0.01),
-        )[0]
+        return step_time.pipeline(each, stages, costs)[0]
 
     exact = seconds()
     monkeypatch.setattr(step_time, "MOST_ACTIONS", 0)
@@ -280,3 +280,17 @@ def test_early_recomputation_of_even_stages(K, M):
     time = simulate(schedules.gpipe(K, M), early).timeline.step_time
     # The last stage waits for nothing; those before have only backwards to come.
     assert time == (M + K - 1) + 3 * M + 2 * (K - 1)
+
+
+def test_an_order_that_is_searched_for_is_for_the_stages():
+    sizes = {"num_devices": 3, "num_microbatches": 6, "remat": "none"}
+    given = request(workload(6))
+    partition = (1, 3, 2)
+    found = given.estimate(config(schedule="auto", **sizes), partition)
+    assert (
+        found.config.schedule.costs.forward[1] > found.config.schedule.costs.forward[0]
+    )
+    for name in ("gpipe", "1f1b", "zero_bubble"):
+        named = given.estimate(config(schedule=name, **sizes), partition)
+        assert found.time.pipeline <= named.time.pipeline * (1 + 1e-9), name
+        assert given.estimate(named.config, partition) == named

@@ -56,7 +56,7 @@ def test_every_named_schedule_deals_its_stages() -> None:
         name: Pipelining(num_stages=4, schedule=name).num_stages_each
         for name in typing.get_args(hints["schedule"])
     }
-    ones = ("gpipe", "1f1b", "zero_bubble", "eager_1f1b")
+    ones = ("gpipe", "1f1b", "zero_bubble", "eager_1f1b", "auto")
     assert {name for name, v in each.items() if v == 1} == set(ones)
     assert {v for name, v in each.items() if name not in ones} == {2}
     for name, several in {"gpipe": 4, "interleaved": 4, "1f1b": 0}.items():
