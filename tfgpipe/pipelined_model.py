@@ -171,7 +171,7 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
 
     def __repr__(self) -> str:
         """Tells the name, K, M, the schedule, and each stage's number of calls."""
-        return self.pipelined.describe(schedule=self.schedule.name, of=self)
+        return self.pipelined.describe(schedule=self.config.schedule.name, of=self)
 
     @property
     def input(self) -> Any:

@@ -100,3 +100,25 @@ def test_a_memory_limit_that_no_order_keeps_is_refused():
     most = max(tfgpipe.plan(model(), **given, **OPTIONS).device_bytes)
     with pytest.raises(ValueError, match="memory_limit"):
         tfgpipe.plan(model(), **given, **OPTIONS, memory_limit=most / 3)
+
+
+def test_stages_whose_costs_are_not_known_are_planned_with_a_mini_batch():
+    def any_length():
+        inputs = keras.Input((None, 16))
+        x = inputs
+        for n in (32, 16, 8):
+            x = keras.layers.Dense(n)(x)
+        return keras.Model(inputs, keras.layers.GlobalAveragePooling1D()(x))
+
+    given = {"num_stages": 2, "num_microbatches": 4}
+    piped = tfgpipe.pipeline(any_length(), **given, schedule="auto")
+    assert "schedule=auto" in repr(piped)
+    x = np.zeros((8, 5, 16), "float32")
+    piped.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"schedule=plan\.settings\.schedule"):
+        piped.fit(x, x[:, 0, :8], 8, verbose=0)
+    plan = tfgpipe.plan(any_length(), **given, schedule="auto", sample=x)
+    given["schedule"] = plan.settings.schedule
+    piped = tfgpipe.pipeline(any_length(), partition=plan.calls_per_stage, **given)
+    piped.compile("sgd", "mse")
+    piped.fit(x, x[:, 0, :8], 8, verbose=0)

@@ -301,7 +301,8 @@ def example_microbatch(
                 "Costs depend on all sizes but that of the batch. Received an input "
                 f"'{x.name}' of shape {x.shape}. Plan with a mini-batch, "
                 "`tfgpipe.plan(..., sample=x)`, and pass "
-                "`partition=plan.calls_per_stage`."
+                '`partition=plan.calls_per_stage` and, in place of schedule="auto", '
+                "`schedule=plan.settings.schedule`."
             )
     return {
         key: tf.TensorSpec([rows, *x.shape[1:]], x.dtype) for key, x in tensors.items()
