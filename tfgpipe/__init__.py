@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tfgpipe import schedules as schedules
     from tfgpipe import tensor_parallel as tensor_parallel
     from tfgpipe.accelerators import dry_run as dry_run
+    from tfgpipe.callbacks import ActionCallback as ActionCallback
     from tfgpipe.callbacks import TimelineCallback as TimelineCallback
     from tfgpipe.devices import ShardingSpec as ShardingSpec
     from tfgpipe.devices import make_logical_cpus as make_logical_cpus
@@ -60,7 +61,7 @@ __all__, __getattr__, __dir__ = lazy_exports(
     submodules="accelerators cluster layers planner quantization remat schedules "
     "tensor_parallel",
     accelerators="dry_run",
-    callbacks="TimelineCallback",
+    callbacks="ActionCallback TimelineCallback",
     devices="ShardingSpec make_logical_cpus",
     distribution="MultiWorkerPipelineStrategy PipelineStrategy SPMDPipelineStrategy "
     "place_optimizer",

@@ -1,4 +1,4 @@
-"""A Keras callback that measures what each device does during training."""
+"""Keras callbacks that see what each device does during training."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfgpipe.pipelined_model import PipelinedModel
 from tfgpipe.report import plot_timelines
-from tfgpipe.runtime import TimingRecorder
+from tfgpipe.runtime import HostCalls, TimingRecorder
+from tfgpipe.schedules import Action
 from tfgpipe.simulation import (
     Timeline,
     average_timelines,
@@ -97,12 +99,7 @@ class TimelineCallback(keras.callbacks.Callback):
 
     def set_model(self, model: keras.Model) -> None:
         """Sets the model to train; raises TypeError if it is no `PipelinedModel`."""
-        if not isinstance(model, PipelinedModel):
-            raise TypeError(
-                "A timeline is of a PipelinedModel, which runs all of a step in the "
-                f"order of a schedule. Received '{model.name}' of type "
-                f"{type(model).__name__}. Make one of it with `tfgpipe.pipeline`."
-            )
+        _check_model(model, "A timeline is")
         super().set_model(model)
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
@@ -156,13 +153,13 @@ class TimelineCallback(keras.callbacks.Callback):
         timed = self._timed
 
         def step(iterator: Any) -> Any:
-            model.recorder = self._recorder
+            before, model.recorder = model.recorder, self._recorder
             try:
                 results = timed(iterator)
                 self._was_timed = True
                 return results
             finally:
-                model.recorder = None
+                model.recorder = before
                 model.train_function = untimed
 
         model.train_function = step
@@ -186,3 +183,91 @@ class TimelineCallback(keras.callbacks.Callback):
             text = json.dumps(content, indent=1) + "\n"
             (self._folder / file).write_text(text, encoding="utf-8")
         plot_timelines([theory, measured], path=self._folder / "pipeline.png")
+
+
+class ActionCallback(keras.callbacks.Callback):
+    """Base class of callbacks that see each action of each train step.
+
+    Methods are called on the host, from TensorFlow's threads, several at a time if
+    devices are. An action begins when `on_action_begin` has returned, and its device
+    goes on when `on_action_end` has; other devices go on when they have its results.
+    Each call takes a tenth of a millisecond or more, and on a GPU waits for a transfer.
+    Without such a callback steps hold no calls. Of several replicas, each process sees
+    the actions of its own.
+
+    Subclasses override what they need:
+
+    * `on_action_begin(action)` and `on_action_end(action)`, with a `tfgpipe.Action`;
+    * `on_stage_gradients(k, gradients)`, once a step with the gradients of stage k as
+      the optimizer is given them, but not scaled: arrays by the paths of the weights.
+
+    A metric of a stage is one of its layers, as everywhere in Keras.
+
+    Example:
+
+    >>> class Norms(tfgpipe.ActionCallback):
+    ...     def on_stage_gradients(self, k, gradients):
+    ...         squares = sum(float((x**2).sum()) for x in gradients.values())
+    ...         print(f"stage {k}: norm {squares**0.5:.1f}")
+    >>> layers = [keras.layers.Dense(4, kernel_initializer="zeros") for _ in range(2)]
+    >>> model = tfgpipe.PipelinedModel(layers, num_stages=1, num_microbatches=2)
+    >>> model.compile("sgd", "mse")
+    >>> x = np.ones((4, 4), "float32")
+    >>> _ = model.fit(x, x, callbacks=[Norms()], verbose=0)
+    stage 0: norm 1.0
+
+    Raises:
+        TypeError: If the model is no `PipelinedModel`.
+    """
+
+    def set_model(self, model: keras.Model) -> None:
+        """Sets the model to train; raises TypeError if it is no `PipelinedModel`."""
+        _check_model(model, "Actions are")
+        super().set_model(model)
+
+    def on_action_begin(self, action: Action) -> None:
+        """Called before an action, when all that it reads is there."""
+
+    def on_action_end(self, action: Action) -> None:
+        """Called after an action, when all its results are there."""
+
+    def on_stage_gradients(self, k: int, gradients: dict[str, np.ndarray]) -> None:
+        """Called once a step with the gradients of stage k."""
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Has steps traced that call the methods."""
+        model = self.model
+        untraced = type(self).on_stage_gradients is ActionCallback.on_stage_gradients
+        recorder = HostCalls(
+            self.on_action_begin,
+            self.on_action_end,
+            None if untraced else self.on_stage_gradients,
+        )
+        model.make_train_function(force=True)
+        traced = model.train_function
+
+        def step(iterator: Any) -> Any:
+            before, model.recorder = model.recorder, recorder
+            try:
+                return traced(iterator)
+            except BaseException:
+                model.train_function = None
+                raise
+            finally:
+                model.recorder = before
+
+        model.train_function = step
+
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Has later steps traced without calls."""
+        self.model.train_function = None
+
+
+def _check_model(model: keras.Model, what: str) -> None:
+    """Raises TypeError if a model is no `PipelinedModel`."""
+    if not isinstance(model, PipelinedModel):
+        raise TypeError(
+            f"{what} of a PipelinedModel, which runs all of a step in the order of a "
+            f"schedule. Received '{model.name}' of type {type(model).__name__}. Make "
+            "one of it with `tfgpipe.pipeline`."
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 import keras
@@ -31,7 +31,7 @@ from tfgpipe.partition import (
 )
 from tfgpipe.pipelined_layer import PipelinedLayer
 from tfgpipe.report import print_summary
-from tfgpipe.runtime import LossPipeline, Pipeline, StepTimer, TimingRecorder
+from tfgpipe.runtime import LossPipeline, Pipeline, Recorder
 from tfgpipe.schedules import DataFlow, Schedule
 from tfgpipe.stage import Stage, owned_variables
 
@@ -57,8 +57,8 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
         **options: Fields of `tfgpipe.PipelineConfig`.
 
     Attributes:
-        recorder: Records the times of actions in train steps that are traced while it
-            is set: see `tfgpipe.TimelineCallback`.
+        recorder: Recorder of train steps that are traced while it is set: see
+            `tfgpipe.TimelineCallback` and `tfgpipe.ActionCallback`.
 
     Input shape:
         As the model, or the first layer, takes it.
@@ -120,7 +120,7 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
                     "`trainable = False` on it, if it is to stay as it is."
                 )
         self._loss_pipelines: dict[str, tuple[Pipeline, LossPipeline]] = {}
-        self.recorder: TimingRecorder | None = None
+        self.recorder: Recorder | None = None
         # The data flow and the partition that the schedule is for.
         self._ordered_for: tuple[DataFlow, tuple[int, ...]] | None = None
 
@@ -341,7 +341,7 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
         keras_internals.compiled.build_compiled(self, data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         scale = self.optimizer.scale_loss(tf.ones([]))
-        timer = None if self.recorder is None else StepTimer()
+        timer = None if self.recorder is None else self.recorder.step()
         with keras_internals.calls.without_autocast():
             result = self._loss_pipeline(y, sample_weight).train(
                 self.pipelined.pipeline.flatten_inputs(x, {}),
@@ -378,6 +378,7 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
                 "spares its gradient.",
                 stacklevel=2,
             )
+        self._record_gradients(gradients, scale)
         weights = self.trainable_weights
         if weights:
             self.optimizer.apply_gradients(
@@ -388,6 +389,23 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
                 "The model does not have any trainable weights.", stacklevel=2
             )
         return self._results()
+
+    def _record_gradients(
+        self, gradients: Mapping[keras.Variable, Any], scale: tf.Tensor
+    ) -> None:
+        """Gives the recorder the gradients of each stage, without the loss scale."""
+        if self.recorder is None:
+            return
+        for k, stage in enumerate(self.stages):
+            found = {weight.path: gradients.get(weight) for weight in stage.weights}
+            self.recorder.record_gradients(
+                k,
+                {
+                    path: tf.convert_to_tensor(x) / tf.cast(scale, x.dtype)
+                    for path, x in found.items()
+                    if x is not None
+                },
+            )
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """Evaluates a mini-batch: runs the forwards of the schedule."""

@@ -1,8 +1,9 @@
 """Execution of a step: microbatches, carry, schedule executor, loss."""
 
+from tfgpipe.runtime.host_calls import HostCalls
 from tfgpipe.runtime.layer_probes import check_batch_independence
 from tfgpipe.runtime.loss_pipeline import LossPipeline
 from tfgpipe.runtime.pipeline import Pipeline, make_stages
 from tfgpipe.runtime.probe_inputs import example_tensor, example_variable_value
 from tfgpipe.runtime.state import VariableUpdate
-from tfgpipe.runtime.timer import StepTimer, TimingRecorder
+from tfgpipe.runtime.timer import Recorder, TimingRecorder

@@ -289,7 +289,9 @@ class Executor:
             if self._timer is None:
                 results = done = function(tensors)
             else:
-                tensors, start = self._timer.start(run.device, run.devices[1:], tensors)
+                tensors, start = self._timer.start(
+                    action, run.device, run.devices[1:], tensors
+                )
                 with tf.control_dependencies([start]):
                     results = function(tensors)
                 recomputes = action.kind.recomputes and run.recomputes(

@@ -38,12 +38,13 @@ class StepTimer:
         self._tokens: dict[str, tf.Tensor] = {}
 
     def start(
-        self, device: str, others: Sequence[str], feeds: NamedTensors
+        self, action: Action, device: str, others: Sequence[str], feeds: NamedTensors
     ) -> tuple[NamedTensors, tf.Tensor]:
         """Reads the clock before an action, once its inputs are there.
 
         Args:
-            device: The device of the action.
+            action: The action.
+            device: Its device.
             others: The devices of its other shards.
             feeds: The tensors that it reads, on any device.
 
@@ -56,7 +57,7 @@ class StepTimer:
             with tf.device(tensor.device if tensor.device in devices else device):
                 here[name] = tf.identity(tensor)
         with tf.control_dependencies(list(here.values())):
-            return here, _read_clock(self._token(device))
+            return here, self._begun(action, self._token(device))
 
     def end(
         self,
@@ -81,7 +82,7 @@ class StepTimer:
             with tf.device(host_device(device)):
                 results = [tf.identity(x) for x in some]
         with tf.control_dependencies(results):
-            end = _read_clock(self._token(device))
+            end = self._ended(action, self._token(device))
         self.actions[action] = recomputes
         self._readings += [start, end]
         return end
@@ -89,6 +90,16 @@ class StepTimer:
     def readings(self) -> tf.Tensor:
         """Returns start and end of all actions in seconds, `[actions, 2]`."""
         return tf.reshape(tf.stack(self._readings), [-1, 2])
+
+    def _begun(self, action: Action, token: tf.Tensor) -> tf.Tensor:
+        """Returns a reading before an action, which names its device's resource."""
+        del action
+        return _read_clock(token)
+
+    def _ended(self, action: Action, token: tf.Tensor) -> tf.Tensor:
+        """Returns a reading after an action, which names its device's resource."""
+        del action
+        return _read_clock(token)
 
     def _token(self, device: str) -> tf.Tensor:
         """Returns a resource that orders the readings of a device.
@@ -110,7 +121,21 @@ def _read_clock(token: tf.Tensor) -> tf.Tensor:
     return tf.timestamp()
 
 
-class TimingRecorder:
+class Recorder:
+    """Base class of recorders, which a model calls when it traces a step."""
+
+    def step(self) -> StepTimer:
+        """Returns a timer for a step that is traced."""
+        return StepTimer()
+
+    def record(self, timer: StepTimer, replica: int) -> None:
+        """Keeps what a timer has read, whenever the step runs."""
+
+    def record_gradients(self, k: int, gradients: Mapping[str, tf.Tensor]) -> None:
+        """Keeps gradients of a stage by their weights' paths."""
+
+
+class TimingRecorder(Recorder):
     """Keeps the readings of the last step, of each replica in this process.
 
     A step may be traced several times: one of fewer rows has other actions. So what is
