@@ -232,6 +232,36 @@ def test_a_saved_model_goes_on_training_as_it_would_have(of_list, schedule, tmp_
     assert_fits_the_same((model, loaded), X, Y)
 
 
+def test_a_saved_model_whose_stages_fold_back_goes_on_training(tmp_path):
+    """Weights, slots and the first and last stage are on one device, there and back."""
+
+    def make():
+        return [layers.Dense(n, activation="tanh") for n in (6, 5, 4, 3)]
+
+    model = tfgpipe.PipelinedModel(
+        make(),
+        num_stages=4,
+        num_microbatches=3,
+        schedule="zbv",
+        devices=["CPU:2", "CPU:1"],
+    )
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    model.fit(X, Y, **FIT)
+    path = tmp_path / "model.keras"
+    model.save(path)
+    loaded = keras.saving.load_model(path)
+    for each in (model, loaded):
+        assert each.schedule.placement == (0, 1, 1, 0)
+        moments = each.optimizer._momentums
+        for variables in (each.trainable_variables, moments):
+            first, second, *_, last = [
+                device_of(x.value.device) for x in variables[::2]
+            ]
+            assert (first, second, last) == (2, 1, 2)
+    assert_same_variables(model, loaded)
+    assert_fits_the_same((model, loaded), X, Y)
+
+
 def test_weights_load_whatever_the_number_of_stages(tmp_path):
     def make():
         inputs = keras.Input((5,))
