@@ -130,6 +130,12 @@ class Pipelining(Hyperparams):
         num_groups = self.num_stages // self.num_stages_each
         return self.num_replicas * num_groups * self.num_shards
 
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """For each stage, the index of its device in a replica."""
+        num_groups = self.num_stages // self.num_stages_each
+        return self._policy.deal(self.num_stages, num_groups)
+
     def make_schedule(self) -> ScheduleName | schedules.Schedule:
         """Returns the schedule. A subclass with one of its own returns that."""
         return self.schedule

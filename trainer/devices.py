@@ -124,8 +124,8 @@ def _check_strategy(pipelining: Pipelining, *, hosts: Hosts, tpu: str) -> None:
         )
     if pipelining.num_stages_each > 1 and hosts.count > 1:
         raise HyperparameterError(
-            "pipelining.schedule: expected gpipe, 1f1b or zero_bubble, which have one "
-            f"stage on a device, for several hosts; received {pipelining.schedule}."
+            "pipelining.schedule: expected one with one stage on a device, such as "
+            f"1f1b, for several hosts; received {pipelining.schedule}."
         )
 
 
@@ -185,16 +185,16 @@ def scope(
             num_replicas=D,
             num_shards=T,
             shard_replicas=pipelining.shard_replicas,
-            devices=_round_robin(pipelining, tpus),
+            devices=_dealt(pipelining, tpus),
         ).scope()
     except ValueError as error:
         raise HyperparameterError(f"pipelining: {error}") from None
 
 
-def _round_robin(pipelining: Pipelining, devices: list[str] | None) -> list[str] | None:
+def _dealt(pipelining: Pipelining, devices: list[str] | None) -> list[str] | None:
     """Returns the device of each shard of each stage, None for TensorFlow's first.
 
-    Stage k of a replica is on device k modulo K / v of that replica.
+    The schedule says on which device of a replica a stage is.
 
     Args:
         pipelining: The mesh.
@@ -212,7 +212,10 @@ def _round_robin(pipelining: Pipelining, devices: list[str] | None) -> list[str]
         devices=devices,
     )
     return [
-        device for replica in there.devices for stage in replica * v for device in stage
+        device
+        for replica in there.devices
+        for p in pipelining.placement
+        for device in replica[p]
     ]
 
 

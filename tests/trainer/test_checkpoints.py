@@ -102,6 +102,7 @@ def test_without_one_there_is_nothing_to_restore(tmp_path: Path) -> None:
         {"num_stages": 4, "num_microbatches": 4, "schedule": "1f1b"},
         {"num_stages": 3, "partition": [1, 3, 1], "remat": "none"},
         {"num_stages": 4, "schedule": "interleaved", "num_microbatches": 2},
+        {"num_stages": 4, "schedule": "zbv", "devices": ["CPU:0", "CPU:1"]},
         {"num_stages": 1, "num_microbatches": 1},
     ],
     ids=str,

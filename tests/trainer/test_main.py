@@ -530,20 +530,27 @@ def test_the_doctor_names_the_gpus_that_are_used_and_those_that_are_not(
     assert aside.gpus == []
 
 
+@pytest.mark.parametrize(
+    ("schedule", "placement"),
+    [("interleaved", (0, 1, 0, 1)), ("zbv", (0, 1, 1, 0))],
+    ids=["round robin", "folded"],
+)
 @pytest.mark.parametrize("num_replicas", [1, 2])
-def test_interleaved_stages_share_devices(num_replicas: int) -> None:
-    pipelining = Pipelining(
-        num_stages=4, num_replicas=num_replicas, schedule="interleaved"
-    )
+def test_stages_share_the_devices_of_a_replica_as_the_schedule_says(
+    num_replicas: int, schedule: Any, placement: tuple[int, ...]
+) -> None:
+    pipelining = Pipelining(num_stages=4, num_replicas=num_replicas, schedule=schedule)
     with devices.scope(pipelining):
         mesh = tf.distribute.get_strategy().mesh
-    assert mesh.placement == (0, 1, 0, 1)
+    assert mesh.placement == placement
     names = {name for replica in mesh.primary_devices for name in replica}
     assert len(names) == pipelining.num_devices == 2 * num_replicas
 
 
 def test_several_stages_on_a_device_are_refused_on_several_hosts() -> None:
-    with pytest.raises(HyperparameterError, match=r"pipelining\.schedule: expected gp"):
+    with pytest.raises(
+        HyperparameterError, match=r"pipelining\.schedule: expected one"
+    ):
         devices.start_tensorflow(
             Pipelining(num_stages=4, num_replicas=2, schedule="interleaved"),
             hosts=Hosts(0, 2),
