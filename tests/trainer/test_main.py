@@ -134,7 +134,9 @@ def test_inspecting_prints_the_stages_and_nothing_of_tensorflow() -> None:
         text=True,
         check=False,
     )
-    assert (run.returncode, run.stderr) == (0, "")
+    # Progress is told of what takes some seconds, as on a busy machine.
+    told = [x for x in run.stderr.splitlines() if not x.startswith("tfgpipe: trac")]
+    assert (run.returncode, told) == (0, [])
     assert TABLE in run.stdout
     assert "CPU:1" in run.stdout
     plan = run.stdout.partition("\n\n")[2]
