@@ -235,8 +235,19 @@ class ActionCallback(keras.callbacks.Callback):
         """Called once a step with the gradients of stage k."""
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Has steps traced that call the methods."""
+        """Has steps traced that call the methods.
+
+        Raises:
+            ValueError: If another callback of this kind is there.
+        """
         model = self.model
+        other = getattr(model.train_function, "action_callback", None)
+        # Of a `fit` that was interrupted one may be left.
+        if other is not None and other.params is self.params:
+            raise ValueError(
+                "A model has one callback that sees its actions. Received a second "
+                "`ActionCallback`. Make one of both."
+            )
         untraced = type(self).on_stage_gradients is ActionCallback.on_stage_gradients
         recorder = HostCalls(
             self.on_action_begin,
@@ -256,6 +267,7 @@ class ActionCallback(keras.callbacks.Callback):
             finally:
                 model.recorder = before
 
+        vars(step)["action_callback"] = self
         model.train_function = step
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:

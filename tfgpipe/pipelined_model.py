@@ -140,11 +140,11 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
             placement, flow = layer.schedule.placement, layer.pipeline.data_flow
             cut = flow, tuple(len(stage.segment.calls) for stage in layer.stages)
             if cut != self._ordered_for:
-                self._ordered_for = cut
                 order = self.config.schedule.fitted(
                     lambda: layer.plan().costs, self.config.memory_limit
                 )
                 layer.schedule = order.on(placement, layer.num_microbatches, flow)
+                self._ordered_for = cut
         return layer.schedule
 
     @property

@@ -106,6 +106,12 @@ class Pipelining(Hyperparams):
                 "stages_per_device: expected None, as this schedule has one stage on "
                 f"each device; received {v} for schedule={self.schedule}."
             )
+        own = self._policy.stages_per_device
+        if v is not None and self._policy.deals_stages and len(own) == 1 and v > own[0]:
+            raise HyperparameterError(
+                f"stages_per_device: expected {own[0]} or less, as the stages of this "
+                f"schedule fold back; received {v} for schedule={self.schedule}."
+            )
         if self.num_stages % self.num_stages_each:
             raise HyperparameterError(
                 f"num_stages: expected a multiple of {self.num_stages_each}, the "

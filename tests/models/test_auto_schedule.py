@@ -117,8 +117,29 @@ def test_stages_whose_costs_are_not_known_are_planned_with_a_mini_batch():
     piped.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"schedule=plan\.settings\.schedule"):
         piped.fit(x, x[:, 0, :8], 8, verbose=0)
+    with pytest.raises(ValueError, match="Costs depend on all sizes"):
+        assert piped.schedule  # Not one that is for no costs.
     plan = tfgpipe.plan(any_length(), **given, schedule="auto", sample=x)
     given["schedule"] = plan.settings.schedule
     piped = tfgpipe.pipeline(any_length(), partition=plan.calls_per_stage, **given)
     piped.compile("sgd", "mse")
     piped.fit(x, x[:, 0, :8], 8, verbose=0)
+
+
+def test_costs_that_are_given_keep_their_recomputation():
+    costs = tfgpipe.Costs(
+        forward=[2, 4, 4],
+        backward=[5, 1, 1],
+        recompute=[1, 4, 1],
+        recompute_when="early",
+    )
+    found = simulation.AutoSchedule(costs)(3, 3)
+    best = tfgpipe.best_schedule(costs, range(3), 3)
+    assert tfgpipe.simulate(found, costs).timeline.step_time == best.step_time
+
+
+def test_a_plan_for_measured_times_has_an_order_for_them():
+    plan = tfgpipe.plan(model(), num_stages=3, sample=X, **OPTIONS)
+    again = plan.rebalance([1.0, 1.0, 9.0])
+    best = tfgpipe.best_schedule(again.costs, range(3), 6)
+    assert step_time(again.settings.schedule, again) == pytest.approx(best.step_time)

@@ -146,3 +146,26 @@ def test_a_plain_model_is_refused():
     model.compile("sgd", "mse")
     with pytest.raises(TypeError, match="Actions are of a PipelinedModel"):
         fit(model, Seen())
+
+
+def test_a_second_one_is_refused():
+    model = tfgpipe.PipelinedModel(layers(), num_stages=3, num_microbatches=4)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="one callback that sees its actions"):
+        fit(model, Seen(), Seen())
+
+
+class Interrupts(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        raise KeyboardInterrupt
+
+
+def test_one_of_an_interrupted_fit_is_in_no_way_of_the_next():
+    model = tfgpipe.PipelinedModel(layers(), num_stages=3, num_microbatches=4)
+    model.compile("sgd", "mse")
+    first, second = Seen(), Seen()
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, first, Interrupts())
+    number = len(first.calls)
+    fit(model, second)
+    assert len(first.calls) == number == len(second.calls)

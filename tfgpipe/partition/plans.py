@@ -139,7 +139,7 @@ class Plan:
             return self
         before = settings.schedule
         schedule = order.on(before.placement, before.num_microbatches, before.flow)
-        settings = dataclasses.replace(settings, schedule=schedule, order=order)
+        settings = dataclasses.replace(settings, schedule=schedule)
         return dataclasses.replace(self, settings=settings)
 
     @property
@@ -186,7 +186,7 @@ class Plan:
             ]
         profile = dataclasses.replace(self.profile, layers=tuple(scaled))
         note = "balanced by measured stage times"
-        return best_plan(profile, balances.time, self.settings, note=note)
+        return best_plan(profile, balances.time, self.settings, note=note).ordered()
 
     def __str__(self) -> str:
         settings, schedule = self.settings, self.settings.schedule
@@ -275,7 +275,7 @@ def make_plan(
         note += (
             f", the best of {profiler.REPEATS} runs of a layer on {short_name(device)}"
         )
-    return best_plan(profile, balance, settings, note=note).ordered()
+    return _check_memory(best_plan(profile, balance, settings, note=note).ordered())
 
 
 def example_microbatch(

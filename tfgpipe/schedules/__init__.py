@@ -16,7 +16,8 @@ devices, and v = K / P of stages on each device.
 | `looped_bfs` | (P - 1) / (v M + P - 1) | M |
 | `eager_1f1b` | (K - 1) / (M + K - 1) | min(2 (K - k) - 1, M) |
 
-If F, B and W take equally long, with two stages (or v) on each device, and M >= P:
+If F, B and W take equally long, with two stages (or v) on each of P > 2 devices, and M
+a multiple of P of at least 2 P:
 
 | name | bubble, passes of a stage | microbatches of a stage in flight on a device |
 |---|---|---|

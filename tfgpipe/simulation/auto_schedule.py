@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -46,8 +47,9 @@ class AutoSchedule(SchedulePolicy):
     def __post_init__(self) -> None:
         if self.costs is not None:  # Lists have no hash.
             values: dict[str, Any] = {
-                name: tuple(value) if isinstance(value, Sequence) else value
+                name: value if isinstance(value, str | numbers.Real) else tuple(value)
                 for name, value in vars(self.costs).items()
+                if value is not None
             }
             object.__setattr__(self, "costs", Costs(**values))
 

@@ -68,3 +68,8 @@ def test_every_named_schedule_deals_its_stages() -> None:
                 HyperparameterError, match=r"^stages_per_device: .*None"
             ):
                 Pipelining(num_stages=4, schedule=name, stages_per_device=2)
+
+
+def test_stages_that_fold_back_are_two_on_a_device() -> None:
+    with pytest.raises(HyperparameterError, match="stages_per_device: expected 2 or"):
+        Pipelining(num_stages=8, schedule="zbv", stages_per_device=4)
