@@ -34,7 +34,7 @@ from tfgpipe import Costs, schedules
 Passes = tuple[float, float, float]
 
 # Units that devices wait, by the formulas of the docstrings: of f, b, w, the passes of
-# all layers of a device, P and v. Where they hold for equal passes alone, of these.
+# all layers of a device, P and v.
 BUBBLES: dict[str, Callable[[float, float, float, int, int], float]] = {
     "gpipe": lambda f, b, w, P, v: (P - 1) * (f + b + w),
     "1f1b": lambda f, b, w, P, v: (P - 1) * (f + b + w),
@@ -43,11 +43,8 @@ BUBBLES: dict[str, Callable[[float, float, float, int, int], float]] = {
     "interleaved": lambda f, b, w, P, v: (P - 1) * (f + b + w) / v,
     "looped_bfs": lambda f, b, w, P, v: (P - 1) * (f + b + w) / v,
 }
-EQUAL = {
-    "interleaved_zb": lambda f, P, v: (P - 1) * f / v,
-    "zbv": lambda f, P, v: (P - 1) * f / v,
-    "dualpipe_v": lambda f, P, v: (P - 1) * f / v,
-}
+# Those that wait for P - 1 passes of a stage, where passes are equal.
+EQUAL = ("interleaved_zb", "zbv", "dualpipe_v")
 # The most microbatches in flight on a device, by the docstrings.
 HELD: dict[str, Callable[[int, int, int], float]] = {
     "gpipe": lambda P, v, M: M,
@@ -83,12 +80,11 @@ def row(name: str, P: int, M: int, passes: Passes, *, unit: float, steps: int) -
     costs = Costs(forward=f, backward=b + w, backward_input=b, backward_weight=w)
     simulated = tfgpipe.simulate(schedule, costs).timeline
     work = 2 * M * sum(passes)
-    formula = BUBBLES.get(name)
-    waits = (
-        formula(2 * passes[0], 2 * passes[1], 2 * passes[2], P, v) if formula else None
-    )
-    if name in EQUAL and len({*passes}) == 1:
-        waits = EQUAL[name](2 * passes[0], P, v)
+    waits = None
+    if formula := BUBBLES.get(name):
+        waits = formula(v * f, v * b, v * w, P, v)
+    elif name in EQUAL and f == b == w:
+        waits = (P - 1) * f
     measured, exact = _measured(schedule, passes, unit=unit, steps=steps)
     return {
         "schedule": name,

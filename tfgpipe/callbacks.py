@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import tensorflow as tf
 
 from tfgpipe.pipelined_model import PipelinedModel
 from tfgpipe.report import plot_timelines
-from tfgpipe.runtime import HostCalls, TimingRecorder
+from tfgpipe.runtime import HostCalls, Recorder, TimingRecorder
 from tfgpipe.schedules import Action
 from tfgpipe.simulation import (
     Timeline,
@@ -153,13 +154,12 @@ class TimelineCallback(keras.callbacks.Callback):
         timed = self._timed
 
         def step(iterator: Any) -> Any:
-            before, model.recorder = model.recorder, self._recorder
             try:
-                results = timed(iterator)
+                with _recorded(model, self._recorder):
+                    results = timed(iterator)
                 self._was_timed = True
                 return results
             finally:
-                model.recorder = before
                 model.train_function = untimed
 
         model.train_function = step
@@ -258,14 +258,12 @@ class ActionCallback(keras.callbacks.Callback):
         traced = model.train_function
 
         def step(iterator: Any) -> Any:
-            before, model.recorder = model.recorder, recorder
             try:
-                return traced(iterator)
+                with _recorded(model, recorder):
+                    return traced(iterator)
             except BaseException:
                 model.train_function = None
                 raise
-            finally:
-                model.recorder = before
 
         vars(step)["action_callback"] = self
         model.train_function = step
@@ -273,6 +271,16 @@ class ActionCallback(keras.callbacks.Callback):
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Has later steps traced without calls."""
         self.model.train_function = None
+
+
+@contextlib.contextmanager
+def _recorded(model: PipelinedModel, recorder: Recorder) -> Iterator[None]:
+    """Train steps that are traced inside have a recorder."""
+    before, model.recorder = model.recorder, recorder
+    try:
+        yield
+    finally:
+        model.recorder = before
 
 
 def _check_model(model: keras.Model, what: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Unpack
 
 import keras
@@ -378,7 +378,10 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
                 "spares its gradient.",
                 stacklevel=2,
             )
-        self._record_gradients(gradients, scale)
+        if self.recorder is not None:
+            for k, stage in enumerate(self.stages):
+                found = {weight.path: gradients.get(weight) for weight in stage.weights}
+                self.recorder.record_gradients(k, found, scale)
         weights = self.trainable_weights
         if weights:
             self.optimizer.apply_gradients(
@@ -389,23 +392,6 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
                 "The model does not have any trainable weights.", stacklevel=2
             )
         return self._results()
-
-    def _record_gradients(
-        self, gradients: Mapping[keras.Variable, Any], scale: tf.Tensor
-    ) -> None:
-        """Gives the recorder the gradients of each stage, without the loss scale."""
-        if self.recorder is None:
-            return
-        for k, stage in enumerate(self.stages):
-            found = {weight.path: gradients.get(weight) for weight in stage.weights}
-            self.recorder.record_gradients(
-                k,
-                {
-                    path: tf.convert_to_tensor(x) / tf.cast(scale, x.dtype)
-                    for path, x in found.items()
-                    if x is not None
-                },
-            )
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """Evaluates a mini-batch: runs the forwards of the schedule."""

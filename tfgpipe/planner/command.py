@@ -101,11 +101,13 @@ def _parser(subject: argparse.ArgumentParser) -> argparse.ArgumentParser:
     add("--devices", type=_positive, required=True, metavar="N", help=how_many)
     powers = "values to try (powers of two)"
     add("--microbatches", type=_list_of(_positive), metavar="M,...", help=powers)
-    for name, choices in (("--schedules", schedules.NAMES), ("--remats", REMATS)):
-        every = ",".join(choices)
+    for name, choices, every in (
+        ("--schedules", schedules.NAMES, "all of docs/explanation/schedules.md"),
+        ("--remats", REMATS, ",".join(REMATS)),
+    ):
         kind = _list_of(functools.partial(_one_of, choices))
-        named = every if len(every) < 50 else "all of docs/explanation/schedules.md"
-        add(name, type=kind, default=every, metavar="NAME,...", help=f"({named})")
+        default = ",".join(choices)
+        add(name, type=kind, default=default, metavar="NAME,...", help=f"({every})")
     add(
         "--best",
         type=_positive,

@@ -83,14 +83,20 @@ class HostCalls(Recorder):
         """Returns the calls for a step that is traced."""
         return ActionCalls(self._begun, self._ended)
 
-    def record_gradients(self, k: int, gradients: Mapping[str, tf.Tensor]) -> None:
-        """Calls the function of a stage's gradients."""
-        function, paths = self._gradients, list(gradients)
+    def record_gradients(
+        self, k: int, gradients: Mapping[str, tf.Tensor | None], scale: tf.Tensor
+    ) -> None:
+        """Calls the function of a stage's gradients, without the scale of the loss."""
+        function = self._gradients
         if function is None:
             return
+        found = {
+            path: tf.convert_to_tensor(x) / tf.cast(scale, x.dtype)
+            for path, x in gradients.items()
+            if x is not None
+        }
 
         def on_host(*arrays: np.ndarray) -> None:
-            function(k, dict(zip(paths, arrays, strict=True)))
+            function(k, dict(zip(found, arrays, strict=True)))
 
-        values = [tf.convert_to_tensor(x) for x in gradients.values()]
-        tf.numpy_function(on_host, values, [])
+        tf.numpy_function(on_host, list(found.values()), [])

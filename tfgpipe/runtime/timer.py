@@ -131,8 +131,10 @@ class Recorder:
     def record(self, timer: StepTimer, replica: int) -> None:
         """Keeps what a timer has read, whenever the step runs."""
 
-    def record_gradients(self, k: int, gradients: Mapping[str, tf.Tensor]) -> None:
-        """Keeps gradients of a stage by their weights' paths."""
+    def record_gradients(
+        self, k: int, gradients: Mapping[str, tf.Tensor | None], scale: tf.Tensor
+    ) -> None:
+        """Keeps gradients of stage k, of a loss times `scale`, by weights' paths."""
 
 
 class TimingRecorder(Recorder):

@@ -146,7 +146,7 @@ class SchedulePolicy(Choice, abc.ABC):
 
     @property
     def deals_stages(self) -> bool:
-        """True if each device has several stages, dealt to `devices` round robin."""
+        """True if each device has several stages, dealt to `devices`."""
         return min(self.stages_per_device) > 1
 
     def check_num_stages(self, num_stages: int | None) -> int | None:
@@ -177,11 +177,6 @@ class SchedulePolicy(Choice, abc.ABC):
         # After as many groups of P microbatches as there are in flight, all repeats.
         M = min(num_microbatches, 4 * num_devices)
         return self(num_stages, M, num_devices=num_devices).in_flight
-
-    def in_backward(self, num_stages: int, num_microbatches: int) -> tuple[int, ...]:
-        """Returns `Schedule.in_backward` of the schedule on a line of stages."""
-        del num_microbatches
-        return (1,) * num_stages
 
 
 def _check_devices(policy: SchedulePolicy, num_stages: int, num_devices: int) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
-import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -15,8 +15,6 @@ from tfgpipe.simulation.search import best_schedule
 from tfgpipe.simulation.simulator import Costs
 
 _log = logging.getLogger(__name__)
-# Passes that a search simulates where costs are not known yet: of what is there.
-_NO_EFFORT = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,15 +41,6 @@ class AutoSchedule(SchedulePolicy):
 
     costs: Costs | None = None
     memory_limit: float = math.inf
-
-    def __post_init__(self) -> None:
-        if self.costs is not None:  # Lists have no hash.
-            values: dict[str, Any] = {
-                name: value if isinstance(value, str | numbers.Real) else tuple(value)
-                for name, value in vars(self.costs).items()
-                if value is not None
-            }
-            object.__setattr__(self, "costs", Costs(**values))
 
     def fitted(
         self, costs: Callable[[], Costs], memory_limit: float | None
@@ -94,13 +83,13 @@ class AutoSchedule(SchedulePolicy):
         Raises:
             ValueError: If no schedule found stays within the limit.
         """
-        arguments: dict[str, Any] = {"flow": flow, "memory_limit": self.memory_limit}
-        if self.costs is None:
-            arguments["effort"] = _NO_EFFORT
-        found = best_schedule(
-            self.costs or Costs(), placement, num_microbatches, **arguments
+        find = functools.partial(
+            best_schedule, placement=placement, num_microbatches=num_microbatches
         )
-        if self.costs is not None:
+        if self.costs is None:  # A schedule of what is there will do.
+            found = find(Costs(), flow=flow, effort=0)
+        else:
+            found = find(self.costs, flow=flow, memory_limit=self.memory_limit)
             _log.info(
                 "Schedule for %d stages on %d devices, M=%d: %s; %s.",
                 *(len(placement), found.schedule.num_devices, num_microbatches),

@@ -104,6 +104,9 @@ class Costs:
                 "`bandwidth` is a number of bytes a second above 0. Received "
                 f"bandwidth={self.bandwidth!r}. Leave it out for free transfers."
             )
+        for name, value in vars(self).items():
+            if isinstance(value, Sequence) and not isinstance(value, str):
+                object.__setattr__(self, name, tuple(value))  # It has a hash.
         for name, values in self._per_stage().items():
             if not all(
                 isinstance(x, numbers.Real) and 0 <= x < math.inf for x in values

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfgpipe.schedules.data_flow import DataFlow
-from tfgpipe.schedules.kinds import BACKWARD, FORWARD
-from tfgpipe.schedules.policy import Orders, SchedulePolicy, alternate, passes
+from tfgpipe.schedules.named.one_f_one_b import OneFOneB
 
 
 @dataclasses.dataclass(frozen=True)
-class EagerOneFOneB(SchedulePolicy):
+class EagerOneFOneB(OneFOneB):
     """1F1B whose forwards come one period earlier for each stage that follows.
 
     Zhuang et al. 2023 ("On Optimizing the Communication of Model Parallelism",
@@ -27,23 +25,6 @@ class EagerOneFOneB(SchedulePolicy):
 
     name = "eager_1f1b"
 
-    def orders(self, flow: DataFlow, num_microbatches: int, num_devices: int) -> Orders:
-        """Returns for each device its actions in order."""
-        del num_devices  # One a stage.
-        M = num_microbatches
-        return tuple(
-            alternate(
-                passes(FORWARD, [k], M),
-                passes(BACKWARD, [k], M),
-                num_warmup=2 * height - 1,
-            )
-            for k, height in enumerate(flow.heights)
-        )
-
-    def in_flight(
-        self, num_stages: int, num_microbatches: int, num_devices: int
-    ) -> tuple[int, ...]:
-        """Returns min(2 (K - k) - 1, M) for stage k."""
-        del num_devices
-        K, M = num_stages, num_microbatches
-        return tuple(min(2 * (K - k) - 1, M) for k in range(K))
+    def num_warmup(self, height: int) -> int:
+        """Returns nearly twice as many as in 1F1B."""
+        return 2 * height - 1

@@ -27,13 +27,23 @@ class OneFOneB(SchedulePolicy):
 
     name = "1f1b"
 
+    def num_warmup(self, height: int) -> int:
+        """Returns the number of forwards before the first backward.
+
+        Args:
+            height: Number of stages on the longest way to the end, the own included.
+        """
+        return height
+
     def orders(self, flow: DataFlow, num_microbatches: int, num_devices: int) -> Orders:
         """Returns for each device its actions in order."""
         del num_devices  # One a stage.
         M = num_microbatches
         return tuple(
             alternate(
-                passes(FORWARD, [k], M), passes(BACKWARD, [k], M), num_warmup=height
+                passes(FORWARD, [k], M),
+                passes(BACKWARD, [k], M),
+                num_warmup=self.num_warmup(height),
             )
             for k, height in enumerate(flow.heights)
         )
@@ -41,6 +51,7 @@ class OneFOneB(SchedulePolicy):
     def in_flight(
         self, num_stages: int, num_microbatches: int, num_devices: int
     ) -> tuple[int, ...]:
-        """Returns min(K - k, M) for stage k."""
+        """Returns the forwards of the warm-up of stage k, at most M."""
         del num_devices
-        return tuple(min(num_stages - k, num_microbatches) for k in range(num_stages))
+        K, M = num_stages, num_microbatches
+        return tuple(min(self.num_warmup(K - k), M) for k in range(K))
