@@ -310,6 +310,9 @@ MIXES = {
     "mixup at random": (Mixup(tf.random.shuffle),),
     "mixup by a seed": (Draws(lambda x, s: x + keras.random.shuffle(x, seed=s)),),
     "in a wrapper of Keras": (keras.layers.TimeDistributed(Whitened()), (5, 4)),
+    "shuffled by a seed": (
+        Layer(lambda x: x + tf.random.experimental.stateless_shuffle(x, (0, 1))),
+    ),
     "of Keras in training": (keras.layers.MixUp(), (8, 8, 3)),
     "of Keras by an argument": (keras.layers.Softmax(axis=0),),
     "of Keras by an argument from the end": (keras.layers.UnitNormalization(-2),),
@@ -347,6 +350,19 @@ def test_a_layer_that_keeps_examples_apart_gives_no_warning(name, capfd):
         assert "Batch normalization sees one microbatch" in found.pop()
     assert not found
     assert "noise" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("direction", ["ASCENDING", "DESCENDING"])
+@pytest.mark.parametrize("seed", range(40))
+def test_an_order_that_is_drawn_mixes_examples_whatever_is_drawn(seed, direction):
+    """One order in twenty of six examples keeps each half to itself."""
+
+    def permuted(x, seed):
+        drawn = tf.random.stateless_uniform([tf.shape(x)[0]], (seed, 0))
+        return x + tf.gather(x, tf.argsort(drawn, direction=direction))
+
+    layer = Layer(lambda x: permuted(x, seed), name="permuted")
+    assert "'permuted' mixes the examples" in "".join(warnings_of(layer))
 
 
 @pytest.mark.parametrize("name", list(MIXES))

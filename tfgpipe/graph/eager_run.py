@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tfgpipe._compat import eager_ops, functions
@@ -50,6 +51,7 @@ _MEAN_OF_DRAW = {
 }
 # Draws of classes, from their logits.
 _DRAWS_OF_CLASSES = ("Multinomial", "StatelessMultinomial")
+_SHUFFLES = ("RandomShuffle", "StatelessShuffle")
 # The state of a `tf.random.Generator`, which draws that are replaced need not know.
 _GENERATOR_STATE = "RngReadAndSkip"
 Draw = Callable[[tf.Tensor], tf.Tensor]
@@ -98,8 +100,9 @@ class RandomDraws:
         def replaced(drawn: tf.Tensor) -> tf.Tensor:
             first = next(remaining, None)
             if first is None:
-                self._drawn.append(drawn)
-                return drawn
+                first = _rolled_order(drawn)
+                self._drawn.append(first)
+                return first
             if not drawn.shape.rank:
                 return first
             sizes = zip(first.shape, drawn.shape, strict=True)
@@ -107,6 +110,17 @@ class RandomDraws:
             return tf.slice(first, begin, drawn.shape)
 
         return replaced
+
+
+def _rolled_order(drawn: tf.Tensor) -> tf.Tensor:
+    """Returns draws sorted along the first axis, the largest before all others.
+
+    Examples in the order of such draws, rising or falling, cross from one half of a
+    batch to the other; as drawn, one order in twenty of six examples does not.
+    """
+    if not drawn.shape.rank:
+        return drawn
+    return tf.constant(np.roll(np.sort(drawn.numpy(), axis=0), 1, axis=0))
 
 
 def run(
@@ -200,13 +214,13 @@ def _run_operation(
 
 def _is_replaced(op: tf.Operation) -> bool:
     """Returns whether an operation is random, and others compute in its place."""
-    names = (*_MEAN_OF_DRAW, *_DRAWS_OF_CLASSES, _GENERATOR_STATE, "RandomShuffle")
+    names = (*_MEAN_OF_DRAW, *_DRAWS_OF_CLASSES, _GENERATOR_STATE, *_SHUFFLES)
     return op.type in names or _DRAW.fullmatch(op.type) is not None
 
 
 def _replacement(op: tf.Operation, inputs: list[tf.Tensor], draw: Draw) -> tf.Tensor:
     """Returns a replacement of a random result that is the same in each run."""
-    if op.type == "RandomShuffle":
+    if op.type in _SHUFFLES:
         return tf.roll(inputs[0], 1, axis=0)
     if op.type == _GENERATOR_STATE:
         return tf.zeros(op.outputs[0].shape, op.outputs[0].dtype)
