@@ -77,6 +77,8 @@ FACTORS = {
     "schedule": ("gpipe", "1f1b", "interleaved", "zero_bubble", "dualpipe_v"),
     "remat": ("none", "stage", "layer"),
     "dtype": tuple(TOLERANCES),
+    # By XLA nothing, chains of elementwise operations, or every stage function.
+    "jit_compile": (False, "auto", True),
 }
 # Simulated integers are of single precision.
 IMPOSSIBLE = (lambda stack, dtype: stack == "quantized MLP" and dtype != "float32",)
@@ -122,7 +124,7 @@ def identity_part(recorder: Recorder, machine: Machine) -> None:
             found = _differences(machine, **case)
         except Exception as error:
             text = f"{type(error).__name__}: {str(error)[:500]}"
-            recorder.failed(f"{', '.join(case.values())}: {text}")
+            recorder.failed(f"{_named(case)}: {text}")
             continue
         recorder.row(
             "Cases",
@@ -131,11 +133,21 @@ def identity_part(recorder: Recorder, machine: Machine) -> None:
             seconds=time.perf_counter() - started,
         )
         if late := [name for name, x in found.items() if not x <= 1]:
-            recorder.failed(f"{', '.join(case.values())}: {', '.join(late)} differ")
+            recorder.failed(f"{_named(case)}: {', '.join(late)} differ")
+
+
+def _named(case: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in case.items())
 
 
 def _differences(
-    machine: Machine, *, stack: str, schedule: schedules.Name, remat: Any, dtype: str
+    machine: Machine,
+    *,
+    stack: str,
+    schedule: schedules.Name,
+    remat: Any,
+    dtype: str,
+    jit_compile: Any,
 ) -> dict[str, float]:
     """Returns differences, of what is tolerated, by what differs."""
     made, num_stages = STACKS[stack], len(machine.devices)
@@ -154,6 +166,7 @@ def _differences(
             num_microbatches=M,
             schedule=schedule,
             remat=remat,
+            jit_compile=jit_compile,
             devices=machine.devices[:num_devices],
         )
         compare.copy_state(plain, pipelined)

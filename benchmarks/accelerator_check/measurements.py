@@ -21,7 +21,7 @@ _MIB = 2**20
 
 
 def memory_part(recorder: Recorder, machine: Machine, folder: Path) -> None:
-    """Measures peak memory and time of a step, beside the planner's."""
+    """Measures peak memory and time of a step, beside the planner's and plain Keras."""
     models.need(machine, 2)
     predicted = read_prediction(folder)
     if machine.kind == "CPU":
@@ -56,6 +56,28 @@ def memory_part(recorder: Recorder, machine: Machine, folder: Path) -> None:
                 ratio=peak / planned,
             )
         del model
+        recorder.row(
+            "The same step of plain Keras on one device",
+            dtype=dtype,
+            **_plain_step(machine, dtype=dtype),
+        )
+
+
+def _plain_step(machine: Machine, *, dtype: str) -> dict[str, float | str]:
+    """Measures a step without a pipeline, which may need too much memory."""
+    device = machine.devices[0]
+    model, batch = models.plain_language_model(machine, dtype=dtype, device=device)
+    if machine.kind == "GPU":
+        tf.config.experimental.reset_memory_stats(device)
+    try:
+        seconds = models.time_steps(model, *batch, 3 if machine.quick else 10)
+    except tf.errors.ResourceExhaustedError:
+        return {"measured ms": "out of memory"}
+    found: dict[str, float | str] = {"measured ms": 1e3 * seconds}
+    if machine.kind == "GPU":
+        peak = tf.config.experimental.get_memory_info(device)["peak"] / _MIB
+        found["peak MiB"] = peak
+    return found
 
 
 def overlap_part(recorder: Recorder, machine: Machine, folder: Path) -> None:

@@ -28,24 +28,33 @@ def language_model(
     jit_compile: Any = "auto",
 ) -> tuple[tfgpipe.PipelinedModel, tuple[Any, Any]]:
     """Returns a pipeline, compiled, and a batch for it."""
+    plain, batch = plain_language_model(machine, dtype=dtype, device="CPU:0")
+    model = tfgpipe.pipeline(
+        plain,
+        num_stages=len(machine.devices),
+        num_microbatches=M,
+        schedule="1f1b",
+        remat="stage",
+        jit_compile=jit_compile,
+        devices=devices or machine.devices,
+    )
+    model.compile("adam", plain.loss)
+    return model, batch
+
+
+def plain_language_model(
+    machine: Machine, *, dtype: str = "float32", device: str
+) -> tuple[keras.Model, tuple[Any, Any]]:
+    """Returns the model of Keras on one device, compiled, and a batch for it."""
     sizes, batch_size = sizes_of(machine)
     compare.fresh_names()
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(dtype)
     try:
-        with tf.device("CPU:0"):
-            plain = decoder_only(sizes)
-        model = tfgpipe.pipeline(
-            plain,
-            num_stages=len(machine.devices),
-            num_microbatches=M,
-            schedule="1f1b",
-            remat="stage",
-            jit_compile=jit_compile,
-            devices=devices or machine.devices,
-        )
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("adam", loss)
+        with tf.device(device):
+            model = decoder_only(sizes)
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile("adam", loss, jit_compile=False)
     finally:
         keras.config.set_dtype_policy("float32")
     rng = np.random.default_rng(0)
