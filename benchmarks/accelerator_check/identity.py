@@ -173,6 +173,10 @@ def _differences(
         reference = plain if made.rowwise else InMicrobatches(plain, M)
         x = made.inputs(ROWS)
         data = [x, made.targets(ROWS, reference(x).shape[1:])]
+        # XLA draws other random numbers than TensorFlow's kernels, as in Keras itself.
+        by_xla = jit_compile is True or (
+            jit_compile == "auto" and machine.kind != "CPU"
+        )
         steps = []
         for model in (reference, pipelined):
             optimizer = Moves(LEARNING_RATE)
@@ -180,8 +184,11 @@ def _differences(
                 optimizer = keras.optimizers.LossScaleOptimizer(
                     optimizer, initial_scale=1024.0
                 )
-            model.compile(optimizer, **made.compiled())
-            steps.append([train_steps.train(model, *data) for _ in range(2)])
+            of_plain = {"jit_compile": by_xla} if model is reference else {}
+            model.compile(optimizer, **made.compiled(), **of_plain)
+            steps.append(
+                [train_steps.train(model, *data, eagerly=not by_xla) for _ in range(2)]
+            )
     finally:
         keras.config.set_dtype_policy("float32")
     (first, last), (our_first, our_last) = steps

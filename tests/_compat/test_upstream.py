@@ -191,6 +191,15 @@ def test_kernels_of_gpus_have_integers_in_one_memory_or_the_other(
     assert sorted(kernel.host_arguments) == in_host_memory
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_xla_draws_other_random_numbers_but_in_float16(dtype):
+    def draw():
+        return tf.random.stateless_uniform([100], [1, 2], dtype=dtype)
+
+    by_xla = tf.function(draw, jit_compile=True)()
+    assert bool(tf.reduce_all(draw() == by_xla)) == (dtype == "float16")
+
+
 def test_onednn_is_on_by_default_where_the_processor_has_vnni():
     """Hence a comparison to the last bit needs `TF_ENABLE_ONEDNN_OPTS`."""
     flags = re.search(r"flags\s*:(.*)", Path("/proc/cpuinfo").read_text())

@@ -54,16 +54,19 @@ class Step:
     metrics: list[np.ndarray]
 
 
-def train(model: keras.Model, *data: Any, unknown: bool = False) -> Step:
+def train(
+    model: keras.Model, *data: Any, unknown: bool = False, eagerly: bool = True
+) -> Step:
     """Trains a model, compiled with `Keeps`, on one mini-batch.
 
     Args:
         model: The model.
         *data: Inputs, targets and, optionally, sample weights, nested arrays.
         unknown: Whether the number of rows is unknown until the step runs.
+        eagerly: Whether a plain model runs eagerly, which takes less time than tracing.
     """
-    if not isinstance(model, tfgpipe.PipelinedModel):
-        model.run_eagerly = True  # It takes longer to trace than one step does.
+    if eagerly and not isinstance(model, tfgpipe.PipelinedModel):
+        model.run_eagerly = True
     if unknown:
         logs = {
             k: v[0]
