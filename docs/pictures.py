@@ -165,6 +165,8 @@ def _shrink(path: Path) -> None:
     few.save(path, optimize=True)
 
 
+# Of a device that is not here: `python -m benchmarks.accelerator_check`.
+MEASURED = ("step-h200",)
 PICTURES: dict[str, Callable[[Path], None]] = {
     "pipeline": _pipeline,
     "schedules": _schedules,

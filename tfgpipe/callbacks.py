@@ -25,6 +25,7 @@ from tfgpipe.simulation import (
     timeline_metrics,
     trace_events,
 )
+from tfgpipe.stage import Stage
 
 
 class TimelineCallback(keras.callbacks.Callback):
@@ -94,6 +95,7 @@ class TimelineCallback(keras.callbacks.Callback):
         self._recorder = TimingRecorder()
         self._measured: list[Timeline] = []
         self._timed: Callable[..., Any] | None = None
+        self._stages: tuple[Stage, ...] = ()  # That it is of.
         self._was_timed = False
         self.timeline: Timeline | None = None
         self.theory: Timeline | None = None
@@ -148,7 +150,7 @@ class TimelineCallback(keras.callbacks.Callback):
         Also restores it after an error, which Keras does not report to callbacks.
         """
         model, untimed = self.model, self.model.train_function
-        if self._timed is None:
+        if self._timed is None or _were_recut(model, self._stages):
             model.make_train_function(force=True)
             self._timed = model.train_function
         timed = self._timed
@@ -157,7 +159,7 @@ class TimelineCallback(keras.callbacks.Callback):
             try:
                 with _recorded(model, self._recorder):
                     results = timed(iterator)
-                self._was_timed = True
+                self._was_timed, self._stages = True, model.stages
                 return results
             finally:
                 model.train_function = untimed
@@ -193,7 +195,8 @@ class ActionCallback(keras.callbacks.Callback):
     goes on when `on_action_end` has; other devices go on when they have its results.
     Each call takes a tenth of a millisecond or more, and on a GPU waits for a transfer.
     Without such a callback steps hold no calls. Of several replicas, each process sees
-    the actions of its own.
+    the actions of its own. Steps that a `TimelineCallback` times hold no calls either,
+    which they would time.
 
     Subclasses override what they need:
 
@@ -248,6 +251,18 @@ class ActionCallback(keras.callbacks.Callback):
                 "A model has one callback that sees its actions. Received a second "
                 "`ActionCallback`. Make one of both."
             )
+        self._call_in_steps()
+
+    def on_train_batch_begin(
+        self, batch: int, logs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Has steps traced again after `tfgpipe.recut`."""
+        if _were_recut(self.model, self._stages):
+            self._call_in_steps()
+
+    def _call_in_steps(self) -> None:
+        """Gives the model a train function that calls the methods."""
+        model = self.model
         untraced = type(self).on_stage_gradients is ActionCallback.on_stage_gradients
         recorder = HostCalls(
             self.on_action_begin,
@@ -255,12 +270,15 @@ class ActionCallback(keras.callbacks.Callback):
             None if untraced else self.on_stage_gradients,
         )
         model.make_train_function(force=True)
+        self._stages: tuple[Stage, ...] = ()
         traced = model.train_function
 
         def step(iterator: Any) -> Any:
             try:
                 with _recorded(model, recorder):
-                    return traced(iterator)
+                    results = traced(iterator)
+                self._stages = model.stages
+                return results
             except BaseException:
                 model.train_function = None
                 raise
@@ -281,6 +299,11 @@ def _recorded(model: PipelinedModel, recorder: Recorder) -> Iterator[None]:
         yield
     finally:
         model.recorder = before
+
+
+def _were_recut(model: PipelinedModel, stages: tuple[Stage, ...]) -> bool:
+    """Returns whether a model no longer has the stages that it had in a step."""
+    return bool(stages) and model.stages is not stages
 
 
 def _check_model(model: keras.Model, what: str) -> None:

@@ -28,6 +28,7 @@ from tfgpipe.partition import (
     LayerOptions,
     PipelineConfig,
     Plan,
+    check_memory,
     load_arguments,
     make_plan,
     plan_by_weights,
@@ -40,7 +41,7 @@ from tfgpipe.runtime import (
     check_batch_independence,
     make_stages,
 )
-from tfgpipe.schedules import Schedule
+from tfgpipe.schedules import Schedule, SchedulePolicy
 from tfgpipe.stage import (
     Stage,
     layer_checks,
@@ -553,7 +554,8 @@ class PipelinedLayer(keras.layers.Layer):
                 return plan_by_weights(
                     captured, balance, self.num_stages, self.config.transfer_dtype
                 )
-        return self._plan(captured, given).calls_per_stage
+        plan = self._plan(captured, given, order=self.config.schedule)
+        return check_memory(plan).calls_per_stage
 
     def _plan(
         self,
@@ -563,13 +565,14 @@ class PipelinedLayer(keras.layers.Layer):
         sample: Any = None,
         batch_size: int = 32,
         num_slots: int = 2,
+        order: SchedulePolicy | Schedule | None = None,
     ) -> Plan:
         if sample is not None:
             sample = [*self._source.flatten_inputs(captured, sample, {}).values()]
         return make_plan(
             captured,
             calls_per_stage or self.config.balance,
-            self.config.plan_settings(self.schedule, num_slots),
+            self.config.plan_settings(self.schedule, num_slots, order=order),
             sample=sample,
             batch_size=batch_size,
             device=self.mesh.primary_devices[0][0],

@@ -81,7 +81,7 @@ class Pipelining(Hyperparams):
     stages_per_device: int | None = field(
         default=None,
         at_least=2,
-        help="v, for interleaved (None: 2) and gpipe (None: 1).",
+        help="v, where a device has several stages. None: the schedule's least.",
     )
     transfer_dtype: Literal["none", "bfloat16", "float16", "int8", "int8_channel"] = (
         _option("transfer_dtype", default="none")

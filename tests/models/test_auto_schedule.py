@@ -102,6 +102,24 @@ def test_a_memory_limit_that_no_order_keeps_is_refused():
         tfgpipe.plan(model(), **given, **OPTIONS, memory_limit=most / 3)
 
 
+def test_what_fits_under_1f1b_fits(tmp_path):
+    """The partition is chosen for an order that holds no more than 1F1B."""
+    given = {"num_stages": 4, "num_microbatches": 8, "sample": X[:8]}
+    usual = tfgpipe.plan(model(), **given, schedule="1f1b", balance="memory")
+    limit = {"memory_limit": max(usual.device_bytes), "balance": "memory"}
+    plan = tfgpipe.plan(model(), **given, schedule="auto", **limit)
+    assert max(plan.device_bytes) <= limit["memory_limit"]
+    assert plan.calls_per_stage == usual.calls_per_stage
+    # The limit of a model is for a batch of 32.
+    del given["sample"]
+    usual = tfgpipe.plan(model(), **given, schedule="1f1b", balance="memory")
+    limit["memory_limit"] = max(usual.device_bytes)
+    piped = tfgpipe.pipeline(model(), **given, schedule="auto", **limit)
+    assert max(piped.pipelined.plan().device_bytes) <= limit["memory_limit"]
+    piped.save(tmp_path / "m.keras")
+    assert keras.models.load_model(tmp_path / "m.keras").schedule == piped.schedule
+
+
 def test_stages_whose_costs_are_not_known_are_planned_with_a_mini_batch():
     def any_length():
         inputs = keras.Input((None, 16))

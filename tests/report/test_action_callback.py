@@ -169,3 +169,23 @@ def test_one_of_an_interrupted_fit_is_in_no_way_of_the_next():
     number = len(first.calls)
     fit(model, second)
     assert len(first.calls) == number == len(second.calls)
+
+
+class Recuts(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 0:
+            tfgpipe.recut(self.model, (1, 2))
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_stages_that_are_recut_in_training_are_seen_on(timed, tmp_path):
+    pair = compare.model_pair(plain, partition=(2, 1), num_microbatches=4)
+    seen = TimelineCallback(tmp_path, steps=(2, 4)) if timed else Seen()
+    for model, callbacks in zip(pair, ([], [seen, Recuts()]), strict=True):
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        fit(model, *callbacks, epochs=4)
+    for a, b in zip(*(model.variables for model in pair), strict=True):
+        compare.close(a.numpy(), b.numpy(), a.path, 1e-5, 1e-6)
+    if not timed:
+        assert len(seen.calls) == 4 * 2 * 2 * 2 * 4
+        assert [len(x) for _, x in seen.gradients] == [4, 2] + 3 * [2, 4]

@@ -84,6 +84,17 @@ class StageBytes:
         entries = {name: table[..., start, end] for name, table in fields.items()}
         return StageBytes(**entries, workspace=self.workspace)
 
+    def by_time(self, num_slots: float) -> tuple[Bytes, Bytes, Bytes]:
+        """Returns bytes of a microbatch in flight, of a backward, and of all the step.
+
+        They are `kept_bytes`, `backward_bytes` and `fixed_bytes` of `tfgpipe.Costs`.
+        """
+        return (
+            self.inputs + self.saved,
+            self.recomputed + self.workspace,
+            self.weights + (1 + num_slots) * self.trained,
+        )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory:
@@ -187,6 +198,12 @@ class StepLoad:
             in_backward=grown(self.in_backward, shorter.in_backward),
             kept=grown(self.kept, shorter.kept),
         )
+
+    def repeated(self, num_microbatches: int) -> StepLoad:
+        """Returns the load of more microbatches, of which no more are held."""
+        scale = num_microbatches / self.num_microbatches
+        kept = tuple(x * scale for x in self.kept)
+        return dataclasses.replace(self, num_microbatches=num_microbatches, kept=kept)
 
     @functools.cached_property
     def recomputed_fractions(self) -> tuple[float, ...]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tfgpipe.partition.plan_model import plan
     from tfgpipe.partition.plans import (
         Plan,
+        check_memory,
         example_microbatch,
         make_plan,
         plan_by_weights,
@@ -31,7 +32,7 @@ __all__, __getattr__, __dir__ = lazy_exports(
     balances="Balance",
     config="LayerOptions ModelOptions PipelineConfig takes_options",
     plan_model="plan",
-    plans="Plan example_microbatch make_plan plan_by_weights",
+    plans="Plan check_memory example_microbatch make_plan plan_by_weights",
     resolution="resolve",
     saved_choices="load_arguments",
     solver="best_partition",

@@ -10,7 +10,7 @@ import keras
 from tfgpipe.capture import source_model
 from tfgpipe.devices import make_mesh
 from tfgpipe.partition.config import PipelineConfig, PlanOptions, takes_options
-from tfgpipe.partition.plans import Plan, make_plan
+from tfgpipe.partition.plans import Plan, check_memory, make_plan
 from tfgpipe.partition.resolution import resolve_plan
 from tfgpipe.runtime import check_batch_independence
 
@@ -76,7 +76,7 @@ def plan(
     with keras.StatelessScope(initialize_variables=False):
         captured = source.capture(inputs, {})
         check_batch_independence(captured, num_microbatches=config.num_microbatches)
-        return make_plan(
+        plan = make_plan(
             captured,
             calls_per_stage or config.balance,
             config.plan_settings(schedule, num_slots, order=config.schedule),
@@ -86,3 +86,4 @@ def plan(
             batch_size=batch_size,
             device=mesh.primary_devices[0][0],
         )
+        return check_memory(plan)

@@ -115,11 +115,7 @@ class Plan:
             works.append(stage_work(passes, load.recomputed(k, len(layers))))
             # Of the shard that needs most.
             stage = tables.at(span.start, span.stop)
-            parts = (
-                stage.inputs + stage.saved,
-                stage.recomputed + stage.workspace,
-                stage.weights + (1 + settings.num_slots) * stage.trained,
-            )
+            parts = stage.by_time(settings.num_slots)
             held.append([float(np.max(part)) for part in parts])
         kept, again, fixed = zip(*held, strict=True)
         return Costs(
@@ -268,14 +264,13 @@ def make_plan(
     )
     if not isinstance(balance, Balance):
         note = "partition as given"
-        plan = Plan(tuple(balance), balances.flops, settings, note, profile)
-        return _check_memory(plan.ordered())
+        return Plan(tuple(balance), balances.flops, settings, note, profile).ordered()
     note = f"balanced by {balance}"
     if is_measured:
         note += (
             f", the best of {profiler.REPEATS} runs of a layer on {short_name(device)}"
         )
-    return _check_memory(best_plan(profile, balance, settings, note=note).ordered())
+    return best_plan(profile, balance, settings, note=note).ordered()
 
 
 def example_microbatch(
@@ -309,8 +304,12 @@ def example_microbatch(
     }
 
 
-def _check_memory(plan: Plan) -> Plan:
-    """Returns a plan after checking its memory against the limit."""
+def check_memory(plan: Plan) -> Plan:
+    """Returns a plan after checking its memory against the limit.
+
+    Raises:
+        ValueError: If a device needs more.
+    """
     limit = plan.settings.memory_limit
     need = max(plan.device_bytes)
     if limit is not None and need > limit:

@@ -38,9 +38,18 @@ def layer_bytes(
 
 def devices(staged: StagedWorkload) -> tuple[Memory, ...]:
     """Returns the memory of each device of a pipeline."""
+    load = staged.config.load
+    return load.device_memory(
+        stages(staged, splits_backwards=load.splits_backwards),
+        num_slots=staged.num_slots,
+        reserved=staged.device.reserved,
+    )
+
+
+def stages(staged: StagedWorkload, *, splits_backwards: bool) -> list[StageBytes]:
+    """Returns the bytes of each stage."""
     workload, config, device = staged.workload, staged.config, staged.device
     temp_factor = device.temp_factor if workload.traced else 1.0
-    split = config.load.splits_backwards
 
     def stage(layers: Sequence[LayerCost]) -> StageBytes:
         each = [
@@ -54,11 +63,7 @@ def devices(staged: StagedWorkload) -> tuple[Memory, ...]:
             for layer in layers
         ]
         return stage_bytes(
-            each, config.remat, temp_factor=1.0 if split else temp_factor
+            each, config.remat, temp_factor=1.0 if splits_backwards else temp_factor
         )
 
-    return config.load.device_memory(
-        [stage(layers) for layers in staged.stages],
-        num_slots=staged.num_slots,
-        reserved=device.reserved,
-    )
+    return [stage(layers) for layers in staged.stages]

@@ -78,13 +78,15 @@ class ParallelConfig(StepConfig):
         """Microbatches that each stage holds and recomputes.
 
         After as many groups of microbatches as there are devices, what a named schedule
-        holds goes on as it grew.
+        holds goes on as it grew. An order that is searched for holds no more.
         """
         M, P = self.num_microbatches, self.num_devices
         if isinstance(self.schedule, Schedule) or M <= 4 * P:
             return StepLoad.of(self.make_schedule(), self.remat)
-        few, more = (StepLoad.of(self.make_schedule(n * P), self.remat) for n in (3, 4))
-        return more.continued(few, M)
+        more = StepLoad.of(self.make_schedule(4 * P), self.remat)
+        if not self.schedule.is_periodic:
+            return more.repeated(M)
+        return more.continued(StepLoad.of(self.make_schedule(3 * P), self.remat), M)
 
     def stages_on(self, p: int) -> Sequence[int]:
         """Returns the stages on device p."""

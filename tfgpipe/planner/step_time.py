@@ -27,6 +27,7 @@ from tfgpipe.costs import (
     dtype_bytes,
     stage_work,
 )
+from tfgpipe.planner import memory
 from tfgpipe.planner.devices import Device, Link
 from tfgpipe.planner.parallel_config import ParallelConfig
 from tfgpipe.planner.workload import StagedWorkload
@@ -174,7 +175,7 @@ def lower_bound_seconds(staged: StagedWorkload) -> float:
     for p in range(config.num_devices):
         mine = config.stages_on(p)
         wait = sum(stage.forward for stage in stages[: min(mine)])
-        if len(mine) == 1 and not config.load.splits_backwards:
+        if len(mine) == 1 and not config.schedule.splits_backwards:
             wait += sum(stage.backward for stage in stages[: min(mine)])
         work = config.num_microbatches * sum(stages[k].total for k in mine)
         least = max(least, wait + work)
@@ -217,14 +218,35 @@ def stage_costs(staged: StagedWorkload, stages: Sequence[StageTimes]) -> Costs:
 
 
 def ordered(staged: StagedWorkload) -> ParallelConfig:
-    """Returns the configuration with the schedule that is for its stages."""
-    config = staged.config
-    order = config.schedule.fitted(
-        lambda: stage_costs(staged, stage_times(staged)), None
-    )
-    if order is config.schedule:
-        return config
-    return dataclasses.replace(config, schedule=order)
+    """Returns the configuration with the schedule that is for its stages.
+
+    It fits the devices, or if none does is the fastest.
+    """
+    config, device = staged.config, staged.device
+
+    def costs() -> Costs:
+        held = memory.stages(staged, splits_backwards=True)
+        kept, again, fixed = zip(
+            *(stage.by_time(staged.num_slots) for stage in held), strict=True
+        )
+        return dataclasses.replace(
+            stage_costs(staged, stage_times(staged)),
+            kept_bytes=kept,
+            backward_bytes=again,
+            fixed_bytes=fixed,
+        )
+
+    for limit in (device.memory - device.reserved, None):
+        order = config.schedule.fitted(costs, limit)
+        if order is config.schedule:
+            break
+        found = dataclasses.replace(config, schedule=order)
+        try:
+            _ = found.load  # Searches.
+        except ValueError:  # Nothing fits the limit.
+            continue
+        return found
+    return config
 
 
 def pipeline(
@@ -233,7 +255,8 @@ def pipeline(
     """Returns the seconds of a pipeline, and the share of them that is bubble.
 
     Long ones are simulated with fewer microbatches, of which each further group takes
-    as long as the one before, if the schedule has a name.
+    as long as the one before, if the schedule is periodic; if it is searched for, as
+    long as the busiest device works.
     """
     M, P = config.num_microbatches, config.num_devices
     if P == 1:
@@ -244,8 +267,15 @@ def pipeline(
         return simulate(schedule, costs).timeline.step_time
 
     few, more = 3 * P, 4 * P
-    is_own = isinstance(config.schedule, Schedule)
-    if is_own or 2 * M * len(stages) <= MOST_ACTIONS or more >= M:
+    order = config.schedule
+    if isinstance(order, Schedule) or more >= M:
+        seconds = simulated(M)
+    elif not order.is_periodic:
+        longest = max(
+            sum(stages[k].total for k in config.stages_on(p)) for p in range(P)
+        )
+        seconds = simulated(more) + (M - more) * longest
+    elif 2 * M * len(stages) <= MOST_ACTIONS:
         seconds = simulated(M)
     else:
         short, longer = simulated(few), simulated(more)

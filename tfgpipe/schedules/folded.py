@@ -50,7 +50,11 @@ class Folded(SchedulePolicy):
             raise ValueError(
                 f"Schedule '{self.name}' has two stages on each device, of which the "
                 f"last comes back to the first. Received {K} stages for {P} devices. "
-                f"Use num_stages={2 * P}, or name {K // 2} `devices`."
+                + (
+                    f"Use num_stages={K - 1} or {K + 1}."
+                    if K % 2
+                    else f"Use num_stages={2 * P}, or name {K // 2} `devices`."
+                )
             )
         return self.folded_orders(num_microbatches, P)
 

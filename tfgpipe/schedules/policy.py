@@ -48,13 +48,16 @@ class SchedulePolicy(Choice, abc.ABC):
             class.
         stages_per_device: Numbers of stages on a device that a search tries. Of the
             class.
-        splits_backwards: True if backwards run in two halves. An attribute of the
+        splits_backwards: True if backwards may run in two halves. An attribute of the
             class.
+        is_periodic: True if more microbatches go on as those before, group by group of
+            as many as there are devices. Of the class.
     """
 
     shares_devices: ClassVar[bool] = False
     stages_per_device: ClassVar[tuple[int, ...]] = (1,)
     splits_backwards: ClassVar[bool] = False
+    is_periodic: ClassVar[bool] = True
 
     @abc.abstractmethod
     def orders(self, flow: DataFlow, num_microbatches: int, num_devices: int) -> Orders:
@@ -189,7 +192,7 @@ def _check_devices(policy: SchedulePolicy, num_stages: int, num_devices: int) ->
         )
     if num_stages % num_devices:
         raise ValueError(
-            "Stages are dealt to devices round robin, as many to each. Received "
+            "Stages are dealt to devices, as many to each. Received "
             f"{num_stages} stages for {num_devices} devices. Make `num_stages` a "
             "multiple of the devices, or name fewer `devices`."
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from tfgpipe.schedules.named.dualpipe_v import DualPipeV
@@ -49,7 +51,9 @@ _POLICIES: dict[str, SchedulePolicy] = {
 }
 
 
-def find(schedule: Any) -> SchedulePolicy | Schedule:
+def find(
+    schedule: Any, *, others: Mapping[str, SchedulePolicy] = MappingProxyType({})
+) -> SchedulePolicy | Schedule:
     """Returns the policy of a name, or the policy or schedule itself.
 
     >>> tfgpipe.schedules.find("1f1b").in_flight(4, 8, 4)
@@ -57,26 +61,28 @@ def find(schedule: Any) -> SchedulePolicy | Schedule:
 
     Args:
         schedule: One of `NAMES`, a policy, or a schedule.
+        others: Policies of other names.
 
     Raises:
         TypeError: If it is of another type.
         ValueError: If there is none of this name.
     """
+    policies = {**_POLICIES, **others}
     if isinstance(schedule, SchedulePolicy | Schedule):
         return schedule
-    names = ", ".join(map(repr, NAMES))
+    names = ", ".join(map(repr, policies))
     if not isinstance(schedule, str):
         raise TypeError(
             f"`schedule` must be the name of a schedule, one of {names}, a "
             "`tfgpipe.schedules.SchedulePolicy`, or a `tfgpipe.Schedule`. Received "
             f"{schedule!r}."
         )
-    if schedule not in _POLICIES:
+    if schedule not in policies:
         raise ValueError(
             f"`schedule` must be one of {names}, or a `tfgpipe.Schedule` of your own. "
             f"Received {schedule!r}."
         )
-    return _POLICIES[schedule]
+    return policies[schedule]
 
 
 def make(

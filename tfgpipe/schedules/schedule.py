@@ -183,7 +183,9 @@ class Schedule:
         return text.write_csv(rows)
 
     @classmethod
-    def from_csv(cls, csv: str, *, name: str = "custom") -> Schedule:
+    def from_csv(
+        cls, csv: str, *, flow: DataFlow | None = None, name: str = "custom"
+    ) -> Schedule:
         r"""Returns the schedule of a file that torch's or torchtitan's tools wrote.
 
         Sends, receives and the like are left out: the executor does what it must.
@@ -194,12 +196,14 @@ class Schedule:
 
         Args:
             csv: Content of the file.
+            flow: The data flow between the stages, which no file has. Defaults to a
+                line.
             name: Name in tables and pictures.
 
         Raises:
             ValueError: If a cell is of another form, or the schedule cannot be run.
         """
-        return cls._of(text.read_csv(csv), name)
+        return cls._of(text.read_csv(csv), name, flow)
 
     @classmethod
     def from_drawing(
@@ -207,6 +211,7 @@ class Schedule:
         drawing: str,
         *,
         placement: Sequence[int] | None = None,
+        flow: DataFlow | None = None,
         name: str = "custom",
     ) -> Schedule:
         """Returns the schedule that `tfgpipe.schedules.draw` drew.
@@ -215,22 +220,25 @@ class Schedule:
             drawing: The rows of the drawing.
             placement: For each stage, the index of its device, if they are not dealt
                 round robin.
+            flow: The data flow between the stages. Defaults to a line.
             name: Name in tables and pictures.
 
         Raises:
             ValueError: If the text is of another form, or the schedule cannot be run.
         """
-        return cls._of(text.read_drawing(drawing, placement), name)
+        return cls._of(text.read_drawing(drawing, placement), name, flow)
 
     @classmethod
-    def _of(cls, rows: Sequence[Sequence[text.Entry]], name: str) -> Schedule:
+    def _of(
+        cls, rows: Sequence[Sequence[text.Entry]], name: str, flow: DataFlow | None
+    ) -> Schedule:
         """Returns the schedule of actions that text had, checked."""
         orders = tuple(tuple(itertools.starmap(Action, row)) for row in rows)
         actions = [*itertools.chain(*orders)]
         K = 1 + max((action.stage for action in actions), default=-1)
         M = 1 + max((action.microbatch for action in actions), default=-1)
         argument_checks.check_schedule_size(K, M)
-        return cls(K, M, orders, name).validate()
+        return cls(K, M, orders, name, flow).validate()
 
     def first_microbatches(self, num_microbatches: int) -> Schedule:
         """Returns the schedule without any but the first microbatches."""

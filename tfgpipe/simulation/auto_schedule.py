@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from tfgpipe import schedules
+from tfgpipe._util import argument_checks
 from tfgpipe.schedules import Action, DataFlow, Schedule, SchedulePolicy
 from tfgpipe.simulation.search import best_schedule
 from tfgpipe.simulation.simulator import Costs
@@ -32,15 +32,20 @@ class AutoSchedule(SchedulePolicy):
 
     Attributes:
         costs: Costs of the stages, or None for those of the model or plan.
-        memory_limit: Bytes of a device for what is in `costs`.
+        memory_limit: Bytes of a device for what is in `costs`, or None for no limit.
     """
 
     name = "auto"
     shares_devices = True
     splits_backwards = True
+    is_periodic = False
 
     costs: Costs | None = None
-    memory_limit: float = math.inf
+    memory_limit: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.costs is not None:
+            argument_checks.check_instance("costs", self.costs, Costs)
 
     def fitted(
         self, costs: Callable[[], Costs], memory_limit: float | None
@@ -53,7 +58,7 @@ class AutoSchedule(SchedulePolicy):
         """
         if self.costs is not None:
             return self
-        return AutoSchedule(costs(), math.inf if memory_limit is None else memory_limit)
+        return AutoSchedule(costs(), memory_limit)
 
     def min_microbatches(self, depth: int) -> int:
         """Returns 1: any number will do."""
@@ -83,25 +88,39 @@ class AutoSchedule(SchedulePolicy):
         Raises:
             ValueError: If no schedule found stays within the limit.
         """
-        find = functools.partial(
-            best_schedule, placement=placement, num_microbatches=num_microbatches
-        )
-        if self.costs is None:  # A schedule of what is there will do.
-            found = find(Costs(), flow=flow, effort=0)
-        else:
-            found = find(self.costs, flow=flow, memory_limit=self.memory_limit)
-            _log.info(
-                "Schedule for %d stages on %d devices, M=%d: %s; %s.",
-                *(len(placement), found.schedule.num_devices, num_microbatches),
-                *(found.schedule.name, found.verdict),
-            )
-        return dataclasses.replace(found.schedule, name=self.name)
+        found = _find(self, tuple(placement), num_microbatches, flow)
+        return dataclasses.replace(found, name=self.name)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> AutoSchedule:
         """Makes a policy from what `get_config` returned."""
         costs = config["costs"]
         return cls(**{**config, "costs": costs and Costs(**costs)})
+
+
+@functools.lru_cache(maxsize=16)
+def _find(
+    policy: AutoSchedule,
+    placement: tuple[int, ...],
+    num_microbatches: int,
+    flow: DataFlow | None,
+) -> Schedule:
+    """Returns the schedule that is found, or without costs one that holds little."""
+    find = functools.partial(best_schedule, flow=flow)
+    if policy.costs is None:
+        lean = find(
+            Costs(), placement, num_microbatches, splits_backwards=False, effort=0
+        )
+        return lean.schedule
+    found = find(
+        policy.costs, placement, num_microbatches, memory_limit=policy.memory_limit
+    )
+    _log.info(
+        "Schedule for %d stages on %d devices, M=%d: %s; %s.",
+        *(len(placement), found.schedule.num_devices, num_microbatches),
+        *(found.schedule.name, found.verdict),
+    )
+    return found.schedule
 
 
 # The name of a schedule, or of the search for one.
@@ -122,5 +141,4 @@ def find_schedule(schedule: Any) -> SchedulePolicy | Schedule:
         TypeError: If it is of another type.
         ValueError: If there is none of this name.
     """
-    own = _POLICIES.get(schedule) if isinstance(schedule, str) else None
-    return own or schedules.find(schedule)
+    return schedules.find(schedule, others=_POLICIES)

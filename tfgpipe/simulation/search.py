@@ -77,7 +77,7 @@ def best_schedule(
     num_microbatches: int,
     *,
     flow: DataFlow | None = None,
-    memory_limit: float = math.inf,
+    memory_limit: float | None = None,
     splits_backwards: bool = True,
     effort: int = 300_000,
 ) -> BestSchedule:
@@ -95,15 +95,21 @@ def best_schedule(
         placement: For each of the K stages the index of its device.
         num_microbatches: M.
         flow: The data flow between the stages. Defaults to a line.
-        memory_limit: Bytes of a device. Counted are those in `costs`.
+        memory_limit: Bytes of a device, or None for no limit. Counted are those in
+            `costs`, as a simulation does and as a plan does.
         splits_backwards: True if backwards may run in two halves.
         effort: Number of passes that the moves may simulate, and the exact search.
 
     Raises:
-        ValueError: If no schedule found stays within the limit.
+        ValueError: If no schedule found stays within the limit, or the costs are of
+            another number of stages.
     """
     K = len(placement)
     argument_checks.check_schedule_size(K, num_microbatches)
+    argument_checks.check_instance("costs", costs, Costs)
+    costs.check_num_stages(K)
+    limit = argument_checks.check_memory_limit(memory_limit)
+    memory_limit = math.inf if limit is None else limit
     flow = flow or DataFlow.line(K)
     shops = [
         _Shop(costs, placement, num_microbatches, flow, memory_limit, splits=splits)
@@ -116,6 +122,16 @@ def best_schedule(
             f"memory_limit={memory_limit:,.0f} bytes, within which none was found for "
             f"{K} stages. Use more stages, more microbatches, or remat."
         )
+    best, bound = _best_of(shops, found, effort)
+    schedule = best.shop.schedule(best)
+    time = simulate(schedule, costs).timeline.step_time
+    return BestSchedule(schedule, time, bound)
+
+
+def _best_of(
+    shops: Sequence[_Shop], found: Sequence[_Candidate], effort: int
+) -> tuple[_Candidate, float]:
+    """Returns the best schedule that candidates lead to, and the lower bound."""
     bounds = [shop.lower_bound for shop in shops]
     best = min(found, key=_Candidate.key)
     for i, shop in enumerate(shops):
@@ -128,9 +144,7 @@ def best_schedule(
             bounds[i] = candidate.time
         if candidate.time < best.time * (1 - _TOLERANCE):
             best = candidate
-    schedule = best.shop.schedule(best)
-    time = simulate(schedule, costs).timeline.step_time
-    return BestSchedule(schedule, time, min(bounds))
+    return best, min(bounds)
 
 
 # Passes of a device in order, by kind and stage; those of each device.
@@ -288,6 +302,8 @@ class _Shop:
                     heads[p] += 1
             if run.left == before:
                 return None
+        if not run.is_planned_within_limits:
+            return None
         return _Candidate(self, orders, run.end, sum(run.most), name)
 
     def list_schedules(self) -> Iterator[_Orders]:
@@ -295,6 +311,9 @@ class _Shop:
         heights = self.flow.heights
         caps = [tuple(min(h + extra, self.M) for h in heights) for extra in range(4)]
         caps += [tuple(min(2 * h, self.M) for h in heights), (self.M,) * len(heights)]
+        if any(self.is_limited):  # At last one microbatch after the other.
+            most = range(max(heights) - 1, 0, -1)
+            caps += [tuple(min(h, cap) for h in heights) for cap in most]
         longest = max(map(max, self.seconds[:2]))
         rules = [
             (forward * longest, weight * longest)
@@ -363,7 +382,7 @@ class _Shop:
                 continue
             if run.left:  # The most promising is visited first.
                 pending += sorted(run.branches(), key=lambda x: -x.bound())
-            else:
+            elif run.is_planned_within_limits:
                 best = _Candidate(self, run.orders, run.end, sum(run.most))
         return best, not pending and self.is_complete
 
@@ -446,6 +465,10 @@ class _Run:
         self.order: list[_Order] = [()] * P
         self.free, self.held, self.begun = [0.0] * P, [0.0] * P, [0.0] * P
         self.flight, self.most = [0] * P, [0] * P
+        # What devices held when they had most in flight, and the most that backwards
+        # under way hold of a stage.
+        self.held_at_most = [0.0] * P
+        self.most_begun = [0.0] * P
         self.work_left = list(shop.work)
         # A device that leaves its forwards until after its next backward.
         self.waits = [False] * P
@@ -471,6 +494,12 @@ class _Run:
     def in_flight(self, k: int) -> int:
         """Returns the number of microbatches in flight at a stage."""
         return self.done[_F][k] - self.done[-1][k]
+
+    @property
+    def is_planned_within_limits(self) -> bool:
+        """True if a plan finds memory for this order: `StepLoad`'s law of memory."""
+        needs = zip(self.held_at_most, self.most_begun, self.shop.limits, strict=True)
+        return all(held + begun <= limit for held, begun, limit in needs)
 
     def allows(self, kind: int, k: int) -> bool:
         """Returns whether what a pass needs has been run, and its memory is there."""
@@ -534,7 +563,8 @@ class _Run:
         if kind == _F:
             self.held[p] += shop.kept[k]
             self.flight[p] += 1
-            self.most[p] = max(self.most[p], self.flight[p])
+            if self.flight[p] > self.most[p]:
+                self.most[p], self.held_at_most[p] = self.flight[p], self.held[p]
         else:
             self.waits[p] = False
         if kind == _B and shop.splits:
@@ -544,6 +574,8 @@ class _Run:
             self.flight[p] -= 1
             self.begun[p] -= shop.again[k] if shop.splits else 0.0
         self.done[kind][k] += 1
+        begun = self.done[_B][k] - self.done[-1][k] if shop.splits else 1
+        self.most_begun[p] = max(self.most_begun[p], begun * shop.again[k])
         self.order[p] = (*self.order[p], (kind, k))
         self.work_left[p] -= shop.work_of(kind, k)
         self.left -= 1

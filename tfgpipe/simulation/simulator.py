@@ -107,6 +107,12 @@ class Costs:
         for name, value in vars(self).items():
             if isinstance(value, Sequence) and not isinstance(value, str):
                 object.__setattr__(self, name, tuple(value))  # It has a hash.
+        if self.recompute_when not in ("asked", "early"):
+            raise ValueError(
+                '`recompute_when` is "asked" or "early". Received '
+                f"recompute_when={self.recompute_when!r}. Leave it out for what this "
+                "library does."
+            )
         for name, values in self._per_stage().items():
             if not all(
                 isinstance(x, numbers.Real) and 0 <= x < math.inf for x in values
@@ -123,11 +129,11 @@ class Costs:
             return _for_stage(self.backward, k) / 2
         return _for_stage(values, k)
 
-    def check_num_stages(self, schedule: Schedule) -> None:
-        """Raises ValueError unless there are numbers for all stages of a schedule."""
+    def check_num_stages(self, num_stages: int) -> None:
+        """Raises ValueError unless there are numbers for all of so many stages."""
         for name in self._per_stage():
             value = getattr(self, name)
-            expected, what = schedule.num_stages, "stage"
+            expected, what = num_stages, "stage"
             if name == "boundary_bytes":
                 expected, what = expected - 1, "boundary between stages"
             if isinstance(value, Sequence) and len(value) != expected:
@@ -237,7 +243,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
     argument_checks.check_instance("schedule", schedule, Schedule, hint=hint)
     hint = " Make them: `tfgpipe.Costs(...)`."
     argument_checks.check_instance("costs", costs, Costs, hint=hint)
-    costs.check_num_stages(schedule)
+    costs.check_num_stages(schedule.num_stages)
     placement = schedule.placement
     ends: dict[Action, float] = {}
     # Of results, at the stages on other devices that need them.

@@ -18,4 +18,4 @@ def test_a_picture_is_there_and_small_and_shown(name):
 
 def test_a_command_draws_every_picture():
     drawn = {path.stem for path in pictures.FOLDER.glob("*.png")}
-    assert drawn == set(pictures.PICTURES)
+    assert drawn == {*pictures.PICTURES, *pictures.MEASURED}

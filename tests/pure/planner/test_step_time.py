@@ -282,6 +282,27 @@ def test_early_recomputation_of_even_stages(K, M):
     assert time == (M + K - 1) + 3 * M + 2 * (K - 1)
 
 
+@pytest.mark.parametrize("num_microbatches", [8, 64])
+def test_an_order_that_is_searched_for_fits_the_device(num_microbatches):
+    sizes = {"num_devices": 4, "num_microbatches": num_microbatches, "remat": "none"}
+    given = {"batch_size": 2 * num_microbatches}
+    large = request(workload(8), **given)
+    usual = large.estimate(config(schedule="1f1b", **sizes), (2,) * 4)
+    free = large.estimate(config(schedule="auto", **sizes), (2,) * 4)
+    assert free.time.pipeline <= usual.time.pipeline * (1 + 1e-9)
+    room = max(held.total for held in usual.memory)
+    assert max(held.total for held in free.memory) > room
+    small = request(workload(8), device=dataclasses.replace(TOY, memory=room), **given)
+    found = small.estimate(config(schedule="auto", **sizes), (2,) * 4)
+    assert max(held.total for held in found.memory) <= room
+    assert found.time.pipeline <= usual.time.pipeline * (1 + 1e-9)
+    # Where nothing fits, that is what is said.
+    little = dataclasses.replace(TOY, memory=room / 8)
+    tiny = request(workload(8), device=little, **given)
+    lost = tiny.estimate(config(schedule="auto", **sizes), (2,) * 4)
+    assert not tiny.fits(lost.memory)
+
+
 def test_an_order_that_is_searched_for_is_for_the_stages():
     sizes = {"num_devices": 3, "num_microbatches": 6, "remat": "none"}
     given = request(workload(6))

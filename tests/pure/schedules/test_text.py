@@ -16,6 +16,14 @@ def test_a_schedule_is_read_back_from_csv(plan):
     assert Schedule.from_csv(plan.to_csv(), name=plan.name) == plan
 
 
+def test_one_of_a_branching_model_is_read_back_with_its_data_flow():
+    flow = schedules.DataFlow(((), (), (0, 1)))
+    plan = schedules.one_f_one_b(3, 3, flow=flow)
+    assert Schedule.from_csv(plan.to_csv(), flow=flow, name=plan.name) == plan
+    drawn = schedules.draw(plan)
+    assert Schedule.from_drawing(drawn, flow=flow, name=plan.name) == plan
+
+
 @given(plans())
 def test_a_schedule_is_read_back_from_its_drawing(plan):
     drawn = draw(plan)

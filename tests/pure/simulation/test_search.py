@@ -100,6 +100,40 @@ def test_devices_stay_within_their_memory(limit):
         best_schedule(costs, range(4), 6, memory_limit=2.4)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_plan_finds_the_memory_that_the_search_has_found(seed):
+    draw = random.Random(seed)
+    placement = draw.choice([(0, 1, 2, 3), (0, 1, 1, 0), (0, 1, 0, 1)])
+    costs = dataclasses.replace(
+        drawn(draw, 4), kept_bytes=[3, 1, 2, 1], backward_bytes=[1, 4, 2, 3]
+    )
+    M, limit = 6, draw.choice([14, 20, 30])
+    found = best_schedule(costs, placement, M, memory_limit=limit, effort=10_000)
+    schedule = found.schedule
+    for p in set(placement):
+        stages = [k for k in range(4) if placement[k] == p]
+        held = sum(schedule.in_flight[k] * costs.kept_bytes[k] for k in stages)
+        begun = (schedule.in_backward[k] * costs.backward_bytes[k] for k in stages)
+        assert held + max(begun) <= limit
+
+
+def test_one_microbatch_after_the_other_is_found_where_nothing_else_fits():
+    costs = Costs(kept_bytes=5, fixed_bytes=10, backward_bytes=2)
+    found = best_schedule(costs, (0, 1, 1, 0), 6, memory_limit=32)
+    assert found.schedule.in_flight == (1, 1, 1, 1)
+    with pytest.raises(ValueError, match="none was found for 4 stages"):
+        best_schedule(costs, (0, 1, 1, 0), 6, memory_limit=31)
+
+
+def test_costs_of_other_stages_are_refused():
+    with pytest.raises(ValueError, match=r"`forward` .* 4 here"):
+        best_schedule(Costs(forward=[1, 2]), range(4), 6)
+    with pytest.raises(TypeError, match="must be a Costs"):
+        best_schedule("x", range(4), 6)
+    with pytest.raises(ValueError, match=r"recompute_when=.late."):
+        Costs(recompute_when="late")
+
+
 def test_stages_share_devices_and_stand_side_by_side():
     """Two encoders of two stages, one device for both ends: nothing need wait."""
     flow = DataFlow(((), (0,), (), (2,), (1, 3)))
