@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from tfgpipe.simulation import Timeline
 
-Remat = Literal["none", "stage", "layer", "except_last"]
+Remat = Literal["none", "stage", "layer", "except_last", "products"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 Precision = Literal["float32", "mixed_bfloat16", "mixed_float16", "int8"]
 

@@ -121,6 +121,7 @@ RECOMPUTED = {
     "stage": lambda M: M,
     "layer": lambda M: M,
     "except_last": lambda M: M - 1,
+    "products": lambda M: M,
     "none": lambda M: 0,
 }
 
@@ -165,7 +166,7 @@ def test_a_microbatch_is_recomputed_after_the_backward_of_the_one_before(remat):
 
 
 @pytest.mark.parametrize(
-    ("training", "remat"), list(zip((False, True) * 2, REMAT_MODES, strict=True))
+    ("training", "remat"), list(zip((False, True) * 3, REMAT_MODES, strict=False))
 )
 def test_without_gradients_there_is_nothing_for_gradients(training, remat):
     K, M = 3, 4

@@ -69,7 +69,7 @@ class _Own(remat_lib.Remat):
 def test_tables_of_all_stages_are_what_the_policy_says_of_each(remat):
     saved, inputs, forward = [3, 1, 4, 1, 5], [9, 2, 6, 5, 3], [5.0, 8.0, 9.0, 7.0, 9.0]
     layers = [
-        LayerBytes(weights=n, trained=n - 1, saved=a, inputs=b, received=b)
+        LayerBytes(weights=n, trained=n - 1, saved=a, inputs=b, received=b, kept=a / 2)
         for n, (a, b) in enumerate(zip(saved, inputs, strict=True), 1)
     ]
     received = np.zeros((6, 6))

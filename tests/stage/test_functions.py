@@ -55,6 +55,25 @@ def test_halves_of_a_backward_within_a_pipeline(depth):
     assert products(stage.with_remat.backward_weight) == depth
 
 
+def test_products_are_saved_and_what_lies_between_is_recomputed():
+    def activations(some):
+        operations = some.function.graph.get_operations()
+        return sum(op.type == "Tanh" for op in operations)
+
+    _, stage = traced(dense(), remat="products")
+    some = stage.with_remat
+    assert [stage.trace.operation(x).type for x in some.residuals] == ["MatMul"] * 3
+    assert products(some.backward) == products(stage.without_remat.backward)
+    assert (activations(some.forward), activations(some.backward)) == (3, 3)
+    # Of operations that one names, the same.
+    named = remats.ProductsRemat(ops=("Tanh",))
+    _, stage = traced(dense(), remat=named)
+    assert {stage.trace.operation(x).type for x in stage.with_remat.residuals} == {
+        "Tanh"
+    }
+    assert activations(stage.with_remat.backward) == 0
+
+
 def test_shards_on_gpus_have_their_seeds_made_by_the_host():
     """XLA compiles other stages there, and has no need of it."""
     sharded = tfgpipe.layers.TPMLP(4, units=WIDTH, dropout=0.5, num_shards=2)

@@ -357,7 +357,11 @@ def _dry_run(
             dataclasses.replace(each, compiled=compiled[each.function])
             for each in called
         ]
-    workload = planner.read(step.pipeline.pipeline.captured, name=step.model.name)
+    workload = planner.read(
+        step.pipeline.pipeline.captured,
+        name=step.model.name,
+        saved_ops=step.pipeline.config.remat.saved_ops,
+    )
     estimate, planned = _plan(step, platform, workload, batch)
     called = [
         dataclasses.replace(each, planned_seconds=planned[p].get(each.name))

@@ -30,17 +30,25 @@ class PassCost:
     Attributes:
         forward: Cost of the forward.
         backward: Cost of the backward, recomputation aside.
+        recompute: Cost of a recomputation. None for that of the forward.
     """
 
     forward: float = 0.0
     backward: float = 0.0
+    recompute: float | None = None
+
+    @property
+    def again(self) -> float:
+        """Cost of a recomputation."""
+        return self.forward if self.recompute is None else self.recompute
 
     def of(self, kind: ActionKind) -> float:
         """Returns the cost of the pass that a kind of action runs."""
         return self.backward if kind.is_backward else self.forward
 
     def __truediv__(self, number: float) -> PassCost:
-        return PassCost(self.forward / number, self.backward / number)
+        again = None if self.recompute is None else self.recompute / number
+        return PassCost(self.forward / number, self.backward / number, again)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +97,8 @@ class TensorBytes:
             and what later layers read. None for the inputs alone.
         replicated: Part of `saved` that every shard of a sharded layer holds.
         saves_inputs: True if `saved` includes the inputs, in place of the outputs.
+        kept: Part of `saved` that a forward saves though backwards recompute: results
+            of `Remat.saved_ops`.
     """
 
     saved: float = 0
@@ -98,6 +108,7 @@ class TensorBytes:
     received: float | None = None
     replicated: float = 0
     saves_inputs: bool = False
+    kept: float = 0
 
     @property
     def boundary(self) -> float:
@@ -113,6 +124,7 @@ class TensorBytes:
             outputs=self.outputs / number,
             received=None if self.received is None else self.received / number,
             replicated=self.replicated / number,
+            kept=self.kept / number,
         )
 
 

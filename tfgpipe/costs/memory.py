@@ -46,6 +46,7 @@ class LayerBytes:
         received: Bytes that a stage receives which begins with the layer.
         workspace: Peak bytes of the backward.
         saves_inputs: True if `saved` includes `received`.
+        kept: Bytes of results that the policy saves in any case.
     """
 
     weights: float = 0
@@ -55,6 +56,7 @@ class LayerBytes:
     received: float = 0
     workspace: float = 0
     saves_inputs: bool = False
+    kept: float = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -280,13 +282,16 @@ def stage_bytes(
         temp_factor: The part of recomputed tensors that a compiler leaves.
     """
     saved, inputs = [x.saved for x in layers], [x.inputs for x in layers]
+    kept = [x.kept for x in layers]
     all_saved = remat.keeps_all and not remat.has_segments(len(layers))
     return StageBytes(
         weights=sum(x.weights for x in layers),
         trained=sum(x.trained for x in layers),
         inputs=0.0 if all_saved and layers[0].saves_inputs else layers[0].received,
-        saved=remat.saved_bytes(saved, inputs),
-        recomputed=remat.recomputed_bytes([temp_factor * x for x in saved], inputs),
+        saved=remat.saved_bytes(saved, inputs, kept),
+        recomputed=remat.recomputed_bytes(
+            [temp_factor * x for x in saved], inputs, [temp_factor * x for x in kept]
+        ),
         workspace=max(x.workspace for x in layers),
     )
 

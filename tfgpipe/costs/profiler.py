@@ -24,7 +24,14 @@ from tfgpipe.costs.layer_cost import LayerCost, PassCost, TensorBytes, Weights
 from tfgpipe.devices import sharding
 from tfgpipe.graph import flops, partitioner, peak_memory
 from tfgpipe.runtime import example_variable_value
-from tfgpipe.stage import Stage, StageCache, StageOptions, TracedStage, trace_all
+from tfgpipe.stage import (
+    Stage,
+    StageCache,
+    StageFunctions,
+    StageOptions,
+    TracedStage,
+    trace_all,
+)
 
 # How often a function is run to measure it, after a warm-up run.
 REPEATS = 8
@@ -88,6 +95,8 @@ class SegmentProfiler:
         spans: The calls of each segment, such as a single one.
         inputs: Shapes and types of the graph's inputs for one microbatch.
         options: Options of their traces.
+        saved_ops: Types of operations whose results forwards save though backwards
+            recompute.
     """
 
     def __init__(
@@ -96,12 +105,15 @@ class SegmentProfiler:
         spans: Sequence[slice],
         inputs: Mapping[TensorKey, tf.TensorSpec],
         options: StageOptions = _OPTIONS,
+        *,
+        saved_ops: tuple[str, ...] = (),
     ) -> None:
         cache = StageCache()  # Identical segments share functions, and measurements.
         self._stages = [
             Stage(i, graph.segment(span), cache) for i, span in enumerate(spans)
         ]
         self._inputs = dict(inputs)
+        self._saved_ops = saved_ops
         self._traced = trace_all(
             self._stages, inputs, [options] * len(self._stages), unit="call", remark=""
         )
@@ -128,7 +140,10 @@ class SegmentProfiler:
                 inputs, fetches=traced.trace.forward.outputs, feeds=()
             ).operations
             backward = inputs.keys() - forward
-            return PassCost(count(graph, forward), count(graph, backward))
+            again = None
+            if self._saved_ops:
+                again = count(graph, traced.saving(self._saved_ops).recomputed_ops)
+            return PassCost(count(graph, forward), count(graph, backward), again)
 
         return self._of_each_trace(counted)
 
@@ -157,21 +172,34 @@ class SegmentProfiler:
         These are its outputs and whatever else goes from its forward to its backward,
         on each shard's device.
         """
+        return self._buffers(
+            lambda x: (*x.without_remat.residuals, *x.trace.forward.outputs)
+        )
+
+    def kept_bytes(self) -> list[tuple[int, ...]]:
+        """Returns the bytes of `saved_ops` that each forward saves, on each shard."""
+        return self._buffers(
+            lambda x: x.saving(self._saved_ops).residuals if self._saved_ops else ()
+        )
+
+    def _buffers(
+        self, names_of: Callable[[TracedStage], Sequence[str]]
+    ) -> list[tuple[int, ...]]:
+        """Returns the bytes of tensors of each segment on each shard's device."""
         num_shards = sharding.num_shards(
             x for stage in self._stages for x in stage.layers
         )
 
-        def saved(traced: TracedStage) -> tuple[int, ...]:
+        def total(traced: TracedStage) -> tuple[int, ...]:
             trace = traced.trace
             given = (*trace.given.inputs, *trace.given.weights)
-            names = (*given, *traced.without_remat.residuals, *trace.forward.outputs)
-            tensors = map(trace.graph.get_tensor_by_name, names)
+            tensors = map(trace.graph.get_tensor_by_name, (*given, *names_of(traced)))
             sizes = [0] * num_shards
             for tensor in peak_memory.distinct_buffers(tensors)[len(given) :]:
                 sizes[trace.shard_index(tensor.name)] += num_bytes(tensor)
             return tuple(sizes)
 
-        return self._of_each_trace(saved)
+        return self._of_each_trace(total)
 
     def workspace_bytes(self, *, recomputes: bool) -> list[int]:
         """Returns the peak workspace of each segment's backward, in bytes."""
@@ -226,6 +254,11 @@ class SegmentProfiler:
                 zip(self._stages, self._traced, strict=True)
             ):
                 cost, outputs = _measure(stage, traced, values, cache, overhead)
+                if self._saved_ops:
+                    saving = traced.saving(self._saved_ops)
+                    more, _ = _measure(stage, traced, values, cache, overhead, saving)
+                    again = max(more.backward - cost.backward, 0.0)
+                    cost = dataclasses.replace(cost, recompute=again)
                 results.append(cost)
                 values = {
                     key: x
@@ -241,7 +274,8 @@ def layer_costs(
 ) -> list[LayerCost]:
     """Returns the cost of each call, for the microbatch that it was traced with."""
     sizes, flops = profiler.value_bytes(), profiler.flops()
-    saved, weights = profiler.saved_bytes(), call_weights(graph)
+    saved, kept = profiler.saved_bytes(), profiler.kept_bytes()
+    weights = call_weights(graph)
     starts = may_start([call.layer for call in graph.calls])
     results = []
     for i, call in enumerate(graph.calls):
@@ -259,6 +293,7 @@ def layer_costs(
                     inputs=sum(sizes[n] for n in call.input_ids),
                     # What somebody reads.
                     outputs=sum(sizes.get(n, 0) for n in call.output_ids),
+                    kept=sum(kept[i]),
                 ),
                 may_start=starts[i],
             )
@@ -303,9 +338,10 @@ def _measure(
     values: Mapping[TensorKey, tf.Tensor],
     cache: dict[tuple[int, int], PassCost],
     overhead: float,
+    functions: StageFunctions | None = None,
 ) -> tuple[PassCost, dict[TensorKey, tf.Tensor]]:
     """Returns the time of a segment, from the cache if it is there, and its outputs."""
-    trace, functions = traced.trace, traced.without_remat
+    trace, functions = traced.trace, functions or traced.without_remat
     variables = map(example_variable_value, stage.variables)
     feed = dict(zip(trace.given.variables, variables, strict=True))
     feed.update(trace.zeros())

@@ -91,7 +91,12 @@ def stage_byte_tables(
         return np.stack([range_sums(some) for some in each])
 
     activations = [
-        activation_tables(remat, [x.saved for x in some], [x.inputs for x in some])
+        activation_tables(
+            remat,
+            [x.saved for x in some],
+            [x.inputs for x in some],
+            [x.kept for x in some],
+        )
         for some in shards
     ]
     saved, recomputed = (np.stack(x) for x in zip(*activations, strict=True))
@@ -107,7 +112,10 @@ def stage_byte_tables(
 
 
 def activation_tables(
-    remat: Remat, activations: Sequence[float], inputs: Sequence[float]
+    remat: Remat,
+    activations: Sequence[float],
+    inputs: Sequence[float],
+    kept: Sequence[float] = (),
 ) -> tuple[Floats, Floats]:
     """Returns the bytes that forwards save and backwards recompute, at index [s, e].
 
@@ -132,6 +140,9 @@ def activation_tables(
             saved[s, s + n], again[s, s + n] = heads[s, s + n], largest[s, s + n]
         else:
             again[s, s + n] = largest[s, s + n] + heads[s, s + n]
+    if remat.saved_ops:
+        saved += range_sums(kept)
+        again -= range_sums(kept)
     return saved, again
 
 

@@ -33,5 +33,5 @@ def stage_work(layers: Sequence[PassCost], recomputed: Sequence[float]) -> Stage
     return StageWork(
         forward=sum(x.forward for x in layers),
         backward=sum(x.backward for x in layers),
-        recompute=sum(n * x.forward for n, x in zip(recomputed, layers, strict=True)),
+        recompute=sum(n * x.again for n, x in zip(recomputed, layers, strict=True)),
     )

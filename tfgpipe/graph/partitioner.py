@@ -211,11 +211,21 @@ def saved_tensors_under_remat(
     outputs: Iterable[str],
     gradients: Iterable[str],
     stateful: Collection[str],
+    saved: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """Returns the residuals that a recomputation cannot reproduce.
+    """Returns the residuals of a backward that recomputes.
 
     These are the results of stateful operations (an unseeded random draw, a read of a
-    resource) that the forward ran and the backward would run again.
+    resource) that the forward ran and the backward would run again, and those of other
+    operations to save that it reads, or would compute something from again.
+
+    Args:
+        graph: The joint graph.
+        sources: Tensors that are fed to forward and backward alike.
+        outputs: Fetches of the forward.
+        gradients: Fetches of the backward.
+        stateful: Operations whose results may differ from run to run.
+        saved: Operations whose results are saved as well.
     """
     gradients = list(gradients)
     forward = subgraph(graph, fetches=outputs, feeds=sources).operations
@@ -223,7 +233,22 @@ def saved_tensors_under_remat(
         graph, fetches=gradients, feeds=sources, completed=stateful
     ).operations
     once = forward & needed & set(stateful)
-    return _crossing(graph, needed, fetches=gradients, sources=sources, shared=once)
+    residuals = _crossing(
+        graph, needed, fetches=gradients, sources=sources, shared=once
+    )
+    chosen = forward.intersection(saved) - once
+    if not chosen:
+        return residuals
+    names = (canonical(x) for name in graph for x in graph[name] if x[0] != "^")
+    results = tuple(dict.fromkeys(x for x in names if op_name(x) in chosen))
+    read = subgraph(
+        graph,
+        fetches=gradients,
+        feeds=(*residuals, *sources, *results),
+        completed=stateful,
+    )
+    given = set(sources)
+    return tuple(name for name in read.feeds if name not in given)
 
 
 def backward_split_tensors(

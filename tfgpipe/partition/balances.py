@@ -161,8 +161,8 @@ class WorkBalance(Balance):
         return self.passes(layer).forward + self.passes(layer).backward
 
     def recomputed_cost(self, layer: LayerCost) -> float:
-        """Returns the cost of the forward."""
-        return self.passes(layer).forward
+        """Returns the cost of a recomputation."""
+        return self.passes(layer).again
 
 
 @dataclasses.dataclass(frozen=True)

@@ -261,6 +261,7 @@ def make_plan(
         ),
         codec=settings.codec,
         device=device if is_measured else None,
+        remat=settings.remat,
     )
     if not isinstance(balance, Balance):
         note = "partition as given"

@@ -131,6 +131,7 @@ def profile_calls(
     *,
     codec: Codec,
     device: str | None,
+    remat: Remat,
 ) -> CallProfile:
     """Returns the costs of the calls of a model.
 
@@ -140,9 +141,15 @@ def profile_calls(
         codec: Encoding of values between stages.
         device: Device to measure time on, with noise for inputs of which only the
             shape is known. None not to measure.
+        remat: The rematerialisation policy.
     """
     specs = {key: tf.TensorSpec(x.shape, x.dtype) for key, x in inputs.items()}
-    traced = SegmentProfiler(graph, stage_spans([1] * len(graph.calls)), specs)
+    traced = SegmentProfiler(
+        graph,
+        stage_spans([1] * len(graph.calls)),
+        specs,
+        saved_ops=remat.saved_ops,
+    )
     seconds: list[PassCost] = []
     if device is not None:
         tensors = {
@@ -153,20 +160,7 @@ def profile_calls(
         }
         seconds = traced.measure_seconds(tensors, device)
     layers = profiler.layer_costs(graph, traced, seconds)
-    weights, saved = profiler.call_weights(graph), traced.saved_bytes()
-    shards = (
-        tuple(
-            LayerBytes(
-                weights=weights[i].bytes[t],
-                trained=weights[i].trained_bytes[t],
-                saved=saved[i][t],
-                # Values between layers are on the primary devices.
-                inputs=0 if t else x.tensors.inputs,
-            )
-            for i, x in enumerate(layers)
-        )
-        for t in range(len(saved[0]))
-    )
+    shards = _shard_bytes(graph, traced, layers)
     boundary, sizes = Boundary(codec, graph.output_ids), traced.value_bytes()
     called = [call.layer for call in graph.calls]
     return CallProfile(
@@ -178,4 +172,26 @@ def profile_calls(
         held_bytes=graph.received_bytes(sizes, with_inputs=True),
         num_examples=next(iter(specs.values())).shape[0] or 1,
         sharding=sharding.sharding_table(unique(called)),
+    )
+
+
+def _shard_bytes(
+    graph: CallGraph, traced: SegmentProfiler, layers: Sequence[LayerCost]
+) -> tuple[tuple[LayerBytes, ...], ...]:
+    """Returns the bytes of each call on each shard's device, `[shard][call]`."""
+    weights, saved = profiler.call_weights(graph), traced.saved_bytes()
+    kept = traced.kept_bytes()
+    return tuple(
+        tuple(
+            LayerBytes(
+                weights=weights[i].bytes[t],
+                trained=weights[i].trained_bytes[t],
+                saved=saved[i][t],
+                kept=kept[i][t],
+                # Values between layers are on the primary devices.
+                inputs=0 if t else x.tensors.inputs,
+            )
+            for i, x in enumerate(layers)
+        )
+        for t in range(len(saved[0]))
     )

@@ -33,6 +33,7 @@ def layer_bytes(
         workspace=(temp_factor * examples * tensors.workspace + weights.trained_bytes)
         / T,
         saves_inputs=tensors.saves_inputs,
+        kept=examples * tensors.kept * layer.shard_fraction(num_shards),
     )
 
 

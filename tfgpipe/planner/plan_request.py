@@ -196,11 +196,16 @@ class PlanRequest:
             "num_shards": config.num_shards,
             "device": self.device,
         }
-        computed = step_time.layer_seconds(layer, **sizes, dtype=self.workload.dtype)
+        computed = step_time.layer_seconds(
+            layer,
+            **sizes,
+            dtype=self.workload.dtype,
+            saves_products=bool(config.remat.saved_ops),
+        )
         reduced = step_time.reduction_seconds(layer, **sizes)
         # Amid a stage, a backward recomputes a layer as often as the first of many.
         again = config.load.recomputed(0, 2 * len(self.workload.layers))[0]
-        each = (x.forward * (1 + again) + x.backward for x in (computed, reduced))
+        each = (x.forward + again * x.again + x.backward for x in (computed, reduced))
         return sum(each)
 
     def _bytes(self, config: ParallelConfig, layer: LayerCost) -> float:

@@ -103,15 +103,22 @@ def ring_seconds(size: float, num: int, link: Link) -> float:
 
 
 def layer_seconds(
-    layer: LayerCost, *, examples: float, num_shards: int, device: Device, dtype: str
+    layer: LayerCost,
+    *,
+    examples: float,
+    num_shards: int,
+    device: Device,
+    dtype: str,
+    saves_products: bool = False,
 ) -> PassCost:
     """Returns the seconds of a layer on a device of a table, all-reduces aside."""
     T, weights = layer.shards(num_shards), layer.weights
 
-    def seconds(kind: ActionKind) -> float:
-        traffic = layer.traffic.of(kind) * examples * layer.shard_fraction(num_shards)
-        others = traffic * device.fusion_factor / device.bandwidth
-        flops = layer.flops.of(kind)
+    def seconds(
+        kind: ActionKind, flops: float, traffic: float, *, of_weights: bool = True
+    ) -> float:
+        moved = traffic * examples * layer.shard_fraction(num_shards)
+        others = moved * device.fusion_factor / device.bandwidth
         if not flops:
             return others
         # A backward reads weights, and reads and writes the sum of gradients.
@@ -120,12 +127,20 @@ def layer_seconds(
             kind,
             flops * examples / T,
             rows=examples * layer.positions,
-            weights=weights.count / T * (dtype_bytes(dtype) + sums),
+            weights=of_weights * weights.count / T * (dtype_bytes(dtype) + sums),
             dtype=dtype,
         )
         return others + products
 
-    return PassCost(seconds(kinds.FORWARD), seconds(kinds.BACKWARD))
+    passes = (
+        seconds(kind, layer.flops.of(kind), layer.traffic.of(kind))
+        for kind in (kinds.FORWARD, kinds.BACKWARD)
+    )
+    again = None
+    if saves_products:
+        lost = layer.flops.again, layer.traffic.again
+        again = seconds(kinds.FORWARD, *lost, of_weights=False)
+    return PassCost(*passes, again)
 
 
 def reduction_seconds(
@@ -147,10 +162,13 @@ def stage_times(staged: StagedWorkload) -> list[StageTimes]:
         "num_shards": config.num_shards,
         "device": device,
     }
+    saves = bool(config.remat.saved_ops)
     found = []
     for k, layers in enumerate(staged.stages):
         again = config.load.recomputed(k, len(layers))
-        passes = [layer_seconds(x, **sizes, dtype=dtype) for x in layers]
+        passes = [
+            layer_seconds(x, **sizes, dtype=dtype, saves_products=saves) for x in layers
+        ]
         computed = stage_work(passes, again)
         reduced = stage_work([reduction_seconds(x, **sizes) for x in layers], again)
         found.append(

@@ -20,6 +20,7 @@ import dataclasses
 from tfgpipe._util import argument_checks
 from tfgpipe.costs import LayerCost, PassCost, TensorBytes, Weights, dtype_bytes
 from tfgpipe.planner.workload import Workload
+from tfgpipe.remat import PRODUCTS
 
 
 def transformer(
@@ -77,11 +78,13 @@ def transformer(
     size = dtype_bytes(dtype)
     products = 2 * n * (4 * w * w + 2 * w * h) + 4 * n * n * w
     saved = size * (n * (8 * w + 2 * h) + 2 * a * n * n)
+    # Queries, keys, values, scores, contexts, and both ends of the perceptron.
+    kept = size * (n * (6 * w + h) + a * n * n)
     crossing = size * n * w
     block = LayerCost(
         name="block",
         weights=Weights(4 * w * w + 2 * w * h + 9 * w + h),
-        flops=PassCost(products, 2 * products),
+        flops=PassCost(products, 2 * products, recompute=0.0),
         # Each saved tensor is written once and read once, in the backward twice.
         traffic=PassCost(2 * saved, 4 * saved),
         tensors=TensorBytes(
@@ -92,6 +95,7 @@ def transformer(
             outputs=crossing,
             replicated=5 * crossing,
             saves_inputs=True,
+            kept=kept,
         ),
         positions=n,
         max_shards=a,
@@ -107,7 +111,7 @@ def transformer(
     softmax = LayerCost(
         name="softmax",
         weights=Weights(vocabulary * w),
-        flops=PassCost(2 * n * w * vocabulary, 4 * n * w * vocabulary),
+        flops=PassCost(2 * n * w * vocabulary, 4 * n * w * vocabulary, recompute=0.0),
         traffic=PassCost(4 * logits, 4 * logits),
         tensors=TensorBytes(
             saved=crossing + logits,
@@ -115,8 +119,14 @@ def transformer(
             inputs=crossing,
             outputs=logits,
             saves_inputs=True,
+            kept=logits,
         ),
         positions=n,
     )
     blocks = [dataclasses.replace(block, name=f"block {i}") for i in range(num_layers)]
-    return Workload(name=name, layers=(embedding, *blocks, softmax), dtype=dtype)
+    return Workload(
+        name=name,
+        layers=(embedding, *blocks, softmax),
+        dtype=dtype,
+        saved_ops=PRODUCTS,
+    )

@@ -22,12 +22,15 @@ class Workload:
             are stored in more bytes are copied.
         traced: True if bytes were counted operation by operation, without the fusion
             that formulas take for granted.
+        saved_ops: Types of operations that layers know how much of is saved, for the
+            policies that save results of operations.
     """
 
     name: str
     layers: tuple[LayerCost, ...]
     dtype: str = "float32"
     traced: bool = False
+    saved_ops: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -75,6 +78,16 @@ class StagedWorkload:
     examples: float
     num_slots: float
     device: Device
+
+    def __post_init__(self) -> None:
+        wanted, known = self.config.remat.saved_ops, self.workload.saved_ops
+        if wanted and wanted != known:
+            raise ValueError(
+                "What a forward saves of operations is counted as a model is read. "
+                f"Received remat={self.config.remat} that saves {', '.join(wanted)}, "
+                f"and a workload that counts {', '.join(known) or 'none'}. Read the "
+                "model with `tfgpipe.planner.read(model, saved_ops=remat.saved_ops)`."
+            )
 
     @property
     def stages(self) -> list[tuple[LayerCost, ...]]:

@@ -5,6 +5,7 @@
 | `stage` | the inputs of the stage | the stage |
 | `layer` | the inputs of the stage | the stage, then each layer as its turn comes |
 | `except_last` | the inputs of the stage | the stage, unless its turn comes at once |
+| `products` | the inputs of the stage, results of products | what lies between |
 | `none` | all activations | nothing |
 
 Each is a value in a file of its own; so is a policy of one's own.
@@ -12,5 +13,15 @@ Each is a value in a file of its own; so is a policy of one's own.
 
 from tfgpipe.remat.named import NAMES, Name, RematLike, find, is_named
 from tfgpipe.remat.policy import Remat
+from tfgpipe.remat.products import PRODUCTS, ProductsRemat
 
-__all__ = ["NAMES", "Name", "Remat", "RematLike", "find", "is_named"]
+__all__ = [
+    "NAMES",
+    "Name",
+    "PRODUCTS",
+    "ProductsRemat",
+    "Remat",
+    "RematLike",
+    "find",
+    "is_named",
+]

@@ -9,10 +9,11 @@ from tfgpipe.remat.except_last import ExceptLastRemat
 from tfgpipe.remat.layer import LayerRemat
 from tfgpipe.remat.none import NoRemat
 from tfgpipe.remat.policy import Remat
+from tfgpipe.remat.products import ProductsRemat
 from tfgpipe.remat.stage import StageRemat
 
 # The name of a policy.
-Name = Literal["stage", "layer", "except_last", "none"]
+Name = Literal["stage", "layer", "except_last", "products", "none"]
 NAMES: tuple[Name, ...] = get_args(Name)
 """The names of all policies."""
 
@@ -21,7 +22,10 @@ RematLike: TypeAlias = Name | Remat
 
 _POLICIES: dict[str, Remat] = {
     policy.name: policy
-    for policy in (StageRemat(), LayerRemat(), ExceptLastRemat(), NoRemat())
+    for policy in (
+        *(StageRemat(), LayerRemat(), ExceptLastRemat()),
+        *(ProductsRemat(), NoRemat()),
+    )
 }
 
 

@@ -54,6 +54,14 @@ class Remat(Choice):
 
     keeps_all: ClassVar[bool] = False
 
+    @property
+    def saved_ops(self) -> tuple[str, ...]:
+        """Types of operations whose results forwards save in any case.
+
+        Of stages without segments: the backward recomputes the rest from these.
+        """
+        return ()
+
     def keeps(self, schedule: Schedule, k: int, m: int) -> bool:
         """Returns whether the forward of a microbatch saves what its backward reads.
 
@@ -116,7 +124,12 @@ class Remat(Choice):
         *_, last = self.segments(num_layers)
         return [2] * last.start + [1] * (num_layers - last.start)
 
-    def saved_bytes(self, activations: Sequence[float], inputs: Sequence[float]) -> Any:
+    def saved_bytes(
+        self,
+        activations: Sequence[float],
+        inputs: Sequence[float],
+        kept: Sequence[float] = (),
+    ) -> Any:
         """Returns the bytes that a stage holds of each microbatch in flight.
 
         In addition to the stage's inputs.
@@ -124,15 +137,19 @@ class Remat(Choice):
         Args:
             activations: Bytes that the backward of each layer reads.
             inputs: Bytes of the inputs of each layer.
+            kept: Bytes that each saves of `saved_ops`.
         """
         if not self.keeps_all:
-            return 0.0
+            return sum(kept) if self.saved_ops else 0.0
         if not self.has_segments(len(activations)):
             return sum(activations)
         return sum(inputs[span.start] for span in self.segments(len(inputs))[1:])
 
     def recomputed_bytes(
-        self, activations: Sequence[float], inputs: Sequence[float]
+        self,
+        activations: Sequence[float],
+        inputs: Sequence[float],
+        kept: Sequence[float] = (),
     ) -> Any:
         """Returns the bytes of what is recomputed, during the backward of a microbatch.
 
@@ -140,7 +157,8 @@ class Remat(Choice):
         """
         num_layers = len(activations)
         if not self.has_segments(num_layers):
-            return 0.0 if self.keeps_all else sum(activations)
+            known = sum(kept) if self.saved_ops else 0.0
+            return 0.0 if self.keeps_all else sum(activations) - known
         spans = self.segments(num_layers)
         largest = max(sum(activations[span]) for span in spans)
         if self.keeps_all:

@@ -98,6 +98,7 @@ class StageFunctions:
         options: Its options.
         saves: True if the forward saves the tensors that spare the backward any
             recomputation.
+        saved_ops: Types of operations whose results it saves in any case.
         cache: Functions to share. New ones are added.
 
     Attributes:
@@ -110,6 +111,7 @@ class StageFunctions:
         options: StageOptions,
         *,
         saves: bool,
+        saved_ops: tuple[str, ...] = (),
         cache: FunctionCache,
     ) -> None:
         self._source = GraphSource(trace)
@@ -122,8 +124,9 @@ class StageFunctions:
             options = dataclasses.replace(options, jit_compile=False)
         self._options = options
         self._saves = saves
+        self._saved_ops = saved_ops
         self._cache = cache
-        self._key = (saves, options.code, self._source.fingerprint)
+        self._key = (saves, saved_ops, options.code, self._source.fingerprint)
         self.accumulation = GradientAccumulation(trace, options)
         self._hoisted: dict[tuple[str, ...], StageFunction] = {}
         host_state = trace.integer_state if options.uses_gpu_kernels else ()
@@ -174,8 +177,11 @@ class StageFunctions:
         }
         source = self._source
         if not self._saves:
+            types = set(self._saved_ops)
+            operation = self._trace.graph.get_operation_by_name
+            saved = [x for x in source.graph if types and operation(x).type in types]
             return partitioner.saved_tensors_under_remat(
-                source.graph, stateful=source.stateful, **ends
+                source.graph, stateful=source.stateful, saved=saved, **ends
             )
         return partitioner.saved_tensors(
             source.graph,
@@ -183,6 +189,20 @@ class StageFunctions:
             completed=self._trace.forward.side_effects,
             **ends,
         )
+
+    @functools.cached_property
+    def recomputed_ops(self) -> frozenset[str]:
+        """Names of the operations of the forward that the backward runs again."""
+        graph, known = self._source.graph, self._known
+        forward = partitioner.subgraph(graph, fetches=self._outputs, feeds=known)
+        feeds = tuple(dict.fromkeys((*self.residuals, *known)))
+        backward = partitioner.subgraph(
+            graph,
+            fetches=self._gradients,
+            feeds=feeds,
+            completed=self._trace.forward.side_effects,
+        )
+        return forward.operations & backward.operations
 
     @functools.cached_property
     def _split_tensors(self) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ class TracedStage:
         self.dropped_masks = tuple(tensor.value_id for tensor in trace.forward.dropped)
         self.options = options
         self._cache = cache
-        self._functions: dict[bool, StageFunctions] = {}
+        self._functions: dict[tuple[bool, tuple[str, ...]], StageFunctions] = {}
 
     def like(self, group_key: int, ids: Mapping[int, int]) -> TracedStage:
         """Returns a structurally identical stage, traced.
@@ -95,8 +95,16 @@ class TracedStage:
 
     @property
     def with_remat(self) -> StageFunctions:
-        """Functions that keep only the stage's inputs for the backward."""
-        return self._make_functions(saves=False)
+        """Functions whose backward recomputes, but what the policy saves in any case."""
+        return self.saving(self.options.remat.saved_ops)
+
+    def saving(self, ops: tuple[str, ...]) -> StageFunctions:
+        """Returns functions that keep the stage's inputs and results of operations.
+
+        Args:
+            ops: Types of the operations.
+        """
+        return self._make_functions(saves=False, saved_ops=ops)
 
     @property
     def without_remat(self) -> StageFunctions:
@@ -122,12 +130,19 @@ class TracedStage:
         pairs = zip(variables, self.trace.assigned.items(), strict=True)
         return [variable for variable, (before, after) in pairs if before != after]
 
-    def _make_functions(self, *, saves: bool) -> StageFunctions:
-        if saves not in self._functions:
-            self._functions[saves] = StageFunctions(
-                self.trace, self.options, saves=saves, cache=self._cache
+    def _make_functions(
+        self, *, saves: bool, saved_ops: tuple[str, ...] = ()
+    ) -> StageFunctions:
+        key = saves, saved_ops
+        if key not in self._functions:
+            self._functions[key] = StageFunctions(
+                self.trace,
+                self.options,
+                saves=saves,
+                saved_ops=saved_ops,
+                cache=self._cache,
             )
-        return self._functions[saves]
+        return self._functions[key]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -76,6 +76,29 @@ def test_recomputing_keeps_nothing_unless_it_is_stateful():
     ) == ("f1:0",)
 
 
+def test_what_is_saved_of_a_recomputed_chain_is_what_the_backward_starts_from():
+    # x -> m1 -> m2 -> t -> y, and a backward that reads m2, t and y.
+    graph = {
+        "x": (),
+        "m1": ("x",),
+        "m2": ("m1",),
+        "t": ("m2",),
+        "y": ("t",),
+        "dy": (),
+        "b": ("dy", "t", "y"),
+        "d": ("b", "m2"),
+    }
+    found = partitioner.saved_tensors_under_remat(
+        graph,
+        sources=("x:0", "dy:0"),
+        outputs=["y:0"],
+        gradients=["d:0"],
+        stateful=[],
+        saved=["m1", "m2"],
+    )
+    assert found == ("m2:0",)  # Nothing is computed from m1 again.
+
+
 # -- lasting --------------------------------------------------------------------------
 
 

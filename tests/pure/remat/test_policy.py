@@ -38,6 +38,19 @@ def test_five_layers(policy, repeated, saved, recomputed):
     assert policy.recomputed_bytes(ACTIVATIONS, INPUTS) == recomputed
 
 
+def test_what_operations_save_is_not_recomputed():
+    """Of five layers, whose products save 3, 4, 5, 6 and 7 bytes."""
+    policy, kept = remat.find("products"), (3, 4, 5, 6, 7)
+    assert policy.recomputed(5) == [1] * 5
+    assert policy.saved_bytes(ACTIVATIONS, INPUTS, kept) == 25
+    assert policy.recomputed_bytes(ACTIVATIONS, INPUTS, kept) == 150 - 25
+    # Others save whole layers or nothing.
+    for name, saved, again in (("stage", 0, 150), ("none", 150, 0)):
+        policy = remat.find(name)
+        assert policy.saved_bytes(ACTIVATIONS, INPUTS, kept) == saved
+        assert policy.recomputed_bytes(ACTIVATIONS, INPUTS, kept) == again
+
+
 def test_a_kept_microbatch_repeats_nothing_but_segments():
     assert remat.find("except_last").recomputed(3, kept=True) == [0, 0, 0]
     assert remat.find("layer").recomputed(3, kept=True) == [1, 1, 1]

@@ -1,0 +1,96 @@
+"""`remat="products"`: results of products are saved, the rest is recomputed."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+import tfgpipe
+from tests.helpers import compare
+from tfgpipe import remat
+from trainer.models.transformer import Block
+
+layers = keras.layers
+GIVEN = {"num_stages": 2, "num_microbatches": 4, "schedule": "1f1b"}
+
+
+def model():
+    inputs = keras.Input((6, 8))
+    x = inputs
+    for _ in range(2):
+        x = Block(width=8, num_heads=2, mlp_width=16, dropout=0.0)(x)
+    return keras.Model(inputs, layers.Dense(8)(x))
+
+
+def data(rows=8):
+    return np.random.default_rng(0).normal(size=(rows, 6, 8)).astype("float32")
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+@pytest.mark.parametrize(
+    "policy", ["products", remat.ProductsRemat(ops=("MatMul", "Softmax"))], ids=str
+)
+def test_it_trains_as_the_plain_model_and_is_saved(schedule, policy, tmp_path):
+    pair = compare.model_pair(model, **{**GIVEN, "schedule": schedule}, remat=policy)
+    x = data()
+    for each in pair:
+        each.compile(keras.optimizers.SGD(0.1), "mse")
+        each.fit(x, x, 8, epochs=2, shuffle=False, verbose=0)
+    for a, b in zip(*(each.variables for each in pair), strict=True):
+        compare.close(a.numpy(), b.numpy(), a.path, 1e-5, 1e-6)
+    pair[1].save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    assert loaded.config.remat == remat.find(policy)
+    compare.close(
+        *(each.predict(x, verbose=0) for each in (pair[1], loaded)), "outputs", 1e-6, 1e-7
+    )
+
+
+def test_it_holds_less_than_everything_and_computes_next_to_nothing_again():
+    plans = {
+        name: tfgpipe.plan(model(), **GIVEN, remat=name, batch_size=8)
+        for name in ("none", "products", "stage")
+    }
+    held = {name: max(plan.device_bytes) for name, plan in plans.items()}
+    assert held["stage"] < held["products"] < held["none"]
+    kept = plans["products"].costs.kept_bytes
+    assert sum(kept) < 0.7 * sum(plans["none"].costs.kept_bytes)
+    again = {name: sum(plan.costs.recompute) for name, plan in plans.items()}
+    assert 0 < again["products"] < 0.25 * again["stage"]
+
+
+def test_measured_time_counts_what_is_recomputed():
+    plan = tfgpipe.plan(
+        model(), **GIVEN, remat="products", balance="time", sample=data()
+    )
+    layers = plan.profile.layers
+    assert all(x.seconds.recompute is not None for x in layers)
+    assert all(
+        x.seconds.again <= x.seconds.forward + x.seconds.backward for x in layers
+    )
+
+
+def test_the_planner_counts_it_where_the_model_was_read_for_it():
+    sizes = {"num_replicas": 1, "num_devices": 2, "num_shards": 1}
+    read = tfgpipe.planner.read(model())
+    device = tfgpipe.planner.TABLE["h100-80g"]
+
+    def estimate(policy, workload=read):
+        request = tfgpipe.planner.PlanRequest(
+            workload, device=device, num_devices=2, batch_size=8
+        )
+        config = tfgpipe.planner.ParallelConfig(
+            **sizes, num_microbatches=4, schedule="1f1b", remat=policy
+        )
+        return request.estimate(config, (2, 1))
+
+    found = {name: estimate(name) for name in ("none", "products", "stage")}
+    held = {name: each.memory[0].total for name, each in found.items()}
+    assert held["stage"] < held["products"] < held["none"]
+    again = {name: each.time.recompute for name, each in found.items()}
+    assert again["none"] == 0 < again["products"] < again["stage"]
+    own = remat.ProductsRemat(ops=("MatMul",))
+    with pytest.raises(ValueError, match="saved_ops=remat.saved_ops"):
+        estimate(own)
+    estimate(own, tfgpipe.planner.read(model(), saved_ops=own.saved_ops))
