@@ -365,6 +365,7 @@ class _Trainer:
         """
         import tensorflow as tf
 
+        from tfgpipe import remat
         from tfgpipe._util import stage_spans
         from tfgpipe.capture import TensorKey
         from tfgpipe.costs import SegmentProfiler
@@ -375,12 +376,18 @@ class _Trainer:
         rows = self._x.shape[0] // side.num_microbatches
         given = {TensorKey(0): tf.TensorSpec([rows, *self._x.shape[1:]], self._x.dtype)}
         spans = stage_spans([len(stage.segment.calls) for stage in pipeline.stages])
+        policy = remat.find(side.remat)
+        saved_ops = policy.saved_ops
         options = StageOptions(
             num_microbatches=side.num_microbatches,
             jit_compile=side.pipeline_jit_compile,
             platform="cpu",
         )
-        traced = SegmentProfiler(pipeline.captured.graph, spans, given, options)
+        if saved_ops:
+            options = dataclasses.replace(options, remat=policy)
+        traced = SegmentProfiler(
+            pipeline.captured.graph, spans, given, options, saved_ops=saved_ops
+        )
         sizes = traced.value_bytes()
         received = [
             sum(sizes[n] for n in stage.segment.input_ids) for stage in pipeline.stages
@@ -389,6 +396,8 @@ class _Trainer:
         kept = [0] * len(received)
         if not recomputes:
             kept = [sum(each) for each in traced.saved_bytes()]
+        elif saved_ops:
+            kept = [sum(each) for each in traced.kept_bytes()]
         held = [a + b for a, b in zip(received, kept, strict=True)]
         during = traced.workspace_bytes(recomputes=recomputes)
         during_step, at_its_end = zip(

@@ -43,7 +43,10 @@ def test_it_trains_as_the_plain_model_and_is_saved(schedule, policy, tmp_path):
     loaded = keras.models.load_model(tmp_path / "m.keras")
     assert loaded.config.remat == remat.find(policy)
     compare.close(
-        *(each.predict(x, verbose=0) for each in (pair[1], loaded)), "outputs", 1e-6, 1e-7
+        *(each.predict(x, verbose=0) for each in (pair[1], loaded)),
+        "outputs",
+        1e-6,
+        1e-7,
     )
 
 
@@ -91,6 +94,6 @@ def test_the_planner_counts_it_where_the_model_was_read_for_it():
     again = {name: each.time.recompute for name, each in found.items()}
     assert again["none"] == 0 < again["products"] < again["stage"]
     own = remat.ProductsRemat(ops=("MatMul",))
-    with pytest.raises(ValueError, match="saved_ops=remat.saved_ops"):
+    with pytest.raises(ValueError, match=r"saved_ops=remat\.saved_ops"):
         estimate(own)
     estimate(own, tfgpipe.planner.read(model(), saved_ops=own.saved_ops))

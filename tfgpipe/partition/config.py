@@ -119,8 +119,10 @@ class PipelineConfig(StepConfig):
             the inputs of each stage, and recomputes the rest in the backward; `"layer"`
             recomputes layer by layer as well, never holding a whole stage's
             activations; `"except_last"` is `"stage"` except for microbatches whose
-            backward follows at once; `"none"` keeps all activations. Or a
-            `tfgpipe.remat.Remat` of your own.
+            backward follows at once; `"products"` keeps the results of matrix products
+            and convolutions as well, and recomputes what lies between; `"none"` keeps
+            all activations. Or a `tfgpipe.remat.Remat` of your own, such as
+            `tfgpipe.remat.ProductsRemat(ops)` for the results of other operations.
         balance: Cost whose largest stage value, the bottleneck, the partition
             minimises: `"params"`; `"flops"`, counted in the layers' traced forward and
             backward; `"time"`, measured by running each layer's forward and backward on

@@ -132,7 +132,7 @@ def layer_seconds(
         )
         return others + products
 
-    passes = (
+    forward, backward = (
         seconds(kind, layer.flops.of(kind), layer.traffic.of(kind))
         for kind in (kinds.FORWARD, kinds.BACKWARD)
     )
@@ -140,7 +140,7 @@ def layer_seconds(
     if saves_products:
         lost = layer.flops.again, layer.traffic.again
         again = seconds(kinds.FORWARD, *lost, of_weights=False)
-    return PassCost(*passes, again)
+    return PassCost(forward, backward, again)
 
 
 def reduction_seconds(

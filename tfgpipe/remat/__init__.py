@@ -17,8 +17,8 @@ from tfgpipe.remat.products import PRODUCTS, ProductsRemat
 
 __all__ = [
     "NAMES",
-    "Name",
     "PRODUCTS",
+    "Name",
     "ProductsRemat",
     "Remat",
     "RematLike",

@@ -95,7 +95,7 @@ class TracedStage:
 
     @property
     def with_remat(self) -> StageFunctions:
-        """Functions whose backward recomputes, but what the policy saves in any case."""
+        """Functions whose backward recomputes what the policy does not save."""
         return self.saving(self.options.remat.saved_ops)
 
     def saving(self, ops: tuple[str, ...]) -> StageFunctions:
