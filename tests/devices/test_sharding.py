@@ -306,6 +306,7 @@ def step_graph(num_microbatches, remat="stage"):
         (1, "float32", "none"),
         (3, "mixed_float16", "layer"),
         (3, "float32", "except_last"),
+        (3, "float32", "products"),
     ],
 )
 def test_no_weight_goes_from_device_to_device(

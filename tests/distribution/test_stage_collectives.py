@@ -108,6 +108,7 @@ CASES = [
     ((4, 2), 2, "layer", "deferred"),
     ((1, 3), 2, "except_last", "microbatch"),
     ((1, 3), 2, "except_last", "deferred"),
+    ((4, 2), 3, "products", "deferred"),
 ]
 
 

@@ -30,7 +30,7 @@ HALF_GRID = [
 STAGES = pairwise.all_pairs(
     {
         "case": ["mlp", "all_in_parts", "language_model"],
-        "remat": ["none", "stage", "layer"],
+        "remat": ["none", "stage", "layer", "products"],
         "ways": [*WAYS],
     }
 )
