@@ -50,16 +50,16 @@ def bound(*, num_stages: int, num_microbatches: int, remat: Remat = "none") -> f
         num_stages: K.
         num_microbatches: M.
         remat: `"stage"` recomputes every forward once, `"layer"` twice,
-            `"except_last"` once but for the last microbatch, `"products"` next to
-            nothing.
+            `"except_last"` once but for the last microbatch, `"products"` and `"auto"`
+            what is not known here.
     """
     slots = num_microbatches + num_stages - 1
     recomputed = {
         "none": 0,
         "stage": slots,
         "layer": 2 * slots,
-        # Of what little is recomputed nothing is known here.
         "products": 0,
+        "auto": 0,
         # The last microbatch's backward is the first, and waits for nothing.
         "except_last": slots - 1 if num_microbatches > 1 else 0,
     }

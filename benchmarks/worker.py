@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from tfgpipe.simulation import Timeline
 
-Remat = Literal["none", "stage", "layer", "except_last", "products"]
+Remat = Literal["none", "stage", "layer", "except_last", "products", "auto"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 Precision = Literal["float32", "mixed_bfloat16", "mixed_float16", "int8"]
 
@@ -366,40 +366,53 @@ class _Trainer:
         import tensorflow as tf
 
         from tfgpipe import remat
-        from tfgpipe._util import stage_spans
+        from tfgpipe._util import num_bytes, stage_spans
         from tfgpipe.capture import TensorKey
         from tfgpipe.costs import SegmentProfiler
+        from tfgpipe.graph import peak_memory
+        from tfgpipe.runtime.device_stages import device_stages
         from tfgpipe.simulation import Costs, simulate
-        from tfgpipe.stage import StageOptions
+        from tfgpipe.stage import StageOptions, TracedStage
 
         side, pipeline = self._side, self._model.pipelined.pipeline
         rows = self._x.shape[0] // side.num_microbatches
         given = {TensorKey(0): tf.TensorSpec([rows, *self._x.shape[1:]], self._x.dtype)}
         spans = stage_spans([len(stage.segment.calls) for stage in pipeline.stages])
         policy = remat.find(side.remat)
-        saved_ops = policy.saved_ops
         options = StageOptions(
             num_microbatches=side.num_microbatches,
             jit_compile=side.pipeline_jit_compile,
             platform="cpu",
         )
-        if saved_ops:
-            options = dataclasses.replace(options, remat=policy)
-        traced = SegmentProfiler(
-            pipeline.captured.graph, spans, given, options, saved_ops=saved_ops
-        )
+        traced = SegmentProfiler(pipeline.captured.graph, spans, given, options)
         sizes = traced.value_bytes()
         received = [
             sum(sizes[n] for n in stage.segment.input_ids) for stage in pipeline.stages
         ]
         recomputes = side.remat != "none"
-        kept = [0] * len(received)
-        if not recomputes:
+        if recomputes:
+            policies = policy.for_stages(
+                len(traced.traced),
+                lambda: device_stages(
+                    pipeline.stages,
+                    traced.traced,
+                    self._model.schedule,
+                    sizes_known=True,
+                ),
+            )
+            functions = list(map(TracedStage.saving, traced.traced, policies))
+            kept = [
+                sum(num_bytes(stage.trace.spec(name)) for name in each.residuals)
+                for stage, each in zip(traced.traced, functions, strict=True)
+            ]
+            during = [
+                peak_memory.peak_bytes(each.backward.function.graph)
+                for each in functions
+            ]
+        else:
             kept = [sum(each) for each in traced.saved_bytes()]
-        elif saved_ops:
-            kept = [sum(each) for each in traced.kept_bytes()]
+            during = traced.workspace_bytes(recomputes=False)
         held = [a + b for a, b in zip(received, kept, strict=True)]
-        during = traced.workspace_bytes(recomputes=recomputes)
         during_step, at_its_end = zip(
             *traced.step_bytes(recomputes=recomputes), strict=True
         )

@@ -122,6 +122,8 @@ RECOMPUTED = {
     "layer": lambda M: M,
     "except_last": lambda M: M - 1,
     "products": lambda M: M,
+    # What GPipe would hold of all microbatches is more than one recomputed takes.
+    "auto": lambda M: M,
     "none": lambda M: 0,
 }
 

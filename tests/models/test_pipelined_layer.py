@@ -454,7 +454,7 @@ def test_a_schedule_needs_the_model_that_owns_its_loss():
             "=3 and partition=.*makes 2",
         ),
         ({"balance": "even"}, "'flops', 'time', 'memory'. Received 'even'"),
-        ({"remat": "always"}, "'except_last', 'products', 'none'. Received"),
+        ({"remat": "always"}, "'products', 'auto', 'none'. Received"),
         ({"jit_compile": "yes"}, "`jit_compile` must be one of 'auto', True, False"),
         ({"devices": ["CPU:0", "CPU:99"]}, "Received CPU:99; TensorFlow sees"),
         ({"devices": ["CPU:0"]}, "2 stages x 1 replicas need 2 devices"),

@@ -94,6 +94,6 @@ def test_the_planner_counts_it_where_the_model_was_read_for_it():
     again = {name: each.time.recompute for name, each in found.items()}
     assert again["none"] == 0 < again["products"] < again["stage"]
     own = remat.ProductsRemat(ops=("MatMul",))
-    with pytest.raises(ValueError, match=r"saved_ops=remat\.saved_ops"):
+    with pytest.raises(ValueError, match=r"remat=remat"):
         estimate(own)
-    estimate(own, tfgpipe.planner.read(model(), saved_ops=own.saved_ops))
+    estimate(own, tfgpipe.planner.read(model(), remat=own))

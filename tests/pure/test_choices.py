@@ -13,7 +13,7 @@ from tfgpipe.schedules import kinds
 # Names, and the modules that may compare them: where values are found by their names.
 NAMES = {
     *balances.NAMES,
-    *remat.NAMES,
+    *({*remat.NAMES} - {"auto"}),  # Of many a choice.
     *(kind.name for kind in kinds.KINDS),
     *schedules.NAMES,
     "int8",

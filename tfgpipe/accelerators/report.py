@@ -360,7 +360,7 @@ def _dry_run(
     workload = planner.read(
         step.pipeline.pipeline.captured,
         name=step.model.name,
-        saved_ops=step.pipeline.config.remat.saved_ops,
+        remat=step.pipeline.config.remat,
     )
     estimate, planned = _plan(step, platform, workload, batch)
     called = [

@@ -98,7 +98,7 @@ class TensorBytes:
         replicated: Part of `saved` that every shard of a sharded layer holds.
         saves_inputs: True if `saved` includes the inputs, in place of the outputs.
         kept: Part of `saved` that a forward saves though backwards recompute: results
-            of `Remat.saved_ops`.
+            of products, or those that another policy names.
     """
 
     saved: float = 0

@@ -23,6 +23,7 @@ from tfgpipe.capture import CallGraph, TensorKey, layer_variables
 from tfgpipe.costs.layer_cost import LayerCost, PassCost, TensorBytes, Weights
 from tfgpipe.devices import sharding
 from tfgpipe.graph import flops, partitioner, peak_memory
+from tfgpipe.remat import Remat
 from tfgpipe.runtime import example_variable_value
 from tfgpipe.stage import (
     Stage,
@@ -95,8 +96,10 @@ class SegmentProfiler:
         spans: The calls of each segment, such as a single one.
         inputs: Shapes and types of the graph's inputs for one microbatch.
         options: Options of their traces.
-        saved_ops: Types of operations whose results forwards save though backwards
-            recompute.
+        remat: Policy whose saved results are counted, if it saves some.
+
+    Attributes:
+        traced: Each segment, traced.
     """
 
     def __init__(
@@ -106,15 +109,15 @@ class SegmentProfiler:
         inputs: Mapping[TensorKey, tf.TensorSpec],
         options: StageOptions = _OPTIONS,
         *,
-        saved_ops: tuple[str, ...] = (),
+        remat: Remat | None = None,
     ) -> None:
         cache = StageCache()  # Identical segments share functions, and measurements.
         self._stages = [
             Stage(i, graph.segment(span), cache) for i, span in enumerate(spans)
         ]
         self._inputs = dict(inputs)
-        self._saved_ops = saved_ops
-        self._traced = trace_all(
+        self._saving = remat if remat and remat.saves_results else None
+        self.traced = trace_all(
             self._stages, inputs, [options] * len(self._stages), unit="call", remark=""
         )
 
@@ -141,8 +144,8 @@ class SegmentProfiler:
             ).operations
             backward = inputs.keys() - forward
             again = None
-            if self._saved_ops:
-                again = count(graph, traced.saving(self._saved_ops).recomputed_ops)
+            if self._saving:
+                again = count(graph, traced.saving(self._saving).recomputed_ops)
             return PassCost(count(graph, forward), count(graph, backward), again)
 
         return self._of_each_trace(counted)
@@ -150,15 +153,15 @@ class SegmentProfiler:
     def _of_each_trace(self, make: Callable[[TracedStage], Result]) -> list[Result]:
         """Returns a result for each segment; equal ones, which share a trace, once."""
         results: dict[int, Result] = {}
-        for traced in self._traced:
+        for traced in self.traced:
             if id(traced.trace) not in results:
                 results[id(traced.trace)] = make(traced)
-        return [results[id(traced.trace)] for traced in self._traced]
+        return [results[id(traced.trace)] for traced in self.traced]
 
     def value_specs(self) -> dict[int, tf.TensorSpec]:
         """Returns shape and type of each value that goes from segment to segment."""
         specs = dict(self._inputs)
-        for traced in self._traced:
+        for traced in self.traced:
             specs.update(traced.output_specs)
         return {key.value_id: x for key, x in specs.items() if not key.is_mask}
 
@@ -177,9 +180,9 @@ class SegmentProfiler:
         )
 
     def kept_bytes(self) -> list[tuple[int, ...]]:
-        """Returns the bytes of `saved_ops` that each forward saves, on each shard."""
+        """Returns the bytes that each forward saves by the policy, on each shard."""
         return self._buffers(
-            lambda x: x.saving(self._saved_ops).residuals if self._saved_ops else ()
+            lambda x: x.saving(self._saving).residuals if self._saving else ()
         )
 
     def _buffers(
@@ -241,7 +244,7 @@ class SegmentProfiler:
         results = []
         cache: dict[tuple[int, int], PassCost] = {}
         last_readers = {
-            key: i for i, t in enumerate(self._traced) for key in t.input_keys
+            key: i for i, t in enumerate(self.traced) for key in t.input_keys
         }
         progress = keras.utils.Progbar(len(self._stages), unit_name="layer")
         with tf.init_scope(), tf.device(device):
@@ -251,11 +254,11 @@ class SegmentProfiler:
             )
             overhead = _min_seconds(empty, tf.zeros(()))
             for i, (stage, traced) in enumerate(
-                zip(self._stages, self._traced, strict=True)
+                zip(self._stages, self.traced, strict=True)
             ):
                 cost, outputs = _measure(stage, traced, values, cache, overhead)
-                if self._saved_ops:
-                    saving = traced.saving(self._saved_ops)
+                if self._saving:
+                    saving = traced.saving(self._saving)
                     more, _ = _measure(stage, traced, values, cache, overhead, saving)
                     again = max(more.backward - cost.backward, 0.0)
                     cost = dataclasses.replace(cost, recompute=again)

@@ -140,7 +140,7 @@ def activation_tables(
             saved[s, s + n], again[s, s + n] = heads[s, s + n], largest[s, s + n]
         else:
             again[s, s + n] = largest[s, s + n] + heads[s, s + n]
-    if remat.saved_ops:
+    if remat.saves_results:
         saved += range_sums(kept)
         again -= range_sums(kept)
     return saved, again

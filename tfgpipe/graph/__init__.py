@@ -9,4 +9,5 @@ __all__ = [
     "passes",
     "peak_memory",
     "reader",
+    "recomputation",
 ]

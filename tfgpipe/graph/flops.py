@@ -70,6 +70,22 @@ def traffic_bytes(graph: tf.Graph, operations: Collection[str] | None = None) ->
     return _sum(graph, operations, _traffic)
 
 
+def each(
+    graph: tf.Graph, operations: Collection[str]
+) -> dict[str, tuple[float, float]]:
+    """Returns the FLOPs of each of some operations, and the bytes that it moves.
+
+    Args:
+        graph: As in `count`.
+        operations: Their names.
+    """
+    body = reader.read_graph(graph)
+    return {
+        name: (_cost(body, name, _flops), _cost(body, name, _traffic))
+        for name in operations
+    }
+
+
 def _sum(
     graph: tf.Graph, operations: Collection[str] | None, price: CostFunction
 ) -> float:

@@ -222,8 +222,10 @@ class JointGraph:
             op = self.graph.get_operation_by_name(name)
             if op.type not in types:
                 continue
+            scope, slash, _ = op.name.rpartition("/")
             with (
                 self.graph.as_default(),
+                self.graph.name_scope(scope + slash or None),
                 tf.device(op.device),
                 tf.control_dependencies(op.control_inputs),
             ):

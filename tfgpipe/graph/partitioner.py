@@ -216,8 +216,8 @@ def saved_tensors_under_remat(
     """Returns the residuals of a backward that recomputes.
 
     These are the results of stateful operations (an unseeded random draw, a read of a
-    resource) that the forward ran and the backward would run again, and those of other
-    operations to save that it reads, or would compute something from again.
+    resource) that the forward ran and the backward would run again, and other results
+    to save that it reads, or would compute something from again.
 
     Args:
         graph: The joint graph.
@@ -225,7 +225,7 @@ def saved_tensors_under_remat(
         outputs: Fetches of the forward.
         gradients: Fetches of the backward.
         stateful: Operations whose results may differ from run to run.
-        saved: Operations whose results are saved as well.
+        saved: Results of operations of the forward that are saved as well.
     """
     gradients = list(gradients)
     forward = subgraph(graph, fetches=outputs, feeds=sources).operations
@@ -236,15 +236,12 @@ def saved_tensors_under_remat(
     residuals = _crossing(
         graph, needed, fetches=gradients, sources=sources, shared=once
     )
-    chosen = forward.intersection(saved) - once
-    if not chosen:
+    if not saved:
         return residuals
-    names = (canonical(x) for name in graph for x in graph[name] if x[0] != "^")
-    results = tuple(dict.fromkeys(x for x in names if op_name(x) in chosen))
     read = subgraph(
         graph,
         fetches=gradients,
-        feeds=(*residuals, *sources, *results),
+        feeds=tuple(dict.fromkeys((*residuals, *sources, *saved))),
         completed=stateful,
     )
     given = set(sources)

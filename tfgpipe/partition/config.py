@@ -120,8 +120,10 @@ class PipelineConfig(StepConfig):
             recomputes layer by layer as well, never holding a whole stage's
             activations; `"except_last"` is `"stage"` except for microbatches whose
             backward follows at once; `"products"` keeps the results of matrix products
-            and convolutions as well, and recomputes what lies between; `"none"` keeps
-            all activations. Or a `tfgpipe.remat.Remat` of your own, such as
+            and convolutions as well, and recomputes what lies between; `"auto"` keeps
+            what spares most FLOPs, as much as there is room for within `memory_limit`,
+            or within what `"stage"` needs; `"none"` keeps all activations. Or a
+            `tfgpipe.remat.Remat` of your own, such as
             `tfgpipe.remat.ProductsRemat(ops)` for the results of other operations.
         balance: Cost whose largest stage value, the bottleneck, the partition
             minimises: `"params"`; `"flops"`, counted in the layers' traced forward and
@@ -243,7 +245,7 @@ class PipelineConfig(StepConfig):
         from tfgpipe.stage import StageOptions
 
         return StageOptions(
-            remat=self.remat,
+            remat=self.remat.within(self.memory_limit),
             jit_compile=self.jit_compile,
             batch_norm=self.batch_norm,
             codec=self.transfer_dtype,

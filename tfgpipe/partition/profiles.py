@@ -148,7 +148,7 @@ def profile_calls(
         graph,
         stage_spans([1] * len(graph.calls)),
         specs,
-        saved_ops=remat.saved_ops,
+        remat=remat,
     )
     seconds: list[PassCost] = []
     if device is not None:

@@ -15,6 +15,9 @@ from tfgpipe.schedules import Action, DataFlow, Schedule, SchedulePolicy, kinds
 from tfgpipe.simulation import ScheduleName, find_schedule
 from tfgpipe.stage import Codec, codecs
 
+# Of no name, since it has no default.
+keras.saving.register_keras_serializable("tfgpipe")(remat_lib.NamesRemat)
+
 _Save: TypeAlias = Callable[[Any], Any]
 
 

@@ -22,7 +22,7 @@ from tfgpipe._util import stage_spans
 from tfgpipe.capture import TensorKey, source_model, tracer
 from tfgpipe.costs import LayerCost, SegmentProfiler, profiler
 from tfgpipe.planner.workload import Workload
-from tfgpipe.remat import PRODUCTS
+from tfgpipe.remat import Remat, RematLike, find
 
 # Examples that layers are traced on. What does not grow with them, such as a causal
 # mask, is counted with each, so these are more than one.
@@ -52,7 +52,7 @@ def read(
     model: keras.Model | Callable[[], keras.Model] | tracer.CapturedModel,
     *,
     name: str | None = None,
-    saved_ops: tuple[str, ...] = PRODUCTS,
+    remat: RematLike = "products",
 ) -> Workload:
     """Returns the workload of a Keras model.
 
@@ -68,15 +68,14 @@ def read(
             then never has weights, so that any size will do; or what a pipeline has
             captured.
         name: Its name in the table. None for the model's name.
-        saved_ops: Types of operations whose saved results are counted, for the policies
-            that save such.
+        remat: Policy whose saved results are counted, if it saves some.
 
     Raises:
         ValueError: If a size other than the batch's is not known.
         TypeError: If it is a model with a `call` of its own.
     """
     if isinstance(model, tracer.CapturedModel):
-        return _read_captured(model, name or "", saved_ops)
+        return _read_captured(model, name or "", find(remat))
     if not callable(model):
         raise TypeError(
             "`model` must be a workload, a Keras model, or a function that returns "
@@ -91,12 +90,10 @@ def read(
                 f"'{model.name}' without any. Begin with a `keras.Input`."
             )
         captured = source.capture(source.inputs, {})
-        return _read_captured(captured, name or model.name, saved_ops)
+        return _read_captured(captured, name or model.name, find(remat))
 
 
-def _read_captured(
-    captured: tracer.CapturedModel, name: str, saved_ops: tuple[str, ...]
-) -> Workload:
+def _read_captured(captured: tracer.CapturedModel, name: str, remat: Remat) -> Workload:
     compute = next(
         (
             call.layer.compute_dtype
@@ -107,10 +104,10 @@ def _read_captured(
     )
     return Workload(
         name=name,
-        layers=_layers(captured, saved_ops),
+        layers=_layers(captured, remat),
         dtype=compute,
         traced=True,
-        saved_ops=saved_ops,
+        remat=remat,
     )
 
 
@@ -142,13 +139,11 @@ def num_slots(
     return sum(math.prod(slot.shape) for slot in slots) / max(trained, 1)
 
 
-def _layers(
-    captured: tracer.CapturedModel, saved_ops: tuple[str, ...]
-) -> tuple[LayerCost, ...]:
+def _layers(captured: tracer.CapturedModel, remat: Remat) -> tuple[LayerCost, ...]:
     graph = captured.graph
     specs = {TensorKey(n): _input_spec(captured.specs[n]) for n in graph.input_ids}
     spans = stage_spans([1] * len(graph.calls))
-    traced = SegmentProfiler(graph, spans, specs, saved_ops=saved_ops)
+    traced = SegmentProfiler(graph, spans, specs, remat=remat)
     values, received = traced.value_specs(), graph.received_row(traced.value_bytes())
     traffic, workspace = (
         traced.memory_traffic(),

@@ -200,7 +200,7 @@ class PlanRequest:
             layer,
             **sizes,
             dtype=self.workload.dtype,
-            saves_products=bool(config.remat.saved_ops),
+            saves_results=config.remat.saves_results,
         )
         reduced = step_time.reduction_seconds(layer, **sizes)
         # Amid a stage, a backward recomputes a layer as often as the first of many.

@@ -109,7 +109,7 @@ def layer_seconds(
     num_shards: int,
     device: Device,
     dtype: str,
-    saves_products: bool = False,
+    saves_results: bool = False,
 ) -> PassCost:
     """Returns the seconds of a layer on a device of a table, all-reduces aside."""
     T, weights = layer.shards(num_shards), layer.weights
@@ -137,7 +137,7 @@ def layer_seconds(
         for kind in (kinds.FORWARD, kinds.BACKWARD)
     )
     again = None
-    if saves_products:
+    if saves_results:
         lost = layer.flops.again, layer.traffic.again
         again = seconds(kinds.FORWARD, *lost, of_weights=False)
     return PassCost(forward, backward, again)
@@ -162,12 +162,12 @@ def stage_times(staged: StagedWorkload) -> list[StageTimes]:
         "num_shards": config.num_shards,
         "device": device,
     }
-    saves = bool(config.remat.saved_ops)
+    saves = config.remat.saves_results
     found = []
     for k, layers in enumerate(staged.stages):
         again = config.load.recomputed(k, len(layers))
         passes = [
-            layer_seconds(x, **sizes, dtype=dtype, saves_products=saves) for x in layers
+            layer_seconds(x, **sizes, dtype=dtype, saves_results=saves) for x in layers
         ]
         computed = stage_work(passes, again)
         reduced = stage_work([reduction_seconds(x, **sizes) for x in layers], again)

@@ -20,7 +20,7 @@ import dataclasses
 from tfgpipe._util import argument_checks
 from tfgpipe.costs import LayerCost, PassCost, TensorBytes, Weights, dtype_bytes
 from tfgpipe.planner.workload import Workload
-from tfgpipe.remat import PRODUCTS
+from tfgpipe.remat import ProductsRemat
 
 
 def transformer(
@@ -128,5 +128,5 @@ def transformer(
         name=name,
         layers=(embedding, *blocks, softmax),
         dtype=dtype,
-        saved_ops=PRODUCTS,
+        remat=ProductsRemat(),
     )

@@ -9,6 +9,7 @@ from tfgpipe._util import stage_spans
 from tfgpipe.costs import LayerCost
 from tfgpipe.planner.devices import Device
 from tfgpipe.planner.parallel_config import ParallelConfig
+from tfgpipe.remat import Remat
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,15 +23,14 @@ class Workload:
             are stored in more bytes are copied.
         traced: True if bytes were counted operation by operation, without the fusion
             that formulas take for granted.
-        saved_ops: Types of operations that layers know how much of is saved, for the
-            policies that save results of operations.
+        remat: The policy whose saved results the layers' bytes and FLOPs know, or None.
     """
 
     name: str
     layers: tuple[LayerCost, ...]
     dtype: str = "float32"
     traced: bool = False
-    saved_ops: tuple[str, ...] = ()
+    remat: Remat | None = None
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -80,13 +80,12 @@ class StagedWorkload:
     device: Device
 
     def __post_init__(self) -> None:
-        wanted, known = self.config.remat.saved_ops, self.workload.saved_ops
-        if wanted and wanted != known:
+        wanted, known = self.config.remat, self.workload.remat
+        if wanted.saves_results and wanted != known:
             raise ValueError(
-                "What a forward saves of operations is counted as a model is read. "
-                f"Received remat={self.config.remat} that saves {', '.join(wanted)}, "
-                f"and a workload that counts {', '.join(known) or 'none'}. Read the "
-                "model with `tfgpipe.planner.read(model, saved_ops=remat.saved_ops)`."
+                "What a forward saves of results is counted as a model is read. "
+                f"Received remat={wanted!r} and a workload that was read for {known!r}."
+                " Read the model with `tfgpipe.planner.read(model, remat=remat)`."
             )
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias, get_args
 
 from tfgpipe._util import choices
+from tfgpipe.remat.auto import AutoRemat
 from tfgpipe.remat.except_last import ExceptLastRemat
 from tfgpipe.remat.layer import LayerRemat
 from tfgpipe.remat.none import NoRemat
@@ -13,7 +14,7 @@ from tfgpipe.remat.products import ProductsRemat
 from tfgpipe.remat.stage import StageRemat
 
 # The name of a policy.
-Name = Literal["stage", "layer", "except_last", "products", "none"]
+Name = Literal["stage", "layer", "except_last", "products", "auto", "none"]
 NAMES: tuple[Name, ...] = get_args(Name)
 """The names of all policies."""
 
@@ -24,7 +25,7 @@ _POLICIES: dict[str, Remat] = {
     policy.name: policy
     for policy in (
         *(StageRemat(), LayerRemat(), ExceptLastRemat()),
-        *(ProductsRemat(), NoRemat()),
+        *(ProductsRemat(), AutoRemat(), NoRemat()),
     )
 }
 

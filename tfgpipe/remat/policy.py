@@ -20,10 +20,11 @@ section 2.3).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, ClassVar
 
 from tfgpipe._util import Choice
+from tfgpipe.remat.forward_graph import DeviceStages, ForwardGraph
 from tfgpipe.schedules import Schedule
 
 
@@ -50,17 +51,48 @@ class Remat(Choice):
         name: Name in tables and saved models. Of the class.
         keeps_all: True if forwards save what backwards read, of all microbatches. Of
             the class.
+        reads_names: True if `saved` depends on names of operations, which stages that
+            compute the same may differ in. Of the class.
     """
 
     keeps_all: ClassVar[bool] = False
+    reads_names: ClassVar[bool] = False
 
     @property
-    def saved_ops(self) -> tuple[str, ...]:
-        """Types of operations whose results forwards save in any case.
+    def saves_results(self) -> bool:
+        """True if forwards save some results, from which the rest is recomputed."""
+        return False
 
-        Of stages without segments: the backward recomputes the rest from these.
+    def saved(self, graph: ForwardGraph) -> Collection[str]:
+        """Returns the tensors that forwards save if `saves_results`.
+
+        Of stages without segments.
+
+        Args:
+            graph: The operations that a backward would run again without them.
         """
+        del graph
         return ()
+
+    def within(self, memory_limit: float | None) -> Remat:
+        """Returns the policy for devices of some bytes each, or None for any number."""
+        del memory_limit
+        return self
+
+    def for_stages(
+        self, num_stages: int, devices: Callable[[], Sequence[DeviceStages]]
+    ) -> tuple[Remat, ...]:
+        """Returns the policy of each stage, once the stages are traced.
+
+        Args:
+            num_stages: The number of stages.
+            devices: Returns what the stages of each device hold.
+
+        Raises:
+            ValueError: If a device has too little memory.
+        """
+        del devices
+        return (self,) * num_stages
 
     def keeps(self, schedule: Schedule, k: int, m: int) -> bool:
         """Returns whether the forward of a microbatch saves what its backward reads.
@@ -137,10 +169,10 @@ class Remat(Choice):
         Args:
             activations: Bytes that the backward of each layer reads.
             inputs: Bytes of the inputs of each layer.
-            kept: Bytes that each saves of `saved_ops`.
+            kept: Bytes of results that each saves.
         """
         if not self.keeps_all:
-            return sum(kept) if self.saved_ops else 0.0
+            return sum(kept) if self.saves_results else 0.0
         if not self.has_segments(len(activations)):
             return sum(activations)
         return sum(inputs[span.start] for span in self.segments(len(inputs))[1:])
@@ -157,7 +189,7 @@ class Remat(Choice):
         """
         num_layers = len(activations)
         if not self.has_segments(num_layers):
-            known = sum(kept) if self.saved_ops else 0.0
+            known = sum(kept) if self.saves_results else 0.0
             return 0.0 if self.keeps_all else sum(activations) - known
         spans = self.segments(num_layers)
         largest = max(sum(activations[span]) for span in spans)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from tfgpipe.remat.forward_graph import ForwardGraph
 from tfgpipe.remat.policy import Remat
 
 # Types of TensorFlow's operations.
@@ -23,8 +24,8 @@ class ProductsRemat(Remat):
     of a loop or a condition are not looked at.
 
     >>> from tfgpipe.remat.products import ProductsRemat
-    >>> ProductsRemat(ops=("MatMul", "Exp")).saved_ops
-    ('MatMul', 'Exp')
+    >>> ProductsRemat(ops=("MatMul", "Exp"))
+    ProductsRemat(ops=('MatMul', 'Exp'))
 
     Attributes:
         ops: Types of the operations: those of TensorFlow, `tf.Operation.type`.
@@ -38,6 +39,15 @@ class ProductsRemat(Remat):
         object.__setattr__(self, "ops", tuple(self.ops))
 
     @property
-    def saved_ops(self) -> tuple[str, ...]:
-        """Types of operations whose results forwards save in any case."""
-        return self.ops
+    def saves_results(self) -> bool:
+        """True."""
+        return True
+
+    def saved(self, graph: ForwardGraph) -> list[str]:
+        """Returns the results of operations of these types."""
+        return [
+            tensor
+            for name, kind in graph.types.items()
+            if kind in self.ops
+            for tensor in graph.results[name]
+        ]

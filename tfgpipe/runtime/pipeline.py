@@ -27,7 +27,9 @@ from tfgpipe.capture import (
     tracer,
 )
 from tfgpipe.distribution import StageStrategy, current_strategy
+from tfgpipe.remat import Remat
 from tfgpipe.runtime import layer_probes, microbatch
+from tfgpipe.runtime.device_stages import device_stages
 from tfgpipe.runtime.differentiable import DifferentiableStep
 from tfgpipe.runtime.executor import StepResult, Tensors
 from tfgpipe.runtime.state import InitialState, read_variables
@@ -240,7 +242,27 @@ class Pipeline:
             per_step=once,
             are_sums=self._summed_losses(traced, schedule, training=training),
             boundary=Boundary(self.options.codec, output_ids),
+            remats=self._remats(traced, schedule, split, evaluates=evaluates),
             start_dependency=functions.clustering_stop() if training else None,
+        )
+
+    def _remats(
+        self,
+        traced: Sequence[TracedStage],
+        schedule: Schedule,
+        split: microbatch.Split,
+        *,
+        evaluates: bool,
+    ) -> Sequence[Remat]:
+        """Returns the rematerialisation policy of each stage."""
+        remat, sizes_known = self.options.remat, split.static_size is not None
+        if evaluates:
+            return [remat] * len(traced)
+        return remat.for_stages(
+            len(traced),
+            lambda: device_stages(
+                self.stages, traced, schedule, sizes_known=sizes_known
+            ),
         )
 
     def _options(

@@ -34,7 +34,7 @@ class StageRun:
             self.variables, self.traced, self.device, step.split, step.initial_state
         )
         self.saved: dict[int, NamedTensors] = {}
-        self._schedule = step.schedule
+        self._schedule, self._remat = step.schedule, step.remats[k]
         num_microbatches = step.schedule.num_microbatches
         self._keeps = [step.keeps(k, m) for m in range(num_microbatches)]
         self._split = step.split
@@ -47,7 +47,7 @@ class StageRun:
 
     def recomputes(self, m: int) -> bool:
         """Returns whether the backward of a microbatch computes forwards again."""
-        return any(self.traced.options.remat.recomputed(1, kept=self._keeps[m]))
+        return any(self._remat.recomputed(1, kept=self._keeps[m]))
 
     def begin_backward(self) -> None:
         """Makes the accumulators of weight gradients, which are zero."""
@@ -109,4 +109,6 @@ class StageRun:
         return {**values, **hoisted}
 
     def _functions(self, m: int) -> StageFunctions:
-        return self.traced.without_remat if self._keeps[m] else self.traced.with_remat
+        if self._keeps[m]:
+            return self.traced.without_remat
+        return self.traced.saving(self._remat)

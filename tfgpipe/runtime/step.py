@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe.capture import TensorKey
+from tfgpipe.remat import Remat
 from tfgpipe.runtime import microbatch
 from tfgpipe.runtime.state import InitialState
 from tfgpipe.schedules import Schedule
@@ -33,6 +34,7 @@ class Step:
         are_sums: For each stage and each loss that it adds, whether the loss is a sum
             over the examples.
         boundary: The encoding of values between stages.
+        remats: For each stage its rematerialisation policy.
         start_dependency: Operation that the first action of each device comes after, or
             None.
     """
@@ -47,6 +49,7 @@ class Step:
     per_step: frozenset[int]
     are_sums: Sequence[Sequence[bool]]
     boundary: Boundary
+    remats: Sequence[Remat]
     start_dependency: tf.Operation | None
 
     @property
@@ -62,8 +65,8 @@ class Step:
 
     def keeps(self, k: int, m: int) -> bool:
         """Returns whether a forward saves what the backward reads."""
-        options = self.traced[k].options
-        return bool(options.training) and options.remat.keeps(self.schedule, k, m)
+        training = self.traced[k].options.training
+        return bool(training) and self.remats[k].keeps(self.schedule, k, m)
 
     def passed_through(
         self, inputs: Mapping[TensorKey, tf.Tensor]

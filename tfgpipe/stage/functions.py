@@ -27,9 +27,10 @@ from typing import Protocol
 import tensorflow as tf
 
 from tfgpipe._compat import functions
-from tfgpipe.graph import joint_graph, multi_device, partitioner
+from tfgpipe.graph import joint_graph, multi_device, partitioner, recomputation
+from tfgpipe.remat import ForwardGraph
 from tfgpipe.schedules import ActionKind
-from tfgpipe.stage import empty_batches
+from tfgpipe.stage import empty_batches, recomputed_graph
 from tfgpipe.stage.accumulation import GradientAccumulation
 from tfgpipe.stage.empty_batches import Compute, NamedTensors
 from tfgpipe.stage.options import StageOptions
@@ -98,7 +99,7 @@ class StageFunctions:
         options: Its options.
         saves: True if the forward saves the tensors that spare the backward any
             recomputation.
-        saved_ops: Types of operations whose results it saves in any case.
+        saved: Names of results that it saves in any case.
         cache: Functions to share. New ones are added.
 
     Attributes:
@@ -111,7 +112,7 @@ class StageFunctions:
         options: StageOptions,
         *,
         saves: bool,
-        saved_ops: tuple[str, ...] = (),
+        saved: tuple[str, ...] = (),
         cache: FunctionCache,
     ) -> None:
         self._source = GraphSource(trace)
@@ -124,9 +125,12 @@ class StageFunctions:
             options = dataclasses.replace(options, jit_compile=False)
         self._options = options
         self._saves = saves
-        self._saved_ops = saved_ops
+        self._saved = saved
         self._cache = cache
-        self._key = (saves, saved_ops, options.code, self._source.fingerprint)
+        # Equal graphs of other names share functions.
+        places = {name: i for i, name in enumerate(trace.edges if saved else ())}
+        which = tuple((places[partitioner.op_name(x)], x.split(":")[1]) for x in saved)
+        self._key = (saves, which, options.code, self._source.fingerprint)
         self.accumulation = GradientAccumulation(trace, options)
         self._hoisted: dict[tuple[str, ...], StageFunction] = {}
         host_state = trace.integer_state if options.uses_gpu_kernels else ()
@@ -177,11 +181,8 @@ class StageFunctions:
         }
         source = self._source
         if not self._saves:
-            types = set(self._saved_ops)
-            operation = self._trace.graph.get_operation_by_name
-            saved = [x for x in source.graph if types and operation(x).type in types]
             return partitioner.saved_tensors_under_remat(
-                source.graph, stateful=source.stateful, saved=saved, **ends
+                source.graph, stateful=source.stateful, saved=self._saved, **ends
             )
         return partitioner.saved_tensors(
             source.graph,
@@ -193,16 +194,48 @@ class StageFunctions:
     @functools.cached_property
     def recomputed_ops(self) -> frozenset[str]:
         """Names of the operations of the forward that the backward runs again."""
-        graph, known = self._source.graph, self._known
-        forward = partitioner.subgraph(graph, fetches=self._outputs, feeds=known)
-        feeds = tuple(dict.fromkeys((*self.residuals, *known)))
-        backward = partitioner.subgraph(
-            graph,
+        forward = partitioner.subgraph(
+            self._source.graph, fetches=self._outputs, feeds=self._known
+        )
+        return forward.operations & self._backward_ops()
+
+    def _backward_ops(self, saved: Collection[str] = ()) -> frozenset[str]:
+        """Returns the names of the operations of the backward.
+
+        Args:
+            saved: Names of tensors that forwards save beside the residuals.
+        """
+        feeds = tuple(dict.fromkeys((*self.residuals, *saved, *self._known)))
+        return partitioner.subgraph(
+            self._source.graph,
             fetches=self._gradients,
             feeds=feeds,
             completed=self._trace.forward.side_effects,
+        ).operations
+
+    @functools.cached_property
+    def forward_graph(self) -> ForwardGraph:
+        """The operations that the backward recomputes, for a policy to choose from."""
+        again = self.recomputed_ops
+        sizes = recomputed_graph.buffer_sizes(self._trace, again)
+
+        def peak_bytes(saved: Collection[str]) -> float:
+            needed = self._backward_ops(saved)
+            return recomputation.peak_bytes(
+                self._source.graph,
+                needed,
+                recomputed=again & needed,
+                sizes=sizes,
+            )
+
+        return recomputed_graph.forward_graph(
+            self._trace,
+            self._source.graph,
+            recomputed=again,
+            gradient=self._backward_ops() - again,
+            gradients=self._gradients,
+            peak_bytes=peak_bytes,
         )
-        return forward.operations & backward.operations
 
     @functools.cached_property
     def _split_tensors(self) -> tuple[str, ...]:
@@ -297,6 +330,7 @@ class StageFunctions:
             fetches=fetches,
             feeds=tuple(dict.fromkeys(feeds)),
             completed=self._trace.forward.side_effects,
+            recomputed=() if self._saves else self.recomputed_ops,
         )
 
     def hoisted(

@@ -23,6 +23,7 @@ from tfgpipe._util import IdentityMap, unique
 from tfgpipe.capture import Interpreter, Segment, TensorKey, layer_variables
 from tfgpipe.devices import sharding
 from tfgpipe.graph import joint_graph, passes
+from tfgpipe.remat import ForwardGraph, Remat
 from tfgpipe.stage import dedup, layer_checks, normalization
 from tfgpipe.stage.functions import FunctionCache, StageFunctions
 from tfgpipe.stage.joint import trace_joint, trace_with_captured
@@ -76,6 +77,7 @@ class TracedStage:
         self.options = options
         self._cache = cache
         self._functions: dict[tuple[bool, tuple[str, ...]], StageFunctions] = {}
+        self._saved: dict[Remat, tuple[str, ...]] = {}
 
     def like(self, group_key: int, ids: Mapping[int, int]) -> TracedStage:
         """Returns a structurally identical stage, traced.
@@ -96,15 +98,20 @@ class TracedStage:
     @property
     def with_remat(self) -> StageFunctions:
         """Functions whose backward recomputes what the policy does not save."""
-        return self.saving(self.options.remat.saved_ops)
+        return self.saving(self.options.remat)
 
-    def saving(self, ops: tuple[str, ...]) -> StageFunctions:
-        """Returns functions that keep the stage's inputs and results of operations.
+    def saving(self, remat: Remat) -> StageFunctions:
+        """Returns functions that keep the stage's inputs and what a policy saves."""
+        if not remat.saves_results:
+            return self._make_functions(saves=False)
+        if remat not in self._saved:
+            self._saved[remat] = tuple(remat.saved(self.forward_graph))
+        return self._make_functions(saves=False, saved=self._saved[remat])
 
-        Args:
-            ops: Types of the operations.
-        """
-        return self._make_functions(saves=False, saved_ops=ops)
+    @property
+    def forward_graph(self) -> ForwardGraph:
+        """The operations that the backward runs again if nothing is saved."""
+        return self._make_functions(saves=False).forward_graph
 
     @property
     def without_remat(self) -> StageFunctions:
@@ -131,15 +138,15 @@ class TracedStage:
         return [variable for variable, (before, after) in pairs if before != after]
 
     def _make_functions(
-        self, *, saves: bool, saved_ops: tuple[str, ...] = ()
+        self, *, saves: bool, saved: tuple[str, ...] = ()
     ) -> StageFunctions:
-        key = saves, saved_ops
+        key = saves, saved
         if key not in self._functions:
             self._functions[key] = StageFunctions(
                 self.trace,
                 self.options,
                 saves=saves,
-                saved_ops=saved_ops,
+                saved=saved,
                 cache=self._cache,
             )
         return self._functions[key]
@@ -284,7 +291,8 @@ class Stage:
         on_trace: Callable[[], None],
     ) -> TracedStage:
         layer_checks.check_not_float8(self.layers)
-        structure = None if self._captured else dedup.structure(self.segment)
+        alone = bool(self._captured) or request.options.remat.reads_names
+        structure = None if alone else dedup.structure(self.segment)
         key: Hashable = None
         if structure is not None:
             ids = dedup.value_ids(self.segment)

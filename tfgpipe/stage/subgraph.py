@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfgpipe._compat import functions
 from tfgpipe.devices import sharding
-from tfgpipe.graph import joint_graph, partitioner
+from tfgpipe.graph import joint_graph, partitioner, recomputation
 
 # Types that are hoisted: copies of weights in another dtype, padded or quantized, and
 # the ranges to quantize with, or what is made of these.
@@ -119,6 +119,7 @@ class GraphSource:
         feeds: Sequence[str],
         side_effects: Sequence[str] = (),
         completed: Sequence[str] = (),
+        recomputed: Collection[str] = (),
     ) -> SubgraphFunction:
         """Returns the function from those `feeds` that it needs to `fetches`.
 
@@ -128,6 +129,7 @@ class GraphSource:
             side_effects: Operations to run as well. (TensorFlow makes a function wait
                 for the stateful operations in it.)
             completed: Operations that have run before, for which nothing waits.
+            recomputed: Operations to run as late as they can.
         """
         fetches = tuple(dict.fromkeys(fetches))
         captures = self.trace.captures
@@ -139,7 +141,10 @@ class GraphSource:
         )
         taken = tuple(feed for feed in subgraph.feeds if feed not in captures)
         captured = {f: captures[f] for f in subgraph.feeds if f in captures}
-        graph_def = self._copy(subgraph.operations)
+        waits = recomputation.waits(
+            self.graph, subgraph.operations, recomputed=recomputed
+        )
+        graph_def = self._copy(subgraph.operations, waits)
         computed = [fetch for fetch in fetches if fetch not in subgraph.feeds]
         consumed = {
             partitioner.canonical(i) for node in graph_def.node for i in node.input
@@ -207,8 +212,18 @@ class GraphSource:
         digest.update(repr(ends).encode())
         return digest.hexdigest(), captures
 
-    def _copy(self, operations: Collection[str]) -> tf.compat.v1.GraphDef:
-        """Copies some operations, without control dependencies on any other."""
+    def _copy(
+        self,
+        operations: Collection[str],
+        waits: Mapping[str, Sequence[str]] | None = None,
+    ) -> tf.compat.v1.GraphDef:
+        """Copies some operations, without control dependencies on any other.
+
+        Args:
+            operations: Their names.
+            waits: By name, the names of others that an operation waits for as well.
+        """
+        waits = waits or {}
         copy = tf.compat.v1.GraphDef(
             versions=self._graph_def.versions, library=self._graph_def.library
         )
@@ -220,7 +235,7 @@ class GraphSource:
                     i
                     for i in node.input
                     if not i.startswith("^") or partitioner.op_name(i) in operations
-                ]
+                ] + [f"^{name}" for name in waits.get(node.name, ())]
         return copy
 
 

@@ -94,7 +94,7 @@ def test_what_is_saved_of_a_recomputed_chain_is_what_the_backward_starts_from():
         outputs=["y:0"],
         gradients=["d:0"],
         stateful=[],
-        saved=["m1", "m2"],
+        saved=["m1:0", "m2:0"],
     )
     assert found == ("m2:0",)  # Nothing is computed from m1 again.
 
