@@ -29,7 +29,7 @@ from tfgpipe.costs import SegmentProfiler
 from tfgpipe.graph import flops
 from tfgpipe.remat import DeviceStages, Remat
 from tfgpipe.report import SERIES
-from tfgpipe.runtime.device_stages import device_stages
+from tfgpipe.runtime import device_stages
 from tfgpipe.stage import TracedStage
 
 MIB = 2**20

@@ -370,7 +370,7 @@ class _Trainer:
         from tfgpipe.capture import TensorKey
         from tfgpipe.costs import SegmentProfiler
         from tfgpipe.graph import peak_memory
-        from tfgpipe.runtime.device_stages import device_stages
+        from tfgpipe.runtime import device_stages
         from tfgpipe.simulation import Costs, simulate
         from tfgpipe.stage import StageOptions, TracedStage
 

@@ -5,5 +5,6 @@ from tfgpipe.runtime.layer_probes import check_batch_independence
 from tfgpipe.runtime.loss_pipeline import LossPipeline
 from tfgpipe.runtime.pipeline import Pipeline, make_stages
 from tfgpipe.runtime.probe_inputs import example_tensor, example_variable_value
+from tfgpipe.runtime.stages_held import device_stages
 from tfgpipe.runtime.state import VariableUpdate
 from tfgpipe.runtime.timer import Recorder, TimingRecorder

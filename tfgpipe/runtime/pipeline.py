@@ -29,9 +29,9 @@ from tfgpipe.capture import (
 from tfgpipe.distribution import StageStrategy, current_strategy
 from tfgpipe.remat import Remat
 from tfgpipe.runtime import layer_probes, microbatch
-from tfgpipe.runtime.device_stages import device_stages
 from tfgpipe.runtime.differentiable import DifferentiableStep
 from tfgpipe.runtime.executor import StepResult, Tensors
+from tfgpipe.runtime.stages_held import device_stages
 from tfgpipe.runtime.state import InitialState, read_variables
 from tfgpipe.runtime.step import Step
 from tfgpipe.schedules import DataFlow, Schedule
