@@ -21,6 +21,7 @@ class NamesRemat(Remat):
     `tf.identity(x, name="attention_output")` in any: JAX's
     `checkpoint_policies.save_only_these_names`. Equal stages are traced one by one.
 
+    >>> from tfgpipe.remat import NamesRemat
     >>> NamesRemat(names=("*/mlp/*", "*/attention_output"))
     NamesRemat(names=('*/mlp/*', '*/attention_output'))
 
