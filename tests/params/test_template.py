@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from pathlib import Path
@@ -15,6 +16,7 @@ import tensorflow as tf
 import tfgpipe
 from params import template
 from tests.trainer import runs
+from tfgpipe.stage import progress
 from trainer import example_checks, hooks
 from trainer.checkpoint import store
 from trainer.evaluate import evaluate, show_comparison
@@ -29,6 +31,12 @@ SHORT = [
     "--set=width=8",
     "--set=saving.checkpoint_steps=2",
 ]
+
+
+@pytest.fixture(autouse=True)
+def _without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages come first, however slow the machine traces."""
+    monkeypatch.setattr(progress, "_DELAY", math.inf)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +313,7 @@ def test_a_transform_that_changes_later_is_named(
     argv = ["trainer", "--params=template.Mine", *SHORT, f"--logdir={tmp_path}"]
     assert main(argv) == 2
     words = "^examples: expected batches of arrays of the same shapes, after"
-    assert re.search(words, capsys.readouterr().err, re.MULTILINE)
+    assert re.match(words, capsys.readouterr().err)
 
 
 def test_a_metric_does_not_take_the_place_of_the_loss(

@@ -13,7 +13,7 @@ from tfgpipe.schedules import kinds
 # Names, and the modules that may compare them: where values are found by their names.
 NAMES = {
     *balances.NAMES,
-    *({*remat.NAMES} - {"auto"}),  # Of many a choice.
+    *remat.NAMES,
     *(kind.name for kind in kinds.KINDS),
     *schedules.NAMES,
     "int8",
@@ -28,6 +28,12 @@ OTHERS = {
     ("distribution.replicated_strategy", "shard_replicas", "none"),
     ("quantization.config", "key", "layer"),
     ("runtime.loss_probes", "reduction", "none"),
+    ("spmd.layer", "partitioned", "auto"),
+    ("stage.options", "jit_compile", "auto"),
+    # Of the trainer, formats of images and kinds of devices.
+    ("data.images", "format", "auto"),
+    *((name, "device", "auto") for name in ("devices", "doctor", "main", "modes")),
+    ("flags", "name", "auto"),
     # Of the trainer, which has "none" for None.
     ("config", "quantize", "none"),
     ("config", "transfer_dtype", "none"),
