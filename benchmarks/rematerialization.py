@@ -50,15 +50,15 @@ class Pipeline:
 
     def held(self, policies: Sequence[Remat]) -> float:
         """Returns the bytes of activations on the fullest device."""
-        return max(
-            sum(
-                device.in_flight[k] * sum(graph.sizes[x] for x in saved[k])
-                for k, graph in device.graphs.items()
-            )
-            + max(graph.peak_bytes(saved[k]) for k, graph in device.graphs.items())
-            for device in self.devices
-            for saved in [{k: self._saved(policies, k) for k in device.graphs}]
-        )
+        totals = []
+        for device in self.devices:
+            kept, again = 0.0, []
+            for k, graph in device.graphs.items():
+                saved = policies[k].saved(graph)
+                kept += device.in_flight[k] * sum(graph.sizes[x] for x in saved)
+                again.append(graph.peak_bytes(saved))
+            totals.append(kept + max(again))
+        return max(totals)
 
     def flops(self, policies: Sequence[Remat]) -> float:
         """Returns the FLOPs of one microbatch that backwards recompute."""
@@ -72,11 +72,6 @@ class Pipeline:
         if policy.keeps_all:
             policy = remats.AutoRemat(flops_per_byte=0)
         return policy.for_stages(len(self.traced), lambda: self.devices)
-
-    def _saved(self, policies: Sequence[Remat], k: int) -> Sequence[str]:
-        policy = policies[k]
-        saves = policy.saves_results
-        return tuple(policy.saved(self.traced[k].forward_graph)) if saves else ()
 
 
 def trace(name: str, num_devices: int, num_microbatches: int) -> Pipeline:

@@ -165,3 +165,23 @@ def test_plans_count_what_a_price_saves_and_auto_as_the_stage():
     assert again == sorted(again)
     assert kept[0] > kept[1] > kept[2] == sum(stage.costs.kept_bytes)
     assert again[0] < 0.01 * sum(stage.costs.recompute)
+
+
+def test_what_is_saved_is_chosen_once_for_many_eager_steps(monkeypatch):
+    chosen = []
+    for_stages = remat.AutoRemat.for_stages
+
+    def counted(self, num_stages, devices):
+        chosen.append(num_stages)
+        return for_stages(self, num_stages, devices)
+
+    monkeypatch.setattr(remat.AutoRemat, "for_stages", counted)
+    stack = [layers.Dense(8, activation="tanh") for _ in range(4)]
+    layer = tfgpipe.PipelinedLayer(
+        stack, num_stages=2, num_microbatches=2, remat="auto"
+    )
+    for rows in (4, 4, 8, 4):
+        with tf.GradientTape() as tape:
+            loss = compare.squares(layer(tf.ones((rows, 8)), training=True))
+        tape.gradient(loss, layer.trainable_variables)
+    assert chosen == [2, 2]  # Once for each size.

@@ -121,8 +121,8 @@ class PipelineConfig(StepConfig):
             activations; `"except_last"` is `"stage"` except for microbatches whose
             backward follows at once; `"products"` keeps the results of matrix products
             and convolutions as well, and recomputes what lies between; `"auto"` keeps
-            what spares most FLOPs, as much as there is room for within `memory_limit`,
-            or within what `"stage"` needs; `"none"` keeps all activations. Or a
+            what spares most FLOPs, as much as fits within `memory_limit`, or within
+            what `"stage"` needs; `"none"` keeps all activations. Or a
             `tfgpipe.remat.Remat` of your own, such as
             `tfgpipe.remat.ProductsRemat(ops)` for the results of other operations.
         balance: Cost whose largest stage value, the bottleneck, the partition

@@ -80,8 +80,8 @@ class AutoRemat(Remat):
             devices: Returns what the stages of each device hold.
 
         Raises:
-            ValueError: If a device has no room for what must be held, or that is not
-                known.
+            ValueError: If a device has too little memory, or the number of examples
+                is not known.
         """
         if self.flops_per_byte is not None:
             return (self,) * num_stages
@@ -149,11 +149,11 @@ def _choices(graph: ForwardGraph, *, splits: bool) -> Iterator[_Choice]:
         splits: True if what both halves of a backward read is held between them.
     """
     cost = _tilted(graph).cost
+    operations = {x: name for name, made in graph.results.items() for x in made}
 
     def choice(price: float) -> _Choice:
-        saved = AutoRemat(price).saved(graph)
-        there, pending = set(saved), [*graph.wanted]
-        operations = {x: name for name, made in graph.results.items() for x in made}
+        saved = {*AutoRemat(price).saved(graph)}
+        there, pending = {*saved}, [*graph.wanted]
         again = set()
         while pending:
             tensor = pending.pop()
@@ -224,7 +224,7 @@ class _Device:
         for k, choices in self._choices.items():
             held = [(self._bytes({k: x}), x.flops) for x in choices]
             leanest[k] = choices[held.index(min(held))]
-        # Stages that share a device share the room for what is recomputed.
+        # Stages on one device share the memory for what is recomputed.
         chosen = min(self._nothing, leanest, key=self._bytes)
         least = self._bytes(chosen)
         if least > limit:

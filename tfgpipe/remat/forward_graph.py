@@ -31,6 +31,15 @@ class ForwardGraph:
     cost: Callable[[str], float]
     peak_bytes: Callable[[Collection[str]], float]
 
+    def results_where(self, condition: Callable[[str, str], bool]) -> list[str]:
+        """Returns the results of the operations whose name and type hold."""
+        return [
+            tensor
+            for name, kind in self.types.items()
+            if condition(name, kind)
+            for tensor in self.results[name]
+        ]
+
 
 @dataclasses.dataclass(frozen=True)
 class DeviceStages:

@@ -49,12 +49,11 @@ class NamesRemat(Remat):
 
     def saved(self, graph: ForwardGraph) -> list[str]:
         """Returns the results of operations of these names."""
-        return [
-            tensor
-            for name, results in graph.results.items()
-            if any(fnmatch.fnmatchcase(_short(name), x) for x in self.names)
-            for tensor in results
-        ]
+        return graph.results_where(
+            lambda name, _: any(
+                fnmatch.fnmatchcase(_short(name), x) for x in self.names
+            )
+        )
 
     def for_stages(
         self, num_stages: int, devices: Callable[[], Sequence[DeviceStages]]

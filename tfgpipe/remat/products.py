@@ -45,9 +45,4 @@ class ProductsRemat(Remat):
 
     def saved(self, graph: ForwardGraph) -> list[str]:
         """Returns the results of operations of these types."""
-        return [
-            tensor
-            for name, kind in graph.types.items()
-            if kind in self.ops
-            for tensor in graph.results[name]
-        ]
+        return graph.results_where(lambda _, kind: kind in self.ops)

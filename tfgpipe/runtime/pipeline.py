@@ -60,6 +60,7 @@ class Pipeline:
         probed: Results of the probes, by kind of layer and mode.
         summed_losses: For each loss that a call adds whether it is a sum over examples,
             in training and not, as far as it has been found out.
+        fitted_remats: Rematerialisation policies of the stages, by traces and schedule.
     """
 
     source: source_model.SourceModel
@@ -72,6 +73,9 @@ class Pipeline:
     )
     summed_losses: dict[bool, IdentityMap[Call, tuple[bool, ...]]] = dataclasses.field(
         default_factory=dict
+    )
+    fitted_remats: dict[Hashable, tuple[Remat, ...]] = dataclasses.field(
+        default_factory=dict, init=False
     )
 
     @functools.cached_property
@@ -254,16 +258,19 @@ class Pipeline:
         *,
         evaluates: bool,
     ) -> Sequence[Remat]:
-        """Returns the rematerialisation policy of each stage."""
+        """Returns the rematerialisation policy of each stage, found once a trace."""
         remat, sizes_known = self.options.remat, split.static_size is not None
         if evaluates:
             return [remat] * len(traced)
-        return remat.for_stages(
-            len(traced),
-            lambda: device_stages(
-                self.stages, traced, schedule, sizes_known=sizes_known
-            ),
-        )
+        key = tuple(map(id, traced)), schedule  # Stages keep what they have traced.
+        if key not in self.fitted_remats:
+            self.fitted_remats[key] = remat.for_stages(
+                len(traced),
+                lambda: device_stages(
+                    self.stages, traced, schedule, sizes_known=sizes_known
+                ),
+            )
+        return self.fitted_remats[key]
 
     def _options(
         self,

@@ -141,9 +141,11 @@ class GraphSource:
         )
         taken = tuple(feed for feed in subgraph.feeds if feed not in captures)
         captured = {f: captures[f] for f in subgraph.feeds if f in captures}
-        waits = recomputation.waits(
-            self.graph, subgraph.operations, recomputed=recomputed
-        )
+        waits = {}
+        if recomputed:
+            waits = recomputation.waits(
+                self.graph, subgraph.operations, recomputed=recomputed
+            )
         graph_def = self._copy(subgraph.operations, waits)
         computed = [fetch for fetch in fetches if fetch not in subgraph.feeds]
         consumed = {
