@@ -261,7 +261,8 @@ class SegmentProfiler:
                     saving = traced.saving(self._saving)
                     more, _ = _measure(stage, traced, values, cache, overhead, saving)
                     again = max(more.backward - cost.backward, 0.0)
-                    cost = dataclasses.replace(cost, recompute=again)
+                    # A part of the forward; other load may make it seem more.
+                    cost = dataclasses.replace(cost, recompute=min(again, cost.forward))
                 results.append(cost)
                 values = {
                     key: x
