@@ -165,8 +165,9 @@ def _shrink(path: Path) -> None:
     few.save(path, optimize=True)
 
 
-# Of a device that is not here: `python -m benchmarks.accelerator_check`.
-MEASURED = ("step-h200",)
+# By `python -m benchmarks.accelerator_check`, on a device that is not here, and by
+# `python -m benchmarks.rematerialization --picture=FILE`.
+MEASURED = ("step-h200", "remat-curve")
 PICTURES: dict[str, Callable[[Path], None]] = {
     "pipeline": _pipeline,
     "schedules": _schedules,

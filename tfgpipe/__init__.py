@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tfgpipe.pipelined_layer import recut as recut
     from tfgpipe.pipelined_model import PipelinedModel as PipelinedModel
     from tfgpipe.pipelined_model import pipeline as pipeline
+    from tfgpipe.planner import tune as tune
     from tfgpipe.quantization import export_int8 as export_int8
     from tfgpipe.report import plot_bubbles as plot_bubbles
     from tfgpipe.report import plot_differences as plot_differences
@@ -68,6 +69,7 @@ __all__, __getattr__, __dir__ = lazy_exports(
     partition="Balance PipelineConfig plan",
     pipelined_layer="PipelinedLayer recut",
     pipelined_model="PipelinedModel pipeline",
+    planner="tune",
     quantization="export_int8",
     report="plot_bubbles plot_differences plot_gpipe_bubbles plot_memory plot_mesh "
     "plot_peaks plot_schedule plot_timelines stage_table",

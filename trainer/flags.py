@@ -21,6 +21,7 @@ MODES = (
     "decode",
     "export",
     "benchmark",
+    "tune",
     "inspect",
     "tokenizer",
     "describe",
@@ -46,7 +47,7 @@ _MODES_OF = {
     "cluster": _COMPUTING,
     "hosts": _TRAINING,
     "host": _TRAINING,
-    "device": (*_COMPUTING, "doctor"),
+    "device": (*_COMPUTING, "tune", "doctor"),
 }
 _EXCLUDED_BY = {
     "follow": ("checkpoint",),
@@ -61,9 +62,9 @@ Trains an experiment of params/: python -m trainer --params=NAME --logdir=DIR
   --set=A.B=C     change a hyperparameter, as data.files='own/*'; repeatable
   --mode=MODE     train_and_eval (the default), or train alone
                   eval  decode  export  a checkpoint, by DIR's own params.txt
-                  benchmark  time steps       inspect   stages, costs, mesh
+                  benchmark  time steps       tune  try settings of pipelining
+                  inspect  stages, costs  tokenizer  train it  doctor  the machine
                   describe  hyperparameters   diff A B  of experiments, or runs
-                  tokenizer  train data.tokenizer   doctor  look at this machine
   --checkpoint=N  the step to eval, decode or export; or latest, or best
   --follow        eval each new checkpoint until the run ends
   --dry_run       build, make one step on zeros, print the plan

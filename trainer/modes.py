@@ -65,6 +65,8 @@ def _run(
             print(f"\n{report}", flush=True)
     elif flags.mode == "benchmark":
         print(benchmark(experiment, model), flush=True)
+    elif flags.mode == "tune":
+        print(tools.tune(experiment, model), flush=True)
     elif flags.follow:
         evaluate_each(experiment, model, folder)
     elif flags.mode in ("train", "train_and_eval"):

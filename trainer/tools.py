@@ -1,4 +1,4 @@
-"""How fast an experiment trains here, and one step on zeros to see that it fits."""
+"""How fast an experiment trains here and could, and a step on zeros to see it fits."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import tfgpipe
 from trainer.experiment import Experiment
+from trainer.hyperparams import HyperparameterError
 
 _WARM_UP = 3
 _STEPS = 20
@@ -81,6 +82,43 @@ def benchmark(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:
         f"{100 * theory.bubble:.1f} %"
     )
     return "\n".join(lines)
+
+
+def tune(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:
+    """Tries settings of the pipeline, and returns these, and flags for the fastest.
+
+    Args:
+        experiment: The experiment, whose devices are those for `num_stages`.
+        model: Its model, which stays as it is.
+
+    Raises:
+        HyperparameterError: If there are replicas.
+    """
+    if experiment.pipelining.num_replicas > 1:
+        raise HyperparameterError(
+            "pipelining.num_replicas: expected 1, as settings are tried without "
+            f"replicas; received {experiment.pipelining.num_replicas}."
+        )
+    fixed = ("memory_limit", "transfer_dtype", "jit_compile", "batch_norm", "dtype")
+    tuned = tfgpipe.tune(
+        model,
+        next(iter(experiment.batches("train"))),
+        schedule=list(tfgpipe.schedules.NAMES),
+        **{name: getattr(model.config, name) for name in fixed},
+    )
+    best = tuned.best.setting.plan
+    found = {
+        "num_stages": best.settings.num_stages,
+        "num_microbatches": best.settings.num_microbatches,
+        "schedule": best.settings.schedule.name,
+        "remat": best.settings.remat,
+        "layers": ",".join(map(str, best.calls_per_stage)),
+    }
+    each = best.settings.num_stages // best.settings.schedule.num_devices
+    if each > 1:
+        found["stages_per_device"] = each
+    flags = " ".join(f"--set=pipelining.{name}={x}" for name, x in found.items())
+    return f"{tuned}\n{flags}"
 
 
 def step_on_zeros(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:

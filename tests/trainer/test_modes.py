@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import functools
 import shutil
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfgpipe
 from tests.trainer import runs
 from trainer.callbacks import Checkpointing
 from trainer.checkpoint import store, variable_names
@@ -307,6 +309,24 @@ def test_a_benchmark_says_how_fast_it_is(small: list[str], tmp_path, capsys) -> 
     assert [line.split()[0] for line in lines] == ["first", "step", "speed", "bubble"]
     assert "images a second" in lines[2]
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_tuning_ends_with_flags_for_the_fastest_pipeline(
+    small: list[str], tmp_path, capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr(tfgpipe, "tune", functools.partial(tfgpipe.tune, max_trials=2))
+    before = sorted(tmp_path.iterdir())
+    assert main([*small, "--mode=tune"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("\ntrial ") == 2
+    flags = printed.splitlines()[-1].split()
+    assert {flag.rpartition("=")[0] for flag in flags} >= {
+        f"--set=pipelining.{name}" for name in ("num_stages", "schedule", "layers")
+    }
+    assert main([*small, *flags, "--dry_run", f"--logdir={tmp_path / 'run'}"]) == 0
+    assert sorted(tmp_path.iterdir()) == before
+    assert main([*small, "--mode=tune", "--set=pipelining.num_replicas=2"]) == 2
+    assert "num_replicas: expected 1" in capsys.readouterr().err
 
 
 def test_training_alone_does_not_evaluate_and_may_be_profiled(

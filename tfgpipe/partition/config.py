@@ -235,6 +235,21 @@ class PipelineConfig(StepConfig):
         words = " ".join(documented_options([name])).split()[1:]
         return re.split(r"\.(?: |$)|: `", " ".join(words))[0] + "."
 
+    @classmethod
+    def from_saved(cls, arguments: Mapping[str, Any]) -> PipelineConfig:
+        """Returns the configuration that `saved_arguments` is of.
+
+        Its fields are arguments of `tfgpipe.pipeline`:
+
+        >>> config = tfgpipe.PipelineConfig(num_stages=2, num_microbatches=4)
+        >>> text = json.dumps(config.saved_arguments())
+        >>> tfgpipe.PipelineConfig.from_saved(json.loads(text)) == config
+        True
+        """
+        from tfgpipe.partition import saved_choices
+
+        return cls(**saved_choices.load_options(arguments))
+
     def with_partition(self, partition: Any) -> PipelineConfig:
         """Returns the configuration with another given partition."""
         return dataclasses.replace(self, partition=Partition.of(partition))
@@ -279,7 +294,7 @@ class PipelineConfig(StepConfig):
         )
 
     def saved_arguments(self) -> dict[str, Any]:
-        """Returns the arguments that make the configuration again, as JSON has them."""
+        """Returns the arguments of `from_saved`, as JSON has them."""
         return {
             field.name: field.metadata["save"](getattr(self, field.name))
             for field in dataclasses.fields(self)

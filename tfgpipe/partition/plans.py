@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -26,6 +27,9 @@ from tfgpipe.partition.balances import Balance
 from tfgpipe.partition.profiles import CallProfile, PlanSettings
 from tfgpipe.simulation import Costs, imbalance, simulate
 from tfgpipe.stage import Boundary, Codec, codecs
+
+if TYPE_CHECKING:
+    from tfgpipe.partition.config import PipelineConfig
 
 # Limits on single stages that are tried where several share a device.
 _NUM_LIMITS_TRIED = 12
@@ -137,6 +141,23 @@ class Plan:
         schedule = order.on(before.placement, before.num_microbatches, before.flow)
         settings = dataclasses.replace(settings, schedule=schedule)
         return dataclasses.replace(self, settings=settings)
+
+    def under(self, config: PipelineConfig, num_devices: int) -> Plan:
+        """Returns the best plan of the same costs with other options.
+
+        Args:
+            config: The options, with as many microbatches. Stages are counted.
+            num_devices: P, the number of devices.
+
+        Raises:
+            ValueError: If there is none, or none within the memory limit.
+        """
+        order, K = config.schedule, config.num_stages or 1
+        placement = order.deal(K, num_devices)
+        schedule = order.on(placement, config.num_microbatches)
+        settings = config.plan_settings(schedule, self.settings.num_slots, order=order)
+        plan = best_plan(self.profile, self.quantity, settings, note=self.cost_source)
+        return check_memory(plan.ordered())
 
     @property
     def bubble(self) -> float:

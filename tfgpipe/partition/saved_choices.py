@@ -99,7 +99,13 @@ def _load_schedule(config: Mapping[str, Any]) -> Schedule:
 
 def load_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a saved pipeline, of `layers` and `PipelineConfig`."""
-    loaded = {**config, "layers": source_model.from_config(config["layers"])}
+    layers = source_model.from_config(config["layers"])
+    return {**load_options(config), "layers": layers}
+
+
+def load_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a saved configuration, and what else there is."""
+    loaded = dict(config)
     for name, find in _FIND.items():
         value = loaded.get(name)
         if isinstance(value, Mapping) and "arguments" in value:

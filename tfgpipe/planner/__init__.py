@@ -10,16 +10,16 @@ step_time        the time of a step
 plan_request     the estimate of one configuration
 ranking          the search: the fastest, and why the others are rejected, as a table
 command          the command line
+settings         pipelines of a model on the devices here, with predicted steps
+tuning           the fastest of these, by trials: `tfgpipe.tune`
 
-All but `models`, which is loaded on first use, decide on plain values and need no
-TensorFlow.
+All but `models` and the last two, which are loaded on first use, decide on plain values
+and need no TensorFlow.
 """
 
 from typing import TYPE_CHECKING
 
 from tfgpipe._util import lazy_exports
-from tfgpipe.costs import LayerCost as LayerCost
-from tfgpipe.costs import Memory as Memory
 from tfgpipe.planner.command import Subject as Subject
 from tfgpipe.planner.command import main as main
 from tfgpipe.planner.devices import TABLE as TABLE
@@ -35,9 +35,13 @@ from tfgpipe.planner.workload import Workload as Workload
 
 if TYPE_CHECKING:
     from tfgpipe.planner.models import read as read
+    from tfgpipe.planner.tuning import Trial as Trial
+    from tfgpipe.planner.tuning import Tuning as Tuning
+    from tfgpipe.planner.tuning import tune as tune
 
 __all__, __getattr__, __dir__ = lazy_exports(
     __name__,
     models="read",
+    tuning="Trial Tuning tune",
     replaced={"Layer": "`tfgpipe.costs.LayerCost`"},
 )
