@@ -115,7 +115,7 @@ def _measured(
         keras.utils.set_random_seed(0)
         locks = [threading.Lock() for _ in range(P)]
         seconds = [unit * n if sleeps else 0.0 for n in passes]
-        layers = [_sleeping_layer(seconds, locks[p]) for p in devices]
+        layers = [sleeping_layer(seconds, locks[p]) for p in devices]
         # One before them, so that the first of them has an input gradient as well.
         first = keras.layers.Dense(8)
         model = keras.Sequential([keras.Input((8,)), first, *layers])
@@ -148,7 +148,7 @@ def _measured(
     )
 
 
-def _sleeping_layer(seconds: Sequence[float], lock: threading.Lock) -> Any:
+def sleeping_layer(seconds: Sequence[float], lock: threading.Lock) -> Any:
     """Returns a dense layer whose passes take so many seconds of its device."""
     import keras
     import tensorflow as tf

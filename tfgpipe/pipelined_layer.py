@@ -550,7 +550,7 @@ class PipelinedLayer(keras.layers.Layer):
             if given is not None:
                 return given
             balance = self.config.balance
-            if not balance.needs_trace:
+            if not balance.needs_trace and self.config.device_speeds is None:
                 return plan_by_weights(
                     captured, balance, self.num_stages, self.config.transfer_dtype
                 )

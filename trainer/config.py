@@ -73,6 +73,7 @@ class Pipelining(Hyperparams):
         at_least=0,
         help="Memory limit of a device in GiB; None: no limit.",
     )
+    device_speeds: tuple[float, ...] | None = _option("device_speeds")
     layers: tuple[int, ...] | None = field(
         default=None, help="Number of layers of each stage, instead of a balance."
     )
@@ -163,6 +164,7 @@ class Pipelining(Hyperparams):
                 balance=self.balance,
                 partition=self.layers,
                 memory_limit=None if limit is None else limit * 2**30,
+                device_speeds=self.device_speeds,
                 remat=self.remat,
                 jit_compile=jit_compile[self.jit_compile],
                 batch_norm=self.batch_norm,

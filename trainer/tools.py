@@ -99,7 +99,10 @@ def tune(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:
             "pipelining.num_replicas: expected 1, as settings are tried without "
             f"replicas; received {experiment.pipelining.num_replicas}."
         )
-    fixed = ("memory_limit", "transfer_dtype", "jit_compile", "batch_norm", "dtype")
+    fixed = (
+        *("memory_limit", "device_speeds", "transfer_dtype"),
+        *("jit_compile", "batch_norm", "dtype"),
+    )
     tuned = tfgpipe.tune(
         model,
         next(iter(experiment.batches("train"))),

@@ -70,6 +70,7 @@ LONG = {
     "ranking.search",
     "solver.best_partition",
     "transformers.transformer",
+    "tuning.tune",
 }
 # Public faces: layers of Keras' own arguments and more, and a search.
 WIDE = {"attention.__init__", "attention.call", "dense.__init__", "ranking.search"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 # Arguments of other libraries, and the hint for those who pass them.
 _HINTS = {
@@ -33,6 +33,10 @@ _HINTS = {
 _ARGUMENTS_ELSEWHERE = {
     x: hint for names, hint in _HINTS.items() for x in names.split()
 }
+
+
+# Bytes of a device, of each of several, or None for no limit.
+MemoryLimit: TypeAlias = float | tuple[float, ...] | None
 
 
 def check_argument_names(arguments: Mapping[str, Any]) -> None:
@@ -116,17 +120,60 @@ def check_device_names(devices: Any) -> tuple[str, ...] | None:
     return tuple(devices)
 
 
-def check_memory_limit(memory_limit: Any) -> float | None:
-    """Returns an argument `memory_limit` if it is None or a number of bytes."""
-    if memory_limit is None:
-        return None
-    is_number = isinstance(memory_limit, numbers.Real)
-    if not is_number or not 0 < memory_limit < math.inf:
+def check_memory_limit(memory_limit: Any) -> MemoryLimit:
+    """Returns an argument `memory_limit` if it is None, or bytes of all or of each."""
+    checked = _positive_numbers(memory_limit)
+    if checked is None and memory_limit is not None:
         raise ValueError(
-            "`memory_limit` must be a number of bytes above 0, or None for no limit. "
-            f"Received {memory_limit!r}. One GiB is 2**30."
+            "`memory_limit` must be a number of bytes above 0, one for each device, or "
+            f"None for no limit. Received {memory_limit!r}. One GiB is 2**30."
         )
-    return memory_limit
+    return checked
+
+
+def check_device_speeds(device_speeds: Any) -> tuple[float, ...] | None:
+    """Returns an argument `device_speeds` as a tuple, or None if it is None."""
+    checked = _positive_numbers(device_speeds)
+    if device_speeds is not None and not isinstance(checked, tuple):
+        raise ValueError(
+            "`device_speeds` must be a positive number for each device, or None for "
+            f"equal ones. Received {device_speeds!r}. One that is half as fast as "
+            "others has 0.5 where they have 1."
+        )
+    return checked if isinstance(checked, tuple) else None
+
+
+def _positive_numbers(value: Any) -> float | tuple[float, ...] | None:
+    """Returns a positive number, or several as a tuple; None for anything else."""
+    if isinstance(value, list | tuple):
+        return tuple(value) if value and all(map(_is_positive, value)) else None
+    return value if _is_positive(value) else None
+
+
+def _is_positive(value: Any) -> bool:
+    """Returns whether something is a finite number above 0."""
+    return isinstance(value, numbers.Real) and 0 < float(value) < math.inf
+
+
+def of_each_device(
+    argument: str,
+    value: float | Sequence[float] | None,
+    num_devices: int,
+    default: float,
+) -> tuple[float, ...]:
+    """Returns a number of each of P devices, of one number for all or of a sequence.
+
+    Raises:
+        ValueError: If it is a sequence of another length.
+    """
+    if value is None or not isinstance(value, Sequence):
+        return (default if value is None else value,) * num_devices
+    if len(value) != num_devices:
+        raise ValueError(
+            f"`{argument}` has a number for each device of the stages. Received "
+            f"{len(value)} for {num_devices} devices: {argument}={list(value)}."
+        )
+    return tuple(value)
 
 
 def check_choice(

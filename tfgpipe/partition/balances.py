@@ -102,11 +102,12 @@ class Balance(Choice, abc.ABC):
     def stage_cost(
         self, profile: CallProfile, settings: PlanSettings, k: int, span: slice
     ) -> float:
-        """Returns the cost of stage k of some calls."""
+        """Returns the cost of stage k of some calls, on its device."""
         layers = profile.layers[span]
         counts = settings.load.recomputed(k, len(layers))
         again = zip(counts, map(self.recomputed_cost, layers), strict=True)
-        return sum(map(self.layer_cost, layers)) + sum(n * cost for n, cost in again)
+        work = sum(map(self.layer_cost, layers)) + sum(n * cost for n, cost in again)
+        return work / settings.speed(k)
 
     def solver_costs(
         self, profile: CallProfile, settings: PlanSettings
@@ -117,21 +118,23 @@ class Balance(Choice, abc.ABC):
         """
         load, layers = settings.load, profile.layers
         recomputed = [*map(self.recomputed_cost, layers)]
-        if load.is_additive or not any(recomputed):
+        speeds = [*map(settings.speed, range(settings.num_stages))]
+        is_additive = load.is_additive or not any(recomputed)
+        if is_additive and len({*speeds}) == 1:
             return self.call_costs(profile, settings)
         from tfgpipe.costs import tables  # With NumPy.
 
         once = tables.range_sums([*map(self.layer_cost, layers)])
 
         def cost(key: Any) -> tables.Floats:
-            return once + tables.weighted_range_sums(
-                recomputed, lambda n: load.recomputed(key[1], n)
+            work = once + tables.weighted_range_sums(
+                recomputed, lambda n: load.recomputed(key[-1], n)
             )
+            return work / key[0]
 
-        # Stages of which as much is recomputed cost the same.
-        first = {x: k for k, x in reversed([*enumerate(load.recomputed_fractions)])}
-        keys = [(x, first[x]) for x in load.recomputed_fractions]
-        return tables.StageTables(keys, cost)
+        # Stages of which as much is recomputed cost the same on devices as fast.
+        each = [*zip(speeds, load.recomputed_fractions, strict=True)]
+        return tables.StageTables([(*x, each.index(x)) for x in each], cost)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,7 +54,8 @@ class _Options(TypedDict, total=False):
     num_microbatches: Required[int]
     balance: BalanceLike | Sequence[int] | Sequence[str]
     partition: Sequence[int] | Sequence[str] | None
-    memory_limit: float | None
+    memory_limit: float | Sequence[float] | None
+    device_speeds: Sequence[float] | None
     remat: RematLike
     transfer_dtype: CodecLike
 
@@ -99,6 +100,11 @@ def _find_batch_norm(value: Any) -> normalization.BatchNorm:
     return found
 
 
+def _as_list(value: Any) -> Any:
+    """Returns a tuple as a list, as JSON has it."""
+    return list(value) if isinstance(value, tuple) else value
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PipelineConfig(StepConfig):
     """All that a user chooses about a pipeline.
@@ -135,7 +141,11 @@ class PipelineConfig(StepConfig):
             layers, in a model), or the names of the layers that end each stage but the
             last.
         memory_limit: Bytes that a device has for weights, gradients, two optimizer
-            slots a weight, and activations, of all its stages. None for no limit.
+            slots a weight, and activations, of all its stages; or a number for each
+            of the P devices. None for no limit.
+        device_speeds: Relative speed of each of the P devices: a stage on a device of
+            speed 0.5 takes twice the time that it takes on one of speed 1, and gets
+            less of the model. None for equal ones.
         transfer_dtype: Dtype of values on their way from stage to stage, forward and
             backward: `"bfloat16"` or `"float16"`; or, forward alone, `"int8"`, with a
             scale for each example, or `"int8_channel"`, with one for each channel of
@@ -167,14 +177,17 @@ class PipelineConfig(StepConfig):
         None,
         save=lambda value: None if value is None else list(value.entries),
     )
-    memory_limit: float | None = option(argument_checks.check_memory_limit, None)
+    memory_limit: argument_checks.MemoryLimit = option(
+        argument_checks.check_memory_limit, None, save=_as_list
+    )
+    device_speeds: tuple[float, ...] | None = option(
+        argument_checks.check_device_speeds, None, save=_as_list
+    )
     transfer_dtype: Codec = option(_find_codec, None, save=saved("save_codec"))
     jit_compile: JitCompile = option(_find_jit_compile, "auto")
     batch_norm: normalization.BatchNorm = option(_find_batch_norm, "microbatch")
     devices: tuple[str, ...] | None = option(
-        argument_checks.check_device_names,
-        None,
-        save=lambda value: None if value is None else list(value),
+        argument_checks.check_device_names, None, save=_as_list
     )
     dtype: Any = option(lambda value: value, None, save=saved("save_dtype"))
 
@@ -287,6 +300,9 @@ class PipelineConfig(StepConfig):
             num_microbatches=self.num_microbatches,
             remat=self.remat,
             memory_limit=self.memory_limit,
+            speeds=argument_checks.of_each_device(
+                "device_speeds", self.device_speeds, schedule.num_devices, 1.0
+            ),
             num_slots=num_slots,
             codec=self.transfer_dtype,
             schedule=schedule,

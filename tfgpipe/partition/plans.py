@@ -99,6 +99,13 @@ class Plan:
         return self.profile.device_bytes(self.settings, self.calls_per_stage)
 
     @property
+    def fullest(self) -> tuple[float, float]:
+        """Bytes that the fullest device needs, and those that it has."""
+        both = zip(self.device_bytes, self.settings.memory_limits, strict=True)
+        limited = self.settings.memory_limit is not None
+        return max(both, key=lambda x: x[0] - x[1] if limited else x[0])
+
+    @property
     def imbalance(self) -> float:
         """The largest stage cost over the mean one; 1.0 is even."""
         return imbalance([stage.cost for stage in self.stages])
@@ -107,12 +114,13 @@ class Plan:
     def costs(self) -> Costs:
         """FLOPs, or measured seconds, and bytes of the actions of each stage.
 
-        Transfers are free.
+        On devices of other speeds they are divided by these. Transfers are free.
         """
         settings, spans = self.settings, stage_spans(self.calls_per_stage)
         tables, load = self.profile.stage_bytes(settings.remat), settings.load
         measured = self.quantity.is_measured
         works, held = [], []
+        speeds = [*map(settings.speed, range(settings.num_stages))]
         for k, span in enumerate(spans):
             layers = self.profile.layers[span]
             passes = [x.seconds if measured else x.flops for x in layers]
@@ -123,9 +131,9 @@ class Plan:
             held.append([float(np.max(part)) for part in parts])
         kept, again, fixed = zip(*held, strict=True)
         return Costs(
-            forward=[x.forward for x in works],
-            backward=[x.backward for x in works],
-            recompute=[x.recompute for x in works],
+            forward=[x.forward / s for x, s in zip(works, speeds, strict=True)],
+            backward=[x.backward / s for x, s in zip(works, speeds, strict=True)],
+            recompute=[x.recompute / s for x, s in zip(works, speeds, strict=True)],
             kept_bytes=kept,
             backward_bytes=again,
             fixed_bytes=fixed,
@@ -192,11 +200,10 @@ class Plan:
             )
         planned = self.quantity.call_costs(self.profile, self.settings)
         scaled: list[LayerCost] = []
-        for span, seconds in zip(
-            stage_spans(self.calls_per_stage), measured, strict=True
-        ):
+        spans = stage_spans(self.calls_per_stage)
+        for k, (span, seconds) in enumerate(zip(spans, measured, strict=True)):
             costs = planned[span] if any(planned[span]) else [1.0] * len(planned[span])
-            unit = seconds / sum(costs)
+            unit = seconds * self.settings.speed(k) / sum(costs)
             scaled += [
                 dataclasses.replace(layer, seconds=PassCost(backward=unit * cost))
                 for layer, cost in zip(self.profile.layers[span], costs, strict=True)
@@ -222,9 +229,8 @@ class Plan:
             )
             for k, stage in enumerate(self.stages)
         ]
-        most = max(self.device_bytes)
-        limit = settings.memory_limit
-        fits = "" if limit is None else f" of {readable_bytes(limit)}"
+        most, limit = self.fullest
+        fits = "" if math.isinf(limit) else f" of {readable_bytes(limit)}"
         options = ""
         if schedule.name != schedules.gpipe.name:
             options = f"schedule={schedule.name}, "
@@ -332,9 +338,8 @@ def check_memory(plan: Plan) -> Plan:
     Raises:
         ValueError: If a device needs more.
     """
-    limit = plan.settings.memory_limit
-    need = max(plan.device_bytes)
-    if limit is not None and need > limit:
+    need, limit = plan.fullest
+    if need > limit:
         raise ValueError(
             f"This partition needs {need:,.0f} bytes on one device, "
             f"{need - limit:,.0f} more than `memory_limit`. Received "
@@ -364,7 +369,7 @@ def best_plan(
         slack=quantity.slack,
     )
     if settings.schedule.num_devices == settings.num_stages:
-        counts = search(memory_limit=settings.memory_limit)
+        counts = search(memory_limit=settings.largest_memory)
     else:
         counts = _search_shared_devices(search, profile, quantity, settings)
     return Plan(counts, quantity, settings, note, profile)
@@ -381,10 +386,11 @@ def _search_shared_devices(
     Limits on single stages are bisected for the loosest whose best partition fits. The
     leanest partition is found by local search on the fullest device.
     """
-    limit, starts = settings.memory_limit, [x.may_start for x in profile.layers]
+    limit, starts = settings.largest_memory, [x.may_start for x in profile.layers]
 
     def devices(counts: tuple[int, ...]) -> list[float]:
-        return sorted(profile.device_bytes(settings, counts), reverse=True)
+        each = enumerate(profile.device_bytes(settings, counts))
+        return sorted((n + settings.bytes_in_use(p) for p, n in each), reverse=True)
 
     if not quantity.is_memory:
         counts = search()
@@ -397,6 +403,7 @@ def _search_shared_devices(
     )
     tightest = max(
         profile.stage_memory(settings, k, span.start, span.stop)
+        + settings.bytes_in_use(settings.schedule.placement[k])
         for k, span in enumerate(stage_spans(lean))
     )
     lean = solver.local_search(lean, devices, may_start=starts)

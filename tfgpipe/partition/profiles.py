@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe._util import stage_spans, unique
+from tfgpipe._util import argument_checks, stage_spans, unique
 from tfgpipe.capture import CallGraph, TensorKey
 from tfgpipe.costs import (
     LayerBytes,
@@ -37,26 +38,50 @@ class PlanSettings:
         num_stages: K.
         num_microbatches: M.
         remat: The rematerialisation policy.
-        memory_limit: Bytes that a device has, or None.
+        memory_limit: Bytes that a device has, or each, or None.
         num_slots: Optimizer slots a trained weight: 2 for Adam, 1 for momentum.
         codec: Encoding of values between stages.
         schedule: The schedule, which says which stages share a device.
         order: The policy that makes a schedule for the stages, or the schedule.
+        speeds: Relative speed of each device; empty for equal ones.
     """
 
     num_stages: int
     num_microbatches: int
     remat: Remat
-    memory_limit: float | None
+    memory_limit: argument_checks.MemoryLimit
     num_slots: int
     codec: Codec
     schedule: Schedule
     order: SchedulePolicy | Schedule
+    speeds: tuple[float, ...] = ()
 
     @functools.cached_property
     def load(self) -> StepLoad:
         """Microbatches that each stage holds and recomputes."""
         return StepLoad.of(self.schedule, self.remat)
+
+    @functools.cached_property
+    def memory_limits(self) -> tuple[float, ...]:
+        """Bytes that each device has, infinity for no limit."""
+        P = self.schedule.num_devices
+        return argument_checks.of_each_device(
+            "memory_limit", self.memory_limit, P, math.inf
+        )
+
+    @property
+    def largest_memory(self) -> float | None:
+        """Bytes that the largest device has, or None for no limit."""
+        return None if self.memory_limit is None else max(self.memory_limits)
+
+    def bytes_in_use(self, p: int) -> float:
+        """Returns the bytes that device p has less than the largest."""
+        limit = self.memory_limits[p]
+        return 0.0 if math.isinf(limit) else max(self.memory_limits) - limit
+
+    def speed(self, k: int) -> float:
+        """Returns the speed of the device of stage k."""
+        return self.speeds[self.schedule.placement[k]] if self.speeds else 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,15 +107,19 @@ class CallProfile:
     sharding: str = ""
 
     def stage_memory_tables(self, settings: PlanSettings) -> Sequence[np.ndarray]:
-        """Returns for each stage the bytes of [s, e) on its fullest device."""
+        """Returns for each stage the bytes of [s, e) on its fullest device.
+
+        What a device has less than the largest counts as in use.
+        """
         load, stages = settings.load, self.stage_bytes(settings.remat)
 
         def memory(key: Any) -> np.ndarray:
-            held = load.stage_memory(key[2], stages, num_slots=settings.num_slots)
-            return np.max(held.total, axis=0)
+            held = load.stage_memory(key[-1], stages, num_slots=settings.num_slots)
+            return np.max(held.total, axis=0) + key[0]
 
-        both = [*zip(load.in_flight, load.in_backward, strict=True)]
-        return tables.StageTables([(*x, both.index(x)) for x in both], memory)
+        in_use = map(settings.bytes_in_use, settings.schedule.placement)
+        each = [*zip(in_use, load.in_flight, load.in_backward, strict=True)]
+        return tables.StageTables([(*x, each.index(x)) for x in each], memory)
 
     def stage_memory(
         self, settings: PlanSettings, k: int, start: int, end: int

@@ -49,6 +49,7 @@ def resolve(config: PipelineConfig, source: source_model.SourceModel) -> Resolve
     check_feasible(source.calls, K, source.opaque_calls)
     argument_checks.check_schedule_size(K, config.num_microbatches)
     schedule = config.schedule.on(strategy.mesh.placement, config.num_microbatches)
+    _check_devices(config, schedule.num_devices)
     return Resolved(strategy, schedule, calls_per_stage)
 
 
@@ -69,6 +70,7 @@ def resolve_plan(
         check_feasible(source.calls, K, source.opaque_calls)
     num_devices = config.schedule.choose_num_devices(K, available)
     placement = config.schedule.deal(K, num_devices)
+    _check_devices(config, num_devices)
     return config.schedule.on(placement, config.num_microbatches), calls_per_stage
 
 
@@ -116,6 +118,13 @@ def _groups(names: Sequence[str], num_shards: int) -> list[tuple[str, ...]]:
     """Splits device names into groups of `num_shards`, one group for each stage."""
     groups = zip(*(names[t::num_shards] for t in range(num_shards)), strict=False)
     return list(groups)
+
+
+def _check_devices(config: PipelineConfig, num_devices: int) -> None:
+    """Raises ValueError if numbers of each device are of other devices."""
+    for name in ("memory_limit", "device_speeds"):
+        value = getattr(config, name)
+        argument_checks.of_each_device(name, value, num_devices, 0.0)
 
 
 def _check_jit_compile(jit_compile: bool | str, num_shards: int) -> None:

@@ -282,7 +282,7 @@ class Settings:
             ValueError: If none does.
         """
         available = self._num_devices()
-        found, lean = [], math.inf
+        found, missing = [], math.inf
         for configs in self._choices.configs(available):
             for config in configs:
                 K = config.num_stages or 1
@@ -292,16 +292,14 @@ class Settings:
                 try:
                     found.append(self._setting(config, P))
                 except ValueError:
-                    lean = min(lean, self._leanest(config, P))
+                    missing = min(missing, self._missing_bytes(config, P))
                     continue
                 if "remat" not in self._choices.given:
                     break  # The first that fits recomputes least.
         if not found:
-            limit = self._choices.fixed.get("memory_limit") or math.inf
             memory = (
-                f"The leanest needs {lean:,.0f} bytes on one device, "
-                f"{lean - limit:,.0f} more than `memory_limit`. "
-                if math.isfinite(lean - limit)
+                f"The leanest lacks {missing:,.0f} bytes on one device. "
+                if 0 < missing < math.inf
                 else ""
             )
             raise ValueError(
@@ -366,20 +364,31 @@ class Settings:
         What it saves takes the room between what `"stage"` needs and the limit; the
         cheapest to recompute for its bytes is recomputed first, so it is less.
         """
-        limit = plan.settings.memory_limit
-        if limit is None:
+        if plan.settings.memory_limit is None:
             return 1.0
         keeping = dataclasses.replace(plan.settings, remat=remat.find("none"))
-        most = max(dataclasses.replace(plan, settings=keeping).device_bytes)
-        least = max(plan.device_bytes)
-        return min(max((most - limit) / max(most - least, 1.0), 0.0), 1.0)
+        most = dataclasses.replace(plan, settings=keeping).device_bytes
+        shares = (
+            (a - limit) / max(a - b, 1.0)
+            for a, b, limit in zip(
+                most, plan.device_bytes, plan.settings.memory_limits, strict=True
+            )
+        )
+        return min(max(*shares, 0.0), 1.0)
 
-    def _leanest(self, config: PipelineConfig, num_devices: int) -> float:
-        """Returns the bytes of a setting that does not fit; infinity for no other."""
+    def _missing_bytes(self, config: PipelineConfig, num_devices: int) -> float:
+        """Returns the bytes that a device lacks; infinity if that is not the reason."""
+        if config.memory_limit is None:
+            return math.inf
         try:
             free = dataclasses.replace(config, memory_limit=None)
             plan = self._times.plan(config)
             plan = dataclasses.replace(plan, quantity=balances.find("memory"))
-            return max(plan.under(free, num_devices).device_bytes)
+            need = plan.under(free, num_devices).device_bytes
         except ValueError:
             return math.inf
+        name = "memory_limit"
+        limits = argument_checks.of_each_device(
+            name, config.memory_limit, num_devices, math.inf
+        )
+        return max(n - limit for n, limit in zip(need, limits, strict=True))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from tfgpipe._util import readable_bytes
+from tfgpipe._util import argument_checks, readable_bytes
 from tfgpipe.remat.forward_graph import DeviceStages, ForwardGraph
 from tfgpipe.remat.min_cut import cheapest_saved
 from tfgpipe.remat.policy import Remat
@@ -34,15 +35,15 @@ class AutoRemat(Remat):
         flops_per_byte: FLOPs that a saved byte must spare: 0 saves all, infinity
             nothing. A byte that an operation reads or writes counts as 16 FLOPs. None
             to find it.
-        memory_limit: Bytes of a device, as in `PipelineConfig`. None for what the
-            fullest one needs with `remat="stage"`, whose backward holds what it
-            recomputes.
+        memory_limit: Bytes of a device, or of each, as in `PipelineConfig`. None for
+            what the fullest one needs with `remat="stage"`, whose backward holds what
+            it recomputes.
     """
 
     name = "auto"
 
     flops_per_byte: float | None = None
-    memory_limit: float | None = None
+    memory_limit: argument_checks.MemoryLimit = None
 
     def __post_init__(self) -> None:
         price = self.flops_per_byte
@@ -64,7 +65,7 @@ class AutoRemat(Remat):
             return ()
         return cheapest_saved(_tilted(graph), price)
 
-    def within(self, memory_limit: float | None) -> AutoRemat:
+    def within(self, memory_limit: argument_checks.MemoryLimit) -> AutoRemat:
         """Returns the policy for a limit, unless it has one."""
         if self.flops_per_byte is not None or self.memory_limit is not None:
             return self
@@ -95,18 +96,23 @@ class AutoRemat(Remat):
             own = {k: choices[id(graph)] for k, graph in device.graphs.items()}
             each.append(_Device(device, own))
         found: dict[int, float] = {}
-        for one in each:
-            found |= one.least_recomputation(self._limit(one, each))
+        for p, one in enumerate(each):
+            found |= one.least_recomputation(self._limit(p, each))
         return tuple(AutoRemat(found[k]) for k in range(num_stages))
 
-    def _limit(self, device: _Device, all_devices: Sequence[_Device]) -> float:
+    def _limit(self, p: int, all_devices: Sequence[_Device]) -> float:
         """Returns the bytes of a device."""
+        device = all_devices[p]
         if self.memory_limit is None and device.knows_sizes:
             return max(each.bytes_if_nothing_is_saved for each in all_devices)
         if self.memory_limit is None:
             return device.bytes_if_nothing_is_saved
         if device.knows_sizes:
-            return self.memory_limit
+            name, P = "memory_limit", len(all_devices)
+            limits = argument_checks.of_each_device(
+                name, self.memory_limit, P, math.inf
+            )
+            return limits[p]
         raise ValueError(
             '`remat="auto"` within `memory_limit` must know the number of examples of '
             "a mini-batch. Received a mini-batch of any number. Use "

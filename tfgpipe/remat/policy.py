@@ -23,7 +23,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, ClassVar
 
-from tfgpipe._util import Choice
+from tfgpipe._util import Choice, argument_checks
 from tfgpipe.remat.forward_graph import DeviceStages, ForwardGraph
 from tfgpipe.schedules import Schedule
 
@@ -74,8 +74,8 @@ class Remat(Choice):
         del graph
         return ()
 
-    def within(self, memory_limit: float | None) -> Remat:
-        """Returns the policy for devices of some bytes each, or None for any number."""
+    def within(self, memory_limit: argument_checks.MemoryLimit) -> Remat:
+        """Returns the policy for devices of some bytes, or None for any number."""
         del memory_limit
         return self
 

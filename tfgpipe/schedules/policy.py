@@ -136,13 +136,13 @@ class SchedulePolicy(Choice, abc.ABC):
         return schedule.on(placement, num_microbatches, flow)
 
     def fitted(
-        self, costs: Callable[[], Any], memory_limit: float | None
+        self, costs: Callable[[], Any], memory_limit: argument_checks.MemoryLimit
     ) -> SchedulePolicy:
         """Returns the policy for the stages that there are; itself if none is better.
 
         Args:
             costs: Returns the `tfgpipe.Costs` of the stages, which takes a while.
-            memory_limit: Bytes of a device, or None.
+            memory_limit: Bytes of a device, or of each, or None.
         """
         del costs, memory_limit
         return self

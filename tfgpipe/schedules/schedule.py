@@ -292,7 +292,7 @@ class Schedule:
             )
         return self if flow is None else self.with_flow(flow)
 
-    def fitted(self, costs: Callable[[], Any], memory_limit: float | None) -> Schedule:
+    def fitted(self, costs: Callable[[], Any], memory_limit: Any) -> Schedule:
         """Returns the schedule, whatever the costs of the stages."""
         del costs, memory_limit
         return self

@@ -32,7 +32,8 @@ class AutoSchedule(SchedulePolicy):
 
     Attributes:
         costs: Costs of the stages, or None for those of the model or plan.
-        memory_limit: Bytes of a device for what is in `costs`, or None for no limit.
+        memory_limit: Bytes of a device, or of each, for what is in `costs`; None for no
+            limit.
     """
 
     name = "auto"
@@ -41,20 +42,20 @@ class AutoSchedule(SchedulePolicy):
     is_periodic = False
 
     costs: Costs | None = None
-    memory_limit: float | None = None
+    memory_limit: argument_checks.MemoryLimit = None
 
     def __post_init__(self) -> None:
         if self.costs is not None:
             argument_checks.check_instance("costs", self.costs, Costs)
 
     def fitted(
-        self, costs: Callable[[], Costs], memory_limit: float | None
+        self, costs: Callable[[], Costs], memory_limit: argument_checks.MemoryLimit
     ) -> AutoSchedule:
         """Returns the policy for the stages that there are, unless it has costs.
 
         Args:
             costs: Returns the costs of the stages.
-            memory_limit: Bytes of a device, or None.
+            memory_limit: Bytes of a device, or of each, or None.
         """
         if self.costs is not None:
             return self

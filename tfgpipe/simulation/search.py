@@ -77,7 +77,7 @@ def best_schedule(
     num_microbatches: int,
     *,
     flow: DataFlow | None = None,
-    memory_limit: float | None = None,
+    memory_limit: float | Sequence[float] | None = None,
     splits_backwards: bool = True,
     effort: int = 300_000,
 ) -> BestSchedule:
@@ -95,8 +95,8 @@ def best_schedule(
         placement: For each of the K stages the index of its device.
         num_microbatches: M.
         flow: The data flow between the stages. Defaults to a line.
-        memory_limit: Bytes of a device, or None for no limit. Counted are those in
-            `costs`, as a simulation does and as a plan does.
+        memory_limit: Bytes of a device, or of each, or None for no limit. Counted are
+            those in `costs`, as a simulation does and as a plan does.
         splits_backwards: True if backwards may run in two halves.
         effort: Number of passes that the moves may simulate, and the exact search.
 
@@ -108,18 +108,22 @@ def best_schedule(
     argument_checks.check_schedule_size(K, num_microbatches)
     argument_checks.check_instance("costs", costs, Costs)
     costs.check_num_stages(K)
-    limit = argument_checks.check_memory_limit(memory_limit)
-    memory_limit = math.inf if limit is None else limit
+    limits = argument_checks.of_each_device(
+        "memory_limit",
+        argument_checks.check_memory_limit(memory_limit),
+        max(placement, default=0) + 1,
+        math.inf,
+    )
     flow = flow or DataFlow.line(K)
     shops = [
-        _Shop(costs, placement, num_microbatches, flow, memory_limit, splits=splits)
+        _Shop(costs, placement, num_microbatches, flow, limits, splits=splits)
         for splits in ([False, True] if splits_backwards else [False])
     ]
     found = [x for shop in shops for x in shop.candidates(effort)]
     if not found:
         raise ValueError(
             "A schedule stays within the memory of each device. Received "
-            f"memory_limit={memory_limit:,.0f} bytes, within which none was found for "
+            f"memory_limit={memory_limit} bytes, within which none was found for "
             f"{K} stages. Use more stages, more microbatches, or remat."
         )
     best, bound = _best_of(shops, found, effort)
@@ -184,7 +188,7 @@ class _Shop:
         placement: Sequence[int],
         num_microbatches: int,
         flow: DataFlow,
-        memory_limit: float,
+        memory_limits: Sequence[float],
         *,
         splits: bool,
     ) -> None:
@@ -204,8 +208,8 @@ class _Shop:
         self.kept = [costs.seconds("kept_bytes", k) for k in range(K)]
         self.again = [costs.seconds("backward_bytes", k) for k in range(K)]
         self.limits = [
-            memory_limit - sum(costs.seconds("fixed_bytes", k) for k in some)
-            for some in self.stages
+            limit - sum(costs.seconds("fixed_bytes", k) for k in some)
+            for limit, some in zip(memory_limits, self.stages, strict=True)
         ]
         self.is_limited = [
             math.isfinite(limit) and any(self.kept[k] or self.again[k] for k in some)

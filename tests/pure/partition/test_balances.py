@@ -38,9 +38,13 @@ class Saved(balances.Balance):
         return layer.tensors.saved
 
 
-def asked(name: str, policy: str) -> Any:
+def asked(name: str, policy: str, speeds: tuple[float, float] = (1, 1)) -> Any:
     schedule = schedules.make(name, num_stages=2, num_microbatches=3)
-    return types.SimpleNamespace(load=StepLoad.of(schedule, remat.find(policy)))
+    return types.SimpleNamespace(
+        load=StepLoad.of(schedule, remat.find(policy)),
+        num_stages=2,
+        speed=speeds.__getitem__,
+    )
 
 
 PROFILE: Any = types.SimpleNamespace(layers=LAYERS)
@@ -87,15 +91,17 @@ def test_only_weights_need_no_trace_and_only_time_a_device() -> None:
 @pytest.mark.parametrize("policy", ["none", "stage", "layer", "except_last"])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("balance", ["params", "flops", "time", Saved()])
+@pytest.mark.parametrize("speeds", [(1, 1), (1, 0.5)])
 def test_what_the_solver_takes_is_the_cost_of_each_stage(
-    balance: Any, schedule: str, policy: str
+    balance: Any, schedule: str, policy: str, speeds: tuple[float, float]
 ) -> None:
-    value, settings = balances.find(balance), asked(schedule, policy)
+    value, settings = balances.find(balance), asked(schedule, policy, speeds)
     costs = value.solver_costs(PROFILE, settings)
     adds_up = isinstance(costs[0], float | int)
     # Recomputed by layers, the last is recomputed less.
     is_even = schedule == "gpipe" and policy == "except_last"
-    assert adds_up == (value.name == "params" or policy in ("none", "stage") or is_even)
+    is_even |= value.name == "params" or policy in ("none", "stage")
+    assert adds_up == (is_even and speeds == (1, 1))
     for k in range(2):
         for start in range(4):
             for end in range(start + 1, 5):
@@ -103,3 +109,7 @@ def test_what_the_solver_takes_is_the_cost_of_each_stage(
                 found: Any = costs
                 found = sum(found[start:end]) if adds_up else found[k][start, end]
                 np.testing.assert_allclose(found, one)
+                even = value.stage_cost(
+                    PROFILE, asked(schedule, policy), k, slice(start, end)
+                )
+                np.testing.assert_allclose(one, even / speeds[k])

@@ -146,6 +146,18 @@ def test_equal_stages_with_fewer_in_flight_save_more():
     assert last < first
 
 
+def test_each_device_saves_what_its_own_memory_holds():
+    graph = blocks(6)
+    devices = [device({0: graph}, 2), device({1: graph}, 2)]
+    done = {}
+    for limits in ((3000, 9000), (9000, 3000)):
+        auto = AutoRemat(memory_limit=limits)
+        done[limits] = chosen_flops(auto.for_stages(2, lambda: devices), [graph] * 2)
+    first, last = done[3000, 9000]
+    assert last < first
+    assert done[9000, 3000] == [last, first]
+
+
 def test_what_is_held_between_the_halves_of_a_backward_counts():
     graph, done = blocks(6), {}
     for splits in (False, True):
