@@ -204,8 +204,8 @@ def _largest(
             batch_size=batch_size,
             num_slots=1,
         )
-        held = request.memory(config(num_devices, num_microbatches), by_flops(model, K))
-        if request.fits(held):
+        chosen = config(num_devices, num_microbatches)
+        if request.fits(chosen, request.memory(chosen, by_flops(model, K))):
             found = model.parameters / 1e6
     kind = models[0].name.partition("-")[0]
     return Cell(

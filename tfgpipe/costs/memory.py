@@ -231,20 +231,18 @@ class StepLoad:
         return self._memory([(k, stage)], num_slots=num_slots)
 
     def device_memory(
-        self, stages: Sequence[StageBytes], *, num_slots: float, reserved: float = 0.0
+        self, stages: Sequence[StageBytes], *, num_slots: float
     ) -> tuple[Memory, ...]:
         """Returns the memory of each device.
 
         Args:
             stages: The bytes of each stage.
             num_slots: Optimizer slots for each trained weight.
-            reserved: Bytes that the runtime reserves on each device.
         """
         return tuple(
             self._memory(
                 [(k, stages[k]) for k, q in enumerate(self.placement) if q == p],
                 num_slots=num_slots,
-                reserved=reserved,
             )
             for p in range(max(self.placement) + 1)
         )
@@ -254,7 +252,6 @@ class StepLoad:
         stages: Sequence[tuple[int, StageBytes]],
         *,
         num_slots: float,
-        reserved: float = 0.0,
     ) -> Memory:
         """Returns the memory of one device with some stages: the law of memory."""
         gradients = sum(x.trained for _, x in stages)
@@ -267,7 +264,6 @@ class StepLoad:
             activations=sum(flight[k] * x.saved for k, x in stages),
             recomputed=_largest([begun[k] * x.recomputed for k, x in stages]),
             workspace=_largest([x.workspace for _, x in stages]),
-            reserved=reserved,
         )
 
 

@@ -31,6 +31,7 @@ from tfgpipe.stage import (
     StageFunctions,
     StageOptions,
     TracedStage,
+    show_progress,
     trace_all,
 )
 
@@ -246,8 +247,10 @@ class SegmentProfiler:
         last_readers = {
             key: i for i, t in enumerate(self.traced) for key in t.input_keys
         }
-        progress = keras.utils.Progbar(len(self._stages), unit_name="layer")
-        with tf.init_scope(), tf.device(device):
+        progress = show_progress(
+            "timing layer", f"timed {len(self._stages)} layers", len(self._stages)
+        )
+        with tf.init_scope(), tf.device(device), progress as begin:
             values = {key: tf.identity(x) for key, x in inputs.items()}
             empty = tf.function(tf.identity, autograph=False).get_concrete_function(
                 tf.TensorSpec((), tf.float32)
@@ -256,6 +259,7 @@ class SegmentProfiler:
             for i, (stage, traced) in enumerate(
                 zip(self._stages, self.traced, strict=True)
             ):
+                begin(i + 1)
                 cost, outputs = _measure(stage, traced, values, cache, overhead)
                 if self._saving:
                     saving = traced.saving(self._saving)
@@ -269,7 +273,6 @@ class SegmentProfiler:
                     for key, x in {**values, **outputs}.items()
                     if last_readers.get(key, 0) > i
                 }
-                progress.update(i + 1)
         return results
 
 

@@ -254,6 +254,7 @@ class PipelineConfig(StepConfig):
 
         Its fields are arguments of `tfgpipe.pipeline`:
 
+        >>> import json
         >>> config = tfgpipe.PipelineConfig(num_stages=2, num_microbatches=4)
         >>> text = json.dumps(config.saved_arguments())
         >>> tfgpipe.PipelineConfig.from_saved(json.loads(text)) == config

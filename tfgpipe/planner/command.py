@@ -70,8 +70,9 @@ def main(
     try:
         if arguments.picture is not None:
             _check_picture(Path(arguments.picture))
-        device = _device(arguments.device, arguments.device_file)
-        result = _search(subject(arguments), device, arguments)
+        path = arguments.device_file
+        kinds = [_device(name, path) for name in arguments.device.split(",")]
+        result = _search(subject(arguments), kinds, arguments)
         _show(result, arguments)
     except ValueError as error:
         parser.error(str(error))
@@ -95,10 +96,12 @@ def _parser(subject: argparse.ArgumentParser) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--device", required=True, metavar="NAME", help="see docs/how-to/planner.md")
+    kinds = "kinds, as in docs/how-to/planner.md"
+    add("--device", required=True, metavar="NAME,...", help=kinds)
     add("--device_file", metavar="FILE", help="devices of your own, TOML or JSON")
-    how_many = "how many: replicas x stages x shards"
-    add("--devices", type=_positive, required=True, metavar="N", help=how_many)
+    how_many = "how many in all, or of each kind"
+    count = _list_of(_positive)
+    add("--devices", type=count, required=True, metavar="N,...", help=how_many)
     powers = "values to try (powers of two)"
     add("--microbatches", type=_list_of(_positive), metavar="M,...", help=powers)
     for name, choices, every in (
@@ -121,7 +124,7 @@ def _parser(subject: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def _search(
-    subject: Subject, device: Device, arguments: argparse.Namespace
+    subject: Subject, kinds: Sequence[Device], arguments: argparse.Namespace
 ) -> ranking.SearchResult:
     with native_logging_off():
         import tensorflow as tf
@@ -133,7 +136,7 @@ def _search(
         model = subject.model()
     return ranking.search(
         models.read(model, name=subject.name),
-        device=device,
+        device=kinds,
         num_devices=arguments.devices,
         batch_size=subject.batch_size,
         num_slots=models.num_slots(subject.optimizer, model),
@@ -153,7 +156,7 @@ def _show(result: ranking.SearchResult, arguments: argparse.Namespace) -> None:
         table = ranking.memory_table(shown)
         sys.stdout.write(f"\nGiB of {shown.config}\n{table}\n")
     if arguments.picture is not None:
-        shown.plot_memory(device=result.request.device, path=arguments.picture)
+        shown.plot_memory(path=arguments.picture)
         sys.stdout.write(f"\nMemory by part is drawn in {arguments.picture}.\n")
 
 

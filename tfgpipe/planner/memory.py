@@ -7,9 +7,11 @@ takes the recomputed tensors, which are then left as they were.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from tfgpipe.costs import LayerBytes, LayerCost, Memory, StageBytes, stage_bytes
+from tfgpipe.planner.devices import Device
 from tfgpipe.planner.workload import StagedWorkload
 
 
@@ -40,19 +42,22 @@ def layer_bytes(
 def devices(staged: StagedWorkload) -> tuple[Memory, ...]:
     """Returns the memory of each device of a pipeline."""
     load = staged.config.load
-    return load.device_memory(
+    held = load.device_memory(
         stages(staged, splits_backwards=load.splits_backwards),
         num_slots=staged.num_slots,
-        reserved=staged.device.reserved,
+    )
+    return tuple(
+        dataclasses.replace(each, reserved=device.reserved)
+        for each, device in zip(held, staged.devices, strict=True)
     )
 
 
 def stages(staged: StagedWorkload, *, splits_backwards: bool) -> list[StageBytes]:
     """Returns the bytes of each stage."""
-    workload, config, device = staged.workload, staged.config, staged.device
-    temp_factor = device.temp_factor if workload.traced else 1.0
+    workload, config = staged.workload, staged.config
 
-    def stage(layers: Sequence[LayerCost]) -> StageBytes:
+    def stage(layers: Sequence[LayerCost], device: Device) -> StageBytes:
+        temp_factor = device.temp_factor if workload.traced else 1.0
         each = [
             layer_bytes(
                 layer,
@@ -67,4 +72,4 @@ def stages(staged: StagedWorkload, *, splits_backwards: bool) -> list[StageBytes
             each, config.remat, temp_factor=1.0 if splits_backwards else temp_factor
         )
 
-    return [stage(layers) for layers in staged.stages]
+    return [*map(stage, staged.stages, staged.placed_on)]

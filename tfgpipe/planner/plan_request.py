@@ -8,7 +8,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tfgpipe.costs import LayerCost, Memory
+from tfgpipe._util import argument_checks
+from tfgpipe.costs import LayerCost, Memory, tables
 from tfgpipe.partition import best_partition
 from tfgpipe.planner import memory, step_time
 from tfgpipe.planner.devices import Device
@@ -20,7 +21,7 @@ from tfgpipe.report import plot_memory_parts
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Cost: TypeAlias = Callable[[ParallelConfig, LayerCost], float]
+Cost: TypeAlias = Callable[[ParallelConfig, LayerCost, Device], float]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class Estimate:
         layers_per_stage: The number of layers in each stage.
         time: The time of a step.
         memory: Memory of each device of a pipeline.
+        devices: The kind of each device of a pipeline.
         mfu: Model FLOPs utilisation: what a step has to do, recomputation aside, of
             what all devices could at their peak (Chowdhery et al. 2022, appendix B).
     """
@@ -40,29 +42,42 @@ class Estimate:
     layers_per_stage: tuple[int, ...]
     time: StepTime
     memory: tuple[Memory, ...]
+    devices: tuple[Device, ...]
     mfu: float
 
     @property
     def fullest(self) -> Memory:
-        """The memory of the device that holds most."""
-        return fullest(self.memory)
+        """The memory of the device that has least left, of what it has."""
+        return self.memory[self._fullest]
 
-    def plot_memory(
-        self, *, device: Device, path: str | os.PathLike[str] | None = None
-    ) -> Figure:
+    @property
+    def missing_bytes(self) -> float:
+        """Bytes that the fullest device lacks; below 0 if it has some left."""
+        return float(self.fullest.total - self.capacity)
+
+    @property
+    def capacity(self) -> float:
+        """Bytes that the fullest device has."""
+        return self.devices[self._fullest].memory
+
+    @property
+    def _fullest(self) -> int:
+        return fullest(self.memory, self.devices)
+
+    def plot_memory(self, *, path: str | os.PathLike[str] | None = None) -> Figure:
         """Draws the memory of each device of a pipeline, beside what it has.
 
         Args:
-            device: The kind of device, such as `result.request.device`.
             path: File to write the picture to.
 
         Raises:
             ImportError: If Matplotlib is not installed.
         """
+        unique_names = dict.fromkeys(device.name for device in self.devices)
         return plot_memory_parts(
             [held.parts for held in self.memory],
-            capacity=device.memory,
-            title=f"{device.name}: {self.config}",
+            capacities=[device.memory for device in self.devices],
+            title=f"{', '.join(unique_names)}: {self.config}",
             path=path,
         )
 
@@ -75,6 +90,8 @@ class PlanRequest:
         workload: The model.
         device: The kind of device.
         num_devices: Number of devices.
+        more: Devices of other kinds, with the number of each. Of each pipeline the
+            first stages are on devices of the first kind, as many of each as in all.
         batch_size: Rows of a mini-batch, over all replicas.
         num_slots: Optimizer slots of a trained weight: 2 for Adam, 1 for momentum.
 
@@ -89,6 +106,7 @@ class PlanRequest:
     num_devices: int
     batch_size: int
     num_slots: float = 2
+    more: tuple[tuple[Device, int], ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (("num_devices", 1), ("batch_size", 1), ("num_slots", 0)):
@@ -98,8 +116,37 @@ class PlanRequest:
                     f"`{name}` is a number of at least {least}. Received "
                     f"{name}={value}."
                 )
-        self.device.peak(self.workload.dtype)
+        for device, _ in self.kinds:
+            device.peak(self.workload.dtype)
+        for _, count in self.more:
+            argument_checks.check_count("num_devices", count)
         self._partitions: dict[tuple[object, ...], tuple[int, ...]] = {}
+
+    @property
+    def kinds(self) -> tuple[tuple[Device, int], ...]:
+        """The kinds of devices, with the number of each."""
+        return ((self.device, self.num_devices), *self.more)
+
+    @property
+    def total_devices(self) -> int:
+        """The number of devices of all kinds."""
+        return sum(count for _, count in self.kinds)
+
+    def has_devices(self, config: ParallelConfig) -> bool:
+        """Returns whether pipelines can have devices of each kind in proportion."""
+        return len(self._kinds_along(config)) == config.num_devices
+
+    def _kinds_along(self, config: ParallelConfig) -> list[int]:
+        """Returns the index of each device's kind in a pipeline, as far as they go."""
+        P, total = config.num_devices, self.total_devices
+        found: list[int] = []
+        for i, (_, count) in enumerate(self.kinds):
+            found += [i] * (P * count // total)
+        return found
+
+    def _devices(self, config: ParallelConfig) -> tuple[Device, ...]:
+        """Returns the kind of each device of a pipeline."""
+        return tuple(self.kinds[i][0] for i in self._kinds_along(config))
 
     def microbatch_size(self, config: ParallelConfig) -> float:
         """Returns the number of examples of a microbatch."""
@@ -114,7 +161,7 @@ class PlanRequest:
             layers_per_stage=tuple(layers_per_stage),
             examples=self.microbatch_size(config),
             num_slots=self.num_slots,
-            device=self.device,
+            devices=self._devices(config),
         )
 
     def estimate(
@@ -130,12 +177,15 @@ class PlanRequest:
         chosen = tuple(layers_per_stage or self.partition(config))
         config = step_time.ordered(self._staged(config, chosen))
         time = step_time.step_time(self._staged(config, chosen))
-        peak = self.device.peak(self.workload.dtype) * config.total_devices
+        devices, dtype = self._devices(config), self.workload.dtype
+        each = math.fsum(device.peak(dtype) for device in devices)
+        peak = each * config.num_replicas * config.num_shards
         return Estimate(
             config=config,
             layers_per_stage=chosen,
             time=time,
             memory=self.memory(config, chosen),
+            devices=devices,
             mfu=self.workload.flops * self.batch_size / time.total / peak,
         )
 
@@ -157,9 +207,15 @@ class PlanRequest:
         """Returns the memory of each device of a pipeline."""
         return memory.devices(self._staged(config, layers_per_stage))
 
-    def fits(self, held: Sequence[Memory]) -> bool:
+    def missing_bytes(self, config: ParallelConfig, held: Sequence[Memory]) -> float:
+        """Returns the bytes that the fullest device lacks; below 0 for those left."""
+        devices = self._devices(config)
+        p = fullest(held, devices)
+        return float(held[p].total - devices[p].memory)
+
+    def fits(self, config: ParallelConfig, held: Sequence[Memory]) -> bool:
         """Returns whether the fullest device has room."""
-        return bool(fullest(held).total <= self.device.memory)
+        return self.missing_bytes(config, held) <= 0
 
     def partition(self, config: ParallelConfig) -> tuple[int, ...]:
         """Returns the number of layers in each stage.
@@ -168,33 +224,47 @@ class PlanRequest:
         the fullest is as empty as can be.
         """
         fast = self._best_partition(config, self._seconds)
-        if self.fits(self.memory(config, fast)):
+        missing = self.missing_bytes(config, self.memory(config, fast))
+        if missing <= 0:
             return fast
         lean = self._best_partition(config, self._bytes)
-        held = [fullest(self.memory(config, each)).total for each in (fast, lean)]
-        return lean if held[1] < held[0] else fast
+        less = self.missing_bytes(config, self.memory(config, lean)) < missing
+        return lean if less else fast
 
     def _best_partition(self, config: ParallelConfig, cost: Cost) -> tuple[int, ...]:
         key = (
             *(cost, config.num_stages, config.num_shards),
             *(config.remat, config.load.recomputed_fractions[0]),
             self.microbatch_size(config),
+            config.load.placement if self.more else None,
         )
         if key not in self._partitions:
             layers = self.workload.layers
+            kinds = self._kinds_along(config)
+
+            def costs(kind: Any) -> list[float]:
+                return [cost(config, layer, self.kinds[kind][0]) for layer in layers]
+
             self._partitions[key] = best_partition(
-                [cost(config, layer) for layer in layers],
+                costs(0)
+                if not any(kinds)
+                else tables.StageTables(
+                    [kinds[p] for p in config.load.placement],
+                    lambda kind: tables.range_sums(costs(kind)),
+                ),
                 num_stages=config.num_stages,
                 may_start=[layer.may_start for layer in layers],
             )
         return self._partitions[key]
 
-    def _seconds(self, config: ParallelConfig, layer: LayerCost) -> float:
+    def _seconds(
+        self, config: ParallelConfig, layer: LayerCost, device: Device
+    ) -> float:
         """Returns the seconds that a layer adds to its stage for a microbatch."""
         sizes: dict[str, Any] = {
             "examples": self.microbatch_size(config),
             "num_shards": config.num_shards,
-            "device": self.device,
+            "device": device,
         }
         computed = step_time.layer_seconds(
             layer,
@@ -208,17 +278,21 @@ class PlanRequest:
         each = (x.forward + again * x.again + x.backward for x in (computed, reduced))
         return sum(each)
 
-    def _bytes(self, config: ParallelConfig, layer: LayerCost) -> float:
-        """Returns the bytes that a layer adds to its device, with one microbatch."""
+    def _bytes(self, config: ParallelConfig, layer: LayerCost, device: Device) -> float:
+        """Returns the bytes that a layer adds to its device, with one microbatch.
+
+        Of unequal devices they are those that it adds to the largest, in proportion.
+        """
         held = memory.layer_bytes(
             layer,
             examples=self.microbatch_size(config),
             num_shards=config.num_shards,
             dtype=self.workload.dtype,
         )
-        return held.weights + (1 + self.num_slots) * held.trained + held.saved
+        added = held.weights + (1 + self.num_slots) * held.trained + held.saved
+        return added * (max(x.memory for x, _ in self.kinds) / device.memory)
 
 
-def fullest(held: Sequence[Memory]) -> Memory:
-    """Returns the memory of the device that holds most."""
-    return max(held, key=lambda each: each.total)
+def fullest(held: Sequence[Memory], devices: Sequence[Device]) -> int:
+    """Returns the index of the device that has least left, of what it has."""
+    return max(range(len(held)), key=lambda p: held[p].total - devices[p].memory)

@@ -24,7 +24,7 @@ from tfgpipe.planner.parallel_config import (
     ParallelConfig,
     enumerate_configs,
 )
-from tfgpipe.planner.plan_request import Estimate, PlanRequest, fullest
+from tfgpipe.planner.plan_request import Estimate, PlanRequest
 from tfgpipe.planner.workload import Workload
 from tfgpipe.remat import RematLike
 
@@ -87,13 +87,14 @@ class SearchResult:
         """Bytes that a device lacks at least, 0 if something fits."""
         if self.best or self.closest is None:
             return 0.0
-        return self.closest.fullest.total - self.request.device.memory
+        return self.closest.missing_bytes
 
     def __str__(self) -> str:
         request = self.request
-        workload, device = request.workload, request.device
+        workload = request.workload
+        devices = " and ".join(f"{n} x {kind.name}" for kind, n in request.kinds)
         lines = [
-            f"{workload.name} on {request.num_devices} x {device.name}: "
+            f"{workload.name} on {devices}: "
             f"{readable_count(workload.parameters)} parameters, "
             f"{readable_count(workload.flops * request.batch_size)}FLOP a step of "
             f"{request.batch_size} examples in {workload.dtype}"
@@ -102,7 +103,7 @@ class SearchResult:
             lines.append(
                 f"Nothing fits: the leanest of {self.num_configs:,} configurations "
                 f"lacks {self.missing_bytes / GIB:.1f} GiB on its fullest device. "
-                f"{self.closest.config} {_too_large(self.closest, device)}. Try more "
+                f"{self.closest.config} {_too_large(self.closest)}. Try more "
                 "devices, a smaller batch, or half precision."
             )
         if not self.best:
@@ -112,7 +113,7 @@ class SearchResult:
         lines += [
             text_table(HEADER, rows, left=("schedule", "remat", "most of it")),
             f"{self.num_fitting:,} of {self.num_configs:,} configurations fit into "
-            f"{device.memory / GIB:.0f} GiB.",
+            f"{' and '.join(f'{x.memory / GIB:.0f}' for x, _ in request.kinds)} GiB.",
             *(
                 ["Why others were rejected, each with its best configuration:"]
                 if width
@@ -130,8 +131,8 @@ class SearchResult:
 def search(
     model: Workload | keras.Model | Callable[[], keras.Model],
     *,
-    device: Device | str,
-    num_devices: int,
+    device: Device | str | Sequence[Device | str],
+    num_devices: int | Sequence[int],
     batch_size: int,
     num_slots: float = 2,
     names: Sequence[schedules.Name] = schedules.NAMES,
@@ -158,8 +159,9 @@ def search(
         model: The model: a workload, a Functional or Sequential Keras model, or a
             function that returns one, which then never has weights: see
             `tfgpipe.planner.read`.
-        device: The kind of device, or its name in `tfgpipe.planner.TABLE`.
-        num_devices: D x K x T, replicas by stages by shards.
+        device: The kind of device, or its name in `tfgpipe.planner.TABLE`; or several,
+            of which each pipeline has as many as in proportion, the first first.
+        num_devices: D x K x T, replicas by stages by shards; of several kinds, each.
         batch_size: Examples of a mini-batch, over all replicas.
         num_slots: Optimizer slots of a trained weight: 2 for Adam, 1 for momentum, one
             more for averaged weights and for gradients summed over steps.
@@ -181,18 +183,19 @@ def search(
 
         model = models.read(model)
     workload = model
-    device = devices.find(device) if isinstance(device, str) else device
+    (kind, count), *more = _kinds(device, num_devices)
     request = PlanRequest(
         workload,
-        device=device,
-        num_devices=num_devices,
+        device=kind,
+        num_devices=count,
         batch_size=batch_size,
         num_slots=num_slots,
+        more=tuple(more),
     )
     fitting: list[tuple[float, ParallelConfig]] = []
     out_of_memory: list[tuple[float, ParallelConfig]] = []
     for config in enumerate_configs(
-        num_devices=num_devices,
+        num_devices=request.total_devices,
         batch_size=batch_size,
         max_stages=workload.max_stages,
         max_shards=workload.max_shards,
@@ -200,21 +203,26 @@ def search(
         remats=remats,
         microbatches=microbatches,
     ):
+        if not request.has_devices(config):
+            continue
         layers_per_stage = request.partition(config)
         held = request.memory(config, layers_per_stage)
-        if request.fits(held):
+        missing = request.missing_bytes(config, held)
+        if missing <= 0:
             fitting.append(
                 (request.lower_bound_seconds(config, layers_per_stage), config)
             )
         else:
-            out_of_memory.append((fullest(held).total, config))
+            out_of_memory.append((missing, config))
     if not fitting and not out_of_memory:
         raise ValueError(
             "Each of D replicas takes as many examples, in M microbatches of as many. "
-            f"Received batch_size={batch_size} for {num_devices} devices and a model "
+            f"Received batch_size={batch_size} for {request.total_devices} devices "
+            "and a model "
             f"of at most {workload.max_stages} stages and {workload.max_shards} "
             f"shards, microbatches={microbatches or 'powers of two'}: no configuration "
-            "divides it. Use a multiple of the devices."
+            "divides it. Use a multiple of the devices; of several kinds, numbers that "
+            "pipelines can have in proportion."
         )
     fitting.sort(key=lambda pair: pair[0])
     out_of_memory.sort(key=lambda pair: pair[0])
@@ -271,7 +279,7 @@ def _rejected(
             else:
                 smallest = next(x for _, x in out_of_memory if group(x) == value)
                 found = request.estimate(smallest)
-                reason = _too_large(found, request.device)
+                reason = _too_large(found)
             yield Rejected(name=f"{name}={value}", config=found.config, reason=reason)
 
 
@@ -293,13 +301,29 @@ def _slower(found: Estimate, best: Estimate) -> str:
     return f"{times:.2f} x the best step; {most}"
 
 
-def _too_large(found: Estimate, device: Device) -> str:
-    """Says what an estimate needs that the device does not have."""
+def _kinds(
+    device: Device | str | Sequence[Device | str], num_devices: int | Sequence[int]
+) -> list[tuple[Device, int]]:
+    """Returns the kinds of devices with the number of each."""
+    kinds = [device] if isinstance(device, Device | str) else [*device]
+    counts = [*num_devices] if isinstance(num_devices, Sequence) else [num_devices]
+    if len(kinds) != len(counts) or not kinds:
+        raise ValueError(
+            "There is a number of devices of each kind. Received "
+            f"num_devices={num_devices} for device={device}."
+        )
+    found = (devices.find(x) if isinstance(x, str) else x for x in kinds)
+    return [*zip(found, counts, strict=True)]
+
+
+def _too_large(found: Estimate) -> str:
+    """Says what an estimate needs that its fullest device does not have."""
     held = found.fullest
     parts = sorted(held.parts.items(), key=lambda part: -part[1])[:2]
     named = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts)
     return (
-        f"needs {held.total / GIB:.1f} GiB of {device.memory / GIB:.0f}, at the least: "
+        f"needs {held.total / GIB:.1f} GiB of {found.capacity / GIB:.0f}, at the "
+        "least: "
         f"{named}"
     )
 

@@ -156,15 +156,17 @@ def reduction_seconds(
 
 def stage_times(staged: StagedWorkload) -> list[StageTimes]:
     """Returns the times of each stage on a microbatch."""
-    config, device, dtype = staged.config, staged.device, staged.workload.dtype
-    sizes: dict[str, Any] = {
-        "examples": staged.examples,
-        "num_shards": config.num_shards,
-        "device": device,
-    }
+    config, dtype = staged.config, staged.workload.dtype
     saves = config.remat.saves_results
     found = []
-    for k, layers in enumerate(staged.stages):
+    for k, (layers, device) in enumerate(
+        zip(staged.stages, staged.placed_on, strict=True)
+    ):
+        sizes: dict[str, Any] = {
+            "examples": staged.examples,
+            "num_shards": config.num_shards,
+            "device": device,
+        }
         again = config.load.recomputed(k, len(layers))
         passes = [
             layer_seconds(x, **sizes, dtype=dtype, saves_results=saves) for x in layers
@@ -202,26 +204,28 @@ def lower_bound_seconds(staged: StagedWorkload) -> float:
 
 def update_times(staged: StagedWorkload) -> tuple[float, float]:
     """Returns the seconds of the all-reduce of gradients and of the weights' update."""
-    config, device, stages = staged.config, staged.device, staged.stages
+    config, stages = staged.config, staged.stages
     D, P, T = config.num_replicas, config.num_devices, config.num_shards
-    trained_bytes = max(
-        sum(
+    reduce = update = 0.0
+    for p, device in enumerate(staged.devices):
+        trained_bytes = sum(
             layer.weights.trained_bytes / layer.shards(T)
             for k in config.stages_on(p)
             for layer in stages[k]
         )
-        for p in range(P)
-    )
-    # Of weights and slots each is read and written, of gradients read.
-    traffic = trained_bytes * (1 + 2 * (1 + staged.num_slots))
-    link = device.link_across(D * P * T)
-    return ring_seconds(trained_bytes, D, link), traffic / device.bandwidth
+        # Of weights and slots each is read and written, of gradients read.
+        traffic = trained_bytes * (1 + 2 * (1 + staged.num_slots))
+        link = device.link_across(D * P * T)
+        reduce = max(reduce, ring_seconds(trained_bytes, D, link))
+        update = max(update, traffic / device.bandwidth)
+    return reduce, update
 
 
 def stage_costs(staged: StagedWorkload, stages: Sequence[StageTimes]) -> Costs:
     """Returns the costs of stages and transfers, for a simulation."""
-    config, device = staged.config, staged.device
-    link = device.link_across(config.num_devices * config.num_shards)
+    config = staged.config
+    num = config.num_devices * config.num_shards
+    links = [device.link_across(num) for device in staged.devices]
     return Costs(
         forward=[stage.forward for stage in stages],
         backward=[stage.backward for stage in stages],
@@ -230,8 +234,8 @@ def stage_costs(staged: StagedWorkload, stages: Sequence[StageTimes]) -> Costs:
         boundary_bytes=[
             staged.examples * layers[0].tensors.boundary for layers in staged.stages[1:]
         ],
-        bandwidth=link.bandwidth,
-        latency=link.latency,
+        bandwidth=min(link.bandwidth for link in links),
+        latency=max(link.latency for link in links),
     )
 
 
@@ -240,7 +244,8 @@ def ordered(staged: StagedWorkload) -> ParallelConfig:
 
     It fits the devices, or if none does is the fastest.
     """
-    config, device = staged.config, staged.device
+    config = staged.config
+    limits = tuple(device.memory - device.reserved for device in staged.devices)
 
     def costs() -> Costs:
         held = memory.stages(staged, splits_backwards=True)
@@ -254,7 +259,7 @@ def ordered(staged: StagedWorkload) -> ParallelConfig:
             fixed_bytes=fixed,
         )
 
-    for limit in (device.memory - device.reserved, None):
+    for limit in (limits, None):
         order = config.schedule.fitted(costs, limit)
         if order is config.schedule:
             break

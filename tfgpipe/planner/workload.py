@@ -69,7 +69,7 @@ class StagedWorkload:
         layers_per_stage: The number of layers in each stage.
         examples: Examples of a microbatch.
         num_slots: Optimizer slots of a trained weight.
-        device: The kind of device.
+        devices: The kind of each device of a pipeline.
     """
 
     workload: Workload
@@ -77,7 +77,7 @@ class StagedWorkload:
     layers_per_stage: tuple[int, ...]
     examples: float
     num_slots: float
-    device: Device
+    devices: tuple[Device, ...]
 
     def __post_init__(self) -> None:
         wanted, known = self.config.remat, self.workload.remat
@@ -87,6 +87,11 @@ class StagedWorkload:
                 f"Received remat={wanted!r} and a workload that was read for {known!r}."
                 " Read the model with `tfgpipe.planner.read(model, remat=remat)`."
             )
+
+    @property
+    def placed_on(self) -> list[Device]:
+        """The kind of the device of each stage."""
+        return [self.devices[p] for p in self.config.load.placement]
 
     @property
     def stages(self) -> list[tuple[LayerCost, ...]]:

@@ -189,7 +189,7 @@ def plot_memory(simulation: Simulation, *, path: PathLike | None = None) -> Figu
 def plot_memory_parts(
     parts: Sequence[Mapping[str, float]],
     *,
-    capacity: float,
+    capacities: Sequence[float],
     title: str,
     path: PathLike | None = None,
 ) -> Figure:
@@ -197,7 +197,7 @@ def plot_memory_parts(
 
     Args:
         parts: For each device, bytes by the name of the part, eight of them.
-        capacity: Bytes that each has.
+        capacities: Bytes that each has.
         title: Title of the picture.
         path: File to write the picture to.
 
@@ -219,8 +219,11 @@ def plot_memory_parts(
         left = [a + b for a, b in zip(left, sizes, strict=True)]
     for p, total in enumerate(left):
         _write_beside(axes, 1 - (p + 0.5) / len(parts), f"{total:.1f}")
-    axes.axvline(capacity / unit, color="black", linestyle="--", linewidth=1)
-    axes.set_xlim(0, 1.05 * max(*left, capacity / unit))
+    most = [size / unit for size in capacities]
+    edges = [p + side for p in rows for side in (-0.5, 0.5)]
+    limits = [size for size in most for _ in range(2)]
+    axes.plot(limits, edges, color="black", linestyle="--", linewidth=1)
+    axes.set_xlim(0, 1.05 * max(*left, *most))
     _name_rows(axes, [f"device {p}" for p in rows])
     picture.set_titles(title, "memory by part", "GiB")
     picture.add_legend(columns=4, xlabel="GiB; dashed: what a device has")

@@ -7,6 +7,7 @@ from tfgpipe.stage.empty_batches import NamedTensors
 from tfgpipe.stage.functions import StageFunction, StageFunctions
 from tfgpipe.stage.options import StageOptions
 from tfgpipe.stage.output_masks import OutputMasks
+from tfgpipe.stage.progress import show_progress
 from tfgpipe.stage.stage import (
     Stage,
     StageCache,

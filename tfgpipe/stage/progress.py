@@ -105,7 +105,7 @@ class ProgressLine:
 
 @contextlib.contextmanager
 def show_progress(
-    present_text: str, final_text: str, total: int, *, remark: str
+    present_text: str, final_text: str, total: int, *, remark: str = ""
 ) -> Iterator[Callable[[int], None]]:
     """Shows the progress of the work inside, if it takes long.
 

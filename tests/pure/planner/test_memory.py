@@ -227,7 +227,7 @@ def test_more_memory_never_makes_a_layout_not_fit(each, size, factor):
         for times in (1, factor)
     )
     fits = [
-        asked.fits(asked.memory(each, asked.partition(each)))
+        asked.fits(each, asked.memory(each, asked.partition(each)))
         for asked in (small, large)
     ]
     assert fits[1] >= fits[0]

@@ -33,4 +33,9 @@ def test_a_partition_by_memory_counts_weights_in_their_own_type():
     asked = request(model, device=dataclasses.replace(TOY, memory=1.0))
     # 12 + 12 | 16 + 4 bytes, four times each with two slots and a gradient.
     assert asked._best_partition(config(num_devices=2), asked._bytes) == (2, 2)
-    assert [asked._bytes(config(), each) for each in layers] == [48, 48, 64, 16]
+    assert [asked._bytes(config(), each, asked.device) for each in layers] == [
+        48,
+        48,
+        64,
+        16,
+    ]

@@ -13,7 +13,7 @@ def test_each_part_is_a_bar_as_long_as_its_bytes(tmp_path):
         config(num_devices=4, num_microbatches=4, remat="stage", schedule="1f1b")
     )
     path = tmp_path / "memory.svg"
-    figure = found.plot_memory(device=TOY, path=path)
+    figure = found.plot_memory(path=path)
     assert path.exists()
     (axes,) = figure.axes
     bars = {bar.get_label(): bar for bar in axes.containers}

@@ -71,7 +71,7 @@ def test_the_best_are_those_of_trying_everything():
     times = sorted(
         request.estimate(each).time.total
         for each in configs(4, batch_size=16, max_stages=8)
-        if request.fits(request.memory(each, request.partition(each)))
+        if request.fits(each, request.memory(each, request.partition(each)))
     )
     assert [each.time.total for each in result.best] == pytest.approx(times[:7])
     assert result.num_fitting == len(times)

@@ -67,7 +67,11 @@ def request(model: Workload | None = None, **values) -> PlanRequest:
 
 def staged(model, config, layers_per_stage, **values) -> StagedWorkload:
     """Returns a workload in stages, by default with microbatches of two examples."""
-    usual = {"examples": 2, "num_slots": 2, "device": TOY}
+    usual = {
+        "examples": 2,
+        "num_slots": 2,
+        "devices": (values.pop("device", TOY),) * config.num_devices,
+    }
     return StagedWorkload(
         workload=model,
         config=config,
