@@ -420,8 +420,8 @@ PLANS = (
     Fault(
         "planned updates are over when the device of fewest weights is done",
         "tfgpipe/planner/step_time.py",
-        "    trained_bytes = max(\n",
-        "    trained_bytes = min(\n",
+        "update = max(update, traffic / device.bandwidth)",
+        "update = min(update or 1e99, traffic / device.bandwidth)",
         (
             "tests/pure/planner/test_step_time.py::"
             "test_the_device_of_most_trained_weights_updates_last",
@@ -450,8 +450,8 @@ PLANS = (
     Fault(
         "planned pipelines of shards never leave a group of devices",
         "tfgpipe/planner/step_time.py",
-        "device.link_across(config.num_devices * config.num_shards)",
-        "device.link_across(config.num_devices)",
+        "num = config.num_devices * config.num_shards",
+        "num = config.num_devices",
         (
             "tests/pure/planner/test_step_time.py::"
             "test_a_step_of_unlike_stages_takes_what_was_worked_out_by_hand",
@@ -1976,11 +1976,48 @@ BY_NUMBERS = (
     Fault(
         "stages are partitioned as if recomputation added up over their layers",
         "tfgpipe/partition/balances.py",
-        "if load.is_additive or not any(recomputed):",
+        "if is_additive and len({*speeds}) == 1:",
         "if True:",
         (
             "tests/pure/partition/test_balances.py::"
             "test_what_the_solver_takes_is_the_cost_of_each_stage",
+        ),
+    ),
+    Fault(
+        "stages of slow devices are cut as those of fast ones",
+        "tfgpipe/partition/balances.py",
+        "return work / key[0]",
+        "return work",
+        (
+            "tests/partition/test_unequal_devices.py::"
+            "test_no_other_cut_is_better_for_the_speeds",
+        ),
+    ),
+    Fault(
+        "stages of small devices are cut as those of large ones",
+        "tfgpipe/partition/profiles.py",
+        "return np.max(held.total, axis=0) + key[0]",
+        "return np.max(held.total, axis=0)",
+        ("tests/partition/test_unequal_devices.py::test_each_device_has_its_limit",),
+    ),
+    Fault(
+        "the fullest device is the one that holds most, whatever it has",
+        "tfgpipe/planner/plan_request.py",
+        "key=lambda p: held[p].total - devices[p].memory)",
+        "key=lambda p: held[p].total)",
+        (
+            "tests/pure/planner/test_several_kinds.py::"
+            "test_the_smaller_devices_decide_what_fits",
+        ),
+    ),
+    Fault(
+        "a trial teaches nothing of the backwards of its layers",
+        "tfgpipe/planner/settings.py",
+        "[(f * forward, b * backward) for f, b in before[span]]",
+        "[(f * forward, b) for f, b in before[span]]",
+        (
+            "tests/planner/test_tuning.py::"
+            "test_it_ends_at_the_fastest_setting_of_a_machine_it_did_not_know",
         ),
     ),
     Fault(

@@ -115,7 +115,7 @@ def tuned():
     before = [v.numpy() for v in made.variables]
     found = tfgpipe.tune(
         made,
-        BATCH,
+        (*BATCH, None),
         devices=devices(2),
         num_stages=[2],
         num_microbatches=[2, 4],
@@ -209,6 +209,7 @@ def test_a_pipeline_is_tuned_as_the_model_it_is_of(machine):
         ({"model": model}, TypeError, "not compiled"),
         ({"model": 3}, TypeError, "function"),
         ({"num_stages": 9}, ValueError, "No setting"),
+        ({"batch": (X[:, :4], X)}, ValueError, "(?!No setting)"),
     ],
 )
 def test_wrong_arguments(wrong, error, message):

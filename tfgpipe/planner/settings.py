@@ -37,7 +37,7 @@ class Choices:
     Attributes:
         given: The values of those of `CHOSEN` that are given.
         fixed: The other options.
-        batch: The mini-batch, `(x, y)` or `(x, y, sample_weight)`.
+        batch: The mini-batch, as a dataset has it.
         num_examples: Number of its examples.
     """
 
@@ -72,11 +72,13 @@ class Choices:
         for name, values in {**given, **{n: [x] for n, x in fixed.items()}}.items():
             for value in values:  # A wrong one is reported before anything is timed.
                 PipelineConfig(**{"num_microbatches": 1, name: value})
-        if not isinstance(batch, tuple) or len(batch) not in (2, 3):
+        if not isinstance(batch, tuple) or not 1 <= len(batch) <= 3:
             raise ValueError(
-                "`batch` is a tuple as `fit` takes it, `(x, y)` or "
-                f"`(x, y, sample_weight)`. Received {type(batch).__name__}."
+                "`batch` is a tuple `(x, y)`, `(x, y, sample_weight)`, or `(x,)`. "
+                f"Received {type(batch).__name__}."
             )
+        while batch[-1] is None and len(batch) > 1:
+            batch = batch[:-1]  # A dataset has no such element.
         rows = {len(x) for x in keras.tree.flatten(batch) if x is not None}
         if len(rows) != 1:
             raise ValueError(
@@ -282,16 +284,18 @@ class Settings:
             ValueError: If none does.
         """
         available = self._num_devices()
-        found, missing = [], math.inf
+        found, missing, refused = [], math.inf, None
         for configs in self._choices.configs(available):
             for config in configs:
                 K = config.num_stages or 1
                 P = config.schedule.choose_num_devices(K, available)
                 if available < P:
                     continue
+                times = self._times.plan(config)
                 try:
-                    found.append(self._setting(config, P))
-                except ValueError:
+                    found.append(self._setting(times, config, P))
+                except ValueError as error:
+                    refused = error
                     missing = min(missing, self._missing_bytes(config, P))
                     continue
                 if "remat" not in self._choices.given:
@@ -306,7 +310,7 @@ class Settings:
                 f"No setting can be run on {available} devices. {memory}Received "
                 f"{dict(self._choices.given)}, {dict(self._choices.fixed)}. Give more "
                 "choices, or leave them out."
-            )
+            ) from refused
         return found
 
     def in_best_order(self, setting: Setting) -> Setting | None:
@@ -317,7 +321,8 @@ class Settings:
         if "schedule" in self._choices.given:
             return None
         try:
-            return self._setting(config, setting.num_devices)
+            times = self._times.plan(config)
+            return self._setting(times, config, setting.num_devices)
         except ValueError:
             return None
 
@@ -337,17 +342,23 @@ class Settings:
         shards = len(self._times.plan(config).profile.shards)
         return len(names) // shards
 
-    def _setting(self, config: PipelineConfig, num_devices: int) -> Setting:
-        """Returns a setting with its best cut; raises ValueError if there is none."""
-        plan = self._times.plan(config).under(config, num_devices)
-        costs = plan.costs
-        if isinstance(config.remat, remat.AutoRemat):
-            share = self._recomputed_share(plan)
-            again = [
-                share * costs.seconds("recompute", k)
-                for k in range(plan.settings.num_stages)
-            ]
-            costs = dataclasses.replace(costs, recompute=again)
+    def _setting(
+        self, times: Plan, config: PipelineConfig, num_devices: int
+    ) -> Setting:
+        """Returns a setting with its best cut; raises ValueError if there is none.
+
+        Args:
+            times: A plan with the times of the calls.
+            config: The setting.
+            num_devices: P.
+        """
+        plan = times.under(config, num_devices)
+        costs, share = plan.costs, self._recomputed_share(plan)
+        again = [
+            share * costs.seconds("recompute", k)
+            for k in range(plan.settings.num_stages)
+        ]
+        costs = dataclasses.replace(costs, recompute=again)
         # Of other numbers of devices none is known, and they are worth a trial.
         overhead = self._overheads.get(num_devices, 0.0)
         chosen: dict[str, Any] = {"partition": plan.calls_per_stage}
@@ -359,22 +370,12 @@ class Settings:
         return Setting(config, plan, costs, overhead)
 
     def _recomputed_share(self, plan: Plan) -> float:
-        """Returns the part of the forwards that `"auto"` has to recompute, estimated.
-
-        What it saves takes the room between what `"stage"` needs and the limit; the
-        cheapest to recompute for its bytes is recomputed first, so it is less.
-        """
-        if plan.settings.memory_limit is None:
-            return 1.0
-        keeping = dataclasses.replace(plan.settings, remat=remat.find("none"))
+        """Returns the part of the recomputation that a plan counts, estimated."""
+        settings = plan.settings
+        keeping = dataclasses.replace(settings, remat=remat.find("none"))
         most = dataclasses.replace(plan, settings=keeping).device_bytes
-        shares = (
-            (a - limit) / max(a - b, 1.0)
-            for a, b, limit in zip(
-                most, plan.device_bytes, plan.settings.memory_limits, strict=True
-            )
-        )
-        return min(max(*shares, 0.0), 1.0)
+        each = zip(most, plan.device_bytes, settings.memory_limits, strict=True)
+        return max(settings.remat.recomputed_share(*x) for x in each)
 
     def _missing_bytes(self, config: PipelineConfig, num_devices: int) -> float:
         """Returns the bytes that a device lacks; infinity if that is not the reason."""

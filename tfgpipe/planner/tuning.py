@@ -178,7 +178,8 @@ def tune(
     Args:
         model: A Functional or Sequential model that is compiled, or a pipeline of one;
             or a function that returns one, for layers without a `get_config`.
-        batch: A mini-batch as `fit` takes it: `(x, y)` or `(x, y, sample_weight)`.
+        batch: A mini-batch as a dataset for `fit` has it: `(x, y)`,
+            `(x, y, sample_weight)`, or `(x,)`.
         steps: Number of steps of which the least time counts.
         max_trials: Number of settings that are tried at most.
         tolerance: Part of a step by which a prediction must be better to be tried.
@@ -204,6 +205,7 @@ def tune(
             "call in the scope of a strategy. Tune outside of it."
         )
     choices, build = Choices.of(options, batch), _copier(model)
+    batch = choices.batch
     settings = Settings(choices, LayerTimes(build(), batch[0]))
 
     def attempt(setting: Setting, number: int) -> Trial:

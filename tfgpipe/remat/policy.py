@@ -94,6 +94,19 @@ class Remat(Choice):
         del devices
         return (self,) * num_stages
 
+    def recomputed_share(
+        self, keeping: float, recomputing: float, limit: float
+    ) -> float:
+        """Returns the part of what plans count that backwards recompute, estimated.
+
+        Args:
+            keeping: Bytes that a device needs if forwards save all.
+            recomputing: Bytes that it needs by the plan.
+            limit: Bytes that it has.
+        """
+        del keeping, recomputing, limit
+        return 1.0
+
     def keeps(self, schedule: Schedule, k: int, m: int) -> bool:
         """Returns whether the forward of a microbatch saves what its backward reads.
 

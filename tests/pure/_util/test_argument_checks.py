@@ -29,6 +29,7 @@ def test_a_limit_is_told_to_those_who_pass_it():
 def test_a_limit_of_memory_is_a_number_of_bytes():
     assert check_memory_limit(None) is None
     assert check_memory_limit(2.5e9) == 2.5e9
-    for wrong in (0, -1, float("nan"), float("inf"), "1G", [1]):
+    assert check_memory_limit([1, 2.5e9]) == (1, 2.5e9)
+    for wrong in (0, -1, float("nan"), float("inf"), "1G", [], [1, 0], [1, "1G"]):
         with pytest.raises(ValueError, match="`memory_limit` must be a number"):
             check_memory_limit(wrong)

@@ -72,7 +72,16 @@ def test_the_smaller_devices_decide_what_fits():
     assert held[0] > held[2]
     small = dataclasses.replace(TOY, name="small", memory=(held[0] + held[2]) / 2)
     asked = both(small)
-    assert asked.fits(given, asked.memory(given, asked.partition(given)))
+    there = asked.memory(given, asked.partition(given))
+    assert asked.fits(given, there)
+    full = [x.total for x in there]
+    assert max(full) == full[0]
+    left = max(
+        full[0] - TOY.memory,
+        full[1] - TOY.memory,
+        *(x - small.memory for x in full[2:]),
+    )
+    assert asked.missing_bytes(given, there) == left == full[2] - small.memory
     others = request(MODEL, device=small, num_devices=2, more=((TOY, 2),))
     cut = others.partition(given)
     assert cut[0] < 2
