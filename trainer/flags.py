@@ -63,7 +63,7 @@ Trains an experiment of params/: python -m trainer --params=NAME --logdir=DIR
   --mode=MODE     train_and_eval (the default), or train alone
                   eval  decode  export  a checkpoint, by DIR's own params.txt
                   benchmark  time steps       tune  try settings of pipelining
-                  inspect  stages, costs  tokenizer  train it  doctor  the machine
+                  inspect  stages, costs  tokenizer  train it  doctor  machine
                   describe  hyperparameters   diff A B  of experiments, or runs
   --checkpoint=N  the step to eval, decode or export; or latest, or best
   --follow        eval each new checkpoint until the run ends

@@ -306,6 +306,7 @@ def test_the_configuration_is_what_was_given():
         "balance": "params",
         "partition": [1, 2],
         "memory_limit": None,
+        "device_speeds": None,
         "remat": "stage",
         "transfer_dtype": "bfloat16",
         "dtype": None,

@@ -53,6 +53,7 @@ def pipelined(**arguments: Any) -> list[Callable[[], Arguments]]:
         **arguments,
     }
     planned = {"num_stages": 2, "balance": "flops", "memory_limit": 1e9}
+    planned["device_speeds"] = [1.0, 0.5]
     return [
         lambda: {**common, "layers": stack(), **planned, **BASE},
         lambda: {**common, "layers": stack(), "partition": [1, 2]},
