@@ -1,6 +1,7 @@
 """Devices of unequal speed and memory: the cut, the order, and what is saved."""
 
 import itertools
+import json
 
 import keras
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import tfgpipe
 from tests.helpers import compare
 from tfgpipe.remat import AutoRemat
+from tfgpipe.simulation import AutoSchedule
 
 WIDTHS = (16, 8, 64, 32, 8, 24, 16)
 X = np.random.default_rng(0).normal(size=(16, 16)).astype("float32")
@@ -157,6 +159,18 @@ def test_it_trains_as_the_plain_model_and_is_saved(tmp_path):
 def test_wrong_arguments(face, wrong, message):
     with pytest.raises(ValueError, match=message):
         face(model(), **GIVEN, **wrong)
+
+
+@pytest.mark.parametrize(
+    "made", [AutoRemat(memory_limit=[1e9, 2e9]), AutoSchedule(memory_limit=[1e9, 2e9])]
+)
+def test_limits_of_each_device_come_back_from_a_configuration(made):
+    """JSON has lists, which have no hash."""
+    config = json.loads(json.dumps(made.get_config()))
+    again = type(made).from_config(config)
+    assert again == made
+    assert hash(again) == hash(made)
+    assert again.memory_limit == (1e9, 2e9)
 
 
 def test_auto_within_limits_of_other_devices_says_so():

@@ -46,6 +46,8 @@ class AutoRemat(Remat):
     memory_limit: argument_checks.MemoryLimit = None
 
     def __post_init__(self) -> None:
+        limit = argument_checks.check_memory_limit(self.memory_limit)
+        object.__setattr__(self, "memory_limit", limit)  # It has a hash.
         price = self.flops_per_byte
         if price is not None and not price >= 0:
             raise ValueError(

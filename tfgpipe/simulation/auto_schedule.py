@@ -45,6 +45,8 @@ class AutoSchedule(SchedulePolicy):
     memory_limit: argument_checks.MemoryLimit = None
 
     def __post_init__(self) -> None:
+        limit = argument_checks.check_memory_limit(self.memory_limit)
+        object.__setattr__(self, "memory_limit", limit)  # It has a hash.
         if self.costs is not None:
             argument_checks.check_instance("costs", self.costs, Costs)
 
