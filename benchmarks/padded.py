@@ -85,7 +85,8 @@ def row(name: str, P: int, M: int, passes: Passes, *, unit: float, steps: int) -
         waits = formula(v * f, v * b, v * w, P, v)
     elif name in EQUAL and f == b == w:
         waits = (P - 1) * f
-    measured, exact = _measured(schedule, passes, unit=unit, steps=steps)
+    layers = [2 * P // schedule.num_stages] * schedule.num_stages
+    measured, exact = train(schedule, layers, passes, unit=unit, steps=steps)
     return {
         "schedule": name,
         "P": P,
@@ -101,34 +102,61 @@ def row(name: str, P: int, M: int, passes: Passes, *, unit: float, steps: int) -
     }
 
 
-def _measured(
-    schedule: tfgpipe.Schedule, passes: Passes, *, unit: float, steps: int
+def train(
+    schedule: tfgpipe.Schedule,
+    layers_per_stage: Sequence[int],
+    passes: Passes,
+    *,
+    unit: float,
+    steps: int,
+    speeds: Sequence[float] | None = None,
+    learning_rate: float = 0.1,
 ) -> tuple[tfgpipe.simulation.Timeline, float]:
-    """Returns the mean timeline, and the largest difference of a trained weight."""
+    """Trains layers that sleep as a pipeline, and the same as the plain model.
+
+    Args:
+        schedule: The order of the actions.
+        layers_per_stage: Number of layers of each stage.
+        passes: Units of the forward of a layer, and of its two gradients.
+        unit: Seconds, on a device of speed 1.
+        steps: Number of timed steps.
+        speeds: Relative speed of each device. None for equal ones.
+        learning_rate: Of both models.
+
+    Returns:
+        The mean timeline, and the largest difference of a trained weight.
+    """
     import keras
 
-    P, K, M = schedule.num_devices, schedule.num_stages, schedule.num_microbatches
-    devices = [d for d in schedule.placement for _ in range(2 * P // K)]
+    P, M = schedule.num_devices, schedule.num_microbatches
+    devices = [
+        d
+        for d, n in zip(schedule.placement, layers_per_stage, strict=True)
+        for _ in range(n)
+    ]
+    units = [unit / speed for speed in speeds or [1.0] * P]
     x = np.random.default_rng(0).normal(size=(2 * M, 8)).astype("float32")
     models = []
     for sleeps in (True, False):
         keras.utils.set_random_seed(0)
         locks = [threading.Lock() for _ in range(P)]
-        seconds = [unit * n if sleeps else 0.0 for n in passes]
-        layers = [sleeping_layer(seconds, locks[p]) for p in devices]
+        layers = [
+            _sleeping_layer([sleeps * units[p] * n for n in passes], locks[p])
+            for p in devices
+        ]
         # One before them, so that the first of them has an input gradient as well.
         first = keras.layers.Dense(8)
         model = keras.Sequential([keras.Input((8,)), first, *layers])
         if sleeps:
             model = tfgpipe.pipeline(
                 model,
-                balance=[1 + 2 * P // K, *[2 * P // K] * (K - 1)],
+                partition=[1 + layers_per_stage[0], *layers_per_stage[1:]],
                 num_microbatches=M,
                 schedule=schedule,
                 devices=[f"CPU:{p}" for p in range(P)],
                 remat="none",
             )
-        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.compile(keras.optimizers.SGD(learning_rate), "mse")
         models.append(model)
     found = []
     with tempfile.TemporaryDirectory() as folder:
@@ -148,7 +176,7 @@ def _measured(
     )
 
 
-def sleeping_layer(seconds: Sequence[float], lock: threading.Lock) -> Any:
+def _sleeping_layer(seconds: Sequence[float], lock: threading.Lock) -> Any:
     """Returns a dense layer whose passes take so many seconds of its device."""
     import keras
     import tensorflow as tf

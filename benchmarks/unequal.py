@@ -14,62 +14,15 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import tempfile
-import threading
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 import tfgpipe
-from benchmarks import tables
-from benchmarks.padded import sleeping_layer
+from benchmarks import padded, tables
 from tfgpipe import Costs
 
 # Units of the forward of a layer, and of its two gradients.
 PASSES = (1.0, 1.0, 1.0)
-
-
-def measure(
-    cut: Sequence[int], schedule: tfgpipe.Schedule, flags: Any, speeds: Sequence[float]
-) -> tuple[float, float]:
-    """Returns seconds of a step, and the largest difference of a trained weight."""
-    import keras
-
-    M = flags.microbatches
-    x = np.random.default_rng(0).normal(size=(2 * M, 8)).astype("float32")
-    found = []
-    with tempfile.TemporaryDirectory() as folder:
-        timing = tfgpipe.TimelineCallback(folder, steps=(3, 2 + flags.steps))
-        for sleeps in (True, False):
-            keras.utils.set_random_seed(0)
-            model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
-            for count, speed in zip(cut, speeds, strict=True):
-                lock = threading.Lock()
-                unit = flags.unit / speed if sleeps else 0.0
-                for _ in range(count):
-                    model.add(sleeping_layer([unit * n for n in PASSES], lock))
-            if sleeps:
-                model = tfgpipe.pipeline(
-                    model,
-                    partition=[cut[0] + 1, *cut[1:]],
-                    num_microbatches=M,
-                    schedule=schedule,
-                    device_speeds=speeds,
-                    remat="none",
-                )
-            model.compile(keras.optimizers.SGD(0.001), "mse")
-            model.fit(
-                *(x, np.cos(x)),
-                batch_size=len(x),
-                epochs=2 + flags.steps,
-                verbose=0,
-                callbacks=[timing] if sleeps else [],
-            )
-            found.append(model.get_weights())
-    assert timing.timeline is not None
-    exact = max(float(np.max(np.abs(a - b))) for a, b in zip(*found, strict=True))
-    return timing.timeline.step_time, exact
 
 
 def rows(speeds: Sequence[float], flags: Any) -> list[tables.Row]:
@@ -99,7 +52,16 @@ def rows(speeds: Sequence[float], flags: Any) -> list[tables.Row]:
         )
         order = order or tfgpipe.best_schedule(costs, range(P), M).schedule
         predicted = tfgpipe.simulate(order, costs).timeline.step_time
-        measured, exact = measure(cut, order, flags, speeds)
+        timeline, exact = padded.train(
+            order,
+            cut,
+            PASSES,
+            unit=flags.unit,
+            steps=flags.steps,
+            speeds=speeds,
+            learning_rate=0.001,  # Many linear layers.
+        )
+        measured = timeline.step_time
         first = first or (predicted, measured)
         results.append(
             {

@@ -80,6 +80,17 @@ def model_pair(
     return plain, pipelined
 
 
+def train_alike(
+    pair: Sequence[keras.Model], x: np.ndarray, y: np.ndarray, batch_size: int
+) -> None:
+    """Trains both models of a pair for two epochs, and compares every variable."""
+    for each in pair:
+        each.compile(keras.optimizers.SGD(0.1), "mse")
+        each.fit(x, y, batch_size, epochs=2, shuffle=False, verbose=0)
+    for a, b in zip(*(each.variables for each in pair), strict=True):
+        close(a.numpy(), b.numpy(), a.path, 1e-5, 1e-6)
+
+
 def fresh_names() -> None:
     """Lets the names of layers count from the start again."""
     policy = keras.config.dtype_policy()  # Which would be forgotten as well.

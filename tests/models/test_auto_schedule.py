@@ -29,11 +29,7 @@ def step_time(schedule, plan):
 @pytest.mark.parametrize("remat", ["none", "stage"])
 def test_it_trains_as_the_plain_model_and_is_saved(remat, tmp_path):
     pair = compare.model_pair(model, partition=PARTITION, remat=remat, **OPTIONS)
-    for each in pair:
-        each.compile(keras.optimizers.SGD(0.1), "mse")
-        each.fit(X, X, 12, epochs=2, verbose=0)
-    for a, b in zip(*(each.variables for each in pair), strict=True):
-        compare.close(a.numpy(), b.numpy(), a.path, 1e-5, 1e-6)
+    compare.train_alike(pair, X, X, 12)
     pair[1].save(tmp_path / "m.keras")
     loaded = keras.models.load_model(tmp_path / "m.keras")
     assert loaded.config.schedule == simulation.AutoSchedule()

@@ -77,11 +77,7 @@ def test_it_trains_as_the_plain_model_and_is_saved(make, policy, schedule, tmp_p
     options = GIVEN | {"schedule": schedule, "num_stages": stages}
     pair = compare.model_pair(make, **options, remat=policy)
     x = data()
-    for each in pair:
-        each.compile(keras.optimizers.SGD(0.1), "mse")
-        each.fit(x, x, 8, epochs=2, shuffle=False, verbose=0)
-    for a, b in zip(*(each.variables for each in pair), strict=True):
-        compare.close(a.numpy(), b.numpy(), a.path, 1e-5, 1e-6)
+    compare.train_alike(pair, x, x, 8)
     pair[1].save(tmp_path / "m.keras")
     custom = {"Named": Named}
     loaded = keras.models.load_model(tmp_path / "m.keras", custom_objects=custom)

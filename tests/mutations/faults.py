@@ -2003,8 +2003,8 @@ BY_NUMBERS = (
     Fault(
         "the fullest device is the one that holds most, whatever it has",
         "tfgpipe/planner/plan_request.py",
-        "key=lambda p: held[p].total - devices[p].memory)",
-        "key=lambda p: held[p].total)",
+        "return float(held.total - device.memory)",
+        "return float(held.total)",
         (
             "tests/pure/planner/test_several_kinds.py::"
             "test_the_smaller_devices_decide_what_fits",
@@ -2013,8 +2013,8 @@ BY_NUMBERS = (
     Fault(
         "a trial teaches nothing of the backwards of its layers",
         "tfgpipe/planner/settings.py",
-        "[(f * forward, b * backward) for f, b in before[span]]",
-        "[(f * forward, b) for f, b in before[span]]",
+        "factors += [(forward, backward)] * num_calls",
+        "factors += [(forward, 1.0)] * num_calls",
         (
             "tests/planner/test_tuning.py::"
             "test_it_ends_at_the_fastest_setting_of_a_machine_it_did_not_know",

@@ -130,11 +130,7 @@ def tuned():
 
 def test_what_is_found_trains_as_the_plain_model(tuned):
     pair = compare.model_pair(lambda: model(compiled=False), **tuned.options)
-    for each in pair:
-        each.compile(keras.optimizers.SGD(0.1), "mse")
-        each.fit(X, X, 16, epochs=2, verbose=0)
-    for a, b in zip(*(each.variables for each in pair), strict=True):
-        compare.close(a.numpy(), b.numpy(), a.path, 1e-5, 1e-6)
+    compare.train_alike(pair, X, X, 16)
     assert pair[1].config == tuned.config
     assert pair[1].schedule.orders == tuned.best.setting.plan.settings.schedule.orders
 

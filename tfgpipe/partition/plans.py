@@ -120,10 +120,10 @@ class Plan:
         tables, load = self.profile.stage_bytes(settings.remat), settings.load
         measured = self.quantity.is_measured
         works, held = [], []
-        speeds = [*map(settings.speed, range(settings.num_stages))]
         for k, span in enumerate(spans):
             layers = self.profile.layers[span]
-            passes = [x.seconds if measured else x.flops for x in layers]
+            speed = settings.speed(k)
+            passes = [(x.seconds if measured else x.flops) / speed for x in layers]
             works.append(stage_work(passes, load.recomputed(k, len(layers))))
             # Of the shard that needs most.
             stage = tables.at(span.start, span.stop)
@@ -131,9 +131,9 @@ class Plan:
             held.append([float(np.max(part)) for part in parts])
         kept, again, fixed = zip(*held, strict=True)
         return Costs(
-            forward=[x.forward / s for x, s in zip(works, speeds, strict=True)],
-            backward=[x.backward / s for x, s in zip(works, speeds, strict=True)],
-            recompute=[x.recompute / s for x, s in zip(works, speeds, strict=True)],
+            forward=[x.forward for x in works],
+            backward=[x.backward for x in works],
+            recompute=[x.recompute for x in works],
             kept_bytes=kept,
             backward_bytes=again,
             fixed_bytes=fixed,

@@ -48,21 +48,21 @@ class Estimate:
     @property
     def fullest(self) -> Memory:
         """The memory of the device that has least left, of what it has."""
-        return self.memory[self._fullest]
+        return self._fullest[0]
 
     @property
     def missing_bytes(self) -> float:
         """Bytes that the fullest device lacks; below 0 if it has some left."""
-        return float(self.fullest.total - self.capacity)
+        return _missing_bytes(self._fullest)
 
     @property
     def capacity(self) -> float:
         """Bytes that the fullest device has."""
-        return self.devices[self._fullest].memory
+        return self._fullest[1].memory
 
     @property
-    def _fullest(self) -> int:
-        return fullest(self.memory, self.devices)
+    def _fullest(self) -> tuple[Memory, Device]:
+        return max(zip(self.memory, self.devices, strict=True), key=_missing_bytes)
 
     def plot_memory(self, *, path: str | os.PathLike[str] | None = None) -> Figure:
         """Draws the memory of each device of a pipeline, beside what it has.
@@ -209,9 +209,7 @@ class PlanRequest:
 
     def missing_bytes(self, config: ParallelConfig, held: Sequence[Memory]) -> float:
         """Returns the bytes that the fullest device lacks; below 0 for those left."""
-        devices = self._devices(config)
-        p = fullest(held, devices)
-        return float(held[p].total - devices[p].memory)
+        return max(map(_missing_bytes, zip(held, self._devices(config), strict=True)))
 
     def fits(self, config: ParallelConfig, held: Sequence[Memory]) -> bool:
         """Returns whether the fullest device has room."""
@@ -293,6 +291,7 @@ class PlanRequest:
         return added * (max(x.memory for x, _ in self.kinds) / device.memory)
 
 
-def fullest(held: Sequence[Memory], devices: Sequence[Device]) -> int:
-    """Returns the index of the device that has least left, of what it has."""
-    return max(range(len(held)), key=lambda p: held[p].total - devices[p].memory)
+def _missing_bytes(held_on: tuple[Memory, Device]) -> float:
+    """Returns the bytes that a device lacks for what it is to hold."""
+    held, device = held_on
+    return float(held.total - device.memory)

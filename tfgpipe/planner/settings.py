@@ -16,7 +16,7 @@ from typing import Any
 import keras
 
 from tfgpipe import partition, remat, schedules
-from tfgpipe._util import argument_checks, stage_spans
+from tfgpipe._util import argument_checks
 from tfgpipe.costs import PassCost
 from tfgpipe.devices import default_devices
 from tfgpipe.partition import PipelineConfig, Plan, balances
@@ -129,9 +129,8 @@ class LayerTimes:
     def __init__(self, model: keras.Model, x: Any) -> None:
         self._model = model
         self._x = x
+        # By M, and by the policy if it says which results are saved.
         self._plans: dict[tuple[int, Any], Plan] = {}
-        # By M, factors of the forward and the backward of each call.
-        self._factors: dict[int, list[tuple[float, float]]] = {}
 
     def plan(self, config: PipelineConfig) -> Plan:
         """Returns a plan of one stage with the times of all calls."""
@@ -148,15 +147,7 @@ class LayerTimes:
                 remat=policy,
                 transfer_dtype=config.transfer_dtype,
             )
-        plan = self._plans[key]
-        layers = [
-            dataclasses.replace(layer, seconds=_scaled(layer.seconds, *factors))
-            for layer, factors in zip(
-                plan.profile.layers, self._factors_of(M, plan), strict=True
-            )
-        ]
-        profile = dataclasses.replace(plan.profile, layers=tuple(layers))
-        return dataclasses.replace(plan, profile=profile)
+        return self._plans[key]
 
     def correct(self, setting: Setting, measured: Costs) -> None:
         """Corrects the times of calls by those of their stages.
@@ -165,20 +156,17 @@ class LayerTimes:
             setting: A setting that was timed.
             measured: Seconds of its stages.
         """
-        plan, predicted = setting.plan, setting.costs
-        M = plan.settings.num_microbatches
-        factors, before = [], self._factors_of(M, plan)
-        for k, span in enumerate(stage_spans(plan.calls_per_stage)):
+        predicted = setting.costs
+        factors: list[tuple[float, float]] = []
+        for k, num_calls in enumerate(setting.plan.calls_per_stage):
             forward = _ratio(measured.seconds("forward", k), predicted, "forward", k)
             both = sum(measured.seconds(x, k) for x in ("backward", "recompute"))
             again = forward * predicted.seconds("recompute", k)
             backward = _ratio(max(both - again, both / 2), predicted, "backward", k)
-            factors += [(f * forward, b * backward) for f, b in before[span]]
-        self._factors[M] = factors
-
-    def _factors_of(self, M: int, plan: Plan) -> list[tuple[float, float]]:
-        """Returns the factors for M microbatches, 1 before any trial of so many."""
-        return self._factors.get(M, [(1.0, 1.0)] * len(plan.profile.layers))
+            factors += [(forward, backward)] * num_calls
+        for key, plan in self._plans.items():
+            if key[0] == setting.config.num_microbatches:
+                self._plans[key] = _scaled(plan, factors)
 
 
 def _ratio(measured: float, predicted: Costs, name: str, k: int) -> float:
@@ -187,10 +175,16 @@ def _ratio(measured: float, predicted: Costs, name: str, k: int) -> float:
     return measured / seconds if seconds else 1.0
 
 
-def _scaled(cost: PassCost, forward: float, backward: float) -> PassCost:
-    """Returns times with factors; what is recomputed is of the forward."""
-    again = None if cost.recompute is None else cost.recompute * forward
-    return PassCost(cost.forward * forward, cost.backward * backward, again)
+def _scaled(plan: Plan, factors: Sequence[tuple[float, float]]) -> Plan:
+    """Returns a plan with factors on the forward and the backward of each call."""
+    layers = []
+    for layer, (forward, backward) in zip(plan.profile.layers, factors, strict=True):
+        cost = layer.seconds
+        again = None if cost.recompute is None else cost.recompute * forward
+        seconds = PassCost(cost.forward * forward, cost.backward * backward, again)
+        layers.append(dataclasses.replace(layer, seconds=seconds))
+    profile = dataclasses.replace(plan.profile, layers=tuple(layers))
+    return dataclasses.replace(plan, profile=profile)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,7 +277,7 @@ class Settings:
         Raises:
             ValueError: If none does.
         """
-        available = self._num_devices()
+        available = self._num_devices
         found, missing, refused = [], math.inf, None
         for configs in self._choices.configs(available):
             for config in configs:
@@ -296,7 +290,7 @@ class Settings:
                     found.append(self._setting(times, config, P))
                 except ValueError as error:
                     refused = error
-                    missing = min(missing, self._missing_bytes(config, P))
+                    missing = min(missing, _missing_bytes(times, config, P))
                     continue
                 if "remat" not in self._choices.given:
                     break  # The first that fits recomputes least.
@@ -335,8 +329,9 @@ class Settings:
             least = min(least, setting.lower_bound)
         return least
 
+    @functools.cached_property
     def _num_devices(self) -> int:
-        """Returns the number of devices for stages; those in shards have several."""
+        """The number of devices for stages; those in shards have several."""
         names = self._choices.fixed.get("devices") or default_devices()
         (config, *_), *_ = self._choices.configs(1)
         shards = len(self._times.plan(config).profile.shards)
@@ -377,19 +372,17 @@ class Settings:
         each = zip(most, plan.device_bytes, settings.memory_limits, strict=True)
         return max(settings.remat.recomputed_share(*x) for x in each)
 
-    def _missing_bytes(self, config: PipelineConfig, num_devices: int) -> float:
-        """Returns the bytes that a device lacks; infinity if that is not the reason."""
-        if config.memory_limit is None:
-            return math.inf
-        try:
-            free = dataclasses.replace(config, memory_limit=None)
-            plan = self._times.plan(config)
-            plan = dataclasses.replace(plan, quantity=balances.find("memory"))
-            need = plan.under(free, num_devices).device_bytes
-        except ValueError:
-            return math.inf
-        name = "memory_limit"
-        limits = argument_checks.of_each_device(
-            name, config.memory_limit, num_devices, math.inf
-        )
-        return max(n - limit for n, limit in zip(need, limits, strict=True))
+
+def _missing_bytes(times: Plan, config: PipelineConfig, num_devices: int) -> float:
+    """Returns the bytes that a device lacks; infinity if that is not the reason."""
+    if config.memory_limit is None:
+        return math.inf
+    try:
+        free = dataclasses.replace(config, memory_limit=None)
+        plan = dataclasses.replace(times, quantity=balances.find("memory"))
+        lean = plan.under(free, num_devices)
+    except ValueError:
+        return math.inf
+    limited = dataclasses.replace(lean.settings, memory_limit=config.memory_limit)
+    need, limit = dataclasses.replace(lean, settings=limited).fullest
+    return need - limit
