@@ -435,7 +435,7 @@ class PipelinedLayer(keras.layers.Layer):
         """
         optimizer = keras_internals.calls.calling_optimizer()
         if optimizer is not None:
-            place_optimizer(optimizer)
+            place_optimizer(optimizer, on_host=self.config.offload_optimizer)
 
     def check_state(self, updates: Sequence[VariableUpdate]) -> None:
         """Warns, the first time, of variables that each microbatch changes."""
@@ -532,7 +532,8 @@ class PipelinedLayer(keras.layers.Layer):
             if slots_of is None:
                 self._strategy.place_variables(stage.index, [variable], shard)
             else:
-                self._strategy.place_slots(variable, slots_of)
+                on_host = self.config.offload_optimizer
+                self._strategy.place_slots(variable, slots_of, on_host=on_host)
 
     def _specs(self, shapes: Any) -> Any:
         """Returns symbolic inputs of these shapes, of the types known so far."""

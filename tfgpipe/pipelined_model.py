@@ -306,7 +306,7 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
         self._loss_pipelines = {}
         if self.optimizer is not None:
             warn_of_sharded_updates(self.optimizer, sharding.num_shards([self]))
-            place_optimizer(self.optimizer)
+            place_optimizer(self.optimizer, on_host=self.config.offload_optimizer)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles the model as it was when it was saved.

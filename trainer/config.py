@@ -92,6 +92,10 @@ class Pipelining(Hyperparams):
         help="Compile stages with XLA; auto: on CPUs only elementwise operations.",
     )
     batch_norm: Literal["microbatch", "deferred"] = _option("batch_norm")
+    offload: bool = field(
+        default=False, help="Microbatches wait for their backward on the host."
+    )
+    offload_optimizer: bool = _option("offload_optimizer")
 
     def validate(self) -> None:
         """Checks that stages can be dealt to devices evenly, and how many these are."""
@@ -143,9 +147,9 @@ class Pipelining(Hyperparams):
         num_groups = self.num_stages // self.num_stages_each
         return self._policy.deal(self.num_stages, num_groups)
 
-    def make_schedule(self) -> ScheduleName | schedules.Schedule:
+    def make_schedule(self) -> str | schedules.Schedule:
         """Returns the schedule. A subclass with one of its own returns that."""
-        return self.schedule
+        return f"{self.schedule}+offload" if self.offload else self.schedule
 
     def build(
         self, layers: Sequence[keras.layers.Layer] | keras.Model
@@ -168,6 +172,7 @@ class Pipelining(Hyperparams):
                 remat=self.remat,
                 jit_compile=jit_compile[self.jit_compile],
                 batch_norm=self.batch_norm,
+                offload_optimizer=self.offload_optimizer,
                 transfer_dtype=None
                 if self.transfer_dtype == "none"
                 else self.transfer_dtype,

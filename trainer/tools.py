@@ -101,7 +101,7 @@ def tune(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:
         )
     fixed = (
         *("memory_limit", "device_speeds", "transfer_dtype"),
-        *("jit_compile", "batch_norm", "dtype"),
+        *("jit_compile", "batch_norm", "offload_optimizer", "dtype"),
     )
     tuned = tfgpipe.tune(
         model,

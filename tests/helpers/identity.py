@@ -247,7 +247,10 @@ FACTORS = {
     "stack": tuple(STACKS),
     # Outside: the layer is called, and the loss is the caller's; else the model's.
     # Others in tests/models/test_schedule_identity.py, and by night.
-    "schedule": ("outside", "gpipe", "1f1b", "interleaved", "zero_bubble"),
+    "schedule": (
+        *("outside", "gpipe", "1f1b", "interleaved", "zero_bubble"),
+        "gpipe+offload",
+    ),
     "num_stages": (1, 2, 3, 4),
     "num_microbatches": (1, 2, 3, 5),
     # Two a microbatch, one more in some, or too few for all.
@@ -275,7 +278,10 @@ ALL_FACTORS = {
     "num_microbatches": (1, 2, 3, 5, 8),
     "shards": (*FACTORS["shards"], (2, "bidirectional_ring"), (3, "ring")),
 }
-OTHER_SCHEDULES = {**FACTORS, "schedule": schedules.NAMES[4:]}
+OTHER_SCHEDULES = {
+    **FACTORS,
+    "schedule": (*schedules.NAMES[4:], "zero_bubble+offload"),
+}
 
 
 def devices_of(schedule: str, num_stages: int) -> int:

@@ -38,7 +38,7 @@ def model(dense=keras.layers.Dense):
 def test_it_runs_is_timed_simulated_planned_and_saved(name, tmp_path):
     sizes = {"num_stages": 3, "num_microbatches": 4}
     plan = schedules.make(name, **sizes)
-    plan = schedules.insert_before(plan, RECORD, BACKWARD, BACKWARD_INPUT)
+    plan = plan.insert_before(RECORD, BACKWARD, BACKWARD_INPUT)
     pair = compare.model_pair(model, schedule=plan, remat="none", **sizes)
     x, y = np.random.default_rng(0).normal(size=(2, 16, 8)).astype("float32")
     timed = tfgpipe.TimelineCallback(tmp_path, steps=(1, 1))

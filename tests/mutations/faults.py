@@ -102,7 +102,7 @@ SCHEDULES = (
     Fault(
         "a backward does not wait for that of the stage after",
         "tfgpipe/schedules/kinds.py",
-        "return (action.of(FORWARD), *later)",
+        "return (schedule.brought(k, m), *later)",
         "return (action.of(FORWARD),)",
         (
             "tests/pure/schedules/test_schedule.py::"

@@ -33,6 +33,10 @@ class Choice:
         """Makes a value from what `get_config` returned."""
         return cls(**config)
 
+    def with_config(self: _C, config: dict[str, Any]) -> _C:
+        """Returns a value like this one with what `get_config` returned."""
+        return self.from_config(config)
+
     def __str__(self) -> str:
         return self.name
 

@@ -18,12 +18,14 @@ import keras
 import tensorflow as tf
 
 from tfgpipe._compat import functions, keras_internals
-from tfgpipe.devices import device_type
+from tfgpipe.devices import device_type, host_device
 from tfgpipe.distribution.all_reduce import Gradient
 from tfgpipe.distribution.single_replica import SingleReplica, current_strategy
 
 
-def place_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
+def place_optimizer(
+    optimizer: keras.optimizers.Optimizer, *, on_host: bool = False
+) -> None:
     """Makes an optimizer keep slots, and update weights, where the weights are.
 
     Over replicas it then works on the sums of all replicas' gradients: clipping,
@@ -41,13 +43,15 @@ def place_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
 
     Args:
         optimizer: The optimizer.
+        on_host: True to keep slots, and compute updates, on the host of each weight's
+            device, for one replica.
 
     Raises:
         ValueError: If it is of several, or under a strategy that is not for pipelines.
     """
     current_strategy().check_optimizer(optimizer)
     keras_internals.optimizers.patch_apply(
-        optimizer, _ColocatedStrategy(optimizer), _apply
+        optimizer, _ColocatedStrategy(optimizer, on_host=on_host), _apply
     )
 
 
@@ -55,10 +59,14 @@ class _ColocatedStrategy:
     """The strategy of a Keras optimizer that colocates with the weights.
 
     What the update of every weight reads is read once on each device.
+
+    Args:
+        optimizer: The optimizer.
+        on_host: True to colocate with the hosts of their devices.
     """
 
-    def __init__(self, optimizer: keras.optimizers.Optimizer) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizer: keras.optimizers.Optimizer, *, on_host: bool) -> None:
+        self._optimizer, self._on_host = optimizer, on_host
         # What the updates of one step have read, by graph and device.
         self._read: dict[Hashable, list[tuple[keras.Variable, tf.Tensor]]] = {}
 
@@ -78,7 +86,13 @@ class _ColocatedStrategy:
     def colocate_vars_with(
         self, variable: tf.Variable
     ) -> contextlib.AbstractContextManager[Any]:
+        if self._on_host:
+            return tf.device(self._home(variable))
         return current_strategy().slot_scope(variable)
+
+    def _home(self, variable: tf.Variable) -> str:
+        """Returns the device of a weight's slots and update, without replicas."""
+        return host_device(variable.device) if self._on_host else variable.device
 
     def update(
         self,
@@ -90,7 +104,7 @@ class _ColocatedStrategy:
     ) -> Any:
         del group  # One variable on one device: nothing to group.
         return self._run_on(
-            variable.device, lambda: fn(variable, *args, **(kwargs or {}))
+            self._home(variable), lambda: fn(variable, *args, **(kwargs or {}))
         )
 
     def update_all(
@@ -101,7 +115,7 @@ class _ColocatedStrategy:
         """Updates variables, those of a TPU in one function that XLA compiles."""
         together: dict[Hashable, list[tuple[tf.Variable, Gradient]]] = {}
         for i, pair in enumerate(pairs):
-            device = pair[0].device
+            device = self._home(pair[0])
             key = device if device_type(device) == "TPU" else i
             together.setdefault(key, []).append(pair)
 
@@ -110,7 +124,7 @@ class _ColocatedStrategy:
                 update(variable, gradient)
 
         for some in together.values():
-            self._run_on(some[0][0].device, functools.partial(run, some))
+            self._run_on(self._home(some[0][0]), functools.partial(run, some))
 
     def _run_on(self, device: str, run: Callable[[], Any]) -> Any:
         """Runs an update of variables of a device there."""

@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfgpipe._compat import keras_internals
-from tfgpipe.devices import Mesh
+from tfgpipe.devices import Mesh, host_device
 
 
 class StageStrategy(abc.ABC):
@@ -166,11 +166,18 @@ class StageStrategy(abc.ABC):
             keras_internals.variables.initialize_in_scope(variable, scope, there)
 
     def place_slots(
-        self, weight: keras.Variable, optimizer: keras.optimizers.Optimizer
+        self,
+        weight: keras.Variable,
+        optimizer: keras.optimizers.Optimizer,
+        *,
+        on_host: bool,
     ) -> None:
-        """Moves an optimizer's slots for a weight to the weight's devices."""
+        """Moves an optimizer's slots for a weight to the weight's devices, or host."""
         scope = functools.partial(self.slot_scope, weight.value)
         there = None if self.is_distributed else weight.value.device
+        if on_host:
+            there = host_device(weight.value.device)
+            scope = functools.partial(tf.device, there)
         for slot in optimizer_slots(optimizer, [weight]):
             keras_internals.variables.initialize_in_scope(slot, scope, there)
 

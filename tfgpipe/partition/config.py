@@ -32,7 +32,6 @@ from tfgpipe.partition.given import Partition
 from tfgpipe.partition.step_config import StepConfig, option, saved
 from tfgpipe.remat import RematLike
 from tfgpipe.schedules import Schedule, SchedulePolicy
-from tfgpipe.simulation import ScheduleName
 
 if TYPE_CHECKING:
     from tfgpipe.partition.profiles import PlanSettings
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
 
 _Face = TypeVar("_Face", bound=Callable[..., Any])
 
-# An argument `schedule`.
-ScheduleLike: TypeAlias = ScheduleName | SchedulePolicy | Schedule
+# An argument `schedule`: a `ScheduleName`, which may have `+offload` behind it.
+ScheduleLike: TypeAlias = str | SchedulePolicy | Schedule
 
 JitCompile = bool | Literal["auto"]
 
@@ -71,6 +70,7 @@ class LayerOptions(_Options, total=False):
 
     jit_compile: JitCompile
     batch_norm: normalization.BatchNorm
+    offload_optimizer: bool
     devices: Sequence[str] | None
     dtype: Any
 
@@ -100,6 +100,11 @@ def _find_batch_norm(value: Any) -> normalization.BatchNorm:
     return found
 
 
+def _find_offload_optimizer(value: Any) -> bool:
+    argument_checks.check_choice("offload_optimizer", value, (True, False))
+    return bool(value)
+
+
 def _as_list(value: Any) -> Any:
     """Returns a tuple as a list, as JSON has it."""
     return list(value) if isinstance(value, tuple) else value
@@ -120,7 +125,9 @@ class PipelineConfig(StepConfig):
         schedule: Order of forwards and backwards on each device: `"gpipe"`, `"1f1b"`,
             `"interleaved"`, `"zero_bubble"`, another of `tfgpipe.schedules.NAMES`,
             `"auto"` for the best that a search finds for the FLOPs of the stages, a
-            `tfgpipe.schedules.SchedulePolicy`, or a `tfgpipe.Schedule`.
+            `tfgpipe.schedules.SchedulePolicy`, or a `tfgpipe.Schedule`. With `+offload`
+            behind a name, microbatches wait for their backward in the memory of the
+            host: see `tfgpipe.schedules.Offload`.
         remat: Rematerialisation: activations that backwards recompute. `"stage"` keeps
             the inputs of each stage, and recomputes the rest in the backward; `"layer"`
             recomputes layer by layer as well, never holding a whole stage's
@@ -161,6 +168,9 @@ class PipelineConfig(StepConfig):
             statistics, or `"deferred"` for once a step, by those of the whole
             mini-batch, as they do unpipelined.
             (`tfgpipe.layers.DeferredBatchNormalization` does always.)
+        offload_optimizer: True to have the optimizer's slots in the memory of the host,
+            which then computes the updates (Ren et al. 2021, "ZeRO-Offload", section
+            3). For one replica.
         devices: Names of K devices, such as `["GPU:0", "GPU:1"]`; of K * T, those of
             one stage next to each other, if layers are split into T shards. With a
             schedule that has several stages on a device, names of the P devices, to
@@ -186,6 +196,7 @@ class PipelineConfig(StepConfig):
     transfer_dtype: Codec = option(_find_codec, None, save=saved("save_codec"))
     jit_compile: JitCompile = option(_find_jit_compile, "auto")
     batch_norm: normalization.BatchNorm = option(_find_batch_norm, "microbatch")
+    offload_optimizer: bool = option(_find_offload_optimizer, False)
     devices: tuple[str, ...] | None = option(
         argument_checks.check_device_names, None, save=_as_list
     )
@@ -291,7 +302,7 @@ class PipelineConfig(StepConfig):
 
         Args:
             schedule: The schedule.
-            num_slots: Slots of an optimizer.
+            num_slots: Slots of an optimizer; those on the host are not counted.
             order: Policy that makes another schedule for the stages, if one does.
         """
         from tfgpipe.partition.profiles import PlanSettings
@@ -304,7 +315,7 @@ class PipelineConfig(StepConfig):
             speeds=argument_checks.of_each_device(
                 "device_speeds", self.device_speeds, schedule.num_devices, 1.0
             ),
-            num_slots=num_slots,
+            num_slots=0 if self.offload_optimizer else num_slots,
             codec=self.transfer_dtype,
             schedule=schedule,
             order=order or schedule,

@@ -43,7 +43,10 @@ def save_choice(find: Callable[[Any], Any], names: Sequence[str]) -> _Save:
 save_balance = save_choice(balances.find, balances.NAMES)
 save_remat = save_choice(remat_lib.find, remat_lib.NAMES)
 _save_codec = save_choice(codecs.find, get_args(codecs.TransferDtype))
-_save_policy = save_choice(find_schedule, get_args(ScheduleName))
+_ORDERS = get_args(ScheduleName)
+_save_policy = save_choice(
+    find_schedule, [*_ORDERS, *(f"{name}+offload" for name in _ORDERS)]
+)
 # By argument, what finds the value of a name.
 _FIND: Mapping[str, Callable[[Any], Any]] = {
     "balance": balances.find,
@@ -109,7 +112,7 @@ def load_options(config: Mapping[str, Any]) -> dict[str, Any]:
     for name, find in _FIND.items():
         value = loaded.get(name)
         if isinstance(value, Mapping) and "arguments" in value:
-            loaded[name] = find(value["name"]).from_config(value["arguments"])
+            loaded[name] = find(value["name"]).with_config(value["arguments"])
         elif isinstance(value, Mapping) and "orders" in value:
             loaded[name] = _load_schedule(value)
         elif isinstance(value, Mapping):

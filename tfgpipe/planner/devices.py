@@ -14,10 +14,12 @@ may say what differs from a known one alone:
 
 Peaks, memory and links are those of NVIDIA's data sheets (P100, V100, A100, H100, H200)
 and of Google Cloud's pages on its TPUs (a row is a core of v2 and v3, a chip of the
-later ones). `fusion_factor` and `temp_factor` are what compilers make of blocks of
-a transformer and of convolutions, in float32 and bfloat16, where there is a compiler to
-ask (`benchmarks.compiled_costs`): XLA for an H100, libtpu 0.0.52 for a v5e. All other
-ones, efficiencies and overheads are round guesses: measure your own.
+later ones). The way to a GPU's host is three quarters of its PCI Express: 16 lanes of
+the third, fourth or fifth generation. `fusion_factor` and `temp_factor` are what
+compilers make of blocks of a transformer and of convolutions, in float32 and bfloat16,
+where there is a compiler to ask (`benchmarks.compiled_costs`): XLA for an H100, libtpu
+0.0.52 for a v5e. All other ones, efficiencies and overheads are round guesses: measure
+your own.
 """
 
 from __future__ import annotations
@@ -71,6 +73,8 @@ class Device:
         temp_factor: Share of recomputed tensors and workspace, counted operation by
             operation, that a compiled backward holds: 1 without a compiler.
         reserved: Bytes that the runtime reserves.
+        host_bandwidth: Bytes a second to the memory of the host, in each direction.
+            None if microbatches cannot wait there.
         overhead: Seconds that an action takes beside its arithmetic.
         rates: Measured FLOP/s of a pass's products, by their number of rows, in place
             of peak and efficiency; reading the weights is then part of them.
@@ -91,6 +95,7 @@ class Device:
     fusion_factor: float = 0.35
     temp_factor: float = 1.0
     reserved: float = 0.0
+    host_bandwidth: float | None = None
     overhead: float = 0.0
     rates: Mapping[str, tuple[tuple[float, float], ...]] | None = None
     source: str = ""
@@ -167,6 +172,7 @@ def _gpu(
     *,
     link: float,
     network: float,
+    host: float,
     group: int = 8,
 ) -> Device:
     return Device(
@@ -178,6 +184,7 @@ def _gpu(
         network=Link(bandwidth=1e9 * network, latency=20e-6),
         group=group,
         reserved=GIB,
+        host_bandwidth=1e9 * host,
         overhead=100e-6,
         source=f"NVIDIA, data sheet of the {name.partition('-')[0].upper()}",
     )
@@ -210,15 +217,17 @@ def _halves(fast: float) -> dict[str, float]:
     return {"float16": fast, "bfloat16": fast}
 
 
+_P100 = {"float32": 9.3, "float16": 18.7}
+_V100 = {"float32": 15.7, "float16": 125}
+_A100 = {"float32": 156, **_halves(312)}
+_H100 = {"float32": 495, **_halves(989)}
 _DEVICES = (
-    _gpu("p100-16g", 16, 732, {"float32": 9.3, "float16": 18.7}, link=12, network=6),
-    _gpu("v100-32g", 32, 900, {"float32": 15.7, "float16": 125}, link=150, network=12),
-    _gpu("a100-40g", 40, 1555, {"float32": 156, **_halves(312)}, link=300, network=25),
-    _gpu("a100-80g", 80, 2039, {"float32": 156, **_halves(312)}, link=300, network=25),
-    _gpu("h100-80g", 80, 3350, {"float32": 495, **_halves(989)}, link=450, network=50),
-    _gpu(
-        "h200-141g", 141, 4800, {"float32": 495, **_halves(989)}, link=450, network=50
-    ),
+    _gpu("p100-16g", 16, 732, _P100, link=12, network=6, host=12),
+    _gpu("v100-32g", 32, 900, _V100, link=150, network=12, host=12),
+    _gpu("a100-40g", 40, 1555, _A100, link=300, network=25, host=24),
+    _gpu("a100-80g", 80, 2039, _A100, link=300, network=25, host=24),
+    _gpu("h100-80g", 80, 3350, _H100, link=450, network=50, host=48),
+    _gpu("h200-141g", 141, 4800, _H100, link=450, network=50, host=48),
     _tpu("tpu-v2-8g", 8, 350, 22.5, link=62),
     _tpu("tpu-v3-16g", 16, 450, 61.5, link=82, group=1024),
     _tpu("tpu-v4-32g", 32, 1228, 275, link=50, group=4096),

@@ -148,6 +148,10 @@ class PlanRequest:
         """Returns the kind of each device of a pipeline."""
         return tuple(self.kinds[i][0] for i in self._kinds_along(config))
 
+    def host_bandwidths(self, config: ParallelConfig) -> tuple[float | None, ...]:
+        """Returns the bytes a second from each device of a pipeline to its host."""
+        return tuple(device.host_bandwidth for device in self._devices(config))
+
     def microbatch_size(self, config: ParallelConfig) -> float:
         """Returns the number of examples of a microbatch."""
         return self.batch_size / config.num_replicas / config.num_microbatches

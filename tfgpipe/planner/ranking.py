@@ -142,6 +142,9 @@ def search(
 ) -> SearchResult:
     """Returns the fastest configurations that fit, and why the others are rejected.
 
+    Where 1F1B does not fit, it is tried with microbatches that wait on the host, if
+    devices have a `host_bandwidth`.
+
     Example:
 
     >>> from tfgpipe import planner
@@ -214,6 +217,7 @@ def search(
             )
         else:
             out_of_memory.append((missing, config))
+            fitting += _offloaded(request, config)
     if not fitting and not out_of_memory:
         raise ValueError(
             "Each of D replicas takes as many examples, in M microbatches of as many. "
@@ -235,6 +239,22 @@ def search(
         num_configs=len(fitting) + len(out_of_memory),
         num_fitting=len(fitting),
     )
+
+
+def _offloaded(
+    request: PlanRequest, config: ParallelConfig
+) -> Iterator[tuple[float, ParallelConfig]]:
+    """Yields 1F1B whose microbatches wait on the host, if that fits."""
+    if (
+        config.schedule != schedules.one_f_one_b
+        or config.num_devices == 1
+        or None in request.host_bandwidths(config)
+    ):
+        return
+    config = dataclasses.replace(config, schedule=schedules.Offload(config.schedule))
+    layers_per_stage = request.partition(config)
+    if request.fits(config, request.memory(config, layers_per_stage)):
+        yield request.lower_bound_seconds(config, layers_per_stage), config
 
 
 def _fastest(

@@ -226,7 +226,16 @@ def stage_costs(staged: StagedWorkload, stages: Sequence[StageTimes]) -> Costs:
     config = staged.config
     num = config.num_devices * config.num_shards
     links = [device.link_across(num) for device in staged.devices]
+    copies: dict[str, Any] = {}
+    if config.schedule.has_copies:
+        held = memory.stages(staged, splits_backwards=config.load.splits_backwards)
+        ways = [device.host_bandwidth or 0.0 for device in staged.devices]
+        copies = {
+            "kept_bytes": [stage.by_time(staged.num_slots)[0] for stage in held],
+            "host_bandwidth": min(ways),
+        }
     return Costs(
+        **copies,
         forward=[stage.forward for stage in stages],
         backward=[stage.backward for stage in stages],
         recompute=[stage.recompute for stage in stages],

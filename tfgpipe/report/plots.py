@@ -483,7 +483,7 @@ def _draw_spans(
         key = span.kind, span.stage, span.device
         boxes.setdefault(key, []).append((start, duration))
         text = str(span.microbatch)
-        if points * duration < DIGIT * size * len(text) + MARGIN:
+        if span.kind.is_copy or points * duration < DIGIT * size * len(text) + MARGIN:
             continue
         red, green, blue = _shade(span.kind, ranks[span.stage], num_shades)
         dark = 0.21 * red + 0.72 * green + 0.07 * blue < 0.42
@@ -498,6 +498,8 @@ def _draw_spans(
         )
     for (kind, k, p), some in boxes.items():
         colour, rows = _shade(kind, ranks[k], num_shades), (p - BOX / 2, BOX)
+        if kind.is_copy:  # Beside the boxes of the device's work.
+            rows = (p - 0.5 if kind.is_backward else p + BOX / 2, (1 - BOX) / 2)
         axes.broken_barh(some, rows, fc=colour, ec="white", lw=0.5)
     _name_rows(axes, [f"device {p}" for p in range(num_devices)])
 

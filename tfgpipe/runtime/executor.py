@@ -25,7 +25,7 @@ import tensorflow as tf
 from tfgpipe._compat import functions
 from tfgpipe._util import IdentityMap
 from tfgpipe.capture import TensorKey, stack_losses
-from tfgpipe.devices import small_functions
+from tfgpipe.devices import host_device, small_functions
 from tfgpipe.graph import joint_graph
 from tfgpipe.runtime import microbatch
 from tfgpipe.runtime.stage_run import StageRun
@@ -190,7 +190,7 @@ class Executor:
         """
         for action in actions:
             action.kind.run(self, action)
-            if frees and action.kind.in_flight < 0:
+            if frees and action.kind.is_pass and action.kind.in_flight < 0:
                 del self._runs[action.stage].saved[action.microbatch]
 
     def run_pass(self, action: Action) -> None:
@@ -199,6 +199,28 @@ class Executor:
             self._backward(action)
         else:
             self._forward(action)
+
+    def copy_saved(self, action: Action, *, to_host: bool) -> None:
+        """Copies what a stage saved of a microbatch to the host, or back."""
+        run, m = self._runs[action.stage], action.microbatch
+        held = run.saved[m]
+
+        def copied(tensors: NamedTensors) -> list[tf.Tensor]:
+            copies = []
+            for name, tensor in tensors.items():
+                home = run.home(name, tensor)
+                ends = (home, host_device(home))
+                # What another stage made comes to this device first. What goes back
+                # waits on the host, so that it takes no memory before its time.
+                for device in ends if to_host else reversed(ends):
+                    with tf.device(device):
+                        tensor = tf.identity(tensor)
+                copies.append(tensor)
+            return copies
+
+        names = run.read_later(m)
+        copies = self.emit(action, {x: held[x] for x in names}, copied)
+        run.saved[m] = {**held, **dict(zip(names, copies, strict=True))}
 
     def saved(self, k: int) -> dict[int, NamedTensors]:
         """Returns by microbatch in flight the tensors that stage k holds of it."""
@@ -278,32 +300,41 @@ class Executor:
     ) -> list[tf.Tensor]:
         """Emits the operations of an action, behind the last action on its device.
 
+        A copy that frees memory is not behind it, and one that takes memory is not
+        waited for: see `ActionKind.is_copy`.
+
         Args:
             action: The action.
             tensors: The tensors that it reads, by name.
             function: Emits the operations on these tensors. Returns the results that
                 another action should wait for.
         """
-        run = self._runs[action.stage]
-        with self._after_last(action.stage):
+        run, kind = self._runs[action.stage], action.kind
+        p = self.step.schedule.placement[action.stage]
+        frees = kind.is_copy and kind.in_flight < 0
+        ends = [run.device, run.device]
+        if kind.is_copy:
+            ends[frees] = host_device(run.device)
+        after = contextlib.nullcontext() if frees else self._order.after(p)
+        with tf.device(run.device), after:
             if self._timer is None:
                 results = done = function(tensors)
             else:
                 tensors, start = self._timer.start(
-                    action, run.device, run.devices[1:], tensors
+                    action, ends[0], run.devices[1:], tensors
                 )
                 with tf.control_dependencies([start]):
                     results = function(tensors)
-                recomputes = action.kind.recomputes and run.recomputes(
-                    action.microbatch
-                )
+                recomputes = kind.recomputes and run.recomputes(action.microbatch)
                 done = [
                     self._timer.end(
-                        action, run.device, start, results, recomputes=recomputes
+                        action, ends[1], start, results, recomputes=recomputes
                     )
                 ]
-            p = self.step.schedule.placement[action.stage]
-            self._order.record(p, done, is_sharded=run.trace.is_sharded)
+            if not kind.is_copy:
+                self._order.record(p, done, is_sharded=run.trace.is_sharded)
+            elif frees:
+                self._order.add(p, done)
         return results
 
     @contextlib.contextmanager
@@ -443,6 +474,12 @@ class _DeviceOrder:
     def after(self, device: int) -> contextlib.AbstractContextManager[Any]:
         """Operations created inside run after the last action of a device."""
         return tf.control_dependencies(self._last.get(device, self._first))
+
+    def add(self, device: int, results: Sequence[tf.Tensor]) -> None:
+        """Has the next action on a device wait for these results as well."""
+        if not tf.executing_eagerly():
+            last = self._last.get(device, self._first)
+            self._last[device] = [*last, *(result.op for result in results)]
 
     def record(
         self, device: int, results: Sequence[tf.Tensor], *, is_sharded: bool

@@ -234,6 +234,8 @@ class Pipeline:
         traced = self._trace(specs, options, split, non_differentiable, once)
         flow = _traced_flow(traced)
         schedule = schedule.first_microbatches(len(split.sizes)).with_flow(flow)
+        if evaluates:
+            schedule = schedule.without_copies()
         output_ids = self.captured.graph.output_ids
         return Step(
             traced=traced,

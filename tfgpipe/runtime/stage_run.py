@@ -39,6 +39,10 @@ class StageRun:
         self._keeps = [step.keeps(k, m) for m in range(num_microbatches)]
         self._split = step.split
         self.gradients: list[tf.Tensor] = []
+        # Inputs of the whole step are given once, whichever microbatches wait.
+        pairs = zip(self.traced.input_keys, self.trace.given.inputs, strict=True)
+        self._per_step = {name for key, name in pairs if key.value_id in step.per_step}
+        self._k, self._homes = k, dict[str, str]()
 
     @property
     def device(self) -> str:
@@ -64,6 +68,26 @@ class StageRun:
                 values, (), *self._sizes(m), devices=[host for _ in self.devices]
             )
         return made
+
+    def read_later(self, m: int) -> list[str]:
+        """Returns the names of a microbatch's tensors that are worth moving away.
+
+        Integers and scalars are seeds, lengths and the like.
+        """
+        backward = [x.kind for x in self._schedule.backward(self._k, m)]
+        names = self._functions(m).read_later(backward)
+        return [
+            name
+            for name in names
+            if name not in self._per_step
+            and (spec := self.trace.spec(name)).shape.rank != 0
+            and spec.dtype not in (tf.int32, tf.variant, tf.resource)
+        ]
+
+    def home(self, name: str, tensor: tf.Tensor) -> str:
+        """Returns the device that a tensor of a microbatch is on when it is used."""
+        is_here = tensor.device in self.devices
+        return self._homes.setdefault(name, tensor.device if is_here else self.device)
 
     def feeds(self, kind: ActionKind, m: int, values: NamedTensors) -> NamedTensors:
         """Returns those of a microbatch's values that the function of a kind takes."""

@@ -35,7 +35,7 @@ class StepTimer:
     def __init__(self) -> None:
         self.actions: dict[Action, bool] = {}
         self._readings: list[tf.Tensor] = []
-        self._tokens: dict[str, tf.Tensor] = {}
+        self._tokens: dict[tuple[str, str], tf.Tensor] = {}
 
     def start(
         self, action: Action, device: str, others: Sequence[str], feeds: NamedTensors
@@ -57,7 +57,7 @@ class StepTimer:
             with tf.device(tensor.device if tensor.device in devices else device):
                 here[name] = tf.identity(tensor)
         with tf.control_dependencies(list(here.values())):
-            return here, self._begun(action, self._token(device))
+            return here, self._begun(action, self._token(action, device))
 
     def end(
         self,
@@ -82,7 +82,7 @@ class StepTimer:
             with tf.device(host_device(device)):
                 results = [tf.identity(x) for x in some]
         with tf.control_dependencies(results):
-            end = self._ended(action, self._token(device))
+            end = self._ended(action, self._token(action, device))
         self.actions[action] = recomputes
         self._readings += [start, end]
         return end
@@ -101,17 +101,18 @@ class StepTimer:
         del action
         return _read_clock(token)
 
-    def _token(self, device: str) -> tf.Tensor:
-        """Returns a resource that orders the readings of a device.
+    def _token(self, action: Action, device: str) -> tf.Tensor:
+        """Returns a resource that orders the readings of a device, or of its copies.
 
         TensorFlow runs the operations of a function that have effects, as reading the
         clock is one, in the order in which they were made, on whatever device, unless
         they name a resource: then those that name the same. Without, every action would
         wait for the one before it on another device.
         """
-        if device not in self._tokens:
-            self._tokens[device] = ordering_token("clock")
-        return self._tokens[device]
+        name = f"clock {action}" if action.kind.is_copy else "clock"
+        if (name, device) not in self._tokens:
+            self._tokens[name, device] = ordering_token(name)
+        return self._tokens[name, device]
 
 
 @tf.function(autograph=False)
@@ -198,8 +199,9 @@ def make_timeline(
         free = 0.0
         for action in order:
             start, end = map(float, times[action])
-            start = max(start, free)
-            free = end = max(start, end)
+            if not action.kind.is_copy:
+                start = max(start, free)
+                free = end = max(start, end)
             spent = (action.stage, action.microbatch, device)
             if actions[action]:
                 forward = times[action.of(kinds.FORWARD)]

@@ -31,7 +31,7 @@ a multiple of P of at least 2 P:
 from tfgpipe.schedules import kinds
 from tfgpipe.schedules.data_flow import DataFlow
 from tfgpipe.schedules.kinds import ActionKind
-from tfgpipe.schedules.passes import insert_before
+from tfgpipe.schedules.offload import Offload
 from tfgpipe.schedules.policy import SchedulePolicy
 from tfgpipe.schedules.registry import (
     NAMES,
@@ -51,12 +51,12 @@ __all__ = [
     "ActionKind",
     "DataFlow",
     "Name",
+    "Offload",
     "Schedule",
     "SchedulePolicy",
     "draw",
     "find",
     "gpipe",
-    "insert_before",
     "interleaved",
     "kinds",
     "make",

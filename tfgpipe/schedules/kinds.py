@@ -34,6 +34,10 @@ class ActionKind:
             backwards at its stage: 1, -1 or 0.
         adds_gradients: True if it adds to the gradients of weights.
         recomputes: True if it begins with rematerialisation.
+        is_copy: True if it copies a microbatch to or from other memory, while its
+            device goes on. One that frees memory begins as soon as it can, and the
+            action behind it waits for its end; one that takes memory begins at its
+            place.
     """
 
     name: str
@@ -47,6 +51,7 @@ class ActionKind:
     in_backward: int = dataclasses.field(default=0, compare=False, kw_only=True)
     adds_gradients: bool = dataclasses.field(default=False, compare=False, kw_only=True)
     recomputes: bool = dataclasses.field(default=False, compare=False, kw_only=True)
+    is_copy: bool = dataclasses.field(default=False, compare=False, kw_only=True)
 
     def needs(self, schedule: Any, action: Any) -> tuple[Any, ...]:
         """Returns the actions whose results an action of this kind needs.
@@ -118,16 +123,36 @@ class _Forward(_Pass):
 
 class _Backward(_Pass):
     def needs(self, schedule: Any, action: Any) -> tuple[Any, ...]:
-        """Returns the own forward, and the backwards that send gradients."""
+        """Returns the own forward, and the backwards that send gradients.
+
+        Instead of the forward it may be the copy that has brought the microbatch back.
+        """
         k, m = action.stage, action.microbatch
         later = (schedule.backward(target, m)[0] for target in schedule.targets(k))
-        return (action.of(FORWARD), *later)
+        return (schedule.brought(k, m), *later)
 
 
 class _BackwardWeight(_Pass):
     def needs(self, schedule: Any, action: Any) -> tuple[Any, ...]:
         """Returns the other half of the backward."""
         return (action.of(BACKWARD_INPUT),)
+
+
+class _Copy(ActionKind):
+    """A copy of what a stage holds of a microbatch, to the host or back."""
+
+    def needs(self, schedule: Any, action: Any) -> tuple[Any, ...]:
+        """Returns the forward, or what took the microbatch away."""
+        del schedule
+        return (action.of(FORWARD if self.in_flight < 0 else OFFLOAD),)
+
+    def run(self, step: Any, action: Any) -> None:
+        """Copies the tensors that backwards read."""
+        step.copy_saved(action, to_host=self.in_flight < 0)
+
+    def seconds(self, costs: Any, k: int) -> float:
+        """Returns the time on the way between device and host."""
+        return float(costs.host_seconds(k))
 
 
 # Colors that the color-blind tell apart (Okabe and Ito 2008).
@@ -161,9 +186,20 @@ BACKWARD_WEIGHT = _BackwardWeight(
     adds_gradients=True,
 )
 
+OFFLOAD = _Copy("offload", "O", "to host", "#56B4E9", in_flight=-1, is_copy=True)
+RELOAD = _Copy(
+    *("reload", "R", "from host", "#D55E00"),
+    is_backward=True,
+    in_flight=1,
+    is_copy=True,
+)
+
 # Those of this library, in the order in which a microbatch has them. `RECOMPUTE` is
 # part of the backward's action, and apart in timelines alone.
-KINDS = (FORWARD, RECOMPUTE, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
+KINDS = (
+    *(FORWARD, OFFLOAD, RELOAD, RECOMPUTE),
+    *(BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT),
+)
 
 
 def sort(kinds: Iterable[ActionKind]) -> list[ActionKind]:

@@ -50,6 +50,7 @@ class SchedulePolicy(Choice, abc.ABC):
             class.
         splits_backwards: True if backwards may run in two halves. An attribute of the
             class.
+        has_copies: True if microbatches are copied to the host and back. Of the class.
         is_periodic: True if more microbatches go on as those before, group by group of
             as many as there are devices. Of the class.
     """
@@ -57,6 +58,7 @@ class SchedulePolicy(Choice, abc.ABC):
     shares_devices: ClassVar[bool] = False
     stages_per_device: ClassVar[tuple[int, ...]] = (1,)
     splits_backwards: ClassVar[bool] = False
+    has_copies: ClassVar[bool] = False
     is_periodic: ClassVar[bool] = True
 
     @abc.abstractmethod

@@ -17,6 +17,7 @@ from tfgpipe.schedules.named.v_half import VHalf
 from tfgpipe.schedules.named.v_min import VMin
 from tfgpipe.schedules.named.zbv import ZBV
 from tfgpipe.schedules.named.zero_bubble import ZeroBubble
+from tfgpipe.schedules.offload import SUFFIX, Offload
 from tfgpipe.schedules.policy import SchedulePolicy
 from tfgpipe.schedules.schedule import Schedule
 
@@ -60,7 +61,8 @@ def find(
     (4, 3, 2, 1)
 
     Args:
-        schedule: One of `NAMES`, a policy, or a schedule.
+        schedule: One of `NAMES`, or one with `+offload` behind it for an `Offload`; a
+            policy, or a schedule.
         others: Policies of other names.
 
     Raises:
@@ -77,6 +79,10 @@ def find(
             "`tfgpipe.schedules.SchedulePolicy`, or a `tfgpipe.Schedule`. Received "
             f"{schedule!r}."
         )
+    if schedule.endswith(SUFFIX):
+        policy = find(schedule.removesuffix(SUFFIX), others=others)
+        assert isinstance(policy, SchedulePolicy)  # It has a name.
+        return Offload(policy)
     if schedule not in policies:
         raise ValueError(
             f"`schedule` must be one of {names}, or a `tfgpipe.Schedule` of your own. "

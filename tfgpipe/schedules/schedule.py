@@ -240,6 +240,32 @@ class Schedule:
         argument_checks.check_schedule_size(K, M)
         return cls(K, M, orders, name, flow).validate()
 
+    def insert_before(self, kind: ActionKind, *others: ActionKind) -> Schedule:
+        """Returns a schedule with an action of one kind before each of others.
+
+        It is of the same stage and microbatch.
+
+        Args:
+            kind: The kind to insert.
+            *others: The kinds to insert it before.
+        """
+        orders = (
+            tuple(
+                each
+                for a in order
+                for each in ((a.of(kind), a) if a.kind in others else (a,))
+            )
+            for order in self.orders
+        )
+        return dataclasses.replace(self, orders=tuple(orders))
+
+    def without_copies(self) -> Schedule:
+        """Returns the schedule without copies to the host, as no backward needs any."""
+        if not self.has_copies:
+            return self
+        orders = (tuple(a for a in o if not a.kind.is_copy) for o in self.orders)
+        return dataclasses.replace(self, orders=tuple(orders))
+
     def first_microbatches(self, num_microbatches: int) -> Schedule:
         """Returns the schedule without any but the first microbatches."""
         if num_microbatches >= self.num_microbatches:
@@ -429,6 +455,11 @@ class Schedule:
         return tuple(most)
 
     @functools.cached_property
+    def has_copies(self) -> bool:
+        """True if microbatches are copied to the host and back."""
+        return any(action.kind.is_copy for action in self._all)
+
+    @functools.cached_property
     def splits_backwards(self) -> bool:
         """True if some backwards run in two halves."""
         return any(action.kind.in_backward for action in self._all)
@@ -543,6 +574,19 @@ class Schedule:
         if inputs in self._all:
             return (inputs, inputs.of(kinds.BACKWARD_WEIGHT))
         return (Action(kinds.BACKWARD, k, m),)
+
+    def brought(self, k: int, m: int) -> Action:
+        """Returns the action after which the backward has what it reads of itself.
+
+        It is the forward, or the copy that brings back what was on the host.
+        """
+        return self._brought[k, m]
+
+    @functools.cached_property
+    def _brought(self) -> dict[tuple[int, int], Action]:
+        """The last action of each stage and microbatch that takes memory."""
+        takes = (a for order in self.orders for a in order if a.kind.in_flight > 0)
+        return {(action.stage, action.microbatch): action for action in takes}
 
     @functools.cached_property
     def _all(self) -> frozenset[Action]:

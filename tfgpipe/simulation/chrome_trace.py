@@ -13,8 +13,8 @@ from tfgpipe.simulation.timeline import Timeline, span_labels
 def trace_events(timeline: Timeline) -> dict[str, Any]:
     """Returns a timeline in the Chrome trace event format.
 
-    There is a row for each device, and one for each pair of stages between which
-    something is sent.
+    There is a row for each device, one for its copies to the host and back, and one for
+    each pair of stages between which something is sent.
 
     Args:
         timeline: The step. Its first span is at time 0 of the trace.
@@ -30,14 +30,18 @@ def trace_events(timeline: Timeline) -> dict[str, Any]:
 
     name = timeline.title or timeline.schedule.name
     add("M", "process_name", args={"name": name})
-    for p in range(timeline.schedule.num_devices):
-        add("M", "thread_name", tid=p, args={"name": f"device {p}"})
-        add("M", "thread_sort_index", tid=p, args={"sort_index": p})
+    P = timeline.schedule.num_devices
+    rows = {p: f"device {p}" for p in range(P)}
+    copies = (span.device for span in timeline.spans if span.kind.is_copy)
+    rows.update((p + P, f"device {p} and host") for p in copies)
+    for tid, row in rows.items():
+        add("M", "thread_name", tid=tid, args={"name": row})
+        add("M", "thread_sort_index", tid=tid, args={"sort_index": 2 * (tid % P)})
     for span, label in span_labels(timeline).items():
         add(
             "X",
             label,
-            tid=span.device,
+            tid=span.device + P * span.kind.is_copy,
             cat=span.kind.name,
             ts=microseconds(span.start),
             dur=1e6 * span.duration,

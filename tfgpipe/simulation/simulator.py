@@ -30,6 +30,7 @@ from tfgpipe.simulation.timeline import (
     Timeline,
     TimeSeries,
     TransferSpan,
+    stays,
     time_series,
 )
 
@@ -58,6 +59,7 @@ class Costs:
         latency: Seconds that a transfer takes in addition to those in which it keeps
             the link busy.
         bandwidth: Bytes a second of each link between two devices, in each direction.
+        host_bandwidth: Bytes a second between a device and its host, in each direction.
         boundary_bytes: Bytes from a stage to each that reads from it, of all stages but
             the last; as many gradients go back. Free if both are on one device.
         kept_bytes: Bytes held for a microbatch from the start of its forward to the end
@@ -86,6 +88,7 @@ class Costs:
     recompute_when: Literal["asked", "early"] = "asked"
     latency: float = 0
     bandwidth: float = math.inf
+    host_bandwidth: float = math.inf
     boundary_bytes: PerStage = 0
     kept_bytes: PerStage = 0
     backward_bytes: PerStage = 0
@@ -99,11 +102,13 @@ class Costs:
                 f"backward_weight={self.backward_weight}. Give both, or neither for "
                 "half of `backward` each."
             )
-        if not isinstance(self.bandwidth, numbers.Real) or not self.bandwidth > 0:
-            raise ValueError(
-                "`bandwidth` is a number of bytes a second above 0. Received "
-                f"bandwidth={self.bandwidth!r}. Leave it out for free transfers."
-            )
+        for name in ("bandwidth", "host_bandwidth"):
+            value: Any = getattr(self, name)
+            if not isinstance(value, numbers.Real) or not float(value) > 0:
+                raise ValueError(
+                    f"`{name}` is a number of bytes a second above 0. Received "
+                    f"{name}={value!r}. Leave it out for free transfers."
+                )
         for name, value in vars(self).items():
             if isinstance(value, Sequence) and not isinstance(value, str):
                 object.__setattr__(self, name, tuple(value))  # It has a hash.
@@ -129,6 +134,14 @@ class Costs:
             return _for_stage(self.backward, k) / 2
         return _for_stage(values, k)
 
+    def bytes_of(self, name: str, k: int) -> float:
+        """Returns the bytes of one kind that stage k has."""
+        return _for_stage(getattr(self, name), k)
+
+    def host_seconds(self, k: int) -> float:
+        """Returns the time in which a microbatch of stage k goes to the host."""
+        return self.bytes_of("kept_bytes", k) / self.host_bandwidth
+
     def check_num_stages(self, num_stages: int) -> None:
         """Raises ValueError unless there are numbers for all of so many stages."""
         for name in self._per_stage():
@@ -146,7 +159,7 @@ class Costs:
     def _per_stage(self) -> dict[str, tuple[float, ...]]:
         """Returns the values of each attribute of the stages by its name."""
         values = dict(vars(self))
-        del values["bandwidth"], values["recompute_when"]
+        del values["bandwidth"], values["host_bandwidth"], values["recompute_when"]
         return {
             name: tuple(value) if isinstance(value, Sequence) else (value,)
             for name, value in values.items()
@@ -184,14 +197,13 @@ class Simulation:
         costs, base = self.costs, self.fixed_bytes
         changes: list[list[tuple[float, float]]] = [[] for _ in base]
         for (k, _), spans in self.timeline.spans_by_microbatch().items():
-            forward = next(span for span in spans if span.kind.in_flight > 0)
-            backward = next(span for span in spans if span.kind.is_backward)
-            end = max(span.end for span in spans)
-            for since, held in (
-                (forward.start, _for_stage(costs.kept_bytes, k)),
-                (backward.start, _for_stage(costs.backward_bytes, k)),
-            ):
-                changes[forward.device] += [(since, held), (end, -held)]
+            p, kept = spans[0].device, costs.bytes_of("kept_bytes", k)
+            for start, end in stays(spans):
+                changes[p] += [(start, kept), (end, -kept)]
+            passes = (span for span in spans if not span.kind.is_copy)
+            begun = next(span.start for span in passes if span.kind.is_backward)
+            again = costs.bytes_of("backward_bytes", k)
+            changes[p] += [(begun, again), (end, -again)]
         start = self.timeline.start
         return tuple(
             time_series(some, start=start, base=fixed)
@@ -249,6 +261,8 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
     # Of results, at the stages on other devices that need them.
     arrivals: dict[tuple[Action, int], float] = {}
     device_free: list[float] = [0] * schedule.num_devices
+    # By device and kind: to the host and back, copies go one after the other.
+    copies_free: dict[tuple[int, ActionKind], float] = collections.defaultdict(float)
     link_free: dict[tuple[int, int], float] = collections.defaultdict(float)
     spans: list[Span] = []
     transfers: list[TransferSpan] = []
@@ -257,8 +271,16 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
     for action in schedule.slots:
         k, m, p = action.stage, action.microbatch, placement[action.stage]
         needed = [arrivals.get((d, k), ends[d]) for d in schedule.dependencies(action)]
-        ready = time = max([device_free[p], *needed])
         kind = action.kind
+        if kind.is_copy:
+            takes = kind.in_flight > 0  # Memory, from its place in the order on.
+            needed += [copies_free[p, kind], device_free[p] * takes]
+            time = max(needed)
+            ends[action] = copies_free[p, kind] = end = time + kind.seconds(costs, k)
+            spans.append(Span(kind, k, m, p, time, end))
+            device_free[p] = max(device_free[p], end * (not takes))
+            continue
+        ready = time = max([device_free[p], *needed])
         if kind.recomputes and (recompute := kinds.RECOMPUTE.seconds(costs, k)):
             start = device_free[p] if costs.recompute_when == "early" else ready
             spans.append(Span(kinds.RECOMPUTE, k, m, p, start, start + recompute))
@@ -267,16 +289,24 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
         spans.append(Span(kind, k, m, p, time, end))
         ends[action] = device_free[p] = end
         for receiver in schedule.receivers(action):
-            if placement[receiver] == p:
-                continue
-            link = p, placement[receiver]
-            start = max(end, link_free[link])
-            sent = _for_stage(costs.boundary_bytes, min(k, receiver))
-            link_free[link] = start + sent / costs.bandwidth
-            arrival = arrivals[action, receiver] = link_free[link] + costs.latency
-            transfers.append(TransferSpan(k, receiver, m, start, arrival))
+            if placement[receiver] != p:
+                link = p, placement[receiver]
+                sent = _transfer(costs, action, receiver, max(end, link_free[link]))
+                link_free[link] = sent.end - costs.latency
+                arrivals[action, receiver] = sent.end
+                transfers.append(sent)
     title = f"{schedule.name}, simulated"
     return Simulation(Timeline(schedule, tuple(spans), tuple(transfers), title), costs)
+
+
+def _transfer(
+    costs: Costs, action: Action, receiver: int, start: float
+) -> TransferSpan:
+    """Returns the transfer of an action's results to another device."""
+    k = action.stage
+    seconds = costs.bytes_of("boundary_bytes", min(k, receiver)) / costs.bandwidth
+    end = start + seconds + costs.latency
+    return TransferSpan(k, receiver, action.microbatch, start, end)
 
 
 def costs_of(timeline: Timeline) -> Costs:

@@ -183,15 +183,14 @@ class Timeline:
         """Returns for each device the number of microbatches in flight over time.
 
         A microbatch is in flight at a stage from the start of its forward to the end
-        of its backward, the later half where it is split, and counts once for each
-        stage of the device.
+        of its backward, the later half where it is split, except while it is on the
+        host. It counts once for each stage of the device.
         """
         P = self.schedule.num_devices
         changes: list[list[tuple[float, float]]] = [[] for _ in range(P)]
         for spans in self.spans_by_microbatch().values():
-            first = next(span for span in spans if span.kind.in_flight > 0)
-            end = max(span.end for span in spans)
-            changes[first.device] += [(first.start, 1), (end, -1)]
+            for start, end in stays(spans):
+                changes[spans[0].device] += [(start, 1), (end, -1)]
         return tuple(time_series(some, start=self.start) for some in changes)
 
     @property
@@ -225,8 +224,20 @@ class Timeline:
         """Returns the time of each device for some spans."""
         seconds: list[float] = [0] * self.schedule.num_devices
         for span in spans:
-            seconds[span.device] += span.duration
+            if not span.kind.is_copy:  # The device works meanwhile, or waits.
+                seconds[span.device] += span.duration
         return tuple(seconds)
+
+
+def stays(spans: Sequence[Span]) -> list[tuple[float, float]]:
+    """Returns the times from which to which a device holds a microbatch.
+
+    Args:
+        spans: The spans of one stage and microbatch, in the order they start.
+    """
+    starts = [span.start for span in spans if span.kind.in_flight > 0]
+    ends = [span.end for span in spans if span.kind.in_flight < 0]
+    return [*zip(starts, ends, strict=True)]
 
 
 def time_series(
@@ -324,7 +335,8 @@ def _rows(timeline: Timeline) -> list[str]:
     column = timeline.step_time / num_columns
     rows = []
     for p, name in enumerate(names):
-        mine = sorted((s for s in timeline.spans if s.device == p), key=_START)
+        works = (s for s in timeline.spans if s.device == p and not s.kind.is_copy)
+        mine = sorted(works, key=_START)
         middles = (timeline.start + (c + 0.5) * column for c in range(num_columns))
         runs = itertools.groupby(_span_at(mine, time) for time in middles)
         drawn = ""

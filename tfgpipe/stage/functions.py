@@ -191,6 +191,18 @@ class StageFunctions:
             **ends,
         )
 
+    def read_later(self, backward: Collection[ActionKind]) -> tuple[str, ...]:
+        """Returns names of a microbatch's tensors that only its backward still reads.
+
+        Args:
+            backward: The kinds of its passes.
+        """
+        made = {*self.residuals, *self._trace.given.inputs}.difference(
+            self.hoistable, self.host_made
+        )
+        read = dict.fromkeys(x for kind in backward for x in self.of(kind).feeds)
+        return tuple(name for name in read if name in made)
+
     @functools.cached_property
     def recomputed_ops(self) -> frozenset[str]:
         """Names of the operations of the forward that the backward runs again."""

@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from tfgpipe import schedules
-from tfgpipe.schedules import Action, ActionKind, insert_before, kinds
+from tfgpipe.schedules import Action, ActionKind, kinds
 from tfgpipe.schedules.kinds import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -53,24 +53,24 @@ def test_kinds_are_sorted_as_a_microbatch_has_them_and_others_last():
 
 def test_what_is_inserted_comes_before_each_and_holds_nothing():
     plain = schedules.zero_bubble(2, 3)
-    plan = insert_before(plain, NOTE, BACKWARD_INPUT).validate()
+    plan = plain.insert_before(NOTE, BACKWARD_INPUT).validate()
     assert schedules.draw(plan).splitlines()[1] == (
         "stage 1  .. F0 n0 B0 F1 n1 B1 W0 F2 n2 B2 W1 W2"
     )
     assert (plan.in_flight, plan.in_backward) == (plain.in_flight, plain.in_backward)
     assert plan.placement == plain.placement
     assert plan.splits_backwards
-    assert not insert_before(plain, NOTE, BACKWARD).slots.keys() - plain.slots.keys()
+    assert not plain.insert_before(NOTE, BACKWARD).slots.keys() - plain.slots.keys()
 
 
 def test_a_backward_follows_its_forward_whatever_is_inserted_between():
-    plan = insert_before(schedules.one_f_one_b(2, 4), NOTE, BACKWARD)
+    plan = schedules.one_f_one_b(2, 4).insert_before(NOTE, BACKWARD)
     assert plan.backward_follows_immediately(1, 2)
     assert not plan.backward_follows_immediately(0, 0)
 
 
 def test_an_inserted_action_waits_for_its_own_forward():
-    plan = insert_before(schedules.gpipe(2, 2), NOTE, BACKWARD)
+    plan = schedules.gpipe(2, 2).insert_before(NOTE, BACKWARD)
     note = Action(NOTE, 0, 1)
     assert plan.dependencies(note) == (Action("forward", 0, 1),)
     assert plan.receivers(note) == ()

@@ -115,7 +115,7 @@ def test_a_deadlock_in_a_file_is_told_as_a_cycle_of_actions():
 
 def test_an_action_that_torch_does_not_have_is_not_written():
     own = schedules.ActionKind("offload", "O", "offload", "#000000")
-    plan = schedules.insert_before(schedules.gpipe(1, 1), own, schedules.kinds.BACKWARD)
+    plan = schedules.gpipe(1, 1).insert_before(own, schedules.kinds.BACKWARD)
     with pytest.raises(ValueError, match=r"an action of kind 'offload'\. Write the"):
         plan.to_csv()
 

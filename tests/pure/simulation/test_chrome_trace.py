@@ -6,7 +6,9 @@ import dataclasses
 import json
 
 from tests.pure.simulation.test_timeline import BY_HAND
+from tfgpipe import schedules
 from tfgpipe.simulation.chrome_trace import trace_events
+from tfgpipe.simulation.simulator import Costs, simulate
 
 
 def test_a_trace_holds_every_span_and_transfer():
@@ -42,3 +44,13 @@ def test_a_trace_names_its_rows():
     assert names["thread_name", 1] == {"name": "device 1"}
     untitled = trace_events(dataclasses.replace(BY_HAND, title=""))["traceEvents"]
     assert untitled[0]["args"] == {"name": "gpipe"}
+
+
+def test_copies_to_the_host_have_a_row_beside_that_of_their_device():
+    plan = schedules.Offload(schedules.gpipe, most_held=2)(1, 4)
+    timeline = simulate(plan, Costs(kept_bytes=1, host_bandwidth=1)).timeline
+    events = trace_events(timeline)["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert names == {0: "device 0", 1: "device 0 and host"}
+    rows = {e["cat"]: e["tid"] for e in events if e["ph"] == "X"}
+    assert rows == {"forward": 0, "backward": 0, "offload": 1, "reload": 1}

@@ -545,3 +545,70 @@ def test_text_adds_memory_and_communication():
 def test_arguments_of_another_type_are_named(arguments, words):
     with pytest.raises(TypeError, match=words):
         simulate(*arguments)
+
+
+def offloaded(host_bandwidth):
+    """Returns a step of one device: F0 F1 O0 F2 O1 F3 B3 R1 B2 R0 B1 B0."""
+    plan = schedules.Offload(schedules.gpipe, most_held=2)(1, 4)
+    return simulate(plan, Costs(kept_bytes=10, host_bandwidth=host_bandwidth))
+
+
+def test_copies_to_the_host_go_beside_the_passes():
+    found = offloaded(10)
+    timeline = found.timeline
+    assert times(timeline, "forward", 0) == {0: (0, 1), 1: (1, 2), 2: (2, 3), 3: (3, 4)}
+    assert times(timeline, "offload", 0) == {0: (1, 2), 1: (2, 3)}
+    assert times(timeline, "reload", 0) == {1: (6, 7), 0: (8, 9)}
+    backwards = {3: (4, 6), 2: (6, 8), 1: (8, 10), 0: (10, 12)}
+    assert times(timeline, "backward", 0) == backwards
+    assert timeline.busy == (12,)
+    assert timeline.bubble == 0
+    assert timeline.efficiency == 1
+    (memory,) = found.memory
+    assert dict(memory) == {
+        0: 10,
+        1: 20,
+        2: 20,
+        3: 20,
+        4: 20,
+        6: 20,
+        8: 20,
+        10: 10,
+        12: 0,
+    }
+    (held,) = timeline.in_flight()
+    assert all(dict(memory)[t] == 10 * n for t, n in held)
+
+
+def test_what_waits_for_slow_copies_is_counted_as_bubble():
+    """One after the other, they hold forwards up, then backwards."""
+    timeline = offloaded(2.5).timeline
+    assert times(timeline, "offload", 0) == {0: (1, 5), 1: (5, 9)}
+    assert times(timeline, "forward", 0)[2] == (5, 6)
+    assert times(timeline, "forward", 0)[3] == (9, 10)
+    assert times(timeline, "reload", 0) == {1: (12, 16), 0: (16, 20)}
+    backwards = {3: (10, 12), 2: (12, 14), 1: (16, 18), 0: (20, 22)}
+    assert times(timeline, "backward", 0) == backwards
+    assert timeline.bubble == pytest.approx(10 / 22)
+
+
+@pytest.mark.parametrize("name", schedules.NAMES)
+def test_copies_that_take_no_time_change_nothing_but_memory(name):
+    costs = Costs(kept_bytes=1, recompute=1)
+    policy = schedules.find(name)
+    plans = [policy.on(policy.deal(8, 4), 12) if policy.deals_stages else policy(8, 12)]
+    plans.append(schedules.Offload(policy).insert(plans[0]))
+    plain, moved = (simulate(plan, costs) for plan in plans)
+    assert moved.timeline.step_time == plain.timeline.step_time
+    passes = [s for s in moved.timeline.spans if not s.kind.is_copy]
+    assert set(passes) == set(plain.timeline.spans)
+    assert sum(moved.peak_bytes) < sum(plain.peak_bytes)
+    assert moved.peak_bytes == moved.timeline.schedule.most_held([1] * 8)
+
+
+def test_a_copy_is_not_in_the_row_of_its_device():
+    text = str(offloaded(2.5).timeline)
+    row = text.splitlines()[1]
+    assert "O" not in row
+    assert "R" not in row
+    assert "O to host, R from host" in text

@@ -1,0 +1,228 @@
+"""Offload: microbatches that wait for their backward in the memory of the host."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tfgpipe._util import argument_checks
+from tfgpipe.schedules.data_flow import DataFlow
+from tfgpipe.schedules.kinds import OFFLOAD, RELOAD
+from tfgpipe.schedules.policy import Orders, SchedulePolicy
+from tfgpipe.schedules.schedule import Action, Schedule
+
+SUFFIX = "+offload"
+"""What the names of schedules with offload end in."""
+
+# A stage and a microbatch.
+_Visit = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Offload(SchedulePolicy):
+    """Another schedule, in which microbatches wait in the memory of the host.
+
+    What a stage saves of a microbatch, by the policy of rematerialisation, leaves the
+    device after the forward and comes back before the backward, while the device goes
+    on (Rajbhandari et al. 2021, "ZeRO-Infinity", section 5.1.2, where there are no
+    stages). So a device holds few microbatches, however many are in flight, and the
+    order of its passes stays. For `"1f1b+offload"`, K=4, M=6, device 0:
+
+        1F1B     F0 F1 F2 F3 .. .. .. B0 F4 .. .. B1 F5 .. .. B2 .. .. .. B3 ...
+        offload  F0 F1 F2 O1 F3 O2 .. B0 F4 .. .. B1 O3 F5 ...
+
+    `O` is where the device waits until a microbatch has left; the copy begins right
+    after its forward. At `R` one begins to come back; its backward waits for it. Of
+    those that can leave, the one leaves whose backward comes last (Belady 1966).
+
+    >>> from tfgpipe.schedules import Offload, one_f_one_b
+    >>> one_f_one_b(8, 16).in_flight, Offload(one_f_one_b)(8, 16).in_flight
+    ((8, 7, 6, 5, 4, 3, 2, 1), (3, 3, 3, 3, 3, 3, 2, 1))
+
+    Attributes:
+        schedule: The policy of the passes.
+        most_held: The number of microbatches that a device holds at most, where the
+            order of passes allows it: those at work, and those on their way. Defaults
+            to as many as fit in the device's memory, and where nothing limits it to
+            `ahead` + 2.
+        ahead: Passes of its device that a copy has time for before something waits.
+        costs: The `tfgpipe.Costs` that the memory is counted by. Not to be given.
+        memory_limit: Bytes of a device, or of each. Not to be given.
+
+    Raises:
+        TypeError: If `schedule` is none.
+        ValueError: If a number is less than 1.
+    """
+
+    has_copies = True
+
+    schedule: SchedulePolicy
+    most_held: int | None = None
+    ahead: int = 1
+    costs: Any = None
+    memory_limit: argument_checks.MemoryLimit = None
+
+    def __post_init__(self) -> None:
+        base = self.schedule
+        hint = ' Find it by its name: `tfgpipe.schedules.find("zbv")`.'
+        argument_checks.check_instance("schedule", base, SchedulePolicy, hint=hint)
+        for name in ("most_held", "ahead"):
+            value = getattr(self, name)
+            if value is not None:
+                argument_checks.check_count(name, value)
+        vars(self).update(
+            name=base.name + SUFFIX,
+            shares_devices=base.shares_devices,
+            stages_per_device=base.stages_per_device,
+            splits_backwards=base.splits_backwards,
+            is_periodic=base.is_periodic,
+        )
+
+    def min_microbatches(self, depth: int) -> int:
+        """Returns the fewest microbatches of the schedule of the passes."""
+        return self.schedule.min_microbatches(depth)
+
+    def deal(self, num_stages: int, num_devices: int) -> tuple[int, ...]:
+        """Returns the index of each stage's device, as the schedule of the passes."""
+        return self.schedule.deal(num_stages, num_devices)
+
+    def orders(self, flow: DataFlow, num_microbatches: int, num_devices: int) -> Orders:
+        """Returns for each device its actions in order."""
+        K, P = flow.num_stages, num_devices
+        plain = self.schedule(K, num_microbatches, num_devices=P, flow=flow)
+        return self.insert(plain).orders
+
+    def on(
+        self,
+        placement: Sequence[int],
+        num_microbatches: int,
+        flow: DataFlow | None = None,
+    ) -> Schedule:
+        """Returns the schedule with stage k on device `placement[k]`."""
+        return self.insert(self.schedule.on(placement, num_microbatches, flow))
+
+    def fitted(
+        self, costs: Callable[[], Any], memory_limit: argument_checks.MemoryLimit
+    ) -> Offload:
+        """Returns the policy for the stages that there are.
+
+        Args:
+            costs: Returns the costs of the stages.
+            memory_limit: Bytes of a device, or of each, or None.
+        """
+        base = self.schedule.fitted(costs, None)
+        if self.most_held is None and memory_limit is not None:
+            return dataclasses.replace(
+                self, schedule=base, costs=costs(), memory_limit=memory_limit
+            )
+        same = base is self.schedule
+        return self if same else dataclasses.replace(self, schedule=base)
+
+    def insert(self, schedule: Schedule) -> Schedule:
+        """Returns a schedule with copies to the host and back between its passes.
+
+        Args:
+            schedule: The schedule.
+        """
+        orders = tuple(
+            self._with_copies(schedule, p, order)
+            for p, order in enumerate(schedule.orders)
+        )
+        return dataclasses.replace(schedule, orders=orders, name=schedule.name + SUFFIX)
+
+    def _with_copies(
+        self, schedule: Schedule, p: int, order: Sequence[Action]
+    ) -> tuple[Action, ...]:
+        """Returns the order of one device, with copies."""
+        if self.costs is None:
+            most = self.most_held or self.ahead + 2
+            return _with_copies(order, most, self.ahead)
+        room = _room(self.costs, self.memory_limit, schedule, p)
+        sizes = [
+            self.costs.bytes_of("kept_bytes", k) for k in range(schedule.num_stages)
+        ]
+        # The more stay, the less is copied.
+        in_flight = int(max(_held(order, [1] * schedule.num_stages)))
+        for most in range(in_flight, self.ahead + 2, -1):
+            found = _with_copies(order, most, self.ahead)
+            if max(_held(found, sizes)) <= room:
+                return found
+        return _with_copies(order, self.ahead + 2, self.ahead)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments that make it of the one that its name finds."""
+        return {"most_held": self.most_held, "ahead": self.ahead}
+
+    def with_config(self, config: dict[str, Any]) -> Offload:
+        """Returns the same schedule with what `get_config` returned."""
+        return dataclasses.replace(self, **config)
+
+
+def _room(costs: Any, memory_limit: Any, schedule: Schedule, p: int) -> float:
+    """Returns the bytes of device p for microbatches that wait."""
+    limits = argument_checks.of_each_device(
+        "memory_limit", memory_limit, schedule.num_devices, math.inf
+    )
+    mine = [k for k, q in enumerate(schedule.placement) if q == p]
+    fixed = sum(costs.bytes_of("fixed_bytes", k) for k in mine)
+    again = max(
+        schedule.in_backward[k] * costs.bytes_of("backward_bytes", k) for k in mine
+    )
+    return float(limits[p] - fixed - again)
+
+
+def _held(order: Iterable[Action], sizes: Sequence[float]) -> list[float]:
+    """Returns the bytes of microbatches that a device holds after each action."""
+    held = [0.0]
+    for action in order:
+        held.append(held[-1] + action.kind.in_flight * sizes[action.stage])
+    return held
+
+
+def _with_copies(
+    order: Sequence[Action], most_held: int, ahead: int
+) -> tuple[Action, ...]:
+    """Returns the order of a device, with copies of what it has no room for.
+
+    Args:
+        order: Its passes.
+        most_held: The number of microbatches that it is to hold at most.
+        ahead: Passes between a copy's begin and what waits for it.
+    """
+    used: dict[_Visit, int] = {}  # Where the backward begins.
+    for i, action in enumerate(order):
+        if action.kind.is_backward:
+            used.setdefault((action.stage, action.microbatch), i)
+    since: dict[_Visit, int] = {}  # Those on the device, and where they came to it.
+    away: list[_Visit] = []
+    result: list[Action] = []
+
+    def make_room(i: int) -> None:
+        """Has others leave before place i, until there is room for one more."""
+        while len(since) >= most_held:
+            can_leave = [x for x in since if used[x] > i + ahead + 1]
+            # One that has just come would hold the device up.
+            rested = [x for x in can_leave if since[x] < i - ahead] or can_leave
+            if not rested:
+                return
+            leaves = max(rested, key=used.__getitem__)
+            del since[leaves]
+            away.append(leaves)
+            result.append(Action(OFFLOAD, *leaves))
+
+    for i, action in enumerate(order):
+        for visit in [x for x in away if used[x] <= i + ahead]:
+            make_room(i)
+            away.remove(visit)
+            since[visit] = i
+            result.append(Action(RELOAD, *visit))
+        visit = action.stage, action.microbatch
+        if action.kind.in_flight > 0:
+            make_room(i)
+            since[visit] = i
+        result.append(action)
+        if action.kind.in_flight < 0:
+            del since[visit]
+    return tuple(result)
