@@ -258,7 +258,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
     costs.check_num_stages(schedule.num_stages)
     placement = schedule.placement
     ends: dict[Action, float] = {}
-    # Of results, at the stages on other devices that need them.
+    # Of results, at stages on other devices.
     arrivals: dict[tuple[Action, int], float] = {}
     device_free: list[float] = [0] * schedule.num_devices
     # By device and kind: to the host and back, copies go one after the other.
@@ -269,34 +269,41 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
     # All that goes over a link comes from one device, so that the order of actions is
     # that of transfers, too.
     for action in schedule.slots:
-        k, m, p = action.stage, action.microbatch, placement[action.stage]
+        k, kind, p = action.stage, action.kind, placement[action.stage]
         needed = [arrivals.get((d, k), ends[d]) for d in schedule.dependencies(action)]
-        kind = action.kind
         if kind.is_copy:
             takes = kind.in_flight > 0  # Memory, from its place in the order on.
-            needed += [copies_free[p, kind], device_free[p] * takes]
-            time = max(needed)
+            time = max([*needed, copies_free[p, kind], device_free[p] * takes])
             ends[action] = copies_free[p, kind] = end = time + kind.seconds(costs, k)
-            spans.append(Span(kind, k, m, p, time, end))
             device_free[p] = max(device_free[p], end * (not takes))
+            spans.append(Span(kind, k, action.microbatch, p, time, end))
             continue
-        ready = time = max([device_free[p], *needed])
-        if kind.recomputes and (recompute := kinds.RECOMPUTE.seconds(costs, k)):
-            start = device_free[p] if costs.recompute_when == "early" else ready
-            spans.append(Span(kinds.RECOMPUTE, k, m, p, start, start + recompute))
-            time = max(start + recompute, ready)
-        end = time + kind.seconds(costs, k)
-        spans.append(Span(kind, k, m, p, time, end))
-        ends[action] = device_free[p] = end
+        spans += _work(costs, action, p, free=device_free[p], ready=max([0.0, *needed]))
+        ends[action] = device_free[p] = end = spans[-1].end
         for receiver in schedule.receivers(action):
             if placement[receiver] != p:
                 link = p, placement[receiver]
-                sent = _transfer(costs, action, receiver, max(end, link_free[link]))
+                start = max(end, link_free[link])
+                sent = _transfer(costs, action, receiver, start)
                 link_free[link] = sent.end - costs.latency
                 arrivals[action, receiver] = sent.end
                 transfers.append(sent)
     title = f"{schedule.name}, simulated"
     return Simulation(Timeline(schedule, tuple(spans), tuple(transfers), title), costs)
+
+
+def _work(
+    costs: Costs, action: Action, p: int, *, free: float, ready: float
+) -> list[Span]:
+    """Returns the spans of an action on device p, which is free from a time on."""
+    k, m, kind = action.stage, action.microbatch, action.kind
+    ready = time = max(free, ready)
+    spans = []
+    if kind.recomputes and (recompute := kinds.RECOMPUTE.seconds(costs, k)):
+        start = free if costs.recompute_when == "early" else ready
+        spans.append(Span(kinds.RECOMPUTE, k, m, p, start, start + recompute))
+        time = max(start + recompute, ready)
+    return [*spans, Span(kind, k, m, p, time, time + kind.seconds(costs, k))]
 
 
 def _transfer(
