@@ -30,8 +30,8 @@ class Offload(SchedulePolicy):
     stages). So a device holds few microbatches, however many are in flight, and the
     order of its passes stays. For `"1f1b+offload"`, K=4, M=6, device 0:
 
-        1F1B     F0 F1 F2 F3 .. .. .. B0 F4 .. .. B1 F5 .. .. B2 .. .. .. B3 ...
-        offload  F0 F1 F2 O1 F3 O2 .. B0 F4 .. .. B1 O3 F5 ...
+        1F1B     F0 F1 F2 F3 .. .. .. B0 F4 B1 F5 B2 .. B3 .. B4 .. B5
+        offload  F0 F1 F2 O1 F3 .. .. B0 R1 O3 F4 B1 F5 O5 R3 B2 B3 R5 B4 B5
 
     `O` is where the device waits until a microbatch has left; the copy begins right
     after its forward. At `R` one begins to come back; its backward waits for it. Of

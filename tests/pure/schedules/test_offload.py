@@ -46,6 +46,13 @@ def test_by_hand():
     assert plan.in_flight == (2,)
 
 
+def test_the_drawing_in_the_docstring_is_the_schedule():
+    assert Offload.__doc__ is not None
+    for name in ("1f1b", "1f1b+offload"):
+        row = schedules.draw(schedules.find(name)(4, 6)).splitlines()[0]
+        assert row.removeprefix("stage 0  ") in Offload.__doc__
+
+
 def test_copies_have_as_many_passes_as_asked_for():
     plan = Offload(schedules.gpipe, most_held=4, ahead=2)(1, 7)
     assert drawn(plan) == (
