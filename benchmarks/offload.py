@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import tempfile
 from collections.abc import Callable
+from typing import Any
 
 import keras
 
@@ -36,6 +37,7 @@ def measure(
     ends = workload.stage_ends(layers, num_devices)
     x, y = workload.make_data()
     rows: list[tables.Row] = []
+    first = 0.0
     for remat in ("none", "stage"):
         for schedule in ("1f1b", "1f1b+offload"):
             model = tfgpipe.pipeline(
@@ -52,9 +54,8 @@ def measure(
                 most - fixed
                 for most, fixed in zip(found.peak_bytes, found.fixed_bytes, strict=True)
             )
-            kept = costs.kept_bytes
             moved = sum(
-                kept[action.stage]
+                costs.bytes_of("kept_bytes", action.stage)
                 for order in model.schedule.orders
                 for action in order
                 if action.kind == OFFLOAD
@@ -62,6 +63,7 @@ def measure(
             model.compile(keras.optimizers.SGD(1e-3), workload.loss)
             timed = tfgpipe.TimelineCallback(tempfile.mkdtemp(), steps=(1, 1))
             model.fit(x, y, len(x), epochs=2, verbose=0, callbacks=[timed])
+            assert timed.timeline is not None
             rows.append(
                 {
                     "schedule": schedule,
@@ -70,22 +72,20 @@ def measure(
                     "MiB to hosts": moved / MIB,
                     "held": ",".join(map(str, timed.timeline.peak_in_flight)),
                     "planned": ",".join(map(str, model.schedule.in_flight)),
-                    "step": found.timeline.step_time,
                 }
             )
-    first = rows[0]["step"]
-    return [{**row, "step": row["step"] / first} for row in rows]
+            first = first or found.timeline.step_time
+            rows[-1]["step"] = found.timeline.step_time / first
+    return rows
 
 
 def costs_on(device: Device, flops: tfgpipe.Costs) -> tfgpipe.Costs:
     """Returns the costs of FLOPs on a device."""
     rate = device.peak("float32") * device.efficiency
-    passes = ("forward", "backward", "recompute")
-    return dataclasses.replace(
-        flops,
-        **{x: [value / rate for value in getattr(flops, x)] for x in passes},
-        host_bandwidth=device.host_bandwidth,
-    )
+    changes: dict[str, Any] = {"host_bandwidth": device.host_bandwidth}
+    for name in ("forward", "backward", "recompute"):
+        changes[name] = [value / rate for value in getattr(flops, name)]
+    return dataclasses.replace(flops, **changes)
 
 
 def main() -> None:
