@@ -190,3 +190,28 @@ def test_a_report_shows_each_of_the_best():
     ]
     assert f"{1e3 * best.time.total:,.1f}" in row
     assert f"{100 * best.mfu:.1f}%" in row
+
+
+def test_what_1f1b_does_not_fit_waits_on_the_host_where_there_is_a_way():
+    """Eight devices, of which the first has eight microbatches in flight."""
+    tried = {"num_devices": 8, "batch_size": 64, "microbatches": [16], "num_best": 9}
+    tried |= {"names": ["1f1b"], "remats": ["none"]}
+
+    def longest(**values):
+        """Returns the pipeline over all devices, if one fits."""
+        device = dataclasses.replace(TOY, **values)
+        best = planner.search(workload(8), device=device, **tried).best
+        return next((x for x in best if x.config.num_devices == 8), None)
+
+    whole = longest()
+    assert not whole.config.schedule.has_copies
+    # Room for four of them.
+    memory = whole.fullest.total - whole.fullest.activations / 2
+    assert longest(memory=memory) is None
+    fast, slow = (longest(memory=memory, host_bandwidth=x) for x in (1e30, 1e-3))
+    for found in (fast, slow):
+        assert found.config.schedule.has_copies
+        assert found.config.load.in_flight == (4, 4, 4, 4, 4, 3, 2, 1)
+        assert found.fullest.total == memory
+    assert fast.time.total == pytest.approx(whole.time.total)
+    assert slow.time.total > 10 * fast.time.total
