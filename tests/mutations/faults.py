@@ -129,6 +129,36 @@ SCHEDULES = (
         ),
     ),
     Fault(
+        "what is on the host comes back before it has left",
+        "tfgpipe/schedules/kinds.py",
+        "FORWARD if self.in_flight < 0 else OFFLOAD",
+        "FORWARD",
+        (
+            "tests/pure/schedules/test_offload.py::"
+            "test_the_backward_waits_for_the_copy_and_the_copy_for_the_forward",
+        ),
+    ),
+    Fault(
+        "a device does not wait until a microbatch has left",
+        "tfgpipe/simulation/simulator.py",
+        "max(device_free[p], end * (not takes))",
+        "device_free[p]",
+        (
+            "tests/pure/simulation/test_simulator.py::"
+            "test_what_waits_for_slow_copies_is_counted_as_bubble",
+        ),
+    ),
+    Fault(
+        "the host gets what another stage's device has",
+        "tfgpipe/runtime/executor.py",
+        "ends = (home, host_device(home))",
+        "ends = (host_device(home), host_device(home))",
+        (
+            "tests/models/test_offload.py::"
+            "test_the_host_gets_what_the_plan_says_from_the_stage_itself[stage-1]",
+        ),
+    ),
+    Fault(
         "simulated transfers on one link overlap",
         "tfgpipe/simulation/simulator.py",
         "start = max(end, link_free[link])",
