@@ -65,7 +65,9 @@ class _ColocatedStrategy:
         on_host: True to colocate with the hosts of their devices.
     """
 
-    def __init__(self, optimizer: keras.optimizers.Optimizer, *, on_host: bool) -> None:
+    def __init__(
+        self, optimizer: keras.optimizers.Optimizer, *, on_host: bool = False
+    ) -> None:
         self._optimizer, self._on_host = optimizer, on_host
         # What the updates of one step have read, by graph and device.
         self._read: dict[Hashable, list[tuple[keras.Variable, tf.Tensor]]] = {}
