@@ -23,7 +23,7 @@ import keras
 import tfgpipe
 from benchmarks import tables, workloads
 from tfgpipe.planner import TABLE, Device
-from tfgpipe.schedules.kinds import OFFLOAD
+from tfgpipe.schedules import kinds
 
 MIB = 2**20
 
@@ -58,11 +58,12 @@ def measure(
                 costs.bytes_of("kept_bytes", action.stage)
                 for order in model.schedule.orders
                 for action in order
-                if action.kind == OFFLOAD
+                if action.kind == kinds.OFFLOAD
             )
             model.compile(keras.optimizers.SGD(1e-3), workload.loss)
-            timed = tfgpipe.TimelineCallback(tempfile.mkdtemp(), steps=(1, 1))
-            model.fit(x, y, len(x), epochs=2, verbose=0, callbacks=[timed])
+            with tempfile.TemporaryDirectory() as folder:
+                timed = tfgpipe.TimelineCallback(folder, steps=(1, 1))
+                model.fit(x, y, len(x), epochs=2, verbose=0, callbacks=[timed])
             assert timed.timeline is not None
             rows.append(
                 {

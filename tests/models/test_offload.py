@@ -251,6 +251,14 @@ def test_replicas_divide_slots_instead():
         tfgpipe.PipelinedModel(layers, num_microbatches=2, offload_optimizer=True)
 
 
+def test_an_optimizer_of_replicas_is_not_placed_on_the_host():
+    with (
+        tfgpipe.PipelineStrategy(num_stages=2, num_replicas=2).scope(),
+        pytest.raises(ValueError, match=r"on_host=True.*shard_replicas"),
+    ):
+        tfgpipe.place_optimizer(keras.optimizers.Adam(), on_host=True)
+
+
 def test_what_is_no_choice():
     with pytest.raises(ValueError, match="`offload_optimizer` must be one of"):
         tfgpipe.PipelineConfig(num_microbatches=2, offload_optimizer="host")

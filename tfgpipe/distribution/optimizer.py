@@ -18,9 +18,10 @@ import keras
 import tensorflow as tf
 
 from tfgpipe._compat import functions, keras_internals
-from tfgpipe.devices import device_type, host_device
+from tfgpipe.devices import device_type
 from tfgpipe.distribution.all_reduce import Gradient
 from tfgpipe.distribution.single_replica import SingleReplica, current_strategy
+from tfgpipe.distribution.stage_strategy import slot_device
 
 
 def place_optimizer(
@@ -47,9 +48,11 @@ def place_optimizer(
             device, for one replica.
 
     Raises:
-        ValueError: If it is of several, or under a strategy that is not for pipelines.
+        ValueError: If it is of several, or under a strategy that is not for pipelines;
+            or if slots are to be on the host under a strategy.
     """
     current_strategy().check_optimizer(optimizer)
+    current_strategy().check_offload(on_host=on_host)
     keras_internals.optimizers.patch_apply(
         optimizer, _ColocatedStrategy(optimizer, on_host=on_host), _apply
     )
@@ -89,12 +92,11 @@ class _ColocatedStrategy:
         self, variable: tf.Variable
     ) -> contextlib.AbstractContextManager[Any]:
         if self._on_host:
-            return tf.device(self._home(variable))
+            return tf.device(self._device(variable))
         return current_strategy().slot_scope(variable)
 
-    def _home(self, variable: tf.Variable) -> str:
-        """Returns the device of a weight's slots and update, without replicas."""
-        return host_device(variable.device) if self._on_host else variable.device
+    def _device(self, variable: tf.Variable) -> str:
+        return slot_device(variable, on_host=self._on_host)
 
     def update(
         self,
@@ -106,7 +108,7 @@ class _ColocatedStrategy:
     ) -> Any:
         del group  # One variable on one device: nothing to group.
         return self._run_on(
-            self._home(variable), lambda: fn(variable, *args, **(kwargs or {}))
+            self._device(variable), lambda: fn(variable, *args, **(kwargs or {}))
         )
 
     def update_all(
@@ -117,7 +119,7 @@ class _ColocatedStrategy:
         """Updates variables, those of a TPU in one function that XLA compiles."""
         together: dict[Hashable, list[tuple[tf.Variable, Gradient]]] = {}
         for i, pair in enumerate(pairs):
-            device = self._home(pair[0])
+            device = self._device(pair[0])
             key = device if device_type(device) == "TPU" else i
             together.setdefault(key, []).append(pair)
 
@@ -126,7 +128,7 @@ class _ColocatedStrategy:
                 update(variable, gradient)
 
         for some in together.values():
-            self._run_on(self._home(some[0][0]), functools.partial(run, some))
+            self._run_on(self._device(some[0][0]), functools.partial(run, some))
 
     def _run_on(self, device: str, run: Callable[[], Any]) -> Any:
         """Runs an update of variables of a device there."""

@@ -173,10 +173,9 @@ class StageStrategy(abc.ABC):
         on_host: bool,
     ) -> None:
         """Moves an optimizer's slots for a weight to the weight's devices, or host."""
-        scope = functools.partial(self.slot_scope, weight.value)
-        there = None if self.is_distributed else weight.value.device
-        if on_host:
-            there = host_device(weight.value.device)
+        scope, there = functools.partial(self.slot_scope, weight.value), None
+        if not self.is_distributed:
+            there = slot_device(weight.value, on_host=on_host)
             scope = functools.partial(tf.device, there)
         for slot in optimizer_slots(optimizer, [weight]):
             keras_internals.variables.initialize_in_scope(slot, scope, there)
@@ -244,6 +243,16 @@ class StageStrategy(abc.ABC):
                 "it, or leave the strategy out."
             )
 
+    def check_offload(self, *, on_host: bool) -> None:
+        """Raises ValueError if slots of replicas are to be on the host."""
+        if on_host and self.is_distributed:
+            raise ValueError(
+                "The slots of an optimizer are on the host where there is one replica, "
+                "under no strategy. Received offload_optimizer=True, or on_host=True, "
+                f"under a {self.title}. Have replicas divide the slots instead: "
+                '`tfgpipe.PipelineStrategy(shard_replicas="slots")`.'
+            )
+
     @abc.abstractmethod
     def apply_gradients(
         self,
@@ -276,6 +285,11 @@ class StageStrategy(abc.ABC):
         So it is where other processes hold part of the state of metrics.
         """
         return False
+
+
+def slot_device(weight: tf.Variable, *, on_host: bool) -> str:
+    """Returns the device of a weight's slots and update, where it has no replicas."""
+    return host_device(weight.device) if on_host else weight.device
 
 
 def optimizer_slots(

@@ -45,7 +45,7 @@ def resolve(config: PipelineConfig, source: source_model.SourceModel) -> Resolve
     calls_per_stage, K = _given_stages(config, source)
     devices = _stage_devices(config, K, num_shards)
     strategy = current_strategy().for_pipeline(K, devices, num_shards)
-    _check_offload_optimizer(config, strategy)
+    strategy.check_offload(on_host=config.offload_optimizer)
     K = strategy.mesh.num_stages
     check_feasible(source.calls, K, source.opaque_calls)
     argument_checks.check_schedule_size(K, config.num_microbatches)
@@ -126,17 +126,6 @@ def _check_devices(config: PipelineConfig, num_devices: int) -> None:
     for name in ("memory_limit", "device_speeds"):
         value = getattr(config, name)
         argument_checks.of_each_device(name, value, num_devices, 0.0)
-
-
-def _check_offload_optimizer(config: PipelineConfig, strategy: StageStrategy) -> None:
-    """Raises ValueError if slots of replicas are to be on the host."""
-    if config.offload_optimizer and strategy.is_distributed:
-        raise ValueError(
-            "The slots of an optimizer are on the host where there is one replica, "
-            "under no strategy. Received offload_optimizer=True under a "
-            f"{strategy.title}. Have replicas divide the slots instead: "
-            '`tfgpipe.PipelineStrategy(shard_replicas="slots")`.'
-        )
 
 
 def _check_jit_compile(jit_compile: bool | str, num_shards: int) -> None:

@@ -11,7 +11,14 @@ import keras
 from tfgpipe import remat as remat_lib
 from tfgpipe.capture import source_model
 from tfgpipe.partition import balances
-from tfgpipe.schedules import Action, DataFlow, Schedule, SchedulePolicy, kinds
+from tfgpipe.schedules import (
+    Action,
+    DataFlow,
+    Offload,
+    Schedule,
+    SchedulePolicy,
+    kinds,
+)
 from tfgpipe.simulation import ScheduleName, find_schedule
 from tfgpipe.stage import Codec, codecs
 
@@ -45,7 +52,7 @@ save_remat = save_choice(remat_lib.find, remat_lib.NAMES)
 _save_codec = save_choice(codecs.find, get_args(codecs.TransferDtype))
 _ORDERS = get_args(ScheduleName)
 _save_policy = save_choice(
-    find_schedule, [*_ORDERS, *(f"{name}+offload" for name in _ORDERS)]
+    find_schedule, [*_ORDERS, *(name + Offload.suffix for name in _ORDERS)]
 )
 # By argument, what finds the value of a name.
 _FIND: Mapping[str, Callable[[Any], Any]] = {

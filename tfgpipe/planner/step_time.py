@@ -229,10 +229,9 @@ def stage_costs(staged: StagedWorkload, stages: Sequence[StageTimes]) -> Costs:
     copies: dict[str, Any] = {}
     if config.schedule.has_copies:
         held = memory.stages(staged, splits_backwards=config.load.splits_backwards)
-        ways = [device.host_bandwidth or 0.0 for device in staged.devices]
         copies = {
             "kept_bytes": [stage.by_time(staged.num_slots)[0] for stage in held],
-            "host_bandwidth": min(ways),
+            "host_bandwidth": min(map(_host_bandwidth, staged.devices)),
         }
     return Costs(
         **copies,
@@ -246,6 +245,21 @@ def stage_costs(staged: StagedWorkload, stages: Sequence[StageTimes]) -> Costs:
         bandwidth=min(link.bandwidth for link in links),
         latency=max(link.latency for link in links),
     )
+
+
+def _host_bandwidth(device: Device) -> float:
+    """Returns the bytes a second to the host.
+
+    Raises:
+        ValueError: If there is no way.
+    """
+    if device.host_bandwidth is None:
+        raise ValueError(
+            "Microbatches wait in the memory of the host. Received a device "
+            f"'{device.name}' without a `host_bandwidth`. Describe it with one, or use "
+            "another schedule."
+        )
+    return device.host_bandwidth
 
 
 def ordered(staged: StagedWorkload) -> ParallelConfig:

@@ -310,27 +310,24 @@ class Executor:
                 another action should wait for.
         """
         run, kind = self._runs[action.stage], action.kind
-        p = self.step.schedule.placement[action.stage]
+        here = run.device
+        other = host_device(here) if kind.is_copy else here
         frees = kind.is_copy and kind.in_flight < 0
-        ends = [run.device, run.device]
-        if kind.is_copy:
-            ends[frees] = host_device(run.device)
-        after = contextlib.nullcontext() if frees else self._order.after(p)
-        with tf.device(run.device), after:
+        begins, ends = (here, other) if frees else (other, here)
+        with tf.device(here) if frees else self._after_last(action.stage):
             if self._timer is None:
                 results = done = function(tensors)
             else:
                 tensors, start = self._timer.start(
-                    action, ends[0], run.devices[1:], tensors
+                    action, begins, run.devices[1:], tensors
                 )
                 with tf.control_dependencies([start]):
                     results = function(tensors)
                 recomputes = kind.recomputes and run.recomputes(action.microbatch)
                 done = [
-                    self._timer.end(
-                        action, ends[1], start, results, recomputes=recomputes
-                    )
+                    self._timer.end(action, ends, start, results, recomputes=recomputes)
                 ]
+            p = self.step.schedule.placement[action.stage]
             if not kind.is_copy:
                 self._order.record(p, done, is_sharded=run.trace.is_sharded)
             elif frees:

@@ -39,10 +39,9 @@ class StageRun:
         self._keeps = [step.keeps(k, m) for m in range(num_microbatches)]
         self._split = step.split
         self.gradients: list[tf.Tensor] = []
-        # Inputs of the whole step are given once, whichever microbatches wait.
-        pairs = zip(self.traced.input_keys, self.trace.given.inputs, strict=True)
-        self._per_step = {name for key, name in pairs if key.value_id in step.per_step}
-        self._k, self._homes = k, dict[str, str]()
+        self._k, self._per_step = k, step.per_step
+        # Of tensors that are on the host: the devices that they came from.
+        self._homes: dict[str, str] = {}
 
     @property
     def device(self) -> str:
@@ -76,10 +75,13 @@ class StageRun:
         """
         backward = [x.kind for x in self._schedule.backward(self._k, m)]
         names = self._functions(m).read_later(backward)
+        # Inputs of the whole step are given once, whichever microbatches wait.
+        pairs = zip(self.traced.input_keys, self.trace.given.inputs, strict=True)
+        once = {name for key, name in pairs if key.value_id in self._per_step}
         return [
             name
             for name in names
-            if name not in self._per_step
+            if name not in once
             and (spec := self.trace.spec(name)).shape.rank != 0
             and spec.dtype not in (tf.int32, tf.variant, tf.resource)
         ]

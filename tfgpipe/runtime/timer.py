@@ -109,7 +109,7 @@ class StepTimer:
         they name a resource: then those that name the same. Without, every action would
         wait for the one before it on another device.
         """
-        name = f"clock {action}" if action.kind.is_copy else "clock"
+        name = f"clock of {action.describe()}" if action.kind.is_copy else "clock"
         if (name, device) not in self._tokens:
             self._tokens[name, device] = ordering_token(name)
         return self._tokens[name, device]

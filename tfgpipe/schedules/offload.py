@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from tfgpipe._util import argument_checks
 from tfgpipe.schedules.data_flow import DataFlow
 from tfgpipe.schedules.kinds import OFFLOAD, RELOAD
 from tfgpipe.schedules.policy import Orders, SchedulePolicy
 from tfgpipe.schedules.schedule import Action, Schedule
-
-SUFFIX = "+offload"
-"""What the names of schedules with offload end in."""
 
 # A stage and a microbatch.
 _Visit = tuple[int, int]
@@ -50,6 +48,7 @@ class Offload(SchedulePolicy):
         ahead: Passes of its device that a copy has time for before something waits.
         costs: The `tfgpipe.Costs` that the memory is counted by. Not to be given.
         memory_limit: Bytes of a device, or of each. Not to be given.
+        suffix: The end of its names. Of the class.
 
     Raises:
         TypeError: If `schedule` is none.
@@ -57,6 +56,7 @@ class Offload(SchedulePolicy):
     """
 
     has_copies = True
+    suffix: ClassVar[str] = "+offload"
 
     schedule: SchedulePolicy
     most_held: int | None = None
@@ -73,7 +73,7 @@ class Offload(SchedulePolicy):
             if value is not None:
                 argument_checks.check_count(name, value)
         vars(self).update(
-            name=base.name + SUFFIX,
+            name=base.name + self.suffix,
             shares_devices=base.shares_devices,
             stages_per_device=base.stages_per_device,
             splits_backwards=base.splits_backwards,
@@ -127,29 +127,32 @@ class Offload(SchedulePolicy):
             schedule: The schedule.
         """
         orders = tuple(
-            self._with_copies(schedule, p, order)
-            for p, order in enumerate(schedule.orders)
+            self._with_copies(schedule, p) for p in range(schedule.num_devices)
         )
-        return dataclasses.replace(schedule, orders=orders, name=schedule.name + SUFFIX)
+        return dataclasses.replace(
+            schedule, orders=orders, name=schedule.name + self.suffix
+        )
 
-    def _with_copies(
-        self, schedule: Schedule, p: int, order: Sequence[Action]
-    ) -> tuple[Action, ...]:
-        """Returns the order of one device, with copies."""
+    def _with_copies(self, schedule: Schedule, p: int) -> tuple[Action, ...]:
+        """Returns the order of device p, with copies."""
+        order, ahead = schedule.orders[p], self.ahead
         if self.costs is None:
-            most = self.most_held or self.ahead + 2
-            return _with_copies(order, most, self.ahead)
-        room = _room(self.costs, self.memory_limit, schedule, p)
-        sizes = [
-            self.costs.bytes_of("kept_bytes", k) for k in range(schedule.num_stages)
-        ]
+            return _insert_copies(order, self.most_held or ahead + 2, ahead)
+        stages = range(schedule.num_stages)
+        sizes = [self.costs.bytes_of("kept_bytes", k) for k in stages]
+        free = _free_bytes(self.costs, self.memory_limit, schedule, p)
+
+        def most_held(order: tuple[Action, ...], sizes: Sequence[float]) -> float:
+            return dataclasses.replace(schedule, orders=(order,)).most_held(sizes)[0]
+
+        def is_too_much(most: int) -> bool:
+            return most_held(_insert_copies(order, most, ahead), sizes) > free
+
         # The more stay, the less is copied.
-        in_flight = int(max(_held(order, [1] * schedule.num_stages)))
-        for most in range(in_flight, self.ahead + 2, -1):
-            found = _with_copies(order, most, self.ahead)
-            if max(_held(found, sizes)) <= room:
-                return found
-        return _with_copies(order, self.ahead + 2, self.ahead)
+        in_flight = int(most_held(order, [1 for _ in stages]))
+        numbers = range(ahead + 2, max(ahead + 2, in_flight) + 1)
+        most = bisect.bisect_left(numbers, True, key=is_too_much) - 1
+        return _insert_copies(order, numbers[max(most, 0)], ahead)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make it of the one that its name finds."""
@@ -160,8 +163,8 @@ class Offload(SchedulePolicy):
         return dataclasses.replace(self, **config)
 
 
-def _room(costs: Any, memory_limit: Any, schedule: Schedule, p: int) -> float:
-    """Returns the bytes of device p for microbatches that wait."""
+def _free_bytes(costs: Any, memory_limit: Any, schedule: Schedule, p: int) -> float:
+    """Returns the bytes that device p has for microbatches in flight."""
     limits = argument_checks.of_each_device(
         "memory_limit", memory_limit, schedule.num_devices, math.inf
     )
@@ -173,18 +176,10 @@ def _room(costs: Any, memory_limit: Any, schedule: Schedule, p: int) -> float:
     return float(limits[p] - fixed - again)
 
 
-def _held(order: Iterable[Action], sizes: Sequence[float]) -> list[float]:
-    """Returns the bytes of microbatches that a device holds after each action."""
-    held = [0.0]
-    for action in order:
-        held.append(held[-1] + action.kind.in_flight * sizes[action.stage])
-    return held
-
-
-def _with_copies(
+def _insert_copies(
     order: Sequence[Action], most_held: int, ahead: int
 ) -> tuple[Action, ...]:
-    """Returns the order of a device, with copies of what it has no room for.
+    """Returns the order of a device, with copies of microbatches in flight.
 
     Args:
         order: Its passes.
@@ -199,8 +194,8 @@ def _with_copies(
     away: list[_Visit] = []
     result: list[Action] = []
 
-    def make_room(i: int) -> None:
-        """Has others leave before place i, until there is room for one more."""
+    def evict(i: int) -> None:
+        """Has others leave before place i, until one more can be held."""
         while len(since) >= most_held:
             can_leave = [x for x in since if used[x] > i + ahead + 1]
             # One that has just come would hold the device up.
@@ -214,13 +209,13 @@ def _with_copies(
 
     for i, action in enumerate(order):
         for visit in [x for x in away if used[x] <= i + ahead]:
-            make_room(i)
+            evict(i)
             away.remove(visit)
             since[visit] = i
             result.append(Action(RELOAD, *visit))
         visit = action.stage, action.microbatch
         if action.kind.in_flight > 0:
-            make_room(i)
+            evict(i)
             since[visit] = i
         result.append(action)
         if action.kind.in_flight < 0:

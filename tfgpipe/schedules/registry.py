@@ -17,7 +17,7 @@ from tfgpipe.schedules.named.v_half import VHalf
 from tfgpipe.schedules.named.v_min import VMin
 from tfgpipe.schedules.named.zbv import ZBV
 from tfgpipe.schedules.named.zero_bubble import ZeroBubble
-from tfgpipe.schedules.offload import SUFFIX, Offload
+from tfgpipe.schedules.offload import Offload
 from tfgpipe.schedules.policy import SchedulePolicy
 from tfgpipe.schedules.schedule import Schedule
 
@@ -79,8 +79,8 @@ def find(
             "`tfgpipe.schedules.SchedulePolicy`, or a `tfgpipe.Schedule`. Received "
             f"{schedule!r}."
         )
-    if schedule.endswith(SUFFIX):
-        policy = find(schedule.removesuffix(SUFFIX), others=others)
+    if schedule.endswith(Offload.suffix):
+        policy = find(schedule.removesuffix(Offload.suffix), others=others)
         assert isinstance(policy, SchedulePolicy)  # It has a name.
         return Offload(policy)
     if schedule not in policies:

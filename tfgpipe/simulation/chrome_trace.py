@@ -35,8 +35,9 @@ def trace_events(timeline: Timeline) -> dict[str, Any]:
     copies = (span.device for span in timeline.spans if span.kind.is_copy)
     rows.update((p + P, f"device {p} and host") for p in copies)
     for tid, row in rows.items():
+        place = 2 * (tid % P) + tid // P
         add("M", "thread_name", tid=tid, args={"name": row})
-        add("M", "thread_sort_index", tid=tid, args={"sort_index": 2 * (tid % P)})
+        add("M", "thread_sort_index", tid=tid, args={"sort_index": place})
     for span, label in span_labels(timeline).items():
         add(
             "X",

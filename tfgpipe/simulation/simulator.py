@@ -185,7 +185,7 @@ class Simulation:
         schedule = self.timeline.schedule
         held = [0.0] * schedule.num_devices
         for k, p in enumerate(schedule.placement):
-            held[p] += _for_stage(self.costs.fixed_bytes, k)
+            held[p] += self.costs.bytes_of("fixed_bytes", k)
         return tuple(held)
 
     @functools.cached_property

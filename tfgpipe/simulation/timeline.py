@@ -237,7 +237,8 @@ def stays(spans: Sequence[Span]) -> list[tuple[float, float]]:
     """
     starts = [span.start for span in spans if span.kind.in_flight > 0]
     ends = [span.end for span in spans if span.kind.in_flight < 0]
-    return [*zip(starts, ends, strict=True)]
+    last = max(span.end for span in spans)  # Of one without a backward.
+    return [*itertools.zip_longest(starts, ends, fillvalue=last)]
 
 
 def time_series(

@@ -215,3 +215,6 @@ def test_what_1f1b_does_not_fit_waits_on_the_host_where_there_is_a_way():
         assert found.fullest.total == memory
     assert fast.time.total == pytest.approx(whole.time.total)
     assert slow.time.total > 10 * fast.time.total
+    request = planner.PlanRequest(workload(8), device=TOY, num_devices=8, batch_size=64)
+    with pytest.raises(ValueError, match="'toy' without a `host_bandwidth`"):
+        request.estimate(fast.config)

@@ -127,8 +127,8 @@ def test_as_many_stay_as_the_memory_of_each_device_allows():
     for limit in (135, 145, 155, 165):
         policy = Offload(schedules.one_f_one_b).fitted(lambda: costs, limit)
         plan = policy(6, 12)
-        room = (limit - 105) // 10
-        assert plan.in_flight == tuple(min(room, n) for n in plain.in_flight)
+        fit = (limit - 105) // 10
+        assert plan.in_flight == tuple(min(fit, n) for n in plain.in_flight)
         assert max(tfgpipe.simulate(plan, costs).peak_bytes) <= limit
     both = Offload(schedules.one_f_one_b).fitted(lambda: costs, (135, *[165] * 5))
     assert both(6, 12).in_flight == (3, 5, 4, 3, 2, 1)

@@ -255,3 +255,9 @@ def test_a_report_is_json():
         "busy_seconds": [4, 5],
         "peak_live": [1, 1],
     }
+
+
+def test_a_microbatch_without_a_backward_is_held_until_its_last_span():
+    spans = tuple(Span("forward", 0, m, 0, float(m), m + 1.0) for m in range(2))
+    timeline = Timeline(schedules.gpipe(1, 2), spans)
+    assert timeline.in_flight() == (((0.0, 1), (1.0, 1), (2.0, 0)),)
