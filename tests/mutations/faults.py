@@ -1005,7 +1005,7 @@ STATE = (
     ),
     Fault(
         "a search for schedules forgets the memory of backwards that have begun",
-        "tfgpipe/simulation/search.py",
+        "tfgpipe/simulation/shop.py",
         "return held + again <= shop.limits[p]",
         "return held <= shop.limits[p]",
         (
@@ -1014,7 +1014,7 @@ STATE = (
     ),
     Fault(
         "the bound of a schedule forgets the forwards that fill the wait",
-        "tfgpipe/simulation/search.py",
+        "tfgpipe/simulation/shop.py",
         "until + rest",
         "until + rest + forwards",
         ("tests/pure/simulation/test_search.py::test_small_ones_are_the_best_of_all",),

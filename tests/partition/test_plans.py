@@ -809,3 +809,32 @@ def test_a_cut_by_names_is_the_cut_by_numbers():
         dense(5, 5, 5, 5), partition=["dense_0", "dense_2"], num_microbatches=2
     )
     assert layer.get_config()["partition"] == [1, 2, 1]
+
+
+@pytest.mark.parametrize("part", [0.0, 0.4, 1.0, None])
+def test_auto_counts_the_part_that_there_is_no_room_for(part):
+    """Worked out from the plans that save all and nothing; None is without a limit."""
+    widths = (64, 16, 64, 16)
+    made = keras.Sequential([keras.Input((16,)), *map(keras.layers.Dense, widths)])
+    given = {"num_stages": 2, "num_microbatches": 4, "schedule": "1f1b"}
+
+    def plan(remat, limit=None):
+        return tfgpipe.plan(
+            made, partition=(2, 2), remat=remat, memory_limit=limit, **given
+        )
+
+    none, stage = plan("none"), plan("stage")
+    most, least = none.device_bytes, stage.device_bytes
+    assert least[0] < most[0]
+    room = max(least)
+    if part is not None:
+        room = part * least[0] + (1 - part) * most[0]
+    auto = plan("auto", None if part is None else room)
+    assert auto.device_bytes[0] == pytest.approx(min(room, most[0]))
+    parts = [
+        min(max((high - room) / (high - low), 0), 1) if low < high else 0
+        for low, high in zip(least, most, strict=True)
+    ]
+    expected = [x * y for x, y in zip(parts, stage.costs.recompute, strict=True)]
+    assert auto.costs.recompute == pytest.approx(expected, abs=1e-3)
+    assert auto.costs.forward == stage.costs.forward

@@ -125,7 +125,9 @@ PURE = (
     "simulation",
     "simulation.auto_schedule",
     "simulation.chrome_trace",
+    "simulation.building_blocks",
     "simulation.search",
+    "simulation.shop",
     "simulation.simulator",
     "simulation.timeline",
 )

@@ -21,6 +21,7 @@ from tfgpipe.costs.memory import LayerBytes as LayerBytes
 from tfgpipe.costs.memory import Memory as Memory
 from tfgpipe.costs.memory import StageBytes as StageBytes
 from tfgpipe.costs.memory import StepLoad as StepLoad
+from tfgpipe.costs.memory import part_without_room as part_without_room
 from tfgpipe.costs.memory import stage_bytes as stage_bytes
 from tfgpipe.costs.work import StageWork as StageWork
 from tfgpipe.costs.work import stage_work as stage_work

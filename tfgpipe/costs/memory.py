@@ -137,6 +137,11 @@ class Memory:
         """Bytes that do not depend on microbatches: weights, gradients, slots."""
         return self.weights + self.gradients + self.slots
 
+    def between(self, other: Memory, part: float) -> Memory:
+        """Returns that part of this memory, and the rest of the other."""
+        pairs = zip(self.parts.items(), other.parts.values(), strict=True)
+        return Memory(**{name: part * x + (1 - part) * y for (name, x), y in pairs})
+
     @property
     def largest(self) -> str:
         """The name of the largest part."""
@@ -265,6 +270,22 @@ class StepLoad:
             recomputed=_largest([begun[k] * x.recomputed for k, x in stages]),
             workspace=_largest([x.workspace for _, x in stages]),
         )
+
+
+def part_without_room(least: float, most: float, limit: float) -> float:
+    """Returns the part of activations that a device has to recompute.
+
+    That is by bytes; by FLOPs it is less: what is cheap for its bytes comes first.
+
+    Args:
+        least: Bytes of the device if all is recomputed that may be.
+        most: Bytes if forwards save all.
+        limit: Bytes that it has.
+    """
+    if least >= most:
+        return 0.0
+    room = (1 - 1e-9) * limit  # Whatever the rounding.
+    return min(max((most - room) / (most - least), 0.0), 1.0)
 
 
 def stage_bytes(

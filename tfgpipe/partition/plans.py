@@ -96,7 +96,12 @@ class Plan:
     @functools.cached_property
     def device_bytes(self) -> tuple[float, ...]:
         """For each device the bytes that it needs, of all stages that it has."""
-        return self.profile.device_bytes(self.settings, self.calls_per_stage)
+        return tuple(size for size, _ in self._filled_devices)
+
+    @functools.cached_property
+    def _filled_devices(self) -> tuple[tuple[float, float], ...]:
+        """For each device its bytes, and the part of passes that is recomputed."""
+        return self.profile.filled_devices(self.settings, self.calls_per_stage)
 
     @property
     def fullest(self) -> tuple[float, float]:
@@ -124,11 +129,13 @@ class Plan:
             layers = self.profile.layers[span]
             speed = settings.speed(k)
             passes = [(x.seconds if measured else x.flops) / speed for x in layers]
-            works.append(stage_work(passes, load.recomputed(k, len(layers))))
+            _, part = self._filled_devices[load.placement[k]]
+            often = [part * x for x in load.recomputed(k, len(layers))]
+            works.append(stage_work(passes, often))
             # Of the shard that needs most.
             stage = tables.at(span.start, span.stop)
             parts = stage.by_time(settings.num_slots)
-            held.append([float(np.max(part)) for part in parts])
+            held.append([float(np.max(each)) for each in parts])
         kept, again, fixed = zip(*held, strict=True)
         return Costs(
             forward=[x.forward for x in works],

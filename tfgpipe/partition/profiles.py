@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfgpipe import remat as remat_lib
 from tfgpipe._util import argument_checks, stage_spans, unique
 from tfgpipe.capture import CallGraph, TensorKey
 from tfgpipe.costs import (
@@ -20,6 +21,7 @@ from tfgpipe.costs import (
     SegmentProfiler,
     StageBytes,
     StepLoad,
+    part_without_room,
     profiler,
     tables,
 )
@@ -132,7 +134,7 @@ class CallProfile:
     def device_bytes(
         self, settings: PlanSettings, counts: Sequence[int]
     ) -> tuple[float, ...]:
-        """Returns the bytes of each device, of the shard that needs most."""
+        """Returns the least bytes of each device, of the shard that needs most."""
         stages = self.stage_bytes(settings.remat)
         spans = stage_spans(counts)
         held = settings.load.device_memory(
@@ -140,6 +142,26 @@ class CallProfile:
             num_slots=settings.num_slots,
         )
         return tuple(float(np.max(each.total)) for each in held)
+
+    def filled_devices(
+        self, settings: PlanSettings, counts: Sequence[int]
+    ) -> tuple[tuple[float, float], ...]:
+        """Returns the bytes of each device, and the part of passes that is recomputed.
+
+        Of what the policy may recompute, the part for which a device has no memory.
+        """
+        least = self.device_bytes(settings, counts)
+        if not settings.remat.fills_memory:
+            return tuple((size, 1.0) for size in least)
+        keeping = dataclasses.replace(settings, remat=remat_lib.find("none"))
+        most, filled = self.device_bytes(keeping, counts), []
+        limits = settings.memory_limits
+        if settings.memory_limit is None:
+            limits = (max(least),) * len(least)
+        for less, more, limit in zip(least, most, limits, strict=True):
+            part = part_without_room(less, more, limit)
+            filled.append((part * less + (1 - part) * more, part))
+        return tuple(filled)
 
     def stage_bytes(self, remat: Remat) -> StageBytes:
         """Returns the bytes of all stages [s, e), as tables `[T, s, e]`."""

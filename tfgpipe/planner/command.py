@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfgpipe import schedules
+from tfgpipe import remat, schedules
 from tfgpipe._compat import native_logging_off
 from tfgpipe._util import CommandParser, report_crash
 from tfgpipe.planner import devices, ranking
@@ -104,13 +104,14 @@ def _parser(subject: argparse.ArgumentParser) -> argparse.ArgumentParser:
     add("--devices", type=count, required=True, metavar="N,...", help=how_many)
     powers = "values to try (powers of two)"
     add("--microbatches", type=_list_of(_positive), metavar="M,...", help=powers)
-    for name, choices, every in (
-        ("--schedules", schedules.NAMES, "all of docs/explanation/schedules.md"),
-        ("--remats", REMATS, ",".join(REMATS)),
+    named = "all named ones; auto searches for more"
+    for name, choices, default, every in (
+        ("--schedules", (*schedules.NAMES, "auto"), schedules.NAMES, named),
+        ("--remats", remat.NAMES, REMATS, ",".join(REMATS)),
     ):
         kind = _list_of(functools.partial(_one_of, choices))
-        default = ",".join(choices)
-        add(name, type=kind, default=default, metavar="NAME,...", help=f"({every})")
+        tried = ",".join(default)
+        add(name, type=kind, default=tried, metavar="NAME,...", help=f"({every})")
     add(
         "--best",
         type=_positive,

@@ -10,7 +10,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from tfgpipe.costs import LayerBytes, LayerCost, Memory, StageBytes, stage_bytes
+from tfgpipe import remat
+from tfgpipe.costs import (
+    LayerBytes,
+    LayerCost,
+    Memory,
+    StageBytes,
+    part_without_room,
+    stage_bytes,
+)
 from tfgpipe.planner.devices import Device
 from tfgpipe.planner.workload import StagedWorkload
 
@@ -41,6 +49,28 @@ def layer_bytes(
 
 def devices(staged: StagedWorkload) -> tuple[Memory, ...]:
     """Returns the memory of each device of a pipeline."""
+    return tuple(memory for memory, _ in filled_devices(staged))
+
+
+def filled_devices(staged: StagedWorkload) -> list[tuple[Memory, float]]:
+    """Returns the memory of each device, and the part of passes that is recomputed.
+
+    Of what the policy may recompute, the part for which a device has no memory.
+    """
+    least = _devices(staged)
+    if not staged.config.remat.fills_memory:
+        return [(each, 1.0) for each in least]
+    config = dataclasses.replace(staged.config, remat=remat.find("none"))
+    most = _devices(dataclasses.replace(staged, config=config))
+    filled = []
+    for less, more, device in zip(least, most, staged.devices, strict=True):
+        part = part_without_room(less.total, more.total, device.memory)
+        filled.append((less.between(more, part), part))
+    return filled
+
+
+def _devices(staged: StagedWorkload) -> tuple[Memory, ...]:
+    """Returns the memory of each device if all is recomputed that the policy may."""
     load = staged.config.load
     held = load.device_memory(
         stages(staged, splits_backwards=load.splits_backwards),

@@ -17,7 +17,7 @@ from tfgpipe.remat import RematLike
 from tfgpipe.schedules import Schedule, SchedulePolicy
 
 # The policies that a search tries.
-REMATS: tuple[remat_lib.Name, ...] = ("none", "stage", "layer")
+REMATS: tuple[remat_lib.Name, ...] = ("none", "auto", "stage", "layer")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ def enumerate_configs(
     batch_size: int,
     max_stages: int,
     max_shards: int,
-    names: Sequence[schedules.Name] = schedules.NAMES,
+    names: Sequence[schedules.Name | SchedulePolicy | Schedule] = schedules.NAMES,
     remats: Sequence[RematLike] = REMATS,
     microbatches: Sequence[int] | None = None,
 ) -> Iterator[ParallelConfig]:
@@ -173,7 +173,7 @@ def _schedules(
                     yield policy, v
 
 
-def _find_policy(name: schedules.Name) -> SchedulePolicy:
+def _find_policy(name: schedules.Name | SchedulePolicy | Schedule) -> SchedulePolicy:
     policy = schedules.find(name)
     assert isinstance(policy, SchedulePolicy)
     return policy

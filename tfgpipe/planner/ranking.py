@@ -27,6 +27,7 @@ from tfgpipe.planner.parallel_config import (
 from tfgpipe.planner.plan_request import Estimate, PlanRequest
 from tfgpipe.planner.workload import Workload
 from tfgpipe.remat import RematLike
+from tfgpipe.simulation import AutoSchedule, ScheduleName, find_schedule
 
 if TYPE_CHECKING:
     import keras
@@ -135,7 +136,7 @@ def search(
     num_devices: int | Sequence[int],
     batch_size: int,
     num_slots: float = 2,
-    names: Sequence[schedules.Name] = schedules.NAMES,
+    names: Sequence[ScheduleName] = schedules.NAMES,
     remats: Sequence[RematLike] = REMATS,
     microbatches: Sequence[int] | None = None,
     num_best: int = 5,
@@ -168,7 +169,8 @@ def search(
         batch_size: Examples of a mini-batch, over all replicas.
         num_slots: Optimizer slots of a trained weight: 2 for Adam, 1 for momentum, one
             more for averaged weights and for gradients summed over steps.
-        names: Schedules to try.
+        names: Schedules to try. With `"auto"`, the best found are also tried in the
+            orders that a search finds for their stages, which takes seconds each.
         remats: Rematerialisation policies to try.
         microbatches: Values of M to try. None for all powers of two.
         num_best: Number of configurations to return.
@@ -178,6 +180,8 @@ def search(
             device is not known.
     """
     remats = [remat_lib.find(remat, argument="remats") for remat in remats]
+    orders = [find_schedule(name) for name in names]
+    searched = [order for order in orders if isinstance(order, AutoSchedule)]
     for count in microbatches or ():
         argument_checks.check_count("microbatches", count)
     argument_checks.check_count("num_best", num_best)
@@ -197,17 +201,20 @@ def search(
     )
     fitting: list[tuple[float, ParallelConfig]] = []
     out_of_memory: list[tuple[float, ParallelConfig]] = []
+    all_fitting: set[ParallelConfig] = set()
     for config in enumerate_configs(
         num_devices=request.total_devices,
         batch_size=batch_size,
         max_stages=workload.max_stages,
         max_shards=workload.max_shards,
-        names=names,
+        names=[x for x in orders if x not in searched] or schedules.NAMES,
         remats=remats,
         microbatches=microbatches,
     ):
         if not request.has_devices(config):
             continue
+        if config.remat.fills_memory and _saving_all(config) in all_fitting:
+            continue  # It would save all.
         layers_per_stage = request.partition(config)
         held = request.memory(config, layers_per_stage)
         missing = request.missing_bytes(config, held)
@@ -215,6 +222,7 @@ def search(
             fitting.append(
                 (request.lower_bound_seconds(config, layers_per_stage), config)
             )
+            all_fitting.add(config)
         else:
             out_of_memory.append((missing, config))
             fitting += _offloaded(request, config)
@@ -231,6 +239,10 @@ def search(
     fitting.sort(key=lambda pair: pair[0])
     out_of_memory.sort(key=lambda pair: pair[0])
     best = _fastest(request, fitting, num_best)
+    for order in searched:
+        tried = _in_order(request, best, order)
+        fitting += [(x.time.total, x.config) for x in tried]
+        best = sorted([*best, *tried], key=lambda x: x.time.total)[: len(best)]
     return SearchResult(
         request=request,
         best=tuple(best),
@@ -239,6 +251,11 @@ def search(
         num_configs=len(fitting) + len(out_of_memory),
         num_fitting=len(fitting),
     )
+
+
+def _saving_all(config: ParallelConfig) -> ParallelConfig:
+    """Returns a configuration whose backwards recompute nothing."""
+    return dataclasses.replace(config, remat=remat_lib.find("none"))
 
 
 def _offloaded(
@@ -268,6 +285,18 @@ def _fastest(
         bisect.insort(best, request.estimate(config), key=lambda p: p.time.total)
         del best[num_best:]
     return best
+
+
+def _in_order(
+    request: PlanRequest, best: Sequence[Estimate], order: AutoSchedule
+) -> list[Estimate]:
+    """Returns those of several devices in the order for their stages, if that fits."""
+    found: dict[ParallelConfig, Estimate] = {}
+    for estimate in best:
+        config = dataclasses.replace(estimate.config, schedule=order)
+        if config.num_devices > 1 and config not in found:
+            found[config] = request.estimate(config, estimate.layers_per_stage)
+    return [x for x in found.values() if x.missing_bytes <= 0]
 
 
 def _rejected(

@@ -15,7 +15,7 @@ from typing import Any
 
 import keras
 
-from tfgpipe import partition, remat, schedules
+from tfgpipe import partition, schedules
 from tfgpipe._util import argument_checks
 from tfgpipe.costs import PassCost
 from tfgpipe.devices import default_devices
@@ -348,12 +348,6 @@ class Settings:
             num_devices: P.
         """
         plan = times.under(config, num_devices)
-        costs, share = plan.costs, self._recomputed_share(plan)
-        again = [
-            share * costs.seconds("recompute", k)
-            for k in range(plan.settings.num_stages)
-        ]
-        costs = dataclasses.replace(costs, recompute=again)
         # Of other numbers of devices none is known, and they are worth a trial.
         overhead = self._overheads.get(num_devices, 0.0)
         chosen: dict[str, Any] = {"partition": plan.calls_per_stage}
@@ -362,15 +356,7 @@ class Settings:
         if config.devices is not None:
             chosen["devices"] = config.devices[: num_devices * len(plan.profile.shards)]
         config = dataclasses.replace(config, **chosen)
-        return Setting(config, plan, costs, overhead)
-
-    def _recomputed_share(self, plan: Plan) -> float:
-        """Returns the part of the recomputation that a plan counts, estimated."""
-        settings = plan.settings
-        keeping = dataclasses.replace(settings, remat=remat.find("none"))
-        most = dataclasses.replace(plan, settings=keeping).device_bytes
-        each = zip(most, plan.device_bytes, settings.memory_limits, strict=True)
-        return max(settings.remat.recomputed_share(*x) for x in each)
+        return Setting(config, plan, plan.costs, overhead)
 
 
 def _missing_bytes(times: Plan, config: PipelineConfig, num_devices: int) -> float:

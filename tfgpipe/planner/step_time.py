@@ -158,6 +158,7 @@ def stage_times(staged: StagedWorkload) -> list[StageTimes]:
     """Returns the times of each stage on a microbatch."""
     config, dtype = staged.config, staged.workload.dtype
     saves = config.remat.saves_results
+    parts = [part for _, part in memory.filled_devices(staged)]
     found = []
     for k, (layers, device) in enumerate(
         zip(staged.stages, staged.placed_on, strict=True)
@@ -168,6 +169,7 @@ def stage_times(staged: StagedWorkload) -> list[StageTimes]:
             "device": device,
         }
         again = config.load.recomputed(k, len(layers))
+        part = parts[config.load.placement[k]]
         passes = [
             layer_seconds(x, **sizes, dtype=dtype, saves_results=saves) for x in layers
         ]
@@ -177,8 +179,10 @@ def stage_times(staged: StagedWorkload) -> list[StageTimes]:
             StageTimes(
                 forward=computed.forward + device.overhead + reduced.forward,
                 backward=computed.backward + device.overhead + reduced.backward,
-                recompute=computed.recompute + reduced.recompute,
-                reductions=reduced,
+                recompute=part * (computed.recompute + reduced.recompute),
+                reductions=dataclasses.replace(
+                    reduced, recompute=part * reduced.recompute
+                ),
             )
         )
     return found

@@ -67,14 +67,10 @@ class AutoRemat(Remat):
             return ()
         return cheapest_saved(_tilted(graph), price)
 
-    def recomputed_share(
-        self, keeping: float, recomputing: float, limit: float
-    ) -> float:
-        """Returns the part that does not fit; what is cheap for its bytes is less."""
-        if self.saves_results or math.isinf(limit):
-            return 1.0
-        part = (keeping - limit) / max(keeping - recomputing, 1.0)
-        return min(max(part, 0.0), 1.0)
+    @property
+    def fills_memory(self) -> bool:
+        """True unless it is known what a byte is worth."""
+        return self.flops_per_byte is None
 
     def within(self, memory_limit: argument_checks.MemoryLimit) -> AutoRemat:
         """Returns the policy for a limit, unless it has one."""

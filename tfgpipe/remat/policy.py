@@ -74,6 +74,11 @@ class Remat(Choice):
         del graph
         return ()
 
+    @property
+    def fills_memory(self) -> bool:
+        """True if forwards save as much as the device has memory for."""
+        return False
+
     def within(self, memory_limit: argument_checks.MemoryLimit) -> Remat:
         """Returns the policy for devices of some bytes, or None for any number."""
         del memory_limit
@@ -93,19 +98,6 @@ class Remat(Choice):
         """
         del devices
         return (self,) * num_stages
-
-    def recomputed_share(
-        self, keeping: float, recomputing: float, limit: float
-    ) -> float:
-        """Returns the part of what plans count that backwards recompute, estimated.
-
-        Args:
-            keeping: Bytes that a device needs if forwards save all.
-            recomputing: Bytes that it needs by the plan.
-            limit: Bytes that it has.
-        """
-        del keeping, recomputing, limit
-        return 1.0
 
     def keeps(self, schedule: Schedule, k: int, m: int) -> bool:
         """Returns whether the forward of a microbatch saves what its backward reads.

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pure.planner.toys import TOY, layer, workload
+from tests.pure.planner.toys import TOY, config, layer, workload
 from tfgpipe import planner, schedules
+from tfgpipe.costs import PassCost
 from tfgpipe.planner.parallel_config import enumerate_configs
 
 
@@ -71,6 +72,7 @@ def test_the_best_are_those_of_trying_everything():
     times = sorted(
         request.estimate(each).time.total
         for each in configs(4, batch_size=16, max_stages=8)
+        if each.remat.name != "auto"  # All fits, so it saves all.
         if request.fits(each, request.memory(each, request.partition(each)))
     )
     assert [each.time.total for each in result.best] == pytest.approx(times[:7])
@@ -115,6 +117,7 @@ def test_every_class_is_among_the_best_or_explained():
         everything = {
             f"{name}={of(each)}" for each in configs(4, batch_size=16, max_stages=8)
         }
+        everything.discard("remat=auto")  # All fits, so it saves all.
         assert there | lost == everything
         assert not there & lost
 
@@ -141,6 +144,64 @@ def test_recomputation_is_why_remat_loses():
     result = search(remats=["none", "stage"], microbatches=[4])
     (why,) = [each.reason for each in result.rejected if each.name == "remat=stage"]
     assert "recomputing" in why
+
+
+def test_auto_recomputes_what_the_device_has_no_room_for():
+    asked = search().request
+    each = {
+        remat: config(num_devices=4, num_microbatches=8, schedule="1f1b", remat=remat)
+        for remat in ("none", "auto", "stage")
+    }
+    cut = (2, 2, 2, 2)
+    most, least = (
+        [held.total for held in asked.memory(each[remat], cut)]
+        for remat in ("none", "stage")
+    )
+    for part in (0.0, 0.3, 1.0):  # Of what the first device may recompute.
+        room = part * least[0] + (1 - part) * most[0]
+        small = dataclasses.replace(asked, device=dataclasses.replace(TOY, memory=room))
+        held = [x.total for x in small.memory(each["auto"], cut)]
+        assert held[0] == pytest.approx(room)
+        assert held[1:] == pytest.approx([min(x, room) for x in most[1:]])
+        assert small.fits(each["auto"], small.memory(each["auto"], cut))
+        none, auto, stage = (
+            small.stage_times(each[remat], cut)[0].recompute for remat in each
+        )
+        assert none == 0 < stage
+        assert auto == pytest.approx(part * stage, abs=1e-6)
+    less = dataclasses.replace(TOY, memory=0.99 * least[0])
+    small = dataclasses.replace(asked, device=less)
+    lacks = small.missing_bytes(each["auto"], small.memory(each["auto"], cut))
+    assert lacks == pytest.approx(0.01 * least[0])
+
+
+def test_auto_is_tried_where_not_all_can_be_saved():
+    room = dataclasses.replace(TOY, memory=2_500.0)
+    result = search(device=room, remats=["none", "auto"], num_best=50)
+    request = result.request
+    found = [x.config for x in result.best if x.config.remat.name == "auto"]
+    assert found
+    for each in found:
+        saving = dataclasses.replace(each, remat="none")
+        assert not request.fits(
+            saving, request.memory(saving, request.partition(saving))
+        )
+
+
+def test_the_best_are_tried_in_the_order_for_their_stages():
+    """A last layer that is long: another order hides what it waits for."""
+    layers = [*workload(5).layers, layer(flops=PassCost(800, 1600))]
+    uneven = dataclasses.replace(workload(5), layers=tuple(layers))
+    given = {"num_devices": 3, "batch_size": 6, "microbatches": [6], "num_best": 3}
+    named = search(uneven, **given)
+    both = search(uneven, names=["auto", *schedules.NAMES], **given)
+    assert both.best[0].time.total <= named.best[0].time.total
+    tried = {x.config.schedule.name for x in both.best}
+    tried |= {x.name.removeprefix("schedule=") for x in both.rejected}
+    assert "auto" in tried
+    assert both.num_configs > named.num_configs
+    alone = search(uneven, names=["auto"], **given)
+    assert alone.best == both.best
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_the_best_are_those_of_trying_everything():
     for each in enumerate_configs(
         num_devices=4, batch_size=16, max_stages=8, max_shards=4
     ):
-        if each.num_devices % 2:
+        if each.num_devices % 2 or each.remat.name == "auto":  # As all fits, none.
             continue
         if asked.fits(each, asked.memory(each, asked.partition(each))):
             times.append(asked.estimate(each).time.total)
