@@ -24,6 +24,7 @@ from tfgpipe.simulation.shop import BACKWARD, FORWARD, TOLERANCE, WEIGHT, Run, S
 # pass ahead of its time.
 _PERIODS = (1.0, 1.1, 1.3, 1.6)
 _AHEAD = (1.0, 4.0, math.inf)
+_MOST_BLOCKS = 300
 
 
 class Timed(Protocol):
@@ -67,7 +68,7 @@ def best_of_blocks(
         effort: Number of passes that may be simulated.
     """
     draw, best, chosen = random.Random(0), None, None
-    left, pending = effort // shop.num_passes, _first(shop)
+    left, pending = min(effort // shop.num_passes, _MOST_BLOCKS), _first(shop)
     while left and (best is None or best.time > shop.lower_bound * (1 + TOLERANCE)):
         block = next(pending, None)
         if block is None:
