@@ -576,7 +576,7 @@ class PipelinedLayer(keras.layers.Layer):
             self.config.plan_settings(self.schedule, num_slots, order=order),
             sample=sample,
             batch_size=batch_size,
-            device=self.mesh.primary_devices[0][0],
+            devices=self.mesh.primary_devices[0][:1],
         )
 
 

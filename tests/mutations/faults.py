@@ -1006,10 +1006,11 @@ STATE = (
     Fault(
         "a search for schedules forgets the memory of backwards that have begun",
         "tfgpipe/simulation/shop.py",
-        "return held + again <= shop.limits[p]",
-        "return held <= shop.limits[p]",
+        "all(held + begun <= limit for",
+        "all(held <= limit for",
         (
-            "tests/pure/simulation/test_search.py::test_devices_stay_within_their_memory",
+            "tests/pure/simulation/test_search.py::"
+            "test_a_plan_finds_the_memory_that_the_search_has_found",
         ),
     ),
     Fault(
@@ -1018,6 +1019,33 @@ STATE = (
         "until + rest",
         "until + rest + forwards",
         ("tests/pure/simulation/test_search.py::test_small_ones_are_the_best_of_all",),
+    ),
+    Fault(
+        "the bound of a schedule forgets that memory is for few microbatches",
+        "tfgpipe/simulation/shop.py",
+        "max(busy, head + in_flight)",
+        "busy",
+        (
+            "tests/pure/simulation/test_search.py::"
+            "test_no_more_are_in_flight_than_there_is_memory_for",
+        ),
+    ),
+    Fault(
+        "building blocks are not a period apart",
+        "tfgpipe/simulation/building_blocks.py",
+        "times[kind, k] + period * run.done[kind][k]",
+        "times[kind, k] + 0 * run.done[kind][k]",
+        ("tests/pure/simulation/test_search.py::test_a_building_block_is_repeated",),
+    ),
+    Fault(
+        "a plan counts all as recomputed that is saved where there is room",
+        "tfgpipe/partition/plans.py",
+        "[part * x for x in load.recomputed(k, len(layers))]",
+        "[x for x in load.recomputed(k, len(layers))]",
+        (
+            "tests/partition/test_plans.py::"
+            "test_auto_counts_the_part_that_there_is_no_room_for",
+        ),
     ),
     Fault(
         "a loss of each example is taken for a mean if it cannot be probed",

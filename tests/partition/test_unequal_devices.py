@@ -9,6 +9,7 @@ import pytest
 
 import tfgpipe
 from tests.helpers import compare
+from tfgpipe.costs import SegmentProfiler
 from tfgpipe.remat import AutoRemat
 from tfgpipe.simulation import AutoSchedule
 
@@ -174,3 +175,44 @@ def test_auto_within_limits_of_other_devices_says_so():
     piped.compile("sgd", "mse")
     with pytest.raises(ValueError, match="1 for 3 devices: memory_limit"):
         piped.fit(X, X, batch_size=16, verbose=0)
+
+
+def test_speeds_are_measured_with_the_layers(monkeypatch):
+    """Devices that take twice and four times as long are found, and cut for."""
+    slower = {"CPU:0": 1.0, "CPU:1": 4.0, "CPU:2": 2.0}
+    measure = SegmentProfiler.measure_seconds
+    first = []
+
+    def measured(self, inputs, device):
+        first.append(first[0] if first else measure(self, inputs, device))
+        factor = slower[device[device.index("CPU:") :]]
+        return [x / (1 / factor) for x in first[0]]
+
+    monkeypatch.setattr(SegmentProfiler, "measure_seconds", measured)
+    given = {**GIVEN, "balance": "time"}
+    plan = tfgpipe.plan(model(), device=[*slower], **given)
+    assert plan.settings.speeds == pytest.approx(SPEEDS)
+    assert "of speeds 1.00, 0.25, 0.50" in str(plan)
+    told = tfgpipe.plan(model(), device_speeds=plan.settings.speeds, **given)
+    assert told.calls_per_stage == plan.calls_per_stage
+    assert told.costs == plan.costs
+
+
+def test_devices_as_they_are_have_a_speed_each():
+    plan = tfgpipe.plan(
+        model(), balance="time", device=["CPU:0", "CPU:1", "CPU:2"], **GIVEN
+    )
+    assert plan.settings.speeds[0] == 1
+    assert min(plan.settings.speeds) > 0
+    assert len(plan.settings.speeds) == 3
+
+
+@pytest.mark.parametrize(
+    "others",
+    [{}, {"balance": "time", "device_speeds": SPEEDS}, {"partition": (2, 2, 3)}],
+)
+def test_speeds_that_nothing_would_use_are_not_measured(others):
+    with pytest.raises(ValueError, match="The speeds of devices are measured for"):
+        tfgpipe.plan(model(), device=["CPU:0", "CPU:1", "CPU:2"], **GIVEN, **others)
+    with pytest.raises(ValueError, match=r"3 here, .*Received 2 devices"):
+        tfgpipe.plan(model(), device=["CPU:0", "CPU:1"], balance="time", **GIVEN)

@@ -22,7 +22,7 @@ def plan(
     sample: Any = None,
     batch_size: int = 32,
     num_slots: int = 2,
-    device: str | None = None,
+    device: str | Sequence[str] | None = None,
     **options: Unpack[PlanOptions],
 ) -> Plan:
     """Plans the partition of a model, without building anything on a device.
@@ -53,7 +53,9 @@ def plan(
             model with inputs of unknown sizes.
         batch_size: Examples in the mini-batch, where there is no sample.
         num_slots: Optimizer slots a trained weight: 2 for Adam, 1 for momentum.
-        device: Name of the device to measure time on. Defaults to the first.
+        device: Name of the device to measure time on. Defaults to the first. Or the
+            names of all P, whose speeds are then measured with the model's layers:
+            `plan.settings.speeds`, to be given as `device_speeds`.
         **options: Fields of `tfgpipe.PipelineConfig`.
 
     Raises:
@@ -69,7 +71,10 @@ def plan(
             "The costs of layers depend on what they are given. Received a list of "
             "layers and no `sample`. Pass a mini-batch, `sample=x`."
         )
-    mesh = make_mesh(num_stages=1, devices=device and [device])
+    devices = [device] if isinstance(device, str) else device
+    if devices is not None and len(devices) > 1:
+        _check_timed(config, len(devices), schedule.num_devices)
+    mesh = make_mesh(num_stages=len(devices or [""]), devices=devices)
     inputs = source.inputs
     if inputs is None:
         inputs = source_model.to_symbolic(sample)
@@ -84,6 +89,18 @@ def plan(
             if sample is None
             else [*source.flatten_inputs(captured, sample, {}).values()],
             batch_size=batch_size,
-            device=mesh.primary_devices[0][0],
+            devices=mesh.primary_devices[0],
         )
         return check_memory(plan)
+
+
+def _check_timed(config: PipelineConfig, count: int, num_devices: int) -> None:
+    """Raises ValueError if the speeds of so many devices are of no use."""
+    is_timed = config.partition is None and config.balance.is_measured
+    if count != num_devices or not is_timed or config.device_speeds is not None:
+        raise ValueError(
+            'The speeds of devices are measured for `balance="time"`, with all '
+            f"devices of the pipeline in `device`, {num_devices} here, and no "
+            f"`device_speeds`. Received {count} devices, balance={config.balance}, "
+            f"partition={config.partition}, device_speeds={config.device_speeds}."
+        )

@@ -267,7 +267,7 @@ def make_plan(
     *,
     sample: Sequence[tf.Tensor | None] | None,
     batch_size: int,
-    device: str,
+    devices: Sequence[str],
 ) -> Plan:
     """Makes a plan.
 
@@ -278,7 +278,7 @@ def make_plan(
         sample: A mini-batch, one tensor an input, or None for `batch_size` rows of the
             sizes in the model, of noise where time is measured.
         batch_size: The size of the mini-batch, if the model leaves it open.
-        device: Device to measure time on.
+        devices: Device to measure time on, or each of the P, to measure their speeds.
 
     Raises:
         ValueError: If the model has no such partition, or a size is not known.
@@ -294,7 +294,7 @@ def make_plan(
             captured, sample, batch_size, num_microbatches=settings.num_microbatches
         ),
         codec=settings.codec,
-        device=device if is_measured else None,
+        devices=devices if is_measured else (),
         remat=settings.remat,
     )
     if not isinstance(balance, Balance):
@@ -302,9 +302,11 @@ def make_plan(
         return Plan(tuple(balance), balances.flops, settings, note, profile).ordered()
     note = f"balanced by {balance}"
     if is_measured:
-        note += (
-            f", the best of {profiler.REPEATS} runs of a layer on {short_name(device)}"
-        )
+        names = ", ".join(map(short_name, devices))
+        note += f", the best of {profiler.REPEATS} runs of a layer on {names}"
+    if len(devices) > 1:
+        settings = dataclasses.replace(settings, speeds=profile.speeds)
+        note += f", of speeds {', '.join(f'{x:.2f}' for x in profile.speeds)}"
     return best_plan(profile, balance, settings, note=note).ordered()
 
 

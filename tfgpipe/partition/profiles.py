@@ -98,6 +98,7 @@ class CallProfile:
         held_bytes: The bytes of these values after they are decoded, and of the model's
             inputs that the stage reads.
         num_examples: Number of examples of the microbatch.
+        speeds: Speed of each device that layers were timed on, relative to the first.
         sharding: A table of the sharded weights; empty if there is none.
     """
 
@@ -106,6 +107,7 @@ class CallProfile:
     received_bytes: np.ndarray
     held_bytes: np.ndarray
     num_examples: int
+    speeds: tuple[float, ...] = ()
     sharding: str = ""
 
     def stage_memory_tables(self, settings: PlanSettings) -> Sequence[np.ndarray]:
@@ -181,7 +183,7 @@ def profile_calls(
     inputs: Mapping[TensorKey, tf.Tensor | tf.TensorSpec],
     *,
     codec: Codec,
-    device: str | None,
+    devices: Sequence[str],
     remat: Remat,
 ) -> CallProfile:
     """Returns the costs of the calls of a model.
@@ -190,8 +192,8 @@ def profile_calls(
         graph: The calls.
         inputs: A microbatch, or its shapes and types alone.
         codec: Encoding of values between stages.
-        device: Device to measure time on, with noise for inputs of which only the
-            shape is known. None not to measure.
+        devices: Devices to measure time on, with noise for inputs of which only the
+            shape is known. Layers have the times of the first.
         remat: The rematerialisation policy.
     """
     specs = {key: tf.TensorSpec(x.shape, x.dtype) for key, x in inputs.items()}
@@ -201,16 +203,12 @@ def profile_calls(
         specs,
         remat=remat,
     )
-    seconds: list[PassCost] = []
-    if device is not None:
-        tensors = {
-            key: example_tensor(x, unknown_size=1)
-            if isinstance(x, tf.TensorSpec)
-            else x
-            for key, x in inputs.items()
-        }
-        seconds = traced.measure_seconds(tensors, device)
-    layers = profiler.layer_costs(graph, traced, seconds)
+    tensors = {
+        key: example_tensor(x, unknown_size=1) if isinstance(x, tf.TensorSpec) else x
+        for key, x in (inputs.items() if devices else ())
+    }
+    seconds = [traced.measure_seconds(tensors, device) for device in devices]
+    layers = profiler.layer_costs(graph, traced, seconds[0] if seconds else ())
     shards = _shard_bytes(graph, traced, layers)
     boundary, sizes = Boundary(codec, graph.output_ids), traced.value_bytes()
     called = [call.layer for call in graph.calls]
@@ -222,8 +220,15 @@ def profile_calls(
         ),
         held_bytes=graph.received_bytes(sizes, with_inputs=True),
         num_examples=next(iter(specs.values())).shape[0] or 1,
+        speeds=_speeds(seconds),
         sharding=sharding.sharding_table(unique(called)),
     )
+
+
+def _speeds(seconds: Sequence[Sequence[PassCost]]) -> tuple[float, ...]:
+    """Returns the speed of each device with all layers, relative to the first."""
+    totals = [sum(x.forward + x.backward for x in layers) for layers in seconds]
+    return tuple(totals[0] / total if total else 1.0 for total in totals)
 
 
 def _shard_bytes(
