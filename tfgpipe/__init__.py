@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tfgpipe import schedules as schedules
     from tfgpipe import tensor_parallel as tensor_parallel
     from tfgpipe.accelerators import dry_run as dry_run
-    from tfgpipe.callbacks import ActionCallback as ActionCallback
-    from tfgpipe.callbacks import TimelineCallback as TimelineCallback
     from tfgpipe.devices import ShardingSpec as ShardingSpec
     from tfgpipe.devices import make_logical_cpus as make_logical_cpus
     from tfgpipe.distribution import (
@@ -29,6 +27,9 @@ if TYPE_CHECKING:
     from tfgpipe.distribution import PipelineStrategy as PipelineStrategy
     from tfgpipe.distribution import SPMDPipelineStrategy as SPMDPipelineStrategy
     from tfgpipe.distribution import place_optimizer as place_optimizer
+    from tfgpipe.inspection import ActionCallback as ActionCallback
+    from tfgpipe.inspection import TimelineCallback as TimelineCallback
+    from tfgpipe.inspection import verify as verify
     from tfgpipe.partition import Balance as Balance
     from tfgpipe.partition import PipelineConfig as PipelineConfig
     from tfgpipe.partition import plan as plan
@@ -62,10 +63,10 @@ __all__, __getattr__, __dir__ = lazy_exports(
     submodules="accelerators cluster layers planner quantization remat schedules "
     "tensor_parallel",
     accelerators="dry_run",
-    callbacks="ActionCallback TimelineCallback",
     devices="ShardingSpec make_logical_cpus",
     distribution="MultiWorkerPipelineStrategy PipelineStrategy SPMDPipelineStrategy "
     "place_optimizer",
+    inspection="ActionCallback TimelineCallback verify",
     partition="Balance PipelineConfig plan",
     pipelined_layer="PipelinedLayer recut",
     pipelined_model="PipelinedModel pipeline",

@@ -22,6 +22,7 @@ MODES = (
     "export",
     "benchmark",
     "tune",
+    "verify",
     "inspect",
     "tokenizer",
     "describe",
@@ -47,7 +48,7 @@ _MODES_OF = {
     "cluster": _COMPUTING,
     "hosts": _TRAINING,
     "host": _TRAINING,
-    "device": (*_COMPUTING, "tune", "doctor"),
+    "device": (*_COMPUTING, "tune", "verify", "doctor"),
 }
 _EXCLUDED_BY = {
     "follow": ("checkpoint",),
@@ -62,9 +63,10 @@ Trains an experiment of params/: python -m trainer --params=NAME --logdir=DIR
   --set=A.B=C     change a hyperparameter, as data.files='own/*'; repeatable
   --mode=MODE     train_and_eval (the default), or train alone
                   eval  decode  export  a checkpoint, by DIR's own params.txt
-                  benchmark  time steps       tune  try settings of pipelining
-                  inspect  stages, costs  tokenizer  train it  doctor  machine
-                  describe  hyperparameters   diff A B  of experiments, or runs
+                  benchmark  time steps    tune  try settings of pipelining
+                  verify  a step is plain Keras'   doctor  the machine
+                  inspect  stages, costs           tokenizer  train it
+                  describe  hyperparameters        diff A B  of experiments, runs
   --checkpoint=N  the step to eval, decode or export; or latest, or best
   --follow        eval each new checkpoint until the run ends
   --dry_run       build, make one step on zeros, print the plan

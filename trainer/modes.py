@@ -67,6 +67,8 @@ def _run(
         print(benchmark(experiment, model), flush=True)
     elif flags.mode == "tune":
         print(tools.tune(experiment, model), flush=True)
+    elif flags.mode == "verify":
+        print(tools.verify(experiment, model), flush=True)
     elif flags.follow:
         evaluate_each(experiment, model, folder)
     elif flags.mode in ("train", "train_and_eval"):

@@ -94,11 +94,7 @@ def tune(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:
     Raises:
         HyperparameterError: If there are replicas.
     """
-    if experiment.pipelining.num_replicas > 1:
-        raise HyperparameterError(
-            "pipelining.num_replicas: expected 1, as settings are tried without "
-            f"replicas; received {experiment.pipelining.num_replicas}."
-        )
+    _check_one_replica(experiment, "settings are tried")
     fixed = (
         *("memory_limit", "device_speeds", "transfer_dtype"),
         *("jit_compile", "batch_norm", "offload_optimizer", "dtype"),
@@ -122,6 +118,29 @@ def tune(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:
         found["stages_per_device"] = each
     flags = " ".join(f"--set=pipelining.{name}={x}" for name, x in found.items())
     return f"{tuned}\n{flags}"
+
+
+def verify(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:
+    """Returns the comparison of a training step with that of plain Keras.
+
+    Args:
+        experiment: The experiment, of whose data the first mini-batch is taken.
+        model: Its model, which stays as it is.
+
+    Raises:
+        HyperparameterError: If there are replicas.
+    """
+    _check_one_replica(experiment, "a step is compared")
+    return str(tfgpipe.verify(model, next(iter(experiment.batches("train")))))
+
+
+def _check_one_replica(experiment: Experiment, what: str) -> None:
+    count = experiment.pipelining.num_replicas
+    if count > 1:
+        raise HyperparameterError(
+            f"pipelining.num_replicas: expected 1, as {what} without replicas; "
+            f"received {count}."
+        )
 
 
 def step_on_zeros(experiment: Experiment, model: tfgpipe.PipelinedModel) -> str:

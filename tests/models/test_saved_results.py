@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import keras
@@ -148,13 +149,18 @@ def test_a_batch_of_any_size_needs_no_limit_and_has_none():
             pipelined.fit(dataset, verbose=0)
 
 
-def test_plans_count_what_a_price_saves_and_auto_as_the_stage():
+def test_plans_count_what_a_price_saves_and_auto_as_no_more_than_the_stage():
     def plan(policy):
         return tfgpipe.plan(blocks(), **GIVEN, remat=policy, batch_size=8)
 
     plans = {price: plan(remat.AutoRemat(price)) for price in (0.0, 30.0, 1e9)}
     stage, auto = plan("stage"), plan("auto")
-    assert auto.costs == stage.costs
+    assert dataclasses.replace(auto.costs, recompute=stage.costs.recompute) == (
+        stage.costs
+    )
+    both = [*zip(auto.costs.recompute, stage.costs.recompute, strict=True)]
+    assert all(ours <= whole for ours, whole in both)
+    assert max(auto.device_bytes) <= max(stage.device_bytes)
     kept = [sum(each.costs.kept_bytes) for each in plans.values()]
     again = [sum(each.costs.recompute) for each in plans.values()]
     assert kept == sorted(kept, reverse=True)

@@ -1048,6 +1048,26 @@ STATE = (
         ),
     ),
     Fault(
+        "a comparison with plain Keras takes the gradients of another weight",
+        "tfgpipe/inspection/verification.py",
+        "kept = self.gradients[",
+        "kept = self.gradients[-1 + 0 * ",
+        (
+            "tests/inspection/test_verification.py::"
+            "test_the_gradients_are_those_of_a_tape",
+        ),
+    ),
+    Fault(
+        "the state of a microbatch is not handed on as layers are compared",
+        "tfgpipe/inspection/verification.py",
+        "results, before = one.run(piece, before)",
+        "results, _ = one.run(piece, before)",
+        (
+            "tests/inspection/test_verification.py::"
+            "test_statistics_that_end_alike_are_no_reason",
+        ),
+    ),
+    Fault(
         "a loss of each example is taken for a mean if it cannot be probed",
         "tfgpipe/runtime/layer_probes.py",
         "return shapes if shapes and all(shapes)",

@@ -40,12 +40,12 @@ LAYERS = {
     "pipelined_layer": 9,
     "report": 10,
     "pipelined_model": 11,
-    "callbacks": 12,
+    "inspection": 12,
     "quantization": 12,
     "layers": 12,
-    "planner": 12,
-    "accelerators": 13,
-    "__init__": 14,
+    "planner": 13,
+    "accelerators": 14,
+    "__init__": 15,
 }
 # Names that a package may export.
 MOST_EXPORTS = 16
@@ -54,6 +54,7 @@ FOR_USERS = {
     "costs",
     "cluster",
     "accelerators",
+    "inspection",
     "planner",
     "quantization",
     "remat",

@@ -329,6 +329,17 @@ def test_tuning_ends_with_flags_for_the_fastest_pipeline(
     assert "num_replicas: expected 1" in capsys.readouterr().err
 
 
+def test_a_step_is_verified(small: list[str], tmp_path, capsys) -> None:
+    before = sorted(tmp_path.iterdir())
+    assert main([*small, "--mode=verify"]) == 0
+    printed = capsys.readouterr().out
+    assert "one training step; largest differences" in printed
+    assert "Equal to plain Keras" in printed
+    assert sorted(tmp_path.iterdir()) == before
+    assert main([*small, "--mode=verify", "--set=pipelining.num_replicas=2"]) == 2
+    assert "num_replicas: expected 1" in capsys.readouterr().err
+
+
 def test_training_alone_does_not_evaluate_and_may_be_profiled(
     small, tmp_path: Path, capsys
 ) -> None:

@@ -14,15 +14,15 @@ import dataclasses
 import gc
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfgpipe._compat import keras_internals
 from tfgpipe._util import argument_checks, readable_bytes, text_table
 from tfgpipe.distribution import current_strategy
+from tfgpipe.inspection import compiled_copies
 from tfgpipe.partition import PipelineConfig
 from tfgpipe.pipelined_model import PipelinedModel, pipeline
 from tfgpipe.planner.settings import (
@@ -204,7 +204,7 @@ def tune(
             "Trials are on the devices of one process, without replicas. Received a "
             "call in the scope of a strategy. Tune outside of it."
         )
-    choices, build = Choices.of(options, batch), _copier(model)
+    choices, build = Choices.of(options, batch), compiled_copies(model)
     batch = choices.batch
     settings = Settings(choices, LayerTimes(build(), batch[0]))
 
@@ -246,42 +246,6 @@ def _search(
         )
     next_seconds = min((x.predicted for x in left), default=math.inf)
     return Tuning(tuple(tried.values()), next_seconds, settings.least_seconds())
-
-
-def _copier(
-    model: keras.Model | Callable[[], keras.Model],
-) -> Callable[[], keras.Model]:
-    """Returns a function that returns a compiled copy of a model."""
-    if not isinstance(model, keras.Model):
-        argument_checks.check_instance(
-            "model",
-            model,
-            Callable,  # type: ignore[arg-type]
-            hint=" Give a compiled Keras model, or a function that returns one.",
-        )
-        return model
-    if not model.compiled or model.optimizer is None:
-        raise TypeError(
-            "Steps are trained with the optimizer and the loss of a model. Received "
-            f"'{model.name}', which is not compiled. Call `compile` first."
-        )
-
-    def copy() -> keras.Model:
-        plain = model.unpipelined() if isinstance(model, PipelinedModel) else model
-        optimizer = model.optimizer
-        arguments: Mapping[str, Any] = {
-            **keras_internals.compiled.compile_arguments(model),
-            "optimizer": type(optimizer).from_config(optimizer.get_config()),
-            # They have state, and take little time.
-            "metrics": None,
-            "weighted_metrics": None,
-        }
-        with tf.device("CPU:0"):
-            copied = keras.models.clone_model(plain)
-        copied.compile(**arguments)
-        return copied
-
-    return copy
 
 
 class _Clock(keras.callbacks.Callback):

@@ -140,3 +140,12 @@ def test_slots_are_found_by_the_weight_that_they_are_kept_for(make, count):
     assert [len(slots.get(w, [])) for w in weights] == [count] * 3, MOVED
     if not isinstance(optimizer, keras.optimizers.Adafactor):
         assert all(w.shape == x.shape for w, some in slots.items() for x in some)
+
+
+@pytest.mark.parametrize("given", [lambda x: x, lambda x: x.value])
+def test_an_optimizer_knows_the_index_of_a_weight(given):
+    weights = [keras.Variable([1.0]), keras.Variable([2.0])]
+    optimizer = keras.optimizers.SGD()
+    optimizer.build(weights)
+    index = keras_internals.optimizers.variable_index
+    assert [index(optimizer, given(x)) for x in weights] == [0, 1], MOVED

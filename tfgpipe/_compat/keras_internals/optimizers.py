@@ -58,6 +58,11 @@ def optimizer_weights(optimizer: keras.optimizers.Optimizer) -> list[keras.Varia
     return list(optimizer._trainable_variables)
 
 
+def variable_index(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
+    """Returns the index of a weight among those that an optimizer was built for."""
+    return optimizer._get_variable_index(variable)
+
+
 def update_strategy(optimizer: keras.optimizers.Optimizer) -> Any:
     """Returns the strategy by which an optimizer updates variables."""
     return optimizer._distribution_strategy

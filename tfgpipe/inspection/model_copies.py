@@ -1,0 +1,81 @@
+"""Compiled copies of a model, for steps that leave it as it is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfgpipe._compat import keras_internals
+from tfgpipe._util import argument_checks
+from tfgpipe.pipelined_model import PipelinedModel
+
+
+def compiled_copies(
+    model: keras.Model | Callable[[], keras.Model],
+) -> Callable[[], keras.Model]:
+    """Returns a function that returns compiled copies of a model, without metrics.
+
+    Weights of a copy are new ones.
+
+    Args:
+        model: A compiled model, or a pipeline of one; or a function that returns one.
+
+    Raises:
+        TypeError: If it is neither, or not compiled.
+    """
+    if not isinstance(model, keras.Model):
+        argument_checks.check_instance(
+            "model",
+            model,
+            Callable,  # type: ignore[arg-type]
+            hint=" Give a compiled Keras model, or a function that returns one.",
+        )
+        return model
+    if not model.compiled or model.optimizer is None:
+        raise TypeError(
+            "Steps are trained with the optimizer and the loss of a model. Received "
+            f"'{model.name}', which is not compiled. Call `compile` first."
+        )
+
+    def copy() -> keras.Model:
+        plain = model.unpipelined() if isinstance(model, PipelinedModel) else model
+        optimizer = model.optimizer
+        arguments: Mapping[str, Any] = {
+            **keras_internals.compiled.compile_arguments(model),
+            "optimizer": type(optimizer).from_config(optimizer.get_config()),
+            # They have state, and take little time.
+            "metrics": None,
+            "weighted_metrics": None,
+        }
+        with tf.device("CPU:0"), _uncompiled(plain):
+            copied = keras.models.clone_model(plain)
+        copied.compile(**arguments)
+        return copied
+
+    return copy
+
+
+@contextlib.contextmanager
+def _uncompiled(model: keras.Model) -> Iterator[None]:
+    """Lets Keras clone a model whose loss is a function that cannot be saved."""
+    compiled, model.compiled = model.compiled, False
+    try:
+        yield
+    finally:
+        model.compiled = compiled
+
+
+def copy_state(source: keras.Model, target: keras.Model) -> None:
+    """Gives a copy the weights, statistics and seeds of a model."""
+    for ours, theirs in zip(state(source), state(target), strict=True):
+        theirs.assign(ours.value)
+
+
+def state(model: keras.Model) -> list[keras.Variable]:
+    """Returns the variables of a model's layers, in the order of the layers."""
+    of_metrics = {id(variable) for variable in model.metrics_variables}
+    return [x for x in model.variables if id(x) not in of_metrics]
