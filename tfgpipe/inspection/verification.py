@@ -146,8 +146,8 @@ class Verification:
             return f"Equal to plain Keras but for {rounding}."
         if self.is_exact:
             return (
-                f"Equal, but for {rounding}, to plain Keras on the same {M} microbatches "
-                "one after another;\nnot on the whole mini-batch."
+                f"Equal, but for {rounding}, to plain Keras on the same {M} "
+                "microbatches one after another;\nnot on the whole mini-batch."
             )
         worst = max(self.by_microbatch, key=lambda x: x.deviation)
         advice = (
