@@ -167,6 +167,15 @@ def test_half_precision_has_its_own_tolerance():
     assert verified.is_equal
 
 
+@pytest.mark.usefixtures("usual_policy")
+def test_a_step_that_float16_skips_is_no_equal_one():
+    keras.config.set_dtype_policy("mixed_float16")
+    made = keras.Sequential([keras.Input((8,)), *(layers.Dense(8) for _ in range(3))])
+    made.compile("adam", lambda y, outputs: 1e5 * keras.ops.square(outputs))
+    with pytest.raises(ValueError, match="gradients is not finite"):
+        verify(made)
+
+
 def test_the_model_stays_as_it_is():
     made = model(layers.BatchNormalization())
     before = compare.values(made)

@@ -43,6 +43,8 @@ _ROUNDING = {"float64": 2**-52, "float32": 2**-23, "float16": 2**-10, "bfloat16"
 # Deviations that such an error of the weights explains, as there is one in every sum.
 _TIMES = 8.0
 _DRAWS = 3
+# Of float16: so small that few gradients overflow.
+_LOSS_SCALE = 1024.0
 # A tensor counts as no smaller than that part of the largest of its kind: of a gradient
 # that is zero but for rounding, nothing is left to compare.
 _LEAST = 1e-2
@@ -372,8 +374,11 @@ def _recording_copies(model: Any) -> list[keras.Model]:
 def _recording(model: keras.Model) -> keras.Model:
     """Returns a model after compiling it anew, to record its gradients."""
     arguments = keras_internals.compiled.compile_arguments(model)
-    others = {"optimizer": _Recorder(), "metrics": None, "weighted_metrics": None}
-    model.compile(**{**arguments, **others, "auto_scale_loss": True})
+    recorder: keras.optimizers.Optimizer = _Recorder()
+    if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
+        recorder = keras.optimizers.LossScaleOptimizer(recorder, _LOSS_SCALE)
+    others = {"metrics": None, "weighted_metrics": None, "steps_per_execution": 1}
+    model.compile(**{**arguments, **others, "optimizer": recorder})
     return model
 
 
@@ -452,6 +457,12 @@ class _Step:
         history = model.fit(data, verbose=0, shuffle=False).history
         trained = {id(x) for x in model.trainable_variables}
         kept = keras_internals.optimizers.optimizer_slots(model.optimizer)
+        if not int(keras.ops.convert_to_numpy(_recorder(model).iterations)):
+            raise ValueError(
+                "Gradients are compared. Received a model in float16, one of whose "
+                "gradients is not finite, so that its optimizer skips the step. Verify "
+                "it in float32 or bfloat16."
+            )
         return cls(
             {f"output {i}": _array(x) for i, x in enumerate(outputs)},
             float(history["loss"][0]),
@@ -462,6 +473,12 @@ class _Step:
                 if id(x) not in trained
             },
         )
+
+
+def _recorder(model: keras.Model) -> _Recorder:
+    """Returns the optimizer that records, which may be inside another."""
+    found: _Recorder = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    return found
 
 
 def _array(values: Any) -> np.ndarray:
