@@ -31,7 +31,13 @@ from tfgpipe.partition import (
 )
 from tfgpipe.pipelined_layer import PipelinedLayer
 from tfgpipe.report import print_summary
-from tfgpipe.runtime import LossPipeline, Pipeline, Recorder
+from tfgpipe.runtime import (
+    CoupledLossPipeline,
+    LossPipeline,
+    Pipeline,
+    Recorder,
+    make_loss_pipeline,
+)
 from tfgpipe.schedules import DataFlow, Schedule
 from tfgpipe.stage import Stage, owned_variables
 
@@ -119,7 +125,9 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
                     "change it. Put it into a layer that the model calls, or set "
                     "`trainable = False` on it, if it is to stay as it is."
                 )
-        self._loss_pipelines: dict[str, tuple[Pipeline, LossPipeline]] = {}
+        self._loss_pipelines: dict[
+            str, tuple[Pipeline, LossPipeline | CoupledLossPipeline]
+        ] = {}
         self.recorder: Recorder | None = None
         # The data flow and the partition that the schedule is for.
         self._ordered_for: tuple[DataFlow, tuple[int, ...]] | None = None
@@ -461,7 +469,9 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
         make = self.get_metrics_result
         return current_strategy().metrics_result(make, self.metrics)
 
-    def _loss_pipeline(self, targets: Any, weights: Any) -> LossPipeline:
+    def _loss_pipeline(
+        self, targets: Any, weights: Any
+    ) -> LossPipeline | CoupledLossPipeline:
         """Returns the pipeline that ends in the loss, for such targets and weights."""
         for name in ("compute_loss", "compute_metrics"):
             if getattr(type(self), name) is not getattr(keras.Model, name):
@@ -476,7 +486,7 @@ class PipelinedModel(keras_internals.replicated_model.Replicated):
         known = self._loss_pipelines.get(repr(present))
         if known is None or known[0] is not pipeline:
             compiled = keras_internals.compiled.compiled(self)
-            known = pipeline, LossPipeline(pipeline, compiled, targets, weights)
+            known = pipeline, make_loss_pipeline(pipeline, compiled, targets, weights)
             self._loss_pipelines[repr(present)] = known
         return known[1]
 

@@ -220,18 +220,17 @@ def mean_of_known_classes(y, p):
 
 
 @pytest.mark.parametrize("loss", [root_of_mean, contrast, mean_of_what_is_there])
-def test_a_loss_that_mixes_rows_is_refused(loss):
-    with pytest.raises(
-        ValueError, match=f"loss '{loss.__name__}', which mixes the exa"
-    ):
-        fitted(loss)
+def test_a_loss_that_mixes_rows_is_of_all_of_them(loss):
+    models = both(small, lambda: {"optimizer": sgd(), "loss": loss})
+    with pytest.warns(UserWarning, match=f"Loss '{loss.__name__}' couples the exampl"):
+        assert_fits_the_same(models, X, Y)
 
 
-def test_a_loss_that_divides_by_what_counts_is_refused():
-    with pytest.raises(
-        ValueError, match=r"which mixes the examples .* `tfgpipe.PipelinedLayer` in"
-    ):
-        fitted(mean_of_known_classes, IDS_IN, IDS_OUT, make=tokens)
+@pytest.mark.filterwarnings("ignore:Loss:UserWarning")
+def test_a_loss_that_divides_by_what_counts_is_of_all_that_count():
+    compiled = {"loss": mean_of_known_classes}
+    models = both(tokens, lambda: {"optimizer": sgd(), **compiled})
+    assert_fits_the_same(models, IDS_IN, IDS_OUT)
 
 
 @pytest.mark.parametrize("reduction", [None, "none"])

@@ -1068,6 +1068,23 @@ STATE = (
         ),
     ),
     Fault(
+        "the loss that couples examples is taken of outputs in inference",
+        "tfgpipe/runtime/coupled_losses.py",
+        "self._outputs(inputs, schedule, training=True)",
+        "self._outputs(inputs, schedule, training=False)",
+        (
+            "tests/models/test_coupled_losses.py::"
+            "test_the_oracle_of_microbatches_says_the_same",
+        ),
+    ),
+    Fault(
+        "what the second sweep computes adds to a loss that couples examples",
+        "tfgpipe/runtime/coupled_losses.py",
+        "(y_pred - tf.stop_gradient(y_pred))",
+        "y_pred",
+        ("tests/models/test_coupled_losses.py::test_all_is_as_in_the_plain_model",),
+    ),
+    Fault(
         "a loss of each example is taken for a mean if it cannot be probed",
         "tfgpipe/runtime/layer_probes.py",
         "return shapes if shapes and all(shapes)",

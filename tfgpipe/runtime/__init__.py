@@ -1,5 +1,9 @@
 """Execution of a step: microbatches, carry, schedule executor, loss."""
 
+from tfgpipe.runtime.coupled_losses import (
+    CoupledLossPipeline,
+    make_loss_pipeline,
+)
 from tfgpipe.runtime.host_calls import HostCalls
 from tfgpipe.runtime.layer_probes import check_batch_independence
 from tfgpipe.runtime.loss_pipeline import LossPipeline

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -38,6 +38,7 @@ class LossPipeline:
         targets: The targets it is made for: tensors, nested as Keras nests them.
         sample_weights: The sample weights that it is made for, nested in the same way,
             or None.
+        reductions: The reduction of each loss, or None to find it.
 
     Raises:
         ValueError: If a loss does not decompose over examples.
@@ -50,6 +51,8 @@ class LossPipeline:
         compiled: keras_internals.compiled.CompiledState,
         targets: Any,
         sample_weights: Any,
+        *,
+        reductions: Sequence[loss_probes.Reduction] | None = None,
     ) -> None:
         _check_copies(compiled)
         self._compiled = compiled
@@ -58,7 +61,9 @@ class LossPipeline:
             lambda value: captured.specs[value.id], captured.output_structure
         )
         self._shapes = shapes
-        self._reductions = loss_probes.probe_reductions(compiled, targets, shapes)
+        self._reductions = reductions or loss_probes.probe_reductions(
+            compiled, targets, shapes
+        )
         num_replicas = current_strategy().num_replicas
         self._full_batch_metrics = loss_probes.full_batch_metrics(
             compiled, targets, shapes, num_replicas=num_replicas
@@ -80,10 +85,22 @@ class LossPipeline:
         self._head = losses.LossHead(
             compiled, self._reductions, self._full_batch_metrics
         )
+        # Ids of what is returned of a step: outputs, only if metrics need them.
+        self._returned = (
+            self._loss_terms.value_id,
+            *(graph.output_ids if self._full_batch_metrics else ()),
+        )
+        call = self._call(captured.output_structure)
+        stages = (*pipeline.stages[:-1], self._last_stage(pipeline, call))
+        self._output_masks = OutputMasks(graph, pipeline.strategy.primary_devices[-1])
+        self._pipeline = dataclasses.replace(pipeline, stages=stages)
+
+    def _call(self, outputs: Any) -> Call:
+        """Returns the call of the loss on the outputs."""
         denominators = Value(self._denominators.value_id)
         args = (
             self._targets,
-            captured.output_structure,
+            outputs,
             self._sample_weights,
             denominators,
         )
@@ -92,15 +109,7 @@ class LossPipeline:
         output_ids = tuple(
             key.value_id for key in (self._loss, self._loss_terms, self._masked)
         )
-        call = Call(self._head, args, {}, input_ids, output_ids)
-        # Ids of what is returned of a step: outputs, only if metrics need them.
-        self._returned = (
-            self._loss_terms.value_id,
-            *(graph.output_ids if self._full_batch_metrics else ()),
-        )
-        stages = (*pipeline.stages[:-1], self._last_stage(pipeline, call))
-        self._output_masks = OutputMasks(graph, pipeline.strategy.primary_devices[-1])
-        self._pipeline = dataclasses.replace(pipeline, stages=stages)
+        return Call(self._head, args, {}, input_ids, output_ids)
 
     def _last_stage(self, pipeline: Pipeline, loss: Call) -> Stage:
         """Returns the last stage with the call of the loss behind it."""

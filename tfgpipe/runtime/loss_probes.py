@@ -24,6 +24,26 @@ Reduction = Literal["values", "mean", "sum"]
 _ROWS, _FIRST = 6, 4
 
 
+class CoupledLossError(ValueError):
+    """A loss couples the examples of a batch.
+
+    Args:
+        loss: Its name.
+
+    Attributes:
+        loss: Its name.
+    """
+
+    def __init__(self, loss: str) -> None:
+        super().__init__(
+            "Replicas each take the loss of their own examples, one microbatch at a "
+            f"time. Received loss '{loss}', which mixes the examples of a batch: of "
+            f"{_ROWS} it gives neither the values, nor the mean, nor the sum of what "
+            f"it gives of {_FIRST} and of {_ROWS - _FIRST} of them. Use one replica."
+        )
+        self.loss = loss
+
+
 def unreduced_values(loss: keras.Loss, target: Any, output: Any) -> tf.Tensor:
     """Returns the values of a loss before they are reduced."""
     if type(loss).__call__ is not keras.Loss.__call__:
@@ -46,7 +66,8 @@ def probe_reductions(
         outputs: Shapes and types of the outputs, nested in the same way.
 
     Raises:
-        ValueError: If a loss couples examples, or does not reduce its values.
+        CoupledLossError: If a loss couples examples.
+        ValueError: If a loss does not reduce its values.
     """
     found: list[Reduction] = ["values"] * compiled.num_losses
     probes: list[Probe[tuple[int, str], Reduction | None]] = []
@@ -74,14 +95,7 @@ def probe_reductions(
             "of the unpipelined model: compare them, or use `num_microbatches=1`.",
         ):
             if kind is None:
-                raise ValueError(
-                    "A pipeline that owns its loss takes it of one microbatch at a "
-                    f"time. Received loss '{name}', which mixes the examples of a "
-                    f"batch: of {_ROWS} it gives neither the values, nor the mean, nor "
-                    f"the sum of what it gives of {_FIRST} and of {_ROWS - _FIRST} of "
-                    "them. Use `tfgpipe.PipelinedLayer` in a model of your own, whose "
-                    "outputs are whole."
-                )
+                raise CoupledLossError(name)
             if not isinstance(kind, FailedProbe):
                 found[number] = kind
     return found

@@ -111,6 +111,26 @@ def test_an_optimizer_that_scales_the_loss_is_handed_on_as_it_is():
     assert other.optimizer is model.optimizer
 
 
+def test_losses_by_themselves_are_as_in_a_compiled_model():
+    shapes = {name: keras.KerasTensor((None, 3)) for name in ("a", "b")}
+    losses = {"a": keras.losses.MeanSquaredError(), "b": keras.losses.Huber()}
+    found = keras_internals.compiled.state_of_losses(losses, shapes, shapes)
+    assert found.num_losses == 2, MOVED
+    seen = {}
+
+    def evaluate(i, loss, target, output, weight):
+        seen[loss.name] = target, output, weight
+        return tf.constant(1.0 + i)
+
+    values = {name: tf.ones((4, 3)) for name in ("a", "b")}
+    total, _ = keras_internals.compiled.evaluate_loss(
+        found, evaluate, values, values, None
+    )
+    assert float(total) == 3.0, MOVED
+    assert seen["huber_loss"][0] is values["b"], MOVED
+    assert found.compiled_metrics == [], MOVED
+
+
 def test_losses_are_evaluated_anew_with_what_keras_gives_them():
     model = compiled_model()
     found = keras_internals.compiled.compiled(model)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import keras
 import tensorflow as tf
+from keras.src.trainers.compile_utils import CompileLoss
 
 from tfgpipe._compat.keras_internals.substitution import substitute
 from tfgpipe._compat.tf_internals import eager_variables, without_strategy
@@ -57,6 +58,20 @@ def compiled(model: keras.Model) -> CompiledState:
     return CompiledState(
         model._compile_loss, model._compile_metrics, model._loss_tracker
     )
+
+
+def state_of_losses(losses: Any, targets: Any, outputs: Any) -> CompiledState:
+    """Returns losses as a model has them that is compiled with them, without metrics.
+
+    Args:
+        losses: Losses, nested as the outputs.
+        targets: Shapes and types of the targets, nested as the outputs.
+        outputs: Shapes and types of the outputs.
+    """
+    with eager_variables():
+        container = CompileLoss(losses)
+        container.build(targets, outputs)
+        return CompiledState(container, None, keras.metrics.Mean("loss"))
 
 
 def build_compiled(model: keras.Model, data: Any) -> None:
