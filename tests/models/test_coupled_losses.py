@@ -197,6 +197,25 @@ def test_several_outputs_of_which_one_loss_couples():
     assert_alike(plain, pipelined, found)
 
 
+def with_classes():
+    """An output that is of integers, and has no loss."""
+    x = keras.Input((8,))
+    y = layers.Dense(4)(layers.Dense(16, activation="tanh")(x))
+    return keras.Model(x, {"scores": y, "classes": ops.argmax(y, axis=-1)})
+
+
+def test_outputs_without_a_gradient():
+    plain, pipelined = compare.model_pair(
+        with_classes, num_stages=2, num_microbatches=4, schedule="1f1b"
+    )
+    found = []
+    for each in (plain, pipelined):
+        each.compile(keras.optimizers.SGD(0.1), {"scores": dice})
+        y = {"scores": Y}
+        found.append(each.fit(X, y, ROWS, epochs=3, shuffle=False, verbose=0).history)
+    assert_alike(plain, pipelined, found)
+
+
 def masked():
     x = keras.Input((6,), dtype="int32")
     y = layers.Embedding(9, 8, mask_zero=True)(x)

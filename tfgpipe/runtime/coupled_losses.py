@@ -237,7 +237,7 @@ def _in_full_precision(output: tf.Tensor) -> tf.Tensor:
 
 
 def _as_gradient(gradient: tf.Tensor | None, output: tf.Tensor) -> tf.Tensor:
-    """Returns a gradient, zeros by an output that has none."""
-    if gradient is None:
+    """Returns a gradient, zeros by an output that has none, such as of integers."""
+    if gradient is None or not gradient.dtype.is_floating:
         return tf.zeros(tf.shape(output), tf.float32)
     return tf.convert_to_tensor(gradient)
