@@ -63,10 +63,9 @@ Trains an experiment of params/: python -m trainer --params=NAME --logdir=DIR
   --set=A.B=C     change a hyperparameter, as data.files='own/*'; repeatable
   --mode=MODE     train_and_eval (the default), or train alone
                   eval  decode  export  a checkpoint, by DIR's own params.txt
-                  benchmark  time steps    tune  try settings of pipelining
-                  verify  a step is plain Keras'   doctor  the machine
-                  inspect  stages, costs           tokenizer  train it
-                  describe  hyperparameters        diff A B  of experiments, runs
+                  benchmark  time steps  tune  try settings  verify  gradients
+                  inspect  stages, costs  tokenizer  train it  doctor  machine
+                  describe  hyperparameters   diff A B  of experiments, or runs
   --checkpoint=N  the step to eval, decode or export; or latest, or best
   --follow        eval each new checkpoint until the run ends
   --dry_run       build, make one step on zeros, print the plan

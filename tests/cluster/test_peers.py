@@ -206,7 +206,7 @@ def called(workers: str, *lines: bytes) -> Iterator[list[socket.socket]]:
     while len(made) < len(lines):
         assert time.monotonic() < deadline
         with contextlib.suppress(ConnectionRefusedError):
-            made.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+            made.append(socket.create_connection(("127.0.0.1", port), timeout=20))
     for connection, line in zip(made, lines, strict=True):
         connection.sendall(line)
     try:

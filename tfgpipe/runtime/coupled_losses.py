@@ -115,7 +115,7 @@ class CoupledLossPipeline:
         with self._on_last_device(), tf.GradientTape() as tape:
             flat = [x for x in keras.tree.flatten(outputs) if x.dtype.is_floating]
             tape.watch(flat)
-            total, parts = self._losses(targets, outputs, weights)
+            total, parts = self._of_mini_batch(targets, outputs, weights)
         with self._on_last_device():
             # A loss of no output has the gradient zero.
             found = tape.gradient(
@@ -152,7 +152,7 @@ class CoupledLossPipeline:
         for update in result.updates:
             update.variable.assign(update.value)
         with self._on_last_device():
-            total, parts = self._losses(targets, outputs, weights)
+            total, parts = self._of_mini_batch(targets, outputs, weights)
         self._update(targets, outputs, weights, parts)
         if summed is not None:
             total += tf.cast(summed, total.dtype)
@@ -184,7 +184,7 @@ class CoupledLossPipeline:
             outputs = keras.tree.map_structure(_in_full_precision, outputs)
         return outputs, result, executor.summed_loss
 
-    def _losses(
+    def _of_mini_batch(
         self, targets: Any, outputs: Any, weights: Any
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Returns the loss of the mini-batch, and each that is tracked."""
