@@ -79,7 +79,7 @@ class Cause:
     """A layer whose results depend on the microbatches, in plain Keras as well.
 
     Attributes:
-        layer: Its name, or that of the model or of an option of the pipeline.
+        layer: Its name, or that of an option of the pipeline.
         why: `"draws random numbers"`, `"mixes examples"`, `"moves statistics"`,
             or `"compresses"`.
         deviation: The largest of its outputs, or statistics, on the same inputs; NaN
@@ -492,7 +492,7 @@ def _compared(ours: _Step, plain: _Step) -> Iterator[Comparison]:
     for kind, name in (
         ("output", "outputs"),
         ("gradient", "gradients"),
-        ("state",) * 2,
+        ("state", "state"),
     ):
         mine, theirs = getattr(ours, name), getattr(plain, name)
         floats = [x for x in theirs.values() if x.dtype.kind not in "iub"]

@@ -49,21 +49,29 @@ def layer_bytes(
 
 def devices(staged: StagedWorkload) -> tuple[Memory, ...]:
     """Returns the memory of each device of a pipeline."""
-    return tuple(memory for memory, _ in filled_devices(staged))
+    if not staged.config.remat.fills_memory:
+        return _devices(staged)
+    return tuple(memory for memory, _ in _filled_devices(staged))
 
 
-def filled_devices(staged: StagedWorkload) -> list[tuple[Memory, float]]:
-    """Returns the memory of each device, and the part of passes that is recomputed.
+def recomputed_parts(staged: StagedWorkload) -> list[float]:
+    """Returns for each device the part of activations that its backwards recompute.
 
     Of what the policy may recompute, the part for which a device has no memory.
     """
-    least = _devices(staged)
     if not staged.config.remat.fills_memory:
-        return [(each, 1.0) for each in least]
+        return [1.0] * len(staged.devices)
+    return [part for _, part in _filled_devices(staged)]
+
+
+def _filled_devices(staged: StagedWorkload) -> list[tuple[Memory, float]]:
+    """Returns the memory of each device that it fills, and the part that is left."""
     config = dataclasses.replace(staged.config, remat=remat.find("none"))
-    most = _devices(dataclasses.replace(staged, config=config))
+    keeping = dataclasses.replace(staged, config=config)
     filled = []
-    for less, more, device in zip(least, most, staged.devices, strict=True):
+    for less, more, device in zip(
+        _devices(staged), _devices(keeping), staged.devices, strict=True
+    ):
         part = part_without_room(less.total, more.total, device.memory)
         filled.append((less.between(more, part), part))
     return filled

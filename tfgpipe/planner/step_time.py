@@ -158,7 +158,7 @@ def stage_times(staged: StagedWorkload) -> list[StageTimes]:
     """Returns the times of each stage on a microbatch."""
     config, dtype = staged.config, staged.workload.dtype
     saves = config.remat.saves_results
-    parts = [part for _, part in memory.filled_devices(staged)]
+    parts = memory.recomputed_parts(staged)
     found = []
     for k, (layers, device) in enumerate(
         zip(staged.stages, staged.placed_on, strict=True)

@@ -103,7 +103,8 @@ def best_schedule(
         memory_limit: Bytes of a device, or of each, or None for no limit. Counted are
             those in `costs`, as a simulation does and as a plan does.
         splits_backwards: True if backwards may run in two halves.
-        effort: Number of passes that the moves may simulate, and the exact search.
+        effort: Number of passes that may be simulated by each of three: the moves, the
+            building blocks, and the exact search.
 
     Raises:
         ValueError: If no schedule found stays within the limit, or the costs are of
@@ -309,8 +310,8 @@ class _Search:
                 continue
             if run.left:  # The most promising is visited first.
                 pending += sorted(run.branches(), key=lambda x: -x.bound())
-            elif run.is_planned_within_limits:
-                best = _Candidate(self, run.orders, run.end, sum(run.most))
+            else:
+                best = self.of_run(run) or best
         return best, not pending and self.shop.is_complete
 
     def schedule(self, best: _Candidate) -> Schedule:
