@@ -8,12 +8,20 @@ by step. `step ms` is the median, `of first` the median of ratios of neighbourin
 `nodes` and `functions` count those in the graph of the train step. `weights` and
 `slots` (Adam's) are the largest on any device. MiB that a step sends between devices
 are read from that graph, by axis of the mesh: between stages, replicas, shards.
+With `--memory`, `grows` is how much more memory all devices together have at the peak
+of a step than between steps (Linux only).
 (Logical CPUs share two cores and one memory: repeated and fine-grained work costs time
 here, transfers cost little.)
 
-    python -m benchmarks.mesh --meshes=2,1,1 --shares none slots weights
+    python -m benchmarks.mesh --meshes=2,1,1 --shares none slots whole_weights weights
 
-shows what ZeRO saves.
+shows what ZeRO saves, and
+
+    python -m benchmarks.mesh --meshes=2,2,1 --shares=weights --memory --width=1024 \
+        --batch=8 --length=16 --blocks=16 --stages-per-device=8 --microbatches=2 \
+        --schedules looped_bfs looped_bfs+gather
+
+what it saves to gather weights for some passes at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +37,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from benchmarks import tables
+from benchmarks import tables, worker
 
 MIB = 2**20
 AXES = ("stages", "replicas", "shards")
@@ -39,11 +47,11 @@ class _Process(contextlib.AbstractContextManager["_Process"]):
     """A process with the model of one mesh."""
 
     def __init__(
-        self, mesh: tuple[int, int, int], shares: Any, blocks: int, m: int
+        self, mesh: tuple[int, int, int], shares: str, schedule: str, flags: Any
     ) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        arguments = (theirs, mesh, shares, blocks, m)
+        arguments = (theirs, mesh, shares, schedule, flags)
         self._process = context.Process(target=_serve, args=arguments)
         self._process.start()
         theirs.close()
@@ -60,9 +68,15 @@ class _Process(contextlib.AbstractContextManager["_Process"]):
 
 
 def _serve(
-    connection: Connection, mesh: tuple[int, int, int], shares: Any, blocks: int, m: int
+    connection: Connection,
+    mesh: tuple[int, int, int],
+    shares: str,
+    schedule: str,
+    flags: argparse.Namespace,
 ) -> None:
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    if flags.memory:
+        os.environ["TF_ONEDNN_USE_SYSTEM_ALLOCATOR"] = "1"
     import tensorflow as tf
 
     d, k, t = mesh
@@ -70,7 +84,11 @@ def _serve(
     import tfgpipe
 
     tfgpipe.make_logical_cpus(d * k * t)
-    step, sizes = _trainer(mesh, shares, blocks, m)
+    step, sizes = _trainer(mesh, shares, schedule, flags)
+    if flags.memory:
+        memory = worker.memory_of(step)
+        assert isinstance(memory, worker.Memory), memory
+        sizes["grows MiB"] = (memory.peak - memory.before) / MIB
     connection.send(sizes)
     while True:
         try:
@@ -82,7 +100,9 @@ def _serve(
         connection.send(time.perf_counter() - start)
 
 
-def _trainer(mesh: tuple[int, int, int], shares: Any, blocks: int, m: int) -> Any:
+def _trainer(
+    mesh: tuple[int, int, int], shares: Any, schedule: str, flags: argparse.Namespace
+) -> Any:
     """Returns what trains a step, and what it holds and moves."""
     import keras
     import tensorflow as tf
@@ -92,17 +112,27 @@ def _trainer(mesh: tuple[int, int, int], shares: Any, blocks: int, m: int) -> An
     from tfgpipe._compat import functions
 
     d, k, t = mesh
+    v, m = flags.stages_per_device, flags.microbatches
+    size = k * t
+    devices = [f"CPU:{i}" for i in range(d * size)]
     strategy = tfgpipe.PipelineStrategy(
-        num_stages=k, num_replicas=d, num_shards=t, shard_replicas=shares
+        num_stages=k * v,
+        num_replicas=d,
+        num_shards=t,
+        devices=[x for i in range(d) for x in v * devices[i * size : (i + 1) * size]],
+        shard_replicas=shares,
     )
-    workload = workloads.WORKLOADS["transformer"](num_layers=blocks)
+    workload = workloads.transformer(
+        num_layers=flags.blocks,
+        batch_size=flags.batch,
+        length=flags.length,
+        d_model=flags.width,
+    )
     with strategy.scope():
         layers = workload.make_layers()
         if t > 1:
             layers = [workloads.ShardedEncoderBlock(num_shards=t) for _ in layers]
-        model = tfgpipe.PipelinedModel(
-            layers, num_microbatches=m, schedule="1f1b" if m >= k else "gpipe"
-        )
+        model = tfgpipe.PipelinedModel(layers, num_microbatches=m, schedule=schedule)
         model(keras.Input(workload.batch_shape[1:]))
         model.compile(keras.optimizers.Adam(1e-4), "mse", jit_compile=False)
         model.optimizer.build(model.trainable_variables)
@@ -143,7 +173,7 @@ def _largest(strategy: Any, variables: Any) -> int:
     """Returns the bytes of variables on the device that has most."""
     held: collections.Counter[str] = collections.Counter()
     for variable in variables:
-        for copy in strategy.experimental_local_results(variable.value):
+        for copy in strategy.copies(variable.value):
             held[copy.device] += copy.shape.num_elements() * copy.dtype.size
     return max(held.values())
 
@@ -189,13 +219,11 @@ def traffic(graph: Any, mesh: Any) -> collections.Counter[str]:
 def main() -> None:
     """Measures each mesh."""
     flags = _parse()
-    sides = list(itertools.product(flags.meshes, flags.shares))
+    sides = list(itertools.product(flags.meshes, flags.shares, flags.schedules))
     with contextlib.ExitStack() as stack:
         processes = [
-            stack.enter_context(
-                _Process(mesh, shares, flags.blocks, flags.microbatches)
-            )
-            for mesh, shares in sides
+            stack.enter_context(_Process(mesh, shares, schedule, flags))
+            for mesh, shares, schedule in sides
         ]
         turns = [
             [process.step() for process in processes]
@@ -205,11 +233,12 @@ def main() -> None:
         {
             "D,K,T": ",".join(map(str, mesh)),
             "shares": shares,
+            "schedule": schedule,
             "step ms": 1e3 * statistics.median(turn[i] for turn in turns),
             "of first": statistics.median(turn[i] / turn[0] for turn in turns),
             **process.sizes,
         }
-        for i, ((mesh, shares), process) in enumerate(
+        for i, ((mesh, shares, schedule), process) in enumerate(
             zip(sides, processes, strict=True)
         )
     ]
@@ -233,7 +262,13 @@ def _parse() -> argparse.Namespace:
         help="D,K,T: replicas, stages, shards; the first is the baseline",
     )
     parser.add_argument("--shares", nargs="+", default=["none"])
+    parser.add_argument("--schedules", nargs="+", default=["1f1b"])
+    parser.add_argument("--stages-per-device", type=int, default=1)
     parser.add_argument("--blocks", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--memory", action="store_true")
     parser.add_argument("--microbatches", type=int, default=4, help="M, of a replica")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=2)

@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import re
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -336,25 +337,7 @@ class _Trainer:
         )
 
     def memory(self) -> Memory | str:
-        libc = ctypes.CDLL(None)
-        # Returns freed tensors to the system immediately, so that resident memory is
-        # live memory, without what each thread keeps for later.
-        libc.mallopt(_M_MMAP_THRESHOLD, 2**16)
-        libc.mallopt(_M_MMAP_MAX, 2**20)
-        if not _frees_tensors():
-            return (
-                "Resident memory is not the memory of a step: TensorFlow's allocator "
-                "keeps freed tensors, as oneDNN's does. Use "
-                "`Worker(side, for_memory=True)`, which sets "
-                "TF_ONEDNN_USE_SYSTEM_ALLOCATOR=1."
-            )
-        # The first step also takes what TensorFlow needs to prepare its functions.
-        self._train_step((self._x, self._y))
-        libc.malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # Resets the peak, VmHWM.
-        before = _resident("VmRSS")
-        self._train_step((self._x, self._y))
-        return Memory(before=before, peak=_resident("VmHWM"))
+        return memory_of(lambda: self._train_step((self._x, self._y)))
 
     def expected_memory(self) -> int:
         """Adds up gradients and activations, as `simulate` says how many are held.
@@ -556,6 +539,27 @@ def _least_seconds(function: Any, *args: Any) -> float:
         function(*args)
         seconds.append(time.perf_counter() - start)
     return min(seconds)
+
+
+def memory_of(step: Callable[[], Any]) -> Memory | str:
+    """Returns what a train step takes in this process, or why that is not known."""
+    libc = ctypes.CDLL(None)
+    # Returns freed tensors to the system immediately, so that resident memory is live
+    # memory, without what each thread keeps for later.
+    libc.mallopt(_M_MMAP_THRESHOLD, 2**16)
+    libc.mallopt(_M_MMAP_MAX, 2**20)
+    if not _frees_tensors():
+        return (
+            "Resident memory is not the memory of a step: TensorFlow's allocator keeps "
+            "freed tensors, as oneDNN's does. Use `Worker(side, for_memory=True)`, "
+            "which sets TF_ONEDNN_USE_SYSTEM_ALLOCATOR=1."
+        )
+    step()  # The first also takes what TensorFlow needs to prepare its functions.
+    libc.malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # Resets the peak, VmHWM.
+    before = _resident("VmRSS")
+    step()
+    return Memory(before=before, peak=_resident("VmHWM"))
 
 
 def _frees_tensors() -> bool:

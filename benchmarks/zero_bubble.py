@@ -80,7 +80,9 @@ class Published:
             "1f1b": schedules.one_f_one_b(P, M),
             "interleaved": schedules.interleaved(K, M, num_devices=P),
             "ahead": ahead(K, M, num_devices=P),
-            "zero_bubble": schedules.zero_bubble(P, M),
+            "zero_bubble": schedules.make(
+                "zero_bubble", num_stages=P, num_microbatches=M
+            ),
         }
         return {name: self.bubble(plan) for name, plan in plans.items()}
 

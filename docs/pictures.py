@@ -63,7 +63,11 @@ def _schedules(path: Path) -> None:
             _timeline(schedules.gpipe(K, M), COSTS, "gpipe"),
             _timeline(schedules.one_f_one_b(K, M), COSTS, "1f1b"),
             _timeline(interleaved, HALF, "interleaved, two stages a device"),
-            _timeline(schedules.zero_bubble(K, M), COSTS, "zero_bubble"),
+            _timeline(
+                schedules.make("zero_bubble", num_stages=K, num_microbatches=M),
+                COSTS,
+                "zero_bubble",
+            ),
         ],
         path=path,
     )

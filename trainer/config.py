@@ -64,7 +64,7 @@ class Pipelining(Hyperparams):
     sharding: Literal["sync", "ring"] = field(
         default="sync", help="ring: communication overlaps with the products."
     )
-    shard_replicas: Literal["none", "slots", "weights"] = field(
+    shard_replicas: Literal["none", "slots", "whole_weights", "weights"] = field(
         default="none", help="ZeRO over replicas: optimizer slots, or weights as well."
     )
     balance: balances.Name = _option("balance")
@@ -94,6 +94,10 @@ class Pipelining(Hyperparams):
     batch_norm: Literal["microbatch", "deferred"] = _option("batch_norm")
     offload: bool = field(
         default=False, help="Microbatches wait for their backward on the host."
+    )
+    gather: bool = field(
+        default=False,
+        help="Weights that replicas shard are gathered for some passes at a time.",
     )
     offload_optimizer: bool = _option("offload_optimizer")
 
@@ -149,7 +153,8 @@ class Pipelining(Hyperparams):
 
     def make_schedule(self) -> str | schedules.Schedule:
         """Returns the schedule. A subclass with one of its own returns that."""
-        return f"{self.schedule}+offload" if self.offload else self.schedule
+        name = f"{self.schedule}+offload" if self.offload else self.schedule
+        return f"{name}+gather" if self.gather else name
 
     def build(
         self, layers: Sequence[keras.layers.Layer] | keras.Model

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.helpers import fake_tpu
-from tfgpipe._compat import spmd, tf_internals, tpu_variables
+from tfgpipe._compat import sliced_variables, spmd, tf_internals
 
 
 def _lowered(function, *arguments):
@@ -85,7 +85,9 @@ def test_a_strategy_for_tpus_splits_what_it_is_told_and_its_slots():
         experimental_spmd_xla_partitioning=True,
     )
     splits = []
-    tpu_variables.split_variables(strategy, num_parts=2, is_split=lambda: bool(splits))
+    sliced_variables.split_variables(
+        strategy, num_parts=2, is_split=lambda: bool(splits)
+    )
     with strategy.scope():
         whole = tf.Variable(tf.zeros([2, 3]))
         splits.append(True)
@@ -95,7 +97,7 @@ def test_a_strategy_for_tpus_splits_what_it_is_told_and_its_slots():
             slot = tf.Variable(tf.zeros([2, 3]))
             scalar = tf.Variable(tf.zeros([]))
     received = [
-        tpu_variables.is_split_variable(v) for v in (whole, split, slot, scalar)
+        sliced_variables.is_split_variable(v) for v in (whole, split, slot, scalar)
     ]
     assert received == [False, True, True, False]
     assert split.shape == [2, 3]

@@ -46,7 +46,7 @@ OPTIMIZERS = {
     # The arithmetic is of a whole weight, not of its entries one by one.
     "adafactor with weights shared out": (
         lambda: keras.optimizers.Adafactor(0.05),
-        "weights",
+        "whole_weights",
     ),
 }
 

@@ -144,7 +144,7 @@ def test_callbacks_of_actions_see_copies():
     "schedule",
     [
         *("1f1b+offload", "zbv+offload", "auto+offload"),
-        Offload(schedules.zero_bubble, most_held=5, ahead=2),
+        Offload(schedules.find("zero_bubble"), most_held=5, ahead=2),
         Offload(schedules.gpipe).insert(schedules.gpipe(4, 8)),
     ],
     ids=str,

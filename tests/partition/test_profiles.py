@@ -40,7 +40,7 @@ def settings(schedule: schedules.Schedule, remat: str) -> PlanSettings:
         (schedules.gpipe(2, 4), (3, 3)),
         (schedules.one_f_one_b(2, 4), (3, 0)),
         (schedules.one_f_one_b(3, 4), (3, 3, 0)),
-        (schedules.zero_bubble(2, 4), (3, 0)),
+        (schedules.find("zero_bubble")(2, 4), (3, 0)),
         (schedules.gpipe(1, 1), (0,)),
     ],
 )

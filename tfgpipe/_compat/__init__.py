@@ -17,8 +17,8 @@ __all__ = [
     "kernels",
     "native_logging_off",
     "restore_stderr",
+    "sliced_variables",
     "spmd",
     "tf_internals",
     "tflite",
-    "tpu_variables",
 ]

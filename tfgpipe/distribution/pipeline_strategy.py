@@ -67,9 +67,12 @@ class PipelineStrategy(tf.distribute.MirroredStrategy, ReplicatedStrategy):
             link carries more than another; `"nccl"`, by NVIDIA's library.
         shard_replicas: State that is spread over replicas instead of copied to each:
             `"none"`; `"slots"`, those of the optimizer (ZeRO-1, Rajbhandari et al.
-            2020, section 5.1); `"weights"`, the pipeline's weights as well (ZeRO-3,
-            section 5.3), which replicas then copy for the time of a step. Each weight
-            goes whole to one replica, none is in slices; the result is the same.
+            2020, section 5.1); `"weights"`, the pipeline's weights as well (FSDP, Zhao
+            et al. 2023; ZeRO-3, section 5.3), which replicas gather for the time of a
+            step, or for some passes at a time: see `tfgpipe.schedules.Gather`.
+            Weights of 64 KiB or more are in slices, one on each replica, and smaller
+            ones whole on one; with `"whole_weights"` all are, as optimizers need that
+            do not work by element. The result is the same.
         cluster: Workers to run on, such as `"10.0.0.5:4000,10.0.0.6:4000"`: see
             `tfgpipe.cluster`. The devices of the last stage, where the loss runs, are
             on one of them.

@@ -3,7 +3,7 @@
 Gradients are summed over replicas first. Then Keras' optimizer is applied, all of it,
 once for each replica, and sees that replica's copies alone: it does what it does on one
 device, on each. Under ZeRO it is applied once, on the owner's copy of each weight, and
-the other replicas copy the result.
+the other replicas copy the result; of a weight in slices, on each slice.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe._compat import keras_internals, tf_internals
+from tfgpipe._compat import keras_internals, sliced_variables, tf_internals
 from tfgpipe._util import IdentityMap
 from tfgpipe.devices import colocation
-from tfgpipe.distribution import all_reduce
+from tfgpipe.distribution import all_reduce, slices
 from tfgpipe.distribution.all_reduce import Gradient
 
 # For each weight its gradients, one a replica, or None.
@@ -83,7 +83,8 @@ class ReplicaUpdate:
         (num_replicas,) = {len(each) for each in sums if each is not None}
         for d in range(num_replicas):
             copies = IdentityMap((v, x[d]) for v, x in self._copies.items())
-            self._apply(copies, [each and each[d] for each in sums])
+            grads = [each and each[d] for each in sums]
+            self._apply(copies, grads, self._weights)
 
     def on_owners(
         self, gradients: PerReplica, owner: Callable[[tf.Variable], int]
@@ -96,13 +97,25 @@ class ReplicaUpdate:
         """
         updated = IdentityMap((v, copies[0]) for v, copies in self._copies.items())
         grads: list[Gradient | None] = []
-        for weight, each in zip(self._weights, gradients, strict=True):
+        weights: list[keras.Variable] = []
+        owners: list[int] = []  # Of those gradients that are clipped.
+        for i, (weight, each) in enumerate(zip(self._weights, gradients, strict=True)):
             copies = self._copies[weight]
             if len(copies) > 1:
                 updated[weight] = copies[owner(weight.value)]
-            device = updated[weight].device
-            grads.append(None if each is None else all_reduce.reduce_to(each, device))
-        self._apply(updated, grads)
+            parts = keras_internals.variables.slices_of(weight)
+            weights += parts
+            if each is None:
+                grads += [None] * len(parts)
+                continue
+            if isinstance(copies[0], sliced_variables.SlicedVariable):
+                grads += slices.reduce_scatter(each, copies[0])
+            else:
+                grads.append(all_reduce.reduce_to(each, updated[weight].device))
+            if not weight.overwrite_with_gradient:
+                owners += [i] * len(parts)
+        with keras_internals.optimizers.by_slices(self._optimizer, owners):
+            self._apply(updated, grads, weights)
         for variable, copies in self._copies.items():
             for copy in copies:
                 if copy is not updated[variable]:
@@ -113,6 +126,7 @@ class ReplicaUpdate:
         self,
         copies: IdentityMap[keras.Variable, tf.Variable],
         grads: Sequence[Gradient | None],
+        weights: Sequence[keras.Variable],
     ) -> None:
         """Applies the optimizer, which sees one copy of each variable."""
         with (
@@ -120,4 +134,4 @@ class ReplicaUpdate:
             keras_internals.substitution.swap_values(list(copies.items())),
             colocation.colocate_with_inputs(),
         ):
-            type(self._optimizer).apply(self._optimizer, grads, self._weights)
+            type(self._optimizer).apply(self._optimizer, grads, weights)

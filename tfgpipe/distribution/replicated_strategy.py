@@ -5,10 +5,10 @@ that owns the fewest bytes when the variable is first used.
 
                           replica 0        replica 1
     "none"                w  m  v          w  m  v
-    "slots"   (ZeRO-1)    w  m  v          w            m, v: slots of the weight w
-    "weights" (ZeRO-3)    w  m  v                       copied for the time of a step
+    "slots" (ZeRO-1)      w  m  v          w            m, v: slots of the weight w
+    "whole_weights"       w  m  v                       copied for the time of a step
 
-That is ZeRO-3 by whole weights, each on one replica: none is in slices.
+With `"weights"` each replica owns a slice of every large weight: see `slices`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from tfgpipe._compat import keras_internals, tf_internals
+from tfgpipe._compat import keras_internals, sliced_variables, tf_internals
 from tfgpipe._util import num_bytes
 from tfgpipe.devices import Mesh
-from tfgpipe.distribution import all_reduce
+from tfgpipe.distribution import all_reduce, slices
 from tfgpipe.distribution.all_reduce import AllReduce
 from tfgpipe.distribution.process_group import ProcessGroup
 from tfgpipe.distribution.replica_update import PerReplica, ReplicaUpdate, merge_call
@@ -32,10 +32,12 @@ from tfgpipe.distribution.replicas import LocalReplicas
 from tfgpipe.distribution.stage_strategy import StageStrategy
 from tfgpipe.distribution.zero import ZeroAssignment
 
-ShardReplicas = Literal["none", "slots", "weights"]
+ShardReplicas = Literal["none", "slots", "whole_weights", "weights"]
 # The two forms of replicas, which answer the same questions.
 Replicas = LocalReplicas | ProcessGroup
-SHARD_REPLICAS: tuple[ShardReplicas, ...] = ("none", "slots", "weights")
+SHARD_REPLICAS: tuple[ShardReplicas, ...] = (
+    *("none", "slots", "whole_weights", "weights"),
+)
 
 
 class ReplicatedStrategy(StageStrategy):
@@ -54,7 +56,8 @@ class ReplicatedStrategy(StageStrategy):
         self._replicas = replicas
         self._all_reduce: AllReduce = all_reduce
         self._shards_slots = shard_replicas != "none"
-        self._shards_weights = shard_replicas == "weights"
+        self._shards_weights = shard_replicas in ("whole_weights", "weights")
+        self._slices = shard_replicas == "weights"
         self._zero = ZeroAssignment()
 
     @property
@@ -76,8 +79,11 @@ class ReplicatedStrategy(StageStrategy):
     def weight_scope(
         self, k: int, shard: int, weight: keras.Variable
     ) -> contextlib.AbstractContextManager[Any]:
-        """Like `stage_scope`, for a weight, which may be on its owner alone."""
+        """Like `stage_scope`, for a weight, which may be shared out."""
         devices = self._mesh.replica_devices(k, shard)
+        cut = slices.find_cut(weight, len(devices)) if self._slices else None
+        if cut is not None:
+            return slices.slice_scope(devices, cut)
         if self._shards_weights:
             devices = (devices[self._owner(weight, devices)],)
         return device_scope(devices)
@@ -85,6 +91,9 @@ class ReplicatedStrategy(StageStrategy):
     def slot_scope(self, weight: tf.Variable) -> contextlib.AbstractContextManager[Any]:
         """Variables created inside are on the devices of a weight's slots."""
         copies = self.copies(weight)
+        if isinstance(weight, sliced_variables.SlicedVariable):
+            devices = [copy.device for copy in copies]
+            return slices.slice_scope(devices, slices.Cut(weight.axis, weight.sizes))
         if len(copies) > 1 and self._shards_slots:
             copies = (copies[self.owner_replica(weight)],)
         return device_scope(tuple(copy.device for copy in copies))
@@ -103,6 +112,12 @@ class ReplicatedStrategy(StageStrategy):
     def sum_over_replicas(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the sum of a small tensor over replicas."""
         return tensor if self.num_replicas == 1 else self._replicas.sum(tensor)
+
+    def check_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Raises ValueError for an optimizer that cannot work on what replicas own."""
+        super().check_optimizer(optimizer)
+        if self._slices:
+            slices.check_by_element(optimizer)
 
     def apply_gradients(
         self,

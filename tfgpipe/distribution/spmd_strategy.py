@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from tfgpipe._compat import tpu_variables
+from tfgpipe._compat import sliced_variables
 from tfgpipe.devices import tpu_topology
 from tfgpipe.distribution.replicated_strategy import check_not_nested
 
@@ -82,7 +82,7 @@ class SPMDPipelineStrategy(tf.distribute.TPUStrategy):
             experimental_spmd_xla_partitioning=True,
         )
         self._splits = False
-        tpu_variables.split_variables(
+        sliced_variables.split_variables(
             self, num_parts=num_stages, is_split=lambda: self._splits
         )
 

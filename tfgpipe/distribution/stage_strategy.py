@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfgpipe._compat import keras_internals
+from tfgpipe._compat import keras_internals, sliced_variables
 from tfgpipe.devices import Mesh, host_device
 
 
@@ -181,7 +181,12 @@ class StageStrategy(abc.ABC):
             keras_internals.variables.initialize_in_scope(slot, scope, there)
 
     def copies(self, variable: tf.Variable) -> tuple[tf.Variable, ...]:
-        """Returns the copies of a variable, one per replica, or the variable itself."""
+        """Returns the copies of a variable, one per replica, or the variable itself.
+
+        Of one in slices, these.
+        """
+        if isinstance(variable, sliced_variables.SlicedVariable):
+            return variable.slices
         return tf.distribute.get_strategy().experimental_local_results(variable)
 
     def is_on_one_replica(self, variable: keras.Variable) -> bool:

@@ -14,6 +14,7 @@ from tfgpipe.partition import balances
 from tfgpipe.schedules import (
     Action,
     DataFlow,
+    Gather,
     Offload,
     Schedule,
     SchedulePolicy,
@@ -50,10 +51,10 @@ def save_choice(find: Callable[[Any], Any], names: Sequence[str]) -> _Save:
 save_balance = save_choice(balances.find, balances.NAMES)
 save_remat = save_choice(remat_lib.find, remat_lib.NAMES)
 _save_codec = save_choice(codecs.find, get_args(codecs.TransferDtype))
-_ORDERS = get_args(ScheduleName)
-_save_policy = save_choice(
-    find_schedule, [*_ORDERS, *(name + Offload.suffix for name in _ORDERS)]
-)
+_ORDERS = list(get_args(ScheduleName))
+for _insertion in (Offload, Gather):
+    _ORDERS += [name + _insertion.suffix for name in _ORDERS]
+_save_policy = save_choice(find_schedule, _ORDERS)
 # By argument, what finds the value of a name.
 _FIND: Mapping[str, Callable[[Any], Any]] = {
     "balance": balances.find,

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 PathLike = str | os.PathLike[str]
 
 # Of curves: colour, marker with line, size of the marker. 1F1B lies on GPipe.
-LINE_STYLES: dict[schedules.SchedulePolicy, tuple[str, str, int]] = {
+LINE_STYLES: dict[schedules.SchedulePolicy | Schedule, tuple[str, str, int]] = {
     schedules.gpipe: ("#0072B2", "o-", 10),
     schedules.one_f_one_b: ("#E69F00", "s--", 5),
     schedules.interleaved: ("#009E73", "^-", 6),
-    schedules.zero_bubble: ("#CC79A7", "D-", 5),
+    schedules.find("zero_bubble"): ("#CC79A7", "D-", 5),
 }
 # Of parts of memory; the last, which is black, is hatched.
 PART_COLOURS = (
@@ -538,11 +538,12 @@ def _legend_of_kinds(
     from matplotlib.patches import Patch
 
     present = (kind for timeline in timelines for kind in timeline.span_kinds())
-    entries: list[tuple[Any, str]] = [
-        (tuple(Patch(fc=_shade(x, r, num_shades)) for r in range(num_shades)), x.label)
+    entries: dict[str, Any] = {
+        x.label: tuple(Patch(fc=_shade(x, r, num_shades)) for r in range(num_shades))
         for x in kinds.sort(present)
-    ]
-    return [*entries, (Patch(**IDLE), "idle")]
+    }
+    entries["idle"] = Patch(**IDLE)
+    return [(patches, label) for label, patches in entries.items()]
 
 
 class _Picture:

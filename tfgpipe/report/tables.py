@@ -123,7 +123,7 @@ def _bytes_by_device(
     held: collections.Counter[str] = collections.Counter()
     for variable in variables:
         for copy in strategy.copies(variable.value):
-            held[copy.device] += num_bytes(variable)
+            held[copy.device] += num_bytes(copy)
     return held
 
 

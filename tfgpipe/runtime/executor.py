@@ -222,6 +222,20 @@ class Executor:
         copies = self.emit(action, {x: held[x] for x in names}, copied)
         run.saved[m] = {**held, **dict(zip(names, copies, strict=True))}
 
+    def gather_weights(self, action: Action) -> None:
+        """Gathers the weights of a stage that are in slices, for later passes."""
+        run = self._runs[action.stage]
+        names: list[str] = []
+
+        def gather(_: NamedTensors) -> list[tf.Tensor]:
+            found = run.gather()
+            names.extend(found)
+            return [*found.values()]
+
+        if run.has_slices:
+            tensors = self.emit(action, {}, gather)
+            run.waiting[action] = dict(zip(names, tensors, strict=True))
+
     def saved(self, k: int) -> dict[int, NamedTensors]:
         """Returns by microbatch in flight the tensors that stage k holds of it."""
         return self._runs[k].saved
@@ -280,6 +294,7 @@ class Executor:
     def _emit_pass(self, action: Action, values: NamedTensors) -> NamedTensors:
         """Emits the stage function of an action on values; returns its results."""
         run, m = self._runs[action.stage], action.microbatch
+        run.take_gathered(self.step.schedule.dependencies(action))
         made: NamedTensors = {}
 
         def compute(feeds: NamedTensors) -> list[tf.Tensor]:

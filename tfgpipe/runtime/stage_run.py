@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import tensorflow as tf
 
+from tfgpipe._compat import keras_internals
 from tfgpipe.devices import host_device
 from tfgpipe.runtime.state import Carry
 from tfgpipe.runtime.step import Step
@@ -23,6 +26,9 @@ class StageRun:
             reads, and more.
         gradients: The accumulators of weight gradients; after the step, the gradients
             of the weights that have one.
+        gathered: Weights that the schedule gathers, by name, as the next pass reads
+            them.
+        waiting: By action, weights that it has gathered for a later pass.
     """
 
     def __init__(self, step: Step, k: int) -> None:
@@ -39,7 +45,16 @@ class StageRun:
         self._keeps = [step.keeps(k, m) for m in range(num_microbatches)]
         self._split = step.split
         self.gradients: list[tf.Tensor] = []
+        self.gathered: NamedTensors = {}
+        self.waiting: dict[Action, NamedTensors] = {}
         self._k, self._per_step = k, step.per_step
+        names = self.trace.given.variables
+        self._sliced = {
+            name: variable
+            for name, variable in zip(names, self.variables, strict=True)
+            if keras_internals.variables.is_sliced(variable)
+        }
+        self._places = step.initial_state.devices
         # Of tensors that are on the host: the devices that they came from.
         self._homes: dict[str, str] = {}
 
@@ -51,6 +66,26 @@ class StageRun:
     def recomputes(self, m: int) -> bool:
         """Returns whether the backward of a microbatch computes forwards again."""
         return any(self._remat.recomputed(1, kept=self._keeps[m]))
+
+    @property
+    def has_slices(self) -> bool:
+        """True if some of its weights are in slices on replicas."""
+        return bool(self._sliced)
+
+    def gather(self) -> NamedTensors:
+        """Returns the weights that are in slices, gathered now, by name."""
+        gathered = {}
+        for name, variable in self._sliced.items():
+            with tf.device(self._places[variable]):
+                gathered[name] = tf.identity(variable.value)
+        return gathered
+
+    def take_gathered(self, actions: Iterable[Action]) -> None:
+        """Has passes from here on read what one of these actions has gathered."""
+        for action in actions:
+            if action in self.waiting:
+                self.gathered = self.waiting.pop(action)
+                self.carry.forget_hoisted()
 
     def begin_backward(self) -> None:
         """Makes the accumulators of weight gradients, which are zero."""
@@ -130,9 +165,9 @@ class StageRun:
     ) -> NamedTensors:
         """Returns values, and the hoisted ones that a function takes."""
         hoisted = self.carry.hoisted
-        there = {**values, **hoisted}
+        there = {**values, **self.gathered, **hoisted}
         hoisted.update(self._functions(m).hoisted(function, there, self.devices))
-        return {**values, **hoisted}
+        return {**there, **hoisted}
 
     def _functions(self, m: int) -> StageFunctions:
         if self._keeps[m]:

@@ -178,6 +178,15 @@ class Carry:
             if after in made and before not in trace.per_step_updates:
                 self._values[before] = made[after]
 
+    def forget_hoisted(self) -> None:
+        """Has hoisted tensors computed again, of weights as they are read from now.
+
+        Those that are new values of variables stay.
+        """
+        trace = self._traced.trace
+        stays = {trace.assigned[name] for name in trace.per_step_updates}
+        self.hoisted = {n: x for n, x in self.hoisted.items() if n in stays}
+
     def updates(self) -> list[VariableUpdate]:
         """Returns the new values of the stage's variables."""
         trace = self._traced.trace

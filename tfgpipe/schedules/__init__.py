@@ -30,6 +30,7 @@ a multiple of P of at least 2 P:
 
 from tfgpipe.schedules import kinds
 from tfgpipe.schedules.data_flow import DataFlow
+from tfgpipe.schedules.gather import Gather
 from tfgpipe.schedules.kinds import ActionKind
 from tfgpipe.schedules.offload import Offload
 from tfgpipe.schedules.policy import SchedulePolicy
@@ -41,7 +42,6 @@ from tfgpipe.schedules.registry import (
     interleaved,
     make,
     one_f_one_b,
-    zero_bubble,
 )
 from tfgpipe.schedules.schedule import Action, Schedule, draw
 
@@ -50,6 +50,7 @@ __all__ = [
     "Action",
     "ActionKind",
     "DataFlow",
+    "Gather",
     "Name",
     "Offload",
     "Schedule",
@@ -61,5 +62,4 @@ __all__ = [
     "kinds",
     "make",
     "one_f_one_b",
-    "zero_bubble",
 ]

@@ -34,10 +34,11 @@ class ActionKind:
             backwards at its stage: 1, -1 or 0.
         adds_gradients: True if it adds to the gradients of weights.
         recomputes: True if it begins with rematerialisation.
-        is_copy: True if it copies a microbatch to or from other memory, while its
-            device goes on. One that frees memory begins as soon as it can, and the
-            action behind it waits for its end; one that takes memory begins at its
-            place.
+        is_copy: True if it copies a microbatch, or weights, to or from other memory,
+            while its device goes on. One that frees memory begins as soon as it can,
+            and the action behind it waits for its end; one that takes memory begins at
+            its place.
+        gathers: True if it gathers the weights of its stage.
     """
 
     name: str
@@ -52,6 +53,7 @@ class ActionKind:
     adds_gradients: bool = dataclasses.field(default=False, compare=False, kw_only=True)
     recomputes: bool = dataclasses.field(default=False, compare=False, kw_only=True)
     is_copy: bool = dataclasses.field(default=False, compare=False, kw_only=True)
+    gathers: bool = dataclasses.field(default=False, compare=False, kw_only=True)
 
     def needs(self, schedule: Any, action: Any) -> tuple[Any, ...]:
         """Returns the actions whose results an action of this kind needs.
@@ -155,6 +157,23 @@ class _Copy(ActionKind):
         return float(costs.host_seconds(k))
 
 
+class _Gather(ActionKind):
+    """A gather of the weights of a stage that are in slices on replicas."""
+
+    def needs(self, schedule: Any, action: Any) -> tuple[Any, ...]:
+        """Returns nothing: weights are there from the beginning."""
+        del schedule, action
+        return ()
+
+    def run(self, step: Any, action: Any) -> None:
+        """Gathers the weights."""
+        step.gather_weights(action)
+
+    def seconds(self, costs: Any, k: int) -> float:
+        """Returns the time in which the slices of other replicas arrive."""
+        return float(costs.gather_seconds(k))
+
+
 # Colors that the color-blind tell apart (Okabe and Ito 2008).
 FORWARD = _Forward(
     *("forward", "F", "forward", "#0072B2"), is_pass=True, sends=1, in_flight=1
@@ -194,11 +213,23 @@ RELOAD = _Copy(
     is_copy=True,
 )
 
+# By kind of the pass that waits for it.
+GATHERS: dict[ActionKind, ActionKind] = {
+    kind: _Gather(
+        *(f"gather_{kind.name}", "G", "gather", "#999999"),
+        is_backward=kind.is_backward,
+        is_copy=True,
+        gathers=True,
+    )
+    for kind in (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
+}
+
 # Those of this library, in the order in which a microbatch has them. `RECOMPUTE` is
 # part of the backward's action, and apart in timelines alone.
 KINDS = (
-    *(FORWARD, OFFLOAD, RELOAD, RECOMPUTE),
-    *(BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT),
+    *(GATHERS[FORWARD], FORWARD, OFFLOAD, RELOAD),
+    *(GATHERS[BACKWARD], GATHERS[BACKWARD_INPUT], RECOMPUTE),
+    *(BACKWARD, BACKWARD_INPUT, GATHERS[BACKWARD_WEIGHT], BACKWARD_WEIGHT),
 )
 
 

@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from tfgpipe._util import argument_checks
-from tfgpipe.schedules.data_flow import DataFlow
+from tfgpipe.schedules.insertion import InsertionPolicy
 from tfgpipe.schedules.kinds import OFFLOAD, RELOAD
-from tfgpipe.schedules.policy import Orders, SchedulePolicy
 from tfgpipe.schedules.schedule import Action, Schedule
 
 # A stage and a microbatch.
@@ -19,7 +18,7 @@ _Visit = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Offload(SchedulePolicy):
+class Offload(InsertionPolicy):
     """Another schedule, in which microbatches wait in the memory of the host.
 
     What a stage saves of a microbatch, by the policy of rematerialisation, leaves the
@@ -58,67 +57,36 @@ class Offload(SchedulePolicy):
     has_copies = True
     suffix: ClassVar[str] = "+offload"
 
-    schedule: SchedulePolicy
     most_held: int | None = None
     ahead: int = 1
     costs: Any = None
     memory_limit: argument_checks.MemoryLimit = None
 
     def __post_init__(self) -> None:
-        base = self.schedule
-        hint = ' Find it by its name: `tfgpipe.schedules.find("zbv")`.'
-        argument_checks.check_instance("schedule", base, SchedulePolicy, hint=hint)
+        super().__post_init__()
         for name in ("most_held", "ahead"):
             value = getattr(self, name)
             if value is not None:
                 argument_checks.check_count(name, value)
-        vars(self).update(
-            name=base.name + self.suffix,
-            shares_devices=base.shares_devices,
-            stages_per_device=base.stages_per_device,
-            splits_backwards=base.splits_backwards,
-            is_periodic=base.is_periodic,
-        )
-
-    def min_microbatches(self, depth: int) -> int:
-        """Returns the fewest microbatches of the schedule of the passes."""
-        return self.schedule.min_microbatches(depth)
-
-    def deal(self, num_stages: int, num_devices: int) -> tuple[int, ...]:
-        """Returns the index of each stage's device, as the schedule of the passes."""
-        return self.schedule.deal(num_stages, num_devices)
-
-    def orders(self, flow: DataFlow, num_microbatches: int, num_devices: int) -> Orders:
-        """Returns for each device its actions in order."""
-        K, P = flow.num_stages, num_devices
-        plain = self.schedule(K, num_microbatches, num_devices=P, flow=flow)
-        return self.insert(plain).orders
-
-    def on(
-        self,
-        placement: Sequence[int],
-        num_microbatches: int,
-        flow: DataFlow | None = None,
-    ) -> Schedule:
-        """Returns the schedule with stage k on device `placement[k]`."""
-        return self.insert(self.schedule.on(placement, num_microbatches, flow))
 
     def fitted(
         self, costs: Callable[[], Any], memory_limit: argument_checks.MemoryLimit
-    ) -> Offload:
+    ) -> InsertionPolicy:
         """Returns the policy for the stages that there are.
 
         Args:
             costs: Returns the costs of the stages.
             memory_limit: Bytes of a device, or of each, or None.
         """
-        base = self.schedule.fitted(costs, None)
-        if self.most_held is None and memory_limit is not None:
-            return dataclasses.replace(
-                self, schedule=base, costs=costs(), memory_limit=memory_limit
-            )
-        same = base is self.schedule
-        return self if same else dataclasses.replace(self, schedule=base)
+        # The passes themselves need not fit.
+        if self.most_held is not None or memory_limit is None:
+            return super().fitted(costs, None)
+        return dataclasses.replace(
+            self,
+            schedule=self.schedule.fitted(costs, None),
+            costs=costs(),
+            memory_limit=memory_limit,
+        )
 
     def insert(self, schedule: Schedule) -> Schedule:
         """Returns a schedule with copies to the host and back between its passes.
@@ -157,10 +125,6 @@ class Offload(SchedulePolicy):
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make it of the one that its name finds."""
         return {"most_held": self.most_held, "ahead": self.ahead}
-
-    def with_config(self, config: dict[str, Any]) -> Offload:
-        """Returns the same schedule with what `get_config` returned."""
-        return dataclasses.replace(self, **config)
 
 
 def _free_bytes(costs: Any, memory_limit: Any, schedule: Schedule, p: int) -> float:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
+from tfgpipe.schedules.gather import Gather
+from tfgpipe.schedules.insertion import InsertionPolicy
 from tfgpipe.schedules.named.dualpipe_v import DualPipeV
 from tfgpipe.schedules.named.eager_1f1b import EagerOneFOneB
 from tfgpipe.schedules.named.gpipe import GPipe
@@ -38,6 +40,8 @@ Name = Literal[
 NAMES: tuple[Name, ...] = get_args(Name)
 """The names of all policies."""
 
+_INSERTIONS: tuple[type[InsertionPolicy], ...] = (Offload, Gather)
+
 gpipe = GPipe()
 one_f_one_b = OneFOneB()
 interleaved = Interleaved()
@@ -61,8 +65,8 @@ def find(
     (4, 3, 2, 1)
 
     Args:
-        schedule: One of `NAMES`, or one with `+offload` behind it for an `Offload`; a
-            policy, or a schedule.
+        schedule: One of `NAMES`, or one with `+offload` or `+gather` behind it, for
+            an `Offload` or a `Gather`; a policy, or a schedule.
         others: Policies of other names.
 
     Raises:
@@ -79,10 +83,11 @@ def find(
             "`tfgpipe.schedules.SchedulePolicy`, or a `tfgpipe.Schedule`. Received "
             f"{schedule!r}."
         )
-    if schedule.endswith(Offload.suffix):
-        policy = find(schedule.removesuffix(Offload.suffix), others=others)
-        assert isinstance(policy, SchedulePolicy)  # It has a name.
-        return Offload(policy)
+    for insertion in _INSERTIONS:
+        if schedule.endswith(insertion.suffix):
+            policy = find(schedule.removesuffix(insertion.suffix), others=others)
+            assert isinstance(policy, SchedulePolicy)  # It has a name.
+            return insertion(policy)
     if schedule not in policies:
         raise ValueError(
             f"`schedule` must be one of {names}, or a `tfgpipe.Schedule` of your own. "

@@ -139,7 +139,10 @@ class Schedule:
 
     def dependencies(self, action: Action) -> tuple[Action, ...]:
         """Returns the actions whose results an action needs."""
-        return action.kind.needs(self, action)
+        needed = action.kind.needs(self, action)
+        kind = kinds.GATHERS.get(action.kind) if self._gathers else None
+        gather = kind and action.of(kind)
+        return (*needed, gather) if gather in self._gathers else needed
 
     @functools.cached_property
     def data_flow(self) -> DataFlow:
@@ -260,7 +263,7 @@ class Schedule:
         return dataclasses.replace(self, orders=tuple(orders))
 
     def without_copies(self) -> Schedule:
-        """Returns the schedule without copies to the host, as no backward needs any."""
+        """Returns the schedule without copies, as no backward needs any."""
         if not self.has_copies:
             return self
         orders = (tuple(a for a in o if not a.kind.is_copy) for o in self.orders)
@@ -456,7 +459,7 @@ class Schedule:
 
     @functools.cached_property
     def has_copies(self) -> bool:
-        """True if microbatches are copied to the host and back."""
+        """True if microbatches or weights are copied, as the device goes on."""
         return any(action.kind.is_copy for action in self._all)
 
     @functools.cached_property
@@ -587,6 +590,10 @@ class Schedule:
         """The last action of each stage and microbatch that takes memory."""
         takes = (a for order in self.orders for a in order if a.kind.in_flight > 0)
         return {(action.stage, action.microbatch): action for action in takes}
+
+    @functools.cached_property
+    def _gathers(self) -> frozenset[Action]:
+        return frozenset(action for action in self._all if action.kind.gathers)
 
     @functools.cached_property
     def _all(self) -> frozenset[Action]:

@@ -34,6 +34,7 @@ from tfgpipe.simulation.timeline import (
     time_series,
 )
 
+_BANDWIDTHS = ("bandwidth", "host_bandwidth", "gather_bandwidth")
 # One number for all stages, or one for each.
 PerStage: TypeAlias = float | Sequence[float]
 
@@ -60,6 +61,7 @@ class Costs:
             the link busy.
         bandwidth: Bytes a second of each link between two devices, in each direction.
         host_bandwidth: Bytes a second between a device and its host, in each direction.
+        gather_bandwidth: Bytes a second at which a device receives slices of weights.
         boundary_bytes: Bytes from a stage to each that reads from it, of all stages but
             the last; as many gradients go back. Free if both are on one device.
         kept_bytes: Bytes held for a microbatch from the start of its forward to the end
@@ -68,6 +70,8 @@ class Costs:
         backward_bytes: Bytes held in addition from the start of the backward, its
             recomputation included, to its end: what is recomputed.
         fixed_bytes: Bytes held throughout: weights, gradients, optimizer slots.
+        gathered_bytes: Bytes held from a gather of a stage's weights to the last pass
+            that reads them: what the slices of other replicas take.
 
     Raises:
         ValueError: If a number is negative or not finite, or if only one half of the
@@ -89,10 +93,12 @@ class Costs:
     latency: float = 0
     bandwidth: float = math.inf
     host_bandwidth: float = math.inf
+    gather_bandwidth: float = math.inf
     boundary_bytes: PerStage = 0
     kept_bytes: PerStage = 0
     backward_bytes: PerStage = 0
     fixed_bytes: PerStage = 0
+    gathered_bytes: PerStage = 0
 
     def __post_init__(self) -> None:
         if (self.backward_input is None) != (self.backward_weight is None):
@@ -102,7 +108,7 @@ class Costs:
                 f"backward_weight={self.backward_weight}. Give both, or neither for "
                 "half of `backward` each."
             )
-        for name in ("bandwidth", "host_bandwidth"):
+        for name in _BANDWIDTHS:
             value: Any = getattr(self, name)
             if not isinstance(value, numbers.Real) or not float(value) > 0:
                 raise ValueError(
@@ -142,6 +148,10 @@ class Costs:
         """Returns the time in which a microbatch of stage k goes to the host."""
         return self.bytes_of("kept_bytes", k) / self.host_bandwidth
 
+    def gather_seconds(self, k: int) -> float:
+        """Returns the time in which the weights of stage k are gathered."""
+        return self.bytes_of("gathered_bytes", k) / self.gather_bandwidth
+
     def check_num_stages(self, num_stages: int) -> None:
         """Raises ValueError unless there are numbers for all of so many stages."""
         for name in self._per_stage():
@@ -159,7 +169,8 @@ class Costs:
     def _per_stage(self) -> dict[str, tuple[float, ...]]:
         """Returns the values of each attribute of the stages by its name."""
         values = dict(vars(self))
-        del values["bandwidth"], values["host_bandwidth"], values["recompute_when"]
+        for name in (*_BANDWIDTHS, "recompute_when"):
+            del values[name]
         return {
             name: tuple(value) if isinstance(value, Sequence) else (value,)
             for name, value in values.items()
@@ -184,8 +195,11 @@ class Simulation:
         """For each device the bytes that it holds throughout."""
         schedule = self.timeline.schedule
         held = [0.0] * schedule.num_devices
+        names = ["fixed_bytes"]
+        if not any(action.kind.gathers for action in schedule.slots):
+            names.append("gathered_bytes")  # Once, at the beginning.
         for k, p in enumerate(schedule.placement):
-            held[p] += self.costs.bytes_of("fixed_bytes", k)
+            held[p] += sum(self.costs.bytes_of(name, k) for name in names)
         return tuple(held)
 
     @functools.cached_property
@@ -204,11 +218,40 @@ class Simulation:
             begun = next(span.start for span in passes if span.kind.is_backward)
             again = costs.bytes_of("backward_bytes", k)
             changes[p] += [(begun, again), (end, -again)]
+        for p, k, start, end in self._gathered():
+            size = costs.bytes_of("gathered_bytes", k)
+            changes[p] += [(start, size), (end, -size)]
         start = self.timeline.start
         return tuple(
             time_series(some, start=start, base=fixed)
             for some, fixed in zip(changes, base, strict=True)
         )
+
+    def _gathered(self) -> list[tuple[int, int, float, float]]:
+        """Returns when devices hold gathered weights: device, stage, start and end.
+
+        It is from the start of a gather to the last pass before the next one.
+        """
+        schedule = self.timeline.schedule
+        spans = {(x.kind, x.stage, x.microbatch): x for x in self.timeline.spans}
+        held: list[tuple[int, int, float, float]] = []
+        for p, order in enumerate(schedule.orders):
+            since: dict[int, float] = {}
+            last: dict[int, float] = {}
+            waiting: dict[Action, float] = {}
+            for a in order:
+                span = spans[a.kind, a.stage, a.microbatch]
+                if a.kind.gathers:
+                    waiting[a] = span.start
+                    continue
+                for gather in schedule.dependencies(a):
+                    if gather in waiting:
+                        if a.stage in since:
+                            held.append((p, a.stage, since[a.stage], last[a.stage]))
+                        since[a.stage] = waiting.pop(gather)
+                last[a.stage] = span.end
+            held += [(p, k, start, last[k]) for k, start in since.items()]
+        return held
 
     @property
     def peak_bytes(self) -> tuple[float, ...]:
@@ -261,7 +304,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
     # Of results, at stages on other devices.
     arrivals: dict[tuple[Action, int], float] = {}
     device_free: list[float] = [0] * schedule.num_devices
-    # By device and kind: to the host and back, copies go one after the other.
+    # By device and kind: copies go one after the other.
     copies_free: dict[tuple[int, ActionKind], float] = collections.defaultdict(float)
     link_free: dict[tuple[int, int], float] = collections.defaultdict(float)
     spans: list[Span] = []
@@ -272,10 +315,10 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
         k, kind, p = action.stage, action.kind, placement[action.stage]
         needed = [arrivals.get((d, k), ends[d]) for d in schedule.dependencies(action)]
         if kind.is_copy:
-            takes = kind.in_flight > 0  # Memory, from its place in the order on.
-            time = max([*needed, copies_free[p, kind], device_free[p] * takes])
+            frees = kind.in_flight < 0  # Else it takes memory, from its place on.
+            time = max([*needed, copies_free[p, kind], device_free[p] * (not frees)])
             ends[action] = copies_free[p, kind] = end = time + kind.seconds(costs, k)
-            device_free[p] = max(device_free[p], end * (not takes))
+            device_free[p] = max(device_free[p], end * frees)
             spans.append(Span(kind, k, action.microbatch, p, time, end))
             continue
         spans += _work(costs, action, p, free=device_free[p], ready=max([0.0, *needed]))

@@ -210,7 +210,9 @@ class Timeline:
         return tuple(kinds.sort(span.kind for span in self.spans))
 
     def __str__(self) -> str:
-        words = ", ".join(f"{x.letter} {x.label}" for x in self.span_kinds())
+        words = ", ".join(
+            dict.fromkeys(f"{x.letter} {x.label}" for x in self.span_kinds())
+        )
         lines = [
             *([self.title] if self.title else []),
             *_rows(self),

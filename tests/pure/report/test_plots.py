@@ -74,7 +74,7 @@ MESH = [
 DRAWN = {
     "gpipe": lambda path=None: plot_schedule(schedules.gpipe(4, 8), path=path),
     "zero_bubble": lambda path=None: plot_schedule(
-        schedules.zero_bubble(4, 8), costs=MILLISECONDS, path=path
+        schedules.find("zero_bubble")(4, 8), costs=MILLISECONDS, path=path
     ),
     "interleaved": lambda path=None: plot_schedule(
         schedules.interleaved(6, 5, num_devices=2), path=path
@@ -108,7 +108,7 @@ LARGE = {
         schedules.one_f_one_b(8, 32), path=path
     ),
     "zero_bubble, large": lambda path=None: plot_schedule(
-        schedules.zero_bubble(4, 32), path=path
+        schedules.find("zero_bubble")(4, 32), path=path
     ),
     "many devices": lambda path=None: plot_schedule(schedules.gpipe(12, 1), path=path),
 }

@@ -52,7 +52,7 @@ def test_kinds_are_sorted_as_a_microbatch_has_them_and_others_last():
 
 
 def test_what_is_inserted_comes_before_each_and_holds_nothing():
-    plain = schedules.zero_bubble(2, 3)
+    plain = schedules.find("zero_bubble")(2, 3)
     plan = plain.insert_before(NOTE, BACKWARD_INPUT).validate()
     assert schedules.draw(plan).splitlines()[1] == (
         "stage 1  .. F0 n0 B0 F1 n1 B1 W0 F2 n2 B2 W1 W2"

@@ -21,7 +21,7 @@ DRAWN = {
     "gpipe": (schedules.gpipe, schedules.gpipe(4, 8)),
     "1f1b": (schedules.one_f_one_b, schedules.one_f_one_b(4, 8)),
     "interleaved": (schedules.interleaved, schedules.interleaved(4, 8, num_devices=2)),
-    "zero_bubble": (schedules.zero_bubble, schedules.zero_bubble(4, 8)),
+    "zero_bubble": (schedules.find("zero_bubble"), schedules.find("zero_bubble")(4, 8)),
     "eager_1f1b": (schedules.find("eager_1f1b"), schedules.find("eager_1f1b")(4, 8)),
     **{
         name: (schedules.find(name), schedules.find(name)(4, 4, num_devices=2))
@@ -107,7 +107,7 @@ def test_a_small_1f1b_is_that_drawn_by_hand():
 
 
 def test_a_small_zero_bubble_is_that_drawn_by_hand():
-    assert draw(schedules.zero_bubble(2, 3)).splitlines() == [
+    assert draw(schedules.find("zero_bubble")(2, 3)).splitlines() == [
         "stage 0  F0 F1 .. B0 W0 F2 B1 W1 B2 W2",
         "stage 1  .. F0 B0 F1 B1 W0 F2 B2 W1 W2",
     ]
@@ -302,7 +302,7 @@ def test_gpipe_places_several_stages_on_a_device():
 
 
 def test_weights_wait_longer_on_later_stages():
-    order = schedules.zero_bubble(3, 4).orders[2]
+    order = schedules.find("zero_bubble")(3, 4).orders[2]
     first = order.index(Action("backward_weight", 2, 0))
     assert Action("backward_input", 2, 2) in order[:first]
     assert Action("backward_input", 2, 3) not in order[:first]

@@ -38,7 +38,7 @@ def test_what_an_action_needs_is_what_the_drawing_of_dependencies_shows():
 
 
 def test_only_the_gradients_of_inputs_are_waited_for():
-    plan = schedules.zero_bubble(2, 2)
+    plan = schedules.find("zero_bubble")(2, 2)
     needs = plan.dependencies(Action("backward_input", 0, 1))
     assert needs == (Action("forward", 0, 1), Action("backward_input", 1, 1))
     needs = plan.dependencies(Action("backward_weight", 0, 1))
@@ -94,7 +94,7 @@ def test_the_placement_is_where_the_actions_are():
         (schedules.gpipe(2, 3), {(0, 2), (1, 2)}),
         (schedules.one_f_one_b(2, 3), {(1, 0), (1, 1), (1, 2)}),
         (schedules.gpipe(1, 2), {(0, 1)}),
-        (schedules.zero_bubble(2, 3), {(1, 0), (1, 1), (1, 2)}),
+        (schedules.find("zero_bubble")(2, 3), {(1, 0), (1, 1), (1, 2)}),
     ],
 )
 def test_a_backward_that_follows_at_once_is_known(plan, at_once):
@@ -260,7 +260,7 @@ def test_the_last_action_that_adds_gradients_is_known():
 
     assert last(schedules.gpipe(2, 3)) == {"B0.0", "B0.1"}
     assert last(schedules.one_f_one_b(2, 3)) == {"B2.0", "B2.1"}
-    assert last(schedules.zero_bubble(2, 3)) == {"W2.0", "W2.1"}
+    assert last(schedules.find("zero_bubble")(2, 3)) == {"W2.0", "W2.1"}
     assert last(schedules.interleaved(4, 2, num_devices=2)) == {
         f"B1.{k}" for k in range(4)
     }

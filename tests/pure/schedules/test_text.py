@@ -34,7 +34,7 @@ def test_a_schedule_is_read_back_from_its_drawing(plan):
 
 
 def test_a_row_is_a_device_and_a_column_a_time_slot():
-    assert schedules.zero_bubble(2, 2).to_csv().splitlines() == [
+    assert schedules.find("zero_bubble")(2, 2).to_csv().splitlines() == [
         "0F0,0F1,,0I0,0W0,0I1,0W1",
         ",1F0,1I0,1F1,1I1,1W0,1W1",
     ]

@@ -66,7 +66,7 @@ def test_interleaving_divides_the_bubble(P, v, groups, f, b):
 @given(st.integers(1, 8), st.integers(0, 15), SECONDS, SECONDS, SECONDS)
 def test_zero_bubble_waits_as_long_as_its_docstring_says(K, more, f, b, w):
     """Qi et al. 2024, section 2.3, has it for w up to f and b."""
-    plan = schedules.zero_bubble(K, K + more)
+    plan = schedules.find("zero_bubble")(K, K + more)
     costs = Costs(forward=f, backward_input=b, backward_weight=w)
     timeline = simulate(plan, costs).timeline
     bubbles = {timeline.step_time - busy for busy in timeline.busy}
@@ -79,7 +79,7 @@ def test_zero_bubble_waits_as_long_as_its_docstring_says(K, more, f, b, w):
 def test_zero_bubble_of_equal_times_has_the_bubble_of_the_table(K, more):
     M = K + more
     timeline = simulate(
-        schedules.zero_bubble(K, M), Costs(forward=3, backward=6)
+        schedules.find("zero_bubble")(K, M), Costs(forward=3, backward=6)
     ).timeline
     assert share(timeline) == Fraction(K - 1, 3 * M + K - 1)
 
@@ -87,7 +87,7 @@ def test_zero_bubble_of_equal_times_has_the_bubble_of_the_table(K, more):
 @given(st.integers(2, 6), st.integers(0, 9))
 def test_zero_bubble_is_shorter_than_1f1b(K, more):
     M = K + more
-    assert step_time(schedules.zero_bubble(K, M)) < step_time(
+    assert step_time(schedules.find("zero_bubble")(K, M)) < step_time(
         schedules.one_f_one_b(K, M)
     )
 
@@ -153,7 +153,9 @@ def test_recomputation_comes_right_before_the_backward():
 
 
 def test_split_backwards_recompute_before_the_first_half():
-    timeline = simulate(schedules.zero_bubble(2, 2), Costs(recompute=1)).timeline
+    timeline = simulate(
+        schedules.find("zero_bubble")(2, 2), Costs(recompute=1)
+    ).timeline
     assert len(times(timeline, "recompute", 1)) == 2
     assert times(timeline, "recompute", 1)[0] == (2, 3)
     assert times(timeline, "backward_input", 1)[0] == (3, 4)
@@ -405,7 +407,7 @@ def test_memory_over_time_is_that_worked_out_by_hand():
 def test_a_split_backward_holds_its_activations_to_the_later_half():
     # F0 F1 .. B0 W0 B1 W1 beside .. F0 B0 F1 B1 W0 W1
     costs = Costs(kept_bytes=1, backward_bytes=10)
-    assert simulate(schedules.zero_bubble(2, 2), costs).peak_bytes == (12, 22)
+    assert simulate(schedules.find("zero_bubble")(2, 2), costs).peak_bytes == (12, 22)
 
 
 def test_stages_of_a_device_share_its_memory():
@@ -439,7 +441,7 @@ def test_a_simulated_step_gives_back_its_costs(name, K, more, data):
 
 def test_costs_of_one_schedule_predict_another():
     halves = {"backward_input": (1, 2), "backward_weight": (3, 4)}
-    split = simulate(schedules.zero_bubble(2, 3), Costs(**halves)).timeline
+    split = simulate(schedules.find("zero_bubble")(2, 3), Costs(**halves)).timeline
     assert costs_of(split).backward == (4, 6)
     whole = simulate(schedules.gpipe(2, 3), Costs(backward=(4, 6))).timeline
     assert costs_of(whole).seconds("backward_weight", 1) == 3

@@ -85,7 +85,7 @@ def test_a_microbatch_is_in_flight_from_its_forward_to_its_backward():
 
 
 def test_a_split_backward_ends_with_its_later_half():
-    timeline = simulated(schedules.zero_bubble(2, 2), forward=1, backward=2)
+    timeline = simulated(schedules.find("zero_bubble")(2, 2), forward=1, backward=2)
     # F0 F1 .. B0 W0 B1 W1 beside .. F0 B0 F1 B1 W0 W1
     assert timeline.in_flight() == (
         ((0, 1), (1, 2), (5, 1), (7, 0)),

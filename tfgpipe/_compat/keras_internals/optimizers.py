@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from tfgpipe._compat.keras_internals.variables import slices_of
 from tfgpipe._util import IdentityMap
 
 
@@ -84,15 +87,110 @@ def optimizer_slots(
     of the weights: `_momentums[i]` is of the weight `i`, or None if that has none.
     """
     found: IdentityMap[keras.Variable, list[keras.Variable]] = IdentityMap()
+    for each in _with_inner(optimizer):
+        for name in _slot_lists(each):
+            slots = getattr(each, name)
+            for weight, slot in zip(each._trainable_variables, slots, strict=True):
+                if slot is not None:
+                    found.setdefault(weight, []).append(slot)
+    return found
+
+
+def _with_inner(
+    optimizer: keras.optimizers.Optimizer,
+) -> list[keras.optimizers.Optimizer]:
+    """Returns an optimizer and those inside it."""
     inside = [getattr(optimizer, "inner_optimizer", None)]  # Of a LossScaleOptimizer.
     inside += getattr(optimizer, "_inner_optimizers", [])  # Of a MultiOptimizer.
-    for each in filter(None, (optimizer, *inside)):
-        weights = each._trainable_variables
-        for name, slots in vars(each).items():
-            if name in ("_variables", "_trainable_variables"):
-                continue
-            if isinstance(slots, list) and len(slots) == len(weights):
-                for weight, slot in zip(weights, slots, strict=True):
-                    if isinstance(slot, keras.Variable):
-                        found.setdefault(weight, []).append(slot)
-    return found
+    return [optimizer, *filter(None, inside)]
+
+
+def _slot_lists(optimizer: keras.optimizers.Optimizer) -> list[str]:
+    """Returns the names of an optimizer's lists with a slot for each weight."""
+    num_weights = len(optimizer._trainable_variables)
+    return [
+        name
+        for name, value in vars(optimizer).items()
+        if name not in ("_variables", "_trainable_variables")
+        and isinstance(value, list)
+        and len(value) == num_weights
+        and all(x is None or isinstance(x, keras.Variable) for x in value)
+    ]
+
+
+@contextlib.contextmanager
+def by_slices(
+    optimizer: keras.optimizers.Optimizer, owners: Sequence[int]
+) -> Iterator[None]:
+    """Inside, an optimizer has the slices of its weights and slots in their place.
+
+    Args:
+        optimizer: The optimizer.
+        owners: For each gradient that `apply` clips, the index of its weight.
+    """
+    with contextlib.ExitStack() as restored:
+        for each in _with_inner(optimizer):
+            for name, value in _in_slices(each, owners).items():
+                restored.enter_context(_attribute(each, name, value))
+        yield
+
+
+def _in_slices(
+    optimizer: keras.optimizers.Optimizer, owners: Sequence[int]
+) -> dict[str, Any]:
+    """Returns the attributes of an optimizer that are others by slices."""
+    weights = list(optimizer._trainable_variables)
+    slices = [slices_of(weight) for weight in weights]
+    all_slices = [part for parts in slices for part in parts]
+    inside: dict[str, Any] = {"_trainable_variables": all_slices}
+    for name in _slot_lists(optimizer):
+        inside[name] = []
+        for parts, slot in zip(slices, getattr(optimizer, name), strict=True):
+            of_slot = [slot] if slot is None else slices_of(slot)
+            same = len(of_slot) == len(parts)
+            inside[name] += of_slot if same else of_slot * len(parts)
+    inside["_trainable_variables_indices"] = {
+        optimizer._var_key(part): i for i, part in enumerate(all_slices)
+    }
+    excluded = set(getattr(optimizer, "_exclude_from_weight_decay", ()))
+    for weight, parts in zip(weights, slices, strict=True):
+        if optimizer._var_key(weight) in excluded:
+            excluded.update(map(optimizer._var_key, parts))
+    inside["_exclude_from_weight_decay"] = excluded
+    if optimizer.clipnorm:
+        inside["_clip_gradients"] = functools.partial(_clip, optimizer, owners)
+    return inside
+
+
+def _clip(
+    optimizer: keras.optimizers.Optimizer,
+    owners: Sequence[int],
+    gradients: Sequence[tf.Tensor | tf.IndexedSlices],
+) -> list[tf.Tensor | tf.IndexedSlices]:
+    """Clips gradients in slices, each by the norm of all slices of its weight."""
+    squares: dict[int, list[tf.Tensor]] = {}
+    for owner, gradient in zip(owners, gradients, strict=True):
+        values = getattr(gradient, "values", gradient)
+        squares.setdefault(owner, []).append(tf.reduce_sum(tf.square(values)))
+    norms = {i: tf.sqrt(tf.add_n(some)) for i, some in squares.items()}
+    limit = optimizer.clipnorm
+    return [
+        optimizer._clip_by_norm(gradient)
+        if len(squares[owner]) == 1
+        else gradient * (limit / tf.maximum(norms[owner], limit))
+        for owner, gradient in zip(owners, gradients, strict=True)
+    ]
+
+
+@contextlib.contextmanager
+def _attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Inside, an attribute is another, which Keras does not track."""
+    before = dict(vars(owner))
+    object.__setattr__(owner, name, value)
+    try:
+        yield
+    finally:
+        if name in before:
+            object.__setattr__(owner, name, before[name])
+        else:
+            object.__delattr__(owner, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.variables import register_uninitialized_variable
 
 from tfgpipe._compat.keras_internals.calls import current_stateless_scope
+from tfgpipe._compat.sliced_variables import SlicedVariable
 
 ScopeFactory = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -113,3 +115,20 @@ def is_initialized(variable: keras.Variable) -> bool:
     would draw one.
     """
     return variable._value is not None
+
+
+def is_sliced(variable: keras.Variable) -> bool:
+    """Returns whether a variable is in slices on devices of their own."""
+    return isinstance(variable._value, SlicedVariable)
+
+
+def slices_of(variable: keras.Variable) -> list[keras.Variable]:
+    """Returns Keras variables of the slices of one that is in slices, else itself."""
+    if not is_sliced(variable):
+        return [variable]
+    found = []
+    for each in variable._value.slices:
+        part = copy.copy(variable)
+        part._value, part._shape = each, tuple(each.shape)
+        found.append(part)
+    return found

@@ -1,0 +1,210 @@
+"""Weights in slices over replicas (FSDP)."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfgpipe
+from tests.distribution.test_data_parallel import X, Y, assert_trains_the_same, made
+from tests.helpers import compare
+
+layers = keras.layers
+SLICED = 128  # A square of it is larger than what stays whole.
+
+
+def stack():
+    return [
+        layers.Dense(SLICED, activation="tanh"),
+        layers.Dense(SLICED, activation="tanh", kernel_regularizer="l2"),
+        layers.Dense(SLICED, activation="tanh"),
+        layers.Dense(3),
+    ]
+
+
+def strategy_of(num_replicas=2, shares="weights", **arguments):
+    return tfgpipe.PipelineStrategy(
+        num_stages=2, num_replicas=num_replicas, shard_replicas=shares, **arguments
+    )
+
+
+def in_slices(model):
+    """Returns the model's weights that are in slices, each with its slices."""
+    strategy = model.distribute_strategy
+    slices = [(v, strategy.copies(v.value)) for v in model.trainable_variables]
+    return [(v, some) for v, some in slices if len(some) > 1]
+
+
+SCHEDULE = keras.optimizers.schedules.PiecewiseConstantDecay([3], [0.01, 0.005])
+OPTIMIZERS = {
+    "clipnorm, decay, averages, accumulation": lambda: keras.optimizers.AdamW(
+        SCHEDULE,
+        weight_decay=0.1,
+        clipnorm=0.05,
+        use_ema=True,
+        ema_momentum=0.9,
+        ema_overwrite_frequency=2,
+        gradient_accumulation_steps=2,
+    ),
+    "scaled, clipped by all weights": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.01, global_clipnorm=0.05), dynamic_growth_steps=3
+    ),
+    "momentum, clipped entries": lambda: keras.optimizers.SGD(
+        0.05, momentum=0.9, nesterov=True, clipvalue=0.001
+    ),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_they_train_as_the_plain_model(floatx, optimizer):
+    floatx("float64")
+    model = made(optimizer, stack, strategy=strategy_of())
+    assert [v.shape for v, _ in in_slices(model)] == [(SLICED, SLICED)] * 2
+    assert_trains_the_same(made(optimizer, stack), model, measures=False)
+
+
+def test_slices_of_unequal_lengths(floatx):
+    floatx("float64")
+    model = made(make=stack, strategy=strategy_of(3), schedule="zero_bubble")
+    ((_, slices), *_) = in_slices(model)
+    assert [v.shape.as_list() for v in slices] == [[n, SLICED] for n in (42, 43, 43)]
+    assert_trains_the_same(made(make=stack), model)
+
+
+@pytest.mark.parametrize("name", ["looped_bfs+gather", "interleaved_zb+gather"])
+def test_weights_gathered_for_some_passes_at_a_time(floatx, name):
+    floatx("float64")
+    devices = ["CPU:0", "CPU:1", "CPU:0", "CPU:1", "CPU:2", "CPU:3", "CPU:2", "CPU:3"]
+    strategy = tfgpipe.PipelineStrategy(
+        num_stages=4, num_replicas=2, devices=devices, shard_replicas="weights"
+    )
+    model = made(make=stack, strategy=strategy, schedule=name, num_microbatches=4)
+    assert_trains_the_same(made(make=stack), model)
+
+
+def bytes_by_device(model):
+    """Returns how many bytes of weights and slots each device has."""
+    strategy = model.distribute_strategy
+    held = collections.Counter()
+    for v in (*model.trainable_variables, *model.optimizer.variables):
+        for copy in strategy.copies(v.value) if len(v.shape) else ():
+            held[copy.device[-5:]] += copy.shape.num_elements() * copy.dtype.size
+    return held
+
+
+@pytest.mark.parametrize("d", [2, 4])
+def test_a_device_holds_its_part_of_weights_and_slots(d):
+    strategy = tfgpipe.PipelineStrategy(
+        num_stages=1, num_replicas=d, shard_replicas="weights"
+    )
+    model = made(make=stack, strategy=strategy, compiled={"loss": "mse"})
+    with strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    held = bytes_by_device(model)
+    whole = 3 * sum(v.numpy().nbytes for v in model.trainable_variables)  # With Adam's.
+    assert len(held) == d
+    assert max(held.values()) < 1.05 * whole / d
+
+
+def test_they_are_saved_and_loaded_whole_by_any_number_of_replicas(tmp_path):
+    model = made(make=stack, strategy=strategy_of(3))
+    model.fit(X, Y, batch_size=9, verbose=0)
+    model.save(tmp_path / "model.keras")
+    tf.train.Checkpoint(model=model).write(str(tmp_path / "checkpoint"))
+    expected = [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
+    with tfgpipe.PipelineStrategy(num_stages=2).scope():
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+    two = strategy_of(2)
+    other = made(make=stack, strategy=two)
+    with two.scope():
+        other.optimizer.build(other.trainable_variables)
+        tf.train.Checkpoint(model=other).read(str(tmp_path / "checkpoint"))
+    assert in_slices(other)
+    for found in (loaded, other):
+        received = [*found.variables, *found.optimizer.variables]
+        for a, b in zip(expected, received, strict=True):
+            np.testing.assert_array_equal(a, b.numpy())
+
+
+def test_a_cut_that_moves_takes_slices_along(floatx):
+    floatx("float64")
+    strategy = strategy_of()
+    recut = made(make=stack, strategy=strategy, partition=[1, 3])
+    plain = made(make=stack)
+    assert_trains_the_same(plain, recut, measures=False)
+    with strategy.scope():
+        tfgpipe.recut(recut, [2, 2])
+    moved = recut.stages[0].layers[-1].kernel
+    assert {v.device[-5:] for v in strategy.copies(moved.value)} == {"CPU:0", "CPU:2"}
+    assert_trains_the_same(plain, recut, measures=False)
+
+
+def test_a_layer_in_another_model(floatx):
+    """Keras takes the gradient of each weight by its handle."""
+    floatx("float64")
+
+    def model(strategy=None):
+        compare.fresh_names()
+        keras.utils.set_random_seed(0)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            inside = stack()
+            if strategy:
+                inside = [tfgpipe.PipelinedLayer(inside, num_microbatches=2)]
+            found = keras.Sequential([keras.Input((6,)), *inside, layers.Dense(3)])
+            found.compile(keras.optimizers.Adam(0.01), "mse")
+        return found
+
+    received = model(strategy_of())
+    assert len(in_slices(received)) == 2
+    rows = {"x": X[:16], "y": Y[:16]}  # Keras weighs replicas alike.
+    assert_trains_the_same(model(), received, measures=False, **rows)
+
+
+def test_stages_of_two_shards(floatx):
+    floatx("float64")
+
+    def sharded(num_shards):
+        return [
+            layers.Dense(SLICED, activation="tanh"),
+            tfgpipe.layers.TPDense(2 * SLICED, num_shards=num_shards),
+            layers.Dense(3),
+        ]
+
+    strategy = strategy_of(num_shards=2)
+    model = made(make=lambda: sharded(2), strategy=strategy)
+    assert len(in_slices(model)) == 2
+    plain = made(make=lambda: sharded(1))
+    for each in (plain, model):
+        each.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+    for each in (X, X[:3]):
+        compare.close(plain.predict(each), model.predict(each), "output", 1e-9, 1e-10)
+
+
+def test_what_is_not_in_slices():
+    def constrained():
+        return [
+            layers.Dense(SLICED),
+            layers.Dense(SLICED, kernel_constraint="max_norm"),
+            layers.Dense(SLICED, trainable=False),
+            layers.Dense(3),
+        ]
+
+    assert in_slices(made(make=constrained, strategy=strategy_of())) == []
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "Lamb", "Muon"])
+def test_an_optimizer_that_looks_at_whole_weights(name):
+    optimizer = getattr(keras.optimizers, name)
+    with pytest.raises(ValueError, match=rf'{name}.*shard_replicas="whole_weights"'):
+        made(optimizer, stack, strategy=strategy_of())
+
+
+def test_a_saved_model_is_not_made_of_slices(tmp_path):
+    model = made(make=stack, strategy=strategy_of())
+    with pytest.raises(NotImplementedError, match="in slices on 2 devices"):
+        tf.saved_model.save(model.unpipelined(), str(tmp_path / "saved"))
