@@ -141,12 +141,46 @@ SCHEDULES = (
     Fault(
         "a device does not wait until a microbatch has left",
         "tfgpipe/simulation/simulator.py",
-        "max(device_free[p], end * (not takes))",
+        "max(device_free[p], end * frees)",
         "device_free[p]",
         (
             "tests/pure/simulation/test_simulator.py::"
             "test_what_waits_for_slow_copies_is_counted_as_bubble",
         ),
+    ),
+    Fault(
+        "a gather waits for its device as copies that free memory do not",
+        "tfgpipe/simulation/simulator.py",
+        "device_free[p] * (not frees)",
+        "0",
+        (
+            "tests/pure/schedules/test_gather.py::"
+            "test_a_gather_takes_time_beside_the_passes_before",
+        ),
+    ),
+    Fault(
+        "a pass reads the weights that a gather before has gathered",
+        "tfgpipe/schedules/schedule.py",
+        "return (*needed, gather) if gather in self._gathers else needed",
+        "return needed",
+        (
+            "tests/pure/schedules/test_gather.py::"
+            "test_a_device_that_comes_to_a_stage_has_gathered_its_weights",
+        ),
+    ),
+    Fault(
+        "a slice of a weight gets the gradients of all replicas",
+        "tfgpipe/distribution/slices.py",
+        "sums.append(tf.add_n([tf.identity(each[d]) for each in parts]))",
+        "sums.append(tf.identity(parts[d][d]))",
+        ("tests/distribution/test_slices.py::test_they_train_as_the_plain_model",),
+    ),
+    Fault(
+        "clipnorm is by the norm of all slices of a weight",
+        "tfgpipe/distribution/replica_update.py",
+        "owners += [i] * len(parts)",
+        "owners += range(len(owners), len(owners) + len(parts))",
+        ("tests/distribution/test_slices.py::test_they_train_as_the_plain_model",),
     ),
     Fault(
         "the host gets what another stage's device has",

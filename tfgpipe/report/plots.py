@@ -255,6 +255,7 @@ def plot_bubbles(
     picture = _Picture([CURVES])
     (axes,) = picture.axes
     for policy, (colour, line, size) in LINE_STYLES.items():
+        assert isinstance(policy, schedules.SchedulePolicy)
         v = min(policy.stages_per_device)
         costs = Costs(forward=1 / v, backward=2 / v)
         plans = (policy(v * P, M, num_devices=P) for M in Ms)

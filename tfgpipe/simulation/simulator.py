@@ -228,7 +228,7 @@ class Simulation:
         )
 
     def _gathered(self) -> list[tuple[int, int, float, float]]:
-        """Returns when devices hold gathered weights: device, stage, start and end.
+        """Returns spans of gathered weights on devices: device, stage, start and end.
 
         It is from the start of a gather to the last pass before the next one.
         """
