@@ -8,6 +8,7 @@ are, and which gradients were not finite is kept in a variable.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -121,7 +122,14 @@ class ApplyIfFinite:
         )
         if trainable_variables is not None:
             self.build(trainable_variables)
-        finite = tf.stack([_is_finite(gradient) for gradient in grads])
+        each = [_is_finite(gradient) for gradient in grads]
+        variables = trainable_variables or ()
+        if len(each) > self.was_finite.shape[0]:  # Those of slices, weight by weight.
+            slices = itertools.groupby(
+                zip(variables, each, strict=True), key=lambda pair: pair[0].path
+            )
+            each = [tf.reduce_all([x for _, x in some]) for _, some in slices]
+        finite = tf.stack(each)
 
         def leave_out() -> None:
             self.num_left_out.assign_add(1)
