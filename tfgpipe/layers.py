@@ -7,6 +7,7 @@ from tfgpipe.tensor_parallel import (
     TPDense,
     TPEmbedding,
     TPLayerNormalization,
+    TPMixtureOfExperts,
     TPMultiHeadAttention,
 )
 
@@ -19,5 +20,6 @@ __all__ = [
     "TPDense",
     "TPEmbedding",
     "TPLayerNormalization",
+    "TPMixtureOfExperts",
     "TPMultiHeadAttention",
 ]

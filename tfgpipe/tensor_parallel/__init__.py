@@ -8,6 +8,7 @@ from tfgpipe.tensor_parallel.cross_entropy import OutputLoss, TPCrossEntropy
 from tfgpipe.tensor_parallel.dense import TPMLP
 from tfgpipe.tensor_parallel.dense import Dense as TPDense
 from tfgpipe.tensor_parallel.embedding import Embedding as TPEmbedding
+from tfgpipe.tensor_parallel.experts import TPMixtureOfExperts
 from tfgpipe.tensor_parallel.normalization import (
     LayerNormalization as TPLayerNormalization,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "TPDense",
     "TPEmbedding",
     "TPLayerNormalization",
+    "TPMixtureOfExperts",
     "TPMultiHeadAttention",
     "full_weights",
     "set_full_weights",
